@@ -1,0 +1,3 @@
+"""FedGSCA: federated image classification across hospitals whose labels are partly wrong."""
+
+__version__ = "0.1.0"

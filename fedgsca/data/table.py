@@ -1,0 +1,67 @@
+"""The single in-memory form of a data set, whatever its source."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from fedgsca.errors import DataError
+
+SPLITS = ("train", "val", "test")
+
+
+@dataclass(frozen=True)
+class Table:
+    """Images and labels in row order. Row ids and groups never leave the machine that made the table."""
+
+    name: str
+    images: np.ndarray  # (n, H, W, 3) uint8, usually a read-only memory map
+    labels: np.ndarray  # (n,) int64 class indices
+    classes: tuple[str, ...]  # class names in index order
+    split: np.ndarray  # (n,) of "train" | "val" | "test"
+    ids: np.ndarray  # (n,) str: file name or "train/17"
+    fingerprint: str  # sha256 over images, labels, classes and split: names the data in a result
+    groups: np.ndarray | None = None  # (n,) str: patient, slide or video
+    site: np.ndarray | None = None  # (n,) str: hospital, where the source knows it
+    notes: tuple[str, ...] = field(default=())  # things a person should know: skipped files, converted depths
+
+    @property
+    def num_classes(self) -> int:
+        return len(self.classes)
+
+    def __len__(self) -> int:
+        return int(self.labels.shape[0])
+
+    def rows(self, split: str) -> np.ndarray:
+        """Row numbers of one split, ascending."""
+        return np.flatnonzero(self.split == split)
+
+
+def check(table: Table) -> Table:
+    """The one door through which every reader's table passes; returns it unchanged or raises DataError."""
+    n = len(table)
+    if n == 0:
+        raise DataError(f"{table.name}: no images found", fix="point --data at a folder or file that contains images")
+    if table.images.dtype != np.uint8 or table.images.ndim != 4 or table.images.shape[-1] != 3:
+        raise DataError(
+            f"{table.name}: images must be (n, height, width, 3) uint8, found {table.images.shape} {table.images.dtype}",
+            fix="convert the array, or store the images as files with a labels.csv",
+        )
+    for column in (table.images, table.split, table.ids):
+        if len(column) != n:
+            raise DataError(f"{table.name}: {n} labels but {len(column)} entries in another column", fix="rebuild the source")
+    if table.labels.min() < 0 or table.labels.max() >= table.num_classes:
+        raise DataError(
+            f"{table.name}: labels run from {table.labels.min()} to {table.labels.max()} with {table.num_classes} classes",
+            fix="labels must be 0 .. number of classes - 1",
+        )
+    train = table.rows("train")
+    if len(train) == 0:
+        raise DataError(f"{table.name}: the training split is empty", fix="mark some rows with split = train")
+    if len(np.unique(table.labels[train])) < 2:
+        raise DataError(
+            f"{table.name}: the training images all carry one label ({table.classes[table.labels[train[0]]]})",
+            fix="a classifier needs at least two classes; check the label column",
+        )
+    return table

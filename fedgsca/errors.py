@@ -1,0 +1,63 @@
+"""Errors a user can act on: each says what is wrong, where, and how to fix it.
+
+`assert` and plain exceptions are left for our own bugs. The command line prints these without a traceback and exits with the
+class's code, so that scripts can tell a typo from a full disk.
+"""
+
+from __future__ import annotations
+
+
+class FedgscaError(Exception):
+    """Base of every error that is the user's to solve."""
+
+    exit_code = 1
+
+    def __init__(self, message: str, *, fix: str) -> None:
+        super().__init__(message)
+        self.message = message
+        self.fix = fix
+
+    def __str__(self) -> str:
+        return f"{self.message}\nFix: {self.fix}"
+
+
+class ConfigError(FedgscaError):
+    """A configuration value, command line option or noise specification that makes no sense."""
+
+    exit_code = 2
+
+
+class DataError(FedgscaError):
+    """Images, labels or splits that cannot be used as they are."""
+
+    exit_code = 3
+
+
+class WeightsError(FedgscaError):
+    """A weights file that does not fit the network."""
+
+    exit_code = 4
+
+
+class UpdateError(FedgscaError):
+    """An update from a site that breaks the method's declaration or is not finite."""
+
+    exit_code = 5
+
+
+class QuorumError(FedgscaError):
+    """Too few usable updates arrived in a round."""
+
+    exit_code = 6
+
+
+class RunFolderError(FedgscaError):
+    """A run folder that belongs to another experiment, is damaged, or cannot be written."""
+
+    exit_code = 7
+
+
+class MissingExtraError(FedgscaError):
+    """An optional dependency that is not installed."""
+
+    exit_code = 8
