@@ -1,0 +1,257 @@
+"""GSS against hand numbers, scikit-learn and the degenerate cases a hospital will meet."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedgsca.errors import UpdateError
+from fedgsca.rng import stream
+from fedgsca.selector import (
+    LOSS_CAP,
+    NO_SELECTOR,
+    Selector,
+    class_relative,
+    clean_probability,
+    clean_threshold,
+    clip_losses,
+    fit_selector,
+    healthy,
+    merge_selectors,
+)
+
+GOOD = Selector(mean=(0.2, 4.0), var=(0.04, 1.0), weight=(0.7, 0.3))
+
+
+def draw(n: int, selector: Selector = GOOD, seed: int = 0) -> np.ndarray:
+    rng = stream(seed, "test", "losses")
+    component = (rng.random(n) < selector.weight[1]).astype(int)
+    return rng.normal(np.array(selector.mean)[component], np.sqrt(np.array(selector.var))[component])
+
+
+def test_fit_recovers_the_mixture_it_was_drawn_from() -> None:
+    fit = fit_selector(draw(20_000), var_floor=1e-6)
+    assert fit is not None
+    np.testing.assert_allclose(fit.to_array(), GOOD.to_array(), rtol=0.05)
+
+
+def test_fit_agrees_with_scikit_learn() -> None:
+    from sklearn.mixture import GaussianMixture
+
+    losses = draw(3000)
+    ours = fit_selector(losses, var_floor=0.25, max_steps=500, tol=1e-12)
+    reference = GaussianMixture(2, reg_covar=0.25, max_iter=500, tol=1e-12, means_init=[[0.2], [4.0]]).fit(losses[:, None])
+    theirs = [reference.means_.ravel(), reference.covariances_.ravel(), reference.weights_]
+    assert ours is not None
+    np.testing.assert_allclose(ours.to_array(), np.concatenate(theirs), rtol=1e-5)
+
+
+def test_swapped_start_gives_the_same_sorted_fit() -> None:
+    losses = draw(5000)
+    swapped = Selector(mean=(4.0, 0.2), var=(1.0, 0.04), weight=(0.3, 0.7))
+    a, b = fit_selector(losses, GOOD), fit_selector(losses, swapped)
+    assert a is not None and b is not None
+    np.testing.assert_allclose(a.to_array(), b.to_array(), rtol=1e-12)
+    assert a.mean[0] < a.mean[1]
+
+
+def test_variance_floor_is_added() -> None:
+    fit = fit_selector(draw(20_000), var_floor=0.25)
+    assert fit is not None
+    assert fit.var[0] == pytest.approx(0.04 + 0.25, rel=0.05)
+
+
+def test_warm_start_at_a_selector_that_is_far_away_still_fits_or_declines() -> None:
+    fit = fit_selector(draw(500), Selector((50.0, 60.0), (0.01, 0.01), (0.5, 0.5)))
+    assert fit is None or np.isfinite(fit.to_array()).all()
+
+
+@pytest.mark.parametrize(
+    "losses",
+    [
+        pytest.param(np.array([]), id="no samples"),
+        pytest.param(draw(19), id="fewer than 20"),
+        pytest.param(np.full(500, 2.3), id="identical"),
+        pytest.param(2.3 + 1e-6 * draw(500), id="almost identical"),
+        pytest.param(np.append(draw(500), np.nan), id="nan"),
+        pytest.param(np.append(draw(500), np.inf), id="inf"),
+        pytest.param(stream(0, "one heap").normal(2.2, 0.2, 500), id="one narrow heap: means closer than 0.1"),
+        pytest.param(np.append(stream(0, "heap").normal(0.2, 0.1, 999), 9.0), id="one outlier is not a component"),
+    ],
+)
+def test_degenerate_losses_have_no_selector(losses: np.ndarray) -> None:
+    assert fit_selector(losses) is None
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    losses=st.lists(st.one_of(st.floats(0, 10), st.sampled_from([0.0, 9.21, 1e-300, 1e4])), min_size=0, max_size=60),
+    floor=st.sampled_from([0.0, 1e-6, 0.25]),
+)
+def test_any_finite_losses_give_none_or_a_valid_selector(losses: list[float], floor: float) -> None:
+    with np.errstate(all="raise", under="ignore"):
+        fit = fit_selector(np.array(losses), var_floor=floor)
+    if fit is not None:
+        assert Selector.from_array(fit.to_array()) == fit
+        assert fit.mean[1] - fit.mean[0] >= 0.1
+
+
+def test_clipping_caps_large_and_non_finite_losses() -> None:
+    losses = np.concatenate([np.full(198, 1.0), [np.inf, 50.0]]).astype(np.float32)
+    clipped = clip_losses(losses)
+    assert clipped.dtype == np.float64
+    assert clipped[-2] == clipped[-1] == LOSS_CAP
+    assert np.all(clip_losses(np.append(np.arange(100.0), np.nan), cap=np.inf) <= 99.0)
+
+
+def test_a_diverged_model_is_refused() -> None:
+    with pytest.raises(UpdateError, match="3 of 200 losses are not finite"):
+        clip_losses(np.concatenate([np.ones(197), [np.nan, np.inf, -np.inf]]))
+    clip_losses(np.concatenate([np.ones(198), [np.nan, np.inf]]))  # exactly 1 % passes
+
+
+def test_merge_weighs_by_size_and_ignores_sites_without_a_fit() -> None:
+    a = Selector((0.0, 4.0), (0.5, 2.0), (0.9, 0.1))
+    b = Selector((0.4, 3.0), (0.1, 1.0), (0.5, 0.5))
+    merged = merge_selectors([a, None, b], [300, 1000, 100])
+    assert merged is not None
+    np.testing.assert_allclose(merged.to_array(), [0.1, 3.75, 0.4, 1.75, 0.8, 0.2], atol=1e-15)
+    assert merge_selectors([None, None], [5, 5]) is None
+    assert merge_selectors([], []) is None
+    assert merge_selectors([None, b], [100, 7]) == b
+    with pytest.raises(ValueError):
+        merge_selectors([a, b], [1])
+
+
+def random_selectors(count: int) -> list[Selector]:
+    rng = stream(1, "selectors")
+    mean = np.sort(rng.uniform(0, 9, (count, 2)), axis=1)
+    var = 10.0 ** rng.uniform(-4, 1.5, (count, 2))
+    weight = rng.uniform(0.005, 0.995, count)
+    return [Selector((m[0], m[1]), (v[0], v[1]), (w, 1 - w)) for m, v, w in zip(mean, var, weight, strict=True)]
+
+
+def test_merge_does_not_depend_on_the_order_and_stays_sorted() -> None:
+    some = random_selectors(40)
+    sizes = list(range(1, 41))
+    merged = merge_selectors(some, sizes)
+    assert merged == merge_selectors(some[::-1], sizes[::-1])
+    assert merged is not None and merged.mean[0] <= merged.mean[1]
+    assert sum(merged.weight) == pytest.approx(1.0)
+
+
+def test_clean_probability_never_rises_with_the_loss() -> None:
+    losses = np.linspace(-2, 14, 400)
+    for selector in random_selectors(1000):
+        p = clean_probability(losses, selector)
+        assert np.all(np.diff(p) <= 1e-9), selector
+        assert np.all((p >= 0) & (p <= 1))
+
+
+def test_between_the_means_the_clamp_changes_nothing() -> None:
+    for selector in random_selectors(200):
+        between = np.linspace(*selector.mean, 50)
+        literal = clean_probability(between, selector, monotone=False)
+        np.testing.assert_allclose(clean_probability(between, selector), literal, atol=1e-12)
+
+
+def test_the_best_fitted_sample_is_clean_after_the_clamp() -> None:
+    selector = Selector(mean=(0.3, 3.0), var=(0.01, 4.0), weight=(0.6, 0.4))
+    zero = np.array([0.0])
+    assert clean_probability(zero, selector, monotone=False)[0] == pytest.approx(0.507, abs=5e-4)
+    assert clean_probability(zero, selector)[0] == pytest.approx(0.987, abs=5e-4)
+
+
+def test_posterior_is_bayes_rule() -> None:
+    def normal(x: float, mean: float, var: float) -> float:
+        return float(np.exp(-((x - mean) ** 2) / (2 * var)) / np.sqrt(2 * np.pi * var))
+
+    s = Selector((0.5, 3.0), (0.4, 1.5), (0.6, 0.4))
+    clean, noisy = 0.6 * normal(1.7, 0.5, 0.4), 0.4 * normal(1.7, 3.0, 1.5)
+    assert clean_probability(np.array([1.7]), s)[0] == pytest.approx(clean / (clean + noisy), rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("losses", "tau"),
+    [
+        ([1, 1, 1, 1], 0.5),
+        ([0.7, 1.3, 0.7, 1.3], 0.65),
+        ([0.4, 1.6], 0.8),
+        ([0.0, 0.0, 9.0], 0.8),
+        ([0.0, 0.0], 0.5),
+        ([1.0, np.inf], 0.8),
+    ],
+)
+def test_tau(losses: list[float], tau: float) -> None:
+    assert clean_threshold(np.array(losses)) == pytest.approx(tau, abs=1e-6)
+
+
+def test_class_relative_puts_every_class_on_the_sites_level() -> None:
+    rng = stream(2, "classes")
+    labels = np.repeat([0, 1, 2, 3], [500, 100, 4, 0])
+    losses = rng.exponential(0.5, labels.size) + np.array([0.0, 3.0, 5.0, 0.0])[labels]
+    shifted = class_relative(losses, labels, 4)
+    for c in (0, 1):
+        assert np.quantile(shifted[labels == c], 0.25) == pytest.approx(np.quantile(losses, 0.25))
+        assert shifted[labels == c].std() == pytest.approx(losses[labels == c].std())  # a shift, not a squeeze
+    np.testing.assert_array_equal(shifted[labels == 2], losses[labels == 2])  # four samples: left alone
+
+
+def test_class_relative_saves_a_hard_class_from_being_flagged() -> None:
+    rng = stream(3, "hard class")
+    labels = np.repeat([0, 1], [900, 100])
+    wrong = rng.random(1000) < 0.2
+    losses = clip_losses(rng.exponential(0.3, 1000) + 6.0 * wrong + 3.0 * (labels == 1))
+
+    def flagged(x: np.ndarray) -> float:
+        fit = fit_selector(x)
+        assert fit is not None
+        return float((clean_probability(x, fit) < 0.8)[(labels == 1) & ~wrong].mean())
+
+    assert flagged(losses) > 0.5
+    assert flagged(class_relative(losses, labels, 2)) < 0.1
+
+
+def test_a_selector_travels_as_six_numbers() -> None:
+    assert Selector.from_array(GOOD.to_array()) == GOOD
+    assert Selector.from_array(NO_SELECTOR) is None
+    assert GOOD.to_array().shape == NO_SELECTOR.shape == (6,)
+    with pytest.raises(ValueError):
+        NO_SELECTOR[0] = 1.0
+
+
+@pytest.mark.parametrize(
+    "array",
+    [
+        [4, 0, 1, 1, 0.5, 0.5],
+        [0, 4, 0, 1, 0.5, 0.5],
+        [0, 4, 1, 1, 0.9, 0.9],
+        [0, 4, 1, 1, 1.5, -0.5],
+        [0, np.nan, 1, 1, 0.5, 0.5],
+        [0, 4, 1],
+    ],
+)
+def test_numbers_that_are_no_selector_are_refused(array: list[float]) -> None:
+    with pytest.raises(UpdateError, match="not a selector"):
+        Selector.from_array(np.array(array))
+
+
+def test_health_needs_two_heaps_that_stand_apart() -> None:
+    assert healthy(fit_selector(draw(1000)))
+    assert not healthy(None)
+    for width in (0.5, 1.0, 1.5):  # one heap, however wide, is not two
+        assert not healthy(fit_selector(stream(4, "wide").normal(3.0, width, 1000)))
+    assert not healthy(GOOD, separation=100.0)
+
+
+def test_a_hospital_sized_fit_is_fast() -> None:
+    import time
+
+    losses, best = draw(1000), np.inf
+    for _ in range(5):
+        begin = time.perf_counter()
+        fit_selector(losses)
+        best = min(best, time.perf_counter() - begin)
+    assert best < 0.02  # about 2 ms on an idle core; the margin is for busy machines
