@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -38,6 +40,29 @@ class Table:
         return np.flatnonzero(self.split == split)
 
 
+def fingerprint(
+    images: np.ndarray, labels: np.ndarray, classes: Sequence[str], split: np.ndarray, *, digest: str | None = None
+) -> str:
+    """The name of the data in a result: sha256 over images, labels, classes and split.
+
+    `digest` is the sha256 of the images' raw bytes where it is known already (the cache keeps it), which saves reading them.
+    """
+    if digest is None:
+        digest = images_digest(images)
+    parts = repr((tuple(images.shape), digest, tuple(map(str, classes)), np.asarray(split).tolist()))
+    result = hashlib.sha256(parts.encode())
+    result.update(np.ascontiguousarray(labels, dtype="<i8").tobytes())
+    return result.hexdigest()
+
+
+def images_digest(images: np.ndarray) -> str:
+    """sha256 of the raw bytes, in slices so that a memory map larger than the memory passes through."""
+    result = hashlib.sha256()
+    for start in range(0, len(images), 256):
+        result.update(np.ascontiguousarray(images[start : start + 256]).data)
+    return result.hexdigest()
+
+
 def check(table: Table) -> Table:
     """The one door through which every reader's table passes; returns it unchanged or raises DataError."""
     n = len(table)
@@ -48,14 +73,17 @@ def check(table: Table) -> Table:
             f"{table.name}: images must be (n, height, width, 3) uint8, found {table.images.shape} {table.images.dtype}",
             fix="convert the array, or store the images as files with a labels.csv",
         )
-    for column in (table.images, table.split, table.ids):
-        if len(column) != n:
+    for column in (table.images, table.split, table.ids, table.groups, table.site):
+        if column is not None and len(column) != n:
             raise DataError(f"{table.name}: {n} labels but {len(column)} entries in another column", fix="rebuild the source")
     if table.labels.min() < 0 or table.labels.max() >= table.num_classes:
         raise DataError(
             f"{table.name}: labels run from {table.labels.min()} to {table.labels.max()} with {table.num_classes} classes",
             fix="labels must be 0 .. number of classes - 1",
         )
+    stray = sorted(set(np.unique(table.split).tolist()) - set(SPLITS))
+    if stray:
+        raise DataError(f"{table.name}: unknown split {stray[0]!r}", fix=f"a split is one of {', '.join(SPLITS)}")
     train = table.rows("train")
     if len(train) == 0:
         raise DataError(f"{table.name}: the training split is empty", fix="mark some rows with split = train")

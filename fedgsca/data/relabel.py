@@ -1,0 +1,71 @@
+"""Corrected training labels from a csv, for a run after a review."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from fedgsca.data.csvfile import read_sheet
+from fedgsca.data.table import Table, fingerprint
+from fedgsca.errors import DataError
+
+
+def with_labels(table: Table, path: Path) -> Table:
+    """The table with its training labels replaced, by id, from a csv with the columns id (or file) and label.
+
+    All training images must be named once and nothing else: the test set stays locked.
+    """
+    given = _read_labels(path)
+    train = table.rows("train")
+    position = {str(table.ids[row]): int(row) for row in train}
+    others = {str(i) for i in table.ids[table.split != "train"]}
+    problems = []
+    for what, found in (
+        ("ids of val or test images, whose labels are locked", [i for i in given if i in others]),
+        ("unknown ids", [i for i in given if i not in position and i not in others]),
+        ("training images without a label", [i for i in position if i not in given]),
+        ("unknown classes", sorted({v for v in given.values() if _class_index(v, table.classes) is None})),
+    ):
+        if found:
+            problems.append(f"{len(found)} {what}, first: {found[0]}")
+    if problems:
+        known = ", ".join(table.classes)
+        raise DataError(
+            f"{path}: " + "; ".join(problems),
+            fix=f"one row for each of the {len(train)} training images of {table.name}, with a label out of: {known}",
+        )
+    labels = table.labels.copy()
+    for name, value in given.items():
+        labels[position[name]] = _class_index(value, table.classes)
+    changed = int(np.sum(labels != table.labels))
+    return replace(
+        table,
+        labels=labels,
+        fingerprint=fingerprint(table.images, labels, table.classes, table.split),
+        notes=(*table.notes, f"training labels from {path.name}: {changed} of {len(train)} differ from the source"),
+    )
+
+
+def _read_labels(path: Path) -> dict[str, str]:
+    sheet = read_sheet(path)
+    key = next((name for name in ("id", "file") if name in sheet.columns), None)
+    if key is None or "label" not in sheet.columns:
+        raise DataError(f"{path}: no columns id and label (found: {', '.join(sheet.written)})", fix="first line: id,label")
+    given: dict[str, str] = {}
+    twice = []
+    for _, row in sheet.rows:
+        if row[key] in given:
+            twice.append(row[key])
+        given[row[key]] = row["label"]
+    if twice:
+        raise DataError(f"{path}: {len(twice)} ids stand twice, first: {twice[0]}", fix="keep one row per image")
+    return given
+
+
+def _class_index(value: str, classes: tuple[str, ...]) -> int | None:
+    """A class by its name, or by its number where no class is called that."""
+    if value in classes:
+        return classes.index(value)
+    return int(value) if value.isdecimal() and int(value) < len(classes) else None

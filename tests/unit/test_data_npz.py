@@ -1,0 +1,264 @@
+"""Sources by name and MedMNIST-style archives."""
+
+from __future__ import annotations
+
+import os
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fedgsca.data import synthetic
+from fedgsca.data.load import READERS, load
+from fedgsca.data.npz import read_npz
+from fedgsca.data.table import Table
+from fedgsca.errors import DataError
+
+REAL = Path(__file__).resolve().parents[2].parent / "shared/data" / "pathmnist_small.npz"
+
+Arrays = dict[str, Any]
+Save = Callable[..., Path]
+
+
+def arrays(n: int = 6, size: int = 8, seed: int = 0) -> Arrays:
+    rng = np.random.default_rng(seed)
+    made: Arrays = {}
+    for split in ("train", "val", "test"):
+        made[f"{split}_images"] = rng.integers(0, 256, (n, size, size, 3), dtype=np.uint8)
+        made[f"{split}_labels"] = (np.arange(n) % 3).astype(np.uint8)[:, None]
+    return made
+
+
+@pytest.fixture
+def save(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Save:
+    monkeypatch.setenv("FEDGSCA_CACHE", str(tmp_path / "cache"))
+
+    def write(made: Arrays, name: str = "mine.npz") -> Path:
+        np.savez_compressed(tmp_path / name, **made)
+        return tmp_path / name
+
+    return write
+
+
+def test_rows_in_order_with_their_splits(save: Save) -> None:
+    made = arrays()
+    table = load(str(save(made)))
+    assert len(table) == 18 and table.name == "mine"
+    assert table.split.tolist() == ["train"] * 6 + ["val"] * 6 + ["test"] * 6
+    assert table.ids[[0, 5, 6, 17]].tolist() == ["train/0", "train/5", "val/0", "test/5"]
+    assert table.labels.tolist() == [0, 1, 2, 0, 1, 2] * 3
+    assert table.classes == ("class 0", "class 1", "class 2")
+    assert (table.images[table.rows("test")] == made["test_images"]).all()
+
+
+def test_flat_labels_and_no_validation(save: Save) -> None:
+    made = arrays()
+    made = {k: v.reshape(-1) if k.endswith("labels") else v for k, v in made.items() if not k.startswith("val")}
+    table = load(str(save(made)))
+    assert set(table.split) == {"train", "test"}
+
+
+def test_grey_becomes_three_equal_channels(save: Save) -> None:
+    made = {k: v[..., 0] if k.endswith("images") else v for k, v in arrays().items()}
+    table = load(str(save(made)))
+    assert table.images.shape == (18, 8, 8, 3)
+    assert (table.images[:6, ..., 2] == made["train_images"]).all()
+    assert any("grey" in note for note in table.notes)
+
+
+def test_column_major_arrays(save: Save) -> None:
+    made = arrays()
+    made["train_images"] = np.asfortranarray(made["train_images"])
+    assert (load(str(save(made))).images[:6] == made["train_images"]).all()
+
+
+def test_many_blocks(save: Save) -> None:
+    made = arrays(n=600)
+    assert (load(str(save(made))).images[:600] == made["train_images"]).all()
+
+
+def test_resized(save: Save) -> None:
+    table = load(str(save(arrays())), image_size=16)
+    assert table.images.shape == (18, 16, 16, 3)
+    assert any("8x8 to 16x16" in note for note in table.notes)
+
+
+def test_known_class_names(save: Save) -> None:
+    table = load(str(save(arrays(), "PathMNIST_64.npz")))
+    assert table.num_classes == 9 and table.classes[3] == "lymphocytes"
+
+
+def test_more_labels_than_known_classes(save: Save) -> None:
+    with pytest.raises(DataError, match="labels run from 0 to 2 with 2 classes"):
+        load(str(save(arrays(), "pneumoniamnist.npz")))
+
+
+def test_fingerprint_follows_the_content(save: Save) -> None:
+    first = load(str(save(arrays(), "a.npz"))).fingerprint
+    assert load(str(save(arrays(), "b.npz"))).fingerprint == first
+    other = arrays()
+    other["train_labels"][0] = 2
+    assert load(str(save(other, "c.npz"))).fingerprint != first
+    other = arrays()
+    other["test_images"][0, 0, 0, 0] ^= 1
+    assert load(str(save(other, "d.npz"))).fingerprint != first
+
+
+def test_changed_file_is_read_again(save: Save) -> None:
+    load(str(save(arrays())))
+    changed = arrays(seed=1)
+    path = save(changed)
+    os.utime(path, (1, 1))
+    assert (load(str(path)).images[:6] == changed["train_images"]).all()
+
+
+def drop(key: str) -> Callable[[Arrays], Arrays]:
+    return lambda made: {k: v for k, v in made.items() if k != key}
+
+
+def put(key: str, value: Any) -> Callable[[Arrays], Arrays]:
+    return lambda made: made | {key: value}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (drop("train_labels"), "missing train_labels"),
+        (drop("val_labels"), "missing val_labels"),
+        (put("test_labels", np.zeros((6, 14), int)), "14 labels per image"),
+        (put("train_labels", np.zeros(5, int)), "for 6 images"),
+        (put("train_labels", np.array([0, 1, np.nan, 0, 1, 1.5])), "2 of 6 entries"),
+        (put("train_labels", np.array([0, 1, -1, 0, 1, 1])), "1 of 6 entries"),
+        (put("train_labels", np.array(list("abcabc"))), "not class numbers"),
+        (put("train_labels", np.array([0, 1, None] * 2, dtype=object)), "not class numbers"),
+        (put("train_images", np.zeros((6, 8, 8, 3), np.float32)), "not uint8"),
+        (put("train_images", np.zeros((6, 3, 8, 8), np.uint8)), "shape"),
+        (put("train_images", np.zeros((6, 8, 8, 8, 1), np.uint8)), "shape"),
+        (put("test_images", np.zeros((6, 9, 9, 3), np.uint8)), "pixels"),
+        (put("train_labels", np.zeros((6, 1), np.uint8)), "one label"),
+    ],
+)
+def test_wrong_contents_are_refused(save: Save, change: Callable[[Arrays], Arrays], message: str) -> None:
+    with pytest.raises(DataError, match=message) as caught:
+        load(str(save(change(arrays()))))
+    assert caught.value.fix
+
+
+def test_truncated_archive(save: Save) -> None:
+    path = save(arrays(n=100))
+    path.write_bytes(path.read_bytes()[:2000])
+    with pytest.raises(DataError, match="not a readable"):
+        load(str(path))
+
+
+def test_flipped_byte_inside_the_archive(save: Save, tmp_path: Path) -> None:
+    path = save(arrays(n=100))
+    with zipfile.ZipFile(path) as archive:
+        start = archive.getinfo("train_images.npy").header_offset
+    data = bytearray(path.read_bytes())
+    data[start + 5000] ^= 0xFF
+    path.write_bytes(bytes(data))
+    with pytest.raises(DataError, match="not a readable"):
+        load(str(path))
+    assert not list((tmp_path / "cache").glob("*.npy*"))
+
+
+def test_missing_file_and_unknown_names(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="no such file"):
+        load(str(tmp_path / "none.npz"))
+    with pytest.raises(DataError, match="did you mean synthetic") as caught:
+        load("sinthetic")
+    assert all(reader.form in caught.value.fix for reader in READERS.values())
+    (tmp_path / "slides").mkdir()
+    with pytest.raises(DataError, match=r"did you mean .*slides\?"):
+        load(str(tmp_path / "slide"))
+    (tmp_path / "x.txt").write_text("")
+    with pytest.raises(DataError, match="unknown kind"):
+        load(str(tmp_path / "x.txt"))
+
+
+@pytest.mark.parametrize("options", [{"image_size": 1}, {"test_fraction": 0.0}, {"train": 10**6}])
+def test_senseless_options(save: Save, options: dict[str, Any]) -> None:
+    with pytest.raises(DataError):
+        load(str(save(arrays())), **options)
+
+
+def test_subsample_keeps_proportions_and_is_seeded(save: Save) -> None:
+    path = str(save(arrays(n=300)))
+    table = load(path, train=30, test=15, seed=3)
+    assert np.bincount(table.labels[table.rows("train")]).tolist() == [10, 10, 10]
+    assert len(table.rows("test")) == 15 and len(table.rows("val")) == 300
+    again = load(path, train=30, test=15, seed=3)
+    assert again.ids.tolist() == table.ids.tolist() and again.fingerprint == table.fingerprint
+    assert load(path, train=30, test=15, seed=4).ids.tolist() != table.ids.tolist()
+
+
+def test_synthetic_is_rendered_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rendered = synthetic.render(seed=5, train=24, test=24, size=16)
+    first = load("synthetic", seed=5, train=24, test=24, image_size=16, cache_dir=tmp_path)
+
+    def again(**_: Any) -> Table:
+        raise AssertionError("rendered a second time")
+
+    again.__kwdefaults__ = synthetic.render.__kwdefaults__
+    again.__module__ = synthetic.__name__
+    monkeypatch.setattr(synthetic, "render", again)
+    second = load("synthetic", seed=5, train=24, test=24, image_size=16, cache_dir=tmp_path)
+    for table in (first, second):
+        assert (table.images == rendered.images).all() and (table.labels == rendered.labels).all()
+        assert table.fingerprint == rendered.fingerprint and table.classes == rendered.classes
+        assert table.split.tolist() == rendered.split.tolist() and table.ids.tolist() == rendered.ids.tolist()
+
+
+def write_labels(path: Path, table: Table, changes: dict[str, str], header: str = "id,label") -> Path:
+    rows = {str(table.ids[r]): table.classes[table.labels[r]] for r in table.rows("train")} | changes
+    path.write_text("\n".join([header, *(f"{i},{label}" for i, label in rows.items() if label != "-")]))
+    return path
+
+
+def test_corrected_labels_replace_by_id(save: Save, tmp_path: Path) -> None:
+    path = save(arrays())
+    table = load(str(path))
+    fixed = write_labels(tmp_path / "fixed.csv", table, {"train/0": "class 2", "train/4": "0"})
+    corrected = load(str(path), labels=fixed)
+    assert corrected.labels[:6].tolist() == [2, 1, 2, 0, 0, 2]
+    assert (corrected.labels[6:] == table.labels[6:]).all()
+    assert corrected.fingerprint != table.fingerprint
+    assert any("2 of 6" in note for note in corrected.notes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"train/99": "class 0", "other": "class 0"}, "2 unknown ids, first: train/99"),
+        ({"train/3": "-"}, "1 training images without a label, first: train/3"),
+        ({"test/0": "class 0"}, "locked"),
+        ({"train/1": "class 9"}, "1 unknown classes, first: class 9"),
+    ],
+)
+def test_corrected_labels_that_do_not_fit(save: Save, tmp_path: Path, changes: dict[str, str], message: str) -> None:
+    path = save(arrays())
+    fixed = write_labels(tmp_path / "fixed.csv", load(str(path)), changes)
+    with pytest.raises(DataError, match=message):
+        load(str(path), labels=fixed)
+
+
+def test_corrected_labels_without_the_columns_or_twice(save: Save, tmp_path: Path) -> None:
+    path = save(arrays())
+    fixed = write_labels(tmp_path / "fixed.csv", load(str(path)), {}, header="name,label")
+    with pytest.raises(DataError, match="no columns id and label"):
+        load(str(path), labels=fixed)
+    fixed = write_labels(tmp_path / "fixed.csv", load(str(path)), {})
+    fixed.write_text(fixed.read_text() + "\ntrain/0,class 1")
+    with pytest.raises(DataError, match="1 ids stand twice, first: train/0"):
+        load(str(path), labels=fixed)
+
+
+@pytest.mark.skipif(not REAL.exists(), reason="the PathMNIST subsample is not here")
+def test_real_pathmnist(tmp_path: Path) -> None:
+    table = read_npz(REAL, cache_dir=tmp_path)
+    assert [len(table.rows(s)) for s in ("train", "val", "test")] == [2800, 400, 1200]
+    assert table.num_classes == 9 and table.images.shape[1:] == (28, 28, 3)
