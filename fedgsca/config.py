@@ -1,0 +1,226 @@
+"""Configuration: frozen data, read from TOML and --set, checked as a whole, written back with every default filled in."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import tomllib
+from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from fedgsca.errors import ConfigError
+from fedgsca.presets import PRESETS, recommended
+
+Tree = dict[str, Any]
+
+
+class Section(BaseModel):
+    """A table of the configuration: immutable, unknown keys are errors."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+class DataConfig(Section):
+    source: str = Field("synthetic", description="built-in name, .npz file, folder with labels.csv, or reader:ROOT")
+    image_size: int | None = Field(None, ge=8, le=1024, description="pixels; default: the source's own size")
+    labels: str | None = Field(None, description="csv (file,label) that replaces the given training labels")
+    sites: int = Field(4, ge=1, le=10_000)
+    partition: Literal["stratified", "dirichlet", "group", "column"] = "stratified"
+    alpha: float = Field(0.5, gt=0, description="Dirichlet concentration: small = skewed")
+    train: int | None = Field(None, ge=2, description="synthetic only: number of training images")
+    test: int | None = Field(None, ge=1, description="synthetic only: number of test images")
+    skip_unreadable: bool = Field(False, description="leave out images that cannot be decoded instead of stopping")
+
+
+class NoiseConfig(Section):
+    spec: str = Field("0", description="one for all sites (S40) or one each (0-S40-P20-C20)")
+    candidates: str = Field("auto", description="CK-asymmetric candidates: auto or a TOML file")
+    matrix: str | None = Field(None, description="csv with a transition matrix (rows: true class), for sites with noise M")
+    given: str | None = Field(None, description="csv (file,label) of given labels; the labels of the source are then the truth")
+    oracle: bool = Field(False, description="simulations: leave the wrong labels out; the ceiling of any method, which no method can know")
+
+
+class ModelConfig(Section):
+    name: str = "cnn"
+    weights: str | None = Field(None, description="local file; 'packaged' = ImageNet weights inside the [weights] extra")
+    frozen: bool = Field(False, description="train and send only the head; features are computed once per site")
+    feature_size: int = Field(96, ge=16, description="frozen mode: pixels at which the backbone sees the image")
+
+
+class TrainConfig(Section):
+    rounds: int = Field(40, ge=1)
+    epochs: int = Field(1, ge=1)
+    batch_size: int = Field(32, ge=2)
+    lr: float = Field(0.02, gt=0)
+    momentum: float = Field(0.9, ge=0, lt=1)
+    weight_decay: float = Field(1e-6, ge=0)
+    lr_steps: tuple[float, ...] = Field((0.7, 0.9), description="fractions of the rounds after which lr is multiplied by lr_decay")
+    lr_decay: float = Field(0.1, gt=0, le=1)
+    augment: Literal["none", "flips", "dihedral", "rotate"] = "dihedral"
+    threads: int = Field(2, ge=1, description="torch threads per site; part of the experiment because it changes the bytes")
+    device: str = Field("auto", description="auto, cpu, cuda, cuda:1, mps")
+
+    def lr_at(self, round: int) -> float:
+        """Learning rate of a zero-based round: steps are counted over communication rounds (ALGORITHMS 9.20)."""
+        passed = sum(round >= int(step * self.rounds) for step in self.lr_steps)
+        return float(self.lr * self.lr_decay**passed)
+
+
+class FederationConfig(Section):
+    quorum: float = Field(0.5, ge=0, le=1, description="fraction of sites whose updates a round needs")
+    eval_every: int = Field(1, ge=1, description="evaluate the global model every n rounds (and in the last five)")
+    keep_losses: bool = Field(True, description="simulations: keep per-sample losses for the report's histograms")
+
+
+class Config(Section):
+    """One experiment. Everything that changes the resulting bytes is in here, and nothing else."""
+
+    seed: int = Field(0, ge=0)
+    preset: str = "default"
+    method: str = "fedgsca"
+    data: DataConfig = DataConfig()  # type: ignore[call-arg]
+    noise: NoiseConfig = NoiseConfig()  # type: ignore[call-arg]
+    model: ModelConfig = ModelConfig()  # type: ignore[call-arg]
+    train: TrainConfig = TrainConfig()  # type: ignore[call-arg]
+    federation: FederationConfig = FederationConfig()  # type: ignore[call-arg]
+    options: dict[str, Any] = Field(default_factory=dict, description="the method's own options, all filled in")
+
+    def to_tree(self) -> Tree:
+        """As written to config.toml: no None, the method's options under the method's name."""
+        tree: Tree = json.loads(self.model_dump_json(exclude_none=True, exclude={"options"}))
+        return {**tree, self.method: dict(self.options)} if self.options else tree
+
+    def fingerprint(self) -> str:
+        """Names the experiment. Two runs with the same fingerprint end in the same bytes on the same machine."""
+        return hashlib.sha256(json.dumps(self.to_tree(), sort_keys=True).encode()).hexdigest()
+
+
+def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> Tree:
+    """Nested dictionaries, the second wins."""
+    result = dict(base)
+    for key, value in over.items():
+        old = result.get(key)
+        result[key] = merge(old, value) if isinstance(old, Mapping) and isinstance(value, Mapping) else value
+    return result
+
+
+def parse_set(items: Sequence[str]) -> Tree:
+    """--set a.b=value, values in TOML syntax; a bare word is a string."""
+    tree: Tree = {}
+    for item in items:
+        key, sign, text = item.partition("=")
+        if not sign or not key.strip():
+            raise ConfigError(f"--set {item!r} is not of the form section.key=value", fix="for example --set train.lr=0.01")
+        try:
+            value: Any = tomllib.loads(f"v = {text}")["v"]
+        except tomllib.TOMLDecodeError:
+            value = text
+        for part in reversed(key.strip().split(".")):
+            value = {part: value}
+        tree = merge(tree, value)
+    return tree
+
+
+def read_toml(path: Path) -> Tree:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ConfigError(f"configuration file {path} does not exist", fix="check the path given to --config") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} is not valid TOML: {error}", fix="correct the line named above") from None
+
+
+def _describe(error: ValidationError, model: type[BaseModel], prefix: str = "") -> list[str]:
+    """pydantic's findings in our words, unknown keys with the nearest valid name."""
+    lines = []
+    for item in error.errors():
+        path = [str(part) for part in item["loc"]]
+        name = ".".join(([prefix] if prefix else []) + path)
+        if item["type"] == "extra_forbidden":
+            valid = _fields(model, path[:-1])
+            near = get_close_matches(path[-1], valid, n=1, cutoff=0.4)
+            lines.append(f"{name}: unknown key" + (f"; did you mean {near[0]}?" if near else f"; valid keys: {', '.join(valid)}"))
+        else:
+            lines.append(f"{name}: {item['msg']} (got {item['input']!r})")
+    return lines
+
+
+def _fields(model: type[BaseModel], path: Sequence[str]) -> list[str]:
+    for part in path:
+        kind = model.model_fields[part].annotation if part in model.model_fields else None
+        if not (isinstance(kind, type) and issubclass(kind, BaseModel)):
+            return []
+        model = kind
+    return list(model.model_fields)
+
+
+def build(tree: Mapping[str, Any]) -> Config:
+    """Check a complete tree: every problem is collected, then reported together."""
+    from fedgsca.methods.base import REGISTRY, load_all
+
+    load_all()
+    tree = dict(tree)
+    problems: list[str] = []
+    method = str(tree.get("method", "fedgsca")).lower()
+    preset = str(tree.get("preset", "default"))
+    if preset not in PRESETS:
+        problems.append(f"preset: {preset!r} is not known; choose one of: {', '.join(PRESETS)}")
+    sections = {name: tree.pop(name) for name in list(tree) if name in REGISTRY}  # options of other methods are allowed, and unused
+    base = merge(recommended(tree), PRESETS.get(preset, {}))
+    options = merge(base.pop(method, {}), sections.get(method, {}))
+    base = {key: value for key, value in base.items() if key not in REGISTRY}
+    if method not in REGISTRY:
+        near = get_close_matches(method, list(REGISTRY), n=1, cutoff=0.4)
+        problems.append(f"method: {method!r} is not known" + (f"; did you mean {near[0]}?" if near else ""))
+    else:
+        kind = REGISTRY[method].Options
+        try:
+            options = json.loads(kind.model_validate(options).model_dump_json(exclude_none=True))
+        except ValidationError as error:
+            problems += _describe(error, kind, method)
+    try:
+        # json mode: TOML has no tuples, and a tree read back from config.toml must check like the first one
+        config = Config.model_validate({**merge(base, tree), "method": method, "options": options})
+    except ValidationError as error:
+        problems += _describe(error, Config)
+    if problems:
+        raise ConfigError(
+            f"{len(problems)} problem{'s' * (len(problems) > 1)} in the configuration:\n  " + "\n  ".join(problems),
+            fix="correct the keys above; `fedgsca methods NAME` lists a method's options",
+        )
+    return config
+
+
+def load_config(file: Path | None = None, sets: Sequence[str] = (), **overrides: Any) -> Config:
+    """File, then --set, then explicit flags (None = not given)."""
+    tree = read_toml(file) if file else {}
+    tree = merge(tree, parse_set(sets))
+    for key, value in overrides.items():
+        if value is not None:
+            for part in reversed(key.split("__")):
+                value = {part: value}
+            tree = merge(tree, value)
+    return build(tree)
+
+
+def to_toml(config: Config) -> str:
+    import tomli_w
+
+    return tomli_w.dumps(config.to_tree())
+
+
+def differences(config: Config, other: Config) -> list[tuple[str, Any, Any]]:
+    """Keys whose values differ, for 'what does preset paper change' and for 'this folder belongs to another experiment'."""
+
+    def flat(tree: Mapping[str, Any], prefix: str = "") -> Tree:
+        rows: Tree = {}
+        for key, value in tree.items():
+            rows |= flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {prefix + key: value}
+        return rows
+
+    mine, theirs = flat(config.to_tree()), flat(other.to_tree())
+    return [(key, mine.get(key), theirs.get(key)) for key in sorted(mine | theirs) if mine.get(key) != theirs.get(key)]

@@ -1,0 +1,181 @@
+"""The round loop: broadcast, exchange, aggregate, evaluate, checkpoint. The same for every method and every engine.
+
+Killed at any point, a run goes on from its last checkpoint and ends in the same bytes: all randomness is addressed, a site's memory
+is versioned by round, and metrics lines beyond the checkpoint are cut off before the loop starts again.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from fedgsca.config import Config
+from fedgsca.engine import checkpoint
+from fedgsca.engine.folder import RunFolder
+from fedgsca.engine.local import Bench, LocalEngine, ProcessEngine, Reply
+from fedgsca.errors import QuorumError, UpdateError
+from fedgsca.experiment import Experiment, prepare
+from fedgsca.methods.base import Method, ServerState, make_method
+from fedgsca.metrics import confusion, scores, stability
+from fedgsca.models.build import trainable_names
+from fedgsca.site import Samples, weights_of
+from fedgsca.train import evaluate
+from fedgsca.wire import Payload, Update, check_extras, check_update, num_bytes
+
+
+class Engine(Protocol):
+    """Carries a payload to every site and brings the replies back in the order of site names."""
+
+    def exchange(self, payload: Payload) -> Iterator[Reply]: ...
+    def close(self) -> None: ...
+
+
+class Watcher(Protocol):
+    """Shows progress to a person."""
+
+    def started(self, experiment: Experiment, first: int) -> None: ...
+    def site_done(self, round: int, reply: Reply) -> None: ...
+    def round_done(self, line: dict[str, Any], seconds: float) -> None: ...
+    def said(self, message: str) -> None: ...
+
+
+class Silent:
+    """A watcher that shows nothing."""
+
+    def started(self, experiment: Experiment, first: int) -> None: ...
+    def site_done(self, round: int, reply: Reply) -> None: ...
+    def round_done(self, line: dict[str, Any], seconds: float) -> None: ...
+    def said(self, message: str) -> None: ...
+
+
+@dataclass
+class Tally:
+    """Stands between the engine and the method: checks every update, counts, measures, and passes the good ones on."""
+
+    method: Method
+    payload: Payload
+    experiment: Experiment
+    trainable: tuple[str, ...]
+    watcher: Watcher
+    sites: dict[str, dict[str, Any]] = field(default_factory=dict)
+    refused: dict[str, str] = field(default_factory=dict)
+    drift: list[float] = field(default_factory=list)
+    bytes_up: int = 0
+    site_seconds: dict[str, float] = field(default_factory=dict)
+
+    def accept(self, replies: Iterator[Reply]) -> Iterator[Update]:
+        for reply in replies:
+            self.watcher.site_done(self.payload.round, reply)
+            self.site_seconds[reply.site] = reply.seconds
+            update = reply.update
+            try:
+                if update is None:
+                    raise UpdateError(reply.error or "no reply", fix="see the site's log")
+                check_update(update, self.payload.weights, self.method.uploads, self.experiment.dims)
+            except UpdateError as error:
+                self.refused[reply.site] = error.message
+                self.watcher.said(f"round {self.payload.round}: {reply.site} is left out: {error.message}")
+                continue
+            self.bytes_up += num_bytes(update.weights) + num_bytes(update.extras)
+            self.drift.append(stability(self.payload.weights, update.weights, self.trainable))
+            self.sites[update.site] = {"num_samples": update.num_samples, **_numbers(update), **reply.observed}
+            yield update
+
+    def check_quorum(self) -> None:
+        wanted = max(1, math.ceil(self.experiment.config.federation.quorum * len(self.experiment.sites)))
+        if len(self.sites) < wanted:
+            first = next(iter(self.refused.items()), ("no site", "no reply"))
+            raise QuorumError(
+                f"round {self.payload.round}: {len(self.sites)} of {len(self.experiment.sites)} sites sent a usable update, "
+                f"{wanted} are needed; first: {first[0]}: {first[1]}",
+                fix="mend the named sites and run `fedgsca resume`; finished rounds are kept",
+            )
+
+
+def _numbers(update: Update) -> dict[str, Any]:
+    """Small extras as plain numbers for the log; NaN (no fit) becomes null."""
+    rows: dict[str, Any] = {}
+    for name, value in update.extras.items():
+        if np.size(value) <= 64:
+            cleaned = np.where(np.isfinite(value), value, None).tolist() if np.asarray(value).dtype.kind == "f" else np.asarray(value).tolist()
+            rows[name] = cleaned
+    return rows
+
+
+def run(
+    config: Config, out: Path, *, jobs: int = 1, watcher: Watcher | None = None, engine: Engine | None = None, stop_after: int | None = None
+) -> dict[str, Any]:
+    """Run or continue one experiment in its folder; returns the content of result.json (empty if stopped early on request)."""
+    watcher = watcher or Silent()
+    with RunFolder(out, config) as folder:
+        finished = folder.result()
+        if finished is not None:
+            return finished
+        begun = time.perf_counter()
+        experiment = prepare(config)
+        method = make_method(config.method, config.options, config.train.rounds)
+        bench = Bench(experiment, method, out)
+        folder.write_setup(experiment)
+        state = checkpoint.latest(folder.checkpoints, config.fingerprint()) or method.start(weights_of(bench.model))
+        folder.cut_metrics(state.round)
+        watcher.started(experiment, state.round)
+        owned = engine is None
+        if engine is None:
+            many = jobs > 1 and len(experiment.sites) > 1
+            engine = ProcessEngine(config, list(experiment.sites), out, jobs) if many else LocalEngine(bench)
+        last = config.train.rounds if stop_after is None else min(config.train.rounds, stop_after)
+        folder.note_startup(time.perf_counter() - begun)
+        try:
+            while state.round < last:
+                state = _round(state, method, engine, bench, folder, watcher)
+        finally:
+            if owned:
+                engine.close()
+        return folder.finish(state, experiment) if state.round >= config.train.rounds else {}
+
+
+def _round(state: ServerState, method: Method, engine: Engine, bench: Bench, folder: RunFolder, watcher: Watcher) -> ServerState:
+    experiment, config, t = bench.experiment, bench.experiment.config, state.round
+    clock = [time.perf_counter()]
+    payload = method.broadcast(state, t)
+    check_extras("payload", payload.extras, method.downloads, experiment.dims)
+    tally = Tally(method, payload, experiment, trainable_names(bench.model), watcher)
+    state = method.aggregate(state, tally.accept(engine.exchange(payload)))
+    tally.check_quorum()
+    clock.append(time.perf_counter())
+    line: dict[str, Any] = {"round": t, "lr": config.train.lr_at(t), "stability": float(np.mean(tally.drift)) if tally.drift else None}
+    if _evaluates(config, t):
+        line |= evaluate_global(bench, state, experiment.test)
+        if experiment.val is not None:
+            line["val_f1"] = evaluate_global(bench, state, experiment.val)["f1"]
+    clock.append(time.perf_counter())
+    down = len(experiment.sites) * (num_bytes(payload.weights) + num_bytes(payload.extras))
+    line |= {"bytes_down": down, "bytes_up": tally.bytes_up, "sites": tally.sites, "refused": tally.refused}
+    folder.append_metrics(line)
+    checkpoint.save(folder.checkpoints, state, config.fingerprint())
+    clock.append(time.perf_counter())
+    folder.append_timing(t, tally.site_seconds, clock)
+    watcher.round_done(line, clock[-1] - clock[0])
+    return state
+
+
+def _evaluates(config: Config, round: int) -> bool:
+    return round % config.federation.eval_every == 0 or round >= config.train.rounds - 5
+
+
+def evaluate_global(bench: Bench, state: ServerState, samples: Samples) -> dict[str, Any]:
+    """Scores of the aggregated model, in percent, and the confusion matrix (rows: true class)."""
+    bench.site(next(iter(bench.experiment.sites))).load(state.weights)
+    seen = evaluate(bench.model, samples, bench.device)
+    matrix = confusion(samples.labels, seen.predicted, samples.num_classes)
+    found = scores(matrix)
+    return {
+        "f1": found.f1, "recall": found.recall, "precision": found.precision,
+        "loss": float(np.mean(seen.losses)), "confusion": matrix.tolist(),
+    }  # fmt: skip

@@ -1,0 +1,197 @@
+"""A run's folder: what is in it, who owns it, and how it is written so that nothing is ever half there.
+
+    config.toml        the experiment, every default filled in
+    setup.json         classes, sites, sizes, realised noise, fingerprints of data and configuration, warnings
+    noise/<site>.csv   simulations: file, true and given label
+    metrics.jsonl      one line per round; the same bytes whenever the same experiment is run
+    timing.jsonl       seconds per phase and site; differs from run to run
+    checkpoint/        the last two rounds
+    store/<site>/      each site's private memory
+    losses/<site>.npz  simulations: per-sample losses of the newest selection, for the report
+    model.safetensors, result.json, report.html
+"""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import fcntl
+import io
+import json
+import os
+import platform
+import resource
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+
+from fedgsca import __version__
+from fedgsca.config import Config, build, differences, read_toml, to_toml
+from fedgsca.errors import RunFolderError
+from fedgsca.experiment import Experiment
+from fedgsca.files import no_room, write_atomic
+from fedgsca.methods.base import ServerState
+from fedgsca.metrics import headline, per_class
+from fedgsca.noise import realised
+
+
+def dumps(value: object) -> bytes:
+    return json.dumps(value, sort_keys=True, indent=1).encode() + b"\n"
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """Whole JSON lines; a last line cut short by a crash is dropped."""
+    if not path.exists():
+        return []
+    rows = []
+    for line in path.read_bytes().split(b"\n"):
+        with contextlib.suppress(json.JSONDecodeError):
+            rows.append(json.loads(line))
+    return rows
+
+
+class RunFolder:
+    """Opened for one experiment by one process at a time."""
+
+    def __init__(self, path: Path, config: Config) -> None:
+        self.path, self.config = path, config
+        self.checkpoints = path / "checkpoint"
+        self._lock: int | None = None
+
+    def __enter__(self) -> RunFolder:
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise RunFolderError(f"cannot make the run folder {self.path}: {error.strerror}", fix="choose another --out") from None
+        self._check_owner()
+        self._lock = os.open(self.path / ".lock", os.O_CREAT | os.O_RDWR)
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(self._lock)
+            raise RunFolderError(f"another process is running in {self.path}", fix="wait for it, stop it, or choose another --out") from None
+        if not (self.path / "config.toml").exists():
+            write_atomic(self.path / "config.toml", to_toml(self.config).encode())
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if self._lock is not None:
+            os.close(self._lock)
+
+    def _check_owner(self) -> None:
+        """A folder belongs to the experiment in its config.toml, and to no other."""
+        if not (self.path / "config.toml").exists():
+            if any(entry.name != ".lock" for entry in self.path.iterdir()):
+                raise RunFolderError(f"{self.path} is not empty and not a run folder", fix="choose a new folder with --out")
+            return
+        other = read_config(self.path)
+        changed = differences(self.config, other)
+        if changed:
+            rows = [f"{key}: {theirs!r} there, {mine!r} here" for key, mine, theirs in changed[:6]]
+            raise RunFolderError(
+                f"{self.path} belongs to another experiment:\n  " + "\n  ".join(rows) + ("\n  ..." if len(changed) > 6 else ""),
+                fix="choose another --out, or continue that experiment with `fedgsca resume`",
+            )
+
+    def result(self) -> dict[str, Any] | None:
+        path = self.path / "result.json"
+        return dict(json.loads(path.read_bytes())) if path.exists() else None
+
+    def write_setup(self, experiment: Experiment) -> None:
+        table = experiment.table
+        sites = {}
+        for name, samples in experiment.sites.items():
+            rows, truth = experiment.rows[name], experiment.truth.get(name)
+            counts = np.bincount(samples.labels, minlength=table.num_classes).tolist()
+            sites[name] = {"num_samples": len(samples), "given_per_class": counts, "noise": str(experiment.noise[name])}
+            if truth is not None:
+                sites[name]["realised"] = realised(truth, samples.labels, table.num_classes)
+                text = io.StringIO()
+                writer = csv.writer(text, lineterminator="\n")
+                writer.writerow(["file", "true", "given"])
+                for row, true, given in zip(rows, truth, samples.labels, strict=True):
+                    writer.writerow([table.ids[row], table.classes[true], table.classes[given]])
+                write_atomic(self.path / "noise" / f"{name}.csv", text.getvalue().encode())
+        setup = {
+            "data": {"name": table.name, "fingerprint": table.fingerprint, "classes": list(table.classes), "shape": list(table.images.shape)},
+            "test": len(experiment.test), "sites": sites, "warnings": list(experiment.warnings),
+            "fingerprint": self.config.fingerprint(), "version": __version__,
+        }  # fmt: skip
+        write_atomic(self.path / "setup.json", dumps(setup))
+
+    def cut_metrics(self, rounds: int) -> None:
+        """Forget lines of rounds that no checkpoint covers: they will be run again."""
+        for name in ("metrics.jsonl", "timing.jsonl"):
+            path = self.path / name
+            kept = [line for line in read_lines(path) if line["round"] < rounds]
+            if path.exists():
+                write_atomic(path, b"".join(json.dumps(line, sort_keys=True).encode() + b"\n" for line in kept))
+
+    def _append(self, name: str, line: Mapping[str, Any]) -> None:
+        try:
+            with open(self.path / name, "ab") as handle:
+                handle.write(json.dumps(line, sort_keys=True).encode() + b"\n")
+                handle.flush()
+                os.fsync(handle.fileno())
+        except OSError as error:
+            where = "no space left" if no_room(error) else str(error.strerror)
+            raise RunFolderError(
+                f"cannot write {self.path / name}: {where}; all rounds up to the last checkpoint are safe",
+                fix=f"free some space under {self.path}, then `fedgsca resume {self.path}`",
+            ) from error
+
+    def append_metrics(self, line: Mapping[str, Any]) -> None:
+        self._append("metrics.jsonl", line)
+
+    def note_startup(self, seconds: float) -> None:
+        self.startup = seconds
+
+    def append_timing(self, round: int, sites: Mapping[str, float], clock: Sequence[float]) -> None:
+        exchange, evaluation, saving = (b - a for a, b in zip(clock, clock[1:], strict=False))
+        self._append("timing.jsonl", {"round": round, "sites": dict(sites), "exchange": exchange, "evaluate": evaluation, "save": saving})
+
+    def finish(self, state: ServerState, experiment: Experiment) -> dict[str, Any]:
+        """model.safetensors and result.json, the latter last: its presence means that the run is complete."""
+        from safetensors.numpy import save
+
+        meta = {"classes": json.dumps(experiment.table.classes), "model": self.config.model.name, "config": to_toml(self.config)}
+        write_atomic(self.path / "model.safetensors", save(dict(state.weights), metadata=meta))
+        result = summarise(self.path, self.config, experiment)
+        write_atomic(self.path / "result.json", dumps(result))
+        return result
+
+
+def summarise(path: Path, config: Config, experiment: Experiment) -> dict[str, Any]:
+    lines = [line for line in read_lines(path / "metrics.jsonl") if "f1" in line]
+    timing = read_lines(path / "timing.jsonl")
+    best = max(lines, key=lambda line: float(line["f1"]))
+    rounds = [t["exchange"] + t["evaluate"] + t["save"] for t in timing]
+    table = experiment.table
+    return {
+        **{name: headline([line[name] for line in lines]) for name in ("f1", "recall", "precision")},
+        "best": {"round": best["round"], "f1": best["f1"]},
+        "last": {name: lines[-1][name] for name in ("round", "f1", "recall", "precision", "confusion")},
+        "per_class": dict(zip(table.classes, per_class(np.array(lines[-1]["confusion"])), strict=True)),
+        "method": config.method, "noise": config.noise.spec, "seed": config.seed, "data": table.name, "rounds": config.train.rounds,
+        "seconds": {
+            "total": float(sum(rounds)), "per_round": float(np.median(rounds)), "exchange": float(np.median([t["exchange"] for t in timing])),
+            "evaluate": float(np.median([t["evaluate"] for t in timing])), "save": float(np.median([t["save"] for t in timing])),
+        },
+        "peak_memory_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+        "bytes_per_round": {"up": lines[-1]["bytes_up"], "down": lines[-1]["bytes_down"]},
+        "guard_events": sum(int(site.get("guard") or 0) for line in read_lines(path / "metrics.jsonl") for site in line["sites"].values()),
+        "realised_noise": {name: float(np.mean(experiment.truth[name] != samples.labels)) if name in experiment.truth else None
+                           for name, samples in experiment.sites.items()},
+        "fingerprint": config.fingerprint(), "data_fingerprint": table.fingerprint, "version": __version__,
+        "machine": f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}",
+    }  # fmt: skip
+
+
+def read_config(path: Path) -> Config:
+    """The configuration of an existing run folder."""
+    if not (path / "config.toml").exists():
+        raise RunFolderError(f"{path} is not a run folder: it has no config.toml", fix="give the folder that `fedgsca run --out` made")
+    return build(read_toml(path / "config.toml"))

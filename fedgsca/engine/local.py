@@ -1,0 +1,187 @@
+"""The default engine: all sites on this machine, one model in memory, optionally several worker processes.
+
+Results do not depend on the number of processes: every site draws from its own streams, the number of torch threads is part of the
+experiment, and replies are handed over in the order of site names whoever finishes first. Messages between processes use the same
+encoding as messages between hospitals.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+
+import numpy as np
+
+from fedgsca.config import Config, build
+from fedgsca.engine.observe import observe
+from fedgsca.errors import FedgscaError, UpdateError
+from fedgsca.experiment import Experiment, prepare
+from fedgsca.methods.base import Method, make_method
+from fedgsca.site import Site
+from fedgsca.store import Store
+from fedgsca.wire import Payload, Update, decode_payload, decode_update, encode_payload, encode_update
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What came back from one site: an update, or the reason why there is none."""
+
+    site: str
+    update: Update | None
+    error: str | None = None
+    observed: Mapping[str, float | None] = field(default_factory=dict)  # simulations only, beside the update
+    seconds: float = 0.0
+
+
+class Bench:
+    """One model and the sites that take turns on it."""
+
+    def __init__(self, experiment: Experiment, method: Method, folder: Path) -> None:
+        from fedgsca.models.device import prepare_device
+        from fedgsca.models.start import build_model
+
+        self.experiment, self.method, self.folder = experiment, method, folder
+        self.device = prepare_device(experiment.config.train)
+        self.model = build_model(experiment, method.head).to(self.device)
+
+    def site(self, name: str) -> Site:
+        experiment = self.experiment
+        store = Store(self.folder / "store" / name)
+        return Site(name, experiment.sites[name], experiment.config.train, experiment.config.seed, self.model, self.device, store)
+
+    def visit(self, name: str, payload: Payload) -> Reply:
+        """One site's round. An error that is the site's own is named and reported; a bug is not hidden."""
+        site = self.site(name)
+        started = time.perf_counter()
+        try:
+            update = self.method.local_update(payload, site)
+        except UpdateError as error:
+            return Reply(name, None, error.message, seconds=time.perf_counter() - started)
+        seconds = time.perf_counter() - started
+        truth = self.experiment.truth.get(name)
+        self._keep_losses(site, payload.round, truth)
+        return Reply(name, update, None, observe(site.notes, truth, site.labels), seconds)
+
+    def _keep_losses(self, site: Site, round: int, truth: np.ndarray | None) -> None:
+        """Per-sample losses of the newest selection, for the report's histograms; they stay in the run folder of this machine."""
+        config = self.experiment.config
+        due = round % 5 == 4 or round >= config.train.rounds - 1
+        if config.federation.keep_losses and due and "losses" in site.notes:
+            kept = {key: value for key, value in site.notes.items() if key in ("losses", "clean", "clean_probability", "selector", "tau")}
+            if truth is not None:
+                kept["wrong"] = site.labels != truth
+            folder = self.folder / "losses"
+            folder.mkdir(parents=True, exist_ok=True)
+            with open(folder / f"{site.name}.npz", "wb") as handle:
+                np.savez(handle, round=np.array(round), **kept)
+
+
+class LocalEngine:
+    """Runs sites one after the other in this process."""
+
+    def __init__(self, bench: Bench) -> None:
+        self.bench = bench
+
+    def exchange(self, payload: Payload) -> Iterator[Reply]:
+        for name in sorted(self.bench.experiment.sites):
+            yield self.bench.visit(name, payload)
+
+    def close(self) -> None:
+        pass
+
+
+class ProcessEngine:
+    """Runs sites in worker processes; replies come in the order of site names."""
+
+    def __init__(self, config: Config, sites: list[str], folder: Path, jobs: int) -> None:
+        context = multiprocessing.get_context("spawn")
+        self.sites = sorted(sites)
+        self.workers: list[tuple[Connection, BaseProcess]] = []
+        for _ in range(min(jobs, len(sites))):
+            ours, theirs = context.Pipe()
+            process = context.Process(target=_work, args=(theirs, json.dumps(config.to_tree()), str(folder)), daemon=True)
+            process.start()
+            theirs.close()
+            self.workers.append((ours, process))
+
+    def exchange(self, payload: Payload) -> Iterator[Reply]:
+        message = encode_payload(payload)
+        for pipe, _ in self.workers:
+            pipe.send_bytes(b"P" + message)
+        waiting, ready = list(self.sites), {}
+        busy: dict[Connection, str] = {}
+        idle = [pipe for pipe, _ in self.workers]
+        for name in self.sites:
+            while name not in ready:
+                # run ahead of the hand-over by a few sites at most, so that finished updates do not pile up
+                while idle and waiting and len(ready) < 2 * len(self.workers):
+                    pipe = idle.pop()
+                    busy[pipe] = waiting.pop(0)
+                    pipe.send_bytes(b"S" + busy[pipe].encode())
+                for done in wait(list(busy)):
+                    assert isinstance(done, Connection)
+                    ready[busy[done]] = self._receive(done, busy[done])
+                    del busy[done]
+                    idle.append(done)
+            yield ready.pop(name)
+
+    def _receive(self, pipe: Connection, name: str) -> Reply:
+        try:
+            head, body = json.loads(pipe.recv_bytes()), pipe.recv_bytes()
+        except (EOFError, ConnectionResetError):
+            raise FedgscaError(
+                f"the worker process that trained {name} ended unexpectedly (out of memory, or killed)",
+                fix="run `fedgsca resume` with fewer --jobs; no finished round is lost",
+            ) from None
+        if head.get("crash"):
+            raise FedgscaError(f"{name} failed: {head['crash']}", fix=head.get("fix", "this is a bug: report it with the text above"))
+        update = decode_update(body) if body else None
+        return Reply(name, update, head["error"], head["observed"], head["seconds"])
+
+    def close(self) -> None:
+        for pipe, process in self.workers:
+            pipe.close()
+            process.join(timeout=5)
+            if process.is_alive():
+                process.kill()
+                process.join()
+
+
+def _work(pipe: Connection, tree: str, folder: str) -> None:
+    """A worker process: builds the same experiment from the same configuration and serves sites until the pipe closes."""
+    bench: Bench | None = None
+    payload = Payload(0, {})
+    while True:
+        try:
+            message = pipe.recv_bytes()
+        except (EOFError, ConnectionResetError, KeyboardInterrupt):
+            return
+        if message[:1] == b"P":
+            payload = decode_payload(message[1:])
+            continue
+        try:
+            bench = bench or open_bench(build(json.loads(tree)), Path(folder))
+            reply = bench.visit(message[1:].decode(), payload)
+            head = {"error": reply.error, "observed": dict(reply.observed), "seconds": reply.seconds}
+            body = encode_update(reply.update) if reply.update is not None else b""
+        except FedgscaError as error:
+            head, body = {"crash": error.message, "fix": error.fix}, b""
+        except KeyboardInterrupt:
+            return
+        except Exception:
+            import traceback
+
+            head, body = {"crash": traceback.format_exc(limit=-3)}, b""
+        pipe.send_bytes(json.dumps(head).encode())
+        pipe.send_bytes(body)
+
+
+def open_bench(config: Config, folder: Path) -> Bench:
+    method = make_method(config.method, config.options, config.train.rounds)
+    return Bench(prepare(config), method, folder)

@@ -1,0 +1,196 @@
+"""From a configuration to sites with data: load, split among sites, inject noise, compute frozen features.
+
+Deterministic and cached, so that a worker process or a resumed run calls it again and gets the same sites. Truth is kept apart from
+the sites: only metrics read it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from fedgsca import candidates as candidate_tables
+from fedgsca.config import Config
+from fedgsca.data.cache import cached_array
+from fedgsca.data.load import load
+from fedgsca.data.partition import describe, leakage, partition
+from fedgsca.data.table import Table
+from fedgsca.errors import ConfigError
+from fedgsca.noise import SiteNoise, corrupt, corrupt_with, parse_noise
+from fedgsca.noise_files import read_given, read_matrix
+from fedgsca.rng import stream
+from fedgsca.site import Samples
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """Everything an engine needs to run; nothing here depends on the method."""
+
+    config: Config
+    table: Table
+    rows: Mapping[str, np.ndarray]  # site -> table rows
+    sites: Mapping[str, Samples]  # given labels
+    truth: Mapping[str, np.ndarray]  # site -> true labels; empty where no noise was injected
+    noise: Mapping[str, SiteNoise]
+    test: Samples
+    val: Samples | None
+    feature_width: int
+    warnings: tuple[str, ...] = field(default=())
+
+    @property
+    def dims(self) -> dict[str, int]:
+        """What the symbols of a wire declaration stand for."""
+        return {"C": self.table.num_classes, "D": self.feature_width, "K": len(self.sites)}
+
+
+def prepare(config: Config) -> Experiment:
+    from fedgsca.models.build import spec_of
+
+    spec = spec_of(config.model.name)
+    data = config.data
+    table = load(
+        data.source,
+        image_size=data.image_size,
+        seed=config.seed if data.source != "synthetic" else 0,
+        labels=Path(data.labels) if data.labels else None,
+        train=data.train,
+        test=data.test,
+        skip_unreadable=data.skip_unreadable,
+    )
+    rows = partition(table, sites=data.sites, scheme=data.partition, alpha=data.alpha, seed=config.seed)
+    warnings = [*table.notes, *leakage(table), *describe(table, rows)]
+    noise, given, said = _inject(config, table, rows)
+    warnings += said
+    if config.noise.oracle:  # the ceiling: somebody told every site which of its labels are wrong
+        right = {name: given[name] == table.labels[which] for name, which in rows.items()}
+        rows = {name: which[right[name]] for name, which in rows.items()}
+        given = {name: labels[right[name]] for name, labels in given.items()}
+    inputs = _frozen_features(config, table) if config.model.frozen else table.images
+
+    def samples(which: np.ndarray, labels: np.ndarray) -> Samples:
+        # a contiguous copy for features (small); images stay in the memory map and are gathered per batch
+        return Samples(_Rows(inputs, which).materialise(), labels.astype(np.int64), table.num_classes, spec.mean, spec.std)
+
+    held_out = table.rows("test")
+    if len(held_out) == 0:
+        raise ConfigError(f"{table.name} has no test split", fix="add a split column, or let the reader make one")
+    val = table.rows("val")
+    noisy = any(n.kind != "none" for n in noise.values())
+    return Experiment(
+        config=config,
+        table=table,
+        rows=rows,
+        sites={name: samples(which, given[name]) for name, which in rows.items()},
+        truth={name: table.labels[which] for name, which in rows.items()} if noisy else {},
+        noise=noise,
+        test=samples(held_out, table.labels[held_out]),
+        val=samples(val, table.labels[val]) if len(val) else None,
+        feature_width=spec.width,
+        warnings=tuple(warnings),
+    )
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """Rows of a large array: copied into memory when small (fast), gathered lazily from the memory map when large."""
+
+    source: np.ndarray
+    rows: np.ndarray
+
+    def materialise(self, limit: int = 1 << 30) -> np.ndarray:
+        per_row = int(np.prod(self.source.shape[1:])) * self.source.dtype.itemsize
+        if len(self.rows) * per_row <= limit:
+            return np.ascontiguousarray(self.source[self.rows])
+        return RowView(self.source, self.rows)  # type: ignore[return-value]
+
+
+class RowView:
+    """The part of an array's interface that training needs, without copying the rows: shape, ndim and gathering."""
+
+    def __init__(self, source: np.ndarray, rows: np.ndarray) -> None:
+        self._source, self._rows = source, rows
+        self.shape = (len(rows), *source.shape[1:])
+        self.ndim, self.dtype = source.ndim, source.dtype
+
+    def __getitem__(self, index: np.ndarray) -> np.ndarray:
+        return np.asarray(self._source[self._rows[index]])
+
+
+def _inject(
+    config: Config, table: Table, rows: Mapping[str, np.ndarray]
+) -> tuple[dict[str, SiteNoise], dict[str, np.ndarray], list[str]]:
+    """Given labels of every site. The stream is addressed by site name: adding a site changes no other site's noise."""
+    names = list(rows)
+    noise = dict(zip(names, parse_noise(config.noise.spec, len(names)), strict=True))
+    said: list[str] = []
+    table_of_candidates = None
+    if any(n.kind == "C" for n in noise.values()):
+        table_of_candidates, where = find_candidates(config, table)
+        said.append(f"CK-asymmetric candidates: {where}")
+    matrix = read_matrix(Path(config.noise.matrix), table.num_classes) if config.noise.matrix else None
+    given = {}
+    for name, which in rows.items():
+        rng = stream(config.seed, "noise", name)
+        if noise[name].kind == "M":
+            if matrix is None:
+                raise ConfigError(f"{name} has noise M but no matrix was given", fix="--set noise.matrix=matrix.csv")
+            given[name] = corrupt_with(table.labels[which], matrix, rng)
+        else:
+            given[name] = corrupt(
+                table.labels[which], noise[name], num_classes=table.num_classes, candidates=table_of_candidates, rng=rng
+            )
+    if config.noise.given:
+        replaced = read_given(Path(config.noise.given), table.ids, table.classes, table.labels)
+        given = {name: replaced[which] for name, which in rows.items()}
+        noise = {name: SiteNoise("F", float(np.mean(given[name] != table.labels[which]))) for name, which in rows.items()}
+    return noise, given, said
+
+
+def find_candidates(config: Config, table: Table) -> tuple[dict[int, tuple[int, ...]], str]:
+    """Misdiagnosis candidates from a file, a known table, or class similarity; and which of them it was."""
+    if config.noise.candidates != "auto":
+        return candidate_tables.from_file(Path(config.noise.candidates), table.classes), f"from {config.noise.candidates}"
+    known = candidate_tables.table_for(table.classes)
+    if known is not None:
+        return known, "the built-in table for these classes"
+    train = table.rows("train")
+    found = candidate_tables.by_similarity(table.images[train], table.labels[train], table.num_classes)
+    return found, "the two most similar classes, measured on the clean images"
+
+
+def _frozen_features(config: Config, table: Table) -> np.ndarray:
+    """Backbone features of every image, once, cached by content of images and weights."""
+    from fedgsca.models.build import build_backbone, spec_of
+    from fedgsca.models.features import extract
+    from fedgsca.models.weights import load_backbone
+
+    path = weights_path(config)
+    if path is None:
+        raise ConfigError(
+            f"a frozen {config.model.name} without weights would give random features",
+            fix="--set model.weights=FILE, or use model.name=efficientnet-lite0 with its packaged weights",
+        )
+    digest = hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else str(path)
+    size = config.model.feature_size
+    key = hashlib.sha256(f"features-1|{table.fingerprint}|{config.model.name}|{digest}|{size}".encode()).hexdigest()
+
+    def fill(out: np.ndarray) -> None:
+        backbone = build_backbone(config.model.name, seed=config.seed)
+        load_backbone(backbone, path)
+        extract(backbone, spec_of(config.model.name), table.images, size, out, threads=config.train.threads)
+
+    return cached_array(key, (len(table), spec_of(config.model.name).width), np.float32, fill).array
+
+
+def weights_path(config: Config) -> Path | None:
+    if config.model.weights == "packaged":
+        from fedgsca.models.extras import packaged_weights
+
+        if config.model.name != "efficientnet-lite0":
+            raise ConfigError(f"no weights are packaged for {config.model.name}", fix="--set model.weights=FILE")
+        return packaged_weights()
+    return Path(config.model.weights).expanduser() if config.model.weights else None

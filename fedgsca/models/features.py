@@ -1,0 +1,30 @@
+"""Frozen-backbone mode: one pass of all images through a pretrained network, at the site, kept in the site's cache."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from fedgsca.models.build import Spec
+
+
+@torch.inference_mode()
+def extract(backbone: nn.Module, spec: Spec, images: np.ndarray, size: int, out: np.ndarray, *, threads: int = 2, batch: int = 64) -> None:
+    """Fill out (n, D) with features of images (n, H, W, 3) uint8, resized to `size`.
+
+    Every vector is standardised by itself (zero mean, unit variance over its D entries): heads then train at one learning rate
+    whatever the backbone, and no statistic has to be shared between sites.
+    """
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    backbone = backbone.to(memory_format=torch.channels_last).eval()  # type: ignore[call-overload]
+    mean, std = torch.tensor(spec.mean).view(1, 3, 1, 1), torch.tensor(spec.std).view(1, 3, 1, 1)
+    for start in range(0, len(images), batch):
+        x = torch.from_numpy(np.array(images[start : start + batch])).permute(0, 3, 1, 2).float()
+        if x.shape[-1] != size or x.shape[-2] != size:
+            x = F.interpolate(x, size=(size, size), mode="bilinear", align_corners=False, antialias=True)
+        features = backbone(((x - mean) / std).contiguous(memory_format=torch.channels_last))
+        out[start : start + batch] = F.layer_norm(features, features.shape[1:]).numpy()
+    torch.set_num_threads(before)

@@ -1,0 +1,139 @@
+"""The complete list of what crosses between a hospital and the coordinator, and the check that nothing else does.
+
+    coordinator -- Payload(round, weights, extras) -->  site
+    coordinator <-- Update(site, num_samples, weights, extras) --  site
+
+A method declares every extra with its shape. Shapes are written in symbols, none of which is the number of a site's samples
+(C = classes, D = width of the feature vector, K = sites), so a per-sample array cannot be declared, and what is not declared is refused.
+Messages are encoded as safetensors: plain arrays with a JSON header, no code, no pickle.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from fedgsca.errors import UpdateError
+
+Arrays = Mapping[str, np.ndarray]
+
+
+@dataclass(frozen=True)
+class Extra:
+    """Declaration of one array that travels beside the weights."""
+
+    shape: tuple[int | str, ...]  # () for one number; symbols: C classes, D feature width, K sites
+    what: str  # in words, for the hospital that reads `fedgsca wire METHOD`
+    optional: bool = False  # sent only in some rounds
+
+    def resolve(self, dims: Mapping[str, int]) -> tuple[int, ...]:
+        return tuple(part if isinstance(part, int) else dims[part] for part in self.shape)
+
+
+@dataclass(frozen=True)
+class Payload:
+    """Everything the coordinator sends to a site at the start of a round."""
+
+    round: int
+    weights: Arrays
+    extras: Arrays = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Update:
+    """Everything a site sends back in one round. Nothing else leaves it."""
+
+    site: str
+    num_samples: int
+    weights: Arrays
+    extras: Arrays = field(default_factory=dict)
+
+
+def num_bytes(arrays: Arrays) -> int:
+    return sum(int(np.asarray(a).nbytes) for a in arrays.values())
+
+
+def check_extras(who: str, extras: Arrays, declared: Mapping[str, Extra], dims: Mapping[str, int]) -> None:
+    """Refuse an extra that is undeclared, missing, or not of the declared shape: this is what 'enforced' means."""
+    problems = [f"{name} is not declared" for name in sorted(set(extras) - set(declared))]
+    for name, extra in declared.items():
+        if name not in extras:
+            if not extra.optional:
+                problems.append(f"{name} is missing")
+            continue
+        value = np.asarray(extras[name])
+        if value.dtype.kind not in "fiub":
+            problems.append(f"{name} has type {value.dtype}, not a number")
+        elif value.shape != extra.resolve(dims):
+            problems.append(f"{name} has shape {value.shape}, declared {extra.shape} = {extra.resolve(dims)}")
+    if problems:
+        raise UpdateError(
+            f"{who}: " + "; ".join(problems), fix="declare the extra in the method's `uploads`/`downloads`, or do not send it"
+        )
+
+
+def check_update(update: Update, reference: Arrays, declared: Mapping[str, Extra], dims: Mapping[str, int]) -> None:
+    """Names, shapes, types and finite values of an update, against what was sent out."""
+    problems: list[str] = []
+    missing, unknown = sorted(set(reference) - set(update.weights)), sorted(set(update.weights) - set(reference))
+    if missing:
+        problems.append(f"{len(missing)} weights are missing, first: {missing[0]}")
+    if unknown:
+        problems.append(f"{len(unknown)} weights are unknown, first: {unknown[0]}")
+    for name in sorted(set(reference) & set(update.weights)):
+        got, want = update.weights[name], reference[name]
+        if got.shape != want.shape:
+            problems.append(f"{name} has shape {got.shape} instead of {want.shape}")
+        elif got.dtype != want.dtype:
+            problems.append(f"{name} has type {got.dtype} instead of {want.dtype}")
+        elif got.dtype.kind == "f" and not np.isfinite(got).all():
+            problems.append(f"{name} contains {int((~np.isfinite(got)).sum())} values that are not finite")
+    if not isinstance(update.num_samples, int) or update.num_samples < 0:
+        problems.append(f"num_samples is {update.num_samples!r}")
+    if problems:
+        shown = "; ".join(problems[:3]) + (f"; and {len(problems) - 3} more" if len(problems) > 3 else "")
+        raise UpdateError(
+            f"update of {update.site} refused: {shown}", fix="check that the site runs the same version and its training did not diverge"
+        )
+    check_extras(f"update of {update.site}", update.extras, declared, dims)
+
+
+def pack(header: Mapping[str, object], **groups: Arrays) -> bytes:
+    from safetensors.numpy import save
+
+    tensors = {f"{group}/{name}": np.ascontiguousarray(a) for group, arrays in groups.items() for name, a in arrays.items()}
+    return bytes(save(tensors, metadata={"fedgsca": json.dumps(header, sort_keys=True)}))
+
+
+def unpack(data: bytes, groups: Sequence[str]) -> tuple[dict[str, object], list[dict[str, np.ndarray]]]:
+    from safetensors.numpy import load
+
+    size = int.from_bytes(data[:8], "little")
+    header = json.loads(json.loads(data[8 : 8 + size])["__metadata__"]["fedgsca"])
+    found: dict[str, dict[str, np.ndarray]] = {group: {} for group in groups}
+    for key, value in load(data).items():
+        group, _, name = key.partition("/")
+        found[group][name] = value
+    return header, [found[group] for group in groups]
+
+
+def encode_payload(payload: Payload) -> bytes:
+    return pack({"round": payload.round}, weights=payload.weights, extras=payload.extras)
+
+
+def decode_payload(data: bytes) -> Payload:
+    header, (weights, extras) = unpack(data, ("weights", "extras"))
+    return Payload(round=int(str(header["round"])), weights=weights, extras=extras)
+
+
+def encode_update(update: Update) -> bytes:
+    header = {"site": update.site, "num_samples": update.num_samples}
+    return pack(header, weights=update.weights, extras=update.extras)
+
+
+def decode_update(data: bytes) -> Update:
+    header, (weights, extras) = unpack(data, ("weights", "extras"))
+    return Update(site=str(header["site"]), num_samples=int(str(header["num_samples"])), weights=weights, extras=extras)
