@@ -129,7 +129,9 @@ def glands(rng: Rng, canvas: Canvas, grade: float, zoom: float = 1.0) -> tuple[C
     bend_x, bend_y = (h.warp * noise(rng, canvas.res, 6) for _ in range(2))
     square = _square(g, canvas.x + bend_x, canvas.y + bend_y)  # (K, R, R)
     nearest = square.argmin(axis=0)
-    height = (1 - np.sqrt(square.min(axis=0))) * g.short.astype(np.float32)[nearest]  # distance from the outline inwards, in fields of view
+    height = (1 - np.sqrt(square.min(axis=0))) * g.short.astype(np.float32)[
+        nearest
+    ]  # distance from the outline inwards, in fields of view
 
     soft = 1.0 / canvas.res
     inside = ramp(height, -soft, soft)
@@ -150,7 +152,9 @@ def glands(rng: Rng, canvas: Canvas, grade: float, zoom: float = 1.0) -> tuple[C
     for cells, owner in _wall_cells(rng, g, h):
         seen = np.all(np.abs(cells.at - 0.5) < 0.6, axis=1)
         cells, owner = keep(cells, seen), owner[seen]
-        home = _square(g, *cells.at.astype(np.float32).T).argmin(axis=0) == owner  # where two glands meet, the wall belongs to the nearer one
+        home = (
+            _square(g, *cells.at.astype(np.float32).T).argmin(axis=0) == owner
+        )  # where two glands meet, the wall belongs to the nearer one
         cells.at = cells.at - np.stack([sample(bend_x, cells.at), sample(bend_y, cells.at)], axis=1)
         kept.append(keep(cells, home))
     return kept[0], kept[1], inside

@@ -13,7 +13,22 @@ import numpy as np
 
 from fedgsca.data.glands import glands
 from fedgsca.data.table import Table, check
-from fedgsca.data.tissue import Canvas, Cells, Rng, blank, fibres, join, keep, lymphocytes, noise, paint, ramp, sample, scatter, spindles
+from fedgsca.data.tissue import (
+    Canvas,
+    Cells,
+    Rng,
+    blank,
+    fibres,
+    join,
+    keep,
+    lymphocytes,
+    noise,
+    paint,
+    ramp,
+    sample,
+    scatter,
+    spindles,
+)
 from fedgsca.errors import ConfigError
 from fedgsca.rng import stream
 
@@ -29,7 +44,9 @@ CANDIDATES: dict[str, tuple[str, ...]] = {
     "muscle": ("stroma", "adenocarcinoma"),
 }
 
-SLIDE = np.repeat(np.arange(6), (6, 4, 3, 2, 6, 3))  # the classes of the 24 fields of one slide: 3 to 1 from largest to smallest
+SLIDE = np.repeat(
+    np.arange(6), (6, 4, 3, 2, 6, 3)
+)  # the classes of the 24 fields of one slide: 3 to 1 from largest to smallest
 
 
 def _open_tissue(rng: Rng, canvas: Canvas, order: float, zoom: float) -> np.ndarray:
@@ -124,7 +141,9 @@ def _labels(seed: int, split: str, count: int) -> np.ndarray:
 def render(*, seed: int = 0, train: int = 2400, test: int = 800, val: int = 0, size: int = 32) -> Table:
     """The data set with this many images per split, `size` pixels square."""
     if not 16 <= size <= 256:
-        raise ConfigError(f"synthetic images of {size} pixels cannot be drawn", fix="choose a size from 16 to 256 (28 to 128 look best)")
+        raise ConfigError(
+            f"synthetic images of {size} pixels cannot be drawn", fix="choose a size from 16 to 256 (28 to 128 look best)"
+        )
     names = ("train", "val", "test")
     counts = (train, val, test)
     labels = np.concatenate([_labels(seed, name, count) for name, count in zip(names, counts, strict=True)])

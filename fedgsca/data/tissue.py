@@ -75,7 +75,9 @@ def sample(field: np.ndarray, points: np.ndarray) -> np.ndarray:
     return field[row, col]
 
 
-def scatter(rng: Rng, spacing: float, jitter: float, margin: float = 0.1, stretch: float = 1.0, angle: float = 0.0) -> np.ndarray:
+def scatter(
+    rng: Rng, spacing: float, jitter: float, margin: float = 0.1, stretch: float = 1.0, angle: float = 0.0
+) -> np.ndarray:
     """(n, 2) points of a jittered hexagonal lattice over the field and its margin; stretched along `angle`."""
     reach = 0.75 + margin
     rows = int(np.ceil(reach / (spacing * 0.866)))
@@ -103,7 +105,14 @@ class Cells:
 
     @staticmethod
     def make(
-        rng: Rng, at: np.ndarray, size: float, aspect: float, angle: np.ndarray, dark: float, vary: float = 0.12, open: float = 0.0
+        rng: Rng,
+        at: np.ndarray,
+        size: float,
+        aspect: float,
+        angle: np.ndarray,
+        dark: float,
+        vary: float = 0.12,
+        open: float = 0.0,
     ) -> Cells:
         """Nuclei of semi-minor axis `size`, elongated by `aspect`, each varied by a relative deviation `vary`."""
         n = len(at)
