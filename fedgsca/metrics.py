@@ -1,4 +1,4 @@
-"""Numbers for tables: macro scores, detection of wrong labels, the paper's stability metric. numpy only, fast enough per round."""
+"""Numbers for tables: macro scores, detection of wrong labels, the paper's stability metric. Needs numpy only."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ class SiteNoise:
 
 
 def parse_noise(spec: str, sites: int) -> list[SiteNoise]:
-    """ "0-S40-P20-C20" -> one SiteNoise per site; a single part stands for every site. Decimals, % and lower case are welcome."""
+    """One SiteNoise per site from "0-S40-P20-C20" or, the same everywhere, "S40". Decimals, % and lower case are welcome."""
     parts = [part.strip() for part in spec.split("-")]
     problems = [f"part {i + 1} is {part!r}" for i, part in enumerate(parts) if _parse_part(part) is None]
     if problems:

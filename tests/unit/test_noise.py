@@ -1,0 +1,179 @@
+"""Noise: the specification a person types, and the statistics of what it does."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedgsca.errors import ConfigError, DataError
+from fedgsca.noise import SiteNoise, corrupt, corrupt_with, parse_noise, realised, transition_matrix
+from fedgsca.rng import stream
+
+C = 5
+CANDIDATES = {0: (), 1: (2, 3), 2: (1,), 3: "any", 4: (0, 1)}
+LABELS = np.repeat(np.arange(C), 2000)
+
+
+def within(count: int, n: int, p: float) -> bool:
+    """Five standard deviations of a binomial: fails by chance once in two million."""
+    return abs(count - n * p) <= 5 * np.sqrt(n * p * (1 - p)) + 1e-9
+
+
+@pytest.mark.parametrize(
+    ("spec", "expected"),
+    [
+        ("0-S40-P20-C20", [("none", 0.0), ("S", 0.4), ("P", 0.2), ("C", 0.2)]),
+        ("S40", [("S", 0.4)] * 4),
+        ("0", [("none", 0.0)] * 4),
+        ("clean", [("none", 0.0)] * 4),
+        ("0-s2.5-p20%-M", [("none", 0.0), ("S", 0.025), ("P", 0.2), ("M", 0.0)]),
+        (" 0 - S100 - S0 - C.5 ", [("none", 0.0), ("S", 1.0), ("none", 0.0), ("C", 0.005)]),
+    ],
+)
+def test_specifications(spec: str, expected: list[tuple[str, float]]) -> None:
+    assert [(n.kind, n.rate) for n in parse_noise(spec, 4)] == expected
+
+
+@pytest.mark.parametrize(
+    "spec", ["", "S", "40", "X40", "S40-", "S101", "S-40-0-0", "S40,P20", "S40 P20", "0-S40-P20-Q", "S1e2"]
+)
+def test_nonsense_is_refused_with_an_example(spec: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        parse_noise(spec, 4)
+    assert repr(spec) in str(error.value) and "0-S40-P20-C20" in error.value.fix
+
+
+def test_the_message_points_at_the_bad_part() -> None:
+    with pytest.raises(ConfigError, match="part 2 is 'Z40', part 4 is 'S400'"):
+        parse_noise("0-Z40-P20-S400", 4)
+
+
+def test_the_number_of_parts_must_fit_the_sites() -> None:
+    with pytest.raises(ConfigError, match="describes 4 sites, but there are 3") as error:
+        parse_noise("0-S40-P20-C20", 3)
+    assert len(parse_noise(error.value.fix.split()[-1], 3)) == 3  # the suggested example works
+
+
+@given(st.lists(st.tuples(st.sampled_from("SPC"), st.integers(1, 1000)), min_size=2, max_size=6))
+def test_compact_form_reads_back(parts: list[tuple[str, int]]) -> None:
+    noise = [SiteNoise(kind, permille / 1000) for kind, permille in parts]  # type: ignore[arg-type]
+    again = parse_noise("-".join(map(str, noise)), len(noise))
+    assert [n.kind for n in again] == [n.kind for n in noise]
+    np.testing.assert_allclose([n.rate for n in again], [n.rate for n in noise], atol=1e-12)
+
+
+def test_compact_forms() -> None:
+    assert [str(n) for n in parse_noise("0-S40-P2.5-M", 4)] == ["0", "S40", "P2.5", "M"]
+
+
+@pytest.mark.parametrize("kind", ["none", "S", "P", "C"])
+@pytest.mark.parametrize("rate", [0.1, 0.4, 1.0])
+def test_transition_rows_sum_to_one_and_keep_the_rate(kind: str, rate: float) -> None:
+    matrix = transition_matrix(SiteNoise(kind, 0.0 if kind == "none" else rate), C, CANDIDATES)  # type: ignore[arg-type]
+    np.testing.assert_allclose(matrix.sum(axis=1), 1.0)
+    np.testing.assert_allclose(np.diag(matrix), 1.0 if kind == "none" else 1.0 - rate, atol=1e-15)
+
+
+def test_no_noise_changes_nothing_and_copies() -> None:
+    given_labels = corrupt(LABELS, SiteNoise("none", 0.0), num_classes=C, rng=stream(0, "noise"))
+    np.testing.assert_array_equal(given_labels, LABELS)
+    assert given_labels is not LABELS and given_labels.dtype == np.int64
+
+
+def test_symmetric_noise_is_uniform_over_the_other_classes() -> None:
+    counts = np.array(realised(LABELS, corrupt(LABELS, SiteNoise("S", 0.4), num_classes=C, rng=stream(0, "S")), C)["counts"])
+    for true in range(C):
+        for label in range(C):
+            assert within(counts[true, label], 2000, 0.6 if true == label else 0.1)
+
+
+def test_pairflip_moves_only_to_the_next_class() -> None:
+    given_labels = corrupt(LABELS, SiteNoise("P", 0.3), num_classes=C, rng=stream(0, "P"))
+    moved = given_labels != LABELS
+    np.testing.assert_array_equal(given_labels[moved], (LABELS[moved] + 1) % C)
+    assert within(int(moved.sum()), LABELS.size, 0.3)
+
+
+def test_asymmetric_noise_draws_from_the_candidates_only() -> None:
+    given_labels = corrupt(LABELS, SiteNoise("C", 0.5), num_classes=C, candidates=CANDIDATES, rng=stream(0, "C"))
+    counts = np.array(realised(LABELS, given_labels, C)["counts"])
+    assert counts[1, 0] == counts[1, 4] == 0 and within(counts[1, 2], 2000, 0.25) and within(counts[1, 3], 2000, 0.25)
+    assert within(counts[2, 1], 2000, 0.5)
+    for anything in (0, 3):  # () and "any": every other class
+        assert all(within(counts[anything, other], 2000, 0.125) for other in range(C) if other != anything)
+
+
+@pytest.mark.parametrize(
+    ("candidates", "said"),
+    [
+        (None, "needs to know which classes"),
+        ({0: (1,), 1: (2,)}, "class 2 has none; class 3 has none; class 4 has none"),
+        (CANDIDATES | {1: (1,)}, "class 1 has"),
+        (CANDIDATES | {2: (7,)}, "class 2 has"),
+        (CANDIDATES | {2: "all"}, "class 2 has 'all'"),
+    ],
+)
+def test_candidates_that_do_not_fit_are_refused(candidates: object, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        corrupt(LABELS, SiteNoise("C", 0.2), num_classes=C, candidates=candidates, rng=stream(0))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("kind", ["M", "F"])
+def test_noise_from_files_has_no_formula(kind: str) -> None:
+    with pytest.raises(ConfigError, match="matrix"):
+        corrupt(LABELS, SiteNoise(kind, 0.0), num_classes=C, rng=stream(0))  # type: ignore[arg-type]
+
+
+def test_one_class_cannot_be_confused() -> None:
+    with pytest.raises(ConfigError, match="second class"):
+        corrupt(np.zeros(5, dtype=int), SiteNoise("S", 0.2), num_classes=1, rng=stream(0))
+
+
+def test_any_matrix() -> None:
+    matrix = np.array([[0.0, 1.0, 0.0], [0.2, 0.3, 0.5], [0.0, 0.0, 1.0]])
+    true = np.repeat([0, 1, 2], 3000)
+    counts = np.array(realised(true, corrupt_with(true, matrix, stream(0, "M")), 3)["counts"])
+    assert counts[0].tolist() == [0, 3000, 0] and counts[2].tolist() == [0, 0, 3000]
+    assert all(within(counts[1, j], 3000, matrix[1, j]) for j in range(3))
+
+
+@pytest.mark.parametrize(
+    "matrix",
+    [[[1.0, 0.0]], [[0.5, 0.4], [0, 1]], [[1.5, -0.5], [0, 1]], [[np.nan, 1], [0, 1]], np.zeros((0, 0))],
+    ids=["not square", "sums to 0.9", "negative", "nan", "empty"],
+)
+def test_bad_matrices_are_refused(matrix: object) -> None:
+    with pytest.raises(ConfigError, match="transition matrix"):
+        corrupt_with(np.array([0, 1]), np.array(matrix), stream(0))
+
+
+def test_labels_outside_the_classes_are_refused() -> None:
+    for bad in ([0, 3], [-1, 0]):
+        with pytest.raises(DataError, match="3 classes"):
+            corrupt_with(np.array(bad), np.eye(3), stream(0))
+
+
+@given(seed=st.integers(0, 10**6), classes=st.integers(2, 8))
+def test_impossible_labels_are_never_drawn(seed: int, classes: int) -> None:
+    rng = stream(seed, "matrix")
+    matrix = rng.dirichlet(np.full(classes, 0.2), classes) * (rng.random((classes, classes)) < 0.6)
+    matrix[matrix.sum(axis=1) == 0, 0] = 1.0
+    matrix /= matrix.sum(axis=1, keepdims=True)
+    true = rng.integers(0, classes, 200)
+    assert np.all(matrix[true, corrupt_with(true, matrix, rng)] > 0)
+
+
+def test_the_same_stream_gives_the_same_labels() -> None:
+    a, b = (corrupt(LABELS, SiteNoise("S", 0.4), num_classes=C, rng=stream(7, "noise", "site-1")) for _ in range(2))
+    np.testing.assert_array_equal(a, b)
+
+
+def test_realised_report() -> None:
+    report = realised(np.array([0, 0, 1, 1]), np.array([0, 1, 1, 1]), 3)
+    assert report == {"samples": 4, "rate": 0.25, "counts": [[1, 1, 0], [0, 2, 0], [0, 0, 0]]}
+    json.dumps(report)
+    assert realised(np.array([], dtype=int), np.array([], dtype=int), 2)["rate"] == 0.0
