@@ -31,11 +31,11 @@ class WeightedMean:
             if first:
                 self._dtypes[name] = value.dtype
             if value.dtype.kind != "f":
-                self._sums[name] = value.copy() if first else np.maximum(self._sums[name], value)
+                self._sums[name] = value.copy() if first else np.asarray(np.maximum(self._sums[name], value))
             elif first:
-                self._sums[name] = np.multiply(value, weight, dtype=np.float64)
+                self._sums[name] = np.asarray(np.multiply(value, weight, dtype=np.float64))
             else:
-                self._sums[name] += np.multiply(value, weight, dtype=np.float64)
+                self._sums[name] += np.asarray(np.multiply(value, weight, dtype=np.float64))
 
     def result(self) -> dict[str, np.ndarray] | None:
         """The mean in the original types; None if nothing with a positive weight was added."""
@@ -44,7 +44,8 @@ class WeightedMean:
         mean: dict[str, np.ndarray] = {}
         for name, value in self._sums.items():
             dtype = self._dtypes[name]
-            mean[name] = (value / self.total).astype(dtype) if dtype.kind == "f" else value
+            # asarray: numpy turns arrays of shape () into scalars on the way
+            mean[name] = np.asarray((value / self.total).astype(dtype) if dtype.kind == "f" else value)
         return mean
 
 

@@ -183,7 +183,7 @@ def _frozen_features(config: Config, table: Table) -> np.ndarray:
         load_backbone(backbone, path)
         extract(backbone, spec_of(config.model.name), table.images, size, out, threads=config.train.threads)
 
-    return cached_array(key, (len(table), spec_of(config.model.name).width), np.float32, fill).array
+    return cached_array(key, (len(table), spec_of(config.model.name).width), np.float32, fill)
 
 
 def weights_path(config: Config) -> Path | None:

@@ -43,7 +43,8 @@ class Store:
         from safetensors.numpy import save
 
         self.folder.mkdir(parents=True, exist_ok=True)
-        write_atomic(self._path(round), save({name: np.ascontiguousarray(a) for name, a in arrays.items()}))
+        # not ascontiguousarray: it turns a single number, shape (), into shape (1,)
+        write_atomic(self._path(round), save({name: np.asarray(a, order="C") for name, a in arrays.items()}))
         versions = self._versions()
         stale = [v for v in versions if v > round]  # left by an attempt that is being repeated
         for version in stale + [v for v in versions if v <= round][:-_KEEP]:

@@ -104,7 +104,8 @@ def check_update(update: Update, reference: Arrays, declared: Mapping[str, Extra
 def pack(header: Mapping[str, object], **groups: Arrays) -> bytes:
     from safetensors.numpy import save
 
-    tensors = {f"{group}/{name}": np.ascontiguousarray(a) for group, arrays in groups.items() for name, a in arrays.items()}
+    # not ascontiguousarray: it turns a single number, shape (), into shape (1,)
+    tensors = {f"{group}/{name}": np.asarray(a, order="C") for group, arrays in groups.items() for name, a in arrays.items()}
     return bytes(save(tensors, metadata={"fedgsca": json.dumps(header, sort_keys=True)}))
 
 
