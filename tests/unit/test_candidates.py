@@ -13,10 +13,18 @@ from fedgsca.noise import SiteNoise, transition_matrix
 from fedgsca.rng import stream
 
 # FedGP's order of the ten Kvasir-Capsule classes, in the data set's own spelling
-KVASIR = (
-    "Normal clean mucosa, Ileocecal valve, Reduced mucosal view, Pylorus, Ulcer, Angiectasia, Foreign body, "
-    "Lymphangiectasia, Erosion, Blood - fresh"
-).split(", ")
+KVASIR = [
+    "Normal clean mucosa",
+    "Ileocecal valve",
+    "Reduced mucosal view",
+    "Pylorus",
+    "Ulcer",
+    "Angiectasia",
+    "Foreign body",
+    "Lymphangiectasia",
+    "Erosion",
+    "Blood - fresh",
+]
 
 
 @pytest.mark.parametrize("name", TABLES)

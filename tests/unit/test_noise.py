@@ -167,6 +167,16 @@ def test_impossible_labels_are_never_drawn(seed: int, classes: int) -> None:
     assert np.all(matrix[true, corrupt_with(true, matrix, rng)] > 0)
 
 
+def test_rounding_cannot_reach_an_impossible_label() -> None:
+    class AlmostOne:
+        def random(self, n: int) -> np.ndarray:
+            return np.full(n, np.nextafter(1.0, 0.0))
+
+    row = np.array([0.1] * 10 + [0.0])  # the sum is just below 1 in floats
+    drawn = corrupt_with(np.array([0]), np.tile(row, (11, 1)), AlmostOne())  # type: ignore[arg-type]
+    assert drawn[0] == 9
+
+
 def test_the_same_stream_gives_the_same_labels() -> None:
     a, b = (corrupt(LABELS, SiteNoise("S", 0.4), num_classes=C, rng=stream(7, "noise", "site-1")) for _ in range(2))
     np.testing.assert_array_equal(a, b)
