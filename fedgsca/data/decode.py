@@ -1,8 +1,8 @@
 """One image file to one square of uint8 RGB pixels.
 
-The rules, in order: EXIF rotation is applied; transparent pixels are laid over white; 16-bit grey is divided by the white level of
-the data set (255, 4095 or 65535, see `white_level`) so that all its files keep one scale; the shorter side is resized to the wanted
-size and the middle is cut out.
+The rules, in order: EXIF rotation is applied; transparent pixels are laid over white; 16-bit grey is divided by the white level
+of the data set (255, 4095 or 65535, see `white_level`) so that all its files keep one scale; the shorter side is resized to the
+wanted size and the middle is cut out.
 """
 
 from __future__ import annotations
@@ -44,12 +44,13 @@ def inspect(path: Path) -> Facts:
     try:
         with Image.open(path, formats=FORMATS) as image:
             width, height = image.size
-            if image.getexif().get(0x0112) in (5, 6, 7, 8):  # orientations that exchange width and height
+            # orientations that exchange width and height; for TIFF Pillow has done it already
+            if image.format != "TIFF" and image.getexif().get(0x0112) in (5, 6, 7, 8):
                 width, height = height, width
             pages = int(getattr(image, "n_frames", 1)) if image.format == "TIFF" else 1
             peak = int(_sixteen_bit(image).max()) if _is_deep(image.mode) else 0
             return Facts(width, height, image.mode, pages, peak)
-    except Exception as error:  # noqa: BLE001 - Pillow plugins raise many types for broken files
+    except Exception as error:  # Pillow's plugins raise many types for broken files
         return Facts(problem=_reason(error))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -30,7 +31,7 @@ def measure_files(
 ) -> list[Any]:
     """`measure(root / name)` for every name, in order; unchanged files (same size and time) come from memory.
 
-    Values must survive JSON. The memory is an optimisation only: if it is lost, damaged or cannot be written, files are measured.
+    Values must survive JSON. The memory only saves time: if it is lost, damaged or cannot be written, files are measured.
     """
     place = hashlib.sha256(f"{version} {root.resolve()}".encode()).hexdigest()[:32]
     memory = cache_folder(cache_dir) / f"files-{place}.json"
@@ -46,10 +47,8 @@ def measure_files(
         for i in fresh:
             known[names[i]] = [stamps[i], values[i]]
         keep = {name: entry for name, entry in known.items() if entry[0][1] < settled}
-        try:
+        with contextlib.suppress(FedgscaError):  # the cache proper reports an unusable folder; here it only costs time
             write_atomic(memory, json.dumps(keep).encode())
-        except FedgscaError:  # the cache proper reports an unusable folder; here it only costs time
-            pass
     return values
 
 

@@ -59,8 +59,8 @@ def load(
 ) -> Table:
     """The table behind a source.
 
-    `train` and `test` are how many images to render (synthetic) or to draw, stratified and seeded, from a larger set. `labels` is a
-    csv of corrected training labels. `need_test=False` accepts a source without test images, as at a hospital that only trains.
+    `train` and `test` are how many images to render (synthetic) or to draw, stratified and seeded, from a larger set. `labels`
+    is a csv of corrected training labels. `need_test=False` accepts a source without test images: a hospital that only trains.
     """
     options = Options(image_size, seed, cache_dir, train, test, test_fraction, skip_unreadable)
     if image_size is not None and not 8 <= image_size <= 2048:

@@ -125,7 +125,7 @@ def _members(path: Path, archive: zipfile.ZipFile) -> dict[str, Member]:
         found = ", ".join(sorted(stored)[:12]) or "nothing"
         raise DataError(
             f"{path}: missing {', '.join(missing)}; the file holds {found}",
-            fix="store the arrays under MedMNIST's names: train_images, train_labels, test_images, test_labels (val_* optional)",
+            fix="use MedMNIST's names: train_images, train_labels, test_images, test_labels (val_* optional)",
         )
     return {key: _header(path, archive, key) for key in wanted if key in stored}
 

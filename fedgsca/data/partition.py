@@ -1,4 +1,4 @@
-"""Who holds which images: the training rows divided over sites, and a test split for sources that have none."""
+"""Who holds which images: the training rows divided over sites, and what is unusual about a division."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Literal
 
 import numpy as np
 
+from fedgsca.data.duplicates import same_image as same_image
 from fedgsca.data.table import Table
 from fedgsca.errors import ConfigError, DataError
 from fedgsca.rng import stream
@@ -27,8 +28,8 @@ def partition(
 ) -> Parts:
     """Divide the training rows; each row goes to exactly one site.
 
-    stratified: every class in equal shares. dirichlet: class shares drawn with concentration `alpha` (small = uneven), topped up to
-    `min_samples` a site. group: whole patients, slides or videos. column: the source's own site column; `sites` is 0 or must agree.
+    stratified: every class in equal shares. dirichlet: class shares drawn with concentration `alpha` (small = uneven), at least
+    `min_samples` a site. group: whole patients, slides or videos. column: the source's own site column; `sites` is 0 or agrees.
     """
     rows = table.rows("train")
     if scheme == "column":
@@ -182,49 +183,3 @@ def leakage(table: Table) -> list[str]:
     if shared:
         warnings.append(f"{shared} of {len(test)} test images come from a group that is also in training")
     return warnings
-
-
-def split_rows(labels: np.ndarray, groups: np.ndarray | None, fraction: float, seed: int) -> np.ndarray:
-    """(n,) of "train" | "test": about `fraction` of every class, whole groups where groups are known.
-
-    Every class keeps at least one training image, and where it has two and no groups, one test image.
-    """
-    test = _test_groups(labels, groups, fraction, seed) if groups is not None else _test_rows(labels, fraction, seed)
-    if not test.any():
-        what = "images" if groups is None else "groups"
-        raise DataError(
-            f"too few {what} ({len(np.unique(groups)) if groups is not None else len(labels)}) to set a test set aside",
-            fix="add images, or mark the test images in a split column",
-        )
-    return np.where(test, "test", "train")
-
-
-def _test_rows(labels: np.ndarray, fraction: float, seed: int) -> np.ndarray:
-    test = np.zeros(len(labels), dtype=bool)
-    for label in np.unique(labels).tolist():
-        members = stream(seed, "split", label).permutation(np.flatnonzero(labels == label))
-        count = min(len(members) - 1, max(1, round(fraction * len(members))))
-        test[members[:count]] = True
-    return test
-
-
-def _test_groups(labels: np.ndarray, groups: np.ndarray, fraction: float, seed: int) -> np.ndarray:
-    """Greedy: a group joins the test set when that brings the class counts nearer to `fraction` of each class."""
-    names, member = np.unique(groups, return_inverse=True)
-    _, coded = np.unique(labels, return_inverse=True)
-    counts = np.zeros((len(names), int(coded.max()) + 1))  # (groups, classes)
-    np.add.at(counts, (member, coded), 1)
-    total = counts.sum(axis=0)
-    taken, chosen = np.zeros_like(total), np.zeros(len(names), dtype=bool)
-    order = stream(seed, "split", "groups").permutation(len(names))
-    order = order[np.argsort(-counts[order].sum(axis=1), kind="stable")]
-    for group in order.tolist():
-        with_it = taken + counts[group]
-        # relative to the class size, so that a rare class counts as much as a common one
-        nearer = np.sum(((with_it - fraction * total) / total) ** 2) < np.sum(((taken - fraction * total) / total) ** 2)
-        if nearer and (with_it < total).all():
-            taken, chosen[group] = with_it, True
-    if not chosen.any():  # every group is larger than the share: take the smallest that leaves all classes in training
-        possible = [g for g in order[::-1].tolist() if (counts[g] < total).all()]
-        chosen[possible[:1]] = True
-    return chosen[member]

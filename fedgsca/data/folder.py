@@ -1,0 +1,201 @@
+"""A folder of images with labels.csv (file,label[,group][,split][,site]), or with one sub-folder per class."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedgsca.data.cache import Cached, cached_rows
+from fedgsca.data.decode import VERSION, Facts, Unreadable, decode, inspect, white_level
+from fedgsca.data.inventory import WORKERS, measure_files, sha256_file
+from fedgsca.data.listing import Listing, Row, list_folder
+from fedgsca.data.split import split_rows
+from fedgsca.data.table import Table, check, fingerprint
+from fedgsca.errors import DataError
+
+DEFAULT_SIZE = 224  # what the ImageNet backbones expect
+_BLOCK = 64  # images decoded at a time: bounds the memory, keeps all cores busy
+
+Bad = tuple[str, str]  # (file, reason)
+
+
+@dataclass(frozen=True)
+class Pixels:
+    """The decoded images of a listing: rows of the array belong to `kept`, in order."""
+
+    cached: Cached
+    kept: list[Row]
+    bad: list[Bad]
+    facts: list[Facts]  # of all rows of the listing
+    notes: tuple[str, ...]
+
+
+def read_folder(
+    root: Path,
+    *,
+    image_size: int | None = None,
+    seed: int = 0,
+    test_fraction: float = 0.2,
+    cache_dir: Path | None = None,
+    skip_unreadable: bool = False,
+) -> Table:
+    """The folder as a table; ids are the files' paths below the folder."""
+    listing = list_folder(root)
+    listing.refuse()
+    pixels = read_pixels(listing, image_size, cache_dir)
+    if pixels.bad and not skip_unreadable:
+        raise unreadable(root, pixels.bad, len(listing.rows))
+    return build_table(listing, pixels, seed, test_fraction)
+
+
+def read_pixels(listing: Listing, image_size: int | None, cache_dir: Path | None) -> Pixels:
+    """Decode once into the cache; unreadable files are left out and listed. Later calls only look at sizes and times."""
+    names = [row.file for row in listing.rows]
+    measured = measure_files(listing.root, names, _measure, VERSION, cache_dir)
+    facts = [Facts(**entry["facts"]) for entry in measured]
+    size = image_size or default_size(facts)
+    white = white_level(max((f.peak for f in facts), default=0))
+    content = "\n".join(f"{name}\t{entry['sha256']}" for name, entry in zip(names, measured, strict=True))
+    key = hashlib.sha256(f"{VERSION} {size} {white}\n{content}".encode()).hexdigest()
+
+    def rows(extra: dict[str, Any]) -> Iterator[np.ndarray]:
+        extra["bad"] = []
+        yield from _decoded(listing.root, names, size, white, extra["bad"])
+
+    cached = cached_rows(f"folder {key}", (size, size, 3), np.uint8, rows, len(names), cache_dir)
+    bad = [(str(name), str(reason)) for name, reason in cached.extra["bad"]]
+    lost = {name for name, _ in bad}
+    kept = [row for row in listing.rows if row.file not in lost]
+    return Pixels(cached, kept, bad, facts, (*cached.notes, *_notes(facts, size, white)))
+
+
+def default_size(facts: list[Facts]) -> int:
+    """224, or the images' own size when all are smaller and of one size."""
+    sizes = {(f.width, f.height) for f in facts if not f.problem}
+    if len(sizes) == 1 and max(next(iter(sizes))) < DEFAULT_SIZE:
+        return min(next(iter(sizes)))
+    return DEFAULT_SIZE
+
+
+def build_table(listing: Listing, pixels: Pixels, seed: int, test_fraction: float) -> Table:
+    """Labels, groups, sites and splits around the decoded images."""
+    rows, notes = pixels.kept, [*listing.notes, *pixels.notes]
+    classes = class_order([row.label for row in rows])
+    number = {name: i for i, name in enumerate(classes)}
+    labels = np.array([number[row.label] for row in rows], dtype=np.int64)
+    groups = np.array([row.group or row.file for row in rows]) if "group" in listing.columns else None
+    if "split" in listing.columns:
+        split = np.array([row.split for row in rows])
+    else:
+        split = split_rows(labels, groups, test_fraction, seed)
+        how = "by class" if groups is None else "by class, whole groups together"
+        share = f"{np.sum(split == 'test')} of {len(rows)} images"
+        notes.append(f"no split column: {share} set aside as test set with seed {seed}, {how}")
+    if pixels.bad:
+        notes.append(
+            f"{len(pixels.bad)} of {len(listing.rows)} images cannot be read and are left out, first: {pixels.bad[0][0]}"
+        )
+    if len({name.casefold() for name in classes}) < len(classes):
+        notes.append("some classes differ only in capitals: " + ", ".join(classes))
+    array = pixels.cached.array
+    return check(
+        Table(
+            name=listing.root.resolve().name,
+            images=array,
+            labels=labels,
+            classes=classes,
+            split=split,
+            ids=np.array([row.file for row in rows]),
+            fingerprint=fingerprint(array, labels, classes, split, digest=pixels.cached.digest),
+            groups=groups,
+            site=np.array([row.site for row in rows]) if "site" in listing.columns else None,
+            notes=tuple(notes),
+        )
+    )
+
+
+def class_order(labels: list[str]) -> tuple[str, ...]:
+    """Class names in index order: by number if all are numbers, else by the alphabet."""
+    names = set(labels)
+    if all(name.isdecimal() for name in names):
+        return tuple(sorted(names, key=lambda name: (int(name), name)))
+    return tuple(sorted(names))
+
+
+def list_bad(root: Path, *, image_size: int | None = None, cache_dir: Path | None = None) -> list[Bad]:
+    """Files of the folder that cannot be decoded, with the reason; missing files are the listing's problem, not this one's."""
+    listing = list_folder(root)
+    listing.rows = [row for row in listing.rows if row.file and (root / row.file).is_file()]
+    try:
+        return read_pixels(listing, image_size, cache_dir).bad if listing.rows else []
+    except NothingReadable as error:
+        return error.bad
+
+
+class NothingReadable(DataError):
+    """Not one image of the folder can be decoded."""
+
+    def __init__(self, root: Path, bad: list[Bad]) -> None:
+        base = unreadable(root, bad, len(bad))
+        super().__init__(base.message, fix=base.fix)
+        self.bad = bad
+
+
+def _measure(path: Path) -> dict[str, Any]:
+    try:
+        return {"sha256": sha256_file(path), "facts": asdict(inspect(path))}
+    except OSError as error:  # no permission, failing disk: one unreadable image, not a crash
+        return {"sha256": "", "facts": asdict(Facts(problem=error.strerror or str(error)))}
+
+
+def _decoded(root: Path, names: list[str], size: int, white: int, bad: list[Bad]) -> Iterator[np.ndarray]:
+    """Blocks of decoded images; whatever cannot be decoded is appended to `bad` instead."""
+
+    def one(name: str) -> np.ndarray | str:
+        try:
+            return decode(root / name, size, white)
+        except Unreadable as error:
+            return str(error)
+
+    with ThreadPoolExecutor(WORKERS) as pool:  # Pillow decodes outside the interpreter lock
+        for start in range(0, len(names), _BLOCK):
+            chunk = names[start : start + _BLOCK]
+            results = list(pool.map(one, chunk))
+            bad.extend((name, result) for name, result in zip(chunk, results, strict=True) if isinstance(result, str))
+            good = [result for result in results if not isinstance(result, str)]
+            if good:
+                yield np.stack(good)
+    if len(bad) == len(names):
+        raise NothingReadable(root, bad)
+
+
+def _notes(facts: list[Facts], size: int, white: int) -> list[str]:
+    """What was done to the pixels, so that nobody has to guess."""
+    sound = [f for f in facts if not f.problem]
+    deep = sum(f.mode.startswith("I") for f in sound)
+    pages = sum(f.pages > 1 for f in sound)
+    sizes = {(f.width, f.height) for f in sound}
+    notes = []
+    if deep:
+        peak = max(f.peak for f in sound)
+        notes.append(f"{deep} images with 16-bit grey values, scaled so that {white} is white (largest value: {peak})")
+    if pages:
+        notes.append(f"{pages} TIFF files hold more than one page; the first is used")
+    if sizes != {(size, size)}:
+        notes.append(f"images brought to {size}x{size} pixels: shorter side resized, middle cut out")
+    return notes
+
+
+def unreadable(root: Path, bad: list[Bad], total: int) -> DataError:
+    """The error for images that cannot be decoded: how many, the first five and why."""
+    first = "; ".join(f"{name} ({reason})" for name, reason in bad[:5])
+    return DataError(
+        f"{len(bad)} of {total} images in {root} cannot be read, first: {first}",
+        fix=f"fedgsca data check {root} --list-bad names all; replace them, or leave them out with --skip-unreadable",
+    )

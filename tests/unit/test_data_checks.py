@@ -1,0 +1,153 @@
+"""`data check` says everything at once and raises nothing."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from fedgsca.data.checks import check_source, list_bad
+from fedgsca.data.csvfile import read_sheet
+from fedgsca.data.table import Table, check, fingerprint
+from fedgsca.errors import DataError
+
+
+@pytest.fixture
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("FEDGSCA_CACHE", str(tmp_path / "cache"))
+    folder = tmp_path / "set"
+    folder.mkdir()
+    rng = np.random.default_rng(0)
+    lines = ["file,label,group,split,site"]
+    for i in range(40):
+        Image.fromarray(rng.integers(0, 256, (10, 12, 3), dtype=np.uint8)).save(folder / f"{i}.png")
+        lines.append(f"{i}.png,{'ab'[i % 2]},p{i // 4},{'test' if i >= 32 else 'train'},{'north' if i % 3 else 'south'}")
+    (folder / "labels.csv").write_text("\n".join(lines))
+    return folder
+
+
+def test_sound_folder(root: Path) -> None:
+    report = check_source(str(root))
+    assert report.ok and report.problems == () and report.warnings == ()
+    assert report.counts == {"train": {"a": 16, "b": 16}, "test": {"a": 4, "b": 4}}
+    assert report.stored == (("12x10", 40),) and report.shape == (10, 10, 3)
+    assert report.groups == 10 and report.sites == {"north": 26, "south": 14}
+    assert json.loads(json.dumps(report.as_dict()))["ok"] is True
+
+
+def test_unreadable_files_are_a_problem_and_the_rest_is_still_counted(root: Path) -> None:
+    (root / "5.png").write_bytes(b"no")
+    report = check_source(str(root))
+    assert not report.ok and report.bad[0][0] == "5.png"
+    assert "1 of 40 images" in report.problems[0].text
+    assert report.counts["train"] == {"a": 16, "b": 15}
+    assert list_bad(str(root)) == list(report.bad)
+
+
+def test_problems_of_the_list_and_of_the_images_together(root: Path) -> None:
+    (root / "5.png").write_bytes(b"no")
+    (root / "6.png").unlink()
+    report = check_source(str(root))
+    texts = [finding.text for finding in report.problems]
+    assert any("missing files: 6.png" in t for t in texts) and any("5.png" in t for t in texts)
+    assert all(finding.fix for finding in report.problems)
+
+
+def test_warnings_about_leaks_copies_classes_and_empty_frames(root: Path) -> None:
+    Image.new("RGB", (12, 10)).save(root / "0.png")
+    (root / "33.png").write_bytes((root / "1.png").read_bytes())
+    text = (root / "labels.csv").read_text().replace("39.png,b,p9", "39.png,c,p0").replace("38.png,a", "38.png,c")
+    (root / "labels.csv").write_text(text)
+    report = check_source(str(root))
+    warnings = "\n".join(report.warnings)
+    assert report.ok
+    assert "train: no image of c" in warnings
+    assert "1 of 10 groups stand in more than one split" in warnings
+    assert "1 images stand in more than one split" in warnings
+    assert "1 images show a single colour" in warnings
+
+
+@pytest.mark.parametrize("source", ["sinthetic", "no/such/folder", "nothing.npz"])
+def test_unknown_sources_are_reported(source: str) -> None:
+    report = check_source(source)
+    assert not report.ok and report.problems[0].fix
+
+
+def test_empty_folder_and_all_unreadable(tmp_path: Path, root: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    assert "folders without images" in check_source(str(tmp_path / "empty")).problems[0].text
+    for path in root.glob("*.png"):
+        path.write_bytes(b"")
+    report = check_source(str(root))
+    assert len(report.bad) == 40 and "40 of 40" in report.problems[0].text
+
+
+def test_one_class_is_a_problem(root: Path) -> None:
+    (root / "labels.csv").write_text((root / "labels.csv").read_text().replace(",b,", ",a,"))
+    assert "one label" in check_source(str(root)).problems[0].text
+
+
+def test_other_sources(tmp_path: Path) -> None:
+    images, labels = np.random.default_rng(0).integers(0, 256, (30, 8, 8), dtype=np.uint8), np.arange(30) % 2
+    np.savez(tmp_path / "x.npz", train_images=images, train_labels=labels, test_images=images[:5], test_labels=labels[:5])
+    report = check_source(str(tmp_path / "x.npz"), cache_dir=tmp_path)
+    assert report.ok and report.counts["train"] == {"class 0": 15, "class 1": 15}
+    assert report.warnings == ("5 images stand in more than one split, 5 of the copies in the test set",)
+    assert list_bad("synthetic") == []
+
+
+def table(**changes: object) -> Table:
+    parts: dict[str, object] = {
+        "name": "t",
+        "images": np.zeros((4, 2, 2, 3), np.uint8),
+        "labels": np.array([0, 1, 0, 1]),
+        "classes": ("a", "b"),
+        "split": np.array(["train", "train", "test", "test"]),
+        "ids": np.array(list("wxyz")),
+        "fingerprint": "",
+    }
+    return Table(**(parts | changes))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"images": np.zeros((4, 2, 2), np.uint8)}, "uint8"),
+        ({"images": np.zeros((5, 2, 2, 3), np.uint8)}, "4 labels but 5"),
+        ({"groups": np.array(["a"])}, "4 labels but 1"),
+        ({"labels": np.array([0, 2, 0, 1])}, "run from 0 to 2"),
+        ({"split": np.array(["train", "trian", "test", "test"])}, "unknown split 'trian'"),
+        ({"split": np.array(["test"] * 4)}, "training split is empty"),
+        ({"labels": np.array([1, 1, 0, 0])}, "one label"),
+    ],
+)
+def test_table_door(changes: dict[str, object], message: str) -> None:
+    check(table())
+    with pytest.raises(DataError, match=message):
+        check(table(**changes))
+
+
+def test_fingerprint_covers_every_part() -> None:
+    t = table()
+    images = t.images.copy()
+    images[0, 0, 0, 0] = 1
+    marks = {
+        fingerprint(t.images, t.labels, t.classes, t.split),
+        fingerprint(images, t.labels, t.classes, t.split),
+        fingerprint(t.images, t.labels[::-1], t.classes, t.split),
+        fingerprint(t.images, t.labels, ("a", "c"), t.split),
+        fingerprint(t.images, t.labels, t.classes, t.split[::-1]),
+        fingerprint(t.images.reshape(4, 1, 4, 3), t.labels, t.classes, t.split),
+    }
+    assert len(marks) == 6
+
+
+def test_sheet_survives_spreadsheets(tmp_path: Path) -> None:
+    path = tmp_path / "x.csv"
+    path.write_text('Image File;label;;\r\n"a;b.png";  x ;;\r\n\r\nc.png;y\r\n')
+    sheet = read_sheet(path)
+    assert sheet.columns == ("imagefile", "label")
+    assert sheet.rows == ((2, {"imagefile": "a;b.png", "label": "x"}), (4, {"imagefile": "c.png", "label": "y"}))
