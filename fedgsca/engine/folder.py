@@ -73,8 +73,6 @@ class RunFolder:
         except OSError:
             os.close(self._lock)
             raise RunFolderError(f"another process is running in {self.path}", fix="wait for it, stop it, or choose another --out") from None
-        if not (self.path / "config.toml").exists():
-            write_atomic(self.path / "config.toml", to_toml(self.config).encode())
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
@@ -84,7 +82,7 @@ class RunFolder:
     def _check_owner(self) -> None:
         """A folder belongs to the experiment in its config.toml, and to no other."""
         if not (self.path / "config.toml").exists():
-            if any(entry.name != ".lock" for entry in self.path.iterdir()):
+            if any(entry.name != ".lock" and entry.suffix != ".tmp" for entry in self.path.iterdir()):
                 raise RunFolderError(f"{self.path} is not empty and not a run folder", fix="choose a new folder with --out")
             return
         other = read_config(self.path)
@@ -101,6 +99,9 @@ class RunFolder:
         return dict(json.loads(path.read_bytes())) if path.exists() else None
 
     def write_setup(self, experiment: Experiment) -> None:
+        """Only an experiment whose data, labels and weights could be read takes possession of the folder: config.toml first."""
+        if not (self.path / "config.toml").exists():
+            write_atomic(self.path / "config.toml", to_toml(self.config).encode())
         table = experiment.table
         sites = {}
         for name, samples in experiment.sites.items():
