@@ -65,16 +65,19 @@ def _log_softmax(logits: Tensor) -> Tensor:
 
 
 def _credal(log_p: Tensor, possible: Tensor, alpha: float) -> Tensor:
-    """(n,): the closed form above. `possible` (n, C) is the set A, a constant for the gradient; each row holds the label."""
-    s1 = (log_p.detach().exp() * possible).sum(dim=1)
-    # Only predictions outside the credal set are evaluated, where S0 > alpha. Computing everything and masking afterwards would
-    # meet log 0 inside the set and turn 0 * inf into NaN gradients. "not >=" lets a NaN logit reach the loss instead of hiding.
-    outside = ~(s1 >= 1.0 - alpha)
-    log_p, possible = log_p[outside], possible[outside]
-    log_s1 = log_p.masked_fill(~possible, -torch.inf).logsumexp(dim=1)  # log domain: S1 may be 1e-170
-    log_s0 = log_p.masked_fill(possible, -torch.inf).logsumexp(dim=1)
-    loss = (1.0 - alpha) * (math.log1p(-alpha) - log_s1) + alpha * (math.log(alpha) - log_s0)
-    return log_p.new_zeros(outside.shape).masked_scatter(outside, loss)
+    """(n,): 0 inside the credal set, else KL(p^r || p) (Eq. 17). `possible` (n, C) is A; each row holds the given label.
+
+    p^r is a constant for the gradient, which changes nothing (it is p - p^r either way) and means that no logarithm of an empty
+    sum is ever differentiated: masking a finished loss would turn log 0 of the samples inside into NaN gradients.
+    """
+    with torch.no_grad():
+        log_s1 = log_p.masked_fill(~possible, -torch.inf).logsumexp(dim=1, keepdim=True)  # S1 may be 1e-170: stay in logs
+        log_s0 = log_p.masked_fill(possible, -torch.inf).logsumexp(dim=1, keepdim=True)
+        outside = ~(log_s1.exp() >= 1.0 - alpha)  # "not >=": a NaN logit reaches the loss instead of hiding as 0
+        scale = torch.where(possible, math.log1p(-alpha) - log_s1, math.log(alpha) - log_s0)
+        log_r = log_p + torch.where(outside, scale, 0.0)  # Eq. 16
+        r = log_r.exp() * outside
+    return (r * (log_r - log_p)).sum(dim=1)
 
 
 def _reduce(loss: Tensor, reduction: Reduction) -> Tensor:

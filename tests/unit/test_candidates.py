@@ -14,16 +14,8 @@ from fedgsca.rng import stream
 
 # FedGP's order of the ten Kvasir-Capsule classes, in the data set's own spelling
 KVASIR = [
-    "Normal clean mucosa",
-    "Ileocecal valve",
-    "Reduced mucosal view",
-    "Pylorus",
-    "Ulcer",
-    "Angiectasia",
-    "Foreign body",
-    "Lymphangiectasia",
-    "Erosion",
-    "Blood - fresh",
+    *("Normal clean mucosa", "Ileocecal valve", "Reduced mucosal view", "Pylorus", "Ulcer"),
+    *("Angiectasia", "Foreign body", "Lymphangiectasia", "Erosion", "Blood - fresh"),
 ]
 
 
