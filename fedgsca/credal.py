@@ -40,7 +40,7 @@ def rcl_loss(
 def ucl_loss(
     logits: Tensor, labels: Tensor, *, alpha: float = 0.05, beta: float = 0.75, reduction: Reduction = "mean"
 ) -> Tensor:
-    """The ablation's unrobust set: a sample whose label the model confidently contradicts is left out, else A = {y}."""
+    """Uniform credal labelling, the ablation: a label the model contradicts with at least beta says nothing, else A = {y}."""
     log_p = _log_softmax(logits)
     given = torch.zeros_like(log_p, dtype=torch.bool).scatter(1, labels[:, None], True)
     contradicted = ((log_p.detach().exp() >= beta) & ~given).any(dim=1, keepdim=True)
