@@ -98,9 +98,7 @@ def build_table(listing: Listing, pixels: Pixels, seed: int, test_fraction: floa
         share = f"{np.sum(split == 'test')} of {len(rows)} images"
         notes.append(f"no split column: {share} set aside as test set with seed {seed}, {how}")
     if pixels.bad:
-        notes.append(
-            f"{len(pixels.bad)} of {len(listing.rows)} images cannot be read and are left out, first: {pixels.bad[0][0]}"
-        )
+        notes.append(f"{len(pixels.bad)} of {len(listing.rows)} images cannot be read and are left out")
     if len({name.casefold() for name in classes}) < len(classes):
         notes.append("some classes differ only in capitals: " + ", ".join(classes))
     array = pixels.cached.array

@@ -6,6 +6,7 @@ Nothing is decoded here. Every problem is collected, so that a person repairs a 
 from __future__ import annotations
 
 import difflib
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
@@ -123,9 +124,8 @@ def _check_files(listing: Listing) -> None:
     listing.problem(
         "paths that leave the folder", dict.fromkeys(outside), "write paths relative to the folder of labels.csv, without .."
     )
-    seen: set[str] = set()
-    twice = [n for n in names if n in seen or seen.add(n)]  # type: ignore[func-returns-value]
-    listing.problem("files listed more than once", dict.fromkeys(twice), "keep one line per image")
+    twice = [name for name, count in Counter(names).items() if count > 1]
+    listing.problem("files listed more than once", twice, "keep one line per image")
     inside = dict.fromkeys(n for n in names if n not in set(outside))
     listing.problem(
         "missing files", (n for n in inside if not (listing.root / n).is_file()), "copy the files there or remove their lines"

@@ -83,7 +83,7 @@ def load(
 def find_reader(source: str) -> tuple[Reader, str]:
     """The reader of a source and what is left of the source for it to read."""
     kind, colon, rest = source.partition(":")
-    if source in READERS and not READERS[source].form.endswith("PATH"):
+    if source in READERS and READERS[source].form == source:  # a name that needs no path
         return READERS[source], source
     if colon and kind in READERS and rest:
         return READERS[kind], rest
@@ -98,6 +98,7 @@ def find_reader(source: str) -> tuple[Reader, str]:
 def _unknown(source: str, path: Path) -> DataError:
     forms = "; ".join(f"{reader.form} ({reader.what})" for reader in READERS.values())
     near = difflib.get_close_matches(source.partition(":")[0].lower(), list(READERS), n=1, cutoff=0.6)
+    near = [READERS[name].form for name in near]
     beside = sorted(p.name for p in path.parent.iterdir()) if path.name and path.parent.is_dir() else []
     near = near or [str(path.parent / name) for name in difflib.get_close_matches(path.name, beside, n=1, cutoff=0.7)]
     what = "is a file of an unknown kind" if path.is_file() else "is neither a built-in name nor an existing file or folder"

@@ -7,6 +7,7 @@ import json
 import multiprocessing
 import os
 import resource
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -148,6 +149,20 @@ def test_remains_of_a_killed_maker_are_swept(tmp_path: Path) -> None:
     assert abandoned(tmp_path / name) and not abandoned(mine)
     get(Counted(), tmp_path)
     assert not (tmp_path / name).exists() and mine.exists()
+
+
+def die(array: np.ndarray) -> None:
+    array[:10] = 1
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_maker_killed_half_way(tmp_path: Path) -> None:
+    victim = multiprocessing.get_context("spawn").Process(target=get, args=(die, tmp_path))
+    victim.start()
+    victim.join()
+    assert victim.exitcode == -signal.SIGKILL and len(list(tmp_path.glob("*.tmp"))) == 1
+    assert (get(Counted(), tmp_path) == 7).all()
+    assert not list(tmp_path.glob("*.tmp"))
 
 
 def test_rows_stream_with_fewer_than_announced(tmp_path: Path) -> None:

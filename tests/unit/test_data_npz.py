@@ -172,6 +172,8 @@ def test_missing_file_and_unknown_names(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="did you mean synthetic") as caught:
         load("sinthetic")
     assert all(reader.form in caught.value.fix for reader in READERS.values())
+    with pytest.raises(DataError, match=r"did you mean FILE\.npz"):
+        load("npz")
     (tmp_path / "slides").mkdir()
     with pytest.raises(DataError, match=r"did you mean .*slides\?"):
         load(str(tmp_path / "slide"))
