@@ -1,1 +1,29 @@
-"""Its presence lets every test say `from helpers import ...` (pytest puts the folder of a conftest.py on the path)."""
+"""Every test: its own cache folder and one thread. The folder of this file is on the path: `from helpers import ...` works."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+import pytest
+
+# before torch is imported anywhere: several threads on a busy machine are many times slower than one
+for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
+    os.environ[name] = "1"
+
+BASE = Path(tempfile.mkdtemp(prefix="fedgsca-tests-"))
+os.environ["FEDGSCA_CACHE"] = str(BASE / "cache")  # also seen by the processes that tests start
+
+
+def pytest_unconfigure() -> None:
+    shutil.rmtree(BASE, ignore_errors=True)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_thread() -> None:
+    """Also for a torch that was imported before this file."""
+    import torch
+
+    torch.set_num_threads(1)
