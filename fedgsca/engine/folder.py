@@ -77,6 +77,10 @@ class RunFolder:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         if self._lock is not None:
+            if not (self.path / "config.toml").exists():  # nothing was begun: leave nothing behind
+                with contextlib.suppress(OSError):
+                    (self.path / ".lock").unlink()
+                    self.path.rmdir()
             os.close(self._lock)
 
     def _check_owner(self) -> None:
