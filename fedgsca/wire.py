@@ -101,12 +101,25 @@ def check_update(update: Update, reference: Arrays, declared: Mapping[str, Extra
     check_extras(f"update of {update.site}", update.extras, declared, dims)
 
 
-def pack(header: Mapping[str, object], **groups: Arrays) -> bytes:
+def save_tensors(arrays: Arrays, metadata: Mapping[str, str]) -> bytes:
+    """safetensors with sorted metadata: the library keeps them in a hash map, whose order changes from process to process."""
     from safetensors.numpy import save
 
     # not ascontiguousarray: it turns a single number, shape (), into shape (1,)
-    tensors = {f"{group}/{name}": np.asarray(a, order="C") for group, arrays in groups.items() for name, a in arrays.items()}
-    return bytes(save(tensors, metadata={"fedgsca": json.dumps(header, sort_keys=True)}))
+    data = bytes(save({name: np.asarray(a, order="C") for name, a in arrays.items()}, metadata=dict(metadata)))
+    if len(metadata) < 2:
+        return data
+    size = int.from_bytes(data[:8], "little")
+    header = json.loads(data[8 : 8 + size])
+    header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % 8)  # the format aligns the arrays to eight bytes
+    return b"".join((len(text).to_bytes(8, "little"), text, memoryview(data)[8 + size :]))
+
+
+def pack(header: Mapping[str, object], **groups: Arrays) -> bytes:
+    tensors = {f"{group}/{name}": a for group, arrays in groups.items() for name, a in arrays.items()}
+    return save_tensors(tensors, {"fedgsca": json.dumps(header, sort_keys=True)})
 
 
 def unpack(data: bytes, groups: Sequence[str]) -> tuple[dict[str, object], list[dict[str, np.ndarray]]]:

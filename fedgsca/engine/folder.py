@@ -36,6 +36,7 @@ from fedgsca.files import no_room, write_atomic
 from fedgsca.methods.base import ServerState
 from fedgsca.metrics import headline, per_class
 from fedgsca.noise import realised
+from fedgsca.wire import save_tensors
 
 
 def dumps(value: object) -> bytes:
@@ -160,10 +161,8 @@ class RunFolder:
 
     def finish(self, state: ServerState, experiment: Experiment) -> dict[str, Any]:
         """model.safetensors and result.json, the latter last: its presence means that the run is complete."""
-        from safetensors.numpy import save
-
         meta = {"classes": json.dumps(experiment.table.classes), "model": self.config.model.name, "config": to_toml(self.config)}
-        write_atomic(self.path / "model.safetensors", save(dict(state.weights), metadata=meta))
+        write_atomic(self.path / "model.safetensors", save_tensors(state.weights, meta))
         result = summarise(self.path, self.config, experiment)
         write_atomic(self.path / "result.json", dumps(result))
         return result
