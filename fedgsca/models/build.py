@@ -144,10 +144,22 @@ def _fill(module: nn.Module, generator: torch.Generator) -> None:
             module.bias.zero_()
 
 
+def _allocate(module: nn.Module) -> None:
+    """Memory for a module made on the meta device. Module.to_empty would do, but imports a symbolic algebra for half a second."""
+    for layer in module.modules():
+        for name, parameter in layer._parameters.items():
+            if parameter is not None:
+                empty = torch.empty(parameter.shape, dtype=parameter.dtype)
+                layer._parameters[name] = nn.Parameter(empty, requires_grad=parameter.requires_grad)
+        for name, buffer in layer._buffers.items():
+            if buffer is not None:
+                layer._buffers[name] = torch.empty(buffer.shape, dtype=buffer.dtype)
+
+
 def _materialise(make: Callable[[], nn.Module], seed: int, part: str) -> nn.Module:
     with torch.device("meta"):
         module = make()
-    module = module.to_empty(device="cpu")
+    _allocate(module)
     generator = torch_stream(seed, "init", part)
     for layer in module.modules():
         _fill(layer, generator)
