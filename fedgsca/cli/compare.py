@@ -1,0 +1,186 @@
+"""`fedgsca compare`: methods x noises x seeds, each cell resumable, one table at the end."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from fedgsca.cli.options import (
+    ConfigFile,
+    Data,
+    Frozen,
+    Jobs,
+    Json,
+    Labels,
+    Model,
+    Partition,
+    Preset,
+    Quiet,
+    Rounds,
+    Sets,
+    Sites,
+    SkipUnreadable,
+    make_tree,
+    short,
+)
+from fedgsca.cli.progress import Display, display
+from fedgsca.cli.screen import emit, grid, note, say, show, stoppable, warn
+from fedgsca.errors import FedgscaError
+
+if TYPE_CHECKING:
+    from fedgsca.compare import Cell, Outcome, Plan
+    from fedgsca.engine.federation import Watcher
+
+Methods = Annotated[str, typer.Option("--methods", help="names joined by commas, or all")]
+Noises = Annotated[list[str] | None, typer.Option("--noise", help="repeatable; default 0-S40-P20-C20")]
+Seeds = Annotated[str, typer.Option("--seeds", help="how many (3: seeds 0, 1, 2) or which (0,4,7)")]
+Ceiling = Annotated[
+    bool, typer.Option("--ceiling/--no-ceiling", help="also FedAvg without the wrong labels: needed for recovery")
+]
+Clean = Annotated[bool, typer.Option("--clean", help="also FedAvg without noise, for reference")]
+Out = Annotated[Path | None, typer.Option("--out", help="folder; default runs/compare-<data>")]
+Title = Annotated[str | None, typer.Option("--title", help="heading of the report")]
+
+
+def add(app: typer.Typer) -> None:
+    app.command("compare", help="Compare methods under noise over several seeds.", rich_help_panel="Train")(compare)
+
+
+def compare(
+    methods: Methods = "fedavg,fedgsca",
+    noise: Noises = None,
+    seeds: Seeds = "3",
+    data: Data = None,
+    rounds: Rounds = None,
+    sites: Sites = None,
+    partition: Partition = None,
+    labels: Labels = None,
+    model: Model = None,
+    frozen: Frozen = False,
+    skip_unreadable: SkipUnreadable = False,
+    config: ConfigFile = None,
+    sets: Sets = None,
+    preset: Preset = None,
+    ceiling: Ceiling = True,
+    clean: Clean = False,
+    out: Out = None,
+    title: Title = None,
+    jobs: Jobs = 1,
+    quiet: Quiet = False,
+    json: Json = False,
+) -> None:
+    from fedgsca.compare import Plan, parse_methods, parse_noises, parse_seeds
+
+    tree = make_tree(
+        config, sets, data=data, rounds=rounds, sites=sites, partition=partition, labels=labels, model=model, frozen=frozen,
+        skip_unreadable=skip_unreadable, preset=preset,
+    )  # fmt: skip
+    names = parse_methods(methods)
+    plan = Plan(names, parse_noises(noise or ["0-S40-P20-C20"]), parse_seeds(seeds), tree, ceiling, clean, title or "")
+    source = plan.cells()[0].config.data.source
+    plan = replace(plan, title=title or f"{_listed(names)} on {short(source)}")
+    if not quiet:
+        _explain(plan)
+    execute(plan, out or Path("runs") / f"compare-{short(source)}", jobs=jobs, quiet=quiet, json=json)
+
+
+def _listed(names: tuple[str, ...]) -> str:
+    from fedgsca.methods.base import load_all
+
+    known = [load_all()[name].__name__ for name in names]
+    return " and ".join([", ".join(known[:-1]), known[-1]] if len(known) > 1 else known)
+
+
+def _explain(plan: Plan) -> None:
+    from fedgsca.cli.config import explain_preset
+
+    for cell in {cell.config.method: cell for cell in plan.cells()}.values():
+        explain_preset(cell.config)
+    if plan.ceiling and "fedavg" not in plan.methods:
+        warn("recovery is measured against FedAvg: add fedavg to --methods to see it")
+
+
+class Shown:
+    """The comparison's audience: hands the engine a watcher per cell and names what failed."""
+
+    def __init__(self, display: Display) -> None:
+        self.display = display
+
+    def watch(self, cell: Cell) -> Watcher:
+        return self.display.watch(cell.name)
+
+    def finished(self, cell: Cell, result: Mapping[str, Any]) -> None:
+        self.display.done(cell.name, f"F1 {result['f1']:.1f}")
+
+    def failed(self, cell: Cell, error: Exception) -> None:
+        self.display.done(cell.name, "failed")
+        if isinstance(error, FedgscaError):
+            self.display.tell(f"{cell.name} failed: {error.message}\nFix: {error.fix}", "red")
+        else:
+            self.display.tell(
+                f"{cell.name} failed; this is a bug, please report it:\n{''.join(traceback.format_exception(error))}", "red"
+            )
+
+
+def execute(plan: Plan, out: Path, *, jobs: int, quiet: bool, json: bool) -> Outcome:
+    """Start or continue; then tables, report and, if cells failed, an error."""
+    from fedgsca.compare import check_folder, finished_cells, run_plan, write_tables
+
+    cells = {cell.name: cell for cell in plan.cells()}
+    check_folder(cells.values(), out)
+    done = finished_cells(cells.values(), out)
+    if done and not quiet:
+        note(
+            f"{len(done)} of {len(cells)} runs are done" + (": " + ", ".join(done) if len(done) < len(cells) else ""),
+            "green",
+        )
+    with stoppable(out), display(quiet=quiet, runs=len(cells) - len(done)) as progress:
+        outcome = run_plan(plan, out, Shown(progress), jobs=jobs)
+    if outcome.compare["cells"]:
+        from fedgsca.report.html import write_report
+
+        write_tables(out, outcome.compare)
+        write_report(out)
+        if json:
+            emit({**outcome.compare, "failed": outcome.failed, "path": str(out), "report": str(out / "report.html")})
+        elif not quiet:
+            show_table(outcome.compare)
+            say(f"report  {out / 'report.html'}", "bold")
+    if outcome.failed:
+        first, reason = next(iter(outcome.failed.items()))
+        raise FedgscaError(
+            f"{len(outcome.failed)} of {len(cells)} runs failed, first {first}: {reason}",
+            fix=f"mend the cause, then `fedgsca resume {out}`; finished runs are kept",
+        )
+    return outcome
+
+
+def show_table(compare: Mapping[str, Any]) -> None:
+    """Mean ± standard deviation over seeds; the best of each noise is marked."""
+    from fedgsca.report.tables import RANKED, compare_rows, recovery_text, score_text
+
+    rows = compare_rows(compare)
+    cells = []
+    for row in rows:
+        scores = [score_text(row, key) + ("*" if key in row.best else " ") for key in RANKED]
+        seconds = row.stats.get("seconds_per_round")
+        cells.append(
+            [row.noise, row.label, *scores, recovery_text(row), f"{seconds.mean:.2f}" if seconds else "–", str(row.seeds)]
+        )
+    show(
+        grid(
+            ["noise", "method", "macro F1", "recall", "precision", "best F1", "recovery", "s/round", "seeds"],
+            cells,
+            left=2,
+            title=str(compare["title"]),
+        )
+    )
+    if compare.get("clean"):
+        clean = list(compare["clean"].values())
+        say(f"FedAvg on clean labels: {sum(clean) / len(clean):.1f}")
+    say("* best of its noise", "dim")

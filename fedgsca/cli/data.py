@@ -1,0 +1,107 @@
+"""`fedgsca data`: which sources there are, what is in one, and how it looks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from fedgsca.cli.options import Json
+from fedgsca.cli.screen import emit, grid, say, show
+from fedgsca.errors import DataError, RunFolderError
+
+if TYPE_CHECKING:
+    from fedgsca.data.checks import Report
+
+Source = Annotated[str, typer.Argument(help="as after --data")]
+Size = Annotated[int | None, typer.Option("--image-size", help="pixels; default: the source's own size")]
+Labels = Annotated[Path | None, typer.Option("--labels", help="csv (file,label) of corrected training labels")]
+ListBad = Annotated[bool, typer.Option("--list-bad", help="print every file that cannot be read, one a line, and nothing else")]
+Output = Annotated[Path, typer.Option("-o", "--out", help="PNG file to write")]
+Columns = Annotated[int, typer.Option("--columns", min=1, max=64, help="images per class")]
+Seed = Annotated[int, typer.Option("--seed", min=0, help="which images are drawn")]
+
+group = typer.Typer(no_args_is_help=True, rich_markup_mode="rich")
+
+
+def add(app: typer.Typer) -> None:
+    app.add_typer(group, name="data", help="List, check and look at data.", rich_help_panel="Data and noise")
+
+
+@group.command("list")
+def list_sources(json: Json = False) -> None:
+    """What may stand after --data."""
+    from fedgsca.data.load import READERS
+
+    if json:
+        emit({"sources": [{"name": name, "form": reader.form, "what": reader.what} for name, reader in READERS.items()]})
+    else:
+        show(grid(["--data", "what it is"], [[reader.form, reader.what] for reader in READERS.values()], left=2))
+
+
+@group.command("check")
+def check(
+    source: Source, image_size: Size = None, labels: Labels = None, list_bad: ListBad = False, json: Json = False
+) -> None:
+    """Look through a source before a run: counts, problems, duplicates, leakage. Exit code 3 if a run would not start."""
+    from fedgsca.data import checks
+
+    if list_bad:
+        bad = checks.list_bad(source, image_size=image_size)
+        if json:
+            emit({"bad": [{"file": name, "reason": reason} for name, reason in bad]})
+        else:
+            for name, reason in bad:
+                typer.echo(f"{name}\t{reason}")
+        return
+    report = checks.check_source(source, image_size=image_size, labels=labels)
+    if json:
+        emit(report.as_dict())
+        if not report.ok:
+            raise typer.Exit(DataError.exit_code)
+        return
+    _show(report)
+    if not report.ok:
+        first, *more = report.problems
+        rest = "".join(f"\n  {finding.text} ({finding.fix})" for finding in more)
+        raise DataError(f"{source} cannot be used as it is: {first.text}{rest}", fix=first.fix)
+
+
+def _show(report: Report) -> None:
+    if report.counts:
+        height, width, _ = report.shape
+        total = sum(sum(classes.values()) for classes in report.counts.values())
+        say(f"{report.name}: {total} images, {width}x{height} pixels, {len(report.classes)} classes", "bold")
+        rows = [[name, *(str(report.counts[split][name]) for split in report.counts)] for name in report.classes]
+        rows.append(["all", *(str(sum(report.counts[split].values())) for split in report.counts)])
+        show(grid(["class", *report.counts], rows))
+        if report.stored:
+            kinds = ", ".join(f"{size} ({count})" for size, count in report.stored[:4])
+            say(f"files   {kinds}{', ...' if len(report.stored) > 4 else ''}")
+        if report.groups is not None:
+            say(f"groups  {report.groups}")
+        if report.sites:
+            say("sites   " + ", ".join(f"{name} ({count})" for name, count in report.sites.items()))
+        say(f"sha256  {report.fingerprint}", "dim")
+    for text in report.notes:
+        say(f"note: {text}")
+    for text in report.warnings:
+        say(f"warning: {text}", "yellow")
+    if report.ok:
+        say("ready to train on", "green")
+
+
+@group.command("sheet")
+def sheet(source: Source, out: Output, image_size: Size = None, columns: Columns = 12, seed: Seed = 0) -> None:
+    """Write a contact sheet: a row of training images for every class."""
+    from fedgsca.data.load import load
+    from fedgsca.data.sheet import save_sheet
+
+    table = load(source, image_size=image_size, need_test=False)
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        save_sheet(table, out, per_class=columns, seed=seed)
+    except (OSError, ValueError) as error:  # no permission, no space, a file type that Pillow does not know
+        raise RunFolderError(f"cannot write {out}: {error}", fix="choose another file ending in .png with -o") from None
+    say(f"sheet   {out}", "bold")
