@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from fedgsca.cli.options import Jobs, Json, Quiet
 from fedgsca.cli.screen import say
+
+if TYPE_CHECKING:
+    from fedgsca.noise import SiteNoise
 
 Seed = Annotated[int, typer.Option("--seed", min=0, help="another split among the hospitals, other wrong labels")]
 Out = Annotated[Path, typer.Option("--out", help="folder")]
@@ -21,6 +24,11 @@ def add(app: typer.Typer) -> None:
     )(demo)
 
 
+def _wrong(noise: SiteNoise) -> str:
+    how = {"S": " (any class)", "P": " (the next class)", "C": " (a look-alike)"}
+    return "none" if noise.kind == "none" else f"{100 * noise.rate:g} %{how.get(noise.kind, '')}"
+
+
 def demo(
     seed: Seed = 0,
     out: Out = Path("runs/demo"),
@@ -30,7 +38,6 @@ def demo(
     json: Json = False,
 ) -> None:
     from fedgsca.cli.compare import execute
-    from fedgsca.cli.noise import in_words
     from fedgsca.demo import NOISE, demo_plan, write_demo_sheet
     from fedgsca.noise import parse_noise
 
@@ -40,7 +47,7 @@ def demo(
         config = plan.cells()[0].config
         noise = parse_noise(NOISE, config.data.sites)
         say(f"{len(noise)} hospitals train one classifier for tissue images; no image leaves its hospital.")
-        say("Labels: " + "; ".join(f"hospital {k} {in_words(part)}" for k, part in enumerate(noise, 1)) + ".")
+        say("Wrong labels: " + ", ".join(f"{_wrong(part)} at hospital {k}" for k, part in enumerate(noise, 1)) + ".")
         say(f"FedAvg believes every label, FedGSCA finds the suspect ones: {config.train.rounds} rounds each.\n")
     outcome = execute(plan, out, jobs=jobs, quiet=quiet, json=json)
     sheet = write_demo_sheet(plan, out)

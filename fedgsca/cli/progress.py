@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from fedgsca.engine.local import Reply
     from fedgsca.experiment import Experiment
 
+_WIDE = 110  # columns from which there is room for a longer bar and the best score
 _EVERY = 5.0  # seconds between lines in a pipe
 
 
@@ -71,9 +72,9 @@ class Pace:
         done = self.position - self.first
         return (time.monotonic() - self.started) / done * (self.rounds - self.position) if done > 0 else None
 
-    @property
-    def score(self) -> str:
-        return "" if self.f1 is None else f"F1 {self.f1:.1f} (best {self.best:.1f})"
+    def score(self, *, with_best: bool = True) -> str:
+        best = f" (best {self.best:.1f})" if with_best else ""
+        return "" if self.f1 is None else f"F1 {self.f1:.1f}{best}"
 
 
 class Watching:
@@ -136,7 +137,7 @@ class _LineWatcher(Watching):
         if whole_round and (now - self.lines.last >= _EVERY or last):
             self.lines.last = now
             rest = f"  {duration(pace.left)} left" if pace.left else ""
-            note(f"{self.label}round {pace.round}/{pace.rounds}  {pace.score}{rest}", None)
+            note(f"{self.label}round {pace.round}/{pace.rounds}  {pace.score()}{rest}", None)
 
 
 class Bars:
@@ -144,6 +145,7 @@ class Bars:
 
     def __init__(self, bars: Progress, runs: int) -> None:
         self.bars, self.runs, self.finished, self.begun = bars, runs, 0, time.monotonic()
+        self.wide = bars.console.width >= _WIDE
         self.seen: set[str] = set()
         self.all = bars.add_task("all runs", total=runs, where=f"0/{runs}", score="", left="") if runs > 1 else None
         self.one = bars.add_task("", total=None, where="", score="", left="", visible=False)
@@ -184,7 +186,9 @@ class _BarWatcher(Watching):
         where = f"round {min(pace.round + 1, pace.rounds)}/{pace.rounds}  site {heard}/{pace.sites}"
         left = f"{duration(pace.left)} left" if pace.left else ""
         task: TaskID = self.bars.one
-        self.bars.bars.update(task, completed=pace.position, total=pace.rounds, where=where, score=pace.score, left=left)
+        self.bars.bars.update(
+            task, completed=pace.position, total=pace.rounds, where=where, score=pace.score(with_best=self.bars.wide), left=left
+        )
         self.bars.update_all(pace.position / pace.rounds)
 
 
@@ -203,13 +207,14 @@ class Nothing:
 def _progress() -> Progress:
     from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
 
+    err = console(stderr=True)
     return Progress(
         SpinnerColumn(finished_text="✓"),
         TextColumn("{task.description}", markup=False),
-        BarColumn(bar_width=28),
+        BarColumn(bar_width=28 if err.width >= _WIDE else 10),
         TextColumn("{task.fields[where]}", markup=False),
         TextColumn("{task.fields[score]}", style="cyan", markup=False),
         TextColumn("{task.fields[left]}", style="dim", markup=False),
-        console=console(stderr=True),
+        console=err,
         transient=True,
     )

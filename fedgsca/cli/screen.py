@@ -56,9 +56,9 @@ def grid(headers: Sequence[str], rows: Iterable[Sequence[str]], *, left: int = 1
     from rich import box
     from rich.table import Table
 
-    table = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left", title_style="bold", pad_edge=False)
+    table = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left", title_style="bold", padding=(0, 1, 0, 0))
     for i, header in enumerate(headers):
-        table.add_column(header, justify="left" if i < left else "right", overflow="fold")
+        table.add_column(header, justify="left" if i < left else "right", overflow="fold", no_wrap=i >= left)
     for row in rows:
         table.add_row(*row)
     return table
