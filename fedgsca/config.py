@@ -8,7 +8,7 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -90,9 +90,9 @@ class Config(Section):
     options: dict[str, Any] = Field(default_factory=dict, description="the method's own options, all filled in")
 
     def to_tree(self) -> Tree:
-        """As written to config.toml: no None, the method's options under the method's name."""
+        """As written to config.toml: None left out or spelled "none", the method's options under the method's name."""
         tree: Tree = json.loads(self.model_dump_json(exclude_none=True, exclude={"options"}))
-        return {**tree, self.method: dict(self.options)} if self.options else tree
+        return {**tree, self.method: _spell_none(self.options)} if self.options else tree
 
     def fingerprint(self) -> str:
         """Names the experiment. Two runs with the same fingerprint end in the same bytes on the same machine."""
@@ -106,6 +106,35 @@ def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> Tree:
         old = result.get(key)
         result[key] = merge(old, value) if isinstance(old, Mapping) and isinstance(value, Mapping) else value
     return result
+
+
+def _spell_none(tree: Mapping[str, Any]) -> Tree:
+    """TOML has no null: an option that was switched off is written as "none"."""
+    return {key: _spell_none(v) if isinstance(v, Mapping) else "none" if v is None else v for key, v in tree.items()}
+
+
+def _read_none(tree: Mapping[str, Any], model: type[BaseModel]) -> Tree:
+    """The way back: "none" means None in fields that may be None, and stays a word in all others."""
+    rows: Tree = {}
+    for key, value in tree.items():
+        kind = model.model_fields[key].annotation if key in model.model_fields else None
+        if isinstance(value, Mapping) and isinstance(kind, type) and issubclass(kind, BaseModel):
+            rows[key] = _read_none(value, kind)
+        else:
+            rows[key] = None if value == "none" and type(None) in get_args(kind) else value
+    return rows
+
+
+def _filled(options: BaseModel) -> Tree:
+    """Every option with its value; None only where the default is something else, so that it is not taken for the default."""
+    plain, rows = options.model_dump(mode="json"), {}
+    for name, info in type(options).model_fields.items():
+        value = getattr(options, name)
+        if isinstance(value, BaseModel):
+            rows[name] = _filled(value)
+        elif value is not None or info.default is not None:
+            rows[name] = plain[name]
+    return rows
 
 
 def parse_set(items: Sequence[str]) -> Tree:
@@ -179,12 +208,12 @@ def build(tree: Mapping[str, Any]) -> Config:
     else:
         kind = REGISTRY[method].Options
         try:
-            options = json.loads(kind.model_validate(options).model_dump_json(exclude_none=True))
+            options = _filled(kind.model_validate(_read_none(options, kind)))
         except ValidationError as error:
             problems += _describe(error, kind, method)
     try:
         # json mode: TOML has no tuples, and a tree read back from config.toml must check like the first one
-        config = Config.model_validate({**merge(base, tree), "method": method, "options": options})
+        config = Config.model_validate({**_read_none(merge(base, tree), Config), "method": method, "options": options})
     except ValidationError as error:
         problems += _describe(error, Config)
     if problems:
