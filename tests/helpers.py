@@ -1,4 +1,4 @@
-"""A federation small enough for unit tests: Gaussian clouds as frozen features (or as tiny images), four sites, a round in milliseconds.
+"""A federation small enough for unit tests: four sites, Gaussian clouds as frozen features (or tiny images).
 
 It goes through the same doors as the real engine: messages are encoded and decoded, extras are checked against the method's
 declaration, and a site's memory is on disk. Only the data and the loop are smaller.
