@@ -1,0 +1,137 @@
+"""FedFixer: the sieve against hand numbers, the cross update, and what the two models make of noisy labels."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from helpers import toy_experiment
+
+from fedgsca.methods.fedfixer import FedFixerOptions, Pair, confidence_at, confidence_loss, label_and_mean, sieve
+from fedgsca.rng import stream
+from fedgsca.train import batches
+from fedgsca.wire import Update
+
+QUICK = {"warmup": 3, "confidence": 1.0}
+
+
+def uniform(classes: int) -> torch.Tensor:
+    return torch.full((classes,), 1.0 / classes)
+
+
+def test_the_sieve_is_lenient_when_the_model_is_sure_of_another_class() -> None:
+    """p_1 = 0.02 against 0.95 passes, because the geometric mean of all ten is 0.0077."""
+    p = torch.tensor([[0.95, 0.02] + [0.00375] * 8])
+    for label, kept in ((0, True), (1, True), (2, False)):
+        l_y, l_mean = label_and_mean(p.log(), torch.tensor([label]), uniform(10))
+        assert float(torch.exp(-l_mean)) == pytest.approx(0.0077, abs=5e-5)
+        assert bool(sieve(l_y, l_mean)) is kept
+
+
+def test_the_label_prior_judges_by_the_sites_own_classes() -> None:
+    logits, y = torch.tensor([[0.7, 0.2, 0.1]]).log(), torch.tensor([1])
+    assert not sieve(*label_and_mean(logits, y, torch.tensor([0.9, 0.05, 0.05])))
+    assert sieve(*label_and_mean(logits, y, torch.tensor([0.05, 0.05, 0.9])))
+
+
+def test_with_b_one_the_loss_is_the_log_odds_against_the_geometric_mean() -> None:
+    logits = torch.from_numpy(stream(0, "odds").normal(size=(20, 6)))
+    y = torch.arange(20) % 6
+    p = torch.softmax(logits, dim=1)
+    geometric = p.log().mean(dim=1).exp()
+    expected = -torch.log(p[torch.arange(20), y] / geometric)
+    assert torch.allclose(confidence_loss(*label_and_mean(logits, y, uniform(6)), 1.0).double(), expected, atol=1e-5)
+
+
+def test_the_loss_is_bounded_where_wrong_classes_vanish() -> None:
+    logits = torch.tensor([[0.0, -900.0, -900.0]], requires_grad=True)
+    loss = confidence_loss(*label_and_mean(logits, torch.tensor([0]), uniform(3)), 2.0).sum()
+    torch.autograd.backward(loss)
+    assert loss.item() == pytest.approx(-2 * 2 / 3 * np.log(1e8), rel=1e-5)
+    assert logits.grad is not None and bool(logits.grad.isfinite().all())
+
+
+def test_schedule_of_the_confidence_weight() -> None:
+    found = [confidence_at(e, 10, 2.0) for e in range(40)]
+    assert found[:4] == pytest.approx([0, 0, 0, 2 / 9])
+    assert found[10] < 2.0
+    assert found[11:] == [2.0] * 29
+
+
+def test_the_sieve_keeps_clean_samples_more_often_than_noisy_ones(tmp_path: Path) -> None:
+    toy = toy_experiment(tmp_path, "fedfixer", options=QUICK)
+    toy.run(8)
+    for name in ("site-3", "site-4"):  # half of the labels are wrong
+        kept, wrong = toy.notes[name]["clean"], toy.sites[name].labels != toy.truth[name]
+        assert kept[~wrong].mean() > kept[wrong].mean() + 0.5
+        assert float(toy.updates[name].extras["selected"]) == kept.sum()
+    for name in ("site-1", "site-2"):
+        assert toy.notes[name]["clean"].mean() > 0.9
+
+
+def test_it_learns_more_from_noisy_labels_than_fedavg(tmp_path: Path) -> None:
+    settings = {"noise": (0.0, 0.6, 0.6, 0.6), "spread": 1.5, "lr": 0.1}
+    fixer = toy_experiment(tmp_path / "a", "fedfixer", options=QUICK, **settings)
+    plain = toy_experiment(tmp_path / "b", "fedavg", **settings)
+    assert fixer.accuracy(fixer.run(12).weights) > plain.accuracy(plain.run(12).weights) + 0.02
+
+
+def test_every_sample_is_kept_up_to_and_including_round_t_sel(tmp_path: Path) -> None:
+    toy = toy_experiment(tmp_path, "fedfixer", options={"warmup": 1})
+    state = toy.run(2)
+    assert [float(u.extras["selected"]) for u in toy.updates.values()] == [60.0] * 4
+    assert all("clean" not in notes for notes in toy.notes.values())
+    toy.round(state)
+    assert all("clean" in notes for notes in toy.notes.values())
+
+
+def test_each_model_trains_on_what_the_other_one_trusts(tmp_path: Path) -> None:
+    """phi is made to distrust everything: then w may not learn from this batch, while phi does learn from what w trusts."""
+    site = toy_experiment(tmp_path, "fedfixer").site("site-1")
+    site.model.head.weight.data.zero_()  # w is undecided: it keeps every sample
+    pair = Pair(FedFixerOptions(distance=0.0, personal_decay=0.0), site, 0, sieving=True)
+    batch = next(iter(batches(site, 0, np.flatnonzero(site.labels != 0))))
+    pair.phi.head.bias.data[:] = torch.tensor([5.0, 0.0, 0.0, 0.0])  # sure of class 0, which is not in the batch
+    before_w, before_phi = site.model.head.weight.clone(), pair.phi.head.weight.clone()
+    trusted = pair.step(batch)
+    assert not trusted.any()
+    assert torch.equal(site.model.head.weight, before_w)
+    assert not torch.equal(pair.phi.head.weight, before_phi)
+
+
+def test_without_its_ideas_it_is_fedavg(tmp_path: Path) -> None:
+    off = {"warmup": 99, "confidence": 0.0, "distance": 0.0}
+    fixer = toy_experiment(tmp_path / "a", "fedfixer", options=off).run(3)
+    plain = toy_experiment(tmp_path / "b", "fedavg").run(3)
+    for name, value in plain.weights.items():
+        assert fixer.weights[name] == pytest.approx(value, abs=1e-5)
+
+
+def test_the_server_weighs_sites_by_selected_samples_and_keeps_theta_if_there_are_none(tmp_path: Path) -> None:
+    toy = toy_experiment(tmp_path, "fedfixer")
+    state = replace(toy.start(), weights={"w": np.array([7.0])})
+
+    def sent(*selected: float) -> list[Update]:
+        return [Update(f"s{k}", 10, {"w": np.array([float(k)])}, {"selected": np.array(n)}) for k, n in enumerate(selected)]
+
+    assert toy.method.aggregate(state, sent(1.0, 3.0)).weights["w"] == pytest.approx([0.75])
+    assert toy.method.aggregate(state, sent(np.nan, 1e9)).weights["w"] == pytest.approx([1.0])  # no more than it has
+    assert toy.method.aggregate(state, sent(0.0, 0.0)).weights["w"] == pytest.approx([7.0])
+
+
+def test_a_large_step_does_not_make_the_pull_overshoot(tmp_path: Path) -> None:
+    toy = toy_experiment(tmp_path, "fedfixer", options=QUICK, lr=0.5)
+    state = toy.run(8)
+    assert all(np.isfinite(value).all() for value in state.weights.values())
+    assert toy.accuracy(state.weights) > 0.8
+
+
+@pytest.mark.parametrize("options", [{"personal_steps": 5}, {"prior": "labels"}, {"personal": "keep"}])
+def test_the_switches_change_the_result(tmp_path: Path, options: dict[str, object]) -> None:
+    default = toy_experiment(tmp_path / "a", "fedfixer", options=QUICK | {"warmup": 1}).run(3)
+    changed = toy_experiment(tmp_path / "b", "fedfixer", options=QUICK | {"warmup": 1} | options).run(3)
+    assert changed.weights["head.weight"].tobytes() != default.weights["head.weight"].tobytes()
+    assert (tmp_path / "b").exists() is (options == {"personal": "keep"})  # a private memory only where it is asked for
