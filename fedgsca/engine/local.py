@@ -7,8 +7,11 @@ encoding as messages between hospitals.
 
 from __future__ import annotations
 
+import io
 import json
 import multiprocessing
+import os
+import threading
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -22,6 +25,7 @@ from fedgsca.config import Config, build
 from fedgsca.engine.observe import observe
 from fedgsca.errors import FedgscaError, UpdateError
 from fedgsca.experiment import Experiment, prepare
+from fedgsca.files import write_atomic
 from fedgsca.methods.base import Method, make_method
 from fedgsca.site import Site
 from fedgsca.store import Store
@@ -76,10 +80,9 @@ class Bench:
             kept = {key: value for key, value in site.notes.items() if key in ("losses", "clean", "clean_probability", "selector", "tau")}
             if truth is not None:
                 kept["wrong"] = site.labels != truth
-            folder = self.folder / "losses"
-            folder.mkdir(parents=True, exist_ok=True)
-            with open(folder / f"{site.name}.npz", "wb") as handle:
-                np.savez(handle, round=np.array(round), **kept)
+            packed = io.BytesIO()
+            np.savez(packed, round=np.array(round), **kept)
+            write_atomic(self.folder / "losses" / f"{site.name}.npz", packed.getvalue())
 
 
 class LocalEngine:
@@ -113,7 +116,7 @@ class ProcessEngine:
     def exchange(self, payload: Payload) -> Iterator[Reply]:
         message = encode_payload(payload)
         for pipe, _ in self.workers:
-            pipe.send_bytes(b"P" + message)
+            _tell(pipe, b"P" + message, self.sites[0])
         waiting, ready = list(self.sites), {}
         busy: dict[Connection, str] = {}
         idle = [pipe for pipe, _ in self.workers]
@@ -123,7 +126,7 @@ class ProcessEngine:
                 while idle and waiting and len(ready) < 2 * len(self.workers):
                     pipe = idle.pop()
                     busy[pipe] = waiting.pop(0)
-                    pipe.send_bytes(b"S" + busy[pipe].encode())
+                    _tell(pipe, b"S" + busy[pipe].encode(), busy[pipe])
                 for done in wait(list(busy)):
                     assert isinstance(done, Connection)
                     ready[busy[done]] = self._receive(done, busy[done])
@@ -135,10 +138,7 @@ class ProcessEngine:
         try:
             head, body = json.loads(pipe.recv_bytes()), pipe.recv_bytes()
         except (EOFError, ConnectionResetError):
-            raise FedgscaError(
-                f"the worker process that trained {name} ended unexpectedly (out of memory, or killed)",
-                fix="run `fedgsca resume` with fewer --jobs; no finished round is lost",
-            ) from None
+            raise _worker_lost(name) from None
         if head.get("crash"):
             raise FedgscaError(f"{name} failed: {head['crash']}", fix=head.get("fix", "this is a bug: report it with the text above"))
         update = decode_update(body) if body else None
@@ -153,8 +153,31 @@ class ProcessEngine:
                 process.join()
 
 
+def _tell(pipe: Connection, message: bytes, name: str) -> None:
+    try:
+        pipe.send_bytes(message)
+    except (BrokenPipeError, ConnectionResetError):
+        raise _worker_lost(name) from None
+
+
+def _worker_lost(name: str) -> FedgscaError:
+    return FedgscaError(
+        f"the worker process that trained {name} ended unexpectedly (out of memory, or killed)",
+        fix="run `fedgsca resume` with fewer --jobs; no finished round is lost",
+    )
+
+
+def _leave_with_parent() -> None:
+    """End at once when the parent is killed: an orphan that goes on would write into the site's memory beside a resumed run."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        wait([parent.sentinel])
+        os._exit(1)
+
+
 def _work(pipe: Connection, tree: str, folder: str) -> None:
     """A worker process: builds the same experiment from the same configuration and serves sites until the pipe closes."""
+    threading.Thread(target=_leave_with_parent, daemon=True).start()
     bench: Bench | None = None
     payload = Payload(0, {})
     while True:
