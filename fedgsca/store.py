@@ -42,7 +42,6 @@ class Store:
     def write(self, round: int, arrays: Mapping[str, np.ndarray]) -> None:
         from safetensors.numpy import save
 
-        self.folder.mkdir(parents=True, exist_ok=True)
         # not ascontiguousarray: it turns a single number, shape (), into shape (1,)
         write_atomic(self._path(round), save({name: np.asarray(a, order="C") for name, a in arrays.items()}))
         versions = self._versions()

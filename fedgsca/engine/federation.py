@@ -77,6 +77,8 @@ class Tally:
             try:
                 if update is None:
                     raise UpdateError(reply.error or "no reply", fix="see the site's log")
+                if update.site != reply.site:
+                    raise UpdateError(f"the update is signed {update.site!r}", fix="a site may answer only for itself")
                 check_update(update, self.payload.weights, self.method.uploads, self.experiment.dims)
             except UpdateError as error:
                 self.refused[reply.site] = error.message

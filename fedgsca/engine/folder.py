@@ -32,7 +32,7 @@ from fedgsca import __version__
 from fedgsca.config import Config, build, differences, read_toml, to_toml
 from fedgsca.errors import RunFolderError
 from fedgsca.experiment import Experiment
-from fedgsca.files import no_room, write_atomic
+from fedgsca.files import abandoned, no_room, remove_quietly, write_atomic
 from fedgsca.methods.base import ServerState
 from fedgsca.metrics import headline, per_class
 from fedgsca.noise import realised
@@ -49,7 +49,7 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
         return []
     rows = []
     for line in path.read_bytes().split(b"\n"):
-        with contextlib.suppress(json.JSONDecodeError):
+        with contextlib.suppress(ValueError):  # also a tail of zeros, which a power cut leaves and which is no text at all
             rows.append(json.loads(line))
     return rows
 
@@ -68,12 +68,18 @@ class RunFolder:
         except OSError as error:
             raise RunFolderError(f"cannot make the run folder {self.path}: {error.strerror}", fix="choose another --out") from None
         self._check_owner()
-        self._lock = os.open(self.path / ".lock", os.O_CREAT | os.O_RDWR)
+        try:
+            self._lock = os.open(self.path / ".lock", os.O_CREAT | os.O_RDWR)
+        except OSError as error:
+            raise RunFolderError(f"cannot write to {self.path}: {error.strerror}", fix="free some space there, or choose another --out") from None
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             os.close(self._lock)
             raise RunFolderError(f"another process is running in {self.path}", fix="wait for it, stop it, or choose another --out") from None
+        for path in self.path.rglob("*.tmp"):  # half-written files of a run that was killed
+            if abandoned(path):
+                remove_quietly(path)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
