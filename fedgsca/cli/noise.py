@@ -54,7 +54,7 @@ def preview(
     )
     experiment = prepare(made)
     rows = [_site(experiment, name) for name in experiment.sites]
-    matrices = {str(noise): matrix_of(experiment, noise).tolist() for noise in experiment.noise.values()}
+    matrices = {str(noise): matrix_of(experiment, noise).tolist() for noise in experiment.noise.values() if noise.kind != "F"}
     classes = list(experiment.table.classes)
     if json:
         emit(
@@ -93,10 +93,8 @@ def in_words(noise: SiteNoise) -> str:
 
 
 def matrix_of(experiment: Experiment, noise: SiteNoise) -> np.ndarray:
-    """(C, C): chance of every given label for every true class."""
+    """(C, C): chance of every given label for every true class. Labels from a file (F) have none."""
     from pathlib import Path
-
-    import numpy as np
 
     from fedgsca.experiment import find_candidates
     from fedgsca.noise import transition_matrix
@@ -105,8 +103,6 @@ def matrix_of(experiment: Experiment, noise: SiteNoise) -> np.ndarray:
     config, classes = experiment.config, experiment.table.num_classes
     if noise.kind == "M":
         return read_matrix(Path(str(config.noise.matrix)), classes)
-    if noise.kind == "F":
-        return np.full((classes, classes), np.nan)
     candidates = find_candidates(config, experiment.table)[0] if noise.kind == "C" else None
     return transition_matrix(noise, classes, candidates)
 

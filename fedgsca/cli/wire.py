@@ -156,7 +156,7 @@ def _table(message: Mapping[str, Any], header: list[list[str]]) -> Any:
     for extra in message["extras"]:
         shape = " x ".join(str(n) for n in extra["shape"]) if extra["shape"] else "1"
         numbers = f"{shape} number{'s' if shape != '1' else ''}"
-        size = size_text(extra["bytes"]) if extra["sent"] else "in some rounds"
+        size = size_text(extra["bytes"]) if extra["sent"] else "not in this round"
         rows.append([extra["name"], numbers, size, extra["what"]])
     for group in message["weights"]:
         rows.append(
@@ -164,7 +164,7 @@ def _table(message: Mapping[str, Any], header: list[list[str]]) -> Any:
                 f"weights {group['name']}",
                 f"{group['numbers']:,} numbers",
                 size_text(group["bytes"]),
-                f"{group['tensors']} tensors",
+                f"{group['tensors']} tensor{'s' * (group['tensors'] != 1)}",
             ]
         )
     rows.append(

@@ -292,7 +292,7 @@ def test_wire_in_words(shell: Shell) -> None:
     code, out, _ = shell("wire", "fedgsca", "--set", "fedgsca.diagnostics=false")
     assert code == 0
     assert "two Gaussians" in out and "weights head" in out and "num_samples" in out
-    assert "in some rounds" in out  # declared, but not sent with these options
+    assert "not in this round" in out  # declared, but not sent with these options
     code, out, _ = shell("wire", "fedavg")
     assert code == 0 and "selector" not in out
 
