@@ -1,6 +1,6 @@
-"""The table of a comparison: mean ± standard deviation over seeds, ranks, and recovery. Plain Python, imported by the command line.
+"""The table of a comparison: mean ± standard deviation over seeds, ranks, recovery. Plain Python, for the command line, too.
 
-recovery = (F1 - F1 of FedAvg) / (F1 of the ceiling - F1 of FedAvg), seed by seed; the ceiling is FedAvg without the wrong labels
+recovery = (F1 - F1 of FedAvg) / (F1 of the ceiling - F1 of FedAvg), per seed; the ceiling is FedAvg without the wrong labels
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 BASELINE = "fedavg"
 RANKED = ("f1", "recall", "precision", "best_f1")  # percent, more is better
 COSTS = ("seconds_per_round", "bytes_up", "bytes_down")
-MIN_LOSS = 0.5  # points of F1; where the noise costs FedAvg less, a ratio to that cost would be noise itself
+MIN_LOSS = 1.0  # points of F1; where the wrong labels cost FedAvg less, a ratio to that cost would be chance
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ def _recovery(f1: float, base: float | None, ceiling: float | None) -> float | N
 
 
 def _ranked(rows: list[Row]) -> list[Row]:
-    """Best and second best per score, compared as printed, so that equal numbers get equal marks. One row alone wins nothing."""
+    """Best and second best per score, compared as printed: equal numbers, equal marks. A row alone wins nothing."""
     if len(rows) < 2:
         return rows
     for key in RANKED:
@@ -119,7 +119,7 @@ def score_text(row: Row, key: str) -> str:
 
 
 def recovery_text(row: Row) -> str:
-    return "–" if row.recovery is None else f"{row.recovery:.2f}"
+    return "–" if row.recovery is None else f"{row.recovery:.2f}".replace("-", "−")
 
 
 def to_markdown(rows: Sequence[Row]) -> str:

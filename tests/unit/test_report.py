@@ -1,0 +1,408 @@
+"""The report says what happened, needs nothing but itself, and copes with whatever a run left behind."""
+
+from __future__ import annotations
+
+import csv
+import html
+import io
+import json
+import re
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from subprocess import run as run_process
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fedgsca.errors import RunFolderError
+from fedgsca.report.html import write_report
+from fedgsca.report.tables import compare_rows, to_csv, to_markdown
+from fedgsca.rng import stream
+
+CLASSES = ["normal", "tumour <b>grade 2</b> & $\\alpha$", "a class with quite a long name for a table"]
+CONFIG = """seed = 0
+method = "{method}"
+
+[data]
+source = "synthetic"
+
+[noise]
+spec = "0-S40"
+
+[train]
+rounds = {rounds}
+
+[{method}]
+noise_level = 0.1
+"""
+SIZE, WARMUP = 200, 2
+Line = dict[str, Any]
+
+
+def site_line(rng: np.random.Generator, classes: int, rate: float, round: int) -> Line:
+    """What FedGSCA logs of one site: nothing but zeros during warm-up; later it flags 5 % more than is wrong."""
+    if round < WARMUP:
+        idle = {"delta": 0.0, "clean": SIZE, "pseudo": 0, "thresholds": [0.0] * classes, "tau": 0.7, "guard": 0}
+        return {"num_samples": SIZE, "selector": [None] * 6, **idle}
+    flagged = int(SIZE * (rate + 0.05) + 0.5)
+    hits = 0.9 * rate * SIZE
+    return {
+        "num_samples": SIZE, "selector": [0.2, 4.0, 0.3, 2.0, 0.7, 0.3], "delta": flagged / SIZE, "tau": 0.8, "guard": 0,
+        "clean": SIZE - flagged, "pseudo": flagged // 2, "thresholds": rng.uniform(0.2, 0.8, classes).tolist(),
+        "noisy_precision": hits / flagged, "noisy_recall": 0.9 if rate else None, "noisy_auroc": 0.95 if rate else None,
+        "pseudo_count": flagged / 2, "pseudo_accuracy": 0.8,
+    }  # fmt: skip
+
+
+def write_setup(path: Path, classes: list[str], rates: dict[str, float], truth: bool) -> None:
+    c, sites = len(classes), {}
+    for name, rate in rates.items():
+        sites[name] = {"num_samples": SIZE, "given_per_class": [SIZE // c] * c, "noise": f"S{rate * 100:.0f}" if rate else "0"}
+        if truth:
+            counts = SIZE / c * (np.eye(c) * (1 - rate) + (1 - np.eye(c)) * rate / (c - 1))
+            sites[name]["realised"] = {"samples": SIZE, "rate": rate, "counts": counts.round().astype(int).tolist()}
+    data = {"name": "tissue", "fingerprint": "d" * 64, "classes": classes, "shape": [500, 32, 32, 3]}
+    setup = {"data": data, "test": 100, "sites": sites, "warnings": ["two <groups> stand on both sides"], "version": "0.1.0"}
+    (path / "setup.json").write_text(json.dumps(setup | {"fingerprint": "c" * 64}))
+
+
+def write_losses(path: Path, rates: dict[str, float], round: int, rng: np.random.Generator, truth: bool) -> None:
+    path.mkdir()
+    for name, rate in rates.items():
+        wrong = rng.random(SIZE) < rate
+        losses = np.where(wrong, rng.normal(4, 1.2, SIZE), rng.exponential(0.3, SIZE))
+        kept = {"losses": losses, "clean": losses < 2, "clean_probability": (losses < 2) * 1.0, "tau": np.array(0.8)}
+        kept |= {"selector": np.array([0.2, 4.0, 0.3, 2.0, 0.7, 0.3]), **({"wrong": wrong} if truth else {})}
+        np.savez(path / f"{name}.npz", round=np.array(round), **kept)
+
+
+def make_run(
+    path: Path, *, method: str = "fedgsca", rounds: int = 8, done: int | None = None, sites: int = 2,
+    classes: list[str] = CLASSES, f1: float = 80.4, truth: bool = True, seed: int = 0,
+) -> Path:  # fmt: skip
+    """A run folder like the engine's; every second site has 40 % wrong labels. The last five rounds' mean F1 is `f1`."""
+    path.mkdir(parents=True)
+    rng, c = stream(seed, "report", method), len(classes)
+    done = rounds if done is None else done
+    rates = {f"site-{i + 1}": 0.4 * (i % 2) if truth else 0.0 for i in range(sites)}
+    (path / "config.toml").write_text(CONFIG.format(method=method, rounds=rounds))
+    write_setup(path, classes, rates, truth)
+    matrix = (np.eye(c) * 30 + 2).astype(int).tolist()
+    lines, timing = [], []
+    for t in range(done):
+        value = f1 + max(2 - (done - 1 - t), -10)  # ..., f1 - 2, f1 - 1, f1, f1 + 1, f1 + 2
+        line: Line = {
+            "round": t, "lr": 0.02 if t < 0.7 * rounds else 0.002, "stability": 0.5**t, "f1": value, "recall": value - 1,
+            "precision": value + 1, "loss": 0.4, "confusion": matrix, "bytes_up": 4000, "bytes_down": 4000, "refused": {},
+        }  # fmt: skip
+        line["sites"] = {n: site_line(rng, c, r, t) if method == "fedgsca" else {"num_samples": SIZE} for n, r in rates.items()}
+        for name, site in line["sites"].items():
+            line["sites"][name] = {k: v for k, v in site.items() if truth or not k.startswith(("noisy_", "pseudo_"))}
+        lines.append(line)
+        timing.append({"round": t, "sites": dict.fromkeys(rates, 0.5), "exchange": 1.0, "evaluate": 0.2, "save": 0.01})
+    for name, rows in (("metrics", lines), ("timing", timing)):
+        (path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    if method == "fedgsca" and done > WARMUP:
+        write_losses(path / "losses", rates, done - 1, rng, truth)
+    if done == rounds:
+        scores = {"f1": f1, "recall": f1 - 1, "precision": f1 + 1}
+        (path / "result.json").write_text(json.dumps(scores | {"method": method, "data": "tissue", "rounds": rounds}))
+    return path
+
+
+def edit_metrics(path: Path, change: Callable[[Line], None]) -> None:
+    """Apply `change` to every line of a run's log."""
+    lines = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
+    for line in lines:
+        change(line)
+    (path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def page(path: Path) -> str:
+    return write_report(path).read_text(encoding="utf-8")
+
+
+def sections(text: str) -> list[str]:
+    return re.findall(r'<section id="([^"]+)"', text)
+
+
+def words(text: str) -> str:
+    """What a reader sees, without mark-up, style and drawings."""
+    text = re.sub(r"<style>.*?</style>|<svg.*?</svg>", " ", text, flags=re.S)
+    return re.sub(r"\s+", " ", html.unescape(re.sub(r"<[^>]+>", " ", text)))
+
+
+@pytest.fixture(scope="module")
+def gsca(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The page of a finished FedGSCA run."""
+    return page(make_run(tmp_path_factory.mktemp("runs") / "gsca"))
+
+
+def test_page_needs_nothing_but_itself(gsca: str) -> None:
+    assert "://" not in gsca  # neither links nor XML namespaces
+    assert not re.search(r"<(script|link|iframe|img|object)\b|@import|url\((?!#)|\bsrc=", gsca)
+    assert set(re.findall(r'href="(.)', gsca)) == {"#"}
+    assert len(re.findall("<svg", gsca)) > 8
+
+
+def test_every_reference_within_the_page_has_its_target_and_ids_are_unique(gsca: str) -> None:
+    ids = re.findall(r'\bid="([^"]+)"', gsca)
+    assert len(ids) == len(set(ids))
+    assert {*re.findall(r'href="#([^"]+)"', gsca), *re.findall(r"url\(#([^)]+)\)", gsca)} <= set(ids)
+
+
+def test_headline_is_the_mean_of_the_last_five_rounds(gsca: str) -> None:
+    said = words(gsca)
+    assert "reached a macro F1 of 80.4 % on the test set, the mean of its last five rounds" in said
+    assert "The best round, number 8, reached 82.4; the last one 82.4." in said
+
+
+def test_summary_tells_noise_present_and_noise_found(gsca: str) -> None:
+    said = words(gsca)
+    assert "20 % were wrong on purpose: none at site-1 and 40 % at site-2 (symmetric)" in said
+    # 0.9 of the 80 wrong labels among the 10 + 90 flagged ones of 400
+    assert (
+        "The selector doubted 25 % of the labels: it found 90 % of the wrong ones, and 72 % of its doubts were justified."
+        in said
+    )
+
+
+def test_all_sections_of_a_complete_run_are_there(gsca: str) -> None:
+    assert sections(gsca) == [
+        "learning", "classes", "sites", "selection", "found", "quality", "thresholds", "stability", "transitions", "cost",
+        "events", "configuration",
+    ]  # fmt: skip
+    assert "c" * 64 in gsca and "d" * 64 in gsca
+    assert "noise_level = 0.1" in gsca and "warm-up" in gsca
+
+
+def test_names_are_escaped_everywhere(gsca: str) -> None:
+    assert "<b>grade" not in gsca
+    assert "tumour &lt;b&gt;grade 2&lt;/b&gt; &amp; $\\alpha$" in gsca
+    assert "two &lt;groups&gt; stand" in gsca
+
+
+def test_pictures_have_a_text_and_tables_have_headers(gsca: str) -> None:
+    assert all(alt.strip() for alt in re.findall(r'role="img" aria-label="([^"]*)"', gsca))
+    assert gsca.count('role="img"') == gsca.count("<figure>")
+    for table in re.findall(r"<table.*?</table>", gsca, flags=re.S):
+        assert "<caption>" in table and 'scope="col"' in table and 'scope="row"' in table
+
+
+def test_drawings_take_their_colours_from_the_page(gsca: str) -> None:
+    drawn = "".join(re.findall(r"<svg.*?</svg>", gsca, flags=re.S))
+    assert not re.search(r"#[0-9a-f]{6}\b", drawn)
+    css = gsca[: gsca.index("</style>")]
+    used = set(re.findall(r"var\((--[\w-]+)", gsca)) - {"--v", "--n", "--h"}
+    assert all(f"{token}:" in css for token in used)
+    assert "prefers-color-scheme: dark" in css and "@media print" in css
+
+
+def test_method_without_selector_has_no_selector_sections(tmp_path: Path) -> None:
+    text = page(make_run(tmp_path / "a", method="fedavg"))
+    assert not {"selection", "found", "quality", "thresholds"} & set(sections(text))
+    assert "selector" not in words(text) and "warm-up" not in text
+    assert "20 % were wrong on purpose" in words(text)
+
+
+def test_without_the_truth_nothing_is_claimed_about_it(tmp_path: Path) -> None:
+    text = page(make_run(tmp_path / "a", truth=False))
+    assert not {"quality", "transitions"} & set(sections(text))
+    assert "how many of the given labels are wrong is not known" in words(text)
+    assert "really wrong" not in text and "wrong label" not in words(text).replace("wrong labels gather", "").replace(
+        "fits right", ""
+    )
+    assert "taken as clean" in text
+
+
+def test_unfinished_run_says_how_far_it_is(tmp_path: Path, gsca: str) -> None:
+    text = page(make_run(tmp_path / "a", rounds=40, done=12))
+    assert "Unfinished, round 12 of 40" in text
+    assert "macro F1 of 80.4 %" in words(text)
+    assert "Unfinished" not in gsca
+
+
+def test_run_that_has_only_begun(tmp_path: Path) -> None:
+    path = make_run(tmp_path / "a", done=0)
+    for name in ("metrics.jsonl", "timing.jsonl"):
+        (path / name).unlink()
+    text = page(path)
+    assert "Unfinished, round 0 of 8" in text and "no round has been evaluated yet" in text
+    assert "learning" not in sections(text) and "sites" in sections(text)
+
+
+def test_missing_and_damaged_files_cost_only_their_own_section(tmp_path: Path) -> None:
+    path = make_run(tmp_path / "a")
+    (path / "setup.json").write_text("{ half a file")
+    (path / "timing.jsonl").unlink()
+    (path / "losses" / "site-1.npz").write_bytes(b"PK damaged")
+    with open(path / "metrics.jsonl", "a") as log:
+        log.write('{"round": 8, "f1": 8')  # cut short by a crash
+    text = page(path)
+    assert "macro F1 of 80.4 %" in words(text)
+    assert not {"sites", "transitions"} & set(sections(text))
+    assert "site-2: " in text[text.index('id="selection"') :] and "class 0" in text
+
+
+def test_guard_and_refused_updates_are_told_and_drawn(tmp_path: Path) -> None:
+    def trouble(line: Line) -> None:
+        line["sites"]["site-2"]["guard"] = int(line["round"] in (3, 4, 6))
+        if line["round"] == 5:
+            line["refused"] = {"site-1": "conv1 is <not> finite"}
+            del line["sites"]["site-1"]
+
+    path = make_run(tmp_path / "a")
+    edit_metrics(path, trouble)
+    said = words(page(path))
+    assert "The guard against collapse stepped in 3 times and 1 update was refused." in said
+    assert "site-2 4–5, 7 3" in said  # rounds from 1, then how many
+    assert "site-1 conv1 is <not> finite 6" in said
+    assert "guard stepped in" in said and "update refused" in said  # in the legend of the learning curve
+
+
+def test_validation_and_rounds_without_evaluation(tmp_path: Path) -> None:
+    def thin(line: Line) -> None:
+        line["val_f1"] = line["f1"] - 3
+        if line["round"] % 2 == 0:
+            for key in ("f1", "recall", "precision", "loss", "confusion", "val_f1"):
+                del line[key]
+
+    path = make_run(tmp_path / "a")
+    edit_metrics(path, thin)
+    assert "validation set" in words(page(path))
+
+
+def test_selector_that_never_started(tmp_path: Path) -> None:
+    text = page(make_run(tmp_path / "a", rounds=WARMUP))
+    assert "The selector has not started" in words(text)
+    assert not {"found", "quality", "thresholds"} & set(sections(text))
+
+
+def test_many_sites_and_classes_stay_bounded(tmp_path: Path) -> None:
+    names = [f"diagnosis {i} with a long and winding description" for i in range(20)]
+    text = page(make_run(tmp_path / "a", sites=40, classes=names, rounds=6))
+    drawn = re.findall(r"<figure>", text[text.index('id="selection"') : text.index('id="found"')])
+    assert len(drawn) == 12 and "12 of 40 sites" in words(text)
+    assert all(f"site-{i + 1}" in words(text) for i in range(40))
+    assert len(text) < 1_500_000
+
+
+def test_report_is_the_same_bytes_again(tmp_path: Path) -> None:
+    path = make_run(tmp_path / "a")
+    assert page(path) == page(path)
+
+
+def test_folder_that_is_no_run_is_refused_with_a_fix(tmp_path: Path) -> None:
+    with pytest.raises(RunFolderError, match="neither a run nor a comparison"):
+        write_report(tmp_path)
+    with pytest.raises(RunFolderError, match="no folder"):
+        write_report(tmp_path / "nowhere")
+    (tmp_path / "compare.json").write_text("[")
+    with pytest.raises(RunFolderError, match="damaged"):
+        write_report(tmp_path)
+    assert not (tmp_path / "report.html").exists()
+
+
+# ---- comparisons ----
+
+SCORES = {"fedavg": (70.0, 72.0), "fedprox": (71.0, 72.0), "fedgsca": (78.0, 79.0)}  # by seed
+
+
+def make_compare(path: Path, *, runs: bool = True, scores: dict[str, tuple[float, float]] = SCORES) -> Path:
+    path.mkdir(parents=True)
+    cells = []
+    for method, values in scores.items():
+        for seed, f1 in enumerate(values):
+            name = f"{method}-0-S40-s{seed}"
+            if runs:
+                make_run(path / "cells" / name, method=method, f1=f1, seed=seed)
+            cost = {"seconds_per_round": 2.0 if method == "fedgsca" else 1.6, "bytes_up": 4000, "bytes_down": 4000}
+            score = {"f1": f1, "recall": f1 - 1, "precision": f1 + 1, "best_f1": f1 + 2}
+            cells.append(
+                {"method": method, "label": method.title(), "noise": "0-S40", "seed": seed, "path": f"cells/{name}"}
+                | score
+                | cost
+            )
+    plan = {"title": "", "data": "tissue", "noises": ["0-S40"], "methods": list(scores), "seeds": [0, 1]}
+    compare = plan | {"cells": cells, "ceiling": {"0-S40": {"0": 80.0, "1": 82.0}}}
+    (path / "compare.json").write_text(json.dumps(compare))
+    return path
+
+
+def test_rows_have_mean_deviation_recovery_and_ranks(tmp_path: Path) -> None:
+    rows = compare_rows(json.loads((make_compare(tmp_path / "c", runs=False) / "compare.json").read_text()))
+    assert [row.method for row in rows] == ["fedavg", "fedprox", "fedgsca", "ceiling"]
+    by_name = {row.method: row for row in rows}
+    ours, base = by_name["fedgsca"], by_name["fedavg"]
+    assert ours.f1 is not None and ours.f1.mean == 78.5 and ours.f1.std == pytest.approx(0.5**0.5)
+    assert ours.recovery == pytest.approx((8 / 10 + 7 / 10) / 2)  # seed by seed
+    assert base.recovery == 0.0
+    assert "f1" in ours.best and "f1" in by_name["fedprox"].second and not base.best | base.second
+    assert by_name["ceiling"].reference and not by_name["ceiling"].best
+
+
+def test_equal_numbers_share_the_first_place_and_nobody_is_second(tmp_path: Path) -> None:
+    path = make_compare(
+        tmp_path / "c", runs=False, scores={"fedavg": (70.0, 70.0), "fedprox": (70.0, 70.02), "fedgsca": (60.0, 60.0)}
+    )
+    rows = [row for row in compare_rows(json.loads((path / "compare.json").read_text())) if not row.reference]
+    assert ["f1" in row.best for row in rows] == [True, True, False]
+    assert not any("f1" in row.second for row in rows)
+
+
+def test_no_recovery_where_noise_costs_nothing_and_no_deviation_of_one_seed() -> None:
+    cells = [{"method": m, "noise": "S10", "seed": 0, "f1": f1} for m, f1 in (("fedavg", 80.0), ("fedgsca", 80.2))]
+    rows = compare_rows({"noises": ["S10"], "methods": ["fedavg", "fedgsca"], "cells": cells, "ceiling": {"S10": {"0": 80.3}}})
+    assert all(row.recovery is None for row in rows)
+    assert rows[0].f1 is not None and rows[0].f1.std is None
+    assert compare_rows({"cells": []}) == []
+
+
+def test_markdown_and_csv_carry_the_same_rows(tmp_path: Path) -> None:
+    rows = compare_rows(json.loads((make_compare(tmp_path / "c", runs=False) / "compare.json").read_text()))
+    text = to_markdown(rows)
+    assert "| 0-S40 | Fedgsca | **78.5 ± 0.7** |" in text and "<u>71.5 ± 0.7</u>" in text and "| 0.75 |" in text
+    assert len({line.count("|") for line in text.splitlines()}) == 1
+    table = list(csv.DictReader(io.StringIO(to_csv(rows))))
+    assert [float(row["f1_mean"]) for row in table] == [71.0, 71.5, 78.5, 81.0]
+    assert table[3]["recall_mean"] == "" and float(table[2]["recovery"]) == pytest.approx(0.75)
+
+
+def test_comparison_page(tmp_path: Path) -> None:
+    text = page(make_compare(tmp_path / "c"))
+    said = words(text)
+    assert "Fedgsca is best with a macro F1 of 78.5 ± 0.7 %" in said
+    assert "Fedgsca stands 7.5 points above Fedavg and wins back 0.75 of what the wrong labels cost" in said
+    assert sections(text) == ["result", "learning", "confusion", "found", "stability", "cost", "runs"]
+    assert "<strong>78.5 ± 0.7</strong>" in text and "<u>71.5 ± 0.7</u>" in text
+    assert "1.25 ×" in said  # 2.0 s against FedAvg's 1.6 s
+    assert "://" not in text and "<b>grade" not in text and "Unfinished" not in text
+    assert text.count('<table class="heat') == 3
+
+
+def test_comparison_says_so_when_our_method_loses(tmp_path: Path) -> None:
+    said = words(page(make_compare(tmp_path / "c", runs=False, scores={"fedavg": (75.0, 76.0), "fedgsca": (70.0, 71.0)})))
+    assert "Fedavg is best" in said and "Fedgsca stands 5.0 points below Fedavg" in said
+    assert "wins back" not in said and "−0.92" in said  # a negative recovery, in the table
+
+
+def test_comparison_without_run_folders_keeps_its_table(tmp_path: Path) -> None:
+    path = make_compare(tmp_path / "c")
+    shutil.rmtree(path / "cells")
+    assert sections(page(path)) == ["result", "cost", "runs"]
+
+
+def test_unfinished_comparison_says_so(tmp_path: Path) -> None:
+    path = make_compare(tmp_path / "c", runs=False)
+    compare = json.loads((path / "compare.json").read_text())
+    compare["cells"] = compare["cells"][:4]
+    (path / "compare.json").write_text(json.dumps(compare))
+    assert "Unfinished, 4 of 6 runs" in page(path)
+
+
+def test_tables_are_light_enough_for_the_command_line() -> None:
+    heavy = "import sys, fedgsca.report.tables; print([m for m in ('torch', 'matplotlib', 'jinja2') if m in sys.modules])"
+    assert run_process([sys.executable, "-c", heavy], capture_output=True, text=True, check=True).stdout.strip() == "[]"
