@@ -34,7 +34,7 @@ def workshop() -> Path:
 def toy_images(labels: np.ndarray, *, size: int = SIZE, seed: int = 0) -> np.ndarray:
     """(n, size, size, 3) uint8: one class is red, one is striped, one is dark; all are grainy."""
     rng = stream(seed, "toy", size)
-    images = rng.normal(130, 45, (len(labels), size, size, 3))
+    images = rng.normal(130, 30, (len(labels), size, size, 3))
     images[labels == 0, :, :, 0] += 45
     images[labels == 1, ::2] -= 50
     images[labels == 2] -= 35
@@ -42,7 +42,7 @@ def toy_images(labels: np.ndarray, *, size: int = SIZE, seed: int = 0) -> np.nda
 
 
 @functools.cache
-def toy_npz(train: int = 100, test: int = 30, val: int = 12, size: int = SIZE) -> Path:
+def toy_npz(train: int = 124, test: int = 30, val: int = 12, size: int = SIZE) -> Path:
     """A MedMNIST-style file with three uneven classes."""
     path = workshop() / f"toy-{train}-{test}-{val}-{size}.npz"
     arrays: dict[str, np.ndarray] = {}
@@ -111,7 +111,7 @@ def toy_config(method: str, *, frozen: bool = False, source: Path | None = None,
         "data__sites": SITES,
         "noise__spec": NOISE,
         "train__rounds": ROUNDS,
-        "train__batch_size": 16,
+        "train__batch_size": 8,
         "train__threads": 1,
         "train__device": "cpu",
     }
