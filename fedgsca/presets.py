@@ -12,6 +12,8 @@ PRESETS: dict[str, dict[str, Any]] = {
         "fedgsca": {
             "warmup": 0,
             "wait_for_health": False,
+            "doubtful": "flag",
+            "credal_after_warmup": False,
             "guard": {"enabled": False},
             "selector": {
                 "losses_of": "trained",

@@ -106,36 +106,42 @@ def fit_selector(
 ) -> Selector | None:
     """CSS, the site's own selector: EM for two Gaussians (Algorithm 1, the last loop). None: no trustworthy two-heap fit.
 
-    EM starts at the global selector `init`, or at quantiles of the data, and stops when the mean log-likelihood changes by less
-    than `tol`. `var_floor` is added to both variances in every step: without it the clean component collapses onto the spike at
-    loss 0 and calls a third of the right labels noisy. It is the most influential constant of the method, in nats squared.
+    EM starts at the global selector `init` and, because it never leaves a start in which both components coincide, once more at
+    quantiles of the data; the likelier fit wins. `var_floor` (nats squared) bounds both variances from below: without it the clean
+    component collapses onto the spike at loss 0 and calls a third of the right labels noisy. It must be a bound: *added* to the
+    variances in every step, as mixture libraries do, it melts two heaps that are a nat and a half apart into one.
     """
-    x = np.asarray(losses, dtype=np.float64)
-    if x.size < MIN_SAMPLES or not np.isfinite(x).all() or x.std() < MIN_SPREAD:
+    l = np.asarray(losses, dtype=np.float64)
+    if l.size < MIN_SAMPLES or not np.isfinite(l).all() or l.std() < MIN_SPREAD:
         return None
-    centre, floor = x.mean(), max(var_floor, 1e-12)
-    x = x - centre  # moments about the middle of the data: E[x^2] - E[x]^2 keeps its digits
-    if init is None:
-        mean, var, weight = np.quantile(x, [0.25, 0.9]), np.full(2, x.var()), np.array([0.7, 0.3])
-    else:
-        mean, var, weight = np.array(init.mean) - centre, np.array(init.var), np.array(init.weight)
-    basis, before = np.stack([np.ones_like(x), x, x * x]), -np.inf
+    low, high = np.quantile(l, [0.25, 0.9])
+    starts = [Selector((float(low), float(high)), (float(l.var()), float(l.var())), (0.7, 0.3))]
+    fits = [_em(l, start, max(var_floor, 1e-12), max_steps, tol) for start in ([init] if init else []) + starts]
+    fit = max(fits, key=lambda found: found[1])[0]  # the first of equals: the one that started at S
+    numbers_ok = bool(np.isfinite(fit.to_array()).all())
+    both_inhabited = min(fit.weight) >= max(2.0 / l.size, 0.005)
+    return fit if numbers_ok and both_inhabited and fit.mean[1] - fit.mean[0] >= MIN_GAP else None
+
+
+def _em(losses: np.ndarray, start: Selector, floor: float, max_steps: int, tol: float) -> tuple[Selector, float]:
+    """Expectation-maximisation from `start` until the mean log-likelihood changes by less than `tol`; and that likelihood."""
+    centre = losses.mean()
+    l = losses - centre  # moments about the middle of the data: E[l^2] - E[l]^2 keeps its digits
+    mean, var, weight = np.array(start.mean) - centre, np.array(start.var), np.array(start.weight)
+    basis, before, now = np.stack([np.ones_like(l), l, l * l]), -np.inf, -np.inf
     for _ in range(max_steps):
         joint = _log_joint(basis, mean, var, weight)
         evidence = np.logaddexp(joint[0], joint[1])  # log P(loss), the denominator of Eq. 3
         gamma = np.exp(joint - evidence)  # (2, n), E-step: Eq. 3
-        mass, first, second = (gamma @ basis.T).T  # M-step: sums of gamma, gamma x, gamma x^2
+        mass, first, second = (gamma @ basis.T).T  # M-step: sums of gamma, gamma l, gamma l^2
         mass = np.maximum(mass, 1e-12)
-        mean, weight = first / mass, mass / x.size
-        var = np.maximum(second / mass - mean * mean, 0.0) + floor
+        mean, weight = first / mass, mass / l.size
+        var = np.maximum(second / mass - mean * mean, floor)
         now = float(evidence.mean())
         if abs(now - before) < tol:
             break
         before = now
-    fit = _selector(mean + centre, var, weight)
-    numbers_ok = bool(np.isfinite(fit.to_array()).all())
-    both_inhabited = min(fit.weight) >= max(2.0 / x.size, 0.005)
-    return fit if numbers_ok and both_inhabited and fit.mean[1] - fit.mean[0] >= MIN_GAP else None
+    return _selector(mean + centre, var, weight), now if np.isfinite(now) else -np.inf
 
 
 def merge_selectors(selectors: Sequence[Selector | None], sizes: Sequence[int]) -> Selector | None:

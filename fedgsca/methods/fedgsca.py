@@ -51,9 +51,9 @@ class SelectorOptions(MethodOptions):
     losses_of: Literal["received", "trained"] = Field(
         "received", description="model whose losses S_k is fitted to: as received (no second pass), or after training (the paper)"
     )
-    memory: float = Field(0.5, ge=0, lt=1, description="share of the past in the running mean of losses and predictions; 0: this round only")
+    memory: float = Field(0.8, ge=0, lt=1, description="share of the past in the running mean of losses and predictions; 0: this round only")
     class_relative: bool = Field(True, description="compare a loss with those of the same given class")
-    var_floor: float = Field(0.25, ge=0, description="added to both variances, nats^2")
+    var_floor: float = Field(0.25, ge=0, description="lower bound of both variances, nats^2")
     clip: float | None = Field(9.21, gt=0, description="largest loss that counts; none: unlimited")
     monotone: bool = Field(True, description="a smaller loss is never less clean")
 
@@ -70,6 +70,7 @@ class Options(MethodOptions):
     warmup: int = Field(5, ge=0, description="rounds on all given labels before selecting; the selector is fitted meanwhile")
     wait_for_health: bool = Field(True, description="begin to select only when the merged selector was healthy twice in a row")
     noise_level: float = Field(0.1, ge=0, le=1, description="delta below which a site trains on all its labels")
+    doubtful: Literal["keep", "flag"] = Field("keep", description="labels with a clean probability between 1 - tau and tau: keep or flag (the paper)")
     pseudo_labels: bool = Field(True, description="off: flagged samples rest")
     thresholds: Literal["adaptive", "fixed"] = Field("adaptive", description="class thresholds of Eq. 9-10, or zeta for all classes")
     zeta: float = Field(0.8, gt=0, le=1, description="zeta_0")
@@ -79,6 +80,9 @@ class Options(MethodOptions):
     beta_start: float = Field(0.75, gt=0, le=1)
     beta_end: float = Field(0.55, gt=0, le=1)
     beta_schedule: Literal["cosine", "linear", "constant"] = "cosine"
+    credal_after_warmup: bool = Field(
+        True, description="during warm-up only the given label is plausible; a network that predicts one class for all would satisfy RCL"
+    )
     diagnostics: bool = Field(True, description="also send delta, tau, thresholds, counts and guard (numbers for the log)")
     selector: SelectorOptions = SelectorOptions()  # type: ignore[call-arg]
     guard: GuardOptions = GuardOptions()  # type: ignore[call-arg]
@@ -151,14 +155,14 @@ class FedGSCA:
     def local_update(self, payload: Payload, site: Site) -> Update:
         site.load(payload.weights)
         if not self.options.selection:
-            train(site, payload.round, self._objective(payload.round))
+            train(site, payload.round, self._objective(payload.round, payload.round >= self.options.warmup))
             return Update(site.name, site.num_samples, site.weights(), {"selector": NO_SELECTOR.copy()})
         tau, losses, probs, memory = self._look(payload.round, site)  # A
         shared = Selector.from_array(payload.extras["selector"])
         selector = Selector.from_array(memory["selector"]) if self.options.selector.scope == "own" else shared
         chosen = self._select(site, losses, probs, selector, tau, bool(payload.extras["selecting"]))  # B
         if len(chosen.rows) >= 2 and chosen.clean.any():
-            train(site, payload.round, self._objective(payload.round), chosen.rows, chosen.labels)  # C
+            train(site, payload.round, self._objective(payload.round, bool(payload.extras["selecting"])), chosen.rows, chosen.labels)  # C
         weights = site.weights()
         if self.options.selector.losses_of == "trained":
             losses = evaluate_site(site).losses
@@ -214,10 +218,11 @@ class FedGSCA:
         if not selecting or selector is None or losses.std() < 1e-4:
             return Selection(everything, site.labels, np.ones(site.num_samples, bool), nobody)
         posterior = clean_probability(self._scale(losses, site), selector, monotone=options.selector.monotone)
-        clean = posterior >= tau
+        sure = posterior >= tau
+        clean = sure if options.doubtful == "flag" else posterior >= min(tau, 1.0 - tau)
         delta = float(np.mean(~clean))
         if options.thresholds == "adaptive":
-            thresholds = class_thresholds(probs, clean, base=options.zeta, average=options.average)
+            thresholds = class_thresholds(probs, sure, base=options.zeta, average=options.average)
         else:
             thresholds = np.full(site.num_classes, options.zeta)
         accept = thresholds if options.pseudo_labels else np.full(site.num_classes, np.inf)
@@ -236,9 +241,12 @@ class FedGSCA:
             return Selection(everything, site.labels, clean, thresholds, 0, delta, reason)
         return Selection(rows, labels, clean, thresholds, int(kept.sum()) if noisy else 0, delta)
 
-    def _objective(self, round: int) -> Objective:
+    def _objective(self, round: int, widen: bool) -> Objective:
+        """The credal loss of this round. `widen`: other classes than the label may become plausible."""
         o = self.options
         beta = beta_at(round, self.rounds, start=o.beta_start, end=o.beta_end, schedule=o.beta_schedule)
+        if o.credal_after_warmup and not widen:
+            beta = 2.0  # no class but the given one is fully plausible: label relaxation
 
         def objective(model: nn.Module, batch: Batch) -> Tensor:
             logits = model(batch.x)

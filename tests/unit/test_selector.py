@@ -41,8 +41,8 @@ def test_fit_agrees_with_scikit_learn() -> None:
     from sklearn.mixture import GaussianMixture
 
     losses = draw(3000)
-    ours = fit_selector(losses, var_floor=0.25, max_steps=500, tol=1e-12)
-    reference = GaussianMixture(2, reg_covar=0.25, max_iter=500, tol=1e-12, means_init=[[0.2], [4.0]]).fit(losses[:, None])
+    ours = fit_selector(losses, var_floor=1e-9, max_steps=500, tol=1e-12)
+    reference = GaussianMixture(2, reg_covar=1e-12, max_iter=500, tol=1e-12, means_init=[[0.2], [4.0]]).fit(losses[:, None])
     theirs = [reference.means_.ravel(), reference.covariances_.ravel(), reference.weights_]
     assert ours is not None
     np.testing.assert_allclose(ours.to_array(), np.concatenate(theirs), rtol=1e-5)
@@ -57,10 +57,29 @@ def test_swapped_start_gives_the_same_sorted_fit() -> None:
     assert a.mean[0] < a.mean[1]
 
 
-def test_variance_floor_is_added() -> None:
+def test_variance_floor_is_a_lower_bound() -> None:
     fit = fit_selector(draw(20_000), var_floor=0.25)
     assert fit is not None
-    assert fit.var[0] == pytest.approx(0.04 + 0.25, rel=0.05)
+    assert fit.var[0] == 0.25  # the clean heap has 0.04
+    assert fit.var[1] == pytest.approx(1.0, rel=0.1)  # the other one is wider than the floor and stays as it is
+
+
+def test_two_heaps_a_nat_and_a_half_apart_stay_two() -> None:
+    """Losses of a small network from scratch: an added floor of 0.25 melts these into one component."""
+    rng = stream(0, "test", "heaps")
+    losses = np.concatenate([rng.normal(0.7, 0.35, 420), rng.normal(2.3, 0.5, 280)])
+    fit = fit_selector(losses)
+    assert fit is not None
+    assert fit.weight[1] == pytest.approx(0.4, abs=0.06)
+    assert fit.mean[1] - fit.mean[0] > 1.3
+
+
+def test_a_start_with_coinciding_components_is_left() -> None:
+    losses = draw(1000)
+    stuck = Selector((losses.mean(), losses.mean() + 1e-9), (losses.var(), losses.var()), (0.99, 0.01))
+    fit, fresh = fit_selector(losses, stuck), fit_selector(losses)
+    assert fit is not None and fresh is not None
+    np.testing.assert_allclose(fit.to_array(), fresh.to_array(), rtol=1e-6)
 
 
 def test_warm_start_at_a_selector_that_is_far_away_still_fits_or_declines() -> None:
