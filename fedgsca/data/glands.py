@@ -51,7 +51,7 @@ def _ring(stretch: float, place: np.ndarray) -> np.ndarray:
     """Angles that stand at these fractions of an ellipse's circumference; its axes are stretch : 1."""
     t = np.linspace(0, 2 * np.pi, 65)
     length = np.concatenate([[0.0], np.cumsum(np.hypot(stretch * np.diff(np.cos(t)), np.diff(np.sin(t))))])
-    return np.interp(place, length / length[-1], t)
+    return np.asarray(np.interp(place, length / length[-1], t))
 
 
 @dataclass(frozen=True)
@@ -62,14 +62,17 @@ class _Gland:
     angle: np.ndarray
 
 
-def _square(g: _Gland, x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """(K, ...) squared elliptic radius of every point around every gland; 1 is the outline."""
-    c, s = np.cos(g.angle), np.sin(g.angle)
-    frame = np.stack([c / g.long, s / g.long, -s / g.short, c / g.short]).reshape(2, 2, -1)  # axis, coordinate, gland
-    shift = np.einsum("acg,gc->ag", frame, g.centre)
-    points = np.stack([x.ravel(), y.ravel()])
-    u, v = (frame[axis].T.astype(np.float32) @ points - shift[axis].astype(np.float32)[:, None] for axis in (0, 1))
-    return np.asarray(u * u + v * v).reshape(len(g.long), *x.shape)
+def _nearest(g: _Gland, x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Elliptic radius (1 is the outline) of every point in the gland that it is nearest to, and the number of that gland."""
+    best, which = np.full(x.shape, np.inf, dtype=np.float32), np.zeros(x.shape, dtype=np.intp)
+    for k, (cx, cy) in enumerate(g.centre.tolist()):  # one gland at a time stays in the processor's cache
+        c, s, long, short = float(np.cos(g.angle[k])), float(np.sin(g.angle[k])), float(g.long[k]), float(g.short[k])
+        dx, dy = x - cx, y - cy
+        u, v = dx * (c / long) + dy * (s / long), dy * (c / short) - dx * (s / short)
+        square = u * u + v * v
+        which[square < best] = k
+        np.minimum(best, square, out=best)
+    return np.sqrt(best), which
 
 
 @dataclass(frozen=True)
@@ -85,7 +88,7 @@ class _Wall:
         k = self.owner
         u, v = np.cos(self.t) * np.maximum(g.long[k] - depth, 0.02), np.sin(self.t) * np.maximum(g.short[k] - depth, 0.02)
         c, s = np.cos(g.angle[k]), np.sin(g.angle[k])
-        return g.centre[k] + np.stack([c * u - s * v, s * u + c * v], axis=1)
+        return np.asarray(g.centre[k] + np.stack([c * u - s * v, s * u + c * v], axis=1))
 
 
 def _along(rng: Rng, g: _Gland, stretch: float, gap: float, wobble: float) -> _Wall:
@@ -127,11 +130,8 @@ def glands(rng: Rng, canvas: Canvas, grade: float, zoom: float = 1.0) -> tuple[C
     g = _Gland(centre, short * h.stretch, short, axis + rng.normal(0, 0.08 + 1.5 * h.jitter, n))
     # the outline is bent by moving the coordinates, not the glands: cheap, and neighbours bend together
     bend_x, bend_y = (h.warp * noise(rng, canvas.res, 6) for _ in range(2))
-    square = _square(g, canvas.x + bend_x, canvas.y + bend_y)  # (K, R, R)
-    nearest = square.argmin(axis=0)
-    height = (1 - np.sqrt(square.min(axis=0))) * g.short.astype(np.float32)[
-        nearest
-    ]  # distance from the outline inwards, in fields of view
+    radius, nearest = _nearest(g, canvas.x + bend_x, canvas.y + bend_y)
+    height = (1 - radius) * g.short.astype(np.float32)[nearest]  # inwards from the outline, in fields of view
 
     soft = 1.0 / canvas.res
     inside = ramp(height, -soft, soft)
@@ -152,9 +152,7 @@ def glands(rng: Rng, canvas: Canvas, grade: float, zoom: float = 1.0) -> tuple[C
     for cells, owner in _wall_cells(rng, g, h):
         seen = np.all(np.abs(cells.at - 0.5) < 0.6, axis=1)
         cells, owner = keep(cells, seen), owner[seen]
-        home = (
-            _square(g, *cells.at.astype(np.float32).T).argmin(axis=0) == owner
-        )  # where two glands meet, the wall belongs to the nearer one
+        home = _nearest(g, *cells.at.astype(np.float32).T)[1] == owner  # where glands meet, the nearer one wins
         cells.at = cells.at - np.stack([sample(bend_x, cells.at), sample(bend_y, cells.at)], axis=1)
         kept.append(keep(cells, home))
     return kept[0], kept[1], inside

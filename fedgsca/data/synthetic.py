@@ -1,7 +1,7 @@
 """The built-in data set: fields of stained bowel tissue, rendered from a seed, no download.
 
-Six tissues in an order in which neighbours look alike, so that pairflip noise confuses what a tired reader confuses. They differ
-by structure, not by colour: every slide has its own stain, shared by all classes on it, and slides never cross splits.
+Six tissues in an order in which neighbours look alike, so that pairflip noise confuses what a tired reader confuses. They
+differ by structure, not by colour: every slide has its own stain, shared by all classes on it, and slides never cross splits.
 An image depends on (seed, split, its number) alone: asking for more images never changes the earlier ones.
 """
 
@@ -34,36 +34,34 @@ from fedgsca.rng import stream
 
 CLASSES: tuple[str, ...] = ("normal mucosa", "adenoma", "adenocarcinoma", "lymphoid", "stroma", "muscle")
 
-# plausible misdiagnoses for class-knowledge (CK) asymmetric noise
+# Plausible misdiagnoses, for CK-asymmetric noise: neighbours on the way from normal to cancer, and the two fibrous tissues.
 CANDIDATES: dict[str, tuple[str, ...]] = {
     "normal mucosa": ("adenoma", "lymphoid"),
     "adenoma": ("normal mucosa", "adenocarcinoma"),
-    "adenocarcinoma": ("adenoma", "lymphoid"),
-    "lymphoid": ("adenocarcinoma", "stroma"),
-    "stroma": ("muscle", "lymphoid"),
-    "muscle": ("stroma", "adenocarcinoma"),
+    "adenocarcinoma": ("adenoma", "stroma"),
+    "lymphoid": ("normal mucosa", "adenocarcinoma"),
+    "stroma": ("muscle", "adenocarcinoma"),
+    "muscle": ("stroma", "normal mucosa"),
 }
 
-SLIDE = np.repeat(
-    np.arange(6), (6, 4, 3, 2, 6, 3)
-)  # the classes of the 24 fields of one slide: 3 to 1 from largest to smallest
+# The classes of the 24 fields of one slide: the same mix on every slide, so that every prefix is as imbalanced as the whole.
+SLIDE = np.repeat(np.arange(len(CLASSES)), (6, 4, 3, 2, 6, 3))
 
-
-def _open_tissue(rng: Rng, canvas: Canvas, order: float, zoom: float) -> np.ndarray:
-    """Fibres as the ground of every field; returns their direction."""
-    return fibres(rng, canvas, order, zoom)[1]
+# Mean and deviation of each class on its continuum (tissue.py); the tails of neighbours touch.
+GRADE = ((0.14, 0.10), (0.50, 0.08), (0.88, 0.09))  # glands: normal mucosa, adenoma, adenocarcinoma
+ORDER = ((0.20, 0.13), (0.85, 0.13))  # fibres: stroma, muscle
 
 
 def _glandular(rng: Rng, canvas: Canvas, grade: float, zoom: float) -> Cells:
     """A field of glands in their stroma, with the few cells that live between them."""
-    direction = _open_tissue(rng, canvas, 0.1, zoom)
+    across = fibres(rng, canvas, 0.1, zoom)
     canvas.eosin *= 0.85
     nuclei, vacuoles, inside = glands(rng, canvas, grade, zoom)
     _wash(canvas, vacuoles)
-    between = spindles(rng, canvas, direction, 0.1, rng.uniform(1.5, 3.0), zoom)
+    between = spindles(rng, across, 0.1, rng.uniform(1.5, 3.0), zoom)
     visitors = scatter(rng, zoom * 0.11, 0.3)
-    visitors = lymphocytes(rng, visitors[rng.random(len(visitors)) < rng.uniform(0.1, 0.5)], zoom * 0.85)
-    between = join(between, visitors)
+    visitors = visitors[rng.random(len(visitors)) < rng.uniform(0.1, 0.5)]
+    between = join(between, lymphocytes(rng, visitors, zoom * 0.85))
     return join(nuclei, keep(between, sample(inside, between.at) < 0.1))
 
 
@@ -78,32 +76,33 @@ def _wash(canvas: Canvas, vacuoles: Cells) -> None:
 
 def _lymphoid(rng: Rng, canvas: Canvas, zoom: float) -> Cells:
     """A dense infiltrate over stroma, thinner where the density field falls off."""
-    direction = _open_tissue(rng, canvas, 0.2, zoom)
+    across = fibres(rng, canvas, 0.2, zoom)
     density = ramp(noise(rng, canvas.res, 3) + rng.normal(1.3, 0.5), -0.8, 0.6)
     canvas.haem += 0.16 * density
     canvas.eosin *= 1 - 0.35 * density
     at = scatter(rng, zoom * rng.uniform(0.068, 0.085), 0.16)
     at = at[rng.random(len(at)) < sample(density, at) * 0.95]
-    return join(spindles(rng, canvas, direction, 0.1, 1.0, zoom), lymphocytes(rng, at, zoom))
+    return join(spindles(rng, across, 0.1, 1.0, zoom), lymphocytes(rng, at, zoom))
 
 
 def _fibrous(rng: Rng, canvas: Canvas, order: float, zoom: float) -> Cells:
     """Stroma or muscle with its spindle nuclei and a few passing lymphocytes."""
-    direction = _open_tissue(rng, canvas, order, zoom)
-    cells = spindles(rng, canvas, direction, order, rng.uniform(0.7, 1.5) * (1 + 0.4 * order), zoom)
+    across = fibres(rng, canvas, order, zoom)
+    cells = spindles(rng, across, order, rng.uniform(0.7, 1.5) * (1 + 0.4 * order), zoom)
     visitors = scatter(rng, zoom * 0.12, 0.3)
-    return join(cells, lymphocytes(rng, visitors[rng.random(len(visitors)) < rng.uniform(0, 0.22) * (1 - order)], zoom))
+    visitors = visitors[rng.random(len(visitors)) < rng.uniform(0, 0.22) * (1 - order)]
+    return join(cells, lymphocytes(rng, visitors, zoom))
 
 
 def _field(rng: Rng, label: int, res: int) -> Canvas:
     """Dye concentrations of one field of a class."""
     canvas, zoom = blank(res), rng.uniform(0.88, 1.14)
     if label < 3:
-        cells = _glandular(rng, canvas, float(rng.normal((0.14, 0.5, 0.88)[label], (0.1, 0.08, 0.09)[label])), zoom)
+        cells = _glandular(rng, canvas, float(rng.normal(*GRADE[label])), zoom)
     elif label == 3:
         cells = _lymphoid(rng, canvas, zoom)
     else:
-        cells = _fibrous(rng, canvas, float(np.clip(rng.normal((0.2, 0.85)[label - 4], 0.13), 0, 1)), zoom)
+        cells = _fibrous(rng, canvas, float(np.clip(rng.normal(*ORDER[label - 4]), 0, 1)), zoom)
     paint(canvas, cells)
     canvas.haem *= 1 + 0.10 * noise(rng, res, 20)  # chromatin grain
     canvas.eosin *= 1 + 0.08 * noise(rng, res, 12)
@@ -128,7 +127,7 @@ def _develop(canvas: Canvas, stain: tuple[np.ndarray, np.ndarray], rng: Rng, siz
     step = canvas.res // size
     light = light.reshape(size, step, size, step, 3).mean(axis=(1, 3)) * glass
     light = light + 0.012 * rng.standard_normal(light.shape, dtype=np.float32)
-    return np.rint(np.clip(light, 0, 1) * 255).astype(np.uint8)
+    return np.asarray(np.rint(np.clip(light, 0, 1) * 255).astype(np.uint8))
 
 
 def _labels(seed: int, split: str, count: int) -> np.ndarray:
@@ -149,11 +148,12 @@ def render(*, seed: int = 0, train: int = 2400, test: int = 800, val: int = 0, s
     labels = np.concatenate([_labels(seed, name, count) for name, count in zip(names, counts, strict=True)])
     split = np.repeat(names, counts)
     number = np.concatenate([np.arange(count) for count in counts])
+    groups = np.array([f"{name}-slide-{i // len(SLIDE):03d}" for name, i in zip(split, number, strict=True)])
+    stains = {slide: _stain(stream(seed, "synthetic", "stain", slide)) for slide in np.unique(groups).tolist()}
     images = np.empty((len(labels), size, size, 3), dtype=np.uint8)
     for row, (name, i, label) in enumerate(zip(split.tolist(), number.tolist(), labels.tolist(), strict=True)):
         rng = stream(seed, "synthetic", name, i)
-        stain = _stain(stream(seed, "synthetic", name, "stain", i // len(SLIDE)))
-        images[row] = _develop(_field(rng, label, 2 * size), stain, rng, size)
+        images[row] = _develop(_field(rng, label, 2 * size), stains[str(groups[row])], rng, size)
     return check(
         Table(
             name="synthetic",
@@ -163,7 +163,7 @@ def render(*, seed: int = 0, train: int = 2400, test: int = 800, val: int = 0, s
             split=split,
             ids=np.array([f"{name}/{i}" for name, i in zip(split, number, strict=True)]),
             fingerprint=_fingerprint(images, labels, split),
-            groups=np.array([f"{name}-slide-{i // len(SLIDE):03d}" for name, i in zip(split, number, strict=True)]),
+            groups=groups,
         )
     )
 
