@@ -27,8 +27,9 @@ def _read(path: Path) -> dict[str, object]:
             return dict(load_file(path))
         loaded = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # any reader's complaint ends in the same advice
+        why = (str(error).splitlines() or ["it is empty or cut off"])[0][:200]  # the reader of an empty file says nothing
         raise WeightsError(
-            f"weights file {path} cannot be read as plain tensors: {str(error).splitlines()[0][:200]}",
+            f"weights file {path} cannot be read as plain tensors: {why}",
             fix="save it again as a state_dict: torch.save(model.state_dict(), path), or as safetensors",
         ) from error
     if not isinstance(loaded, dict):
