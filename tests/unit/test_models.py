@@ -1,0 +1,151 @@
+"""Networks: the same start for everybody, one shape for images and features."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from toys import toy_config, toy_npz, toy_weights
+
+from fedgsca.errors import ConfigError
+from fedgsca.experiment import prepare
+from fedgsca.models.build import build_backbone, build_classifier, build_head_only, feature_width, spec_of, trainable_names
+from fedgsca.models.device import prepare_device
+from fedgsca.site import weights_of
+
+SMALL = ["cnn", "cnn-groupnorm"]
+needs_weights = pytest.mark.skipif(find_spec("efficientnet_lite_pytorch") is None, reason="the [weights] extra is not installed")
+
+
+@pytest.mark.parametrize("head", ["linear", "centroid"])
+@pytest.mark.parametrize("name", SMALL)
+def test_images_to_features_to_logits(name: str, head: str) -> None:
+    model = build_classifier(name, 5, seed=0, head=head).eval()
+    x = torch.zeros(2, 3, 28, 28)
+    assert model.features(x).shape == (2, feature_width(name))
+    assert model(x).shape == (2, 5) and torch.equal(model(x), model.head(model.features(x)))
+
+
+@pytest.mark.parametrize("size", [12, 28, 33, 64])
+def test_any_image_size_gives_the_same_width(size: int) -> None:
+    assert build_classifier("cnn", 3, seed=0).features(torch.zeros(2, 3, size, size)).shape == (2, feature_width("cnn"))
+
+
+def test_same_seed_same_bytes_other_seed_other_bytes() -> None:
+    one, same, other = (weights_of(build_classifier("cnn", 4, seed=s)) for s in (3, 3, 4))
+    assert all(np.array_equal(one[n], same[n]) for n in one)
+    assert any(not np.array_equal(one[n], other[n]) for n in one)
+
+
+def test_values_are_finite_and_scaled_like_the_layers_want_them() -> None:
+    weights = weights_of(build_classifier("cnn", 4, seed=0))
+    assert all(np.isfinite(value).all() for value in weights.values())
+    width = feature_width("cnn")
+    assert np.abs(weights["head.weight"]).max() <= width**-0.5 and not weights["head.bias"].any()
+    conv = weights["backbone.layers.4.weight"]
+    assert conv.std() == pytest.approx((2 / (conv.shape[0] * 9)) ** 0.5, rel=0.05)  # fan-out of a 3 x 3 kernel
+    assert weights["backbone.layers.1.running_var"].tolist() == [1.0] * 32 and weights["backbone.layers.1.num_batches_tracked"] == 0
+
+
+def test_the_head_starts_alike_with_and_without_its_backbone() -> None:
+    full = weights_of(build_classifier("cnn", 4, seed=5))
+    alone = weights_of(build_head_only(feature_width("cnn"), 4, seed=5))
+    assert set(alone) == {n for n in full if n.startswith("head.")}
+    assert all(np.array_equal(alone[n], full[n]) for n in alone)
+
+
+def test_everything_is_trainable_and_counters_are_not() -> None:
+    names = trainable_names(build_classifier("cnn", 3, seed=0))
+    assert "head.weight" in names and "backbone.layers.0.weight" in names
+    assert not any("running" in n or "tracked" in n for n in names)
+
+
+def test_unknown_model_is_refused_with_the_list() -> None:
+    with pytest.raises(ConfigError, match="'resnet19' is not known") as caught:
+        spec_of("resnet19")
+    assert "resnet18" in caught.value.fix
+
+
+def test_resnet_has_the_names_that_published_files_use() -> None:
+    names = build_backbone("resnet18", seed=0).state_dict()
+    assert len(names) == 120 and {"conv1.weight", "bn1.running_mean", "layer4.1.conv2.weight", "layer2.0.downsample.0.weight"} <= set(names)
+    assert "layer2.0.downsample.0.bias" not in names and not any(n.startswith("fc.") for n in names)
+    assert feature_width("resnet18") == 512
+
+
+@needs_weights
+def test_packaged_network_does_not_draw_at_random_while_it_trains() -> None:
+    model = build_classifier("efficientnet-lite0", 3, seed=0).train()
+    state = torch.get_rng_state()
+    model(torch.zeros(2, 3, 32, 32))
+    assert torch.equal(state, torch.get_rng_state())
+
+
+# ---- frozen features ----
+
+
+def test_features_are_made_once_and_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = toy_config("fedavg", frozen=True)
+    first = prepare(config)
+    monkeypatch.setattr("fedgsca.models.features.extract", lambda *_, **__: pytest.fail("computed again"))
+    again = prepare(config)
+    for name, samples in first.sites.items():
+        assert samples.inputs.dtype == np.float32 and samples.inputs.shape == (len(samples), feature_width("cnn"))
+        assert np.array_equal(samples.inputs, again.sites[name].inputs)
+
+
+def test_every_feature_vector_is_standardised_by_itself() -> None:
+    features = prepare(toy_config("fedavg", frozen=True)).test.inputs
+    assert np.abs(features.mean(axis=1)).max() < 1e-4
+    assert np.abs(features.std(axis=1) - 1).max() < 0.05
+
+
+def test_other_weights_give_other_features(tmp_path: Path) -> None:
+    from safetensors.torch import save_file
+
+    other = tmp_path / "other.safetensors"
+    save_file(dict(build_backbone("cnn", seed=78).state_dict()), other)
+    ours, theirs = (prepare(toy_config("fedavg", frozen=True, model__weights=str(p))).test.inputs for p in (toy_weights(), other))
+    assert not np.allclose(ours, theirs)
+
+
+def test_frozen_without_weights_is_refused() -> None:
+    with pytest.raises(ConfigError, match="random features") as caught:
+        prepare(toy_config("fedavg", model__frozen=True, model__name="cnn"))
+    assert "model.weights" in caught.value.fix
+
+
+def test_packaged_weights_exist_for_one_model_only() -> None:
+    with pytest.raises(ConfigError, match="no weights are packaged for cnn"):
+        prepare(toy_config("fedavg", model__frozen=True, model__name="cnn", model__weights="packaged"))
+
+
+def test_features_do_not_depend_on_the_seed() -> None:
+    """The backbone comes from the file; only the split among sites follows the seed."""
+    tests = [prepare(toy_config("fedavg", frozen=True, seed=s)).test.inputs for s in (0, 1)]
+    assert np.array_equal(*tests)
+
+
+# ---- device ----
+
+
+@pytest.mark.parametrize(("name", "hint"), [("gpu", "is not a device"), ("cuda", "sees no GPU")])
+def test_a_device_that_is_not_there(name: str, hint: str) -> None:
+    if torch.cuda.is_available():
+        pytest.skip("this machine has one")
+    with pytest.raises(ConfigError, match=hint):
+        prepare_device(toy_config("fedavg", train__device=name).train)
+
+
+def test_large_arrays_are_gathered_not_copied() -> None:
+    from fedgsca.experiment import _Rows
+
+    images = np.load(toy_npz())["train_images"]
+    rows = np.array([5, 3, 100])
+    view = _Rows(images, rows).materialise(limit=0)
+    assert view.shape == (3, *images.shape[1:]) and view.ndim == 4 and view.dtype == np.uint8
+    assert np.array_equal(view[np.array([2, 0])], images[[100, 5]])
+    assert np.array_equal(_Rows(images, rows).materialise(), images[rows])

@@ -1,0 +1,174 @@
+"""The one training loop, the one evaluation pass, and augmentation."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from toys import CLASSES, toy_config, toy_images
+from torch import nn
+
+from fedgsca import train as training
+from fedgsca.augment import augment
+from fedgsca.models.build import build_classifier
+from fedgsca.rng import stream
+from fedgsca.site import Samples, Site, weights_of
+from fedgsca.store import Store
+from fedgsca.train import SGD, batches, cross_entropy, evaluate, train
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Site:
+    labels = np.arange(33, dtype=np.int64) % CLASSES
+    samples = Samples(toy_images(labels), labels, CLASSES)
+    hyper = toy_config("fedavg", train__batch_size=8).train
+    return Site("north", samples, hyper, 0, build_classifier("cnn", CLASSES, seed=0), CPU, Store(tmp_path))
+
+
+# ---- batches ----
+
+
+def test_a_pass_sees_every_sample_once_but_not_a_batch_of_one(site: Site) -> None:
+    rows = [batch.rows for batch in batches(site, 0)]
+    assert [len(r) for r in rows] == [8, 8, 8, 8]  # 33 samples: the last batch would hold one, which BatchNorm cannot take
+    assert len(set(np.concatenate(rows).tolist())) == 32
+
+
+def test_order_follows_round_epoch_and_site_and_nothing_else(site: Site) -> None:
+    def order(round: int, epoch: int) -> list[int]:
+        return np.concatenate([b.rows for b in batches(site, round, epoch=epoch)]).tolist()  # type: ignore[no-any-return]
+
+    first = order(0, 0)
+    assert first == order(0, 0)
+    assert len({tuple(order(*a)) for a in ((0, 0), (1, 0), (0, 1))}) == 3
+    site.name = "south"
+    assert order(0, 0) != first
+
+
+def test_chosen_rows_and_labels_stay_together(site: Site) -> None:
+    rows, labels = np.array([4, 9, 2, 30]), np.array([2, 0, 1, 1])
+    seen = {int(r): int(y) for b in batches(site, 0, rows, labels) for r, y in zip(b.rows, b.y, strict=True)}
+    assert seen == {4: 2, 9: 0, 2: 1, 30: 1}
+
+
+def test_training_leaves_the_site_s_images_alone(site: Site) -> None:
+    before = site.samples.inputs.copy()
+    train(site, 0, cross_entropy)
+    assert np.array_equal(site.samples.inputs, before)
+
+
+def test_one_sample_or_none_trains_nothing(site: Site) -> None:
+    before = weights_of(site.model)
+    for count in (0, 1):
+        train(site, 0, cross_entropy, np.arange(count), site.labels[:count])
+    assert all(np.array_equal(before[n], w) for n, w in weights_of(site.model).items())
+
+
+def test_epochs_repeat_with_other_shuffles(site: Site) -> None:
+    site.hyper = site.hyper.model_copy(update={"epochs": 3})
+    seen: list[tuple[int, ...]] = []
+    train(site, 0, lambda model, batch: seen.append(tuple(batch.rows)) or cross_entropy(model, batch))  # type: ignore[func-returns-value]
+    assert len(seen) == 12 and len(set(seen)) == 12
+
+
+# ---- steps ----
+
+
+@pytest.mark.parametrize(("momentum", "decay"), [(0.0, 0.0), (0.9, 0.0), (0.9, 1e-2), (0.0, 1e-2)])
+def test_sgd_is_torch_s_sgd(momentum: float, decay: float) -> None:
+    ours, theirs = (nn.Linear(4, 3) for _ in range(2))
+    with torch.no_grad():
+        for a, b in zip(ours.parameters(), theirs.parameters(), strict=True):
+            b.copy_(a.copy_(torch.linspace(-1, 1, a.numel()).view_as(a)))
+    mine = SGD(list(ours.parameters()), 0.1, momentum, decay)
+    reference = torch.optim.SGD(theirs.parameters(), 0.1, momentum, weight_decay=decay)
+    for step in range(5):
+        x = torch.from_numpy(stream(step, "x").normal(size=(6, 4)).astype(np.float32))
+        for model, optimiser in ((ours, mine), (theirs, reference)):
+            optimiser.zero_grad()
+            model(x).square().mean().backward()
+            optimiser.step()
+    assert all(torch.allclose(a, b, atol=1e-7) for a, b in zip(ours.parameters(), theirs.parameters(), strict=True))
+
+
+# ---- evaluation ----
+
+
+def test_probabilities_and_losses_are_those_of_the_model(site: Site) -> None:
+    seen = evaluate(site.model, site.samples, CPU, features=True)
+    assert seen.probs.shape == (33, CLASSES) and np.allclose(seen.probs.sum(axis=1), 1)
+    assert np.allclose(seen.losses, -np.log(seen.probs[np.arange(33), site.labels]))
+    assert seen.features is not None and seen.features.shape[0] == 33
+    assert np.array_equal(seen.predicted, seen.probs.argmax(axis=1))
+
+
+def test_a_sure_and_wrong_model_has_a_large_loss_not_an_infinite_one(site: Site) -> None:
+    with torch.no_grad():
+        site.model.head.bias.copy_(torch.tensor([400.0, 0.0, -400.0]))  # type: ignore[union-attr]
+    losses = evaluate(site.model, site.samples, CPU).losses
+    assert np.isfinite(losses).all() and losses.max() > 700
+
+
+def test_evaluation_changes_nothing_and_repeats_itself(site: Site) -> None:
+    site.model.train()
+    before = weights_of(site.model)
+    first = evaluate(site.model, site.samples, CPU)
+    assert np.array_equal(first.probs, evaluate(site.model, site.samples, CPU).probs)
+    assert all(np.array_equal(before[n], w) for n, w in weights_of(site.model).items())
+
+
+def test_a_sample_s_result_does_not_depend_on_its_neighbours(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = evaluate(site.model, site.samples, CPU)
+    monkeypatch.setattr(training, "EVAL_BATCH", 5)
+    assert np.allclose(whole.probs, evaluate(site.model, site.samples, CPU).probs, atol=1e-6)
+
+
+def test_features_go_straight_in() -> None:
+    from fedgsca.models.build import build_head_only
+
+    features = stream(0, "f").normal(size=(9, 6)).astype(np.float32)
+    samples = Samples(features, np.zeros(9, np.int64), CLASSES)
+    seen = evaluate(build_head_only(6, CLASSES, seed=0), samples, CPU, features=True)
+    assert seen.features is not None and np.array_equal(seen.features, features)
+
+
+# ---- augmentation ----
+
+
+def pictures(count: int = 16, height: int = 6, width: int = 6) -> torch.Tensor:
+    pixels = stream(0, "pictures").integers(0, 256, (count, height, width, 3), dtype=np.uint8)
+    return torch.from_numpy(pixels).permute(0, 3, 1, 2)
+
+
+def symmetries(image: torch.Tensor) -> list[torch.Tensor]:
+    return [turned.flip(dims) for turned in (image, image.transpose(1, 2)) for dims in ((), (1,), (2,), (1, 2))]
+
+
+@pytest.mark.parametrize("kind", ["flips", "dihedral"])
+def test_every_augmented_image_is_one_of_its_symmetries(kind: str) -> None:
+    before = pictures(64)
+    after = augment(before.clone(), kind, stream(1, "a"))
+    used = []
+    for old, new in zip(before, after, strict=True):
+        matches = [i for i, s in enumerate(symmetries(old)) if torch.equal(s, new)]
+        assert matches
+        used += matches[:1]
+    assert len(set(used)) == (8 if kind == "dihedral" else 4), "all of them occur"
+
+
+def test_no_augmentation_and_images_that_are_not_square() -> None:
+    wide = pictures(8, 4, 9)
+    assert augment(wide, "none", stream(0, "a")) is wide
+    assert augment(wide.clone(), "dihedral", stream(0, "a")).shape == wide.shape
+
+
+def test_rotation_keeps_shape_range_and_stream() -> None:
+    one, same = (augment(pictures(), "rotate", stream(3, "r")) for _ in range(2))
+    assert one.shape == (16, 3, 6, 6) and torch.equal(one, same) and 0 <= one.min() and one.max() <= 255
+    assert not torch.equal(one, augment(pictures(), "rotate", stream(4, "r")))
+    flat = torch.full((2, 3, 6, 6), 77, dtype=torch.uint8)
+    assert torch.allclose(augment(flat, "rotate", stream(0, "r")), torch.tensor(77.0)), "no dark corners"
