@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 Seed = Annotated[int, typer.Option("--seed", min=0, help="another split among the hospitals, other wrong labels")]
 Out = Annotated[Path, typer.Option("--out", help="folder")]
-Ceiling = Annotated[bool, typer.Option("--ceiling", help="also train FedAvg without the wrong labels, and show recovery")]
+Ceiling = Annotated[bool, typer.Option("--ceiling/--no-ceiling", help="also train FedAvg without the wrong labels, and show recovery")]
 
 
 def add(app: typer.Typer) -> None:
@@ -32,7 +32,7 @@ def _wrong(noise: SiteNoise) -> str:
 def demo(
     seed: Seed = 0,
     out: Out = Path("runs/demo"),
-    ceiling: Ceiling = False,
+    ceiling: Ceiling = True,
     jobs: Jobs = 1,
     quiet: Quiet = False,
     json: Json = False,
