@@ -31,9 +31,10 @@ from fedgsca.report.draw import DASHES, slot
 from fedgsca.report.plots_compare import curves_of, found_against_present, overlay
 from fedgsca.report.read import Run, Tree, number, read_run
 from fedgsca.report.tables import BASELINE, RANKED, Row, compare_rows, recovery_text, score_text, summary
-from fedgsca.report.words import method_name, percent, plural, score, seconds
-from fedgsca.report.words_compare import compare_lead
+from fedgsca.report.words import method_name, plural, score, seconds
+from fedgsca.report.words_compare import OURS, compare_lead
 
+TILES = 5
 REPORTED = {"f1": "Macro F1", "recall": "Recall", "precision": "Precision", "best_f1": "Best round's F1"}
 
 
@@ -110,18 +111,18 @@ def _runs(path: Path, compare: Tree) -> dict[tuple[str, str], list[Run]]:
 
 
 def _tiles(it: Comparison) -> list[Tile]:
-    """Mean F1 over the noises, method by method, and what FedGSCA wins back."""
-    tiles = []
+    """Mean F1 over the noises of the best methods, of the baseline and of ours, and what ours wins back."""
+    means = {m: fmean(row.f1.mean for row in it.rows if row.method == m and row.f1) for m in it.labels}
+    order = sorted(means, key=lambda m: (m not in (OURS, BASELINE), -means[m]))[:TILES]
     where = "mean macro F1" if len(it.noises) == 1 else f"mean macro F1 of {len(it.noises)} noises"
-    best = set(it.labels).intersection(
-        *({row.method for row in it.rows if row.noise == n and "f1" in row.best} for n in it.noises)
-    )
-    for method, label in list(it.labels.items())[:5]:
-        values = [row.f1.mean for row in it.rows if row.method == method and row.f1]
-        tiles.append(Tile(label, score(fmean(values)), "%", where, strong=method in best))
-    won = [row.recovery for row in it.rows if row.method == "fedgsca" and row.recovery is not None]
+    first = [{row.method for row in it.rows if row.noise == noise and "f1" in row.best} for noise in it.noises]
+    always = set.intersection(*first) if first else set()
+    tiles = [Tile(it.labels[m], score(means[m]), "%", where, strong=m in always) for m in it.labels if m in order]
+    won = [row.recovery for row in it.rows if row.method == OURS and row.recovery is not None]
     if won:
-        tiles.append(Tile("Recovery by FedGSCA", f"{fmean(won):.2f}".replace("-", "−"), "", "share of the loss won back"))
+        tiles.append(
+            Tile(f"{it.labels[OURS]}'s recovery", f"{fmean(won):.2f}".replace("-", "−"), "", "share of the loss won back")
+        )
     return tiles
 
 
@@ -129,7 +130,8 @@ def _result(it: Comparison) -> Section | None:
     if not it.rows:
         return None
     blocks: list[Block] = [_overview(it)] if len(it.noises) > 1 else []
-    blocks += [_scores(it, noise) for noise in it.noises]
+    tables = [_scores(it, noise) for noise in it.noises]
+    blocks += tables if len(tables) <= 2 else [Fold(table.caption, [table]) for table in tables]
     clean = [float(value) for value in (it.compare.get("clean") or {}).values() if number(value) is not None]
     intro = "Percent, mean ± standard deviation over the seeds; the best is bold, the second best underlined. "
     if any(row.reference for row in it.rows):
@@ -230,9 +232,11 @@ def _found(it: Comparison) -> Section | None:
                         points.setdefault(noise, []).append((float(truth["rate"]), share))
         if points:
             gap = fmean(abs(a - b) for pairs in points.values() for a, b in pairs)
-            alt = f"{label}: labels flagged against labels wrong, one dot per site and seed; the mean gap is {percent(gap, 1)}."
+            alt = f"{label}: labels flagged against labels wrong, by site and seed; the mean gap is {100 * gap:.1f} points."
             pictures.append(
-                Picture(found_against_present(points, f"found-{method}"), alt, f"{label}: the mean gap is {percent(gap, 1)}")
+                Picture(
+                    found_against_present(points, f"found-{method}"), alt, f"{label}: the mean gap is {100 * gap:.1f} points"
+                )
             )
     if not pictures:
         return None

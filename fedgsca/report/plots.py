@@ -49,9 +49,8 @@ def learning_curve(run: Run, *, wide: bool = True) -> str:
     if val:
         axes.plot(*zip(*val, strict=True), color=TOKENS["s2"], lw=1.7, ls=(0, (5, 2)))
     tail = min(LAST, len(f1))
-    if tail > 1:  # the headline: the mean over these rounds
-        mean = float(np.mean(f1[-tail:]))
-        axes.plot([x[-tail] - 0.3, x[-1] + 0.3], [mean, mean], color=MAIN, lw=9, alpha=0.25, solid_capstyle="butt")
+    mean = float(np.mean(f1[-tail:]))  # the headline
+    axes.plot([x[-tail] - 0.3, x[-1] + 0.3], [mean, mean], color=MAIN, lw=9, alpha=0.25, solid_capstyle="butt")
     axes.plot(x, f1, color=MAIN, marker="o" if len(x) < 30 else None, ms=6, mec=PAPER, mew=1.2)
     best = int(np.argmax(f1))
     axes.plot(x[best], f1[best], "o", ms=11, mfc="none", mec=MAIN, mew=1.8)

@@ -63,8 +63,7 @@ def found_against_present(points: Mapping[str, Sequence[tuple[float, float]]], n
     axes.plot([0, top], [0, top], color=MUTED, lw=1.2, ls=(0, (4, 3)))
     for i, pairs in enumerate(points.values()):
         x, y = zip(*pairs, strict=True)
-        marker = "os^Dv"[i % 5]
-        axes.plot([100 * v for v in x], [100 * v for v in y], marker, ls="", ms=9, color=colour(i), alpha=0.8, mec=PAPER, mew=1)
+        axes.plot([100 * v for v in x], [100 * v for v in y], "o", ms=9, color=colour(i), alpha=0.8, mec=PAPER, mew=1)
     axes.set_xlim(-0.03 * top, top)
     axes.set_ylim(-0.03 * top, top)
     axes.grid(True, axis="x")

@@ -48,8 +48,9 @@ def loss_histogram(site: str, seen: Losses, title: str, *, monotone: bool) -> st
         # the spike near zero would press everything else to the ground: cut it, and say how high it is
         top = max(1.2 * max(curve.max() for curve in curves), float(np.sort(count)[-3]))
         axes.set_ylim(0, top)
+        tall = np.flatnonzero(count > 0.9 * top)
         if count.max() > 1.04 * top:
-            where = (edges[int(np.argmax(count))] + 1.3 * width, 0.97 * top)
+            where = (edges[tall[-1] + 1] + 0.3 * width, 0.97 * top)
             axes.annotate(f"↑ {count.max()}", where, va="top", color=MUTED, fontsize=SMALL)
         for cut in cuts(seen.selector, seen.tau, float(grid[0]), float(grid[-1]), monotone=monotone):
             axes.axvline(cut, color=INK, lw=1.6, ls=(0, (4, 2.5)))

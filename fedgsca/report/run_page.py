@@ -87,8 +87,8 @@ def _tiles(run: Run) -> list[Tile]:
                 "Labels flagged", f"{100 * flagged:.0f}", "%", f"{percent(share)} are wrong" if share is not None else "suspect"
             )
         )
-    elif share is not None:
-        tiles.append(Tile("Wrong labels", f"{100 * share:.0f}", "%", "added on purpose"))
+    elif share:
+        tiles.append(Tile("Wrong labels", f"{100 * share:.0f}", "%", "of those it learned from"))
     if run.timing:
         each = median(sum(float(line.get(phase) or 0) for phase in PHASES) for line in run.timing)
         amount, unit = seconds(each).split(NBSP)

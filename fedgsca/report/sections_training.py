@@ -13,14 +13,12 @@ from fedgsca.report.words import count, score
 
 def learning_section(run: Run) -> Section | None:
     lines = run.evaluated
-    if not lines:
+    if len(lines) < 2:
         return None
     legend = [Key("test set", "s0")]
     if any("val_f1" in line for line in lines):
         legend.append(Key("validation set", "s2", "line", (5, 2)))
-    legend.append(Key("best round", "s0", "ring"))
-    if len(lines) > 1:
-        legend.append(Key(f"mean of the last {min(LAST, len(lines))}", "s0-soft", "block"))
+    legend += [Key("best round", "s0", "ring"), Key(f"mean of the last {min(LAST, len(lines))}", "s0-soft", "block")]
     if run.selecting_from:
         legend.append(Key("warm-up: all labels are used", "shade", "block"))
     if guarded_rounds(run):

@@ -101,12 +101,14 @@ def found(run: Run) -> dict[str, float | None]:
     judged = False
     for name, site in run.last_selection.items():
         n, delta = float(site.get("num_samples") or 0), number(site.get("delta"))
+        if delta is None:
+            continue
         size += n
-        flagged += n * (delta or 0.0)
+        flagged += n * delta
         truth = run.realised(name)
         if truth is not None and "noisy_precision" in site:
             judged = True
-            hits += n * (delta or 0.0) * (number(site["noisy_precision"]) or 0.0)
+            hits += n * delta * (number(site["noisy_precision"]) or 0.0)
             wrong += n * float(truth["rate"])
     return {
         "flagged": flagged / size if size else None,
@@ -125,16 +127,16 @@ def _result_sentence(run: Run) -> str:
     sizes = [int(site.get("num_samples", 0)) for site in run.setup.get("sites", {}).values()]
     who = f"{method_name(run.method)} trained one model over {plural(len(run.sites), 'site')}"
     if sizes and run.classes:
-        who += f" ({sum(sizes):,} training images, {plural(len(run.classes), 'class').replace('classs', 'classes')})"
+        who += f" ({sum(sizes):,} training images, {len(run.classes)} classes)"
     value, lines = headline(run), run.evaluated
     if value is None:
         return f"{who}; no round has been evaluated yet."
     best = max(lines, key=lambda line: float(line["f1"])) if lines else None
     tail = min(LAST, len(lines)) or LAST
-    mean = "its last five rounds" if tail == LAST else plural(tail, "round")
-    text = Markup("{} and reached a macro F1 of <strong>{:.1f}&nbsp;%</strong> on the test set, the mean of {}.").format(
-        who, value, mean
+    mean = (
+        "the mean of its last five rounds" if tail == LAST else f"the mean of {tail} rounds" if tail > 1 else "after one round"
     )
+    text = Markup("{} and reached a macro F1 of <strong>{:.1f}&nbsp;%</strong> on the test set, {}.").format(who, value, mean)
     if best is not None and len(lines) > 1:
         text += Markup(" The best round, number {}, reached {:.1f}; the last one {:.1f}.").format(
             int(best["round"]) + 1, best["f1"], lines[-1]["f1"]
@@ -150,12 +152,16 @@ def _noise_sentence(run: Run) -> str:
         )
     if share is None:
         return "No label noise was added; how many of the given labels are wrong is not known."
+    if not share:
+        return "None of the labels it learned from was wrong."
     rates = [(site, truth) for site in run.sites if (truth := run.realised(site)) is not None]
     if len(rates) <= 6:
         each = listed([_site_noise(run, site, truth) for site, truth in rates])
     else:
         each = f"between {percent(min(t['rate'] for _, t in rates))} and {percent(max(t['rate'] for _, t in rates))} per site"
-    return Markup("Of the labels it learned from, <strong>{}</strong> were wrong on purpose: {}.").format(percent(share), each)
+    read = any(site.get("noise") == "F" for site in run.setup["sites"].values())  # given labels from a file: nobody drew them
+    why = "differ from the reference" if read else "were wrong on purpose"
+    return Markup("Of the labels it learned from, <strong>{}</strong> {}: {}.").format(percent(share), why, each)
 
 
 def _site_noise(run: Run, site: str, truth: Tree) -> str:
@@ -168,6 +174,8 @@ def _selector_sentence(run: Run) -> str:
         waits = run.metrics and any("selector" in site for site in run.metrics[-1].get("sites", {}).values())
         return "The selector has not started: all given labels were used in every round." if waits else ""
     facts = found(run)
+    if facts["flagged"] is None:
+        return ""
     text = Markup("The selector doubted <strong>{}</strong> of the labels").format(percent(facts["flagged"]))
     if facts["precision"] is None or facts["recall"] is None:
         return text + "."

@@ -19,9 +19,7 @@ def compare_lead(rows: Sequence[Row], compare: Tree) -> list[str]:
     if not ranked:
         return ["No run is finished yet."]
     labels = list(dict.fromkeys(row.label for row in ranked))
-    first = (
-        f"{listed(labels)} trained on the same data with the same wrong labels" if len(labels) > 1 else f"{labels[0]} was run"
-    )
+    first = f"{listed(labels)} trained on the same data with the same wrong labels"
     seeds = plural(len({str(cell["seed"]) for cell in compare["cells"]}), "seed")
     what = f"noise {noises[0]}" if len(noises) == 1 else f"{len(noises)} kinds of label noise"
     return [
@@ -38,15 +36,16 @@ def _verdict(noise: str, rows: Sequence[Row]) -> str:
     names = Markup(" and ").join(Markup("<strong>{}</strong>").format(row.label) for row in first)
     verb = "is best with" if len(rows) > 1 and len(first) == 1 else "reach" if len(first) > 1 else "reaches"
     text = Markup("Under noise {}, {} {} a macro F1 of <strong>{}&nbsp;%</strong>").format(noise, names, verb, top.text())
-    return text + _beside_baseline({row.method: row for row in rows}) + "."
+    subject = "it" if [row.method for row in first] == [OURS] else ""
+    return text + _beside_baseline({row.method: row for row in rows}, subject) + "."
 
 
-def _beside_baseline(rows: Mapping[str, Row]) -> str:
+def _beside_baseline(rows: Mapping[str, Row], subject: str) -> str:
     ours, base = rows.get(OURS), rows.get(BASELINE)
     if ours is None or base is None or ours.f1 is None or base.f1 is None:
         return ""
     gap = ours.f1.mean - base.f1.mean
-    text = f"; {ours.label} stands {abs(gap):.1f} points {'above' if gap >= 0 else 'below'} {base.label}"
+    text = f"; {subject or ours.label} stands {abs(gap):.1f} points {'above' if gap >= 0 else 'below'} {base.label}"
     if abs(gap) < max(ours.f1.std or 0.0, base.f1.std or 0.0):
         text += ", which is less than the seeds differ"
     if ours.recovery is None or ours.recovery < 0:
