@@ -77,7 +77,7 @@ class Bench:
         config = self.experiment.config
         due = round % 5 == 4 or round >= config.train.rounds - 1
         if config.federation.keep_losses and due and "losses" in site.notes:
-            kept = {key: value for key, value in site.notes.items() if key in ("losses", "clean", "clean_probability", "selector", "tau")}
+            kept = {key: value for key, value in site.notes.items() if key in ("losses", "clean", "clean_probability", "selector", "cut")}
             if truth is not None:
                 kept["wrong"] = site.labels != truth
             packed = io.BytesIO()

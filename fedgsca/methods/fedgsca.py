@@ -218,8 +218,8 @@ class FedGSCA:
         if not selecting or selector is None or losses.std() < 1e-4:
             return Selection(everything, site.labels, np.ones(site.num_samples, bool), nobody)
         posterior = clean_probability(self._scale(losses, site), selector, monotone=options.selector.monotone)
-        sure = posterior >= tau
-        clean = sure if options.doubtful == "flag" else posterior >= min(tau, 1.0 - tau)
+        cut = tau if options.doubtful == "flag" else min(tau, 1.0 - tau)
+        sure, clean = posterior >= tau, posterior >= cut  # the latter: D^c and, unless they are flagged, the doubtful
         delta = float(np.mean(~clean))
         if options.thresholds == "adaptive":
             thresholds = class_thresholds(probs, sure, base=options.zeta, average=options.average)
@@ -230,7 +230,7 @@ class FedGSCA:
         predicted, kept = assign(probs, clean, accept)
         site.note(
             losses=self._scale(losses, site), clean=clean, clean_probability=posterior, selector=selector.to_array(),
-            tau=np.array(tau), pseudo_rows=np.flatnonzero(kept), pseudo_labels=predicted[kept],
+            cut=np.array(cut), pseudo_rows=np.flatnonzero(kept), pseudo_labels=predicted[kept],
         )  # fmt: skip
         noisy = is_noisy_client(clean, options.noise_level)
         reason = None

@@ -52,7 +52,7 @@ def loss_histogram(site: str, seen: Losses, title: str, *, monotone: bool) -> st
         if count.max() > 1.04 * top:
             where = (edges[tall[-1] + 1] + 0.3 * width, 0.97 * top)
             axes.annotate(f"↑ {count.max()}", where, va="top", color=MUTED, fontsize=SMALL)
-        for cut in cuts(seen.selector, seen.tau, float(grid[0]), float(grid[-1]), monotone=monotone):
+        for cut in cuts(seen.selector, seen.cut, float(grid[0]), float(grid[-1]), monotone=monotone):
             axes.axvline(cut, color=INK, lw=1.6, ls=(0, (4, 2.5)))
     axes.set_xlim(edges[0] - width, edges[-1] + width)
     axes.locator_params(axis="y", nbins=5, integer=True)
@@ -67,11 +67,11 @@ def _bell(x: np.ndarray, component: np.ndarray, scale: float) -> np.ndarray:
     return np.asarray(scale * weight * np.exp(-((x - mean) ** 2) / (2 * var)) / np.sqrt(2 * np.pi * var))
 
 
-def cuts(selector: np.ndarray, tau: float, low: float, high: float, *, monotone: bool) -> list[float]:
-    """Losses at which the probability of "clean" crosses tau (Eq. 7); one if it is monotone, up to two if not."""
+def cuts(selector: np.ndarray, cut: float, low: float, high: float, *, monotone: bool) -> list[float]:
+    """Losses at which the probability of "clean" crosses the cut (Eq. 7); one if it is monotone, up to two if not."""
     grid = np.linspace(low, high, 2001)
     fitted = Selector((selector[0], selector[1]), (selector[2], selector[3]), (selector[4], selector[5]))
-    keep = clean_probability(grid, fitted, monotone=monotone) >= tau
+    keep = clean_probability(grid, fitted, monotone=monotone) >= cut
     return [float(grid[i]) for i in np.flatnonzero(keep[1:] != keep[:-1]) + 1]
 
 

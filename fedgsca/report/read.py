@@ -27,7 +27,7 @@ class Losses:
     losses: np.ndarray  # (n,)
     clean: np.ndarray  # (n,) bool
     selector: np.ndarray  # (6,) means, variances, weights
-    tau: float
+    cut: float  # probability of "clean" below which a label is flagged
     wrong: np.ndarray | None  # (n,) bool, simulations only
     round: int
 
@@ -150,7 +150,7 @@ def _losses(folder: Path) -> dict[str, Losses]:
                 np.asarray(kept["losses"], dtype=np.float64),
                 np.asarray(kept["clean"], dtype=bool),
                 np.asarray(kept["selector"], dtype=np.float64),
-                float(kept["tau"]),
+                float(kept["cut"]),
                 np.asarray(kept["wrong"], dtype=bool) if "wrong" in kept else None,
                 int(kept["round"]),
             )

@@ -35,8 +35,7 @@ def selection_section(run: Run) -> Section | None:
     ]
     intro = (
         "A model that is still learning fits right labels before wrong ones, so wrong labels gather at large losses. All sites "
-        "together fit two bell curves to these losses. A label is flagged if the left curve explains it with a probability "
-        "below the site's threshold τ."
+        "together fit two bell curves to these losses. A label is flagged where the left curve becomes too unlikely an explanation."
     )
     note = "Height: number of labels; an arrow marks a bar that is higher than its box. "
     note += f"Losses as the selector saw them in round {max(losses.round for losses in shown.values()) + 1}."
@@ -48,7 +47,7 @@ def selection_section(run: Run) -> Section | None:
 
 
 def _title(name: str, losses: Losses) -> str:
-    return f"{shorten(name, 26)}: {100 * float((~losses.clean).mean()):.0f} % flagged, τ = {losses.tau:.2f}"
+    return f"{shorten(name, 26)}: {100 * float((~losses.clean).mean()):.0f} % flagged"
 
 
 def _histogram_alt(name: str, losses: Losses) -> str:

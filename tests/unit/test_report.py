@@ -74,7 +74,7 @@ def write_losses(path: Path, rates: dict[str, float], round: int, rng: np.random
     for name, rate in rates.items():
         wrong = rng.random(SIZE) < rate
         losses = np.where(wrong, rng.normal(4, 1.2, SIZE), rng.exponential(0.3, SIZE))
-        kept = {"losses": losses, "clean": losses < 2, "clean_probability": (losses < 2) * 1.0, "tau": np.array(0.8)}
+        kept = {"losses": losses, "clean": losses < 2, "clean_probability": (losses < 2) * 1.0, "cut": np.array(0.8)}
         kept |= {"selector": np.array([0.2, 4.0, 0.3, 2.0, 0.7, 0.3]), **({"wrong": wrong} if truth else {})}
         np.savez(path / f"{name}.npz", round=np.array(round), **kept)
 
