@@ -15,7 +15,9 @@ from fedgsca.site import Samples
 Sites = dict[str, Samples]
 
 
-def bare_round(model: nn.Module, sites: Sites, tensors: dict[str, tuple[torch.Tensor, torch.Tensor]], hyper: TrainConfig) -> None:
+def bare_round(
+    model: nn.Module, sites: Sites, tensors: dict[str, tuple[torch.Tensor, torch.Tensor]], hyper: TrainConfig
+) -> None:
     """FedAvg with nothing around it: normalised channels-last float tensors in memory, plain SGD, a running sum of state dicts."""
     start = copy.deepcopy(model.state_dict())
     total: dict[str, torch.Tensor] = {}

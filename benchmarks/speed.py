@@ -81,7 +81,12 @@ def ratio(ours: Callable[[], None], reference: Callable[[], None], repeats: int)
 def fedavg_over_bare(folder: Path, quick: bool) -> Iterator[Row]:
     cases = {"small CNN, 28 px, 4 x 500": ("model.name=cnn", "data.train=2000", "data.image_size=28", "train.batch_size=32")}
     if not quick:
-        cases["ResNet-18, 64 px, 4 x 64"] = ("model.name=resnet18", "data.train=256", "data.image_size=64", "train.batch_size=32")
+        cases["ResNet-18, 64 px, 4 x 64"] = (
+            "model.name=resnet18",
+            "data.train=256",
+            "data.image_size=64",
+            "train.batch_size=32",
+        )
     for title, sets in cases.items():
         config = config_of("fedavg", "data.test=40", "train.augment=none", *sets)
         ours = Rounds(config, folder / title)
@@ -89,7 +94,9 @@ def fedavg_over_bare(folder: Path, quick: bool) -> Iterator[Row]:
         cpu = torch.device("cpu")
         tensors = {n: (to_tensor(s, np.arange(len(s)), cpu), torch.from_numpy(s.labels)) for n, s in sites.items()}
         bare_model = build_classifier(config.model.name, ours.bench.experiment.table.num_classes, seed=0)
-        found = ratio(ours.step, lambda m=bare_model, s=sites, t=tensors, h=config.train: bare_round(m, s, t, h), 3 if quick else 7)
+        found = ratio(
+            ours.step, lambda m=bare_model, s=sites, t=tensors, h=config.train: bare_round(m, s, t, h), 3 if quick else 7
+        )
         yield Row(f"FedAvg round / bare loop, {title}", found, 1.05)
         augmented = Rounds(config_of("fedavg", "data.test=40", "train.augment=rotate", *sets), folder / (title + "-rotate"))
         plain = build_classifier(config.model.name, ours.bench.experiment.table.num_classes, seed=0)
@@ -111,8 +118,19 @@ def fedgsca_over_fedavg(folder: Path, quick: bool) -> Iterator[Row]:
     for title, (name, train, warm, repeats) in cases.items():
         if quick and not title.startswith("small"):
             continue
-        sets = [name, train, sizes[title.split(",")[0]], "data.test=40", "train.batch_size=32", "fedgsca.warmup=1", "fedgsca.wait_for_health=false"]
-        avg, gsca = Rounds(config_of("fedavg", *sets), folder / title), Rounds(config_of("fedgsca", *sets), folder / (title + "g"))
+        sets = [
+            name,
+            train,
+            sizes[title.split(",")[0]],
+            "data.test=40",
+            "train.batch_size=32",
+            "fedgsca.warmup=1",
+            "fedgsca.wait_for_health=false",
+        ]
+        avg, gsca = (
+            Rounds(config_of("fedavg", *sets), folder / title),
+            Rounds(config_of("fedgsca", *sets), folder / (title + "g")),
+        )
         for _ in range(warm):
             gsca.step()  # past the warm-up: the selector works
         found = ratio(gsca.step, avg.step, 3 if quick else repeats)
@@ -126,7 +144,12 @@ def frozen_over_full(folder: Path, quick: bool) -> Iterator[Row]:
     sets = ("data.train=256", "data.test=40", "data.image_size=96")
     frozen = Rounds(config_of("fedavg", "model.frozen=true", "model.name=efficientnet-lite0", *sets), folder / "frozen")
     full = Rounds(config_of("fedavg", "model.name=efficientnet-lite0", "train.batch_size=32", *sets), folder / "full")
-    yield Row("full round / frozen-backbone round, EfficientNet-Lite0, 96 px, 4 x 64", 1 / ratio(frozen.step, full.step, 3), 200, "at least")
+    yield Row(
+        "full round / frozen-backbone round, EfficientNet-Lite0, 96 px, 4 x 64",
+        1 / ratio(frozen.step, full.step, 3),
+        200,
+        "at least",
+    )
 
 
 def sites_scaling(folder: Path, quick: bool) -> Iterator[Row]:
@@ -146,7 +169,11 @@ def sites_scaling(folder: Path, quick: bool) -> Iterator[Row]:
             seconds[count].append(float(out[-2]))
             memory[count].append(float(out[-1]))
     for count in counts[1:]:
-        yield Row(f"round with {count} sites / with 4 sites, same data", median(b / a for a, b in zip(seconds[4], seconds[count], strict=True)), 1.3)
+        yield Row(
+            f"round with {count} sites / with 4 sites, same data",
+            median(b / a for a, b in zip(seconds[4], seconds[count], strict=True)),
+            1.3,
+        )
         yield Row(f"peak memory with {count} sites / with 4 sites", median(memory[count]) / median(memory[4]), 1.1)
 
 
@@ -166,7 +193,9 @@ def start_up(folder: Path, quick: bool) -> Iterator[Row]:
         f"b=open_bench(c,pathlib.Path({str(folder / 'first')!r}));s=b.site('site-1');next(T.batches(s,0));first()"
     )
     subprocess.run([sys.executable, "-c", code], capture_output=True, check=True)  # fills the cache of rendered images
-    times = [float(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout) for _ in range(3)]
+    times = [
+        float(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout) for _ in range(3)
+    ]
     yield Row("from command to first batch, seconds (images cached)", median(times), 5.0)
 
 

@@ -41,7 +41,9 @@ class NoiseConfig(Section):
     candidates: str = Field("auto", description="CK-asymmetric candidates: auto or a TOML file")
     matrix: str | None = Field(None, description="csv with a transition matrix (rows: true class), for sites with noise M")
     given: str | None = Field(None, description="csv (file,label) of given labels; the labels of the source are then the truth")
-    oracle: bool = Field(False, description="simulations: leave the wrong labels out; the ceiling of any method, which no method can know")
+    oracle: bool = Field(
+        False, description="simulations: leave the wrong labels out; the ceiling of any method, which no method can know"
+    )
 
 
 class ModelConfig(Section):
@@ -58,7 +60,9 @@ class TrainConfig(Section):
     lr: float = Field(0.02, gt=0)
     momentum: float = Field(0.9, ge=0, lt=1)
     weight_decay: float = Field(1e-6, ge=0)
-    lr_steps: tuple[float, ...] = Field((0.7, 0.9), description="fractions of the rounds after which lr is multiplied by lr_decay")
+    lr_steps: tuple[float, ...] = Field(
+        (0.7, 0.9), description="fractions of the rounds after which lr is multiplied by lr_decay"
+    )
     lr_decay: float = Field(0.1, gt=0, le=1)
     augment: Literal["none", "flips", "dihedral", "rotate"] = "dihedral"
     threads: int = Field(2, ge=1, description="torch threads per site; part of the experiment because it changes the bytes")
@@ -172,7 +176,9 @@ def _describe(error: ValidationError, model: type[BaseModel], prefix: str = "") 
         if item["type"] == "extra_forbidden":
             valid = _fields(model, path[:-1])
             near = get_close_matches(path[-1], valid, n=1, cutoff=0.4)
-            lines.append(f"{name}: unknown key" + (f"; did you mean {near[0]}?" if near else f"; valid keys: {', '.join(valid)}"))
+            lines.append(
+                f"{name}: unknown key" + (f"; did you mean {near[0]}?" if near else f"; valid keys: {', '.join(valid)}")
+            )
         else:
             lines.append(f"{name}: {item['msg']} (got {item['input']!r})")
     return lines
@@ -198,7 +204,9 @@ def build(tree: Mapping[str, Any]) -> Config:
     preset = str(tree.get("preset", "default"))
     if preset not in PRESETS:
         problems.append(f"preset: {preset!r} is not known; choose one of: {', '.join(PRESETS)}")
-    sections = {name: tree.pop(name) for name in list(tree) if name in REGISTRY}  # options of other methods are allowed, and unused
+    sections = {
+        name: tree.pop(name) for name in list(tree) if name in REGISTRY
+    }  # options of other methods are allowed, and unused
     base = merge(recommended(tree), PRESETS.get(preset, {}))
     options = merge(base.pop(method, {}), sections.get(method, {}))
     base = {key: value for key, value in base.items() if key not in REGISTRY}

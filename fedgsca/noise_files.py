@@ -15,9 +15,13 @@ def read_matrix(path: Path, num_classes: int) -> np.ndarray:
     try:
         matrix = np.loadtxt(path, delimiter=",", ndmin=2)
     except (OSError, ValueError) as error:
-        raise ConfigError(f"noise matrix {path} cannot be read: {error}", fix="a csv of numbers, one row per true class") from None
+        raise ConfigError(
+            f"noise matrix {path} cannot be read: {error}", fix="a csv of numbers, one row per true class"
+        ) from None
     if matrix.shape != (num_classes, num_classes):
-        raise ConfigError(f"noise matrix {path} is {matrix.shape}, the data has {num_classes} classes", fix="one row and column per class")
+        raise ConfigError(
+            f"noise matrix {path} is {matrix.shape}, the data has {num_classes} classes", fix="one row and column per class"
+        )
     return matrix
 
 
@@ -30,7 +34,9 @@ def read_given(path: Path, ids: np.ndarray, classes: tuple[str, ...], labels: np
         with open(path, newline="", encoding="utf-8-sig") as handle:
             reader = csv.DictReader(handle)
             if reader.fieldnames is None or not {"file", "label"} <= set(reader.fieldnames):
-                raise ConfigError(f"{path} lacks the columns file and label (found: {reader.fieldnames})", fix="first line: file,label")
+                raise ConfigError(
+                    f"{path} lacks the columns file and label (found: {reader.fieldnames})", fix="first line: file,label"
+                )
             for line, entry in enumerate(reader, start=2):
                 row, label = known.get(entry["file"] or ""), names.get(entry["label"] or "")
                 if row is None:
@@ -42,5 +48,8 @@ def read_given(path: Path, ids: np.ndarray, classes: tuple[str, ...], labels: np
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} cannot be read: {error}", fix="check the path given to noise.given") from None
     if problems:
-        raise ConfigError(f"{path} has {len(problems)} bad lines:\n  " + "\n  ".join(problems[:5]), fix="use the names that `fedgsca data check` lists")
+        raise ConfigError(
+            f"{path} has {len(problems)} bad lines:\n  " + "\n  ".join(problems[:5]),
+            fix="use the names that `fedgsca data check` lists",
+        )
     return given

@@ -40,6 +40,6 @@ def recommended(tree: Mapping[str, Any]) -> dict[str, Any]:
         base["model"] = {"name": model.get("name", "efficientnet-lite0")}
         if base["model"]["name"] == "efficientnet-lite0":
             base["model"]["weights"] = "packaged"
-    elif name.startswith("resnet") or name.startswith("efficientnet"):
+    elif name.startswith(("resnet", "efficientnet")):
         base["train"] = {"lr": 0.01, "batch_size": 128, "momentum": 0.0}
     return base

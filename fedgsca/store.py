@@ -37,7 +37,9 @@ class Store:
         try:
             return load(path.read_bytes())
         except Exception as error:
-            raise RunFolderError(f"the site's memory {path} is damaged: {error}", fix="restore the file from a backup, or start the run anew") from error
+            raise RunFolderError(
+                f"the site's memory {path} is damaged: {error}", fix="restore the file from a backup, or start the run anew"
+            ) from error
 
     def write(self, round: int, arrays: Mapping[str, np.ndarray]) -> None:
         from safetensors.numpy import save

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -43,6 +44,15 @@ class Evaluation:
         return np.asarray(self.probs.argmax(axis=1))
 
 
+class Network(Protocol):
+    """What evaluation needs: features, and a head that turns them into logits."""
+
+    @property
+    def head(self) -> Callable[..., Any]: ...
+    def features(self, x: Tensor) -> Tensor: ...
+    def eval(self) -> object: ...
+
+
 Objective = Callable[[nn.Module, Batch], Tensor]
 
 
@@ -63,7 +73,9 @@ def precision(device: torch.device) -> AbstractContextManager[object]:
     return nullcontext()
 
 
-def to_tensor(samples: Samples, rows: np.ndarray, device: torch.device, rng: np.random.Generator | None = None, kind: str = "none") -> Tensor:
+def to_tensor(
+    samples: Samples, rows: np.ndarray, device: torch.device, rng: np.random.Generator | None = None, kind: str = "none"
+) -> Tensor:
     """Gather rows; images are augmented (if a stream is given) as uint8 and then normalised."""
     gathered = torch.from_numpy(np.asarray(samples.inputs[rows]))
     if not samples.are_images:
@@ -76,7 +88,9 @@ def to_tensor(samples: Samples, rows: np.ndarray, device: torch.device, rng: np.
     return images.to(device).float().sub_(mean).div_(std)
 
 
-def batches(site: Site, round: int, rows: np.ndarray | None = None, labels: np.ndarray | None = None, *, epoch: int = 0) -> Iterator[Batch]:
+def batches(
+    site: Site, round: int, rows: np.ndarray | None = None, labels: np.ndarray | None = None, *, epoch: int = 0
+) -> Iterator[Batch]:
     """One shuffled, augmented pass over `rows` (default: all) with `labels` (default: the given ones), one label per row.
 
     A trailing batch of one sample is skipped: BatchNorm cannot normalise it.
@@ -109,7 +123,8 @@ class SGD:
     @torch.no_grad()
     def step(self) -> None:
         moved = [(p, p.grad) for p in self.parameters if p.grad is not None]
-        parameters, gradients = [p for p, _ in moved], [g for _, g in moved if g is not None]
+        parameters: list[Tensor] = [p for p, _ in moved]
+        gradients = [g for _, g in moved if g is not None]
         if self.weight_decay:
             gradients = list(torch._foreach_add(gradients, parameters, alpha=self.weight_decay))
         if self.momentum:
@@ -128,7 +143,9 @@ def optimiser(site: Site, round: int, parameters: Sequence[nn.Parameter] | None 
     return SGD(chosen, hyper.lr_at(round), hyper.momentum, hyper.weight_decay)
 
 
-def train(site: Site, round: int, objective: Objective, rows: np.ndarray | None = None, labels: np.ndarray | None = None) -> None:
+def train(
+    site: Site, round: int, objective: Objective, rows: np.ndarray | None = None, labels: np.ndarray | None = None
+) -> None:
     """E local epochs of SGD on the site's model, which already holds the weights to start from."""
     site.model.train()
     sgd = optimiser(site, round)
@@ -137,12 +154,12 @@ def train(site: Site, round: int, objective: Objective, rows: np.ndarray | None 
             sgd.zero_grad()
             with precision(site.device):
                 loss = objective(site.model, batch)
-            loss.backward()
+            torch.autograd.backward(loss)
             sgd.step()
 
 
 @torch.inference_mode()
-def evaluate(model: nn.Module, samples: Samples, device: torch.device, *, features: bool = False) -> Evaluation:
+def evaluate(model: Network, samples: Samples, device: torch.device, *, features: bool = False) -> Evaluation:
     """Probabilities and cross-entropy of every sample: evaluation mode, fixed order, no augmentation."""
     model.eval()
     probs, losses, found = [], [], []

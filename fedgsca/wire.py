@@ -96,7 +96,8 @@ def check_update(update: Update, reference: Arrays, declared: Mapping[str, Extra
     if problems:
         shown = "; ".join(problems[:3]) + (f"; and {len(problems) - 3} more" if len(problems) > 3 else "")
         raise UpdateError(
-            f"update of {update.site} refused: {shown}", fix="check that the site runs the same version and its training did not diverge"
+            f"update of {update.site} refused: {shown}",
+            fix="check that the site runs the same version and its training did not diverge",
         )
     check_extras(f"update of {update.site}", update.extras, declared, dims)
 

@@ -15,7 +15,9 @@ if TYPE_CHECKING:
 
 Seed = Annotated[int, typer.Option("--seed", min=0, help="another split among the hospitals, other wrong labels")]
 Out = Annotated[Path, typer.Option("--out", help="folder")]
-Ceiling = Annotated[bool, typer.Option("--ceiling/--no-ceiling", help="also train FedAvg without the wrong labels, and show recovery")]
+Ceiling = Annotated[
+    bool, typer.Option("--ceiling/--no-ceiling", help="also train FedAvg without the wrong labels, and show recovery")
+]
 
 
 def add(app: typer.Typer) -> None:

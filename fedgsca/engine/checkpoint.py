@@ -38,7 +38,9 @@ def _read(path: Path, fingerprint: str) -> ServerState:
     if header["digest"] != _digest(weights, extras):
         raise ValueError("its content does not match its checksum")
     if header["fingerprint"] != fingerprint:
-        raise RunFolderError(f"checkpoint {path} belongs to another experiment", fix="use the folder's own config.toml, or another --out")
+        raise RunFolderError(
+            f"checkpoint {path} belongs to another experiment", fix="use the folder's own config.toml, or another --out"
+        )
     return ServerState(int(str(header["round"])), weights, extras)
 
 
@@ -53,5 +55,7 @@ def latest(folder: Path, fingerprint: str) -> ServerState | None:
         except Exception as error:
             log.warning("checkpoint %s is damaged (%s); going back to the one before it", path.name, error)
     if paths:
-        raise RunFolderError(f"no checkpoint in {folder} can be read", fix="restore the folder from a backup, or start anew with another --out")
+        raise RunFolderError(
+            f"no checkpoint in {folder} can be read", fix="restore the folder from a backup, or start anew with another --out"
+        )
     return None

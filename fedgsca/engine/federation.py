@@ -105,13 +105,20 @@ def _numbers(update: Update) -> dict[str, Any]:
     rows: dict[str, Any] = {}
     for name, value in update.extras.items():
         if np.size(value) <= 64:
-            cleaned = np.where(np.isfinite(value), value, None).tolist() if np.asarray(value).dtype.kind == "f" else np.asarray(value).tolist()
-            rows[name] = cleaned
+            plain = np.asarray(value).astype(object)
+            plain[np.asarray(~np.isfinite(value))] = None
+            rows[name] = plain.tolist()
     return rows
 
 
 def run(
-    config: Config, out: Path, *, jobs: int = 1, watcher: Watcher | None = None, engine: Engine | None = None, stop_after: int | None = None
+    config: Config,
+    out: Path,
+    *,
+    jobs: int = 1,
+    watcher: Watcher | None = None,
+    engine: Engine | None = None,
+    stop_after: int | None = None,
 ) -> dict[str, Any]:
     """Run or continue one experiment in its folder; returns the content of result.json (empty if stopped early on request)."""
     watcher = watcher or Silent()
@@ -142,7 +149,9 @@ def run(
         return folder.finish(state, experiment) if state.round >= config.train.rounds else {}
 
 
-def _round(state: ServerState, method: Method, engine: Engine, bench: Bench, folder: RunFolder, watcher: Watcher) -> ServerState:
+def _round(
+    state: ServerState, method: Method, engine: Engine, bench: Bench, folder: RunFolder, watcher: Watcher
+) -> ServerState:
     experiment, config, t = bench.experiment, bench.experiment.config, state.round
     clock = [time.perf_counter()]
     payload = method.broadcast(state, t)
@@ -151,7 +160,11 @@ def _round(state: ServerState, method: Method, engine: Engine, bench: Bench, fol
     state = method.aggregate(state, tally.accept(engine.exchange(payload)))
     tally.check_quorum()
     clock.append(time.perf_counter())
-    line: dict[str, Any] = {"round": t, "lr": config.train.lr_at(t), "stability": float(np.mean(tally.drift)) if tally.drift else None}
+    line: dict[str, Any] = {
+        "round": t,
+        "lr": config.train.lr_at(t),
+        "stability": float(np.mean(tally.drift)) if tally.drift else None,
+    }
     if _evaluates(config, t):
         line |= evaluate_global(bench, state, experiment.test)
         if experiment.val is not None:

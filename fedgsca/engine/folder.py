@@ -1,14 +1,14 @@
 """A run's folder: what is in it, who owns it, and how it is written so that nothing is ever half there.
 
-    config.toml        the experiment, every default filled in
-    setup.json         classes, sites, sizes, realised noise, fingerprints of data and configuration, warnings
-    noise/<site>.csv   simulations: file, true and given label
-    metrics.jsonl      one line per round; the same bytes whenever the same experiment is run
-    timing.jsonl       seconds per phase and site; differs from run to run
-    checkpoint/        the last two rounds
-    store/<site>/      each site's private memory
-    losses/<site>.npz  simulations: per-sample losses of the newest selection, for the report
-    model.safetensors, result.json, report.html
+config.toml        the experiment, every default filled in
+setup.json         classes, sites, sizes, realised noise, fingerprints of data and configuration, warnings
+noise/<site>.csv   simulations: file, true and given label
+metrics.jsonl      one line per round; the same bytes whenever the same experiment is run
+timing.jsonl       seconds per phase and site; differs from run to run
+checkpoint/        the last two rounds
+store/<site>/      each site's private memory
+losses/<site>.npz  simulations: per-sample losses of the newest selection, for the report
+model.safetensors, result.json, report.html
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ import os
 import platform
 import resource
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -66,17 +67,23 @@ class RunFolder:
         try:
             self.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise RunFolderError(f"cannot make the run folder {self.path}: {error.strerror}", fix="choose another --out") from None
+            raise RunFolderError(
+                f"cannot make the run folder {self.path}: {error.strerror}", fix="choose another --out"
+            ) from None
         self._check_owner()
         try:
             self._lock = os.open(self.path / ".lock", os.O_CREAT | os.O_RDWR)
         except OSError as error:
-            raise RunFolderError(f"cannot write to {self.path}: {error.strerror}", fix="free some space there, or choose another --out") from None
+            raise RunFolderError(
+                f"cannot write to {self.path}: {error.strerror}", fix="free some space there, or choose another --out"
+            ) from None
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             os.close(self._lock)
-            raise RunFolderError(f"another process is running in {self.path}", fix="wait for it, stop it, or choose another --out") from None
+            raise RunFolderError(
+                f"another process is running in {self.path}", fix="wait for it, stop it, or choose another --out"
+            ) from None
         for path in self.path.rglob("*.tmp"):  # half-written files of a run that was killed
             if abandoned(path):
                 remove_quietly(path)
@@ -162,12 +169,18 @@ class RunFolder:
         self.startup = seconds
 
     def append_timing(self, round: int, sites: Mapping[str, float], clock: Sequence[float]) -> None:
-        exchange, evaluation, saving = (b - a for a, b in zip(clock, clock[1:], strict=False))
-        self._append("timing.jsonl", {"round": round, "sites": dict(sites), "exchange": exchange, "evaluate": evaluation, "save": saving})
+        exchange, evaluation, saving = (b - a for a, b in pairwise(clock))
+        self._append(
+            "timing.jsonl", {"round": round, "sites": dict(sites), "exchange": exchange, "evaluate": evaluation, "save": saving}
+        )
 
     def finish(self, state: ServerState, experiment: Experiment) -> dict[str, Any]:
         """model.safetensors and result.json, the latter last: its presence means that the run is complete."""
-        meta = {"classes": json.dumps(experiment.table.classes), "model": self.config.model.name, "config": to_toml(self.config)}
+        meta = {
+            "classes": json.dumps(experiment.table.classes),
+            "model": self.config.model.name,
+            "config": to_toml(self.config),
+        }
         write_atomic(self.path / "model.safetensors", save_tensors(state.weights, meta))
         result = summarise(self.path, self.config, experiment)
         write_atomic(self.path / "result.json", dumps(result))
@@ -203,5 +216,7 @@ def summarise(path: Path, config: Config, experiment: Experiment) -> dict[str, A
 def read_config(path: Path) -> Config:
     """The configuration of an existing run folder."""
     if not (path / "config.toml").exists():
-        raise RunFolderError(f"{path} is not a run folder: it has no config.toml", fix="give the folder that `fedgsca run --out` made")
+        raise RunFolderError(
+            f"{path} is not a run folder: it has no config.toml", fix="give the folder that `fedgsca run --out` made"
+        )
     return build(read_toml(path / "config.toml"))

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -57,7 +58,9 @@ class Bench:
     def site(self, name: str) -> Site:
         experiment = self.experiment
         store = Store(self.folder / "store" / name)
-        return Site(name, experiment.sites[name], experiment.config.train, experiment.config.seed, self.model, self.device, store)
+        return Site(
+            name, experiment.sites[name], experiment.config.train, experiment.config.seed, self.model, self.device, store
+        )
 
     def visit(self, name: str, payload: Payload) -> Reply:
         """One site's round. An error that is the site's own is named and reported; a bug is not hidden."""
@@ -77,7 +80,11 @@ class Bench:
         config = self.experiment.config
         due = round % 5 == 4 or round >= config.train.rounds - 1
         if config.federation.keep_losses and due and "losses" in site.notes:
-            kept = {key: value for key, value in site.notes.items() if key in ("losses", "clean", "clean_probability", "selector", "cut")}
+            kept: dict[str, Any] = {
+                key: value
+                for key, value in site.notes.items()
+                if key in ("losses", "clean", "clean_probability", "selector", "cut")
+            }
             if truth is not None:
                 kept["wrong"] = site.labels != truth
             packed = io.BytesIO()
@@ -117,7 +124,7 @@ class ProcessEngine:
         message = encode_payload(payload)
         for pipe, _ in self.workers:
             _tell(pipe, b"P" + message, self.sites[0])
-        waiting, ready = list(self.sites), {}
+        waiting, ready = list(self.sites), dict[str, Reply]()
         busy: dict[Connection, str] = {}
         idle = [pipe for pipe, _ in self.workers]
         for name in self.sites:
@@ -140,7 +147,9 @@ class ProcessEngine:
         except (EOFError, ConnectionResetError):
             raise _worker_lost(name) from None
         if head.get("crash"):
-            raise FedgscaError(f"{name} failed: {head['crash']}", fix=head.get("fix", "this is a bug: report it with the text above"))
+            raise FedgscaError(
+                f"{name} failed: {head['crash']}", fix=head.get("fix", "this is a bug: report it with the text above")
+            )
         update = decode_update(body) if body else None
         return Reply(name, update, head["error"], head["observed"], head["seconds"])
 

@@ -1,7 +1,7 @@
 """FedAvg (McMahan et al., AISTATS 2017): every site trains on its given labels, the server averages with weights n_k / N.
 
-    site:   theta_k <- E epochs of SGD on the cross-entropy, from theta
-    server: theta   <- sum_k (n_k / N) theta_k
+site:   theta_k <- E epochs of SGD on the cross-entropy, from theta
+server: theta   <- sum_k (n_k / N) theta_k
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ from fedgsca.wire import Arrays, Extra, Payload, Update
 @register
 class FedAvg:
     name: ClassVar[str] = "fedavg"
-    paper: ClassVar[str] = "McMahan et al., Communication-Efficient Learning of Deep Networks from Decentralized Data, AISTATS 2017"
+    paper: ClassVar[str] = (
+        "McMahan et al., Communication-Efficient Learning of Deep Networks from Decentralized Data, AISTATS 2017"
+    )
     head: ClassVar[str] = "linear"
     uploads: ClassVar[Mapping[str, Extra]] = {}
     downloads: ClassVar[Mapping[str, Extra]] = {}

@@ -47,11 +47,16 @@ from fedgsca.wire import Arrays, Extra, Payload, Update
 
 
 class SelectorOptions(MethodOptions):
-    scope: Literal["global", "own"] = Field("global", description="select by the merged selector (GSS) or by the site's own (CSS)")
-    losses_of: Literal["received", "trained"] = Field(
-        "received", description="model whose losses S_k is fitted to: as received (no second pass), or after training (the paper)"
+    scope: Literal["global", "own"] = Field(
+        "global", description="select by the merged selector (GSS) or by the site's own (CSS)"
     )
-    memory: float = Field(0.8, ge=0, lt=1, description="share of the past in the running mean of losses and predictions; 0: this round only")
+    losses_of: Literal["received", "trained"] = Field(
+        "received",
+        description="model whose losses S_k is fitted to: as received (no second pass), or after training (the paper)",
+    )
+    memory: float = Field(
+        0.8, ge=0, lt=1, description="share of the past in the running mean of losses and predictions; 0: this round only"
+    )
     class_relative: bool = Field(True, description="compare a loss with those of the same given class")
     var_floor: float = Field(0.25, ge=0, description="lower bound of both variances, nats^2")
     clip: float | None = Field(9.21, gt=0, description="largest loss that counts; none: unlimited")
@@ -65,14 +70,18 @@ class GuardOptions(MethodOptions):
     min_class: int = Field(10, ge=1, description="a class with this many given samples may not vanish")
 
 
-class Options(MethodOptions):
+class FedGSCAOptions(MethodOptions):
     selection: bool = Field(True, description="off: train on all given labels (with the chosen loss)")
     warmup: int = Field(5, ge=0, description="rounds on all given labels before selecting; the selector is fitted meanwhile")
     wait_for_health: bool = Field(True, description="begin to select only when the merged selector was healthy twice in a row")
     noise_level: float = Field(0.1, ge=0, le=1, description="delta below which a site trains on all its labels")
-    doubtful: Literal["keep", "flag"] = Field("keep", description="labels with a clean probability between 1 - tau and tau: keep or flag (the paper)")
+    doubtful: Literal["keep", "flag"] = Field(
+        "keep", description="labels with a clean probability between 1 - tau and tau: keep or flag (the paper)"
+    )
     pseudo_labels: bool = Field(True, description="off: flagged samples rest")
-    thresholds: Literal["adaptive", "fixed"] = Field("adaptive", description="class thresholds of Eq. 9-10, or zeta for all classes")
+    thresholds: Literal["adaptive", "fixed"] = Field(
+        "adaptive", description="class thresholds of Eq. 9-10, or zeta for all classes"
+    )
     zeta: float = Field(0.8, gt=0, le=1, description="zeta_0")
     average: Literal["literal", "per_class"] = Field("literal", description="denominator of Avg_c")
     loss: Literal["rcl", "ucl", "ce"] = "rcl"
@@ -81,7 +90,8 @@ class Options(MethodOptions):
     beta_end: float = Field(0.55, gt=0, le=1)
     beta_schedule: Literal["cosine", "linear", "constant"] = "cosine"
     credal_after_warmup: bool = Field(
-        True, description="during warm-up only the given label is plausible; a network that predicts one class for all would satisfy RCL"
+        True,
+        description="during warm-up only the given label is plausible; a network that predicts one class for all would satisfy RCL",
     )
     diagnostics: bool = Field(True, description="also send delta, tau, thresholds, counts and guard (numbers for the log)")
     selector: SelectorOptions = SelectorOptions()  # type: ignore[call-arg]
@@ -104,7 +114,9 @@ class Selection:
 @register
 class FedGSCA:
     name: ClassVar[str] = "fedgsca"
-    paper: ClassVar[str] = "Ye et al., FedGSCA: Medical Federated Learning with Global Sample Selector and Client Adaptive Adjuster, 2025"
+    paper: ClassVar[str] = (
+        "Ye et al., FedGSCA: Medical Federated Learning with Global Sample Selector and Client Adaptive Adjuster, 2025"
+    )
     head: ClassVar[str] = "linear"
     uploads: ClassVar[Mapping[str, Extra]] = {
         "selector": Extra((6,), "means, variances and weights of the two Gaussians fitted to this site's losses; NaN: no fit"),
@@ -119,9 +131,9 @@ class FedGSCA:
         "selector": Extra((6,), "the merged selector; NaN: none yet"),
         "selecting": Extra((), "1 once warm-up is over"),
     }
-    Options = Options
+    Options = FedGSCAOptions
 
-    def __init__(self, options: Options, rounds: int) -> None:
+    def __init__(self, options: FedGSCAOptions, rounds: int) -> None:
         self.options, self.rounds = options, rounds
 
     # ---- server ----
@@ -160,13 +172,20 @@ class FedGSCA:
         tau, losses, probs, memory = self._look(payload.round, site)  # A
         shared = Selector.from_array(payload.extras["selector"])
         selector = Selector.from_array(memory["selector"]) if self.options.selector.scope == "own" else shared
-        chosen = self._select(site, losses, probs, selector, tau, bool(payload.extras["selecting"]))  # B
+        scaled = self._scale(losses, site)
+        chosen = self._select(site, scaled, probs, selector, tau, bool(payload.extras["selecting"]))  # B
         if len(chosen.rows) >= 2 and chosen.clean.any():
-            train(site, payload.round, self._objective(payload.round, bool(payload.extras["selecting"])), chosen.rows, chosen.labels)  # C
+            train(
+                site,
+                payload.round,
+                self._objective(payload.round, bool(payload.extras["selecting"])),
+                chosen.rows,
+                chosen.labels,
+            )  # C
         weights = site.weights()
         if self.options.selector.losses_of == "trained":
-            losses = evaluate_site(site).losses
-        fitted = fit_selector(self._scale(losses, site), selector, var_floor=self.options.selector.var_floor)  # D
+            scaled = self._scale(evaluate_site(site).losses, site)
+        fitted = fit_selector(scaled, selector, var_floor=self.options.selector.var_floor)  # D
         own = (fitted.to_array() if fitted else NO_SELECTOR).copy()
         site.remember(payload.round, **{**memory, "selector": own if fitted else memory["selector"]})
         extras: dict[str, np.ndarray] = {"selector": own}
@@ -182,7 +201,7 @@ class FedGSCA:
         return Update(site.name, site.num_samples, weights, extras)
 
     def _look(self, round: int, site: Site) -> tuple[float, np.ndarray, np.ndarray, dict[str, np.ndarray]]:
-        """tau (on this round's unclipped losses), losses (n,) and predictions (n, C) of the received model, as a running mean over the rounds so far.
+        """tau of this round, and losses (n,) and predictions (n, C) of the received model as a running mean over the rounds so far.
 
         A single global model can be a bad one (BatchNorm networks from scratch jump between rounds); the mean over rounds is steadier
         and a label that was doubted in many rounds is more likely wrong than one doubted once.
@@ -217,7 +236,7 @@ class FedGSCA:
         options, nobody = self.options, np.zeros(site.num_classes)
         if not selecting or selector is None or losses.std() < 1e-4:
             return Selection(everything, site.labels, np.ones(site.num_samples, bool), nobody)
-        posterior = clean_probability(self._scale(losses, site), selector, monotone=options.selector.monotone)
+        posterior = clean_probability(losses, selector, monotone=options.selector.monotone)
         cut = tau if options.doubtful == "flag" else min(tau, 1.0 - tau)
         sure, clean = posterior >= tau, posterior >= cut  # the latter: D^c and, unless they are flagged, the doubtful
         delta = float(np.mean(~clean))
@@ -229,7 +248,7 @@ class FedGSCA:
         rows, labels = training_set(site.labels, probs, clean, accept, noise_level=options.noise_level)
         predicted, kept = assign(probs, clean, accept)
         site.note(
-            losses=self._scale(losses, site), clean=clean, clean_probability=posterior, selector=selector.to_array(),
+            losses=losses, clean=clean, clean_probability=posterior, selector=selector.to_array(),
             cut=np.array(cut), pseudo_rows=np.flatnonzero(kept), pseudo_labels=predicted[kept],
         )  # fmt: skip
         noisy = is_noisy_client(clean, options.noise_level)

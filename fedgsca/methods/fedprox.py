@@ -22,7 +22,7 @@ from fedgsca.train import Batch, cross_entropy, proximal, train
 from fedgsca.wire import Arrays, Extra, Payload, Update
 
 
-class Options(MethodOptions):
+class FedProxOptions(MethodOptions):
     mu: float = Field(0.01, ge=0, description="strength of the proximal term; the paper's grid: 1e-3 .. 1")
 
 
@@ -33,9 +33,9 @@ class FedProx:
     head: ClassVar[str] = "linear"
     uploads: ClassVar[Mapping[str, Extra]] = {}
     downloads: ClassVar[Mapping[str, Extra]] = {}
-    Options = Options
+    Options = FedProxOptions
 
-    def __init__(self, options: Options, rounds: int) -> None:
+    def __init__(self, options: FedProxOptions, rounds: int) -> None:
         self.options, self.rounds = options, rounds
 
     def start(self, weights: Arrays) -> ServerState:

@@ -44,7 +44,8 @@ class PooledEfficientNet(nn.Module):
         self.net = efficientnet_lite0()
 
     def forward(self, x: Tensor) -> Tensor:
-        return torch.as_tensor(self.net.extract_features(x).mean(dim=(2, 3)))
+        features: Tensor = self.net.extract_features(x)  # type: ignore[operator]
+        return features.mean(dim=(2, 3))
 
 
 def _resnet(name: str) -> nn.Module:

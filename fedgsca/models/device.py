@@ -19,7 +19,9 @@ def prepare_device(train: TrainConfig) -> torch.device:
         raise ConfigError(f"train.device {name!r} is not a device", fix="use auto, cpu, cuda or cuda:N") from None
     if device.type == "cuda":
         if not torch.cuda.is_available():
-            raise ConfigError("train.device is cuda, but torch sees no GPU", fix="use train.device=cpu, or install a CUDA build of torch")
+            raise ConfigError(
+                "train.device is cuda, but torch sees no GPU", fix="use train.device=cpu, or install a CUDA build of torch"
+            )
         torch.backends.cudnn.benchmark = False
         torch.backends.cudnn.deterministic = True
     return device

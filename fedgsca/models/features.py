@@ -11,7 +11,9 @@ from fedgsca.models.build import Spec
 
 
 @torch.inference_mode()
-def extract(backbone: nn.Module, spec: Spec, images: np.ndarray, size: int, out: np.ndarray, *, threads: int = 2, batch: int = 64) -> None:
+def extract(
+    backbone: nn.Module, spec: Spec, images: np.ndarray, size: int, out: np.ndarray, *, threads: int = 2, batch: int = 64
+) -> None:
     """Fill out (n, D) with features of images (n, H, W, 3) uint8, resized to `size`.
 
     Every vector is standardised by itself (zero mean, unit variance over its D entries): heads then train at one learning rate

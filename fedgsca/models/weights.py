@@ -19,7 +19,9 @@ _HEADS = ("fc.", "head.", "classifier.", "_fc.")
 
 def _read(path: Path) -> dict[str, object]:
     if not path.is_file():
-        raise WeightsError(f"weights file {path} does not exist", fix="give the path of a .safetensors, .pth, .pt or .torch file")
+        raise WeightsError(
+            f"weights file {path} does not exist", fix="give the path of a .safetensors, .pth, .pt or .torch file"
+        )
     try:
         if path.suffix == ".safetensors":
             from safetensors.torch import load_file
@@ -33,7 +35,9 @@ def _read(path: Path) -> dict[str, object]:
             fix="save it again as a state_dict: torch.save(model.state_dict(), path), or as safetensors",
         ) from error
     if not isinstance(loaded, dict):
-        raise WeightsError(f"weights file {path} holds a {type(loaded).__name__}, not a state_dict", fix="save model.state_dict()")
+        raise WeightsError(
+            f"weights file {path} holds a {type(loaded).__name__}, not a state_dict", fix="save model.state_dict()"
+        )
     return loaded
 
 
