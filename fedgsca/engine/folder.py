@@ -121,6 +121,7 @@ class RunFolder:
         if not (self.path / "config.toml").exists():
             write_atomic(self.path / "config.toml", to_toml(self.config).encode())
         table = experiment.table
+        self._check_data(table.fingerprint)
         sites = {}
         for name, samples in experiment.sites.items():
             rows, truth = experiment.rows[name], experiment.truth.get(name)
@@ -140,6 +141,15 @@ class RunFolder:
             "fingerprint": self.config.fingerprint(), "version": __version__,
         }  # fmt: skip
         write_atomic(self.path / "setup.json", dumps(setup))
+
+    def _check_data(self, fingerprint: str) -> None:
+        """A run goes on only with the very images and labels it began with."""
+        path = self.path / "setup.json"
+        if path.exists() and json.loads(path.read_bytes())["data"]["fingerprint"] != fingerprint:
+            raise RunFolderError(
+                f"the data of {self.path} has changed since the run began",
+                fix="restore the data as it was, or start a new run with another --out",
+            )
 
     def cut_metrics(self, rounds: int) -> None:
         """Forget lines of rounds that no checkpoint covers: they will be run again."""
