@@ -193,11 +193,15 @@ def test_runs_without_noise(method: str, tmp_path: Path) -> None:
     assert max(float(str(line["f1"])) for line in done.lines) > 45
 
 
+def nothing_to_say(update: Update) -> dict[str, np.ndarray]:
+    return {name: np.full_like(value, np.nan) if np.asarray(value).dtype.kind == "f" else value for name, value in update.extras.items()}
+
+
 ABSENT = {1: "site-1", 4: "site-4"}
 
 
 def spoil(round: int, reply: Reply) -> Reply:
-    """One site a round sends something that must not be averaged."""
+    """Most rounds one site sends something that must not be averaged; once a site's extras are NaN, which every method must bear."""
     update = reply.update
     if update is None:
         return reply
@@ -206,6 +210,7 @@ def spoil(round: int, reply: Reply) -> Reply:
         (1, "site-2"): lambda: Reply("site-2", None, "the disk of site-2 is full"),
         (2, "site-3"): lambda: replace(reply, update=replace(update, weights={**update.weights, name: update.weights[name] * np.nan})),
         (3, "site-1"): lambda: replace(reply, update=replace(update, extras={**update.extras, "patients": np.zeros(25)})),
+        (3, "site-3"): lambda: replace(reply, update=replace(update, extras=nothing_to_say(update))),
         (4, "site-2"): lambda: replace(reply, update=replace(update, weights={**update.weights, name: np.zeros(2, np.float32)})),
     }
     return broken.get((round, reply.site), lambda: reply)()
