@@ -194,7 +194,10 @@ def test_runs_without_noise(method: str, tmp_path: Path) -> None:
 
 
 def nothing_to_say(update: Update) -> dict[str, np.ndarray]:
-    return {name: np.full_like(value, np.nan) if np.asarray(value).dtype.kind == "f" else value for name, value in update.extras.items()}
+    return {
+        name: np.full_like(value, np.nan) if np.asarray(value).dtype.kind == "f" else value
+        for name, value in update.extras.items()
+    }
 
 
 ABSENT = {1: "site-1", 4: "site-4"}
@@ -208,10 +211,14 @@ def spoil(round: int, reply: Reply) -> Reply:
     name = next(name for name, value in update.weights.items() if value.dtype.kind == "f")
     broken = {
         (1, "site-2"): lambda: Reply("site-2", None, "the disk of site-2 is full"),
-        (2, "site-3"): lambda: replace(reply, update=replace(update, weights={**update.weights, name: update.weights[name] * np.nan})),
+        (2, "site-3"): lambda: replace(
+            reply, update=replace(update, weights={**update.weights, name: update.weights[name] * np.nan})
+        ),
         (3, "site-1"): lambda: replace(reply, update=replace(update, extras={**update.extras, "patients": np.zeros(25)})),
         (3, "site-3"): lambda: replace(reply, update=replace(update, extras=nothing_to_say(update))),
-        (4, "site-2"): lambda: replace(reply, update=replace(update, weights={**update.weights, name: np.zeros(2, np.float32)})),
+        (4, "site-2"): lambda: replace(
+            reply, update=replace(update, weights={**update.weights, name: np.zeros(2, np.float32)})
+        ),
     }
     return broken.get((round, reply.site), lambda: reply)()
 
@@ -248,7 +255,10 @@ def test_without_a_quorum_the_run_stops_and_can_go_on(frozen: Done, tmp_path: Pa
     def ruin(round: int, reply: Reply) -> Reply:
         if round != 2 or reply.update is None:
             return reply
-        weights = {name: np.full_like(value, np.nan) if value.dtype.kind == "f" else value for name, value in reply.update.weights.items()}
+        weights = {
+            name: np.full_like(value, np.nan) if value.dtype.kind == "f" else value
+            for name, value in reply.update.weights.items()
+        }
         return replace(reply, update=replace(reply.update, weights=weights))
 
     with pytest.raises(QuorumError, match="round 2: 0 of 4 sites") as caught:

@@ -20,12 +20,44 @@ from fedgsca.rng import stream, torch_stream
 
 PACKAGE = Path(fedgsca.__file__).parent
 
-DRAWS = {"rand", "randn", "randint", "randperm", "normal", "bernoulli", "multinomial", "poisson", "rand_like", "randn_like", "randint_like"}
+DRAWS = {
+    "rand",
+    "randn",
+    "randint",
+    "randperm",
+    "normal",
+    "bernoulli",
+    "multinomial",
+    "poisson",
+    "rand_like",
+    "randn_like",
+    "randint_like",
+}
 IN_PLACE = {"uniform_", "normal_", "random_", "bernoulli_", "exponential_", "log_normal_", "geometric_", "cauchy_"}
 HARMLESS_INIT = {"zeros_", "ones_", "constant_", "eye_", "dirac_"}
 GENERATORS = {"Generator", "PCG64", "SeedSequence", "BitGenerator"}
-DROPS = {"Dropout", "Dropout1d", "Dropout2d", "Dropout3d", "AlphaDropout", "dropout", "dropout2d", "alpha_dropout", "RReLU", "rrelu"}
-ESTIMATORS = {"GaussianMixture", "KMeans", "MiniBatchKMeans", "PCA", "train_test_split", "StratifiedKFold", "shuffle", "resample"}
+DROPS = {
+    "Dropout",
+    "Dropout1d",
+    "Dropout2d",
+    "Dropout3d",
+    "AlphaDropout",
+    "dropout",
+    "dropout2d",
+    "alpha_dropout",
+    "RReLU",
+    "rrelu",
+}
+ESTIMATORS = {
+    "GaussianMixture",
+    "KMeans",
+    "MiniBatchKMeans",
+    "PCA",
+    "train_test_split",
+    "StratifiedKFold",
+    "shuffle",
+    "resample",
+}
 FORBIDDEN_MODULES = {"random", "secrets"}
 
 
@@ -38,7 +70,9 @@ def culprits(source: str) -> list[str]:
             found += [f"{node.lineno}: import {name}" for name in names if name.split(".")[0] in FORBIDDEN_MODULES]
             if isinstance(node, ast.ImportFrom) and node.module in ("torch", "numpy.random"):
                 taken = {a.name for a in node.names} - GENERATORS
-                found += [f"{node.lineno}: from {node.module} import {n}" for n in taken if n in DRAWS or node.module != "torch"]
+                found += [
+                    f"{node.lineno}: from {node.module} import {n}" for n in taken if n in DRAWS or node.module != "torch"
+                ]
         if isinstance(node, ast.Call) and (why := _call(node)):
             found.append(f"{node.lineno}: {why}")
     return found
@@ -47,13 +81,24 @@ def culprits(source: str) -> list[str]:
 def _call(node: ast.Call) -> str | None:
     name, keywords = ast.unparse(node.func), {k.arg for k in node.keywords}
     root, _, last = name.rpartition(".")
-    if name in ("torch.manual_seed", "torch.seed", "torch.initial_seed") or name.startswith(("torch.cuda.manual_seed", "torch.random.")):
+    if name in ("torch.manual_seed", "torch.seed", "torch.initial_seed") or name.startswith(
+        ("torch.cuda.manual_seed", "torch.random.")
+    ):
         return name
     if root == "torch" and last in DRAWS and "generator" not in keywords:
         return f"{name} without generator"
-    if root in ("np.random", "numpy.random") and last not in GENERATORS and not (last == "default_rng" and (node.args or keywords)):
+    if (
+        root in ("np.random", "numpy.random")
+        and last not in GENERATORS
+        and not (last == "default_rng" and (node.args or keywords))
+    ):
         return name
-    if (last in IN_PLACE or root.endswith("init")) and last.endswith("_") and last not in HARMLESS_INIT and "generator" not in keywords:
+    if (
+        (last in IN_PLACE or root.endswith("init"))
+        and last.endswith("_")
+        and last not in HARMLESS_INIT
+        and "generator" not in keywords
+    ):
         return f"{name} without generator"
     if last in DROPS:
         return f"{name} draws from torch's global generator"
@@ -90,12 +135,17 @@ def test_the_reader_lets_a_named_stream_pass(line: str) -> None:
     assert not culprits(line)
 
 
+def states() -> tuple[object, ...]:
+    numpy_state = repr(np.random.get_state(legacy=False))  # noqa: NPY002  the one that must not be used
+    return torch.get_rng_state().numpy().tobytes(), numpy_state, random.getstate()
+
+
 @contextmanager
 def untouched() -> Iterator[None]:
     """The three global generators are afterwards where they were before."""
-    before = (torch.get_rng_state().numpy().tobytes(), repr(np.random.get_state(legacy=False)), random.getstate())
+    before = states()
     yield
-    after = (torch.get_rng_state().numpy().tobytes(), repr(np.random.get_state(legacy=False)), random.getstate())
+    after = states()
     assert [a == b for a, b in zip(before, after, strict=True)] == [True] * 3, "torch, numpy, random"
 
 

@@ -62,7 +62,21 @@ def write_config(folder: Path, config: Config) -> Path:
 
 
 def small(source: Path) -> list[str | Path]:
-    return ["run", "--data", source, "--method", "fedavg", "--rounds", "1", "--sites", "2", "--set", "train.threads=1", "--out", "out"]
+    return [
+        "run",
+        "--data",
+        source,
+        "--method",
+        "fedavg",
+        "--rounds",
+        "1",
+        "--sites",
+        "2",
+        "--set",
+        "train.threads=1",
+        "--out",
+        "out",
+    ]
 
 
 def make_folder(root: Path, rows: list[str], header: str = "file,label", count: int = 24) -> Path:
@@ -116,7 +130,9 @@ def test_a_corrupt_jpeg_is_named_and_may_be_left_out(shell: Shell, tmp_path: Pat
 def test_a_class_that_a_site_lacks_is_warned_about_and_runs(shell: Shell, tmp_path: Path) -> None:
     path = write_config(tmp_path, toy_config("fedavg", source=toy_folder("one_class"), noise__spec="0", train__rounds=1))
     assert shell("run", "--config", path, "--out", "out")[0] == 0
-    assert any("d holds one class only: class 1" in w for w in json.loads((tmp_path / "out" / "setup.json").read_text())["warnings"])
+    assert any(
+        "d holds one class only: class 1" in w for w in json.loads((tmp_path / "out" / "setup.json").read_text())["warnings"]
+    )
 
 
 @pytest.mark.parametrize("cut", [0, 100, -1])
@@ -130,7 +146,16 @@ def test_half_an_npz(cut: int, shell: Shell, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("spec", "hint"),
-    [("0-S40", "2"), ("S40-P20-C20-0-S10", "5"), ("X40", "X40"), ("S140", "S140"), ("S", "S"), ("", ""), ("0--S40-0", ""), ("M", "matrix")],
+    [
+        ("0-S40", "2"),
+        ("S40-P20-C20-0-S10", "5"),
+        ("X40", "X40"),
+        ("S140", "S140"),
+        ("S", "S"),
+        ("", ""),
+        ("0--S40-0", ""),
+        ("M", "matrix"),
+    ],
 )
 def test_noise_that_cannot_be_meant(spec: str, hint: str, shell: Shell, tmp_path: Path) -> None:
     said = shell.fails(CONFIG, "run", "--data", toy_npz(), "--noise", spec, "--out", "out")
@@ -249,7 +274,9 @@ def test_a_damaged_checkpoint_is_passed_over(damage: str, reference: tuple[Confi
     assert outcome(folder) == outcome(finished)
 
 
-def test_without_any_sound_checkpoint_nothing_is_thrown_away(shell: Shell, reference: tuple[Config, Path], tmp_path: Path) -> None:
+def test_without_any_sound_checkpoint_nothing_is_thrown_away(
+    shell: Shell, reference: tuple[Config, Path], tmp_path: Path
+) -> None:
     config, _ = reference
     folder = tmp_path / "run"
     federation.run(config, folder, stop_after=3)
@@ -271,7 +298,9 @@ def test_a_log_with_a_torn_end_is_mended(tail: bytes, reference: tuple[Config, P
     assert outcome(folder) == outcome(finished)
 
 
-def test_a_half_written_cache_is_rebuilt(reference: tuple[Config, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_half_written_cache_is_rebuilt(
+    reference: tuple[Config, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     config, finished = reference
     monkeypatch.setenv("FEDGSCA_CACHE", str(tmp_path / "cache"))
     federation.run(config, tmp_path / "first")
@@ -293,7 +322,7 @@ def no_space_for(part: str, which: int) -> Iterator[None]:
     genuine, count = os.fsync, iter(range(1, 10**6))
 
     def full(handle: int) -> None:
-        if part in os.readlink(f"/proc/self/fd/{handle}") and next(count) >= which:
+        if part in str(Path(f"/proc/self/fd/{handle}").readlink()) and next(count) >= which:
             raise OSError(errno.ENOSPC, "No space left on device")
         genuine(handle)
 
@@ -302,7 +331,17 @@ def no_space_for(part: str, which: int) -> Iterator[None]:
         yield
 
 
-FILES = ["config.toml", "setup.json", "/noise/", "metrics.jsonl", "timing.jsonl", "/checkpoint/", "/store/", "/losses/", "model.safetensors"]
+FILES = [
+    "config.toml",
+    "setup.json",
+    "/noise/",
+    "metrics.jsonl",
+    "timing.jsonl",
+    "/checkpoint/",
+    "/store/",
+    "/losses/",
+    "model.safetensors",
+]
 
 
 @pytest.mark.parametrize("part", [*FILES, "result.json"])
@@ -323,7 +362,10 @@ def tiny_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of two megabytes, where we may mount one."""
     place = tmp_path / "disk"
     place.mkdir()
-    if os.geteuid() != 0 or subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", place], capture_output=True).returncode:
+    if (
+        os.geteuid() != 0
+        or subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", place], capture_output=True).returncode
+    ):
         pytest.skip("mounting needs root")
     yield place
     subprocess.run(["umount", place], check=True)

@@ -158,7 +158,7 @@ def half_a_file(ending: str, which: int) -> Callable[[], None]:
         genuine, count = os.fsync, iter(range(1, 10**6))
 
         def deadly(handle: int) -> None:
-            name = os.readlink(f"/proc/self/fd/{handle}")
+            name = str(Path(f"/proc/self/fd/{handle}").readlink())
             if ending in name and name.endswith(".tmp") and next(count) == which:
                 os.truncate(name, Path(name).stat().st_size // 2)
                 die()
@@ -213,7 +213,9 @@ def test_killed_at(point: str, short: tuple[Config, Path], tmp_path: Path) -> No
 def test_killed_again_and_again(short: tuple[Config, Path], tmp_path: Path) -> None:
     """Every attempt dies a little later in its second round: at each site's memory, at the log, at the checkpoint."""
     config, reference = short
-    deaths = [on_call(Store, "write", n, before=n % 2 == 0) for n in (5, 6, 7, 8)] + [on_call(checkpoint, "save", 2, before=True)]
+    deaths = [on_call(Store, "write", n, before=n % 2 == 0) for n in (5, 6, 7, 8)] + [
+        on_call(checkpoint, "save", 2, before=True)
+    ]
     for arrange in deaths:
         assert os.WTERMSIG(fork(config, tmp_path / "run", arrange)) == signal.SIGKILL
     federation.run(config, tmp_path / "run")

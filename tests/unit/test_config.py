@@ -48,7 +48,7 @@ def test_a_mistake_is_named_with_the_way_out(item: str, hint: str) -> None:
 
 @pytest.mark.parametrize("item", ["train.lr", "=3", "  =3"])
 def test_set_needs_a_key_and_a_value(item: str) -> None:
-    with pytest.raises(ConfigError, match="section.key=value"):
+    with pytest.raises(ConfigError, match=r"section\.key=value"):
         parse_set([item])
 
 
@@ -98,7 +98,9 @@ def test_options_of_other_methods_may_stand_in_the_file() -> None:
 
 def test_the_fingerprint_follows_every_value() -> None:
     base = load_config()
-    others = [load_config(sets=[s]) for s in ("seed=1", "train.lr=0.021", "fedgsca.alpha=0.06", "noise.spec=S40", "train.threads=1")]
+    others = [
+        load_config(sets=[s]) for s in ("seed=1", "train.lr=0.021", "fedgsca.alpha=0.06", "noise.spec=S40", "train.threads=1")
+    ]
     assert len({c.fingerprint() for c in (base, *others)}) == 6
     assert load_config(sets=["seed=0"]).fingerprint() == base.fingerprint()
 

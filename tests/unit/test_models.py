@@ -17,7 +17,9 @@ from fedgsca.models.device import prepare_device
 from fedgsca.site import weights_of
 
 SMALL = ["cnn", "cnn-groupnorm"]
-needs_weights = pytest.mark.skipif(find_spec("efficientnet_lite_pytorch") is None, reason="the [weights] extra is not installed")
+needs_weights = pytest.mark.skipif(
+    find_spec("efficientnet_lite_pytorch") is None, reason="the [weights] extra is not installed"
+)
 
 
 @pytest.mark.parametrize("head", ["linear", "centroid"])
@@ -47,7 +49,10 @@ def test_values_are_finite_and_scaled_like_the_layers_want_them() -> None:
     assert np.abs(weights["head.weight"]).max() <= width**-0.5 and not weights["head.bias"].any()
     conv = weights["backbone.layers.4.weight"]
     assert conv.std() == pytest.approx((2 / (conv.shape[0] * 9)) ** 0.5, rel=0.05)  # fan-out of a 3 x 3 kernel
-    assert weights["backbone.layers.1.running_var"].tolist() == [1.0] * 32 and weights["backbone.layers.1.num_batches_tracked"] == 0
+    assert (
+        weights["backbone.layers.1.running_var"].tolist() == [1.0] * 32
+        and weights["backbone.layers.1.num_batches_tracked"] == 0
+    )
 
 
 def test_the_head_starts_alike_with_and_without_its_backbone() -> None:
@@ -71,7 +76,12 @@ def test_unknown_model_is_refused_with_the_list() -> None:
 
 def test_resnet_has_the_names_that_published_files_use() -> None:
     names = build_backbone("resnet18", seed=0).state_dict()
-    assert len(names) == 120 and {"conv1.weight", "bn1.running_mean", "layer4.1.conv2.weight", "layer2.0.downsample.0.weight"} <= set(names)
+    assert len(names) == 120 and {
+        "conv1.weight",
+        "bn1.running_mean",
+        "layer4.1.conv2.weight",
+        "layer2.0.downsample.0.weight",
+    } <= set(names)
     assert "layer2.0.downsample.0.bias" not in names and not any(n.startswith("fc.") for n in names)
     assert feature_width("resnet18") == 512
 
@@ -108,7 +118,9 @@ def test_other_weights_give_other_features(tmp_path: Path) -> None:
 
     other = tmp_path / "other.safetensors"
     save_file(dict(build_backbone("cnn", seed=78).state_dict()), other)
-    ours, theirs = (prepare(toy_config("fedavg", frozen=True, model__weights=str(p))).test.inputs for p in (toy_weights(), other))
+    ours, theirs = (
+        prepare(toy_config("fedavg", frozen=True, model__weights=str(p))).test.inputs for p in (toy_weights(), other)
+    )
     assert not np.allclose(ours, theirs)
 
 

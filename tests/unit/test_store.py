@@ -68,6 +68,6 @@ def test_damage_is_named(store: Store) -> None:
     put(store, 0, 1.0)
     path = next(store.folder.iterdir())
     path.write_bytes(path.read_bytes()[:-3])
-    with pytest.raises(RunFolderError, match="memory .* is damaged") as caught:
+    with pytest.raises(RunFolderError, match=r"memory .* is damaged") as caught:
         store.before(1)
     assert "backup" in caught.value.fix

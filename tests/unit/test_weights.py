@@ -78,7 +78,11 @@ def test_what_does_not_fit_is_listed(trained: State, tmp_path: Path) -> None:
     torch.save(broken, tmp_path / "w.pth")
     with pytest.raises(WeightsError) as caught:
         load_backbone(build_backbone("cnn", seed=0), tmp_path / "w.pth")
-    for part in ("1 missing: layers.4.weight", "1 unknown: layers.99.weight", "layers.0.weight is (1, 3, 3, 3), expected (32, 3, 3, 3)"):
+    for part in (
+        "1 missing: layers.4.weight",
+        "1 unknown: layers.99.weight",
+        "layers.0.weight is (1, 3, 3, 3), expected (32, 3, 3, 3)",
+    ):
         assert part in caught.value.message
     assert "model.name" in caught.value.fix
 
@@ -98,7 +102,13 @@ class Trap:
 
 
 HTML = b"<html>404</html>"
-FILES = {"code.pth": pickle.dumps(Trap(), 2), "page.pth": HTML, "page.safetensors": HTML, "empty.pth": b"", "empty.safetensors": b""}
+FILES = {
+    "code.pth": pickle.dumps(Trap(), 2),
+    "page.pth": HTML,
+    "page.safetensors": HTML,
+    "empty.pth": b"",
+    "empty.safetensors": b"",
+}
 
 
 @pytest.mark.parametrize("name", FILES)

@@ -40,11 +40,17 @@ def test_a_good_update_passes() -> None:
     [
         ({"weights": {"layer.weight": WEIGHTS["layer.weight"]}}, "1 weights are missing, first: layer.count"),
         ({"weights": {**WEIGHTS, "other": np.zeros(1)}}, "1 weights are unknown, first: other"),
-        ({"weights": {**WEIGHTS, "layer.weight": np.ones((3, 2), np.float32)}}, r"layer.weight has shape \(3, 2\) instead of \(2, 3\)"),
+        (
+            {"weights": {**WEIGHTS, "layer.weight": np.ones((3, 2), np.float32)}},
+            r"layer.weight has shape \(3, 2\) instead of \(2, 3\)",
+        ),
         ({"weights": {**WEIGHTS, "layer.weight": np.ones((2, 3))}}, "layer.weight has type float64 instead of float32"),
         ({"weights": {**WEIGHTS, "layer.count": np.array(7.0)}}, "layer.count has type float64 instead of int64"),
         ({"weights": {**WEIGHTS, "layer.weight": np.full((2, 3), np.nan, np.float32)}}, "6 values that are not finite"),
-        ({"weights": {**WEIGHTS, "layer.weight": np.array([[1, np.inf, 1], [1, 1, 1]], np.float32)}}, "1 values that are not finite"),
+        (
+            {"weights": {**WEIGHTS, "layer.weight": np.array([[1, np.inf, 1], [1, 1, 1]], np.float32)}},
+            "1 values that are not finite",
+        ),
         ({"num_samples": -1}, "num_samples is -1"),
         ({"num_samples": 2.5}, "num_samples is 2.5"),
         ({"extras": {}}, "means is missing"),
@@ -78,7 +84,7 @@ def test_messages_keep_names_types_shapes_and_bytes() -> None:
     got = decode_update(encode_update(sent))
     assert (got.site, got.num_samples) == ("Süd 1", 3)
     for before, after in ((sent.weights, got.weights), (sent.extras, got.extras)):
-        assert list(sorted(before)) == list(sorted(after))
+        assert sorted(before) == sorted(after)
         for name in before:
             assert before[name].dtype == after[name].dtype and before[name].shape == after[name].shape
             assert np.array_equal(before[name], after[name])
