@@ -106,7 +106,14 @@ def test_only_clean_sites_fine_tune(tmp_path: Path) -> None:
 
 
 def test_if_no_site_is_clean_all_fine_tune(tmp_path: Path) -> None:
-    toy = toy_experiment(tmp_path, "fedcorr", noise=(0.5,) * 4, samples=100, rounds=10, options={**QUICK, "split_guard": 1e9})
+    toy = toy_experiment(
+        tmp_path,
+        "fedcorr",
+        noise=(0.5,) * 4,
+        samples=100,
+        rounds=10,
+        options={**QUICK, "split_guard": 1e9, "one_group": "noisy"},
+    )
     toy.run(7)
     assert all(float(u.extras["noise_level"]) > 0.1 for u in toy.updates.values()), "one group: every site judges itself"
     assert all(bool(u.extras["trains"]) for u in toy.updates.values())
