@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test slow lint bench study setup clean
+.PHONY: demo test slow lint bench setup clean
 
 setup: $(READY)
 

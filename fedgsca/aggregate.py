@@ -7,6 +7,7 @@ maximum and keep their type: a weighted mean would turn them into floats, a clas
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 
 import numpy as np
@@ -23,7 +24,7 @@ class WeightedMean:
         self.total = 0.0
 
     def add(self, arrays: Arrays, weight: float) -> None:
-        if weight <= 0.0:
+        if not (math.isfinite(weight) and weight > 0.0):
             return
         first = not self._sums
         self.total += weight

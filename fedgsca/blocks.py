@@ -75,7 +75,9 @@ def model_distance(a: Arrays, b: Arrays, kind: Literal["layers", "flat"] = "laye
     layers: the sum over tensors of the L2 norm of their difference; flat: one L2 norm of the whole difference.
     """
     squares = [
-        float(np.square(np.subtract(a[name], b[name], dtype=np.float64)).sum()) for name in a if a[name].dtype.kind == "f"
+        float(np.square(np.subtract(a[name], b[name], dtype=np.float64)).sum())
+        for name in sorted(a)
+        if a[name].dtype.kind == "f"
     ]
     return float(np.sqrt(squares).sum() if kind == "layers" else np.sqrt(np.sum(squares)))
 

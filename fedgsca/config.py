@@ -31,8 +31,10 @@ class DataConfig(Section):
     sites: int = Field(4, ge=1, le=10_000)
     partition: Literal["stratified", "dirichlet", "group", "column"] = "stratified"
     alpha: float = Field(0.5, gt=0, description="Dirichlet concentration: small = skewed")
-    train: int | None = Field(None, ge=2, description="synthetic only: number of training images")
-    test: int | None = Field(None, ge=1, description="synthetic only: number of test images")
+    train: int | None = Field(
+        None, ge=2, description="number of training images: rendered (synthetic) or drawn (other sources)"
+    )
+    test: int | None = Field(None, ge=1, description="number of test images, likewise")
     skip_unreadable: bool = Field(False, description="leave out images that cannot be decoded instead of stopping")
 
 
@@ -69,7 +71,7 @@ class TrainConfig(Section):
     device: str = Field("auto", description="auto, cpu, cuda, cuda:1, mps")
 
     def lr_at(self, round: int) -> float:
-        """Learning rate of a zero-based round: steps are counted over communication rounds (ALGORITHMS 9.20)."""
+        """Learning rate of a zero-based round: steps are counted over communication rounds."""
         passed = sum(round >= int(step * self.rounds) for step in self.lr_steps)
         return float(self.lr * self.lr_decay**passed)
 
@@ -163,6 +165,10 @@ def read_toml(path: Path) -> Tree:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ConfigError(f"configuration file {path} does not exist", fix="check the path given to --config") from None
+    except OSError as error:
+        raise ConfigError(
+            f"configuration file {path} cannot be read: {error.strerror}", fix="give a readable TOML file"
+        ) from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} is not valid TOML: {error}", fix="correct the line named above") from None
 
@@ -206,7 +212,11 @@ def build(tree: Mapping[str, Any]) -> Config:
         problems.append(f"preset: {preset!r} is not known; choose one of: {', '.join(PRESETS)}")
     sections = {
         name: tree.pop(name) for name in list(tree) if name in REGISTRY
-    }  # options of other methods are allowed, and unused
+    }  # those of other methods are allowed, and unused
+    for name in [name for name, section in sections.items() if not isinstance(section, Mapping)]:
+        problems.append(f"{name}: is a section; set its keys, for example --set {name}.KEY=VALUE (got {sections.pop(name)!r})")
+    if tree.pop("options", None) is not None:
+        problems.append(f"options: unknown key; a method's options stand under its name, for example {method}.KEY")
     base = merge(recommended(tree), PRESETS.get(preset, {}))
     options = merge(base.pop(method, {}), sections.get(method, {}))
     base = {key: value for key, value in base.items() if key not in REGISTRY}

@@ -12,7 +12,7 @@ NOISE = "0-S40-P20-C20"
 METHODS = ("fedavg", "fedgsca")
 
 # A pretrained network that stays frozen and a linear head on top of it: how a hospital without a GPU takes part. The head has more
-# weights than a site has images, so FedAvg learns the wrong labels by heart within sixty rounds; benchmarks/demo_study.py has three seeds.
+# weights than a site has images, so FedAvg learns the wrong labels by heart within sixty rounds; benchmarks/studies.py has three seeds.
 RECIPE: MappingProxyType[str, Tree] = MappingProxyType(
     {
         "data": {"source": "synthetic", "sites": 4, "train": 1200, "test": 800},

@@ -41,6 +41,16 @@ class Experiment:
     feature_width: int
     warnings: tuple[str, ...] = field(default=())
 
+    def signature(self) -> str:
+        """Names everything the sites start from: images, who holds which, the given labels, the weights file."""
+        sha = hashlib.sha256(self.table.fingerprint.encode())
+        for name in sorted(self.sites):
+            sha.update("\0".join([name, *map(str, self.table.ids[self.rows[name]])]).encode())
+            sha.update(self.sites[name].labels.tobytes())
+        path = weights_path(self.config)
+        sha.update(path.read_bytes() if path is not None and path.is_file() else b"")
+        return sha.hexdigest()
+
     @property
     def dims(self) -> dict[str, int]:
         """What the symbols of a wire declaration stand for."""
@@ -61,8 +71,12 @@ def prepare(config: Config) -> Experiment:
         test=data.test,
         skip_unreadable=data.skip_unreadable,
     )
-    rows = partition(table, sites=data.sites, scheme=data.partition, alpha=data.alpha, seed=config.seed)
+    rows = partition(
+        table, sites=0 if data.partition == "column" else data.sites, scheme=data.partition, alpha=data.alpha, seed=config.seed
+    )
     warnings = [*table.notes, *leakage(table), *describe(table, rows)]
+    if table.site is not None and data.partition != "column":
+        warnings.append("the source says which hospital each image is from; --partition column makes those the sites")
     noise, given, said = _inject(config, table, rows)
     warnings += said
     if config.noise.oracle:  # the ceiling: somebody told every site which of its labels are wrong
@@ -144,6 +158,10 @@ def _inject(
                 table.labels[which], noise[name], num_classes=table.num_classes, candidates=table_of_candidates, rng=rng
             )
     if config.noise.given:
+        if any(n.kind != "none" for n in noise.values()):
+            raise ConfigError(
+                "noise.given and noise.spec are both set", fix="leave noise.spec at 0: the file has the labels as given"
+            )
         replaced = read_given(Path(config.noise.given), table.ids, table.classes, table.labels)
         given = {name: replaced[which] for name, which in rows.items()}
         noise = {name: SiteNoise("F", float(np.mean(given[name] != table.labels[which]))) for name, which in rows.items()}
@@ -158,6 +176,7 @@ def find_candidates(config: Config, table: Table) -> tuple[dict[int, tuple[int, 
     if known is not None:
         return known, "the built-in table for these classes"
     train = table.rows("train")
+    train = np.concatenate([train[table.labels[train] == c][:200] for c in range(table.num_classes)])
     found = candidate_tables.by_similarity(table.images[train], table.labels[train], table.num_classes)
     return found, "the two most similar classes, measured on the clean images"
 
@@ -176,12 +195,12 @@ def _frozen_features(config: Config, table: Table) -> np.ndarray:
         )
     digest = hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else str(path)
     size = config.model.feature_size
-    key = hashlib.sha256(f"features-1|{table.fingerprint}|{config.model.name}|{digest}|{size}".encode()).hexdigest()
+    key = hashlib.sha256(f"features-2|{table.fingerprint}|{config.model.name}|{digest}|{size}".encode()).hexdigest()
 
     def fill(out: np.ndarray) -> None:
         backbone = build_backbone(config.model.name, seed=config.seed)
         load_backbone(backbone, path)
-        extract(backbone, spec_of(config.model.name), table.images, size, out, threads=config.train.threads)
+        extract(backbone, spec_of(config.model.name), table.images, size, out)
 
     return cached_array(key, (len(table), spec_of(config.model.name).width), np.float32, fill)
 

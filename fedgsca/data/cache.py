@@ -134,7 +134,7 @@ def _entry(
         notes = (f"a cached array in {folder} was damaged ({damage}) and has been rebuilt",)
         log.warning(notes[0])
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)  # decoded images: for this user only
         _sweep(folder)
         _build(manifest, key, need, write)
     except OSError as error:

@@ -129,11 +129,17 @@ def class_order(labels: list[str]) -> tuple[str, ...]:
 def list_bad(root: Path, *, image_size: int | None = None, cache_dir: Path | None = None) -> list[Bad]:
     """Files of the folder that cannot be decoded, with the reason; missing files are the listing's problem, not this one's."""
     listing = list_folder(root)
-    listing.rows = [row for row in listing.rows if row.file and (root / row.file).is_file()]
+    listing.rows = [row for row in listing.rows if row.file and _inside(root, row.file)]
     try:
         return read_pixels(listing, image_size, cache_dir).bad if listing.rows else []
     except NothingReadable as error:
         return error.bad
+
+
+def _inside(root: Path, file: str) -> bool:
+    """A file below the folder; a row that points elsewhere, also through a link, is not opened."""
+    path = (root / file).resolve()
+    return path.is_relative_to(root.resolve()) and path.is_file()
 
 
 class NothingReadable(DataError):

@@ -113,15 +113,24 @@ class RunFolder:
             )
 
     def result(self) -> dict[str, Any] | None:
-        path = self.path / "result.json"
-        return dict(json.loads(path.read_bytes())) if path.exists() else None
+        return self._json("result.json")
+
+    def _json(self, name: str) -> dict[str, Any] | None:
+        path = self.path / name
+        try:
+            return dict(json.loads(path.read_bytes())) if path.exists() else None
+        except (OSError, ValueError) as error:
+            raise RunFolderError(
+                f"{path} is damaged: {error}", fix="restore it from a backup, or start anew with another --out"
+            ) from None
 
     def write_setup(self, experiment: Experiment) -> None:
         """Only an experiment whose data, labels and weights could be read takes possession of the folder: config.toml first."""
         if not (self.path / "config.toml").exists():
             write_atomic(self.path / "config.toml", to_toml(self.config).encode())
         table = experiment.table
-        self._check_data(table.fingerprint)
+        signature = experiment.signature()
+        self._check_data(signature)
         sites = {}
         for name, samples in experiment.sites.items():
             rows, truth = experiment.rows[name], experiment.truth.get(name)
@@ -138,17 +147,17 @@ class RunFolder:
         setup = {
             "data": {"name": table.name, "fingerprint": table.fingerprint, "classes": list(table.classes), "shape": list(table.images.shape)},
             "test": len(experiment.test), "sites": sites, "warnings": list(experiment.warnings),
-            "fingerprint": self.config.fingerprint(), "version": __version__,
+            "fingerprint": self.config.fingerprint(), "signature": signature, "version": __version__,
         }  # fmt: skip
         write_atomic(self.path / "setup.json", dumps(setup))
 
-    def _check_data(self, fingerprint: str) -> None:
-        """A run goes on only with the very images and labels it began with."""
-        path = self.path / "setup.json"
-        if path.exists() and json.loads(path.read_bytes())["data"]["fingerprint"] != fingerprint:
+    def _check_data(self, signature: str) -> None:
+        """A run goes on only with the very images, sites, labels and weights it began with."""
+        known = self._json("setup.json")
+        if known is not None and known.get("signature") != signature:
             raise RunFolderError(
-                f"the data of {self.path} has changed since the run began",
-                fix="restore the data as it was, or start a new run with another --out",
+                f"the data of {self.path} has changed since the run began (images, labels, sites or the weights file)",
+                fix="restore them as they were, or start a new run with another --out",
             )
 
     def cut_metrics(self, rounds: int) -> None:

@@ -147,9 +147,11 @@ class ProcessEngine:
         except (EOFError, ConnectionResetError):
             raise _worker_lost(name) from None
         if head.get("crash"):
-            raise FedgscaError(
+            failure = FedgscaError(
                 f"{name} failed: {head['crash']}", fix=head.get("fix", "this is a bug: report it with the text above")
             )
+            failure.exit_code = head.get("exit_code", 70)
+            raise failure
         update = decode_update(body) if body else None
         return Reply(name, update, head["error"], head["observed"], head["seconds"])
 
@@ -203,7 +205,7 @@ def _work(pipe: Connection, tree: str, folder: str) -> None:
             head = {"error": reply.error, "observed": dict(reply.observed), "seconds": reply.seconds}
             body = encode_update(reply.update) if reply.update is not None else b""
         except FedgscaError as error:
-            head, body = {"crash": error.message, "fix": error.fix}, b""
+            head, body = {"crash": error.message, "fix": error.fix, "exit_code": error.exit_code}, b""
         except KeyboardInterrupt:
             return
         except Exception:

@@ -175,7 +175,7 @@ class FedCorr:
     def aggregate(self, state: ServerState, updates: Iterable[Update]) -> ServerState:
         mean, extras = WeightedMean(), dict(state.extras)  # also lid/<site> and mu/<site>, the newest known
         for update in updates:
-            mean.add(update.weights, float(update.num_samples) * float(update.extras["trains"]))
+            mean.add(update.weights, float(update.num_samples) * float(update.extras["trains"] > 0.5))
             extras[f"mu/{update.site}"] = update.extras["noise_level"]
             if np.isfinite(update.extras.get("lid", np.nan)):
                 extras[f"lid/{update.site}"] = update.extras["lid"]

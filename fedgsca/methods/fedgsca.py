@@ -28,6 +28,7 @@ from torch.nn import functional as F
 
 from fedgsca.aggregate import WeightedMean
 from fedgsca.credal import beta_at, rcl_loss, ucl_loss
+from fedgsca.errors import UpdateError
 from fedgsca.methods.base import MethodOptions, ServerState, register
 from fedgsca.pseudo_label import assign, class_thresholds, guard_reason, is_noisy_client, training_set
 from fedgsca.selector import (
@@ -111,6 +112,14 @@ class Selection:
     guard: str | None = None
 
 
+def _trusted(update: Update) -> Selector | None:
+    """A selector as a site sent it; six numbers that are none count as 'no fit', so that one site cannot stop the others."""
+    try:
+        return Selector.from_array(update.extras["selector"])
+    except UpdateError:
+        return None
+
+
 @register
 class FedGSCA:
     name: ClassVar[str] = "fedgsca"
@@ -148,7 +157,7 @@ class FedGSCA:
         mean, selectors, sizes = WeightedMean(), [], []
         for update in updates:
             mean.add(update.weights, float(update.num_samples))
-            selectors.append(Selector.from_array(update.extras["selector"]))
+            selectors.append(_trusted(update))
             sizes.append(update.num_samples)
         merged = merge_selectors(selectors, sizes) or Selector.from_array(state.extras["selector"])
         streak = int(state.extras["healthy"]) + 1 if healthy(merged) else 0
@@ -174,7 +183,7 @@ class FedGSCA:
         selector = Selector.from_array(memory["selector"]) if self.options.selector.scope == "own" else shared
         scaled = self._scale(losses, site)
         chosen = self._select(site, scaled, probs, selector, tau, bool(payload.extras["selecting"]))  # B
-        if len(chosen.rows) >= 2 and chosen.clean.any():
+        if len(chosen.rows) >= 2 and (chosen.guard or chosen.clean.any()):
             train(
                 site,
                 payload.round,
@@ -247,18 +256,19 @@ class FedGSCA:
         accept = thresholds if options.pseudo_labels else np.full(site.num_classes, np.inf)
         rows, labels = training_set(site.labels, probs, clean, accept, noise_level=options.noise_level)
         predicted, kept = assign(probs, clean, accept)
-        site.note(
-            losses=losses, clean=clean, clean_probability=posterior, selector=selector.to_array(),
-            cut=np.array(cut), pseudo_rows=np.flatnonzero(kept), pseudo_labels=predicted[kept],
-        )  # fmt: skip
         noisy = is_noisy_client(clean, options.noise_level)
         reason = None
         if noisy and options.guard.enabled:
             limits = options.guard.model_dump(exclude={"enabled"})
             reason = guard_reason(site.labels, labels, delta, site.num_classes, **limits)
+        used = kept if noisy and not reason else np.zeros_like(kept)
+        site.note(
+            losses=losses, clean=clean, clean_probability=posterior, selector=selector.to_array(),
+            cut=np.array(cut), pseudo_rows=np.flatnonzero(used), pseudo_labels=predicted[used],
+        )  # fmt: skip
         if reason:
             return Selection(everything, site.labels, clean, thresholds, 0, delta, reason)
-        return Selection(rows, labels, clean, thresholds, int(kept.sum()) if noisy else 0, delta)
+        return Selection(rows, labels, clean, thresholds, int(used.sum()), delta)
 
     def _objective(self, round: int, widen: bool) -> Objective:
         """The credal loss of this round. `widen`: other classes than the label may become plausible."""

@@ -144,7 +144,7 @@ class FedNoRo:
             rule = grouping(np.stack([update.extras["class_losses"] for update in held]))
             noisy = [is_noisy(update.extras["class_losses"], rule) for update in held]
         else:
-            noisy = [bool(update.extras["noisy"]) for update in held]
+            noisy = [bool(update.extras.get("noisy", 0)) for update in held]
         factors = distance_weights([u.weights for u in held], [u.num_samples for u in held], noisy, self.options.distance)
         weights = dict(zip((update.site for update in held), factors, strict=True))
         return ServerState(state.round + 1, weighted_mean(held, state.weights, lambda update: weights[update.site]), rule)

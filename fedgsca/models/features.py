@@ -9,18 +9,18 @@ from torch.nn import functional as F
 
 from fedgsca.models.build import Spec
 
+THREADS = 2  # fixed: the number of threads changes the bytes, and the cache must not depend on who filled it
+
 
 @torch.inference_mode()
-def extract(
-    backbone: nn.Module, spec: Spec, images: np.ndarray, size: int, out: np.ndarray, *, threads: int = 2, batch: int = 64
-) -> None:
+def extract(backbone: nn.Module, spec: Spec, images: np.ndarray, size: int, out: np.ndarray, *, batch: int = 64) -> None:
     """Fill out (n, D) with features of images (n, H, W, 3) uint8, resized to `size`.
 
     Every vector is standardised by itself (zero mean, unit variance over its D entries): heads then train at one learning rate
     whatever the backbone, and no statistic has to be shared between sites.
     """
     before = torch.get_num_threads()
-    torch.set_num_threads(threads)
+    torch.set_num_threads(THREADS)
     backbone = backbone.to(memory_format=torch.channels_last).eval()  # type: ignore[call-overload]
     mean, std = torch.tensor(spec.mean).view(1, 3, 1, 1), torch.tensor(spec.std).view(1, 3, 1, 1)
     for start in range(0, len(images), batch):
