@@ -212,8 +212,11 @@ def _work(pipe: Connection, tree: str, folder: str) -> None:
             import traceback
 
             head, body = {"crash": traceback.format_exc(limit=-3)}, b""
-        pipe.send_bytes(json.dumps(head).encode())
-        pipe.send_bytes(body)
+        try:
+            pipe.send_bytes(json.dumps(head).encode())
+            pipe.send_bytes(body)
+        except (BrokenPipeError, ConnectionResetError):  # the parent stopped listening: another worker was lost, or Ctrl-C
+            return
 
 
 def open_bench(config: Config, folder: Path) -> Bench:
