@@ -36,7 +36,8 @@ def recommended(tree: Mapping[str, Any]) -> dict[str, Any]:
     base: dict[str, Any] = {}
     name = str(model.get("name", "cnn"))
     if model.get("frozen"):
-        base["train"] = {"lr": 0.05, "momentum": 0.0, "augment": "none"}
+        # one thread: a linear head has no work for a second one, which would only wait and spin
+        base["train"] = {"lr": 0.05, "momentum": 0.0, "augment": "none", "threads": 1}
         base["model"] = {"name": model.get("name", "efficientnet-lite0")}
         if base["model"]["name"] == "efficientnet-lite0":
             base["model"]["weights"] = "packaged"
