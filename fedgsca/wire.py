@@ -4,7 +4,8 @@
     coordinator <-- Update(site, num_samples, weights, extras) --  site
 
 A method declares every extra with its shape. Shapes are written in symbols, none of which is the number of a site's samples
-(C = classes, D = width of the feature vector, K = sites), so a per-sample array cannot be declared, and what is not declared is refused.
+(C = classes, D = width of the feature vector, K = sites), and what is not declared is refused. The check
+sees shapes, not meanings: a mean over a class is one image's value where a site has a single image of that class (FedNoRo, FedGP).
 Messages are encoded as safetensors: plain arrays with a JSON header, no code, no pickle.
 """
 

@@ -63,7 +63,10 @@ def _show(found: Mapping[str, Any], config: Config) -> None:
     say(f"one site: {size_text(out)} out, {size_text(back)} in, each round, with names and header")
     say(f"all {sites} sites: {size_text(sites * out)} out, {size_text(sites * back)} in, each round")
     say("Nothing else crosses: an array that the method does not declare is refused.", "dim")
-    say("Images, labels, file names and the losses of single images stay.", "dim")
+    say(
+        "Images, labels and file names stay. A number per class is that of one image where a site has only one of the class.",
+        "dim",
+    )
 
 
 def measure(config: Config) -> dict[str, Any]:
