@@ -66,7 +66,7 @@ def check_source(
     """Look at the whole source. Problems of the data are collected, never raised; warnings do not stop a run."""
     try:
         reader, rest = find_reader(source)
-        if reader is READERS["folder"]:
+        if reader.read is READERS["folder"].read:
             return _check_folder(source, Path(rest).expanduser(), image_size, seed, test_fraction, cache_dir, labels)
         table = load(source, image_size=image_size, seed=seed, cache_dir=cache_dir, labels=labels)
         return _about(source, table)
@@ -79,7 +79,7 @@ def list_bad(source: str, *, image_size: int | None = None, cache_dir: Path | No
     from fedgsca.data import folder
 
     reader, rest = find_reader(source)
-    if reader is not READERS["folder"]:
+    if reader.read is not READERS["folder"].read:
         return []
     return folder.list_bad(Path(rest).expanduser(), image_size=image_size, cache_dir=cache_dir)
 

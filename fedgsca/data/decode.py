@@ -2,7 +2,7 @@
 
 The rules, in order: EXIF rotation is applied; transparent pixels are laid over white; 16-bit grey is divided by the white level
 of the data set (255, 4095 or 65535, see `white_level`) so that all its files keep one scale; the shorter side is resized to the
-wanted size and the middle is cut out.
+wanted size and the middle is cut out. DICOM files (extra) are windowed instead of scaled, see dicom.py.
 """
 
 from __future__ import annotations
@@ -13,10 +13,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from fedgsca.data import dicom
+from fedgsca.errors import FedgscaError
+
 if TYPE_CHECKING:
     from PIL import Image
 
-SUFFIXES = (".jpg", ".jpeg", ".png", ".tif", ".tiff", ".bmp")
+_PICTURES = (".jpg", ".jpeg", ".png", ".tif", ".tiff", ".bmp")
+SUFFIXES = (*_PICTURES, *dicom.SUFFIXES)
 FORMATS = ("JPEG", "PNG", "TIFF", "BMP")
 VERSION = "decode-1"  # part of the cache key: raise it whenever the pixels that come out change
 
@@ -31,10 +35,16 @@ class Facts:
     pages: int = 1
     peak: int = 0  # largest value of a 16-bit grey image, 0 for all others
     problem: str = ""
+    stretched: bool = False  # DICOM without a window: the image's own range is used
 
 
 class Unreadable(Exception):
     """An image that cannot be decoded; the message is the reason, without the file's name."""
+
+
+def is_image(path: Path) -> bool:
+    """By the ending, or by DICOM's mark in files of any other name."""
+    return path.suffix.lower() in SUFFIXES or dicom.is_dicom(path)
 
 
 def inspect(path: Path) -> Facts:
@@ -42,6 +52,9 @@ def inspect(path: Path) -> Facts:
     from PIL import Image
 
     try:
+        if path.suffix.lower() not in _PICTURES:
+            columns, rows, kind, stretched = dicom.size_and_kind(path)
+            return Facts(columns, rows, kind, stretched=stretched)
         with Image.open(path, formats=FORMATS) as image:
             width, height = image.size
             # orientations that exchange width and height; for TIFF Pillow has done it already
@@ -50,6 +63,8 @@ def inspect(path: Path) -> Facts:
             pages = int(getattr(image, "n_frames", 1)) if image.format == "TIFF" else 1
             peak = int(_sixteen_bit(image).max()) if _is_deep(image.mode) else 0
             return Facts(width, height, image.mode, pages, peak)
+    except FedgscaError:  # a package is missing: true of all files
+        raise
     except Exception as error:  # Pillow's plugins raise many types for broken files
         return Facts(problem=_reason(error))
 
@@ -61,19 +76,33 @@ def white_level(peak: int) -> int:
 
 def decode(path: Path, size: int, white: int = 65535) -> np.ndarray:
     """(size, size, 3) uint8; raises Unreadable with the reason."""
-    from PIL import Image, ImageOps
+    return decode_for(path, size, white)[0]
 
+
+def decode_for(path: Path, size: int, white: int = 65535) -> tuple[np.ndarray, str]:
+    """The same with the patient's id where the file has one: for grouping in memory, not to be stored."""
     try:
-        with Image.open(path, formats=FORMATS) as image:
-            if image.format == "JPEG":
-                shrink = size / min(image.size)  # libjpeg decodes at 1/2, 1/4 or 1/8: twice as fast for large photographs
-                image.draft(None, (round(image.width * shrink), round(image.height * shrink)))
-            if _is_deep(image.mode):
-                turned = ImageOps.exif_transpose(image)
-                return fit(_eight_bit(_sixteen_bit(turned), white), size)
-            return fit(_flat(ImageOps.exif_transpose(image)), size)
+        if path.suffix.lower() not in _PICTURES:
+            pixels, patient = dicom.read_image(path)
+            return fit(pixels, size), patient
+        return _picture(path, size, white), ""
+    except FedgscaError:
+        raise
     except Exception as error:
         raise Unreadable(_reason(error)) from error
+
+
+def _picture(path: Path, size: int, white: int) -> np.ndarray:
+    from PIL import Image, ImageOps
+
+    with Image.open(path, formats=FORMATS) as image:
+        if image.format == "JPEG":
+            shrink = size / min(image.size)  # libjpeg decodes at 1/2, 1/4 or 1/8: twice as fast for large photographs
+            image.draft(None, (round(image.width * shrink), round(image.height * shrink)))
+        if _is_deep(image.mode):
+            turned = ImageOps.exif_transpose(image)
+            return fit(_eight_bit(_sixteen_bit(turned), white), size)
+        return fit(_flat(ImageOps.exif_transpose(image)), size)
 
 
 def fit(pixels: np.ndarray, size: int) -> np.ndarray:
@@ -123,6 +152,8 @@ def _reason(error: Exception) -> str:
 
     if isinstance(error, UnidentifiedImageError):
         return "not a JPEG, PNG, TIFF or BMP image"
+    if isinstance(error, dicom.NoImage):
+        return str(error)
     if isinstance(error, OSError) and error.errno is not None:
         return error.strerror or str(error)
     return str(error).split("\n")[0][:120] or type(error).__name__

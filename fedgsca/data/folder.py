@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 
 from fedgsca.data.cache import Cached, cached_rows
-from fedgsca.data.decode import VERSION, Facts, Unreadable, decode, inspect, white_level
+from fedgsca.data.decode import VERSION, Facts, Unreadable, decode_for, inspect, white_level
+from fedgsca.data.dicom import numbered
 from fedgsca.data.inventory import WORKERS, measure_files, sha256_file
 from fedgsca.data.listing import Listing, Row, list_folder
 from fedgsca.data.split import split_rows
@@ -34,6 +35,8 @@ class Pixels:
     bad: list[Bad]
     facts: list[Facts]  # of all rows of the listing
     notes: tuple[str, ...]
+    patients: list[int] | None = None  # of the kept rows, DICOM only: a number for every patient, -1 where none is named
+    white: int | None = None  # the value of 16-bit grey that became white, where there are such images
 
 
 def read_folder(
@@ -65,14 +68,18 @@ def read_pixels(listing: Listing, image_size: int | None, cache_dir: Path | None
     key = hashlib.sha256(f"{VERSION} {size} {white}\n{content}".encode()).hexdigest()
 
     def rows(extra: dict[str, Any]) -> Iterator[np.ndarray]:
-        extra["bad"] = []
-        yield from _decoded(listing.root, names, size, white, extra["bad"])
+        extra["bad"], patients = [], list[str]()
+        yield from _decoded(listing.root, names, size, white, extra["bad"], patients)
+        if any(patients):
+            extra["patients"] = numbered(patients)
 
     cached = cached_rows(f"folder {key}", (size, size, 3), np.uint8, rows, len(names), cache_dir)
     bad = [(str(name), str(reason)) for name, reason in cached.extra["bad"]]
     lost = {name for name, _ in bad}
     kept = [row for row in listing.rows if row.file not in lost]
-    return Pixels(cached, kept, bad, facts, (*cached.notes, *_notes(facts, size, white)))
+    notes = (*cached.notes, *_notes(facts, size, white))
+    deep = white if any(f.peak for f in facts) else None
+    return Pixels(cached, kept, bad, facts, notes, cached.extra.get("patients"), deep)
 
 
 def default_size(facts: list[Facts]) -> int:
@@ -89,7 +96,7 @@ def build_table(listing: Listing, pixels: Pixels, seed: int, test_fraction: floa
     classes = class_order([row.label for row in rows])
     number = {name: i for i, name in enumerate(classes)}
     labels = np.array([number[row.label] for row in rows], dtype=np.int64)
-    groups = np.array([row.group or row.file for row in rows]) if "group" in listing.columns else None
+    groups = _groups(listing, pixels, notes)
     if "split" in listing.columns:
         split = np.array([row.split for row in rows])
     else:
@@ -114,8 +121,23 @@ def build_table(listing: Listing, pixels: Pixels, seed: int, test_fraction: floa
             groups=groups,
             site=np.array([row.site for row in rows]) if "site" in listing.columns else None,
             notes=tuple(notes),
+            white=pixels.white,
         )
     )
+
+
+def _groups(listing: Listing, pixels: Pixels, notes: list[str]) -> np.ndarray | None:
+    """The group column, else the patients of DICOM files; an image without either is a group of its own."""
+    rows, patients = pixels.kept, pixels.patients
+    if "group" in listing.columns:
+        return np.array([row.group or row.file for row in rows])
+    if patients is None:
+        return None
+    if len(set(patients)) == 1:  # "ANONYMOUS" everywhere says nothing about who is who
+        notes.append("all DICOM files name the same patient; the name is not used as a group")
+        return None
+    notes.append(f"{len(set(patients) - {-1})} patients, by the id in the DICOM files, are kept together as groups")
+    return np.array([row.file if patient < 0 else f"patient {patient}" for row, patient in zip(rows, patients, strict=True)])
 
 
 def class_order(labels: list[str]) -> tuple[str, ...]:
@@ -158,12 +180,12 @@ def _measure(path: Path) -> dict[str, Any]:
         return {"sha256": "", "facts": asdict(Facts(problem=error.strerror or str(error)))}
 
 
-def _decoded(root: Path, names: list[str], size: int, white: int, bad: list[Bad]) -> Iterator[np.ndarray]:
-    """Blocks of decoded images; whatever cannot be decoded is appended to `bad` instead."""
+def _decoded(root: Path, names: list[str], size: int, white: int, bad: list[Bad], patients: list[str]) -> Iterator[np.ndarray]:
+    """Blocks of decoded images, their patients beside them; whatever cannot be decoded is appended to `bad` instead."""
 
-    def one(name: str) -> np.ndarray | str:
+    def one(name: str) -> tuple[np.ndarray, str] | str:
         try:
-            return decode(root / name, size, white)
+            return decode_for(root / name, size, white)
         except Unreadable as error:
             return str(error)
 
@@ -174,7 +196,8 @@ def _decoded(root: Path, names: list[str], size: int, white: int, bad: list[Bad]
             bad.extend((name, result) for name, result in zip(chunk, results, strict=True) if isinstance(result, str))
             good = [result for result in results if not isinstance(result, str)]
             if good:
-                yield np.stack(good)
+                patients.extend(patient for _, patient in good)
+                yield np.stack([image for image, _ in good])
     if len(bad) == len(names):
         raise NothingReadable(root, bad)
 
@@ -184,11 +207,14 @@ def _notes(facts: list[Facts], size: int, white: int) -> list[str]:
     sound = [f for f in facts if not f.problem]
     deep = sum(f.mode.startswith("I") for f in sound)
     pages = sum(f.pages > 1 for f in sound)
+    stretched = sum(f.stretched for f in sound)
     sizes = {(f.width, f.height) for f in sound}
     notes = []
     if deep:
         peak = max(f.peak for f in sound)
         notes.append(f"{deep} images with 16-bit grey values, scaled so that {white} is white (largest value: {peak})")
+    if stretched:
+        notes.append(f"{stretched} DICOM files have no window; each is shown between its 0.5 and 99.5 percentile")
     if pages:
         notes.append(f"{pages} TIFF files hold more than one page; the first is used")
     if sizes != {(size, size)}:

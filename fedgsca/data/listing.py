@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
 from fedgsca.data.csvfile import plain, read_sheet
-from fedgsca.data.decode import SUFFIXES
+from fedgsca.data.decode import SUFFIXES, is_image
 from fedgsca.errors import DataError
 
 COLUMNS = ("file", "label", "group", "split", "site")
@@ -130,7 +130,7 @@ def _check_files(listing: Listing) -> None:
     listing.problem(
         "missing files", (n for n in inside if not (listing.root / n).is_file()), "copy the files there or remove their lines"
     )
-    odd = [n for n in inside if PurePosixPath(n).suffix.lower() not in SUFFIXES and (listing.root / n).is_file()]
+    odd = [n for n in inside if (listing.root / n).is_file() and not is_image(listing.root / n)]
     listing.problem("files of an unknown type", odd, f"use one of {', '.join(SUFFIXES)}")
 
 
@@ -147,12 +147,17 @@ def _check_cells(listing: Listing, lines: list[int]) -> None:
         listing.notes.append(f"{len(empty('group'))} images without a group: each counts as its own group")
 
 
+def list_files(root: Path) -> list[str]:
+    """All files below a folder by name, without hidden ones and what macOS adds to archives."""
+    files = sorted(p.relative_to(root).as_posix() for p in root.rglob("*") if p.is_file())
+    return [f for f in files if not any(part.startswith((".", "__MACOSX")) for part in f.split("/"))]
+
+
 def _from_folders(listing: Listing) -> None:
     """`<class>/<image>`, or `<split>/<class>/<image>` when all top folders are called train, val or test."""
     root = listing.root
-    files = sorted(p.relative_to(root).as_posix() for p in root.rglob("*") if p.is_file())
-    files = [f for f in files if not any(part.startswith((".", "__MACOSX")) for part in f.split("/"))]
-    images = [f for f in files if PurePosixPath(f).suffix.lower() in SUFFIXES]
+    files = list_files(root)
+    images = [f for f in files if is_image(root / f)]
     tables = [f for f in files if f.endswith((".csv", ".xlsx", ".json"))]
     hint = f" (is {tables[0]} the list? labels.csv is the name that is read)" if tables else ""
     if not images:

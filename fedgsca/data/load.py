@@ -167,6 +167,7 @@ READERS: dict[str, Reader] = {
     "synthetic": Reader("synthetic", "built-in stained tissue, rendered from the seed", _read_synthetic),
     "npz": Reader("FILE.npz", "MedMNIST-style arrays", _read_npz),
     "folder": Reader("FOLDER", "images with a labels.csv, or one folder per class", _read_folder),
+    "dicom": Reader("dicom:FOLDER", "the same with DICOM files; FOLDER alone finds them, too", _read_folder),
 }
 
 

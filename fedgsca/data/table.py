@@ -26,6 +26,7 @@ class Table:
     fingerprint: str  # sha256 over images, labels, classes and split: names the data in a result
     groups: np.ndarray | None = None  # (n,) str: patient, slide or video
     site: np.ndarray | None = None  # (n,) str: hospital, where the source knows it
+    white: int | None = None  # what 16-bit grey was divided by, if there was any: later images must be, too
     notes: tuple[str, ...] = field(default=())  # things a person should know: skipped files, converted depths
 
     @property

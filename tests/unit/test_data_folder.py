@@ -209,7 +209,7 @@ def test_second_reading_decodes_nothing(make: Make, monkeypatch: pytest.MonkeyPa
     def fail(*_: object) -> None:
         raise AssertionError("touched a file's content")
 
-    monkeypatch.setattr(folder, "decode", fail)
+    monkeypatch.setattr(folder, "decode_for", fail)
     monkeypatch.setattr(folder, "_measure", fail)
     second = read(root)
     assert isinstance(second.images, np.memmap) and second.fingerprint == first.fingerprint
