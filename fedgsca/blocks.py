@@ -31,12 +31,12 @@ def log_prior(labels: np.ndarray, num_classes: int) -> np.ndarray:
     return np.asarray(np.log(np.maximum(counts, 1) / max(len(labels), 1)))
 
 
-def class_means(values: np.ndarray, labels: np.ndarray, num_classes: int) -> np.ndarray:
-    """(C,) mean of the finite values of each given class; NaN where a class has none."""
+def class_means(values: np.ndarray, labels: np.ndarray, num_classes: int, *, least: int = 1) -> np.ndarray:
+    """(C,) mean of the finite values of each given class; NaN where a class has fewer than `least`."""
     fine = np.isfinite(values)
     sums = np.bincount(labels[fine], weights=values[fine], minlength=num_classes)
     counts = np.bincount(labels[fine], minlength=num_classes)
-    return np.asarray(np.where(counts > 0, sums / np.maximum(counts, 1), np.nan))
+    return np.asarray(np.where(counts >= least, sums / np.maximum(counts, 1), np.nan))
 
 
 def nearer_second(points: np.ndarray, centres: np.ndarray) -> np.ndarray:

@@ -4,8 +4,9 @@
     coordinator <-- Update(site, num_samples, weights, extras) --  site
 
 A method declares every extra with its shape. Shapes are written in symbols, none of which is the number of a site's samples
-(C = classes, D = width of the feature vector, K = sites), and what is not declared is refused. The check
-sees shapes, not meanings: a mean over a class is one image's value where a site has a single image of that class (FedNoRo, FedGP).
+(C = classes, D = width of the feature vector, K = sites), and what is not declared, or out of its declared range, is refused. The
+check sees shapes and ranges, not meanings: that a number per class is a mean over at least SMALLEST_GROUP images is the method's duty,
+and a contract test looks at it.
 Messages are encoded as safetensors: plain arrays with a JSON header, no code, no pickle.
 """
 
@@ -20,6 +21,7 @@ import numpy as np
 from fedgsca.errors import UpdateError
 
 Arrays = Mapping[str, np.ndarray]
+SMALLEST_GROUP = 5  # a site says nothing about a class with fewer images: the mean over one image is that image's own number
 
 
 @dataclass(frozen=True)
@@ -29,9 +31,23 @@ class Extra:
     shape: tuple[int | str, ...]  # () for one number; symbols: C classes, D feature width, K sites
     what: str  # in words, for the hospital that reads `fedgsca wire METHOD`
     optional: bool = False  # sent only in some rounds
+    low: float = -1e9  # smallest and largest believable value: a diverged or malicious site must not move the others
+    high: float = 1e9
+    nan: bool = False  # NaN stands for "none"
+    inf: bool = False  # infinity has a meaning
 
     def resolve(self, dims: Mapping[str, int]) -> tuple[int, ...]:
         return tuple(part if isinstance(part, int) else dims[part] for part in self.shape)
+
+    def problem(self, value: np.ndarray) -> str | None:
+        """What is wrong with the values, in words; None if nothing is."""
+        nan, inf = np.isnan(value), np.isinf(value)
+        if nan.any() and not self.nan or inf.any() and not self.inf:
+            return "values that are not finite"
+        known = value[~nan & ~inf]
+        if known.size and (known.min() < self.low or known.max() > self.high):
+            return f"values from {known.min():g} to {known.max():g}, believable are {self.low:g} to {self.high:g}"
+        return None
 
 
 @dataclass(frozen=True)
@@ -58,7 +74,7 @@ def num_bytes(arrays: Arrays) -> int:
 
 
 def check_extras(who: str, extras: Arrays, declared: Mapping[str, Extra], dims: Mapping[str, int]) -> None:
-    """Refuse an extra that is undeclared, missing, or not of the declared shape: this is what 'enforced' means."""
+    """Refuse an extra that is undeclared, missing, or not of the declared shape and range: this is what 'enforced' means."""
     problems = [f"{name} is not declared" for name in sorted(set(extras) - set(declared))]
     for name, extra in declared.items():
         if name not in extras:
@@ -70,9 +86,12 @@ def check_extras(who: str, extras: Arrays, declared: Mapping[str, Extra], dims: 
             problems.append(f"{name} has type {value.dtype}, not a number")
         elif value.shape != extra.resolve(dims):
             problems.append(f"{name} has shape {value.shape}, declared {extra.shape} = {extra.resolve(dims)}")
+        elif (wrong := extra.problem(value)) is not None:
+            problems.append(f"{name} has {wrong}")
     if problems:
         raise UpdateError(
-            f"{who}: " + "; ".join(problems), fix="declare the extra in the method's `uploads`/`downloads`, or do not send it"
+            f"{who}: " + "; ".join(problems),
+            fix="if the method is new, declare the extra in its `uploads`/`downloads`; otherwise the sender's training has diverged",
         )
 
 

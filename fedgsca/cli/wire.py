@@ -51,6 +51,8 @@ def wire(
 
 
 def _show(found: Mapping[str, Any], config: Config) -> None:
+    from fedgsca.wire import SMALLEST_GROUP
+
     up, down, sites = found["leaves"], found["arrives"], found["sites"]
     model = f"{found['model']}{' (head only)' if config.model.frozen else ''}"
     say(f"{found['method']}, {model}, {found['data']}: {found['classes']} classes, {sites} sites", "bold")
@@ -64,7 +66,7 @@ def _show(found: Mapping[str, Any], config: Config) -> None:
     say(f"all {sites} sites: {size_text(sites * out)} out, {size_text(sites * back)} in, each round")
     say("Nothing else crosses: an array that the method does not declare is refused.", "dim")
     say(
-        "Images, labels and file names stay. A number per class is that of one image where a site has only one of the class.",
+        f"Images, labels and file names stay. A number per class is told only if it rests on at least {SMALLEST_GROUP} images.",
         "dim",
     )
 

@@ -137,17 +137,23 @@ class FedCorr:
     paper: ClassVar[str] = "Xu et al., FedCorr: Multi-Stage Federated Learning for Label Noise Correction, CVPR 2022"
     head: ClassVar[str] = "linear"
     uploads: ClassVar[Mapping[str, Extra]] = {
-        "lid": Extra((), "mean local intrinsic dimensionality of this site's predictions; NaN: too few samples", optional=True),
-        "noise_level": Extra((), "mu, the estimated share of wrong labels"),
-        "trains": Extra((), "1 if the site trained this round, 0 if it returns the weights it received"),
-        "corrected": Extra((), "number of labels that were changed so far"),
+        "lid": Extra(
+            (),
+            "mean local intrinsic dimensionality of this site's predictions; NaN: too few samples",
+            optional=True,
+            low=0,
+            nan=True,
+        ),
+        "noise_level": Extra((), "mu, the estimated share of wrong labels", low=0, high=1),
+        "trains": Extra((), "1 if the site trained this round, 0 if it returns the weights it received", low=0, high=1),
+        "corrected": Extra((), "number of labels that were changed so far", low=0),
     }
     downloads: ClassVar[Mapping[str, Extra]] = {
-        "stage": Extra((), "0 pre-processing, 1 fine-tuning, 2 usual training"),
+        "stage": Extra((), "0 pre-processing, 1 fine-tuning, 2 usual training", low=0, high=2),
         "lid_boundary": Extra(
-            (), "sites with a larger LID are noisy; inf: no verdict, -inf: one group, every site judges itself"
+            (), "sites with a larger LID are noisy; inf: no verdict, -inf: one group, every site judges itself", inf=True
         ),
-        "train_limit": Extra((), "largest noise level of a site that fine-tunes"),
+        "train_limit": Extra((), "largest noise level of a site that fine-tunes", low=0, high=1),
     }
     Options = FedCorrOptions
 

@@ -92,7 +92,7 @@ class FedFixer:
     paper: ClassVar[str] = "Ji et al., FedFixer: Mitigating Heterogeneous Label Noise in Federated Learning, AAAI 2024"
     head: ClassVar[str] = "linear"
     uploads: ClassVar[Mapping[str, Extra]] = {
-        "selected": Extra((), "samples on which the model was trained, averaged over local epochs")
+        "selected": Extra((), "samples on which the model was trained, averaged over local epochs", low=0)
     }
     downloads: ClassVar[Mapping[str, Extra]] = {}
     Options = FedFixerOptions

@@ -57,11 +57,12 @@ from fedgsca.models.build import CentroidHead, Classifier
 from fedgsca.rng import stream
 from fedgsca.site import Site
 from fedgsca.train import Evaluation, batches, evaluate, optimiser, precision
-from fedgsca.wire import Arrays, Extra, Payload, Update
+from fedgsca.wire import SMALLEST_GROUP, Arrays, Extra, Payload, Update
 
 WARM_UP, PURIFY = 0, 1
 DIM = 64  # of the embedding, as in CentroidHead
 SLOTS = 16  # places in the stack of centroids
+LARGE = 1e4  # no embedding or weight of a working network comes near
 W = "head.centroids.weight"
 
 
@@ -93,10 +94,10 @@ class FedGPOptions(MethodOptions):
 
 
 GNN_EXTRAS = {
-    "gnn_w1": Extra((DIM, DIM), "centroid network: first layer"),
-    "gnn_w2": Extra((DIM, DIM), "centroid network: second layer"),
-    "gnn_norm1": Extra((2, DIM), "centroid network: scale and shift of the first normalisation"),
-    "gnn_norm2": Extra((2, DIM), "centroid network: scale and shift of the second normalisation"),
+    "gnn_w1": Extra((DIM, DIM), "centroid network: first layer", low=-LARGE, high=LARGE),
+    "gnn_w2": Extra((DIM, DIM), "centroid network: second layer", low=-LARGE, high=LARGE),
+    "gnn_norm1": Extra((2, DIM), "centroid network: scale and shift of the first normalisation", low=-LARGE, high=LARGE),
+    "gnn_norm2": Extra((2, DIM), "centroid network: scale and shift of the second normalisation", low=-LARGE, high=LARGE),
 }
 
 
@@ -130,13 +131,20 @@ class FedGP:
     )
     head: ClassVar[str] = "centroid"
     uploads: ClassVar[Mapping[str, Extra]] = {
-        "centroids": Extra(("C", DIM), "Z, the mean embedding of every class at this site"),
+        "centroids": Extra(
+            ("C", DIM),
+            f"Z, the mean embedding of every class at this site; below {SMALLEST_GROUP} images: the received row of W",
+            low=-LARGE,
+            high=LARGE,
+        ),
         **GNN_EXTRAS,
-        "purified": Extra((), "size of the purified set"),
+        "purified": Extra((), "size of the purified set", low=0),
     }
     downloads: ClassVar[Mapping[str, Extra]] = {
-        "stage": Extra((), "0 warm-up, 1 purification"),
-        "stack": Extra((SLOTS, "C", DIM), f"the class centroids of up to {SLOTS} sites; NaN: no such site", optional=True),
+        "stage": Extra((), "0 warm-up, 1 purification", low=0, high=1),
+        "stack": Extra(
+            (SLOTS, "C", DIM), f"the class centroids of up to {SLOTS} sites; NaN: no such site", optional=True, nan=True
+        ),
         **GNN_EXTRAS,
     }
     Options = FedGPOptions
@@ -206,7 +214,9 @@ class FedGP:
             rows = np.flatnonzero(pure.clean & changed)
             site.note(clean=pure.clean & ~changed, corrected=pure.labels, pseudo_rows=rows, pseudo_labels=pure.labels[rows])
         site.remember(payload.round, **kept)
-        extras = {"centroids": own, "purified": np.array(int(pure.clean.sum())), **gnn.arrays()}
+        known = np.bincount(pure.labels[pure.clean], minlength=site.num_classes) >= SMALLEST_GROUP
+        told = np.where(known[:, None], own, payload.weights[W]).astype(np.float32)
+        extras = {"centroids": told, "purified": np.array(int(pure.clean.sum())), **gnn.arrays()}
         return Update(site.name, site.num_samples, site.weights(), extras)
 
     def _train(self, payload: Payload, site: Site, seen: Evaluation, pure: Purified, own: np.ndarray) -> CentroidGNN:

@@ -44,7 +44,7 @@ from fedgsca.selector import (
 )
 from fedgsca.site import Site
 from fedgsca.train import Batch, Objective, evaluate_site, train
-from fedgsca.wire import Arrays, Extra, Payload, Update
+from fedgsca.wire import SMALLEST_GROUP, Arrays, Extra, Payload, Update
 
 
 class SelectorOptions(MethodOptions):
@@ -110,6 +110,14 @@ class Selection:
     pseudo: int = 0
     delta: float = 0.0
     guard: str | None = None
+    behind: np.ndarray | None = None  # (C,) samples that a class's threshold rests on
+
+    @property
+    def told(self) -> np.ndarray:
+        """Thresholds as they may leave the site: one that rests on a few images would tell the model's opinion of each."""
+        if self.behind is None:
+            return self.thresholds
+        return np.where((self.behind > 0) & (self.behind < SMALLEST_GROUP), np.nan, self.thresholds)
 
 
 def _trusted(update: Update) -> Selector | None:
@@ -128,17 +136,29 @@ class FedGSCA:
     )
     head: ClassVar[str] = "linear"
     uploads: ClassVar[Mapping[str, Extra]] = {
-        "selector": Extra((6,), "means, variances and weights of the two Gaussians fitted to this site's losses; NaN: no fit"),
-        "delta": Extra((), "share of labels flagged as noisy", optional=True),
-        "tau": Extra((), "threshold on the probability of 'clean'", optional=True),
-        "clean": Extra((), "number of labels taken as clean", optional=True),
-        "pseudo": Extra((), "number of pseudo-labelled samples", optional=True),
-        "thresholds": Extra(("C",), "confidence that a pseudo-label of each class needs", optional=True),
-        "guard": Extra((), "1 if the collapse guard trained on the given labels this round", optional=True),
+        "selector": Extra(
+            (6,),
+            "means, variances and weights of the two Gaussians fitted to this site's losses; NaN: no fit",
+            nan=True,
+            inf=True,
+        ),
+        "delta": Extra((), "share of labels flagged as noisy", optional=True, low=0, high=1),
+        "tau": Extra((), "threshold on the probability of 'clean'", optional=True, low=0, high=1),
+        "clean": Extra((), "number of labels taken as clean", optional=True, low=0),
+        "pseudo": Extra((), "number of pseudo-labelled samples", optional=True, low=0),
+        "thresholds": Extra(
+            ("C",),
+            f"confidence that a pseudo-label of each class needs; NaN: rests on fewer than {SMALLEST_GROUP} images",
+            optional=True,
+            low=0,
+            high=1,
+            nan=True,
+        ),
+        "guard": Extra((), "1 if the collapse guard trained on the given labels this round", optional=True, low=0, high=1),
     }
     downloads: ClassVar[Mapping[str, Extra]] = {
-        "selector": Extra((6,), "the merged selector; NaN: none yet"),
-        "selecting": Extra((), "1 once warm-up is over"),
+        "selector": Extra((6,), "the merged selector; NaN: none yet", nan=True),
+        "selecting": Extra((), "1 once warm-up is over", low=0, high=1),
     }
     Options = FedGSCAOptions
 
@@ -204,7 +224,7 @@ class FedGSCA:
                 "tau": np.array(tau),
                 "clean": np.array(int(chosen.clean.sum())),
                 "pseudo": np.array(chosen.pseudo),
-                "thresholds": chosen.thresholds,
+                "thresholds": chosen.told,
                 "guard": np.array(int(chosen.guard is not None)),
             }
         return Update(site.name, site.num_samples, weights, extras)
@@ -251,8 +271,9 @@ class FedGSCA:
         delta = float(np.mean(~clean))
         if options.thresholds == "adaptive":
             thresholds = class_thresholds(probs, sure, base=options.zeta, average=options.average)
+            behind = np.bincount(probs[sure].argmax(axis=1), minlength=site.num_classes)
         else:
-            thresholds = np.full(site.num_classes, options.zeta)
+            thresholds, behind = np.full(site.num_classes, options.zeta), None
         accept = thresholds if options.pseudo_labels else np.full(site.num_classes, np.inf)
         rows, labels = training_set(site.labels, probs, clean, accept, noise_level=options.noise_level)
         predicted, kept = assign(probs, clean, accept)
@@ -267,8 +288,8 @@ class FedGSCA:
             cut=np.array(cut), pseudo_rows=np.flatnonzero(used), pseudo_labels=predicted[used],
         )  # fmt: skip
         if reason:
-            return Selection(everything, site.labels, clean, thresholds, 0, delta, reason)
-        return Selection(rows, labels, clean, thresholds, int(used.sum()), delta)
+            return Selection(everything, site.labels, clean, thresholds, 0, delta, reason, behind)
+        return Selection(rows, labels, clean, thresholds, int(used.sum()), delta, behind=behind)
 
     def _objective(self, round: int, widen: bool) -> Objective:
         """The credal loss of this round. `widen`: other classes than the label may become plausible."""

@@ -23,7 +23,7 @@ distillation starts one round later than in the published code, where lam_10 is 
 Choices. (1) The published grouping is a full-covariance Gaussian mixture, nine seeds and a vote; with four points in ten
 dimensions it stays at its 2-means start, so this is 2-means, from every start and without dice. (2) `distance`: the
 published code sums the norms of the tensors' differences, a later benchmark takes one norm of all; default as published. (3)
-A class absent at a site takes the lowest loss of that class, as published (the benchmark's 0 would mean "very clean"). (4)
+A class absent at a site, or with fewer than five images there (its mean would be about single images), takes the lowest loss of that class, as published (the benchmark's 0 would mean "very clean"). (4)
 Losses are measured without augmentation. (5) log 0 of an absent class is replaced by one sample (published: minus infinity,
 patched in the loss). (6) No clean or no noisy site: FedAvg. The end of the ramp is a share of the rounds, so that short runs
 reach the full weight too.
@@ -48,7 +48,7 @@ from fedgsca.blocks import class_means, log_prior, model_distance, nearer_second
 from fedgsca.methods.base import MethodOptions, ServerState, register
 from fedgsca.site import Site
 from fedgsca.train import Batch, Objective, evaluate_site, train
-from fedgsca.wire import Arrays, Extra, Payload, Update
+from fedgsca.wire import SMALLEST_GROUP, Arrays, Extra, Payload, Update
 
 WARMUP, SWITCH, ROBUST = 0, 1, 2
 
@@ -108,14 +108,18 @@ class FedNoRo:
     head: ClassVar[str] = "linear"
     uploads: ClassVar[Mapping[str, Extra]] = {
         "class_losses": Extra(
-            ("C",), "at the switch: mean loss of the received model on each given class; NaN: absent", optional=True
+            ("C",),
+            f"at the switch: mean loss of the received model on each given class; NaN: below {SMALLEST_GROUP} images",
+            optional=True,
+            low=0,
+            nan=True,
         ),
-        "noisy": Extra((), "after the switch: 1 if this site counts itself to the noisy group", optional=True),
+        "noisy": Extra((), "after the switch: 1 if this site counts itself to the noisy group", optional=True, low=0, high=1),
     }
     downloads: ClassVar[Mapping[str, Extra]] = {
-        "stage": Extra((), "0 warm-up, 1 switch (measure the class losses), 2 robust training"),
-        "low": Extra(("C",), "lowest loss of each class over the sites at the switch", optional=True),
-        "high": Extra(("C",), "highest loss of each class over the sites at the switch", optional=True),
+        "stage": Extra((), "0 warm-up, 1 switch (measure the class losses), 2 robust training", low=0, high=2),
+        "low": Extra(("C",), "lowest loss of each class over the sites at the switch", optional=True, low=0),
+        "high": Extra(("C",), "highest loss of each class over the sites at the switch", optional=True, low=0),
         "centres": Extra((2, "C"), "centres of the clean and of the noisy group, in scaled class losses", optional=True),
     }
     Options = FedNoRoOptions
@@ -168,7 +172,7 @@ class FedNoRo:
 
     def _measure(self, round: int, site: Site) -> np.ndarray:
         """m_k of the received model, kept for all later rounds."""
-        losses = class_means(evaluate_site(site).losses, site.labels, site.num_classes)
+        losses = class_means(evaluate_site(site).losses, site.labels, site.num_classes, least=SMALLEST_GROUP)
         site.remember(round, class_losses=losses)
         return losses
 

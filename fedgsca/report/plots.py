@@ -106,17 +106,20 @@ def stability_curve(run: Run, *, wide: bool = True) -> str:
 
 
 @styled
-def class_thresholds(by_site: Mapping[str, Sequence[float]], classes: Sequence[str], *, wide: bool = True) -> str:
+def class_thresholds(by_site: Mapping[str, Sequence[float | None]], classes: Sequence[str], *, wide: bool = True) -> str:
     """The confidence that a pseudo-label of each class needs (Eq. 10-11): a dot per site, a bar over their range."""
-    values = np.array(list(by_site.values()), dtype=np.float64)  # (sites, C)
+    values = np.array(list(by_site.values()), dtype=np.float64)  # (sites, C); NaN: not told, too few images of the class
+    told = np.isfinite(values).any(axis=0)
     figure, axes = canvas(1000 if wide else 440, 60 + 26 * len(classes), left=230 if wide else 140, right=56, top=10, bottom=40)
     places = np.arange(len(classes))[::-1]
-    axes.hlines(places, values.min(axis=0), values.max(axis=0), color=TOKENS["s0"], lw=9, alpha=0.25)
+    low, high = (np.array([side(column[np.isfinite(column)]) for column in values.T[told]]) for side in (np.min, np.max))
+    axes.hlines(places[told], low, high, color=TOKENS["s0"], lw=9, alpha=0.25)
     for row in values:
         axes.plot(row, places, "o", ms=7, color=MAIN, alpha=0.8 if len(values) < 10 else 0.4, mec=PAPER, mew=0.8)
     axes.set_yticks(places, [shorten(name, 32 if wide else 19) for name in classes])
-    for place, mean in zip(places, values.mean(axis=0), strict=True):
-        axes.text(1.01, place, f"{mean:.2f}", va="center", color=MUTED, fontsize=SMALL)
+    for place, column in zip(places, values.T, strict=True):
+        mean = f"{np.nanmean(column):.2f}" if np.isfinite(column).any() else "few"
+        axes.text(1.01, place, mean, va="center", color=MUTED, fontsize=SMALL)
     axes.set_xlim(0, 1)
     axes.set_ylim(-0.7, len(classes) - 0.3)
     axes.grid(True, axis="x")

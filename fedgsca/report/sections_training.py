@@ -64,11 +64,11 @@ def classes_section(run: Run) -> Section | None:
 def thresholds_section(run: Run) -> Section | None:
     size = len(run.classes)
     kept = {name: site["thresholds"] for name, site in run.last_selection.items() if len(site.get("thresholds") or ()) == size}
-    kept = {name: values for name, values in kept.items() if all(number(value) is not None for value in values)}
-    if not kept or not size:
+    told = {c: [v for values in kept.values() if (v := number(values[c])) is not None] for c in range(size)}
+    means = {c: sum(values) / len(values) for c, values in told.items() if values}
+    if not means:
         return None
-    means = [sum(values[c] for values in kept.values()) / len(kept) for c in range(size)]
-    low, high = min(range(size), key=means.__getitem__), max(range(size), key=means.__getitem__)
+    low, high = min(means, key=means.__getitem__), max(means, key=means.__getitem__)
     alt = f"Thresholds by class: lowest on average for {run.classes[low]} ({means[low]:.2f}), "
     alt += f"highest for {run.classes[high]} ({means[high]:.2f})."
     intro = (

@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -193,18 +194,21 @@ def test_runs_without_noise(method: str, tmp_path: Path) -> None:
     assert max(float(str(line["f1"])) for line in done.lines) > 45
 
 
-def nothing_to_say(update: Update) -> dict[str, np.ndarray]:
-    return {
-        name: np.full_like(value, np.nan) if np.asarray(value).dtype.kind == "f" else value
-        for name, value in update.extras.items()
-    }
+def nothing_to_say(update: Update, method: str) -> dict[str, np.ndarray]:
+    """NaN wherever the method declares that it may come."""
+    declared = load_all()[method].uploads
+    return {name: np.full_like(value, np.nan) if declared[name].nan else value for name, value in update.extras.items()}
+
+
+def absurd(update: Update) -> dict[str, np.ndarray]:
+    return {name: np.full(np.shape(value), 1e30) for name, value in update.extras.items()}
 
 
 ABSENT = {1: "site-1", 4: "site-4"}
 
 
-def spoil(round: int, reply: Reply) -> Reply:
-    """Most rounds one site sends something that must not be averaged; once a site's extras are NaN, which every method must bear."""
+def spoil(method: str, round: int, reply: Reply) -> Reply:
+    """Most rounds one site sends something that must not be averaged; once a site has no numbers to send, which every method bears."""
     update = reply.update
     if update is None:
         return reply
@@ -215,10 +219,11 @@ def spoil(round: int, reply: Reply) -> Reply:
             reply, update=replace(update, weights={**update.weights, name: update.weights[name] * np.nan})
         ),
         (3, "site-1"): lambda: replace(reply, update=replace(update, extras={**update.extras, "patients": np.zeros(25)})),
-        (3, "site-3"): lambda: replace(reply, update=replace(update, extras=nothing_to_say(update))),
+        (3, "site-3"): lambda: replace(reply, update=replace(update, extras=nothing_to_say(update, method))),
         (4, "site-2"): lambda: replace(
             reply, update=replace(update, weights={**update.weights, name: np.zeros(2, np.float32)})
         ),
+        (5, "site-2"): lambda: replace(reply, update=replace(update, extras=absurd(update))),
     }
     return broken.get((round, reply.site), lambda: reply)()
 
@@ -226,7 +231,7 @@ def spoil(round: int, reply: Reply) -> Reply:
 @pytest.fixture(scope="module")
 def storm(method: str, tmp_path_factory: pytest.TempPathFactory) -> Done:
     folder = tmp_path_factory.mktemp("storm") / "run"
-    return complete(toy_config(method, frozen=True), folder, change=spoil, absent=ABSENT)
+    return complete(toy_config(method, frozen=True), folder, change=partial(spoil, method), absent=ABSENT)
 
 
 def test_a_missing_site_does_not_stop_the_others(storm: Done) -> None:
@@ -234,16 +239,19 @@ def test_a_missing_site_does_not_stop_the_others(storm: Done) -> None:
         lost = ABSENT.get(int(str(line["round"])))
         assert lost not in line["sites"]  # type: ignore[operator]
     assert len(storm.lines) == ROUNDS
-    assert set(storm.lines[-1]["sites"]) == {f"site-{k}" for k in range(1, 5)}  # type: ignore[call-overload]
+    assert {"site-1", "site-4"} <= set(storm.lines[-1]["sites"]), "who was away is back"  # type: ignore[call-overload]
 
 
 def test_a_bad_update_is_named_and_left_out(storm: Done) -> None:
     refused = {int(str(line["round"])): line["refused"] for line in storm.lines if line["refused"]}
-    assert {round: list(who) for round, who in refused.items()} == {  # type: ignore[call-overload]
-        1: ["site-2"], 2: ["site-3"], 3: ["site-1"], 4: ["site-2"],
-    }  # fmt: skip
+    expected = {1: ["site-2"], 2: ["site-3"], 3: ["site-1"], 4: ["site-2"]}
+    reasons = ["the disk of site-2 is full", "not finite", "patients is not declared", "has shape (2,)"]
+    if storm.updates[-1].extras:  # the method has numbers of its own, and one site sent 1e30 in the last round
+        expected[5] = ["site-2"]
+        reasons.append("believable")
+    assert {round: list(who) for round, who in refused.items()} == expected  # type: ignore[call-overload]
     text = str(refused)
-    for reason in ("the disk of site-2 is full", "not finite", "patients is not declared", "has shape (2,)"):
+    for reason in reasons:
         assert reason in text
         assert any(reason in message for message in storm.said), "a person is told"
     assert all(np.isfinite(value).all() for payload in storm.payloads for value in payload.weights.values())

@@ -217,3 +217,17 @@ def test_works_on_images(tmp_path: Path) -> None:
     state = run.run(3)
     assert int(state.extras["stage"]) == PURIFY
     assert all(np.isfinite(u.extras["centroids"]).all() for u in run.updates.values())
+
+
+def test_the_centroid_of_a_few_images_stays_at_the_site(tmp_path: Path) -> None:
+    """It would be those images' embeddings, and the coordinator passes centroids on to all sites."""
+    run = toy(tmp_path)
+    whole = run.sites["site-1"]
+    rows = np.flatnonzero((whole.labels != 3) | (np.cumsum(whole.labels == 3) <= 4))
+    run.sites["site-1"] = replace(whole, inputs=whole.inputs[rows], labels=whole.labels[rows])
+    run.truth["site-1"] = run.truth["site-1"][rows]
+    state = run.start()
+    sent = run.visit("site-1", run.method.broadcast(state, 0)).extras["centroids"]
+    received = state.weights["head.centroids.weight"]
+    np.testing.assert_array_equal(sent[3], received[3])
+    assert not np.isclose(sent[:3], received[:3]).all(axis=1).any(), "the others are this site's own"

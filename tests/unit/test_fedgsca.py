@@ -14,6 +14,7 @@ from toys import toy_config
 from fedgsca.engine.federation import run
 from fedgsca.engine.folder import read_lines
 from fedgsca.methods.base import ServerState
+from fedgsca.methods.fedgsca import Selection
 from fedgsca.models.build import build_head_only
 from fedgsca.selector import NO_SELECTOR, Selector
 from fedgsca.site import weights_of
@@ -239,3 +240,10 @@ def test_own_and_global_scope_differ_only_in_the_selector_used(tmp_path: Path) -
     one, other = (visit(t, EVERYTHING_WRONG, round=1) for t in (own, made))
     assert float(other.extras["delta"]) == 1.0, "the shared selector is believed"
     assert float(one.extras["delta"]) < 1.0, "the shared selector is ignored"
+
+
+def test_a_threshold_that_rests_on_a_few_images_stays_at_the_site() -> None:
+    own = np.array([0.8, 0.1, 0.8, 0.4])
+    chosen = Selection(np.arange(3), np.zeros(3), np.ones(3, bool), own, behind=np.array([40, 4, 0, 5]))
+    np.testing.assert_array_equal(chosen.told, [0.8, np.nan, 0.8, 0.4])
+    np.testing.assert_array_equal(chosen.thresholds, own)

@@ -158,3 +158,14 @@ def test_odd_sites_pass_through_all_stages(tmp_path: Path, labels: np.ndarray) -
     state = toy.run(7)
     assert all(np.isfinite(value).all() for value in state.weights.values())
     assert [int(toy.updates[name].extras["noisy"]) for name in ("site-3", "site-4")] == [1, 1]
+
+
+def test_says_nothing_about_a_class_with_a_few_images(tmp_path: Path) -> None:
+    """The mean over one image would be that image's own loss."""
+    toy = toy_experiment(tmp_path, "fednoro", options={"warmup": 0})
+    whole = toy.sites["site-1"]
+    rows = np.flatnonzero((whole.labels != 2) | (np.cumsum(whole.labels == 2) <= 4))
+    toy.sites["site-1"] = replace(whole, inputs=whole.inputs[rows], labels=whole.labels[rows])
+    toy.truth["site-1"] = toy.truth["site-1"][rows]
+    sent = toy.visit("site-1", toy.method.broadcast(toy.start(), 0)).extras["class_losses"]
+    assert np.isfinite(sent).tolist() == [True, True, False, True]

@@ -73,10 +73,6 @@ def test_many_problems_are_counted_not_poured_out() -> None:
         check_update(update(weights=broken), reference, DECLARED, DIMS)
 
 
-def test_an_extra_may_be_nan_where_a_method_has_nothing_to_say() -> None:
-    check_extras("x", {"means": np.full((3, 8), np.nan)}, DECLARED, DIMS)
-
-
 def test_messages_keep_names_types_shapes_and_bytes() -> None:
     extras = {"scalar": np.array(1.5), "flags": np.array([True, False]), "empty": np.zeros((0, 3), np.float32)}
     strided = np.arange(12, dtype=np.float32).reshape(3, 4).T
@@ -124,3 +120,18 @@ def test_a_cut_message_is_an_error_not_a_wrong_answer(cut: int) -> None:
 
 def test_num_bytes() -> None:
     assert num_bytes(WEIGHTS) == 6 * 4 + 8
+
+
+def test_values_out_of_the_declared_range_are_refused() -> None:
+    """One diverged or malicious site must not move the numbers that all sites are judged by."""
+    declared = {"share": Extra((), "a share", low=0, high=1), "fit": Extra((2,), "a fit; NaN: none", nan=True)}
+    check_extras("site", {"share": np.array(0.5), "fit": np.array([np.nan, 1.0])}, declared, {})
+    for name, value, word in (
+        ("share", np.array(1.5), "believable"),
+        ("share", np.array(np.nan), "not finite"),
+        ("fit", np.array([np.inf, 1.0]), "not finite"),
+        ("fit", np.array([1e30, 1.0]), "believable"),
+    ):
+        sent = {"share": np.array(0.5), "fit": np.zeros(2), name: value}
+        with pytest.raises(UpdateError, match=f"{name} has values.*{word}"):
+            check_extras("site", sent, declared, {})
