@@ -25,7 +25,7 @@ import torch
 from benchmarks.references import bare_round, published_round
 from fedgsca.config import Config, load_config
 from fedgsca.engine.local import Bench, LocalEngine, open_bench
-from fedgsca.methods.base import ServerState
+from fedgsca.methods.base import ServerState, load_all
 from fedgsca.models import build_classifier
 from fedgsca.site import weights_of
 from fedgsca.train import to_tensor
@@ -141,6 +141,46 @@ def fedgsca_over_fedavg(folder: Path, quick: bool) -> Iterator[Row]:
         yield Row(f"FedGSCA round / FedAvg round, {title}", found, 1.20, note="warm-up: trains on all samples")
 
 
+# goals of the method, options that bring every stage into a run of a few rounds
+COSTS: dict[str, tuple[float, tuple[str, ...]]] = {
+    "fedrobust": (1.3, ()),
+    "fednoro": (1.4, ("fednoro.warmup=2",)),
+    "fedcorr": (1.5, ("fedcorr.stage1=0.2",)),
+    "fedgp": (1.8, ()),
+    "fedfixer": (2.6, ("fedfixer.warmup=2",)),
+}
+
+
+def methods_over_fedavg(folder: Path, quick: bool) -> Iterator[Row]:
+    """What a whole run costs, all stages included: the sum over the rounds, a round of FedAvg after each round of the method."""
+    cases = {
+        "small CNN, 32 px, 4 x 400": (10, ("model.name=cnn", "data.train=1600", "data.image_size=32")),
+        "frozen EfficientNet-Lite0, 4 x 400": (20, ("model.frozen=true", "data.train=1600")),
+    }
+    if not quick:
+        cases["ResNet-18, 64 px, 4 x 96"] = (6, ("model.name=resnet18", "data.train=384", "data.image_size=64"))
+    for title, (rounds, sets) in cases.items():
+        shared = (*sets, "data.test=40", "train.batch_size=32", f"train.rounds={rounds}", "train.threads=1")
+        for name, (goal, own) in COSTS.items():
+            found = []
+            for repeat in range(1 if "ResNet" in title else 3):
+                ours = Rounds(config_of(name, *shared, *own), folder / f"{title}-{name}-{repeat}")
+                plain = Rounds(config_of("fedavg", *shared), folder / f"{title}-{name}-{repeat}-avg")
+                found.append(_whole_run(ours, plain, rounds))
+            label = load_all()[name].__name__
+            yield Row(f"{label} run / FedAvg run, {title}", median(found), goal, note=f"{rounds} rounds")
+
+
+def _whole_run(ours: Rounds, reference: Rounds, rounds: int) -> float:
+    spent = {ours: 0.0, reference: 0.0}
+    for _ in range(rounds):
+        for side in spent:
+            started = time.perf_counter()
+            side.step()
+            spent[side] += time.perf_counter() - started
+    return spent[ours] / spent[reference]
+
+
 def frozen_over_full(folder: Path, quick: bool) -> Iterator[Row]:
     sets = ("data.train=256", "data.test=40", "data.image_size=96")
     frozen = Rounds(config_of("fedavg", "model.frozen=true", "model.name=efficientnet-lite0", *sets), folder / "frozen")
@@ -200,7 +240,10 @@ def start_up(folder: Path, quick: bool) -> Iterator[Row]:
     yield Row("from command to first batch, seconds (images cached)", median(times), 5.0)
 
 
-BENCHES = {f.__name__: f for f in (start_up, fedavg_over_bare, fedgsca_over_fedavg, frozen_over_full, sites_scaling)}
+BENCHES = {
+    f.__name__: f
+    for f in (start_up, fedavg_over_bare, fedgsca_over_fedavg, methods_over_fedavg, frozen_over_full, sites_scaling)
+}
 
 
 def main() -> None:

@@ -29,15 +29,15 @@ from fedgsca.files import write_atomic
 
 # Four settings of its own for each method, beside the defaults: warm-up first, then what its authors tuned.
 OWN: Mapping[str, tuple[Tree, ...]] = {
-    "fedavg": tuple({"train": {"weight_decay": value}} for value in (1e-4, 1e-3, 3e-3, 1e-2)),
-    "fedprox": tuple({"fedprox": {"mu": value}} for value in (0.001, 0.1, 0.3, 1.0)),
-    "fedrobust": tuple({"fedrobust": part} for part in ({"feature_unit": 0.03}, {"feature_unit": 0.3}, {"matrix_lr": 0.2}, {"shift_radius": 1.0})),
-    "fedcorr": tuple({"fedcorr": part} for part in ({"stage1": 0.2}, {"confidence": 0.8}, {"split_guard": 0.0}, {"mixup": 0.2})),
-    "fedgp": tuple({"fedgp": part} for part in ({"warmup": 0.1}, {"warmup": 0.35}, {"warmup": 0.5}, {"confidence": 0.6})),
-    "fedfixer": tuple({"fedfixer": part} for part in ({"warmup": 5}, {"warmup": 20}, {"confidence": 1.0}, {"distance": 5.0})),
-    "fednoro": tuple({"fednoro": part} for part in ({"warmup": 5}, {"warmup": 20}, {"strength": 0.5}, {"strength": 0.95})),
-    "fedgsca": tuple({"fedgsca": part} for part in ({"warmup": 10}, {"warmup": 20}, {"doubtful": "flag"}, {"selector": {"memory": 0.0}})),
-}  # fmt: skip
+    "fedavg": tuple({"weight_decay": value} for value in (1e-4, 1e-3, 3e-3, 1e-2)),
+    "fedprox": tuple({"mu": value} for value in (0.001, 0.1, 0.3, 1.0)),
+    "fedrobust": ({"feature_unit": 0.03}, {"feature_unit": 0.3}, {"matrix_lr": 0.2}, {"shift_radius": 1.0}),
+    "fedcorr": ({"stage1": 0.2}, {"confidence": 0.8}, {"split_guard": 0.0}, {"mixup": 0.2}),
+    "fedgp": ({"warmup": 0.1}, {"warmup": 0.35}, {"warmup": 0.5}, {"confidence": 0.6}),
+    "fedfixer": ({"warmup": 5}, {"warmup": 20}, {"confidence": 1.0}, {"distance": 5.0}),
+    "fednoro": ({"warmup": 5}, {"warmup": 20}, {"strength": 0.5}, {"strength": 0.95}),
+    "fedgsca": ({"warmup": 10}, {"warmup": 20}, {"doubtful": "flag"}, {"selector": {"memory": 0.0}}),
+}
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,8 @@ class Search:
             yield trials[-1]
         best = max(trials, key=lambda trial: trial.val_f1)
         for own in OWN.get(name, ()):
-            yield self.trial(name, merge(best.setting, own))
+            section = "train" if name == "fedavg" else name  # FedAvg has no settings of its own
+            yield self.trial(name, merge(best.setting, {section: own}))
 
 
 def describe(setting: Mapping[str, Any]) -> str:

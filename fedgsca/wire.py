@@ -42,7 +42,7 @@ class Extra:
     def problem(self, value: np.ndarray) -> str | None:
         """What is wrong with the values, in words; None if nothing is."""
         nan, inf = np.isnan(value), np.isinf(value)
-        if nan.any() and not self.nan or inf.any() and not self.inf:
+        if (nan.any() and not self.nan) or (inf.any() and not self.inf):
             return "values that are not finite"
         known = value[~nan & ~inf]
         if known.size and (known.min() < self.low or known.max() > self.high):

@@ -23,10 +23,10 @@ distillation starts one round later than in the published code, where lam_10 is 
 Choices. (1) The published grouping is a full-covariance Gaussian mixture, nine seeds and a vote; with four points in ten
 dimensions it stays at its 2-means start, so this is 2-means, from every start and without dice. (2) `distance`: the
 published code sums the norms of the tensors' differences, a later benchmark takes one norm of all; default as published. (3)
-A class absent at a site, or with fewer than five images there (its mean would be about single images), takes the lowest loss of that class, as published (the benchmark's 0 would mean "very clean"). (4)
-Losses are measured without augmentation. (5) log 0 of an absent class is replaced by one sample (published: minus infinity,
-patched in the loss). (6) No clean or no noisy site: FedAvg. The end of the ramp is a share of the rounds, so that short runs
-reach the full weight too.
+A class absent at a site, or with fewer than five images there (its mean would be about single images), takes the lowest loss
+of that class, as published (the benchmark's 0 would mean "very clean"). (4) Losses are measured without augmentation. (5)
+log 0 of an absent class is replaced by one sample (published: minus infinity, patched in the loss). (6) No clean or no noisy
+site: FedAvg. The end of the ramp is a share of the rounds, so that short runs reach the full weight too.
 
 Memory: in stage 2 the server holds all models of a round, K times the model, because d_k needs every clean one.
 """
