@@ -25,7 +25,10 @@ class Section(BaseModel):
 
 
 class DataConfig(Section):
-    source: str = Field("synthetic", description="built-in name, .npz file, folder with labels.csv, or reader:ROOT")
+    source: str = Field(
+        "synthetic", description="built-in name, .npz file, folder with labels.csv, reader:ROOT; 'sites': each site has its own"
+    )
+    classes: tuple[str, ...] | None = Field(None, min_length=2, description="source 'sites': the class names, in their order")
     image_size: int | None = Field(None, ge=8, le=1024, description="pixels; default: the source's own size")
     labels: str | None = Field(None, description="csv (file,label) that replaces the given training labels")
     sites: int = Field(4, ge=1, le=10_000)
@@ -78,6 +81,13 @@ class TrainConfig(Section):
 
 class FederationConfig(Section):
     quorum: float = Field(0.5, ge=0, le=1, description="fraction of sites whose updates a round needs")
+    deadline: float | None = Field(
+        None, gt=0, description="deployment: seconds after which a round goes on without the sites that are late; default 3600"
+    )
+    sites: tuple[str, ...] | None = Field(None, min_length=1, description="source 'sites': the names of all sites")
+    test: str | None = Field(
+        None, description="source 'sites': the coordinator's own test images; none: each site tests on its own"
+    )
     eval_every: int = Field(1, ge=1, description="evaluate the global model every n rounds (and in the last five)")
     keep_losses: bool = Field(True, description="simulations: keep per-sample losses for the report's histograms")
 

@@ -2,12 +2,14 @@
 
 Deterministic and cached, so that a worker process or a resumed run calls it again and gets the same sites. Truth is kept apart from
 the sites: only metrics read it.
+
+This is the view of a simulation, which has everything on one machine. views.py has those of a deployment.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -32,11 +34,12 @@ class Experiment:
 
     config: Config
     table: Table
+    names: tuple[str, ...]  # all sites of the experiment
     rows: Mapping[str, np.ndarray]  # site -> table rows
-    sites: Mapping[str, Samples]  # given labels
+    sites: Mapping[str, Samples]  # given labels, of the sites whose data is on this machine
     truth: Mapping[str, np.ndarray]  # site -> true labels; empty where no noise was injected
     noise: Mapping[str, SiteNoise]
-    test: Samples
+    test: Samples | None  # None: a coordinator without images, or a hospital that only trains
     val: Samples | None
     feature_width: int
     warnings: tuple[str, ...] = field(default=())
@@ -44,6 +47,8 @@ class Experiment:
     def signature(self) -> str:
         """Names everything the sites start from: images, who holds which, the given labels, the weights file."""
         sha = hashlib.sha256(self.table.fingerprint.encode())
+        for name in sorted(set(self.names) - set(self.sites)):
+            sha.update(f"{name}\0elsewhere".encode())
         for name in sorted(self.sites):
             sha.update("\0".join([name, *map(str, self.table.ids[self.rows[name]])]).encode())
             sha.update(self.sites[name].labels.tobytes())
@@ -54,14 +59,20 @@ class Experiment:
     @property
     def dims(self) -> dict[str, int]:
         """What the symbols of a wire declaration stand for."""
-        return {"C": self.table.num_classes, "D": self.feature_width, "K": len(self.sites)}
+        return {"C": self.table.num_classes, "D": self.feature_width, "K": len(self.names)}
 
 
-def prepare(config: Config) -> Experiment:
-    from fedgsca.models.build import spec_of
+OWN = "sites"  # data.source of a deployment in which every site brings its own images
 
-    spec = spec_of(config.model.name)
+
+def prepare(config: Config, only: str | None = None) -> Experiment:
+    """All sites on this machine. `only`: leave the samples of the other sites and the test images where they are."""
     data = config.data
+    if data.source == OWN:
+        raise ConfigError(
+            "data.source is 'sites': every site has its own images, so there is nothing to simulate here",
+            fix="run it as a deployment (docs/deployment.md), or name a data source with --data",
+        )
     table = load(
         data.source,
         image_size=data.image_size,
@@ -83,29 +94,50 @@ def prepare(config: Config) -> Experiment:
         right = {name: given[name] == table.labels[which] for name, which in rows.items()}
         rows = {name: which[right[name]] for name, which in rows.items()}
         given = {name: labels[right[name]] for name, labels in given.items()}
+    samples = sampler(config, table)
+    apart = held_out(table, samples) if only is None else {"test": None, "val": None}
+    if only is None and apart["test"] is None:
+        raise ConfigError(f"{table.name} has no test split", fix="add a split column, or let the reader make one")
+    noisy = any(n.kind != "none" for n in noise.values())
+    return Experiment(
+        config=config,
+        table=table,
+        names=tuple(rows),
+        rows=rows,
+        sites={name: samples(which, given[name]) for name, which in rows.items() if only in (None, name)},
+        truth={name: table.labels[which] for name, which in rows.items()} if noisy else {},
+        noise=noise,
+        **apart,
+        feature_width=width(config),
+        warnings=tuple(warnings),
+    )
+
+
+def width(config: Config) -> int:
+    from fedgsca.models.build import feature_width
+
+    return feature_width(config.model.name)
+
+
+Sampler = Callable[[np.ndarray, np.ndarray], Samples]  # table rows, labels -> samples
+
+
+def sampler(config: Config, table: Table) -> Sampler:
+    from fedgsca.models.build import spec_of
+
+    spec = spec_of(config.model.name)
     inputs = _frozen_features(config, table) if config.model.frozen else table.images
 
     def samples(which: np.ndarray, labels: np.ndarray) -> Samples:
         # a contiguous copy for features (small); images stay in the memory map and are gathered per batch
         return Samples(_Rows(inputs, which).materialise(), labels.astype(np.int64), table.num_classes, spec.mean, spec.std)
 
-    held_out = table.rows("test")
-    if len(held_out) == 0:
-        raise ConfigError(f"{table.name} has no test split", fix="add a split column, or let the reader make one")
-    val = table.rows("val")
-    noisy = any(n.kind != "none" for n in noise.values())
-    return Experiment(
-        config=config,
-        table=table,
-        rows=rows,
-        sites={name: samples(which, given[name]) for name, which in rows.items()},
-        truth={name: table.labels[which] for name, which in rows.items()} if noisy else {},
-        noise=noise,
-        test=samples(held_out, table.labels[held_out]),
-        val=samples(val, table.labels[val]) if len(val) else None,
-        feature_width=spec.width,
-        warnings=tuple(warnings),
-    )
+    return samples
+
+
+def held_out(table: Table, samples: Sampler) -> dict[str, Samples | None]:
+    found = {split: table.rows(split) for split in ("test", "val")}
+    return {split: samples(rows, table.labels[rows]) if len(rows) else None for split, rows in found.items()}
 
 
 @dataclass(frozen=True)

@@ -72,11 +72,7 @@ class Site:
 
     def load(self, weights: Arrays) -> None:
         """Put the received weights into the model."""
-        import torch
-
-        with torch.no_grad():
-            for name, tensor in self.model.state_dict().items():
-                tensor.copy_(torch.from_numpy(np.array(weights[name], copy=True)))
+        load_weights(self.model, weights)
 
     def weights(self) -> dict[str, np.ndarray]:
         """A copy of the model's weights and buffers, ready to send."""
@@ -93,6 +89,14 @@ class Site:
     def remember(self, round: int, **arrays: np.ndarray) -> None:
         """Replace the private memory; it survives a restart and never leaves the site."""
         self.store.write(round, arrays)
+
+
+def load_weights(model: torch.nn.Module, weights: Arrays) -> None:
+    import torch
+
+    with torch.no_grad():
+        for name, tensor in model.state_dict().items():
+            tensor.copy_(torch.from_numpy(np.array(weights[name], copy=True)))
 
 
 def weights_of(model: torch.nn.Module) -> dict[str, np.ndarray]:

@@ -51,7 +51,7 @@ class Pace:
         self.started = time.monotonic()
 
     def start(self, experiment: Experiment, first: int) -> None:
-        self.rounds, self.sites, self.first = experiment.config.train.rounds, len(experiment.sites), first
+        self.rounds, self.sites, self.first = experiment.config.train.rounds, len(experiment.names), first
         self.round, self.heard, self.started = first, 0, time.monotonic()
 
     def hear(self) -> None:

@@ -41,6 +41,12 @@ class Table:
         return np.flatnonzero(self.split == split)
 
 
+def empty(name: str, classes: Sequence[str], size: int) -> Table:
+    """A table without images: the coordinator of a deployment knows the classes and has none of the images."""
+    images, labels, words = np.zeros((0, size, size, 3), np.uint8), np.zeros(0, np.int64), np.zeros(0, "<U8")
+    return Table(name, images, labels, tuple(classes), words, words, fingerprint(images, labels, classes, words))
+
+
 def fingerprint(
     images: np.ndarray, labels: np.ndarray, classes: Sequence[str], split: np.ndarray, *, digest: str | None = None
 ) -> str:

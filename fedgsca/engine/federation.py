@@ -18,13 +18,14 @@ import numpy as np
 from fedgsca.config import Config
 from fedgsca.engine import checkpoint
 from fedgsca.engine.folder import RunFolder
+from fedgsca.engine.judge import Judge, pooled
 from fedgsca.engine.local import Bench, LocalEngine, ProcessEngine, Reply
 from fedgsca.errors import QuorumError, UpdateError
 from fedgsca.experiment import Experiment, prepare
 from fedgsca.methods.base import Method, ServerState, make_method
 from fedgsca.metrics import confusion, scores, stability
 from fedgsca.models.build import trainable_names
-from fedgsca.site import Samples, weights_of
+from fedgsca.site import Samples, load_weights, weights_of
 from fedgsca.train import evaluate
 from fedgsca.wire import Payload, Update, check_extras, check_update, num_bytes
 
@@ -90,11 +91,11 @@ class Tally:
             yield update
 
     def check_quorum(self) -> None:
-        wanted = max(1, math.ceil(self.experiment.config.federation.quorum * len(self.experiment.sites)))
+        wanted = max(1, math.ceil(self.experiment.config.federation.quorum * len(self.experiment.names)))
         if len(self.sites) < wanted:
             first = next(iter(self.refused.items()), ("no site", "no reply"))
             raise QuorumError(
-                f"round {self.payload.round}: {len(self.sites)} of {len(self.experiment.sites)} sites sent a usable update, "
+                f"round {self.payload.round}: {len(self.sites)} of {len(self.experiment.names)} sites sent a usable update, "
                 f"{wanted} are needed; first: {first[0]}: {first[1]}",
                 fix="mend the named sites and run `fedgsca resume`; finished rounds are kept",
             )
@@ -118,16 +119,20 @@ def run(
     jobs: int = 1,
     watcher: Watcher | None = None,
     engine: Engine | None = None,
+    experiment: Experiment | None = None,
     stop_after: int | None = None,
 ) -> dict[str, Any]:
-    """Run or continue one experiment in its folder; returns the content of result.json (empty if stopped early on request)."""
+    """Run or continue one experiment in its folder; returns the content of result.json (empty if stopped early on request).
+
+    `experiment` is what this machine sees of it; without one, all sites are here.
+    """
     watcher = watcher or Silent()
     with RunFolder(out, config) as folder:
         finished = folder.result()
         if finished is not None:
             return finished
         begun = time.perf_counter()
-        experiment = prepare(config)
+        experiment = experiment or prepare(config)
         method = make_method(config.method, config.options, config.train.rounds)
         bench = Bench(experiment, method, out)
         folder.write_setup(experiment)
@@ -166,11 +171,14 @@ def _round(
         "stability": float(np.mean(tally.drift)) if tally.drift else None,
     }
     if _evaluates(config, t):
-        line |= evaluate_global(bench, state, experiment.test)
+        if experiment.test is not None:
+            line |= evaluate_global(bench, state, experiment.test)
+        elif isinstance(engine, Judge):
+            line |= pooled(engine.judge(Payload(t, state.weights)), experiment.dims, watcher.said)
         if experiment.val is not None:
             line["val_f1"] = evaluate_global(bench, state, experiment.val)["f1"]
     clock.append(time.perf_counter())
-    down = len(experiment.sites) * (num_bytes(payload.weights) + num_bytes(payload.extras))
+    down = len(experiment.names) * (num_bytes(payload.weights) + num_bytes(payload.extras))
     line |= {"bytes_down": down, "bytes_up": tally.bytes_up, "sites": tally.sites, "refused": tally.refused}
     folder.append_metrics(line)
     checkpoint.save(folder.checkpoints, state, config.fingerprint())
@@ -186,7 +194,7 @@ def _evaluates(config: Config, round: int) -> bool:
 
 def evaluate_global(bench: Bench, state: ServerState, samples: Samples) -> dict[str, Any]:
     """Scores of the aggregated model, in percent, and the confusion matrix (rows: true class)."""
-    bench.site(next(iter(bench.experiment.sites))).load(state.weights)
+    load_weights(bench.model, state.weights)
     seen = evaluate(bench.model, samples, bench.device)
     matrix = confusion(samples.labels, seen.predicted, samples.num_classes)
     found = scores(matrix)

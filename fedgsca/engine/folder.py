@@ -131,7 +131,7 @@ class RunFolder:
         table = experiment.table
         signature = experiment.signature()
         self._check_data(signature)
-        sites = {}
+        sites: dict[str, dict[str, Any]] = {name: {} for name in experiment.names}  # what is elsewhere stays unknown here
         for name, samples in experiment.sites.items():
             rows, truth = experiment.rows[name], experiment.truth.get(name)
             counts = np.bincount(samples.labels, minlength=table.num_classes).tolist()
@@ -146,7 +146,7 @@ class RunFolder:
                 write_atomic(self.path / "noise" / f"{name}.csv", text.getvalue().encode())
         setup = {
             "data": {"name": table.name, "fingerprint": table.fingerprint, "classes": list(table.classes), "shape": list(table.images.shape)},
-            "test": len(experiment.test), "sites": sites, "warnings": list(experiment.warnings),
+            "test": len(experiment.test) if experiment.test is not None else 0, "sites": sites, "warnings": list(experiment.warnings),
             "fingerprint": self.config.fingerprint(), "signature": signature, "version": __version__,
         }  # fmt: skip
         write_atomic(self.path / "setup.json", dumps(setup))
@@ -209,6 +209,11 @@ class RunFolder:
 def summarise(path: Path, config: Config, experiment: Experiment) -> dict[str, Any]:
     lines = [line for line in read_lines(path / "metrics.jsonl") if "f1" in line]
     timing = read_lines(path / "timing.jsonl")
+    if not lines:
+        raise RunFolderError(
+            "the model is trained, but nobody tested it: neither the coordinator nor any site has test images",
+            fix="give some site a test split, or the coordinator a source with federation.test; the last checkpoint has the model",
+        )
     best = max(lines, key=lambda line: float(line["f1"]))
     rounds = [t["exchange"] + t["evaluate"] + t["save"] for t in timing]
     table = experiment.table

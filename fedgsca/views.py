@@ -1,0 +1,81 @@
+"""What the parties of a deployment see of an experiment.
+
+The coordinator knows the names of sites and classes, and perhaps a test set of its own. A site has its own images and nothing else.
+In a rehearsal everybody can read the shared source of the configuration: then the parties see what a simulation sees.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from fedgsca.config import Config
+from fedgsca.data.classes import with_classes
+from fedgsca.data.load import load
+from fedgsca.data.partition import leakage
+from fedgsca.data.table import empty
+from fedgsca.errors import ConfigError
+from fedgsca.experiment import OWN, Experiment, held_out, prepare, sampler, width
+from fedgsca.noise import SiteNoise
+from fedgsca.site import Samples
+
+
+def prepare_coordinator(config: Config) -> Experiment:
+    """What the coordinator of a deployment has: names, and the test images of its own if `federation.test` says where they are."""
+    data, names = config.data, config.federation.sites
+    if data.source != OWN:
+        return prepare(config)
+    missing = {"data.classes": data.classes, "data.image_size": data.image_size, "federation.sites": names}
+    problems = [f"{key} is not set" for key, value in missing.items() if value is None]
+    problems += [f"{key} has a name twice" for key, value in (("data.classes", data.classes), ("federation.sites", names))
+                 if value and len(set(value)) < len(value)]  # fmt: skip
+    problems += ["noise is for simulations"] if config.noise.model_dump(exclude_defaults=True) else []
+    if problems or data.classes is None or data.image_size is None or names is None:
+        raise ConfigError(
+            "data.source is 'sites', but " + "; ".join(problems), fix="the coordinator decides these for all sites: set them"
+        )
+    table, apart = empty("the sites' own images", data.classes, data.image_size), dict[str, Samples | None]()
+    if config.federation.test is not None:
+        table = load(config.federation.test, image_size=data.image_size, seed=config.seed)
+        table = with_classes(table, data.classes)
+        apart = held_out(table, sampler(config, table))
+    return Experiment(
+        config=config,
+        table=table,
+        names=tuple(sorted(names)),
+        rows={},
+        sites={},
+        truth={},
+        noise={},
+        test=apart.get("test"),
+        val=apart.get("val"),
+        feature_width=width(config),
+        warnings=table.notes,
+    )
+
+
+def prepare_site(config: Config, name: str, source: str, labels: Path | None = None) -> Experiment:
+    """What one site of a deployment has: its own images with its own labels, numbered as the consortium numbers the classes."""
+    data = config.data
+    table = load(
+        source,
+        image_size=data.image_size,
+        seed=config.seed,
+        labels=labels,
+        skip_unreadable=data.skip_unreadable,
+        need_test=False,
+    )
+    if data.classes is not None:
+        table = with_classes(table, data.classes)
+    samples, rows = sampler(config, table), table.rows("train")
+    return Experiment(
+        config=config,
+        table=table,
+        names=(name,),
+        rows={name: rows},
+        sites={name: samples(rows, table.labels[rows])},
+        truth={},
+        noise={name: SiteNoise("none", 0.0)},
+        **held_out(table, samples),
+        feature_width=width(config),
+        warnings=(*table.notes, *leakage(table)),
+    )
