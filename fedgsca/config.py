@@ -183,7 +183,7 @@ def read_toml(path: Path) -> Tree:
         raise ConfigError(f"{path} is not valid TOML: {error}", fix="correct the line named above") from None
 
 
-def _describe(error: ValidationError, model: type[BaseModel], prefix: str = "") -> list[str]:
+def describe(error: ValidationError, model: type[BaseModel], prefix: str = "") -> list[str]:
     """pydantic's findings in our words, unknown keys with the nearest valid name."""
     lines = []
     for item in error.errors():
@@ -238,12 +238,12 @@ def build(tree: Mapping[str, Any]) -> Config:
         try:
             options = _filled(kind.model_validate(_read_none(options, kind)))
         except ValidationError as error:
-            problems += _describe(error, kind, method)
+            problems += describe(error, kind, method)
     try:
         # json mode: TOML has no tuples, and a tree read back from config.toml must check like the first one
         config = Config.model_validate({**_read_none(merge(base, tree), Config), "method": method, "options": options})
     except ValidationError as error:
-        problems += _describe(error, Config)
+        problems += describe(error, Config)
     if problems:
         raise ConfigError(
             f"{len(problems)} problem{'s' * (len(problems) > 1)} in the configuration:\n  " + "\n  ".join(problems),

@@ -33,6 +33,10 @@ class DataError(FedgscaError):
     exit_code = 3
 
 
+class ClassListError(DataError):
+    """A site whose classes are not those of the consortium."""
+
+
 class WeightsError(FedgscaError):
     """A weights file that does not fit the network."""
 

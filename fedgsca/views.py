@@ -70,7 +70,7 @@ def prepare_site(config: Config, name: str, source: str, labels: Path | None = N
     return Experiment(
         config=config,
         table=table,
-        names=(name,),
+        names=tuple(sorted(config.federation.sites or (name,))),
         rows={name: rows},
         sites={name: samples(rows, table.labels[rows])},
         truth={},

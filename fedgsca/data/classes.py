@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from fedgsca.data.table import Table, fingerprint
-from fedgsca.errors import DataError
+from fedgsca.errors import ClassListError
 
 
 def with_classes(table: Table, classes: Sequence[str]) -> Table:
@@ -19,7 +19,7 @@ def with_classes(table: Table, classes: Sequence[str]) -> Table:
     """
     strange = [name for name in table.classes if name not in classes]
     if strange:
-        raise DataError(
+        raise ClassListError(
             f"{table.name}: {len(strange)} of its classes are not in the list of the consortium, first: {strange[0]}",
             fix=f"rename or remove these labels; the classes are: {', '.join(classes)}",
         )

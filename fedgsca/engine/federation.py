@@ -91,14 +91,19 @@ class Tally:
             yield update
 
     def check_quorum(self) -> None:
-        wanted = max(1, math.ceil(self.experiment.config.federation.quorum * len(self.experiment.names)))
-        if len(self.sites) < wanted:
+        needed = wanted(self.experiment.config, len(self.experiment.names))
+        if len(self.sites) < needed:
             first = next(iter(self.refused.items()), ("no site", "no reply"))
             raise QuorumError(
                 f"round {self.payload.round}: {len(self.sites)} of {len(self.experiment.names)} sites sent a usable update, "
-                f"{wanted} are needed; first: {first[0]}: {first[1]}",
+                f"{needed} are needed; first: {first[0]}: {first[1]}",
                 fix="mend the named sites and run `fedgsca resume`; finished rounds are kept",
             )
+
+
+def wanted(config: Config, sites: int) -> int:
+    """How many usable updates a round needs."""
+    return max(1, math.ceil(config.federation.quorum * sites))
 
 
 def _numbers(update: Update) -> dict[str, Any]:

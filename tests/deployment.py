@@ -1,0 +1,250 @@
+"""A real deployment on this machine: certificates, keys, a SuperLink and SuperNodes, each ended by its own number."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import ipaddress
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+BIN = Path(sys.executable).parent
+OFFLINE = {
+    "FLWR_TELEMETRY_ENABLED": "0",
+    "FLWR_DISABLE_UPDATE_CHECK": "1",
+    "OMP_NUM_THREADS": "1",
+    "PYTHONUNBUFFERED": "1",
+}
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def make_certificates(folder: Path, *, name: str = "ca") -> None:
+    """<name>.crt, a certificate authority, and server.pem / server.key, signed by it, for loopback."""
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes, serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+    from cryptography.x509.oid import NameOID
+
+    def named(text: str) -> x509.Name:
+        return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text)])
+
+    folder.mkdir(parents=True, exist_ok=True)
+    begin = datetime.datetime.now(datetime.UTC) - datetime.timedelta(hours=1)
+    end = begin + datetime.timedelta(days=2)
+    authority, server = ec.generate_private_key(ec.SECP384R1()), ec.generate_private_key(ec.SECP384R1())
+    base = x509.CertificateBuilder().not_valid_before(begin).not_valid_after(end).issuer_name(named(f"{name} of a test"))
+    identity = x509.SubjectKeyIdentifier.from_public_key(authority.public_key())
+    root = (
+        base.subject_name(named(f"{name} of a test")).public_key(authority.public_key()).serial_number(x509.random_serial_number())
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(identity, critical=False)
+        .add_extension(_usage(sign=True), critical=True)
+        .sign(authority, hashes.SHA384())
+    )  # fmt: skip
+    hosts = x509.SubjectAlternativeName([x509.DNSName("localhost"), x509.IPAddress(ipaddress.ip_address("127.0.0.1"))])
+    leaf = (
+        base.subject_name(named("localhost")).public_key(server.public_key()).serial_number(x509.random_serial_number())
+        .add_extension(hosts, critical=False)
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(identity), critical=False)
+        .add_extension(_usage(sign=False), critical=True)
+        .sign(authority, hashes.SHA384())
+    )  # fmt: skip
+    pem = serialization.Encoding.PEM
+    (folder / f"{name}.crt").write_bytes(root.public_bytes(pem))
+    (folder / "server.pem").write_bytes(leaf.public_bytes(pem))
+    plain = serialization.PrivateFormat.TraditionalOpenSSL, serialization.NoEncryption()
+    (folder / "server.key").write_bytes(server.private_bytes(pem, *plain))
+
+
+def _usage(*, sign: bool) -> object:
+    from cryptography import x509
+
+    return x509.KeyUsage(
+        digital_signature=True, key_cert_sign=sign, crl_sign=sign, content_commitment=False, key_encipherment=False,
+        data_encipherment=False, key_agreement=False, encipher_only=False, decipher_only=False,
+    )  # fmt: skip
+
+
+def make_key(path: Path) -> None:
+    """A SuperNode's key pair, `path` and `path`.pub, in the form that Flower reads."""
+    from cryptography.hazmat.primitives import serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    key = ec.generate_private_key(ec.SECP384R1())
+    openssh = serialization.PrivateFormat.OpenSSH, serialization.NoEncryption()
+    path.write_bytes(key.private_bytes(serialization.Encoding.PEM, *openssh))
+    public = key.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
+    path.with_name(path.name + ".pub").write_bytes(public)
+
+
+def descendants(number: int) -> list[int]:
+    """Children, their children and so on, from /proc."""
+    parents: dict[int, list[int]] = {}
+    for entry in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            fields = entry.read_text().rpartition(")")[2].split()
+            parents.setdefault(int(fields[1]), []).append(int(entry.parent.name))
+    found, todo = [], [number]
+    while todo:
+        todo = [child for parent in todo for child in parents.get(parent, [])]
+        found += todo
+    return found
+
+
+@dataclass
+class Process:
+    """A child in a session of its own, with its output in a file."""
+
+    name: str
+    handle: subprocess.Popen[bytes]
+    log: Path
+
+    @property
+    def text(self) -> str:
+        return self.log.read_text(errors="replace") if self.log.exists() else ""
+
+    @property
+    def running(self) -> bool:
+        return self.handle.poll() is None
+
+    def wait(self, seconds: float) -> int:
+        try:
+            return self.handle.wait(seconds)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"{self.name} still runs after {seconds} s:\n{self.text[-3000:]}") from None
+
+    def wait_for(self, words: str, seconds: float = 60) -> None:
+        end = time.monotonic() + seconds
+        while words not in self.text:
+            assert time.monotonic() < end and self.running, f"{self.name} did not say {words!r}:\n{self.text[-3000:]}"
+            time.sleep(0.1)
+
+    def kill(self) -> None:
+        """kill -9, as a crash would."""
+        self.handle.kill()
+        self.handle.wait()
+
+    def stop(self) -> None:
+        """Politely, then not. Flower starts children in sessions of their own, so they are looked up first, while it lives."""
+        family = descendants(self.handle.pid)
+        if self.running:
+            self.handle.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.handle.wait(5)
+        for number in [self.handle.pid, *family] if self.running else family:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(number, signal.SIGKILL)
+        self.handle.wait()
+
+
+@dataclass
+class Deployment:
+    """One SuperLink and any number of SuperNodes under a folder; TLS and keys unless `secure` is off."""
+
+    folder: Path
+    secure: bool = True
+    port: int = field(default_factory=free_port)
+    processes: list[Process] = field(default_factory=list)
+    env: dict[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        home = self.folder / "flwr"
+        home.mkdir(exist_ok=True)
+        if self.secure and not (self.folder / "ca.crt").exists():
+            make_certificates(self.folder)
+        trust = f'root-certificates = "{self.folder / "ca.crt"}"' if self.secure else "insecure = true"
+        (home / "config.toml").write_text(
+            f'[superlink]\ndefault = "here"\n\n[superlink.here]\naddress = "127.0.0.1:{self.port}"\n{trust}\n'
+        )
+        root = str(Path(__file__).parent.parent)
+        self.env = {**os.environ, **OFFLINE, "FLWR_HOME": str(home), "PYTHONPATH": root, **self.env}
+        self.env["PATH"] = f"{BIN}:{self.env['PATH']}"  # Flower starts its other programs by name
+
+    def start(self, name: str, program: str, *arguments: str) -> Process:
+        log = self.folder / f"{name}-{len(self.processes)}.log"
+        with open(log, "wb") as out:
+            command = [str(BIN / program), *arguments]
+            child = subprocess.Popen(
+                command, stdout=out, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, env=self.env, start_new_session=True
+            )
+        self.processes.append(Process(name, child, log))
+        return self.processes[-1]
+
+    def command(self, *arguments: str, seconds: float = 60) -> str:
+        """A `flwr` command that must succeed."""
+        process = self.start("flwr", "flwr", *arguments)
+        code = process.wait(seconds)
+        assert code == 0, f"flwr {' '.join(arguments)} ended with {code}:\n{process.text[-3000:]}"
+        return process.text
+
+    def _certificates(self) -> list[str]:
+        files = {"ca-cert": "ca.crt", "cert": "server.pem", "key": "server.key"}
+        return [f"--ssl-{kind}file={self.folder / file}" for kind, file in files.items()]
+
+    def superlink(self) -> Process:
+        tls = [*self._certificates(), "--enable-supernode-auth"] if self.secure else ["--insecure"]
+        where = ["--host", "127.0.0.1", "--port", str(self.port), "--database", str(self.folder / "state.db")]
+        process = self.start("superlink", "flower-superlink", *where, *tls, "--disable-runtime-dependency-installation")
+        wait_for_port(self.port, process)
+        return process
+
+    def register(self, name: str) -> Path:
+        """A new key, known to the SuperLink under the site's name."""
+        key = self.folder / f"key-{name}"
+        make_key(key)
+        self.command("supernode", "register", f"{key}.pub", "here", "--name", name)
+        return key
+
+    def site_file(self, name: str, **settings: str) -> Path:
+        path = self.folder / f"{name}.toml"
+        rows = {"name": name, "state": str(self.folder / "memory" / name), **settings}
+        path.write_text("".join(f'{key} = "{value}"\n' for key, value in rows.items()))
+        return path
+
+    def supernode(self, name: str, key: Path | None = None, *, ca: Path | None = None, settings: Path | None = None) -> Process:
+        trust = ["--root-certificates", str(ca or self.folder / "ca.crt")] if self.secure else ["--insecure"]
+        if self.secure:
+            trust += ["--auth-supernode-private-key", str(key or self.folder / f"key-{name}")]
+            trust += self._certificates()
+        place = ["--superlink", f"127.0.0.1:{self.port}", "--port", str(free_port())]
+        path = settings or self.site_file(name)
+        return self.start(name, "flower-supernode", *trust, *place, "--node-config", f'settings="{path}"')
+
+    def run(self, app: Path) -> Process:
+        return self.start("run", "flwr", "run", str(app), "here", "--stream")
+
+    def close(self) -> None:
+        for process in reversed(self.processes):
+            process.stop()
+
+
+def wait_for_port(port: int, process: Process, seconds: float = 60) -> None:
+    end = time.monotonic() + seconds
+    while time.monotonic() < end and process.running:
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
+            return
+        time.sleep(0.1)
+    raise AssertionError(f"{process.name} does not listen on {port}:\n{process.text[-3000:]}")
+
+
+@contextlib.contextmanager
+def deployment(folder: Path, *, secure: bool = True, **env: str) -> Iterator[Deployment]:
+    made = Deployment(folder, secure, env=env)
+    try:
+        yield made
+    finally:
+        made.close()
