@@ -15,29 +15,18 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any
 
-from fedgsca.config import Config, Tree, build, differences, merge
-from fedgsca.engine.federation import Watcher, run
-from fedgsca.engine.folder import dumps, read_config
-from fedgsca.errors import ConfigError, FedgscaError, RunFolderError
+from fedgsca import cells as runner
+from fedgsca.cells import Audience, Cell, Results, Role, finished_cells, run_cells, told
+from fedgsca.config import Tree, build, differences, merge
+from fedgsca.engine.folder import dumps
+from fedgsca.errors import ConfigError, RunFolderError
 from fedgsca.files import write_atomic
 from fedgsca.methods.base import load_all
 from fedgsca.noise import parse_noise
 
 BASELINE = "fedavg"
-Role = Literal["method", "ceiling", "clean"]
-
-
-@dataclass(frozen=True)
-class Cell:
-    """One run of a comparison."""
-
-    name: str  # its folder below cells/
-    role: Role
-    noise: str
-    seed: int
-    config: Config
 
 
 @dataclass(frozen=True)
@@ -50,7 +39,7 @@ class Plan:
     tree: Tree = field(default_factory=dict)
     ceiling: bool = True
     clean: bool = False
-    title: str = ""
+    title: str = ""  # empty: made from the methods and the data
 
     def cells(self) -> list[Cell]:
         """Seed by seed and noise by noise, so that a stopped comparison has complete columns. All are checked first."""
@@ -69,15 +58,8 @@ class Plan:
         config = build(merge(self.tree, merge(over, {"noise": {"oracle": True}} if role == "ceiling" else {})))
         if config.data.partition != "column":  # there the data decides how many sites there are
             parse_noise(noise, config.data.sites)
-        return Cell(f"{'ceiling' if role == 'ceiling' else method}-{noise}-s{seed}", role, noise, seed, config)
-
-
-class Audience(Protocol):
-    """Shows a comparison to a person."""
-
-    def watch(self, cell: Cell) -> Watcher: ...
-    def finished(self, cell: Cell, result: Mapping[str, Any]) -> None: ...
-    def failed(self, cell: Cell, error: Exception) -> None: ...
+        row = "ceiling" if role == "ceiling" else method
+        return Cell(f"{row}-{noise}-s{seed}", row, noise, seed, config, role)
 
 
 def is_clean(noise: str) -> bool:
@@ -138,27 +120,33 @@ def read_plan(out: Path) -> Plan | None:
         ) from None
 
 
-def finished_cells(cells: Iterable[Cell], out: Path) -> dict[str, dict[str, Any]]:
-    """Results of the cells that need not run again."""
-    paths = {cell.name: out / "cells" / cell.name / "result.json" for cell in cells}
-    return {name: json.loads(path.read_bytes()) for name, path in paths.items() if path.is_file()}
+def extend(plan: Plan, out: Path) -> Plan:
+    """The plan together with what the folder was asked for before. Both must be one comparison: the same settings for all cells."""
+    try:
+        kept = read_plan(out)
+    except RunFolderError:  # damaged: this command replaces it
+        kept = None
+    if kept is None:
+        return plan
+    whole = Plan(
+        tuple(dict.fromkeys((*kept.methods, *plan.methods))), tuple(dict.fromkeys((*kept.noises, *plan.noises))),
+        tuple(dict.fromkeys((*kept.seeds, *plan.seeds))), merge(kept.tree, plan.tree),
+        kept.ceiling or plan.ceiling, kept.clean or plan.clean, plan.title or kept.title,
+    )  # fmt: skip
+    configs = {cell.name: cell.config for cell in whole.cells()}
+    for cell, theirs in [(cell, True) for cell in kept.cells()] + [(cell, False) for cell in plan.cells()]:
+        changed = differences(configs[cell.name], cell.config) if theirs else differences(cell.config, configs[cell.name])
+        if changed:
+            raise RunFolderError(
+                f"{out} holds another comparison; with its settings, cell {cell.name} would differ:\n  "
+                + "\n  ".join(told(changed)),
+                fix=f"choose another --out, or continue that comparison with `fedgsca resume {out}`",
+            )
+    return whole
 
 
 def check_folder(cells: Iterable[Cell], out: Path) -> None:
-    """Before anything runs: the folder is new or a comparison, and the cells it has are those that are asked for."""
-    if out.exists() and not out.is_dir():
-        raise RunFolderError(f"{out} is a file", fix="choose a folder with --out")
-    if out.is_dir() and any(out.iterdir()) and not (out / "plan.json").exists():
-        raise RunFolderError(f"{out} is not empty and not a comparison", fix="choose a new folder with --out")
-    for cell in cells:
-        folder = out / "cells" / cell.name
-        changed = differences(cell.config, read_config(folder)) if (folder / "config.toml").exists() else []
-        if changed:
-            rows = [f"{key}: {theirs!r} there, {mine!r} here" for key, mine, theirs in changed[:6]]
-            raise RunFolderError(
-                f"{out} holds another comparison; in cell {cell.name}:\n  " + "\n  ".join(rows),
-                fix=f"choose another --out, or continue that comparison with `fedgsca resume {out}`",
-            )
+    runner.check_folder(cells, out, marker="plan.json", what="comparison")
 
 
 @dataclass(frozen=True)
@@ -168,24 +156,19 @@ class Outcome:
 
 
 def run_plan(plan: Plan, out: Path, audience: Audience, *, jobs: int = 1) -> Outcome:
-    """Run what is not finished yet. A cell that fails is named and the others go on."""
-    cells = plan.cells()
-    check_folder(cells, out)
-    save_plan(plan, out)
-    results = finished_cells(cells, out)
-    failed: dict[str, str] = {}
-    for cell in cells:
-        if cell.name in results or cell.name in failed:
-            continue  # done before; or the clean reference, which is also a cell of noise 0
-        try:
-            results[cell.name] = run(cell.config, out / "cells" / cell.name, jobs=jobs, watcher=audience.watch(cell))
-        except Exception as error:  # also our own bugs: hours of other cells must not depend on this one
-            failed[cell.name] = error.message if isinstance(error, FedgscaError) else f"{type(error).__name__}: {error}"
-            audience.failed(cell, error)
-            continue
-        audience.finished(cell, results[cell.name])
-        write_atomic(out / "compare.json", dumps(collect(plan, cells, results)))
-    return Outcome(collect(plan, cells, results), failed)
+    """Run what the plan asks for and is not finished yet; report that and what the folder had before."""
+    asked = plan.cells()
+    check_folder(asked, out)
+    whole = extend(plan, out)
+    save_plan(whole, out)
+    cells = whole.cells()
+    results: Results = finished_cells(cells, out)
+
+    def keep(_: Cell) -> None:
+        write_atomic(out / "compare.json", dumps(collect(whole, cells, results)))
+
+    failed = run_cells(asked, out, audience, results, jobs=jobs, keep=keep)
+    return Outcome(collect(whole, cells, results), failed)
 
 
 def collect(plan: Plan, cells: Iterable[Cell], results: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
@@ -195,9 +178,10 @@ def collect(plan: Plan, cells: Iterable[Cell], results: Mapping[str, Mapping[str
     for cell, result in done:
         if cell.role == "ceiling":
             ceiling.setdefault(cell.noise, {})[str(cell.seed)] = result["f1"]
+    data = done[0][1]["data"] if done else ""
     compare = {
-        "title": plan.title,
-        "data": done[0][1]["data"] if done else "",
+        "title": plan.title or f"{listed(plan.methods)} on {data}",
+        "data": data,
         "noises": list(plan.noises),
         "methods": list(plan.methods),
         "seeds": list(plan.seeds),
@@ -206,6 +190,12 @@ def collect(plan: Plan, cells: Iterable[Cell], results: Mapping[str, Mapping[str
     }
     clean = {str(cell.seed): result["f1"] for cell, result in done if cell.role == "clean"}
     return compare | ({"clean": clean} if clean else {})
+
+
+def listed(methods: Iterable[str]) -> str:
+    """FedAvg, FedProx and FedGSCA."""
+    known = [load_all()[name].__name__ for name in methods]
+    return " and ".join([", ".join(known[:-1]), known[-1]] if len(known) > 1 else known)
 
 
 def _row(cell: Cell, result: Mapping[str, Any]) -> dict[str, Any]:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import os
 import platform
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 from fedgsca.errors import RunFolderError
@@ -76,6 +78,23 @@ def write_atomic(path: Path, data: bytes) -> None:
         remove_quietly(temporary)
         raise
     sync_folder(path.parent)
+
+
+@contextlib.contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """One process at a time: waits until no other holds this lock file. A process that dies lets go of it."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle = os.open(path, os.O_CREAT | os.O_RDWR)
+    except OSError as error:
+        raise RunFolderError(
+            f"cannot write to {path.parent}: {error.strerror}", fix="free some space there, or choose another --out"
+        ) from None
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
 
 
 def remove_quietly(path: Path) -> None:

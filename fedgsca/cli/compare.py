@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -33,7 +32,8 @@ from fedgsca.cli.screen import emit, grid, note, say, show, stoppable, warn
 from fedgsca.errors import FedgscaError
 
 if TYPE_CHECKING:
-    from fedgsca.compare import Cell, Outcome, Plan
+    from fedgsca.cells import Cell
+    from fedgsca.compare import Outcome, Plan
     from fedgsca.engine.federation import Watcher
 
 Methods = Annotated[str, typer.Option("--methods", help="names joined by commas, or all")]
@@ -81,20 +81,13 @@ def compare(
         config, sets, data=data, rounds=rounds, sites=sites, partition=partition, labels=labels, model=model, frozen=frozen,
         skip_unreadable=skip_unreadable, preset=preset,
     )  # fmt: skip
-    names = parse_methods(methods)
-    plan = Plan(names, parse_noises(noise or ["0-S40-P20-C20"]), parse_seeds(seeds), tree, ceiling, clean, title or "")
+    plan = Plan(
+        parse_methods(methods), parse_noises(noise or ["0-S40-P20-C20"]), parse_seeds(seeds), tree, ceiling, clean, title or ""
+    )
     source = plan.cells()[0].config.data.source
-    plan = replace(plan, title=title or f"{_listed(names)} on {short(source)}")
     if not quiet:
         _explain(plan)
     execute(plan, out or Path("runs") / f"compare-{short(source)}", jobs=jobs, quiet=quiet, json=json)
-
-
-def _listed(names: tuple[str, ...]) -> str:
-    from fedgsca.methods.base import load_all
-
-    known = [load_all()[name].__name__ for name in names]
-    return " and ".join([", ".join(known[:-1]), known[-1]] if len(known) > 1 else known)
 
 
 def _explain(plan: Plan) -> None:
@@ -130,7 +123,8 @@ class Shown:
 
 def execute(plan: Plan, out: Path, *, jobs: int, quiet: bool, json: bool) -> Outcome:
     """Start or continue; then tables, report and, if cells failed, an error."""
-    from fedgsca.compare import check_folder, finished_cells, run_plan, write_tables
+    from fedgsca.cells import finished_cells
+    from fedgsca.compare import check_folder, run_plan, write_tables
 
     cells = {cell.name: cell for cell in plan.cells()}
     check_folder(cells.values(), out)
@@ -152,13 +146,17 @@ def execute(plan: Plan, out: Path, *, jobs: int, quiet: bool, json: bool) -> Out
         elif not quiet:
             show_table(outcome.compare)
             say(f"report  {out / 'report.html'}", "bold")
-    if outcome.failed:
-        first, reason = next(iter(outcome.failed.items()))
+    complain_failed(outcome.failed, len(cells), out)
+    return outcome
+
+
+def complain_failed(failed: Mapping[str, str], runs: int, out: Path) -> None:
+    """An error if any run of a grid failed."""
+    for first, reason in failed.items():
         raise FedgscaError(
-            f"{len(outcome.failed)} of {len(cells)} runs failed, first {first}: {reason}",
+            f"{len(failed)} of {runs} runs failed, first {first}: {reason}",
             fix=f"mend the cause, then `fedgsca resume {out}`; finished runs are kept",
         )
-    return outcome
 
 
 def show_table(compare: Mapping[str, Any]) -> None:

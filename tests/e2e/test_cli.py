@@ -162,16 +162,16 @@ def test_preset_paper_is_explained_and_warned_about(shell: Shell) -> None:
 
 
 def test_compare_writes_tables_and_goes_on_where_it_stopped(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
-    import fedgsca.compare
+    import fedgsca.cells
 
-    run, broken = fedgsca.compare.run, True
+    run, broken = fedgsca.cells.run, True
 
     def sometimes(config: Any, out: Path, **more: Any) -> Any:
         if broken and out.name == "fedgsca-S40-s1":
             raise QuorumError("site-2 is on fire", fix="put it out")
         return run(config, out, **more)
 
-    monkeypatch.setattr(fedgsca.compare, "run", sometimes)
+    monkeypatch.setattr(fedgsca.cells, "run", sometimes)
     words = tiny("--methods", "fedavg,fedgsca", "--noise", "S40", "--seeds", "2", "--set", "fedgsca.warmup=1", "--out", "c")
     code, out, err = shell("compare", *words)
     assert code == 1

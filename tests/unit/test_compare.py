@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-import fedgsca.compare as compare
-from fedgsca.compare import Cell, Plan, check_folder, collect, parse_methods, parse_noises, parse_seeds, read_plan, run_plan
+import fedgsca.cells as cells
+from fedgsca.cells import Cell
+from fedgsca.compare import Plan, check_folder, collect, parse_methods, parse_noises, parse_seeds, read_plan, run_plan
 from fedgsca.engine.federation import Silent, Watcher
 from fedgsca.errors import ConfigError, QuorumError, RunFolderError
 
@@ -61,7 +62,7 @@ def engine(monkeypatch: pytest.MonkeyPatch) -> dict[str, Exception]:
         (out / "result.json").write_text(json.dumps(made))
         return made
 
-    monkeypatch.setattr(compare, "run", run)
+    monkeypatch.setattr(cells, "run", run)
     return broken
 
 
@@ -192,6 +193,35 @@ def test_a_comparison_can_grow(tmp_path: Path, engine: dict[str, Exception]) -> 
     outcome = run_plan(Plan(PLAN.methods, PLAN.noises, (0, 1, 2)), tmp_path, crowd)
     assert all(name.endswith("-s2") for name in crowd.started)
     assert len(outcome.compare["cells"]) == 12
+
+
+def test_other_methods_and_noises_join_what_the_folder_has(tmp_path: Path, engine: dict[str, Exception]) -> None:
+    run_plan(Plan(("fedavg",), ("S40",), (0, 1), {"train": {"rounds": 3}}, title="a test"), tmp_path, Crowd())
+    crowd = Crowd()
+    run_plan(Plan(("fedprox",), ("S20",), (1,), {"train": {"rounds": 3}, "fedprox": {"mu": 0.5}}), tmp_path, crowd)
+    assert crowd.started == ["fedprox-S20-s1"]
+    found = json.loads((tmp_path / "compare.json").read_text())
+    assert (found["title"], found["methods"], found["noises"]) == ("a test", ["fedavg", "fedprox"], ["S40", "S20"])
+    assert [cell["path"] for cell in found["cells"]] == ["cells/fedavg-S40-s0", "cells/fedavg-S40-s1", "cells/fedprox-S20-s1"]
+    assert found["ceiling"] == {"S40": {"0": 80.0, "1": 80.0}}
+
+
+def test_a_comparison_with_other_settings_does_not_join(tmp_path: Path, engine: dict[str, Exception]) -> None:
+    run_plan(Plan(("fedavg",), ("S40",), (0,), {"train": {"rounds": 3}}), tmp_path, Crowd())
+    crowd = Crowd()
+    for tree in ({"train": {"rounds": 4}}, {"train": {"rounds": 3}, "fedavg": {}, "data": {"sites": 3}}):
+        with pytest.raises(RunFolderError, match=r"another comparison(.|\n)*(rounds|sites): [34] there, [34] here"):
+            run_plan(Plan(("fedprox",), ("S40",), (0,), tree), tmp_path, crowd)
+    assert crowd.started == []
+
+
+def test_a_plan_file_that_is_damaged_is_replaced(tmp_path: Path, engine: dict[str, Exception]) -> None:
+    run_plan(PLAN, tmp_path, Crowd())
+    (tmp_path / "plan.json").write_text("{")
+    crowd = Crowd()
+    assert len(run_plan(PLAN, tmp_path, crowd).compare["cells"]) == 8
+    assert crowd.started == []
+    assert read_plan(tmp_path) == PLAN
 
 
 def test_foreign_folders_are_left_alone(tmp_path: Path) -> None:
