@@ -94,11 +94,25 @@ def by_similarity(images: np.ndarray, labels: np.ndarray, num_classes: int, k: i
     Images are averaged down to 8 x 8 (what remains is colour and coarse layout) and every value is standardised over the set.
     A class without samples, or with nobody to compare, gets () = any other class.
     """
-    present = [c for c in range(num_classes) if np.any(labels == c)]
-    chosen = [_spread(np.flatnonzero(labels == c)) for c in present]
-    small = [_downsample(images[rows]) for rows in chosen]  # each (n_c, 8 * 8 * channels)
-    scale = np.maximum(np.concatenate(small).std(axis=0), 1e-9)
-    means = np.stack([x.mean(axis=0) / scale for x in small])  # the common mean would cancel in the distances
+    present = _present(labels, num_classes)
+    return _nearest_means([_downsample(images[_spread(rows)]) for rows in present.values()], list(present), num_classes, k)
+
+
+def by_features(features: np.ndarray, labels: np.ndarray, num_classes: int, k: int = 2) -> Table:
+    """The same for features (n, D) of a pretrained network, of all samples: what such a network would confuse."""
+    present = _present(labels, num_classes)
+    return _nearest_means([np.asarray(features[rows], np.float64) for rows in present.values()], list(present), num_classes, k)
+
+
+def _present(labels: np.ndarray, num_classes: int) -> dict[int, np.ndarray]:
+    """The rows of every class that has any."""
+    return {c: np.flatnonzero(labels == c) for c in range(num_classes) if np.any(labels == c)}
+
+
+def _nearest_means(samples: Sequence[np.ndarray], present: Sequence[int], num_classes: int, k: int) -> Table:
+    """From (n_c, D) of each present class: the k others with the nearest mean, every value standardised over the set."""
+    scale = np.maximum(np.concatenate(samples).std(axis=0), 1e-9)
+    means = np.stack([x.mean(axis=0) / scale for x in samples])  # the common mean would cancel in the distances
     distance = ((means[:, None] - means[None]) ** 2).sum(axis=-1)
     np.fill_diagonal(distance, np.inf)
     nearest = np.argsort(distance, axis=1, kind="stable")[:, : min(k, len(present) - 1)]

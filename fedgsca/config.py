@@ -43,8 +43,13 @@ class DataConfig(Section):
 
 class NoiseConfig(Section):
     spec: str = Field("0", description="one for all sites (S40) or one each (0-S40-P20-C20)")
-    candidates: str = Field("auto", description="CK-asymmetric candidates: auto or a TOML file")
-    matrix: str | None = Field(None, description="csv with a transition matrix (rows: true class), for sites with noise M")
+    candidates: str = Field(
+        "auto",
+        description="CK-asymmetric candidates: auto, features (auto by frozen features instead of images), or a TOML file",
+    )
+    matrix: str | None = Field(
+        None, description="csv with a transition matrix (rows: true class), or chaoyang (built in); for sites with noise M"
+    )
     given: str | None = Field(None, description="csv (file,label) of given labels; the labels of the source are then the truth")
     oracle: bool = Field(
         False, description="simulations: leave the wrong labels out; the ceiling of any method, which no method can know"

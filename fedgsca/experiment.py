@@ -177,7 +177,7 @@ def _inject(
     if any(n.kind == "C" for n in noise.values()):
         table_of_candidates, where = find_candidates(config, table)
         said.append(f"CK-asymmetric candidates: {where}")
-    matrix = read_matrix(Path(config.noise.matrix), table.num_classes) if config.noise.matrix else None
+    matrix = read_matrix(config.noise.matrix, table.num_classes) if config.noise.matrix else None
     given = {}
     for name, which in rows.items():
         rng = stream(config.seed, "noise", name)
@@ -202,12 +202,21 @@ def _inject(
 
 def find_candidates(config: Config, table: Table) -> tuple[dict[int, tuple[int, ...]], str]:
     """Misdiagnosis candidates from a file, a known table, or class similarity; and which of them it was."""
-    if config.noise.candidates != "auto":
+    if config.noise.candidates not in ("auto", "features"):
         return candidate_tables.from_file(Path(config.noise.candidates), table.classes), f"from {config.noise.candidates}"
     known = candidate_tables.table_for(table.classes)
     if known is not None:
         return known, "the built-in table for these classes"
     train = table.rows("train")
+    if config.noise.candidates == "features":
+        if not config.model.frozen:
+            raise ConfigError(
+                "noise.candidates=features needs a frozen network: only that has features before training",
+                fix="add --frozen, or leave noise.candidates at auto, which compares the images",
+            )
+        features = _frozen_features(config, table)[train]
+        found = candidate_tables.by_features(features, table.labels[train], table.num_classes)
+        return found, f"the two most similar classes, measured on clean {config.model.name} features"
     train = np.concatenate([train[table.labels[train] == c][:200] for c in range(table.num_classes)])
     found = candidate_tables.by_similarity(table.images[train], table.labels[train], table.num_classes)
     return found, "the two most similar classes, measured on the clean images"

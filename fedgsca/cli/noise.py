@@ -94,7 +94,6 @@ def in_words(noise: SiteNoise) -> str:
 
 def matrix_of(experiment: Experiment, noise: SiteNoise) -> np.ndarray:
     """(C, C): chance of every given label for every true class. Labels from a file (F) have none."""
-    from pathlib import Path
 
     from fedgsca.experiment import find_candidates
     from fedgsca.noise import transition_matrix
@@ -102,7 +101,7 @@ def matrix_of(experiment: Experiment, noise: SiteNoise) -> np.ndarray:
 
     config, classes = experiment.config, experiment.table.num_classes
     if noise.kind == "M":
-        return read_matrix(Path(str(config.noise.matrix)), classes)
+        return read_matrix(str(config.noise.matrix), classes)
     candidates = find_candidates(config, experiment.table)[0] if noise.kind == "C" else None
     return transition_matrix(noise, classes, candidates)
 

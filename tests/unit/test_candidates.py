@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedgsca.candidates import TABLES, by_similarity, from_file, table_for
+from fedgsca.candidates import TABLES, by_features, by_similarity, from_file, table_for
 from fedgsca.errors import ConfigError
 from fedgsca.noise import SiteNoise, transition_matrix
 from fedgsca.rng import stream
@@ -78,6 +78,14 @@ def test_similarity_sees_layout_not_only_colour() -> None:
     images[:10, :, :8], images[10:20, :, 8:], images[20:, :14, 8:] = 200, 200, 200  # left half, right half, most of the right
     assert by_similarity(images, labels, 3, k=1)[1] == (2,)
     assert by_similarity(images[:10], labels[:10], 3) == {0: (), 1: (), 2: ()}
+
+
+def test_features_find_the_look_alikes() -> None:
+    centre = np.array([[0, 0], [0, 1], [9, 9], [9, 8]])
+    labels = np.repeat(np.arange(4), 500)
+    features = centre[labels] + stream(0, "features").normal(0, 3, (2000, 2))
+    features[:, 1] *= 1e6  # a scale is no similarity
+    assert by_features(features.astype(np.float32), labels, 5, k=1) == {0: (1,), 1: (0,), 2: (3,), 3: (2,), 4: ()}
 
 
 def write(tmp_path: Path, text: str) -> Path:
