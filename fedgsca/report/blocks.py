@@ -44,6 +44,8 @@ class Cell:
     bar: float | None = None  # 0 to 1, drawn beside the number
     mark: Literal["", "best", "second"] = ""
     key: Key | None = None
+    small: str = ""  # follows the text in a smaller size, unmarked
+    hang: str = ""  # stands to the right of the column's edge, so that numbers stay aligned
 
 
 @dataclass(frozen=True)
@@ -57,6 +59,16 @@ class Table:
     words: Sequence[int] = ()  # columns of text
     bars: Sequence[int] = ()  # columns whose numbers have a bar beside them
     note: str = ""
+
+
+@dataclass(frozen=True)
+class Tables:
+    """Narrow tables side by side as far as the page is wide, below each other on a phone; `note` stands below them all."""
+
+    kind: ClassVar[str] = "tables"
+    items: Sequence[Table]
+    note: str = ""
+    width: int = 325  # pixels that one needs
 
 
 @dataclass(frozen=True)
@@ -98,7 +110,7 @@ class Fold:
     text: str = ""  # shown as typed
 
 
-Block = Gallery | Table | Heats | Bullets | Fold
+Block = Gallery | Table | Tables | Heats | Bullets | Fold
 
 
 @dataclass(frozen=True)

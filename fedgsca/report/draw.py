@@ -10,13 +10,14 @@ import re
 from collections.abc import Callable, Sequence
 from functools import wraps
 from io import StringIO
-from typing import TYPE_CHECKING, Any, ParamSpec
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 P = ParamSpec("P")
+T = TypeVar("T")
 
 # Light values, each unique because it is the name by which the SVG finds its token; style.css has the dark ones.
 TOKENS = {
@@ -68,11 +69,11 @@ def shorten(text: str, width: int) -> str:
     return text if len(text) <= width else text[: width - 1] + "…"
 
 
-def styled(draw: Callable[P, str]) -> Callable[P, str]:
+def styled(draw: Callable[P, T]) -> Callable[P, T]:
     """A function that draws, with our style in force while it runs and nothing changed afterwards."""
 
     @wraps(draw)
-    def within(*args: P.args, **kwargs: P.kwargs) -> str:
+    def within(*args: P.args, **kwargs: P.kwargs) -> T:
         import matplotlib as mpl
 
         with mpl.rc_context(STYLE):  # type: ignore[arg-type]

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from fedgsca.report.draw import MUTED, PAPER, canvas, colour, dash, end_labels, round_axis, scale_y, slot, styled, svg
 from fedgsca.report.read import Run, number
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 Curves = Mapping[int, Sequence[float]]  # round, from 1 -> one value per seed
 
@@ -24,6 +28,17 @@ def curves_of(runs: Sequence[Run], key: str) -> Curves:
     return {at: found[at] for at in sorted(found) if len(found[at]) == most}
 
 
+def curve(axes: Axes, points: Curves, index: int) -> float:
+    """The mean over seeds as a line, their range as a band, in the colour and dash of this place; the mean's last value."""
+    x = list(points)
+    mean = [float(np.mean(points[at])) for at in x]
+    if max(map(len, points.values())) > 1:
+        low, high = [min(points[at]) for at in x], [max(points[at]) for at in x]
+        axes.fill_between(x, low, high, color=colour(index), alpha=0.16, lw=0)
+    axes.plot(x, mean, color=colour(index), ls=dash(index), lw=2.6 if index == 0 else 2, zorder=3 if index == 0 else 2)
+    return mean[-1]
+
+
 @styled
 def overlay(curves: Mapping[str, tuple[str, Curves]], title: str, name: str, *, wide: bool, score: bool) -> str:
     """method -> (label, curves): mean over seeds, with a band from the lowest to the highest one."""
@@ -31,13 +46,8 @@ def overlay(curves: Mapping[str, tuple[str, Curves]], title: str, name: str, *, 
     last = max(at for _, points in curves.values() for at in points)
     ends = []
     for method, (label, points) in curves.items():
-        i, x = slot(method), list(points)
-        mean = [float(np.mean(points[at])) for at in x]
-        if max(map(len, points.values())) > 1:
-            low, high = [min(points[at]) for at in x], [max(points[at]) for at in x]
-            axes.fill_between(x, low, high, color=colour(i), alpha=0.16, lw=0)
-        axes.plot(x, mean, color=colour(i), ls=dash(i), lw=2.6 if i == 0 else 2, zorder=3 if i == 0 else 2)
-        ends.append((mean[-1], label, colour(i)))
+        i = slot(method)
+        ends.append((curve(axes, points, i), label, colour(i)))
     everything = [value for _, points in curves.values() for values in points.values() for value in values]
     if score:
         # the steep first rounds would press the differences together: let the curves enter from below

@@ -103,14 +103,21 @@ def _ranked(rows: list[Row]) -> list[Row]:
     if len(rows) < 2:
         return rows
     for key in RANKED:
-        shown = {i: round(row.stats[key].mean, 1) for i, row in enumerate(rows) if key in row.stats}
-        places = sorted(set(shown.values()), reverse=True)
-        for i, value in shown.items():
-            if value == places[0]:
-                rows[i] = replace(rows[i], best=rows[i].best | {key})
-            elif value == places[1] and list(shown.values()).count(places[0]) == 1:
-                rows[i] = replace(rows[i], second=rows[i].second | {key})
+        first, second = first_and_second({i: round(row.stats[key].mean, 1) for i, row in enumerate(rows) if key in row.stats})
+        for i in first:
+            rows[i] = replace(rows[i], best=rows[i].best | {key})
+        for i in second:
+            rows[i] = replace(rows[i], second=rows[i].second | {key})
     return rows
+
+
+def first_and_second(shown: Mapping[int, float]) -> tuple[set[int], set[int]]:
+    """Who has the largest number and who the next one; a tie for the first place leaves no second, and one alone wins nothing."""
+    places = sorted(shown.values(), reverse=True)
+    if len(places) < 2:
+        return set(), set()
+    first = {i for i, value in shown.items() if value == places[0]}
+    return first, {i for i, value in shown.items() if value == places[1]} if len(first) == 1 else set()
 
 
 def score_text(row: Row, key: str) -> str:
@@ -129,10 +136,12 @@ def to_markdown(rows: Sequence[Row]) -> str:
     lines = ["| " + " | ".join(head) + " |", "|" + "|".join(["---", "---", *["--:"] * (len(head) - 2)]) + "|"]
     for row in rows:
         shown = [_marked(row, key) for key in RANKED]
-        name = f"*{_escape(row.label)}*" if row.reference else _escape(row.label)
+        name = f"*{escape_cell(row.label)}*" if row.reference else escape_cell(row.label)
         lines.append(
             "| "
-            + " | ".join([_escape(row.noise), name, *shown, *([recovery_text(row)] if with_recovery else []), str(row.seeds)])
+            + " | ".join(
+                [escape_cell(row.noise), name, *shown, *([recovery_text(row)] if with_recovery else []), str(row.seeds)]
+            )
             + " |"
         )
     return "\n".join(lines) + "\n"
@@ -143,7 +152,7 @@ def _marked(row: Row, key: str) -> str:
     return f"**{text}**" if key in row.best else f"<u>{text}</u>" if key in row.second else text
 
 
-def _escape(text: str) -> str:
+def escape_cell(text: str) -> str:
     return text.replace("|", "\\|").replace("\n", " ")
 
 

@@ -1,0 +1,26 @@
+"""Which figures a result has. What exists decides: the name of the experiment, its series, its numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from fedgsca.paper.canvas import Drawing
+from fedgsca.paper.figures_curves import levels, stability
+from fedgsca.paper.figures_matrix import confusions
+from fedgsca.paper.figures_scores import beside_paper, differences, orders
+from fedgsca.paper.figures_time import efficiency
+from fedgsca.paper.result import TableResult
+
+BY_NAME: dict[str, Callable[[TableResult], list[Drawing]]] = {
+    "ablation": lambda result: [*differences(result), *levels(result)],
+    "sensitivity": differences,
+    "stability": stability,
+    "efficiency": efficiency,
+}
+
+
+def figures(result: TableResult) -> list[Drawing]:
+    """In the order of reading; none for what has not been run yet."""
+    of_name = BY_NAME.get(result.name)
+    scores = of_name(result) if of_name else orders(result) if result.scale == "mini" else beside_paper(result)
+    return [*scores, *confusions(result)]

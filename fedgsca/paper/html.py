@@ -1,0 +1,123 @@
+"""report.html of a reproduced table: paper beside ours, figures, notes, in one file that needs nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import groupby
+from statistics import fmean
+
+from fedgsca.paper.canvas import Drawing
+from fedgsca.paper.marks import Entry, Group, Panel, group, panels, winners
+from fedgsca.paper.result import TableResult
+from fedgsca.paper.text_tables import heads
+from fedgsca.paper.words import (
+    agreement,
+    heading,
+    lead,
+    legend,
+    mean_text,
+    rho_text,
+    seeds_text,
+    signed,
+    source,
+    std_text,
+    third_text,
+    unfinished,
+)
+from fedgsca.report.blocks import Block, Bullets, Cell, Fold, Gallery, Page, Picture, Section, Table, Tables, Tile
+from fedgsca.report.words import plural
+
+
+def to_html(result: TableResult, figures: Sequence[Drawing]) -> str:
+    from fedgsca.report.html import render
+
+    return render(page(result, figures))
+
+
+def page(result: TableResult, figures: Sequence[Drawing]) -> Page:
+    told = [*_tables(result), *_figures(figures), *_notes(result)]
+    return Page(
+        title=heading(result),
+        subtitle=f"The paper: {result.paper_caption} · this run: {result.data}, {plural(len(result.seeds), 'seed')}",
+        lead=lead(result),
+        tiles=_tiles(result),
+        sections=told,
+        banner=_banner(result),
+        footer=f"fedgsca · {result.name} · {source(result)}",
+    )
+
+
+def _banner(result: TableResult) -> str:
+    mini = (
+        f"Mini scale on {result.data}: the paper's grid, not the paper's data or protocol. Compare orders, not sizes, with the paper."
+        if result.scale == "mini"
+        else ""
+    )
+    return " ".join(text for text in (mini, unfinished(result)) if text)
+
+
+def _tiles(result: TableResult) -> list[Tile]:
+    groups = [group(result, column, result.metrics[0]) for column in result.columns]
+    about = groups[0].about.label
+    tiles = [Tile("Runs", f"{result.done}/{result.total}", "", "done" if result.done == result.total else "unfinished")]
+    both = [here for here in groups if winners(here.entries, "paper") and winners(here.entries, "ours")]
+    if both:
+        same = sum(set(winners(here.entries, "paper")) == set(winners(here.entries, "ours")) for here in both)
+        tiles.append(Tile("Same winner", f"{same}/{len(both)}", "", f"settings with the paper's best in {about}"))
+    known = [here.rho for here in groups if here.rho is not None]
+    if known:
+        mean = "mean Spearman's ρ" if len(known) > 1 else "Spearman's ρ"
+        tiles.append(Tile("Agreement of order", rho_text(fmean(known)), "", f"{mean}, {about}", strong=result.scale == "mini"))
+    gaps = [entry.gap for here in groups for entry in here.entries if entry.gap is not None]
+    if gaps and result.scale == "paper":
+        digits = groups[0].about.digits
+        tiles.append(Tile("Mean gap", signed(fmean(gaps), digits), "", f"{about}, ours minus the paper's", strong=True))
+        tiles.append(Tile("Largest gap", signed(max(gaps, key=abs), digits), "", f"{about}, over all rows and settings"))
+    return tiles
+
+
+def _tables(result: TableResult) -> list[Section]:
+    """One section per panel title; its groups are narrow tables that stack on a phone."""
+    made = []
+    for i, (title, parts) in enumerate(groupby(panels(result), key=lambda panel: panel.title)):
+        panes: list[Panel] = list(parts)
+        groups = [here for pane in panes for here in pane.groups]
+        names = [name if result.columns[1:] and pane.title == here.about.label else here.about.label
+                 for pane in panes for here, name in zip(pane.groups, pane.names, strict=True)]  # fmt: skip
+        tables = [_table(result, here, name) for here, name in zip(groups, names, strict=True)]
+        intro = " ".join(legend(result)) if not i else ""
+        longest = max(len(row.label) for pane in panes for row in pane.rows)
+        width = 325 + 6 * (min(max(longest, 10), 28) - 10)  # long names get room rather than lines
+        made.append(Section(f"table-{i + 1}", title, intro, [Tables(tables, agreement(result, groups), width)]))
+    return made
+
+
+def _table(result: TableResult, here: Group, name: str) -> Table:
+    rows = [[entry.row.label, *_cells(result, here, entry)] for entry in here.entries]
+    return Table(name, ["", *heads(result, here)], rows)
+
+
+def _cells(result: TableResult, here: Group, entry: Entry) -> list[str | Cell]:
+    spread = " ".join(text for text in (std_text(entry.ours, here.about), seeds_text(entry)) if text)
+    ours = Cell(mean_text(entry.ours, here.about), mark=entry.our_mark, small=spread, hang=entry.stars)
+    if not here.has_paper:
+        return [ours]
+    paper = Cell(mean_text(entry.paper, here.about), mark=entry.paper_mark, small=std_text(entry.paper, here.about))
+    return [paper, ours, third_text(result, entry, here.about)]
+
+
+def _figures(figures: Sequence[Drawing]) -> list[Section]:
+    """Figures of one title share a section; those for reference only are closed."""
+    made = []
+    for title, alike in groupby(figures, key=lambda each: each.title):
+        drawn = list(alike)
+        blocks: list[Block] = []
+        for each in drawn:
+            gallery = Gallery([Picture(each.inline, each.alt, each.caption, each.narrow)], "wide")
+            blocks.append(Fold(each.fold, [gallery]) if each.fold else gallery)
+        made.append(Section(f"figure-{drawn[0].name}", title, "", blocks))
+    return made
+
+
+def _notes(result: TableResult) -> list[Section]:
+    return [Section("notes", "Notes", "", [Bullets(result.notes)])] if result.notes else []
