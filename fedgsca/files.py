@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import IO
 
 from fedgsca.errors import RunFolderError
 
@@ -56,19 +57,30 @@ def sync_folder(folder: Path) -> None:
 
 def write_atomic(path: Path, data: bytes) -> None:
     """Write a file so that a reader, or a crash at any moment, sees the old content or the new one and nothing between."""
+    with open_atomic(path, size=len(data)) as handle:
+        handle.write(data)
+
+
+@contextlib.contextmanager
+def open_atomic(path: Path, *, size: int | None = None) -> Iterator[IO[bytes]]:
+    """The same for content that comes in pieces: the file appears when the block ends well, and not otherwise.
+
+    `size`, where it is known, goes into the message of a full disk.
+    """
     temporary = beside(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with open(temporary, "wb") as handle:
-            handle.write(data)
+            yield handle
             handle.flush()
             os.fsync(handle.fileno())
         os.replace(temporary, path)
     except OSError as error:
         remove_quietly(temporary)
         if no_room(error):
+            much = f" ({size_text(size)})" if size is not None else ""
             raise RunFolderError(
-                f"no space left to write {path} ({size_text(len(data))}); the file's previous content is untouched",
+                f"no space left to write {path}{much}; the file's previous content is untouched",
                 fix=f"free some space under {path.parent}, or choose another place with --out, then run the command again",
             ) from error
         raise RunFolderError(

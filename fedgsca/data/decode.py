@@ -92,17 +92,26 @@ def decode_for(path: Path, size: int, white: int = 65535) -> tuple[np.ndarray, s
         raise Unreadable(_reason(error)) from error
 
 
-def _picture(path: Path, size: int, white: int) -> np.ndarray:
+def decode_whole(path: Path, white: int = 65535) -> np.ndarray:
+    """(H, W, 3) uint8 in the file's own size and shape, for a person to look at; raises Unreadable with the reason."""
+    try:
+        return _picture(path, None, white) if path.suffix.lower() in _PICTURES else dicom.read_image(path)[0]
+    except FedgscaError:
+        raise
+    except Exception as error:
+        raise Unreadable(_reason(error)) from error
+
+
+def _picture(path: Path, size: int | None, white: int) -> np.ndarray:
     from PIL import Image, ImageOps
 
     with Image.open(path, formats=FORMATS) as image:
-        if image.format == "JPEG":
+        if image.format == "JPEG" and size is not None:
             shrink = size / min(image.size)  # libjpeg decodes at 1/2, 1/4 or 1/8: twice as fast for large photographs
             image.draft(None, (round(image.width * shrink), round(image.height * shrink)))
-        if _is_deep(image.mode):
-            turned = ImageOps.exif_transpose(image)
-            return fit(_eight_bit(_sixteen_bit(turned), white), size)
-        return fit(_flat(ImageOps.exif_transpose(image)), size)
+        turned = ImageOps.exif_transpose(image)
+        pixels = _eight_bit(_sixteen_bit(turned), white) if _is_deep(image.mode) else _flat(turned)
+    return pixels if size is None else fit(pixels, size)
 
 
 def fit(pixels: np.ndarray, size: int) -> np.ndarray:
