@@ -4,10 +4,11 @@
 
     demo             the demo's recipe on the built-in images, with ceiling and clean labels
     pathmnist-frozen all methods on a MedMNIST-style file, frozen EfficientNet-Lite0 features
-    pathmnist-cnn    FedAvg and FedGSCA, small CNN from scratch, long enough that FedAvg memorises the noise
+    pathmnist-cnn    all methods, small CNN from scratch, long enough that FedAvg memorises the noise
     pathmnist-short  the same with one local epoch, where FedAvg does not memorise
     synthetic-cnn    FedAvg with the small CNN on clean and on noisy built-in images
 
+`--tuned FILE` takes the settings that benchmarks.tuning chose for each method.
 Stop it at any time; the same command goes on. Tables: compare.md and report.html in DIR.
 """
 
@@ -18,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from fedgsca.cli.compare import execute
-from fedgsca.compare import Plan, parse_methods, parse_seeds
+from fedgsca.compare import Plan, parse_methods, parse_seeds, read_tuned
 from fedgsca.config import Tree, merge
 from fedgsca.demo import RECIPE
 
@@ -39,7 +40,7 @@ CNN: Tree = {"model": {"name": "cnn"}, "train": {"threads": 1, "augment": "none"
 STUDIES = {
     "demo": Study("fedavg,fedgsca", (MIXED,), merge({}, RECIPE), clean=True, needs_data=False),
     "pathmnist-frozen": Study("all", (MIXED, UNIFORM), {"model": {"frozen": True}, "train": {"rounds": 60, "threads": 1}}),
-    "pathmnist-cnn": Study("fedavg,fedgsca", (MIXED, UNIFORM), merge(CNN, {"train": {"rounds": 20, "epochs": 5, "lr": 0.03}}), ceiling=False),
+    "pathmnist-cnn": Study("all", (MIXED, UNIFORM), merge(CNN, {"train": {"rounds": 20, "epochs": 5, "lr": 0.03}}), ceiling=False),
     "pathmnist-short": Study("fedavg,fedgsca", (MIXED, UNIFORM), merge(CNN, {"train": {"rounds": 40}}), ceiling=False),
     "synthetic-cnn": Study(
         "fedavg", (MIXED,), merge(CNN, {"data": {"train": 1200, "test": 600}, "train": {"rounds": 15, "epochs": 4, "lr": 0.03}}),
@@ -56,6 +57,7 @@ def main() -> None:
     parser.add_argument("--noise", nargs="*", help="instead of the study's own")
     parser.add_argument("--methods", help="instead of the study's own")
     parser.add_argument("--seeds", default="0,1,2")
+    parser.add_argument("--tuned", type=Path, help="TOML with settings for each method")
     options = parser.parse_args()
     study = STUDIES[options.name]
     if study.needs_data and options.data is None:
@@ -63,7 +65,7 @@ def main() -> None:
     tree = merge(study.tree, {"data": {"source": str(options.data.resolve())}}) if options.data else study.tree
     plan = Plan(
         parse_methods(options.methods or study.methods), tuple(options.noise or study.noises), parse_seeds(options.seeds), tree,
-        ceiling=study.ceiling, clean=study.clean, title=options.name,
+        ceiling=study.ceiling, clean=study.clean, title=options.name, tuned=read_tuned(options.tuned) if options.tuned else {},
     )  # fmt: skip
     execute(plan, options.out, jobs=1, quiet=False, json=False)
 

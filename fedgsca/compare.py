@@ -19,7 +19,7 @@ from typing import Any
 
 from fedgsca import cells as runner
 from fedgsca.cells import Audience, Cell, Results, Role, finished_cells, run_cells, told
-from fedgsca.config import Tree, build, differences, merge
+from fedgsca.config import Tree, build, differences, merge, read_toml
 from fedgsca.engine.folder import dumps
 from fedgsca.errors import ConfigError, RunFolderError
 from fedgsca.files import write_atomic
@@ -31,7 +31,10 @@ BASELINE = "fedavg"
 
 @dataclass(frozen=True)
 class Plan:
-    """What to compare. `tree` is the configuration that all cells share; options of a method apply to that method only."""
+    """What to compare. `tree` is the configuration that all cells share; options of a method apply to that method only.
+
+    `tuned` has settings for the cells of one method, such as its own learning rate; the ceiling and the clean reference are FedAvg's.
+    """
 
     methods: tuple[str, ...]
     noises: tuple[str, ...]
@@ -40,6 +43,7 @@ class Plan:
     ceiling: bool = True
     clean: bool = False
     title: str = ""  # empty: made from the methods and the data
+    tuned: Mapping[str, Tree] = field(default_factory=dict)
 
     def cells(self) -> list[Cell]:
         """Seed by seed and noise by noise, so that a stopped comparison has complete columns. All are checked first."""
@@ -55,11 +59,25 @@ class Plan:
 
     def _cell(self, role: Role, method: str, noise: str, seed: int) -> Cell:
         over: Tree = {"method": method, "seed": seed, "noise": {"spec": noise}}
-        config = build(merge(self.tree, merge(over, {"noise": {"oracle": True}} if role == "ceiling" else {})))
+        if role == "ceiling":
+            over = merge(over, {"noise": {"oracle": True}})
+        config = build(merge(merge(self.tree, self.tuned.get(method, {})), over))
         if config.data.partition != "column":  # there the data decides how many sites there are
             parse_noise(noise, config.data.sites)
         row = "ceiling" if role == "ceiling" else method
         return Cell(f"{row}-{noise}-s{seed}", row, noise, seed, config, role)
+
+
+def read_tuned(path: Path) -> dict[str, Tree]:
+    """Settings per method from a TOML file: [fedavg.train] lr = 0.003 is FedAvg's learning rate, [fedgp.fedgp] its own options."""
+    tree = read_toml(path)
+    unknown = [name for name, section in tree.items() if name not in load_all() or not isinstance(section, Mapping)]
+    if unknown:
+        raise ConfigError(
+            f"{path}: {unknown[0]} is not a method with settings",
+            fix="each table is [METHOD.SECTION], for example [fedavg.train]",
+        )
+    return tree
 
 
 def is_clean(noise: str) -> bool:
@@ -132,6 +150,7 @@ def extend(plan: Plan, out: Path) -> Plan:
         tuple(dict.fromkeys((*kept.methods, *plan.methods))), tuple(dict.fromkeys((*kept.noises, *plan.noises))),
         tuple(dict.fromkeys((*kept.seeds, *plan.seeds))), merge(kept.tree, plan.tree),
         kept.ceiling or plan.ceiling, kept.clean or plan.clean, plan.title or kept.title,
+        merge(kept.tuned, plan.tuned),
     )  # fmt: skip
     configs = {cell.name: cell.config for cell in whole.cells()}
     for cell, theirs in [(cell, True) for cell in kept.cells()] + [(cell, False) for cell in plan.cells()]:

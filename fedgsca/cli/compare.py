@@ -46,6 +46,7 @@ Clean = Annotated[bool, typer.Option("--clean", help="also FedAvg without noise,
 Out = Annotated[Path | None, typer.Option("--out", help="folder; default runs/compare-<data>")]
 _SCORES = {"f1": "macro F1", "recall": "recall", "precision": "precision"}
 Title = Annotated[str | None, typer.Option("--title", help="heading of the report")]
+Tuned = Annotated[Path | None, typer.Option("--tuned", help="TOML with settings for each method, [METHOD.SECTION]")]
 
 
 def add(app: typer.Typer) -> None:
@@ -71,19 +72,21 @@ def compare(
     clean: Clean = False,
     out: Out = None,
     title: Title = None,
+    tuned: Tuned = None,
     jobs: Jobs = 1,
     quiet: Quiet = False,
     json: Json = False,
 ) -> None:
-    from fedgsca.compare import Plan, parse_methods, parse_noises, parse_seeds
+    from fedgsca.compare import Plan, parse_methods, parse_noises, parse_seeds, read_tuned
 
     tree = make_tree(
         config, sets, data=data, rounds=rounds, sites=sites, partition=partition, labels=labels, model=model, frozen=frozen,
         skip_unreadable=skip_unreadable, preset=preset,
     )  # fmt: skip
     plan = Plan(
-        parse_methods(methods), parse_noises(noise or ["0-S40-P20-C20"]), parse_seeds(seeds), tree, ceiling, clean, title or ""
-    )
+        parse_methods(methods), parse_noises(noise or ["0-S40-P20-C20"]), parse_seeds(seeds), tree, ceiling, clean, title or "",
+        read_tuned(tuned) if tuned else {},
+    )  # fmt: skip
     source = plan.cells()[0].config.data.source
     if not quiet:
         _explain(plan)

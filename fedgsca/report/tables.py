@@ -13,6 +13,8 @@ from dataclasses import dataclass, replace
 from statistics import fmean, stdev
 from typing import Any
 
+from fedgsca.files import size_text
+
 BASELINE = "fedavg"
 RANKED = ("f1", "recall", "precision", "best_f1")  # percent, more is better
 COSTS = ("seconds_per_round", "bytes_up", "bytes_down")
@@ -132,19 +134,21 @@ def recovery_text(row: Row) -> str:
 def to_markdown(rows: Sequence[Row]) -> str:
     """A table for a README: best bold, second best underlined (markdown has no underline, so <u>)."""
     with_recovery = any(row.recovery is not None for row in rows)
-    head = ["Noise", "Method", "Macro F1", "Recall", "Precision", "Best F1", *(["Recovery"] if with_recovery else []), "Seeds"]
+    head = ["Noise", "Method", "Macro F1", "Recall", "Precision", "Best F1", *(["Recovery"] if with_recovery else [])]
+    head += ["s/round", "Bytes up/round", "Seeds"]
     lines = ["| " + " | ".join(head) + " |", "|" + "|".join(["---", "---", *["--:"] * (len(head) - 2)]) + "|"]
     for row in rows:
         shown = [_marked(row, key) for key in RANKED]
         name = f"*{escape_cell(row.label)}*" if row.reference else escape_cell(row.label)
-        lines.append(
-            "| "
-            + " | ".join(
-                [escape_cell(row.noise), name, *shown, *([recovery_text(row)] if with_recovery else []), str(row.seeds)]
-            )
-            + " |"
-        )
+        won = [recovery_text(row)] if with_recovery else []
+        lines.append("| " + " | ".join([escape_cell(row.noise), name, *shown, *won, *_costs(row), str(row.seeds)]) + " |")
     return "\n".join(lines) + "\n"
+
+
+def _costs(row: Row) -> list[str]:
+    """Median seconds of a round and what all sites send in it, means over the seeds."""
+    seconds, up = row.stats.get("seconds_per_round"), row.stats.get("bytes_up")
+    return [f"{seconds.mean:.2g}" if seconds else "–", size_text(round(up.mean)) if up else "–"]
 
 
 def _marked(row: Row, key: str) -> str:

@@ -11,7 +11,17 @@ import pytest
 
 import fedgsca.cells as cells
 from fedgsca.cells import Cell
-from fedgsca.compare import Plan, check_folder, collect, parse_methods, parse_noises, parse_seeds, read_plan, run_plan
+from fedgsca.compare import (
+    Plan,
+    check_folder,
+    collect,
+    parse_methods,
+    parse_noises,
+    parse_seeds,
+    read_plan,
+    read_tuned,
+    run_plan,
+)
 from fedgsca.engine.federation import Silent, Watcher
 from fedgsca.errors import ConfigError, QuorumError, RunFolderError
 
@@ -238,3 +248,21 @@ def test_an_interrupted_comparison_keeps_its_numbers(tmp_path: Path, engine: dic
         run_plan(PLAN, tmp_path, Crowd())
     assert len(json.loads((tmp_path / "compare.json").read_text())["cells"]) == 2
     assert collect(PLAN, PLAN.cells(), {})["cells"] == []
+
+
+def test_tuned_settings_reach_their_method_and_fedavgs_references_only(tmp_path: Path) -> None:
+    path = tmp_path / "tuned.toml"
+    path.write_text("[fedavg.train]\nlr = 0.003\n[fedgsca.train]\nlr = 0.03\n[fedgsca.fedgsca]\nwarmup = 20\n")
+    plan = Plan(("fedavg", "fedprox", "fedgsca"), ("S40",), (0,), {"train": {"lr": 0.5}}, clean=True, tuned=read_tuned(path))
+    rates = {cell.name: cell.config.train.lr for cell in plan.cells()}
+    assert rates == {
+        "fedavg-S40-s0": 0.003, "fedprox-S40-s0": 0.5, "fedgsca-S40-s0": 0.03, "ceiling-S40-s0": 0.003, "fedavg-0-s0": 0.003,
+    }  # fmt: skip
+    assert [cell.config.options["warmup"] for cell in plan.cells() if cell.config.method == "fedgsca"] == [20]
+
+
+def test_a_tuned_file_for_an_unknown_method_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "tuned.toml"
+    path.write_text("[fedmagic.train]\nlr = 1\n")
+    with pytest.raises(ConfigError, match="fedmagic"):
+        read_tuned(path)
