@@ -18,6 +18,7 @@ import numpy as np
 from fedgsca import candidates as candidate_tables
 from fedgsca.config import Config
 from fedgsca.data.cache import cached_array
+from fedgsca.data.inventory import sha256_file
 from fedgsca.data.load import load
 from fedgsca.data.partition import describe, leakage, partition
 from fedgsca.data.table import Table
@@ -65,15 +66,15 @@ class Experiment:
 OWN = "sites"  # data.source of a deployment in which every site brings its own images
 
 
-def prepare(config: Config, only: str | None = None) -> Experiment:
-    """All sites on this machine. `only`: leave the samples of the other sites and the test images where they are."""
+def load_table(config: Config) -> Table:
+    """The images and labels that the configuration names, before they are divided among sites."""
     data = config.data
     if data.source == OWN:
         raise ConfigError(
             "data.source is 'sites': every site has its own images, so there is nothing to simulate here",
             fix="run it as a deployment (docs/deployment.md), or name a data source with --data",
         )
-    table = load(
+    return load(
         data.source,
         image_size=data.image_size,
         seed=config.seed if data.source != "synthetic" else 0,
@@ -82,6 +83,11 @@ def prepare(config: Config, only: str | None = None) -> Experiment:
         test=data.test,
         skip_unreadable=data.skip_unreadable,
     )
+
+
+def prepare(config: Config, only: str | None = None) -> Experiment:
+    """All sites on this machine. `only`: leave the samples of the other sites and the test images where they are."""
+    data, table = config.data, load_table(config)
     rows = partition(
         table, sites=0 if data.partition == "column" else data.sites, scheme=data.partition, alpha=data.alpha, seed=config.seed
     )
@@ -244,6 +250,12 @@ def _frozen_features(config: Config, table: Table) -> np.ndarray:
         extract(backbone, spec_of(config.model.name), table.images, size, out)
 
     return cached_array(key, (len(table), spec_of(config.model.name).width), np.float32, fill)
+
+
+def weights_digest(config: Config) -> str | None:
+    """sha256 of the weights file that the model starts from."""
+    path = weights_path(config)
+    return sha256_file(path) if path is not None and path.is_file() else None
 
 
 def weights_path(config: Config) -> Path | None:

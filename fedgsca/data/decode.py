@@ -74,12 +74,12 @@ def white_level(peak: int) -> int:
     return 255 if peak <= 255 else 4095 if peak <= 4095 else 65535
 
 
-def decode(path: Path, size: int, white: int = 65535) -> np.ndarray:
-    """(size, size, 3) uint8; raises Unreadable with the reason."""
+def decode(path: Path, size: int, white: int | None = 65535) -> np.ndarray:
+    """(size, size, 3) uint8; `white` None: 16-bit grey by the image's own largest value. Raises Unreadable with the reason."""
     return decode_for(path, size, white)[0]
 
 
-def decode_for(path: Path, size: int, white: int = 65535) -> tuple[np.ndarray, str]:
+def decode_for(path: Path, size: int, white: int | None = 65535) -> tuple[np.ndarray, str]:
     """The same with the patient's id where the file has one: for grouping in memory, not to be stored."""
     try:
         if path.suffix.lower() not in _PICTURES:
@@ -102,7 +102,7 @@ def decode_whole(path: Path, white: int = 65535) -> np.ndarray:
         raise Unreadable(_reason(error)) from error
 
 
-def _picture(path: Path, size: int | None, white: int) -> np.ndarray:
+def _picture(path: Path, size: int | None, white: int | None) -> np.ndarray:
     from PIL import Image, ImageOps
 
     with Image.open(path, formats=FORMATS) as image:
@@ -140,7 +140,8 @@ def _sixteen_bit(image: Image.Image) -> np.ndarray:
     return values
 
 
-def _eight_bit(values: np.ndarray, white: int) -> np.ndarray:
+def _eight_bit(values: np.ndarray, white: int | None) -> np.ndarray:
+    white = white or white_level(int(values.max()))
     grey = np.rint(np.minimum(values, white) * (255.0 / white)).astype(np.uint8)
     return np.repeat(grey[..., None], 3, axis=-1)
 

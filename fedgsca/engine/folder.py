@@ -32,7 +32,7 @@ import numpy as np
 from fedgsca import __version__
 from fedgsca.config import Config, build, differences, read_toml, to_toml
 from fedgsca.errors import RunFolderError
-from fedgsca.experiment import Experiment
+from fedgsca.experiment import Experiment, weights_digest
 from fedgsca.files import abandoned, no_room, remove_quietly, write_atomic
 from fedgsca.methods.base import ServerState
 from fedgsca.metrics import headline, per_class
@@ -145,9 +145,12 @@ class RunFolder:
                     writer.writerow([table.ids[row], table.classes[true], table.classes[given]])
                 write_atomic(self.path / "noise" / f"{name}.csv", text.getvalue().encode())
         setup = {
-            "data": {"name": table.name, "fingerprint": table.fingerprint, "classes": list(table.classes), "shape": list(table.images.shape)},
+            "data": {
+                "name": table.name, "fingerprint": table.fingerprint, "classes": list(table.classes),
+                "shape": list(table.images.shape), "white": table.white,
+            },
             "test": len(experiment.test) if experiment.test is not None else 0, "sites": sites, "warnings": list(experiment.warnings),
-            "fingerprint": self.config.fingerprint(), "signature": signature, "version": __version__,
+            "fingerprint": self.config.fingerprint(), "signature": signature, "weights": weights_digest(self.config), "version": __version__,
         }  # fmt: skip
         write_atomic(self.path / "setup.json", dumps(setup))
 

@@ -335,8 +335,11 @@ def test_no_patient_in_any_output(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     (root / "003.dcm").write_bytes((root / "003.dcm").read_bytes()[:-100])
     run = ["run", "--data", f"dicom:{root}", "--rounds", "2", "--noise", "S40", "--skip-unreadable", "--partition", "group"]
     run += ["--set", "train.threads=1", "--set", "fedgsca.warmup=0", "--out", str(tmp_path / "run")]
-    for command in (["data", "check", str(root)], ["data", "check", str(root), "--list-bad"], run):
+    use = ["predict", str(tmp_path / "run"), str(root), "--out", str(tmp_path / "run" / "predicted.csv")]
+    look = [["data", "check", str(root)], ["data", "check", str(root), "--list-bad"]]
+    for command in (*look, run, use, ["export", str(tmp_path / "run"), "--format", "torchscript"]):
         execute(command)
+    assert (tmp_path / "run" / "predicted.csv").is_file() and (tmp_path / "run" / "export-torchscript").is_dir()
     said = capsys.readouterr()
     assert (tmp_path / "run" / "report.html").is_file() and "003.dcm" in said.out
     assert NAME not in said.out + said.err and "MRN-" not in said.out + said.err

@@ -1,0 +1,247 @@
+"""Exported models: the same numbers as the run's, a description that is enough to use them, and a card that tells the truth."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional as F
+from toys import CLASSES, toy_config, toy_images, toy_npz
+
+from fedgsca.engine.federation import run
+from fedgsca.engine.folder import read_lines
+from fedgsca.errors import FedgscaError, MissingExtraError, RunFolderError, WeightsError
+from fedgsca.export import check, formats, onnxfile, whole
+from fedgsca.export.model import open_model
+from fedgsca.export.trained import as_evaluated, read_trained
+from fedgsca.export.write import export
+
+IMAGES = toy_images(np.arange(30) % CLASSES, seed=5)
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Finished runs: a whole network, a frozen backbone with FedGP's own head, and a method with personal maps."""
+    base = tmp_path_factory.mktemp("runs")
+    eager = {"fedgsca__wait_for_health": False, "fedgsca__selector": {"var_floor": 0.001}}
+    configs = {
+        "whole": toy_config("fedgsca", train__rounds=3, **eager),
+        "frozen": toy_config("fedgp", frozen=True, train__rounds=3),
+        "personal": toy_config("fedrobust", train__rounds=2),
+    }
+    for name, config in configs.items():
+        run(config, base / name)
+    return {name: base / name for name in configs}
+
+
+@pytest.mark.parametrize("format", ["safetensors", "torchscript"])
+@pytest.mark.parametrize("name", ["whole", "frozen", "personal"])
+def test_the_exported_model_gives_the_same_numbers(runs: dict[str, Path], tmp_path: Path, name: str, format: str) -> None:
+    made = export(runs[name], format, tmp_path / "out")
+    assert sorted(p.name for p in made.path.iterdir()) == sorted(
+        ["MODEL_CARD.md", "check.json", "model.json", formats.FORMATS[format].file]
+    )
+    model, reference = open_model(made.path), as_evaluated(read_trained(runs[name]))
+    assert np.abs(model.probabilities(IMAGES) - reference(IMAGES)).max() < 1e-5
+    assert np.abs(model.probabilities(IMAGES[:1]) - reference(IMAGES[:1])).max() < 1e-5, "a batch of one"
+    record = json.loads((made.path / "check.json").read_text())
+    assert record["passed"] and record["inputs"] == "test images" and record["images"] == 30 == record["same_class"]
+
+
+def test_onnx(runs: dict[str, Path], tmp_path: Path) -> None:
+    """The hardest of them: resizing, a frozen backbone, standardised features, a head with its own normalisation."""
+    onnxruntime = pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnxscript")
+    made = export(runs["frozen"], "onnx", tmp_path / "out")
+    assert made.check.passed and made.check.largest_difference < 1e-5
+    session = onnxruntime.InferenceSession(made.path / "model.onnx", providers=["CPUExecutionProvider"])
+    (entry,) = session.get_inputs()
+    assert (entry.name, entry.type, entry.shape) == ("images", "tensor(uint8)", ["batch", 12, 12, 3])
+    assert json.loads(session.get_modelmeta().custom_metadata_map["classes"]) == list(open_model(made.path).classes)
+    reference = as_evaluated(read_trained(runs["frozen"]))
+    for count in (1, 7, 30):
+        (got,) = session.run(None, {"images": IMAGES[:count]})
+        assert got.shape == (count, CLASSES) and np.abs(got - reference(IMAGES[:count])).max() < 1e-5
+
+
+@pytest.mark.parametrize("old, new", [(12, 16), (40, 16), (28, 96), (9, 9)])
+def test_resizing_by_matrices_is_the_one_of_training(old: int, new: int) -> None:
+    image = torch.from_numpy(IMAGES[:1].astype(np.float32)).permute(0, 3, 1, 2)
+    image = F.interpolate(image, size=(old, old))
+    wanted = F.interpolate(image, size=(new, new), mode="bilinear", align_corners=False, antialias=True)
+    matrix = whole._resizing(old, new)
+    torch.testing.assert_close(matrix @ image @ matrix.T, wanted, rtol=1e-4, atol=1e-3)
+
+
+def test_description_is_enough_to_use_the_model(runs: dict[str, Path], tmp_path: Path) -> None:
+    about = json.loads((export(runs["frozen"], "safetensors", tmp_path / "out").path / "model.json").read_text())
+    assert about["classes"] == json.loads((runs["frozen"] / "setup.json").read_text())["data"]["classes"]
+    assert (about["architecture"], about["head"], about["frozen_backbone"]) == ("cnn", "centroid", True)
+    assert about["input"]["height"] == about["input"]["width"] == 12 and about["inside_model"]["resize_to"] == 16
+    assert about["training"]["fingerprint"] == json.loads((runs["frozen"] / "result.json").read_text())["fingerprint"]
+    assert str(toy_npz().parent) not in json.dumps(about), "paths of the machine that trained are nobody's business"
+
+
+# ---- the check ----
+
+
+def test_a_wrong_file_is_not_exported(runs: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kind = formats.FORMATS["safetensors"]
+
+    def a_little_off(path: Path, about: object) -> object:
+        honest = kind.open(path, about)  # type: ignore[arg-type]
+        return lambda images: honest(images) + 2e-4
+
+    monkeypatch.setitem(formats.FORMATS, "safetensors", replace(kind, open=a_little_off))  # type: ignore[arg-type]
+    with pytest.raises(FedgscaError, match=r"differs from the run's by 0\.0002"):
+        export(runs["whole"], "safetensors", tmp_path / "out")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("answer", [float("nan"), float("inf")])
+def test_nonsense_does_not_pass(runs: dict[str, Path], answer: float) -> None:
+    trained = read_trained(runs["whole"])
+    record = check.compare(trained, as_evaluated(trained), lambda images: np.full((len(images), CLASSES), answer))
+    assert not record.passed
+
+
+@pytest.mark.parametrize("change", ["gone", "changed"])
+def test_without_the_data_random_images_are_compared(tmp_path: Path, change: str) -> None:
+    data = tmp_path / "data.npz"
+    shutil.copy(toy_npz(), data)
+    run(toy_config("fedavg", source=data, train__rounds=1), tmp_path / "run")
+    if change == "gone":
+        data.unlink()
+    else:
+        shutil.copy(toy_npz(train=60), data)
+    made = export(tmp_path / "run", "safetensors", tmp_path / "out")
+    assert made.check.passed and made.check.inputs == "random images" and made.check.why
+    assert "random images" in (made.path / "MODEL_CARD.md").read_text()
+
+
+# ---- the card ----
+
+
+def test_card_tells_what_the_run_found(runs: dict[str, Path], tmp_path: Path) -> None:
+    card = (export(runs["whole"], "safetensors", tmp_path / "out").path / "MODEL_CARD.md").read_text()
+    result = json.loads((runs["whole"] / "result.json").read_text())
+    for name, part in result["per_class"].items():
+        assert f"| {name} | {part['precision']:.1f} | {part['recall']:.1f} | {part['f1']:.1f} | {part['support']} |" in card
+    last = read_lines(runs["whole"] / "metrics.jsonl")[-1]["sites"]
+    setup = json.loads((runs["whole"] / "setup.json").read_text())["sites"]
+    wrong, flagged = setup["site-2"]["realised"]["rate"], last["site-2"]["delta"]
+    assert f"| site-2 | symmetric 40 % | {100 * wrong:.1f} % | {100 * flagged:.1f} % |" in card
+    assert f"| site-2 | {setup['site-2']['num_samples']} | " in card
+    assert "Licence and consent: **TO FILL IN**" in card and "Not a medical device" in card
+    assert str(tmp_path.parent) not in card and str(toy_npz()) not in card
+
+
+def test_card_of_a_method_that_flags_nothing(runs: dict[str, Path], tmp_path: Path) -> None:
+    card = (export(runs["personal"], "safetensors", tmp_path / "out").path / "MODEL_CARD.md").read_text()
+    assert "No site reported how many of its labels look wrong" in card and "Labels flagged" not in card
+
+
+# ---- what is refused ----
+
+
+def test_unfinished_run(tmp_path: Path) -> None:
+    run(toy_config("fedavg", train__rounds=4), tmp_path / "run", stop_after=2)
+    with pytest.raises(RunFolderError, match="2 of 4 rounds are done") as caught:
+        export(tmp_path / "run", "safetensors", tmp_path / "out")
+    assert "--checkpoint" in caught.value.fix
+    made = export(tmp_path / "run", "safetensors", tmp_path / "out", checkpoint=True)
+    card = (made.path / "MODEL_CARD.md").read_text()
+    assert made.about.training["rounds"] == 2 and "not finished" in card and "after round 2" in card
+
+
+def test_folders_that_are_no_runs(runs: dict[str, Path], tmp_path: Path) -> None:
+    with pytest.raises(RunFolderError, match="not a run folder"):
+        export(tmp_path, "safetensors", tmp_path / "out")
+    (tmp_path / "plan.json").write_text("{}")
+    with pytest.raises(RunFolderError, match="comparison"):
+        export(tmp_path, "safetensors", tmp_path / "out")
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "thesis.tex").write_text("x")
+    with pytest.raises(RunFolderError, match="not empty"):
+        export(runs["whole"], "safetensors", tmp_path / "full")
+
+
+def test_another_weights_file_under_the_frozen_backbone(runs: dict[str, Path], tmp_path: Path) -> None:
+    from safetensors.torch import save_file
+
+    from fedgsca.models.build import build_backbone
+
+    copy = tmp_path / "run"
+    shutil.copytree(runs["frozen"], copy)
+    save_file(dict(build_backbone("cnn", seed=78).state_dict()), tmp_path / "other.safetensors")
+    text = (copy / "config.toml").read_text()
+    line = next(line for line in text.splitlines() if line.startswith("weights ="))
+    (copy / "config.toml").write_text(text.replace(line, f'weights = "{tmp_path / "other.safetensors"}"'))
+    with pytest.raises(WeightsError, match="not the file that the run began with"):
+        export(copy, "safetensors", tmp_path / "out")
+
+
+def test_classes_and_weights_that_do_not_belong_together(runs: dict[str, Path], tmp_path: Path) -> None:
+    copy = tmp_path / "run"
+    shutil.copytree(runs["whole"], copy)
+    setup = json.loads((copy / "setup.json").read_text())
+    setup["data"]["classes"].append("a fourth")
+    (copy / "setup.json").write_text(json.dumps(setup))
+    with pytest.raises(WeightsError, match=r"head\.weight"):
+        export(copy, "safetensors", tmp_path / "out")
+
+
+def test_damaged_exports(runs: dict[str, Path], tmp_path: Path) -> None:
+    folder = export(runs["whole"], "safetensors", tmp_path / "out").path
+    good = (folder / "model.safetensors").read_bytes()
+    (folder / "model.safetensors").write_bytes(good[:-4] + b"\0\0\0\1")
+    with pytest.raises(RunFolderError, match="damaged or was replaced"):
+        open_model(folder)
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(RunFolderError, match="missing"):
+        open_model(folder)
+    (folder / "model.json").write_text("{}")
+    with pytest.raises(RunFolderError, match=r"model\.json is damaged"):
+        open_model(folder)
+    with pytest.raises(RunFolderError, match="holds no model"):
+        open_model(tmp_path)
+
+
+def test_damaged_run(runs: dict[str, Path], tmp_path: Path) -> None:
+    copy = tmp_path / "run"
+    shutil.copytree(runs["whole"], copy)
+    (copy / "model.safetensors").write_bytes(b"cut")
+    with pytest.raises(RunFolderError, match=r"model\.safetensors cannot be read"):
+        open_model(copy)
+    (copy / "setup.json").write_text("{")
+    with pytest.raises(RunFolderError, match=r"setup\.json is missing or damaged"):
+        open_model(copy)
+
+
+def test_the_extra_is_named_before_anything_is_done(
+    runs: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(onnxfile, "find_spec", lambda name: None)
+    with pytest.raises(MissingExtraError) as caught:
+        export(runs["whole"], "onnx", tmp_path / "out")
+    assert "fedgsca[onnx]" in caught.value.fix and not (tmp_path / "out").exists()
+
+
+def test_what_a_killed_export_left_is_removed(runs: dict[str, Path], tmp_path: Path) -> None:
+    import os
+    import platform
+
+    process = os.fork()
+    if process == 0:
+        os._exit(0)
+    os.waitpid(process, 0)
+    litter = tmp_path / f"out.{platform.node()}-{process}-1.tmp"
+    litter.mkdir()
+    (litter / "model.safetensors").write_bytes(b"half")
+    export(runs["whole"], "safetensors", tmp_path / "out")
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]

@@ -1,0 +1,263 @@
+"""`fedgsca predict`: the run's own answers again, in order, in little memory, with every problem named."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from toys import CLASSES, toy_config, toy_images
+
+from fedgsca.cli import execute
+from fedgsca.engine.federation import run
+from fedgsca.engine.folder import read_lines
+from fedgsca.export.model import Model, open_model
+from fedgsca.export.write import export
+from fedgsca.predict import Picture, find_pictures, labelled_pictures, predict
+
+
+def image_folder(root: Path, *, deep: bool = False, count: int = 72) -> Path:
+    """Images of 20 x 16 pixels, which are cut to squares; every third is for testing, and all but one of the deep ones are dark."""
+    labels = np.arange(count) % CLASSES
+    lines = ["file,label,split,site"]
+    for i, (label, image) in enumerate(zip(labels, toy_images(labels, size=20), strict=True)):
+        name = f"img/{i:03d}.png"
+        (root / "img").mkdir(parents=True, exist_ok=True)
+        if deep:
+            grey = image[:16].mean(axis=-1).astype(np.uint16)
+            Image.fromarray(grey * np.uint16(16 if i == 0 else 1)).save(root / name)
+        else:
+            Image.fromarray(image[:16]).save(root / name)
+        lines.append(f"{name},class {label},{'test' if i // 3 % 3 == 2 else 'train'},{'ab'[i % 2]}")
+    (root / "labels.csv").write_text("\n".join(lines) + "\n")
+    return root
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("predict")
+
+
+@pytest.fixture(scope="module")
+def data(base: Path) -> Path:
+    return image_folder(base / "set")
+
+
+@pytest.fixture(scope="module")
+def trained(base: Path, data: Path) -> Path:
+    run(toy_config("fedavg", source=data, noise__spec="0", train__rounds=4, data__image_size=12), base / "run")
+    return base / "run"
+
+
+def table(path: Path) -> list[dict[str, str]]:
+    return list(csv.DictReader(io.StringIO(path.read_text())))
+
+
+def last_confusion(run: Path) -> list[list[int]]:
+    return list(read_lines(run / "metrics.jsonl")[-1]["confusion"])
+
+
+@pytest.mark.parametrize("kind", ["whole", "frozen", "deep", "dicom"])
+def test_predict_repeats_the_test_of_the_run(tmp_path: Path, kind: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Through files and csv: images of any shape, grey values of 16 bits on the scale of the training set, DICOM windows."""
+    if kind == "dicom":
+        pytest.importorskip("pydicom")
+        from dicoms import dicom_folder
+
+        labels = np.arange(36) % CLASSES
+        root = dicom_folder(
+            tmp_path / "set", labels, toy_images(labels), split=["test" if i % 4 == 3 else "train" for i in range(36)]
+        )
+    else:
+        root = image_folder(tmp_path / "set", deep=kind == "deep")
+    config = toy_config("fedavg", frozen=kind == "frozen", source=root, data__partition="stratified", train__rounds=4)
+    run(config, tmp_path / "run")
+    folder = export(tmp_path / "run", "torchscript", tmp_path / "out").path
+    for model in (tmp_path / "run", folder):
+        words = ["predict", str(model), str(root), "--score", "--split", "test", "--out", str(tmp_path / "p.csv"), "--json"]
+        capsys.readouterr()
+        assert execute(words) == 0
+        summary = json.loads(capsys.readouterr().out)
+        assert summary["confusion"] == last_confusion(tmp_path / "run")
+        assert summary["f1"] == pytest.approx(read_lines(tmp_path / "run" / "metrics.jsonl")[-1]["f1"])
+
+
+def test_the_white_level_of_the_training_set_is_kept(tmp_path: Path) -> None:
+    """A dark 16-bit image alone would be taken for an 8-bit one, and be sixteen times as bright as in training."""
+    root = image_folder(tmp_path / "set", deep=True)
+    run(toy_config("fedavg", source=root, noise__spec="0", train__rounds=1), tmp_path / "run")
+    seen: list[np.ndarray] = []
+
+    def watch(images: np.ndarray) -> np.ndarray:
+        seen.append(images)
+        return np.full((len(images), CLASSES), 1 / CLASSES)
+
+    model = open_model(tmp_path / "run")
+    assert model.white == 4095 == open_model(export(tmp_path / "run", "safetensors", tmp_path / "out").path).white
+    dark = root / "img" / "004.png"
+    predict(replace(model, probabilities=watch), [Picture("x", dark)], io.BytesIO(), batch=1)
+    predict(replace(model, probabilities=watch, white=None), [Picture("x", dark)], io.BytesIO(), batch=1)
+    kept, alone = seen
+    assert kept.max() <= 255 * 255 // 4095 + 1 < alone.max()
+
+
+def test_the_table(trained: Path, data: Path, tmp_path: Path) -> None:
+    assert execute(["predict", str(trained), str(data), "--out", str(tmp_path / "p.csv"), "-q"]) == 0
+    rows = table(tmp_path / "p.csv")
+    assert list(rows[0]) == ["file", "predicted", "probability", "class 0", "class 1", "class 2"]
+    assert [row["file"] for row in rows] == [f"img/{i:03d}.png" for i in range(72)]
+    for row in rows:
+        probs = {name: float(row[name]) for name in row if name.startswith("class")}
+        assert sum(probs.values()) == pytest.approx(1, abs=1e-5)
+        assert row["predicted"] == max(probs, key=probs.__getitem__) and float(row["probability"]) == max(probs.values())
+
+
+def test_batches_change_nothing_and_bound_the_memory(trained: Path, data: Path) -> None:
+    model = open_model(trained)
+    largest = 0
+
+    def watch(images: np.ndarray) -> np.ndarray:
+        nonlocal largest
+        largest = max(largest, len(images))
+        return model.probabilities(images)
+
+    written = []
+    for batch in (1, 7, 64):
+        largest = 0
+        to = io.BytesIO()
+        predict(replace(model, probabilities=watch), find_pictures([data]), to, batch=batch)
+        assert largest == batch
+        written.append([[float(v) for v in row.split(b",")[2:]] for row in to.getvalue().splitlines()[1:]])
+    assert np.abs(np.array(written[0]) - written[1]).max() < 1e-5 and np.abs(np.array(written[0]) - written[2]).max() < 1e-5
+
+
+def test_names_of_files_and_of_several_folders(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(data.parent)
+    assert find_pictures([Path("set")])[0].name == "img/000.png"
+    assert [p.name for p in find_pictures([Path("set/img/003.png"), Path("set/img/001.png")])] == [
+        "set/img/003.png",
+        "set/img/001.png",
+    ]
+    assert find_pictures([Path("set"), Path("set/img")])[72].name == "set/img/000.png"
+
+
+def test_one_image_to_stdout(trained: Path, data: Path, capfdbinary: pytest.CaptureFixture[bytes]) -> None:
+    assert execute(["predict", str(trained), str(data / "img" / "000.png")]) == 0
+    out, err = capfdbinary.readouterr()
+    assert len(out.splitlines()) == 2 and out.startswith(b"file,predicted,probability,") and b"1 image" in err
+
+
+def test_score_compares_with_the_labels(trained: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    capsys.readouterr()
+    assert execute(["predict", str(trained), str(data), "--score", "--out", str(tmp_path / "p.csv"), "--json"]) == 0
+    summary = json.loads(capsys.readouterr().out)
+    labels = {f"img/{i:03d}.png": f"class {i % CLASSES}" for i in range(72)}
+    right = sum(row["predicted"] == labels[row["file"]] for row in table(tmp_path / "p.csv"))
+    assert summary["accuracy"] == pytest.approx(100 * right / 72) and summary["images"] == 72
+    assert execute(["predict", str(trained), str(data), "--score", "--out", str(tmp_path / "p.csv")]) == 0
+    said = capsys.readouterr().err
+    assert f"accuracy {100 * right / 72:.1f}" in said and "marked for training" in said
+
+
+# ---- what goes wrong ----
+
+
+@pytest.fixture
+def mixed(tmp_path: Path, data: Path) -> Path:
+    root = tmp_path / "mixed"
+    root.mkdir()
+    good = (data / "img" / "000.png").read_bytes()
+    (root / "a.png").write_bytes(good)
+    (root / "b.png").write_bytes(good[: len(good) // 2])
+    (root / "c.jpg").write_bytes(b"")
+    (root / "notes.txt").write_text("no image, and not asked for")
+    return root
+
+
+def test_unreadable_files_are_named_and_have_no_row(
+    trained: Path, mixed: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["predict", str(trained), str(mixed), "--out", str(tmp_path / "p.csv")]
+    assert execute(words) == 3
+    said = capsys.readouterr().err
+    assert "unreadable: b.png" in said and "unreadable: c.jpg" in said and "2 of 3 images" in said and "notes" not in said
+    assert [row["file"] for row in table(tmp_path / "p.csv")] == ["a.png"]
+    assert execute([*words, "--skip-unreadable"]) == 0
+    (mixed / "a.png").unlink()
+    assert execute([*words, "--skip-unreadable"]) == 3, "not one image could be read"
+
+
+@pytest.mark.parametrize(
+    "words, code, said",
+    [
+        (["{run}", "{base}/nowhere"], 3, "does not exist"),
+        (["{run}", "{base}/empty"], 3, "no images in"),
+        (["{run}", "{data}/labels.csv"], 3, "not an image"),
+        (["{base}/nowhere", "{data}"], 7, "not a folder"),
+        (["{data}", "{data}"], 7, "holds no model"),
+        (["{run}", "{data}", "--json"], 2, "cannot share stdout"),
+        (["{run}", "{data}", "--split", "test"], 2, "--score"),
+        (["{run}", "{data}/img/000.png", "--score"], 2, "one folder with labels"),
+        (["{run}", "{data}", "--score", "--split", "val"], 3, "no image of split val"),
+        (["{run}", "{base}/other", "--score"], 3, "does not know: zebra"),
+        (["{run}", "{base}/other", "--score", "--split", "test"], 3, "no split to choose"),
+        (["{run}", "{data}", "--out", "{data}"], 2, "is a folder"),
+    ],
+)
+def test_mistakes(
+    trained: Path, data: Path, base: Path, words: list[str], code: int, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (base / "empty").mkdir(exist_ok=True)
+    (base / "other").mkdir(exist_ok=True)
+    (base / "other" / "x.png").write_bytes((data / "img" / "000.png").read_bytes())
+    (base / "other" / "labels.csv").write_text("file,label\nx.png,zebra\n")
+    assert execute(["predict", *(word.format(run=trained, base=base, data=data) for word in words)]) == code
+    assert said in capsys.readouterr().err
+
+
+def test_a_failure_leaves_the_old_table(trained: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "p.csv").write_text("old")
+    real = open_model(trained)
+    calls = 0
+
+    def fails(images: np.ndarray) -> np.ndarray:
+        nonlocal calls
+        calls += 1
+        if calls > 2:
+            raise KeyboardInterrupt
+        return real.probabilities(images)
+
+    def broken(path: Path) -> Model:
+        return replace(real, probabilities=fails)
+
+    monkeypatch.setattr("fedgsca.export.model.open_model", broken)
+    assert execute(["predict", str(trained), str(data), "--batch", "8", "--out", str(tmp_path / "p.csv")]) == 130
+    assert [path.name for path in tmp_path.iterdir()] == ["p.csv"] and (tmp_path / "p.csv").read_text() == "old"
+
+
+def test_a_full_disk(trained: Path, data: Path) -> None:
+    if not Path("/dev/full").exists():
+        pytest.skip("no /dev/full")
+    with open("/dev/full", "wb", buffering=0) as to, pytest.raises(OSError):
+        predict(open_model(trained), find_pictures([data])[:2], to, batch=2)
+
+
+def test_a_reader_that_has_seen_enough(trained: Path, data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`| head -1` is not a bug."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "w") as stdout:
+        monkeypatch.setattr(sys, "stdout", stdout)
+        assert execute(["predict", str(trained), str(data)]) == 0
+
+
+def test_labels_of_a_folder_keep_the_order_of_the_list(data: Path) -> None:
+    pictures = labelled_pictures(data, ["class 0", "class 1", "class 2"], "test")
+    assert len(pictures) == 24 and pictures[0].label == "class 0" and pictures[0].name == "img/006.png"
