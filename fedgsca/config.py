@@ -39,6 +39,11 @@ class DataConfig(Section):
     )
     test: int | None = Field(None, ge=1, description="number of test images, likewise")
     skip_unreadable: bool = Field(False, description="leave out images that cannot be decoded instead of stopping")
+    split: str | None = Field(None, description="kvasir: fedgp, frame, video, official-0, official-1; odir: published, patient")
+    label: str | None = Field(
+        None, description="kvasir: clean, symm-0.2, ...; odir: patient, eye; chaoyang: drawn, released, majority"
+    )
+    splits: str | None = Field(None, description="folder of the lists of kvasir and chaoyang, if it is not in ROOT")
 
 
 class NoiseConfig(Section):

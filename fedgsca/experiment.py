@@ -82,6 +82,9 @@ def load_table(config: Config) -> Table:
         train=data.train,
         test=data.test,
         skip_unreadable=data.skip_unreadable,
+        split=data.split,
+        label=data.label,
+        splits=data.splits,
     )
 
 
@@ -178,6 +181,13 @@ def _inject(
     """Given labels of every site. The stream is addressed by site name: adding a site changes no other site's noise."""
     names = list(rows)
     noise = dict(zip(names, parse_noise(config.noise.spec, len(names)), strict=True))
+    if table.given is not None:
+        if config.noise.given or any(n.kind != "none" for n in noise.values()):
+            raise ConfigError(
+                f"the labels of {table.name} are wrong in places already (data.label): no noise can be added to them",
+                fix="leave noise.spec at 0 and noise.given out, or choose another data.label: clean, majority or released",
+            )
+        return *_from_file(table, table.given, rows), []
     said: list[str] = []
     table_of_candidates = None
     if any(n.kind == "C" for n in noise.values()):
@@ -201,9 +211,17 @@ def _inject(
                 "noise.given and noise.spec are both set", fix="leave noise.spec at 0: the file has the labels as given"
             )
         replaced = read_given(Path(config.noise.given), table.ids, table.classes, table.labels)
-        given = {name: replaced[which] for name, which in rows.items()}
-        noise = {name: SiteNoise("F", float(np.mean(given[name] != table.labels[which]))) for name, which in rows.items()}
+        noise, given = _from_file(table, replaced, rows)
     return noise, given, said
+
+
+def _from_file(
+    table: Table, labels: np.ndarray, rows: Mapping[str, np.ndarray]
+) -> tuple[dict[str, SiteNoise], dict[str, np.ndarray]]:
+    """Labels that were not drawn here: who holds which of them, and how often they differ from the table's."""
+    given = {name: labels[which] for name, which in rows.items()}
+    noise = {name: SiteNoise("F", float(np.mean(given[name] != table.labels[which]))) for name, which in rows.items()}
+    return noise, given
 
 
 def find_candidates(config: Config, table: Table) -> tuple[dict[int, tuple[int, ...]], str]:

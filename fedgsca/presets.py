@@ -30,10 +30,10 @@ PRESETS: dict[str, dict[str, Any]] = {
 
 def recommended(tree: Mapping[str, Any]) -> dict[str, Any]:
     """Values that depend on other values: a linear head on frozen features wants another step size than a network from scratch."""
-    model = tree.get("model", {})
-    if not isinstance(model, Mapping):
+    model, data = tree.get("model", {}), tree.get("data", {})
+    if not isinstance(model, Mapping) or not isinstance(data, Mapping):
         return {}
-    base: dict[str, Any] = {}
+    base: dict[str, Any] = {"data": _protocol(data)}
     name = str(model.get("name", "cnn"))
     if model.get("frozen"):
         # one thread: a linear head has no work for a second one, which would only wait and spin
@@ -44,3 +44,13 @@ def recommended(tree: Mapping[str, Any]) -> dict[str, Any]:
     elif name.startswith(("resnet", "efficientnet")):
         base["train"] = {"lr": 0.01, "batch_size": 128, "momentum": 0.0}
     return base
+
+
+def _protocol(data: Mapping[str, Any]) -> dict[str, Any]:
+    """Who holds what in the papers' experiments: FedGP's four clients of Kvasir-Capsule, three sites of Chaoyang."""
+    kind, colon, _ = str(data.get("source", "")).partition(":")
+    if not colon or "partition" in data:
+        return {}
+    if kind == "kvasir" and data.get("split", "none") in ("none", "fedgp", "frame") and data.get("sites", 4) == 4:
+        return {"partition": "column"}
+    return {"sites": 3} if kind == "chaoyang" else {}

@@ -72,7 +72,7 @@ def prepare_site(config: Config, name: str, source: str, labels: Path | None = N
         table=table,
         names=tuple(sorted(config.federation.sites or (name,))),
         rows={name: rows},
-        sites={name: samples(rows, table.labels[rows])},
+        sites={name: samples(rows, table.trained_on[rows])},
         truth={},
         noise={name: SiteNoise("none", 0.0)},
         **held_out(table, samples),

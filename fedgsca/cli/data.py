@@ -12,9 +12,18 @@ from fedgsca.cli.screen import emit, grid, say, show
 from fedgsca.errors import DataError, RunFolderError
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from fedgsca.data.checks import Report
 
 Source = Annotated[str, typer.Argument(help="as after --data")]
+Root = Annotated[
+    Path | None, typer.Argument(help="its folder, if SOURCE is only the name of a data set: kvasir, odir or chaoyang")
+]
+Split = Annotated[str | None, typer.Option("--split", help="as data.split: fedgp, frame, video, official-0, published, ...")]
+Label = Annotated[str | None, typer.Option("--label", help="as data.label: patient, eye, drawn, released, majority, ...")]
+Splits = Annotated[Path | None, typer.Option("--splits", help="as data.splits: folder of the data set's lists")]
+Fast = Annotated[bool, typer.Option("--fast", help="do not decode the images")]
 Size = Annotated[int | None, typer.Option("--image-size", help="pixels; default: the source's own size")]
 Labels = Annotated[Path | None, typer.Option("--labels", help="csv (file,label) of corrected training labels")]
 ListBad = Annotated[bool, typer.Option("--list-bad", help="print every file that cannot be read, one a line, and nothing else")]
@@ -42,20 +51,32 @@ def list_sources(json: Json = False) -> None:
 
 @group.command("check")
 def check(
-    source: Source, image_size: Size = None, labels: Labels = None, list_bad: ListBad = False, json: Json = False
+    source: Source,
+    root: Root = None,
+    split: Split = None,
+    label: Label = None,
+    splits: Splits = None,
+    image_size: Size = None,
+    labels: Labels = None,
+    fast: Fast = False,
+    list_bad: ListBad = False,
+    json: Json = False,
 ) -> None:
     """Look through a source before a run: counts, problems, duplicates, leakage. Exit code 3 if a run would not start."""
     from fedgsca.data import checks
 
+    source = source if root is None else f"{source}:{root}"
     if list_bad:
-        bad = checks.list_bad(source, image_size=image_size)
+        bad = checks.list_bad(source, image_size=image_size, split=split, label=label, splits=splits)
         if json:
             emit({"bad": [{"file": name, "reason": reason} for name, reason in bad]})
         else:
             for name, reason in bad:
                 typer.echo(f"{name}\t{reason}")
         return
-    report = checks.check_source(source, image_size=image_size, labels=labels)
+    report = checks.check_source(
+        source, image_size=image_size, labels=labels, split=split, label=label, splits=splits, fast=fast
+    )
     if json:
         emit(report.as_dict())
         if not report.ok:
@@ -69,27 +90,57 @@ def check(
 
 
 def _show(report: Report) -> None:
+    if report.tree:
+        rows = [[b.folder, str(b.images), _beside(b.images, b.published)] for b in report.tree]
+        show(grid(["folder", "images", "published"], rows))
     if report.counts:
-        height, width, _ = report.shape
         total = sum(sum(classes.values()) for classes in report.counts.values())
-        say(f"{report.name}: {total} images, {width}x{height} pixels, {len(report.classes)} classes", "bold")
-        rows = [[name, *(str(report.counts[split][name]) for split in report.counts)] for name in report.classes]
-        rows.append(["all", *(str(sum(report.counts[split].values())) for split in report.counts)])
-        show(grid(["class", *report.counts], rows))
+        pixels = f"{report.shape[1]}x{report.shape[0]} pixels" if report.shape else "not decoded"
+        say(f"{report.name}: {total} images, {pixels}, {len(report.classes)} classes", "bold")
+        show(_counts(report))
         if report.stored:
             kinds = ", ".join(f"{size} ({count})" for size, count in report.stored[:4])
             say(f"files   {kinds}{', ...' if len(report.stored) > 4 else ''}")
         if report.groups is not None:
-            say(f"groups  {report.groups}")
+            say(f"{report.group_word + 's':<7} {report.groups}")
         if report.sites:
-            say("sites   " + ", ".join(f"{name} ({count})" for name, count in report.sites.items()))
-        say(f"sha256  {report.fingerprint}", "dim")
+            say("sites   " + ", ".join(_site(report, name) for name in report.sites))
+        for name, digest in report.lists:
+            say(f"sha256  {digest}  {name}", "dim")
+        if report.list_sha256:
+            say(f"sha256  {report.list_sha256}  all files with label, split and site", "dim")
+        if report.fingerprint:
+            say(f"sha256  {report.fingerprint}" + ("  images, labels and split" if report.tree else ""), "dim")
     for text in report.notes:
         say(f"note: {text}")
     for text in report.warnings:
         say(f"warning: {text}", "yellow")
     if report.ok:
-        say("ready to train on", "green")
+        say("ready to train on" if report.shape else "complete; no image was decoded", "green")
+
+
+def _counts(report: Report) -> Table:
+    """Images per class and split, beside the published numbers where they are known."""
+    head, columns = ["class"], []
+    for split, classes in report.counts.items():
+        found = [*(classes[name] for name in report.classes), sum(classes.values())]
+        head.append(split)
+        columns.append([str(count) for count in found])
+        known = report.published.get(split)
+        if known:
+            head.append("published")
+            columns.append([_beside(n, known.get(name)) for n, name in zip(found, [*report.classes, "all"], strict=True)])
+    return grid(head, zip([*report.classes, "all"], *columns, strict=True))
+
+
+def _beside(found: int, published: int | None) -> str:
+    """The published number; marked if it is another one."""
+    return "" if published is None else str(published) if published == found else f"! {published}"
+
+
+def _site(report: Report, name: str) -> str:
+    found, known = report.sites[name], report.published_sites.get(name)
+    return f"{name} ({found})" if known in (None, found) else f"{name} ({found}, published {known} !)"
 
 
 @group.command("sheet")

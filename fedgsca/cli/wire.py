@@ -114,7 +114,15 @@ def _few(config: Config) -> Config:
     least = data.sites * _PER_SITE
     if data.source == "synthetic":
         return build(merge(tree, {"data": {"train": least, "test": _PER_SITE}}))
-    table = load(data.source, image_size=data.image_size, seed=config.seed, skip_unreadable=data.skip_unreadable)
+    table = load(
+        data.source,
+        image_size=data.image_size,
+        seed=config.seed,
+        skip_unreadable=data.skip_unreadable,
+        split=data.split,
+        label=data.label,
+        splits=data.splits,
+    )
     train, test = len(table.rows("train")), len(table.rows("test"))
     return build(merge(tree, {"data": {"train": min(train, max(least, 2 * table.num_classes)), "test": min(test, _PER_SITE)}}))
 

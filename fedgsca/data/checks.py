@@ -11,7 +11,10 @@ from typing import Any
 import numpy as np
 
 from fedgsca.data.duplicates import same_image
-from fedgsca.data.load import READERS, find_reader, load
+from fedgsca.data.inventory import sha256_file
+from fedgsca.data.layout import count_published
+from fedgsca.data.listing import Branch
+from fedgsca.data.load import Options, Reader, complete, find_reader, read_table
 from fedgsca.data.partition import leakage
 from fedgsca.data.table import SPLITS, Table
 from fedgsca.errors import FedgscaError
@@ -38,12 +41,18 @@ class Report:
     shape: tuple[int, ...] = ()  # (height, width, channels) as trained on
     stored: tuple[tuple[str, int], ...] = ()  # ("2592x1728", 6311): sizes of the files, most frequent first
     groups: int | None = None
+    group_word: str = "group"
     sites: Mapping[str, int] = field(default_factory=dict)
     fingerprint: str = ""
     notes: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
     problems: tuple[Finding, ...] = ()
     bad: tuple[tuple[str, str], ...] = ()  # unreadable files with the reason
+    tree: tuple[Branch, ...] = ()  # published data sets: the folders found
+    lists: tuple[tuple[str, str], ...] = ()  # (file, sha256) of the lists that were read
+    list_sha256: str = ""  # over file, label, split and site of every image: two copies of a data set can be compared
+    published: Mapping[str, Mapping[str, int]] = field(default_factory=dict)  # split -> class or "all" -> images
+    published_sites: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def ok(self) -> bool:
@@ -62,86 +71,103 @@ def check_source(
     test_fraction: float = 0.2,
     cache_dir: Path | None = None,
     labels: Path | None = None,
+    split: str | None = None,
+    label: str | None = None,
+    splits: Path | None = None,
+    fast: bool = False,
 ) -> Report:
-    """Look at the whole source. Problems of the data are collected, never raised; warnings do not stop a run."""
+    """Look at the whole source. Problems of the data are collected, never raised; warnings do not stop a run.
+
+    `fast` decodes no image: files must be there, but may be damaged.
+    """
+    options = Options(image_size, seed, cache_dir, None, None, test_fraction, False, split, label, splits)
     try:
         reader, rest = find_reader(source)
-        if reader.read is READERS["folder"].read:
-            return _check_folder(source, Path(rest).expanduser(), image_size, seed, test_fraction, cache_dir, labels)
-        table = load(source, image_size=image_size, seed=seed, cache_dir=cache_dir, labels=labels)
-        return _about(source, table)
+        reader.refuse(options)
+        if reader.listing is not None:
+            return _check_listing(source, reader, Path(rest).expanduser(), options, labels, fast)
+        return _about(source, complete(read_table(reader, rest, options), labels))
     except FedgscaError as error:
         return Report(source, problems=(Finding(error.message, error.fix),))
 
 
-def list_bad(source: str, *, image_size: int | None = None, cache_dir: Path | None = None) -> list[tuple[str, str]]:
+def list_bad(
+    source: str,
+    *,
+    image_size: int | None = None,
+    cache_dir: Path | None = None,
+    split: str | None = None,
+    label: str | None = None,
+    splits: Path | None = None,
+) -> list[tuple[str, str]]:
     """Unreadable files of a folder with the reason; other sources have none."""
     from fedgsca.data import folder
 
     reader, rest = find_reader(source)
-    if reader.read is not READERS["folder"].read:
+    options = Options(image_size, cache_dir=cache_dir, split=split, label=label, splits=splits)
+    reader.refuse(options)
+    if reader.listing is None:
         return []
-    return folder.list_bad(Path(rest).expanduser(), image_size=image_size, cache_dir=cache_dir)
+    return folder.list_bad(reader.listing(Path(rest).expanduser(), options), image_size=image_size, cache_dir=cache_dir)
 
 
-def _check_folder(
-    source: str,
-    root: Path,
-    image_size: int | None,
-    seed: int,
-    test_fraction: float,
-    cache_dir: Path | None,
-    labels: Path | None,
-) -> Report:
-    """Problems of the list and of the images together; the rest of the report needs a list without problems."""
+def _check_listing(source: str, reader: Reader, root: Path, options: Options, labels: Path | None, fast: bool) -> Report:
+    """Problems of the list and of the images together; the rest of the report is about what could be used."""
     from fedgsca.data import folder
-    from fedgsca.data.listing import list_folder
 
-    listing = list_folder(root)
+    assert reader.listing is not None
+    listing = reader.listing(root, options)
     problems = [Finding(str(problem), problem.fix) for problem in listing.problems]
-    bad = folder.list_bad(root, image_size=image_size, cache_dir=cache_dir)
+    bad = [] if fast else folder.list_bad(listing, image_size=options.image_size, cache_dir=options.cache_dir)
     if bad:
-        error = folder.unreadable(root, bad, len(listing.rows))
+        error = folder.unreadable(listing, bad)
         problems.append(Finding(error.message, error.fix))
+    usable = reader.listing(root, replace(options, skip_unreadable=True)) if listing.problems else listing
     report = Report(source, name=root.name, notes=tuple(listing.notes))
     stored: tuple[tuple[str, int], ...] = ()
-    if not listing.problems and len(bad) < len(listing.rows):
-        facts = folder.read_pixels(listing, image_size, cache_dir).facts
-        stored = tuple(Counter(f"{f.width}x{f.height}" for f in facts if not f.problem).most_common())
+    if not usable.problems and len(bad) < len(usable.rows):
+        pixels = folder.no_pixels(usable) if fast else folder.read_pixels(usable, options.image_size, options.cache_dir)
+        stored = tuple(Counter(f"{f.width}x{f.height}" for f in pixels.facts if not f.problem).most_common())
         try:
-            table = load(
-                source,
-                image_size=image_size,
-                seed=seed,
-                test_fraction=test_fraction,
-                cache_dir=cache_dir,
-                labels=labels,
-                skip_unreadable=True,
-            )
-            report = _about(source, table)
+            table = complete(folder.build_table(usable, pixels, options.seed, options.test_fraction), labels)
+            report = _about(source, table, fast)
         except FedgscaError as error:
             problems.append(Finding(error.message, error.fix))
-    return replace(report, stored=stored, problems=tuple(problems), bad=tuple(bad))
+    return replace(
+        report,
+        stored=stored,
+        problems=tuple(problems),
+        bad=tuple(bad),
+        tree=tuple(usable.tree),
+        lists=tuple((path.name, sha256_file(path)) for path in usable.lists),
+        list_sha256=usable.sha256() if not usable.problems and usable.lists + usable.tree else "",
+        published=usable.published,
+        published_sites=usable.published_sites,
+        warnings=report.warnings + (tuple(count_published(usable)) if report.counts else ()),
+    )
 
 
-def _about(source: str, table: Table) -> Report:
+def _about(source: str, table: Table, fast: bool = False) -> Report:
     counts = {
         split: {name: int(np.sum(table.labels[rows] == i)) for i, name in enumerate(table.classes)}
         for split in SPLITS
         if len(rows := table.rows(split))
     }
-    names, sizes = np.unique(table.site, return_counts=True) if table.site is not None else (np.empty(0), np.empty(0))
+    placed = np.empty(0) if table.site is None else table.site[table.site != ""]
+    names, sizes = np.unique(placed, return_counts=True)
+    warnings = _class_warnings(counts) + leakage(table) + ([] if fast else same_image(table) + _flat_images(table))
     return Report(
         source=source,
         name=table.name,
         classes=table.classes,
         counts=counts,
-        shape=tuple(table.images.shape[1:]),
+        shape=() if fast else tuple(table.images.shape[1:]),
         groups=None if table.groups is None else len(np.unique(table.groups)),
+        group_word=table.group_word,
         sites={str(name): int(size) for name, size in zip(names.tolist(), sizes.tolist(), strict=True)},
-        fingerprint=table.fingerprint,
+        fingerprint="" if fast else table.fingerprint,
         notes=table.notes,
-        warnings=tuple(_class_warnings(counts) + leakage(table) + same_image(table) + _flat_images(table)),
+        warnings=tuple(warnings),
     )
 
 

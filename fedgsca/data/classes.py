@@ -28,4 +28,5 @@ def with_classes(table: Table, classes: Sequence[str]) -> Table:
     number = np.array([list(classes).index(name) for name in table.classes], np.int64)
     labels = number[table.labels]
     named = fingerprint(table.images, labels, classes, table.split)
-    return replace(table, labels=labels, classes=tuple(classes), fingerprint=named)
+    given = None if table.given is None else number[table.given]
+    return replace(table, labels=labels, given=given, classes=tuple(classes), fingerprint=named)

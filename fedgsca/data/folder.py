@@ -1,13 +1,13 @@
-"""A folder of images with labels.csv (file,label[,group][,split][,site]), or with one sub-folder per class."""
+"""From a list of image files to a table: decode into the cache, leave out what cannot be read, set a test set aside."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -15,10 +15,13 @@ from fedgsca.data.cache import Cached, cached_rows
 from fedgsca.data.decode import VERSION, Facts, Unreadable, decode_for, inspect, white_level
 from fedgsca.data.dicom import numbered
 from fedgsca.data.inventory import WORKERS, measure_files, sha256_file
-from fedgsca.data.listing import Listing, Row, list_folder
+from fedgsca.data.listing import Listing, Row
 from fedgsca.data.split import split_rows
 from fedgsca.data.table import Table, check, fingerprint
 from fedgsca.errors import DataError
+
+if TYPE_CHECKING:
+    from fedgsca.data.load import Options
 
 DEFAULT_SIZE = 224  # what the ImageNet backbones expect
 _BLOCK = 64  # images decoded at a time: bounds the memory, keeps all cores busy
@@ -39,22 +42,13 @@ class Pixels:
     white: int | None = None  # the value of 16-bit grey that became white, where there are such images
 
 
-def read_folder(
-    root: Path,
-    *,
-    image_size: int | None = None,
-    seed: int = 0,
-    test_fraction: float = 0.2,
-    cache_dir: Path | None = None,
-    skip_unreadable: bool = False,
-) -> Table:
-    """The folder as a table; ids are the files' paths below the folder."""
-    listing = list_folder(root)
+def read_listing(listing: Listing, options: Options) -> Table:
+    """The list as a table; ids are the files' paths below the folder."""
     listing.refuse()
-    pixels = read_pixels(listing, image_size, cache_dir)
-    if pixels.bad and not skip_unreadable:
-        raise unreadable(root, pixels.bad, len(listing.rows))
-    return build_table(listing, pixels, seed, test_fraction)
+    pixels = read_pixels(listing, options.image_size, options.cache_dir)
+    if pixels.bad and not options.skip_unreadable:
+        raise unreadable(listing, pixels.bad)
+    return build_table(listing, pixels, options.seed, options.test_fraction)
 
 
 def read_pixels(listing: Listing, image_size: int | None, cache_dir: Path | None) -> Pixels:
@@ -69,7 +63,7 @@ def read_pixels(listing: Listing, image_size: int | None, cache_dir: Path | None
 
     def rows(extra: dict[str, Any]) -> Iterator[np.ndarray]:
         extra["bad"], patients = [], list[str]()
-        yield from _decoded(listing.root, names, size, white, extra["bad"], patients)
+        yield from _decoded(listing, names, size, white, extra["bad"], patients)
         if any(patients):
             extra["patients"] = numbered(patients)
 
@@ -80,6 +74,12 @@ def read_pixels(listing: Listing, image_size: int | None, cache_dir: Path | None
     notes = (*cached.notes, *_notes(facts, size, white))
     deep = white if any(f.peak for f in facts) else None
     return Pixels(cached, kept, bad, facts, notes, cached.extra.get("patients"), deep)
+
+
+def no_pixels(listing: Listing) -> Pixels:
+    """Stand-ins, one black pixel per image: for counts and leakage without decoding anything."""
+    black = np.broadcast_to(np.zeros((1, 1, 1, 3), np.uint8), (len(listing.rows), 1, 1, 3))
+    return Pixels(Cached(black, digest=""), list(listing.rows), [], [], ())
 
 
 def default_size(facts: list[Facts]) -> int:
@@ -93,7 +93,7 @@ def default_size(facts: list[Facts]) -> int:
 def build_table(listing: Listing, pixels: Pixels, seed: int, test_fraction: float) -> Table:
     """Labels, groups, sites and splits around the decoded images."""
     rows, notes = pixels.kept, [*listing.notes, *pixels.notes]
-    classes = class_order([row.label for row in rows])
+    classes = listing.classes or class_order([row.label for row in rows])
     number = {name: i for i, name in enumerate(classes)}
     labels = np.array([number[row.label] for row in rows], dtype=np.int64)
     groups = _groups(listing, pixels, notes)
@@ -104,6 +104,7 @@ def build_table(listing: Listing, pixels: Pixels, seed: int, test_fraction: floa
         how = "by class" if groups is None else "by class, whole groups together"
         share = f"{np.sum(split == 'test')} of {len(rows)} images"
         notes.append(f"no split column: {share} set aside as test set with seed {seed}, {how}")
+    given = np.array([number[row.given] for row in rows], dtype=np.int64) if "given" in listing.columns else None
     if pixels.bad:
         notes.append(f"{len(pixels.bad)} of {len(listing.rows)} images cannot be read and are left out")
     if len({name.casefold() for name in classes}) < len(classes):
@@ -111,15 +112,17 @@ def build_table(listing: Listing, pixels: Pixels, seed: int, test_fraction: floa
     array = pixels.cached.array
     return check(
         Table(
-            name=listing.root.resolve().name,
+            name=listing.name or listing.root.resolve().name,
             images=array,
             labels=labels,
             classes=classes,
             split=split,
-            ids=np.array([row.file for row in rows]),
+            ids=np.array([row.name or row.file for row in rows]),
             fingerprint=fingerprint(array, labels, classes, split, digest=pixels.cached.digest),
             groups=groups,
             site=np.array([row.site for row in rows]) if "site" in listing.columns else None,
+            given=given,
+            group_word=listing.group_word,
             notes=tuple(notes),
             white=pixels.white,
         )
@@ -148,12 +151,11 @@ def class_order(labels: list[str]) -> tuple[str, ...]:
     return tuple(sorted(names))
 
 
-def list_bad(root: Path, *, image_size: int | None = None, cache_dir: Path | None = None) -> list[Bad]:
-    """Files of the folder that cannot be decoded, with the reason; missing files are the listing's problem, not this one's."""
-    listing = list_folder(root)
-    listing.rows = [row for row in listing.rows if row.file and _inside(root, row.file)]
+def list_bad(listing: Listing, *, image_size: int | None = None, cache_dir: Path | None = None) -> list[Bad]:
+    """Files of the list that cannot be decoded, with the reason; missing files are the listing's problem, not this one's."""
+    present = replace(listing, rows=[row for row in listing.rows if row.file and _inside(listing.root, row.file)])
     try:
-        return read_pixels(listing, image_size, cache_dir).bad if listing.rows else []
+        return read_pixels(present, image_size, cache_dir).bad if present.rows else []
     except NothingReadable as error:
         return error.bad
 
@@ -167,8 +169,8 @@ def _inside(root: Path, file: str) -> bool:
 class NothingReadable(DataError):
     """Not one image of the folder can be decoded."""
 
-    def __init__(self, root: Path, bad: list[Bad]) -> None:
-        base = unreadable(root, bad, len(bad))
+    def __init__(self, listing: Listing, bad: list[Bad]) -> None:
+        base = unreadable(listing, bad)
         super().__init__(base.message, fix=base.fix)
         self.bad = bad
 
@@ -180,12 +182,14 @@ def _measure(path: Path) -> dict[str, Any]:
         return {"sha256": "", "facts": asdict(Facts(problem=error.strerror or str(error)))}
 
 
-def _decoded(root: Path, names: list[str], size: int, white: int, bad: list[Bad], patients: list[str]) -> Iterator[np.ndarray]:
+def _decoded(
+    listing: Listing, names: list[str], size: int, white: int, bad: list[Bad], patients: list[str]
+) -> Iterator[np.ndarray]:
     """Blocks of decoded images, their patients beside them; whatever cannot be decoded is appended to `bad` instead."""
 
     def one(name: str) -> tuple[np.ndarray, str] | str:
         try:
-            return decode_for(root / name, size, white)
+            return decode_for(listing.root / name, size, white)
         except Unreadable as error:
             return str(error)
 
@@ -199,7 +203,7 @@ def _decoded(root: Path, names: list[str], size: int, white: int, bad: list[Bad]
                 patients.extend(patient for _, patient in good)
                 yield np.stack([image for image, _ in good])
     if len(bad) == len(names):
-        raise NothingReadable(root, bad)
+        raise NothingReadable(listing, bad)
 
 
 def _notes(facts: list[Facts], size: int, white: int) -> list[str]:
@@ -222,10 +226,11 @@ def _notes(facts: list[Facts], size: int, white: int) -> list[str]:
     return notes
 
 
-def unreadable(root: Path, bad: list[Bad], total: int) -> DataError:
+def unreadable(listing: Listing, bad: list[Bad]) -> DataError:
     """The error for images that cannot be decoded: how many, the first five and why."""
     first = "; ".join(f"{name} ({reason})" for name, reason in bad[:5])
     return DataError(
-        f"{len(bad)} of {total} images in {root} cannot be read, first: {first}",
-        fix=f"fedgsca data check {root} --list-bad names all; replace them, or leave them out with --skip-unreadable",
+        f"{len(bad)} of {len(listing.rows)} images in {listing.root} cannot be read, first: {first}",
+        fix=f"fedgsca data check {listing.source or listing.root} --list-bad names all; "
+        "replace them, or leave them out with --skip-unreadable",
     )

@@ -6,6 +6,7 @@ Nothing is decoded here. Every problem is collected, so that a person repairs a 
 from __future__ import annotations
 
 import difflib
+import hashlib
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -33,19 +34,32 @@ class Row:
     group: str = ""
     split: str = ""
     site: str = ""
+    given: str = ""  # the label a site trains on, where `label` is known to be better: a reference or the truth
+    name: str = ""  # the image's id where the file's name tells too much
 
 
 @dataclass(frozen=True)
 class Problem:
     """One kind of problem, with all its cases."""
 
-    what: str  # "missing files"
+    what: str  # "missing files"; empty if the one case says everything
     cases: tuple[str, ...]
     fix: str
 
     def __str__(self) -> str:
+        if not self.what:
+            return self.cases[0]
         shown = ", ".join(self.cases[:5]) + (", ..." if len(self.cases) > 5 else "")
         return f"{len(self.cases)} {self.what}: {shown}"
+
+
+@dataclass(frozen=True)
+class Branch:
+    """A folder of the tree, how many images it holds, and how many were published."""
+
+    folder: str
+    images: int
+    published: int | None = None
 
 
 @dataclass
@@ -57,17 +71,37 @@ class Listing:
     columns: tuple[str, ...] = ()
     problems: list[Problem] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    source: str = ""  # as typed after --data
+    name: str = ""  # of the data set; default: the folder's
+    classes: tuple[str, ...] = ()  # in the published order; default: sorted
+    group_word: str = "group"  # what a group is here: patient, slide, video
+    tree: list[Branch] = field(default_factory=list)
+    lists: list[Path] = field(default_factory=list)  # the csv, xlsx or json files that were read
+    published: dict[str, dict[str, int]] = field(default_factory=dict)  # split -> class (or "all") -> images
+    published_sites: dict[str, int] = field(default_factory=dict)
 
     def problem(self, what: str, cases: Iterable[str], fix: str) -> None:
         found = tuple(cases)
         if found:
             self.problems.append(Problem(what, found, fix))
 
+    def sha256(self) -> str:
+        """Names the list: file, labels, group, split and site of every image, in the order of files."""
+        lines = (
+            "\t".join((r.file, r.label, r.given, r.group, r.split, r.site)) for r in sorted(self.rows, key=lambda r: r.file)
+        )
+        return hashlib.sha256("\n".join(lines).encode()).hexdigest()
+
+    def stopped(self, error: DataError) -> None:
+        """An error that ended the listing, as a problem among the others."""
+        self.problem("", [error.message], error.fix)
+
     def refuse(self) -> None:
         """Raise all problems as one error."""
         if self.problems:
             fixes = list(dict.fromkeys(problem.fix for problem in self.problems))
-            raise DataError(f"{self.root}: " + "; ".join(map(str, self.problems)), fix="; ".join(fixes))
+            where = "" if not self.problems[0].what else f"{self.root}: "
+            raise DataError(where + "; ".join(map(str, self.problems)), fix="; ".join(fixes))
 
 
 def list_folder(root: Path) -> Listing:

@@ -11,14 +11,16 @@ import hashlib
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from fedgsca.data.cache import cached_rows
+from fedgsca.data.listing import Listing, list_folder
 from fedgsca.data.table import Table, check, fingerprint
-from fedgsca.errors import DataError
+from fedgsca.errors import ConfigError, DataError
 from fedgsca.rng import stream
 
 
@@ -33,15 +35,35 @@ class Options:
     test: int | None = None
     test_fraction: float = 0.2
     skip_unreadable: bool = False
+    split: str | None = None  # which of the reader's `splits`
+    label: str | None = None  # which of its `labels`
+    splits: Path | None = None  # the folder of its lists, if they lie elsewhere
 
 
 @dataclass(frozen=True)
 class Reader:
-    """One kind of source: how it is written after --data, what it is, and the function that reads it."""
+    """One kind of source: how it is written after --data, what it is, and the function that reads it.
+
+    A reader of image files says which images there are and what they are (`listing`); decoding, cache and checks are common.
+    """
 
     form: str
     what: str
-    read: Callable[[str, Options], Table]
+    read: Callable[[str, Options], Table] | None = None
+    listing: Callable[[Path, Options], Listing] | None = None
+    splits: tuple[str, ...] = ()  # values of data.split
+    labels: tuple[str, ...] = ()  # values of data.label
+
+    def refuse(self, options: Options) -> None:
+        """An option that this reader does not have, or a value it does not know."""
+        for key, value, known in (("split", options.split, self.splits), ("label", options.label, self.labels)):
+            if value is not None and not any(fnmatchcase(value, pattern) for pattern in known):
+                near = difflib.get_close_matches(value, known, n=1)
+                hint = f"did you mean {near[0]}? " if near else ""
+                choice = f"{hint}choose one of: {', '.join(known)}" if known else f"leave data.{key} out"
+                raise ConfigError(f"data.{key} = {value!r} is not known to the source {self.form}", fix=choice)
+        if options.splits is not None and not (self.splits or self.labels):
+            raise ConfigError(f"the source {self.form} takes no data.splits", fix="leave data.splits out")
 
 
 def load(
@@ -55,20 +77,30 @@ def load(
     test: int | None = None,
     test_fraction: float = 0.2,
     skip_unreadable: bool = False,
+    split: str | None = None,
+    label: str | None = None,
+    splits: Path | str | None = None,
     need_test: bool = True,
 ) -> Table:
     """The table behind a source.
 
     `train` and `test` are how many images to render (synthetic) or to draw, stratified and seeded, from a larger set. `labels`
-    is a csv of corrected training labels. `need_test=False` accepts a source without test images: a hospital that only trains.
+    is a csv of corrected training labels. `split`, `label` and `splits` are for the published data sets: which split, which rule
+    for the label, and the folder of their lists. `need_test=False` accepts a source without test images: a hospital that only trains.
     """
-    options = Options(image_size, seed, cache_dir, train, test, test_fraction, skip_unreadable)
+    lists = Path(splits).expanduser() if splits else None
+    options = Options(image_size, seed, cache_dir, train, test, test_fraction, skip_unreadable, split, label, lists)
     if image_size is not None and not 8 <= image_size <= 2048:
         raise DataError(f"images of {image_size} pixels", fix="choose an image size from 8 to 2048")
     if not 0 < test_fraction < 1:
         raise DataError(f"a test fraction of {test_fraction}", fix="choose a number between 0 and 1, such as 0.2")
     reader, rest = find_reader(source)
-    table = reader.read(rest, options)
+    reader.refuse(options)
+    return complete(read_table(reader, rest, options), labels, need_test)
+
+
+def complete(table: Table, labels: Path | None = None, need_test: bool = True) -> Table:
+    """What every source goes through at the end: corrected labels, a test set, the table's own checks."""
     if labels is not None:
         from fedgsca.data.relabel import with_labels
 
@@ -93,6 +125,17 @@ def find_reader(source: str) -> tuple[Reader, str]:
     if path.suffix.lower() == ".npz":
         return READERS["npz"], source
     raise _unknown(source, path)
+
+
+def read_table(reader: Reader, rest: str, options: Options) -> Table:
+    """Through the reader's own function, or from its list of images."""
+    if reader.listing is None:
+        assert reader.read is not None
+        return reader.read(rest, options)
+    from fedgsca.data.folder import read_listing
+
+    listing = reader.listing(Path(rest).expanduser(), options)
+    return subsample(read_listing(listing, options), options)
 
 
 def _unknown(source: str, path: Path) -> DataError:
@@ -149,25 +192,53 @@ def _read_npz(source: str, options: Options) -> Table:
     return subsample(table, options)
 
 
-def _read_folder(source: str, options: Options) -> Table:
-    from fedgsca.data.folder import read_folder
+def _list_folder(root: Path, _: Options) -> Listing:
+    return list_folder(root)
 
-    table = read_folder(
-        Path(source).expanduser(),
-        image_size=options.image_size,
-        seed=options.seed,
-        test_fraction=options.test_fraction,
-        cache_dir=options.cache_dir,
-        skip_unreadable=options.skip_unreadable,
-    )
-    return subsample(table, options)
+
+def _list_kvasir(root: Path, options: Options) -> Listing:
+    from fedgsca.data.kvasir import list_kvasir
+
+    return list_kvasir(root, options)
+
+
+def _list_odir(root: Path, options: Options) -> Listing:
+    from fedgsca.data.odir import list_odir
+
+    return list_odir(root, options)
+
+
+def _list_chaoyang(root: Path, options: Options) -> Listing:
+    from fedgsca.data.chaoyang import list_chaoyang
+
+    return list_chaoyang(root, options)
 
 
 READERS: dict[str, Reader] = {
     "synthetic": Reader("synthetic", "built-in stained tissue, rendered from the seed", _read_synthetic),
     "npz": Reader("FILE.npz", "MedMNIST-style arrays", _read_npz),
-    "folder": Reader("FOLDER", "images with a labels.csv, or one folder per class", _read_folder),
-    "dicom": Reader("dicom:FOLDER", "the same with DICOM files; FOLDER alone finds them, too", _read_folder),
+    "folder": Reader("FOLDER", "images with a labels.csv, or one folder per class", listing=_list_folder),
+    "dicom": Reader("dicom:FOLDER", "the same with DICOM files; FOLDER alone finds them, too", listing=_list_folder),
+    "kvasir": Reader(
+        "kvasir:ROOT",
+        "Kvasir-Capsule: one folder per class",
+        listing=_list_kvasir,
+        splits=("fedgp", "frame", "video", "official-0", "official-1"),
+        labels=("clean", "symm-*", "pair-*"),
+    ),
+    "odir": Reader(
+        "odir:ROOT",
+        "OIA-ODIR, or ODIR-5K from Kaggle",
+        listing=_list_odir,
+        splits=("published", "patient"),
+        labels=("patient", "eye"),
+    ),
+    "chaoyang": Reader(
+        "chaoyang:ROOT",
+        "Chaoyang: train.json, test.json and their images",
+        listing=_list_chaoyang,
+        labels=("drawn", "released", "majority"),
+    ),
 }
 
 
@@ -205,6 +276,7 @@ def take(table: Table, rows: np.ndarray, notes: tuple[str, ...] = ()) -> Table:
         ids=table.ids[rows],
         groups=None if table.groups is None else table.groups[rows],
         site=None if table.site is None else table.site[rows],
+        given=None if table.given is None else table.given[rows],
         fingerprint=fingerprint(images, labels, table.classes, split),
         notes=table.notes + notes,
     )

@@ -152,7 +152,8 @@ def describe(table: Table, parts: Parts) -> list[str]:
     if table.groups is not None:
         spread = _spread({name: table.groups[rows] for name, rows in parts.items()})
         if spread:
-            warnings.append(f"{len(spread)} groups stand at more than one site; --partition group keeps them together")
+            what = f"{len(spread)} {table.group_word}s stand at more than one site"
+            warnings.append(f"{what}; --partition group keeps them together")
     return warnings
 
 
@@ -176,10 +177,11 @@ def leakage(table: Table) -> list[str]:
     kinds = Counter(" + ".join(places) for places in spread.values())
     text = ", ".join(f"{count} in {kind}" for kind, count in sorted(kinds.items()))
     total = len(np.unique(table.groups))
-    warnings = [f"{len(spread)} of {total} groups stand in more than one split ({text}): test results will look too good"]
+    word = table.group_word
+    warnings = [f"{len(spread)} of {total} {word}s stand in more than one split ({text}): test results will look too good"]
     train = set(table.groups[table.rows("train")].tolist())
     test = table.groups[table.rows("test")].tolist()
     shared = sum(group in train for group in test)
     if shared:
-        warnings.append(f"{shared} of {len(test)} test images come from a group that is also in training")
+        warnings.append(f"{shared} of {len(test)} test images come from a {word} that is also in training")
     return warnings

@@ -36,14 +36,17 @@ def with_labels(table: Table, path: Path) -> Table:
             f"{path}: " + "; ".join(problems),
             fix=f"one row for each of the {len(train)} training images of {table.name}, with a label out of: {known}",
         )
-    labels = table.labels.copy()
+    before = table.trained_on  # a reference beside the given labels stays what it is
+    labels = before.copy()
     for name, value in given.items():
         labels[position[name]] = _class_index(value, table.classes)
-    changed = int(np.sum(labels != table.labels))
+    changed = int(np.sum(labels != before))
+    if table.given is None:
+        table = replace(table, labels=labels, fingerprint=fingerprint(table.images, labels, table.classes, table.split))
+    else:
+        table = replace(table, given=labels)
     return replace(
         table,
-        labels=labels,
-        fingerprint=fingerprint(table.images, labels, table.classes, table.split),
         notes=(*table.notes, f"training labels from {path.name}: {changed} of {len(train)} differ from the source"),
     )
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import numpy as np
 
 from fedgsca.errors import DataError
@@ -21,6 +23,16 @@ def split_rows(labels: np.ndarray, groups: np.ndarray | None, fraction: float, s
             fix="add images, or mark the test images in a split column",
         )
     return np.where(test, "test", "train")
+
+
+def three_way(labels: np.ndarray, groups: np.ndarray | None, seed: int, val: float = 0.1, test: float = 0.2) -> np.ndarray:
+    """(n,) of "train" | "val" | "test", 7:1:2 unless asked otherwise. Groups too few for a third part: no validation images."""
+    split = split_rows(labels, groups, test, seed).astype("<U5")
+    rest = np.flatnonzero(split == "train")
+    with contextlib.suppress(DataError):
+        inner = split_rows(labels[rest], None if groups is None else groups[rest], val / (1 - test), seed)
+        split[rest[inner == "test"]] = "val"
+    return split
 
 
 def _test_rows(labels: np.ndarray, fraction: float, seed: int) -> np.ndarray:

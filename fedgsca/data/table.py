@@ -27,11 +27,18 @@ class Table:
     groups: np.ndarray | None = None  # (n,) str: patient, slide or video
     site: np.ndarray | None = None  # (n,) str: hospital, where the source knows it
     white: int | None = None  # what 16-bit grey was divided by, if there was any: later images must be, too
+    given: np.ndarray | None = None  # (n,) int64: what sites train on, where the source has it beside `labels`, the reference
+    group_word: str = "group"  # what a group is: patient, slide, video
     notes: tuple[str, ...] = field(default=())  # things a person should know: skipped files, converted depths
 
     @property
     def num_classes(self) -> int:
         return len(self.classes)
+
+    @property
+    def trained_on(self) -> np.ndarray:
+        """(n,) int64: the labels as given, where they stand beside a reference."""
+        return self.labels if self.given is None else self.given
 
     def __len__(self) -> int:
         return int(self.labels.shape[0])
@@ -80,14 +87,15 @@ def check(table: Table) -> Table:
             f"{table.name}: images must be (n, height, width, 3) uint8, found {table.images.shape} {table.images.dtype}",
             fix="convert the array, or store the images as files with a labels.csv",
         )
-    for column in (table.images, table.split, table.ids, table.groups, table.site):
+    for column in (table.images, table.split, table.ids, table.groups, table.site, table.given):
         if column is not None and len(column) != n:
             raise DataError(f"{table.name}: {n} labels but {len(column)} entries in another column", fix="rebuild the source")
-    if table.labels.min() < 0 or table.labels.max() >= table.num_classes:
-        raise DataError(
-            f"{table.name}: labels run from {table.labels.min()} to {table.labels.max()} with {table.num_classes} classes",
-            fix="labels must be 0 .. number of classes - 1",
-        )
+    for labels in (table.labels, table.given):
+        if labels is not None and (labels.min() < 0 or labels.max() >= table.num_classes):
+            raise DataError(
+                f"{table.name}: labels run from {labels.min()} to {labels.max()} with {table.num_classes} classes",
+                fix="labels must be 0 .. number of classes - 1",
+            )
     stray = sorted(set(np.unique(table.split).tolist()) - set(SPLITS))
     if stray:
         raise DataError(f"{table.name}: unknown split {stray[0]!r}", fix=f"a split is one of {', '.join(SPLITS)}")
