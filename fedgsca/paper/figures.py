@@ -21,6 +21,6 @@ BY_NAME: dict[str, Callable[[TableResult], list[Drawing]]] = {
 
 def figures(result: TableResult) -> list[Drawing]:
     """In the order of reading; none for what has not been run yet."""
-    of_name = BY_NAME.get(result.name)
-    scores = of_name(result) if of_name else orders(result) if result.scale == "mini" else beside_paper(result)
-    return [*scores, *confusions(result)]
+    if result.name in BY_NAME:
+        return BY_NAME[result.name](result)
+    return [*(orders(result) if result.scale == "mini" else beside_paper(result)), *confusions(result)]

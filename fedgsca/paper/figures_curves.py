@@ -10,7 +10,7 @@ from fedgsca.paper.canvas import Drawing, Frame, drawing, facets
 from fedgsca.paper.marks import Group, group
 from fedgsca.paper.result import Row, TableResult
 from fedgsca.paper.words import source
-from fedgsca.report.draw import PAPER, SLOTS, SMALL, colour, dash, end_labels, round_axis, scale_y
+from fedgsca.report.draw import PAPER, SLOTS, colour, dash, end_labels, round_axis, scale_y
 from fedgsca.report.plots_compare import Curves, curve
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ def stability(result: TableResult) -> list[Drawing]:
             scale_y(axes, [value for points in here.values() for values in points.values() for value in values])
             round_axis(axes, max(at for points in here.values() for at in points), ticks=7 if alone else 5)
             axes.set_title(f"{column}: mean ‖θₖ − θ‖² over the sites")
-            _name_ends(axes, ends)
+            end_labels(axes, ends, room=0.06)
         return figure
 
     last = ", ".join(f"{labels[key]} {fmean(points[max(points)]):.3g}" for key, points in next(iter(found.values())).items())
@@ -61,21 +61,6 @@ def stability(result: TableResult) -> list[Drawing]:
     )
     note = "Line: mean over the seeds. Band: lowest to highest seed. No smoothing."
     return [drawing(sketch, "stability", "Stability of the training", f"{caption} Last round: {last}.", f"{caption} {note}")]
-
-
-def _name_ends(axes: Axes, ends: Sequence[tuple[float, str, str]]) -> None:
-    """Names at the ends of lines; on a logarithmic axis moved apart in its own measure."""
-    if axes.get_yscale() != "log":
-        end_labels(axes, ends, room=0.06)
-        return
-    for value, label, shade in ends:
-        axes.annotate(
-            "●", (1, value), (6, 0), xycoords=("axes fraction", "data"), textcoords="offset points", va="center", color=shade
-        )
-        axes.annotate(
-            label, (1, value), (20, 0), xycoords=("axes fraction", "data"), textcoords="offset points", va="center",
-            fontsize=SMALL, fontweight="bold",
-        )  # fmt: skip
 
 
 def levels(result: TableResult) -> list[Drawing]:

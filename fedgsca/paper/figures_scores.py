@@ -23,12 +23,12 @@ def _groups(result: TableResult) -> list[Group]:
     return [group(result, column, result.metrics[0]) for column in result.columns]
 
 
-def _keys(result: TableResult, ours: str = "ours, with each seed") -> list[Any]:
+def _keys() -> list[Any]:
     """Handles of a legend: hollow is the paper, filled is us."""
     from matplotlib.lines import Line2D
 
     hollow = Line2D([], [], marker="o", ls="", mfc=PAPER, mec=INK, mew=1.6, ms=8, label="the paper")
-    return [hollow, Line2D([], [], marker="o", ls="", color=MAIN, ms=8, label=ours)]
+    return [hollow, Line2D([], [], marker="o", ls="", color=MAIN, ms=8, label="ours, with each seed")]
 
 
 def orders(result: TableResult) -> list[Drawing]:
@@ -105,7 +105,7 @@ def beside_paper(result: TableResult) -> list[Drawing]:
     def sketch(wide: bool) -> Figure:
         rows = len(result.rows)
         frame = Frame(70 + 25 * rows, left=104, bottom=34)
-        figure, made = facets(len(known), frame, source(result), wide=wide, legend=_keys(result))
+        figure, made = facets(len(known), frame, source(result), wide=wide, legend=_keys())
         for axes, here in zip(made, known, strict=True):
             for i, entry in enumerate(here.entries):
                 _pair(axes, rows - 1 - i, entry)
@@ -180,7 +180,9 @@ def differences(result: TableResult) -> list[Drawing]:
 
 
 def parts(here: Group, reference: str) -> list[list[Entry]]:
-    """The rows to compare with the reference; those of beta and those of zeta apart, as in the paper's table."""
+    """The rows to compare with the reference; those of beta and those of zeta apart, as in the paper's table; none without it."""
+    if not any(entry.row.key == reference for entry in here.entries):
+        return []
     families = [[e for e in here.entries if e.row.key.startswith(prefix)] for prefix in ("zeta", "beta")]
     if all(families):
         return families
@@ -208,7 +210,7 @@ def _bars(axes: Axes, here: Group, part: Sequence[Entry], reference: str) -> Non
                 far = tip if fill == MAIN else value
                 side = -1 if value < 0 else 1
                 axes.annotate(
-                    signed(value, here.about.digits), (far, place), (5 * side, 0), textcoords="offset points", va="center",
+                    signed(value, 2), (far, place), (5 * side, 0), textcoords="offset points", va="center",
                     ha="right" if side < 0 else "left", fontsize=10, color=INK if fill == MAIN else MUTED,
                 )  # fmt: skip
                 ends.append(far)
@@ -229,7 +231,7 @@ def _bars(axes: Axes, here: Group, part: Sequence[Entry], reference: str) -> Non
 def _base_line(axes: Axes, here: Group, reference: str, frame: Frame) -> None:
     """Above a facet, from its left edge: the column, and what zero stands for."""
     base = next(entry for entry in here.entries if entry.row.key == reference)
-    known = ", ".join(f"{word} {s.mean:.{here.about.digits}f}" for word, s in (("ours", base.ours), ("paper", base.paper)) if s)
+    known = ", ".join(f"{word} {s.mean:.2f}" for word, s in (("ours", base.ours), ("paper", base.paper)) if s)
     for text, up, style in (
         (here.column, 26, {"fontweight": "bold"}),
         (f"0 is {shorten(base.row.label, 30)}: {known}", 9, {"color": MUTED, "fontsize": SMALL}),

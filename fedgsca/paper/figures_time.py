@@ -68,7 +68,7 @@ def _race(axes: Axes, column: str, rows: Sequence[Row], f1: Mapping[str, BySeed]
     slots = places(rows)
     peak = fmean(max(values) for values in f1[BASELINE].values() if values)
     ends, values = [(peak, "FedAvg's peak", MUTED)], [peak]
-    goals: list[tuple[float, str]] = []
+    goals: list[tuple[float, str, str]] = []
     axes.axhline(peak, color=MUTED, lw=1.2, ls=(0, (4, 3)))
     for row in rows:
         mine, times = f1.get(row.key, {}), clock.get(row.key, {})
@@ -84,15 +84,18 @@ def _race(axes: Axes, column: str, rows: Sequence[Row], f1: Mapping[str, BySeed]
         axes.plot([fmean(ticks[at]) / unit for at in both], mean, color=shade, lw=2.5, zorder=3)
         values += [v for at in both if at > len(both) / 8 for v in scores[at]]  # the steep start may enter from below
         ends.append((mean[-1], row.label, shade))
-        reached = [t / unit for t in time_to_peak(f1, clock, row.key) if t is not None]
-        goals += [(fmean(reached), shade)] if reached else []
+        each = time_to_peak(f1, clock, row.key)
+        reached = [t / unit for t in each if t is not None]
+        if reached:
+            part = f" ({len(reached)} of {len(each)} seeds)" if len(reached) < len(each) else ""
+            goals.append((fmean(reached), shade, f"{fmean(reached):.1f} {word}{part}"))
     pad = 0.08 * max(max(values) - min(values), 4)
     axes.set_ylim(min(values) - pad, min(max(values) + pad, 101))
     axes.set_xlim(left=0)
     axes.set_xlabel(f"Time of training, {'minutes' if word == 'min' else 'seconds'}")
     axes.set_title(f"{column}: macro F1, percent")
-    for at, shade in goals:
-        _goal(axes, at, peak, shade, f"{at:.1f} {word}")
+    for at, shade, text in goals:
+        _goal(axes, at, peak, shade, text)
     end_labels(axes, ends, room=0.06)
 
 

@@ -7,7 +7,7 @@ from itertools import groupby
 from statistics import fmean
 
 from fedgsca.paper.canvas import Drawing
-from fedgsca.paper.marks import Entry, Group, Panel, group, panels, winners
+from fedgsca.paper.marks import Entry, Group, group, panels, winners
 from fedgsca.paper.result import TableResult
 from fedgsca.paper.text_tables import heads
 from fedgsca.paper.words import (
@@ -70,25 +70,23 @@ def _tiles(result: TableResult) -> list[Tile]:
         tiles.append(Tile("Agreement of order", rho_text(fmean(known)), "", f"{mean}, {about}", strong=result.scale == "mini"))
     gaps = [entry.gap for here in groups for entry in here.entries if entry.gap is not None]
     if gaps and result.scale == "paper":
-        digits = groups[0].about.digits
+        digits = groups[0].about.decimals(max(map(abs, gaps)))
         tiles.append(Tile("Mean gap", signed(fmean(gaps), digits), "", f"{about}, ours minus the paper's", strong=True))
         tiles.append(Tile("Largest gap", signed(max(gaps, key=abs), digits), "", f"{about}, over all rows and settings"))
     return tiles
 
 
 def _tables(result: TableResult) -> list[Section]:
-    """One section per panel title; its groups are narrow tables that stack on a phone."""
+    """One section per panel; its groups are narrow tables that stack on a phone."""
     made = []
-    for i, (title, parts) in enumerate(groupby(panels(result), key=lambda panel: panel.title)):
-        panes: list[Panel] = list(parts)
-        groups = [here for pane in panes for here in pane.groups]
-        names = [name if result.columns[1:] and pane.title == here.about.label else here.about.label
-                 for pane in panes for here, name in zip(pane.groups, pane.names, strict=True)]  # fmt: skip
-        tables = [_table(result, here, name) for here, name in zip(groups, names, strict=True)]
-        intro = " ".join(legend(result)) if not i else ""
-        longest = max(len(row.label) for pane in panes for row in pane.rows)
+    for i, panel in enumerate(panels(result)):
+        by_column = panel.title not in result.columns
+        names = [here.column if by_column else here.about.label for here in panel.groups]
+        tables = [_table(result, here, name) for here, name in zip(panel.groups, names, strict=True)]
+        longest = max(len(row.label) for row in panel.rows)
         width = 325 + 6 * (min(max(longest, 10), 28) - 10)  # long names get room rather than lines
-        made.append(Section(f"table-{i + 1}", title, intro, [Tables(tables, agreement(result, groups), width)]))
+        intro = " ".join(legend(result)) if not i else ""
+        made.append(Section(f"table-{i + 1}", panel.title, intro, [Tables(tables, agreement(list(panel.groups)), width)]))
     return made
 
 

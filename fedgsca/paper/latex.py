@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 
-from fedgsca.paper.marks import Entry, Group, Mark, Panel, panels
+from fedgsca.paper.marks import Entry, Group, Mark, Panel, panels, split
 from fedgsca.paper.result import Score, TableResult
 from fedgsca.paper.text_tables import heads
 from fedgsca.paper.words import caption, mean_text, rho_text, std_text, third_text
@@ -18,6 +18,7 @@ _SIGNS = {
     "₀": "$_0$", "₁": "$_1$", "…": r"\dots{}", "\N{NO-BREAK SPACE}": "~", "‖": r"$\|$", "²": "$^2$",
 }  # fmt: skip
 
+GROUPS = 3  # that stand side by side on a page
 LONG = 22  # signs of a name that still stand in one line
 
 
@@ -29,7 +30,7 @@ def escape(text: str) -> str:
 
 def to_latex(result: TableResult) -> str:
     """Every group has the same columns in all blocks: paper, ours, gap or rank; only ours if the paper has no numbers at all."""
-    parts = panels(result)
+    parts = [part for panel in panels(result) for part in split(panel, GROUPS)]
     names = max((heads(result, here) for panel in parts for here in panel.groups), key=len)
     shared = all(list(panel.names) == list(parts[0].names) for panel in parts)  # one head for all blocks
     titled = len({panel.title for panel in parts}) > 1
@@ -42,6 +43,7 @@ def to_latex(result: TableResult) -> str:
     first = "p{30mm}" if long else "l"
     lines = [
         r"% needs \usepackage{booktabs} and a text width of 170 mm" + ("; MINI SCALE" if result.scale == "mini" else ""),
+        *(f"% {' '.join(note.split())}" for note in result.notes),
         r"\begin{table*}[tbp]",
         r"\centering",
         rf"\caption{{{escape(caption(result))}}}",

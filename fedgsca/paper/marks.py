@@ -19,15 +19,19 @@ Mark = Literal["", "best", "second"]
 MISSING = "–"
 LEVELS = ((0.01, "**"), (0.05, "*"))  # of the paired test, uncorrected
 ENOUGH = 3  # rows; an order of two is a coin
-GROUPS = 3  # metrics or columns side by side
 
 
 @dataclass(frozen=True)
 class Metric:
     label: str
     short: str
-    digits: int = 2
+    digits: int | None = 2  # after the point; None: three that count, whatever the size
     more_is_better: bool = True
+
+    def decimals(self, value: float) -> int:
+        if self.digits is not None or not value:
+            return self.digits or 2
+        return min(max(2 - floor(log10(abs(value))), 0), 8)
 
 
 METRICS = {
@@ -35,12 +39,11 @@ METRICS = {
     "recall": Metric("Macro recall", "Recall"),
     "precision": Metric("Macro precision", "Precision"),
     "peak_f1": Metric("Best round's F1", "Peak F1"),
-    "seconds_per_round": Metric("Seconds per round", "Seconds per round", more_is_better=False),
-    "minutes_to_peak": Metric("Minutes to FedAvg's peak", "Minutes to peak", more_is_better=False),
-    "stability": Metric("Stability metric, all rounds", "All rounds", more_is_better=False),
-    "stability_late": Metric("Stability metric, last fifth", "Last fifth", more_is_better=False),
+    "seconds_per_round": Metric("Seconds per round", "s per round", None, more_is_better=False),
+    "minutes_to_peak": Metric("Minutes to FedAvg's peak", "min to peak", None, more_is_better=False),
+    "stability": Metric("Stability metric, all rounds", "All rounds", None, more_is_better=False),
+    "stability_late": Metric("Stability metric, last fifth", "Last fifth", None, more_is_better=False),
 }
-PERCENT = ("f1", "recall", "precision", "peak_f1")
 
 
 @dataclass(frozen=True)
@@ -100,34 +103,28 @@ class Panel:
         return [entry.row for entry in self.groups[0].entries]
 
 
-def metric_of(key: str, scores: Sequence[Score | None] = ()) -> Metric:
-    """What a metric is called and how it is printed: percentages as in the paper, other numbers with three digits that count."""
+def metric_of(key: str) -> Metric:
     words = key.replace("_", " ").capitalize()
-    known = METRICS.get(key) or Metric(words, words)
-    largest = max((abs(score.mean) for score in scores if score is not None), default=0.0)
-    if key in PERCENT or not largest:
-        return known
-    return replace(known, digits=min(max(2 - floor(log10(largest)), 0), 8))
+    return METRICS.get(key) or Metric(words, words, None)
 
 
 def panels(result: TableResult) -> list[Panel]:
     """As they stand below each other; a row without any number in a panel is left out if it has some in another."""
-    if len(result.metrics) > 1 or len(result.columns) == 1:
-        whole = [(column, [group(result, column, metric) for metric in result.metrics]) for column in result.columns]
-    else:
-        whole = [("", [group(result, column, result.metrics[0]) for column in result.columns])]
+    if len(result.metrics) == 1 and len(result.columns) > 1:
+        groups = _without_strangers(result, [group(result, column, result.metrics[0]) for column in result.columns])
+        return [Panel(groups[0].about.label, groups, result.columns)]
     made = []
-    for title, groups in whole:
-        for part in _chunks(_without_strangers(result, groups)):
-            names = [each.about.short if title else each.column for each in part]
-            made.append(Panel(title or part[0].about.label, part, names))
+    for column in result.columns:
+        groups = _without_strangers(result, [group(result, column, metric) for metric in result.metrics])
+        made.append(Panel(column, groups, [here.about.short for here in groups]))
     return made
 
 
-def _chunks(groups: Sequence[Group]) -> list[Sequence[Group]]:
-    """Four groups are two and two, not three and one."""
-    size = ceil(len(groups) / ceil(len(groups) / GROUPS))
-    return [groups[i : i + size] for i in range(0, len(groups), size)]
+def split(panel: Panel, most: int) -> list[Panel]:
+    """Parts of at most so many groups; four of them are two and two, not three and one."""
+    size = ceil(len(panel.groups) / ceil(len(panel.groups) / most))
+    starts = range(0, len(panel.groups), size)
+    return [Panel(panel.title, panel.groups[i : i + size], panel.names[i : i + size]) for i in starts]
 
 
 def _without_strangers(result: TableResult, groups: Sequence[Group]) -> list[Group]:
@@ -140,8 +137,10 @@ def _without_strangers(result: TableResult, groups: Sequence[Group]) -> list[Gro
 def group(result: TableResult, column: str, metric: str) -> Group:
     paper = [row.paper.get(column, {}).get(metric) for row in result.rows]
     ours = [row.ours.get(column, {}).get(metric) for row in result.rows]
-    about = metric_of(metric, [*paper, *ours])
+    about = metric_of(metric)
     both = [(p, o) if p is not None and o is not None else None for p, o in zip(paper, ours, strict=True)]
+    if sum(pair is not None for pair in both) < 2:  # one alone has no place
+        both = [None] * len(both)
     ranks = [_ranks([pair[side] if pair else None for pair in both], about) for side in (0, 1)]
     marks = [_marks(scores, about) for scores in (paper, ours)]
     entries = [
@@ -157,7 +156,7 @@ def group(result: TableResult, column: str, metric: str) -> Group:
 
 def _shown(score: Score, about: Metric) -> float:
     """The number as printed, turned so that more is better: equal on the page is equal."""
-    return round(score.mean, about.digits) * (1 if about.more_is_better else -1)
+    return round(score.mean, about.decimals(score.mean)) * (1 if about.more_is_better else -1)
 
 
 def _marks(scores: Sequence[Score | None], about: Metric) -> list[Mark]:

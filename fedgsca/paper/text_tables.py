@@ -7,7 +7,7 @@ import io
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from fedgsca.paper.marks import Entry, Group, Mark, Panel, group, panels
+from fedgsca.paper.marks import Entry, Group, Mark, Panel, group, panels, split
 from fedgsca.paper.result import Score, TableResult
 from fedgsca.paper.words import (
     agreement,
@@ -43,7 +43,7 @@ def to_markdown(result: TableResult) -> str:
     lines = [f"# {heading(result)}", "", source(result), ""]
     for panel in panels(result):
         lines += [f"## {panel.title}", "", *_markdown_table(result, panel), ""]
-        lines += [said, ""] if (said := agreement(result, list(panel.groups))) else []
+        lines += [said, ""] if (said := agreement(list(panel.groups))) else []
     lines += [" ".join(legend(result)).replace("*", "\\*"), ""]
     lines += ["Notes:", "", *(f"- {note}" for note in result.notes), ""] if result.notes else []
     return "\n".join(lines)
@@ -104,10 +104,9 @@ def print_table(result: TableResult) -> None:
     screen.say(source(result))
     across = max(1, (console.width - _NAME_WIDTH) // _GROUP_WIDTH)
     for panel in panels(result):
-        for start in range(0, len(panel.groups), across):
-            part = Panel(panel.title, panel.groups[start : start + across], panel.names[start : start + across])
+        for part in split(panel, across):
             _print_panel(result, part, styles=console.is_terminal)
-        if said := agreement(result, list(panel.groups)):
+        if said := agreement(list(panel.groups)):
             screen.say(said, "dim")
     words = " ".join(legend(result))
     screen.say(

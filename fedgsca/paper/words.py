@@ -40,7 +40,7 @@ def third_text(result: TableResult, entry: Entry, about: Metric) -> str:
     """The gap to the paper's number; at mini scale the paper's rank and ours."""
     if result.scale == "mini":
         return MISSING if entry.paper_rank is None else f"{entry.paper_rank} → {entry.our_rank}"
-    return MISSING if entry.gap is None else signed(entry.gap, about.digits)
+    return MISSING if entry.gap is None else signed(entry.gap, about.decimals(entry.paper.mean if entry.paper else 0.0))
 
 
 def signed(value: float, digits: int) -> str:
@@ -50,11 +50,11 @@ def signed(value: float, digits: int) -> str:
 
 
 def mean_text(score: Score | None, about: Metric) -> str:
-    return MISSING if score is None else f"{score.mean:.{about.digits}f}"
+    return MISSING if score is None else f"{score.mean:.{about.decimals(score.mean)}f}"
 
 
 def std_text(score: Score | None, about: Metric) -> str:
-    return "" if score is None or score.std is None else f"± {score.std:.{about.digits}f}"
+    return "" if score is None or score.std is None else f"± {score.std:.{about.decimals(score.mean)}f}"
 
 
 def tail_text(entry: Entry) -> str:
@@ -75,7 +75,7 @@ def rho_text(value: float | None) -> str:
     return MISSING if value is None else f"{value:.2f}".replace("-", MINUS)
 
 
-def agreement(result: TableResult, groups: list[Group]) -> str:
+def agreement(groups: list[Group]) -> str:
     """How far the paper's order of the rows is ours, per group; empty where the paper has no numbers."""
     known = [each for each in groups if each.rho is not None]
     if not known:
@@ -91,17 +91,19 @@ def legend(result: TableResult) -> list[str]:
     said = [
         "Mean ± standard deviation over seeds. Best bold, second best underlined, among the paper's numbers and among ours."
     ]
-    if result.scale == "mini":
+    if not any(any(row.paper.values()) for row in result.rows):
+        said = ["Mean ± standard deviation over seeds. Best bold, second best underlined. The paper prints no numbers."]
+    elif result.scale == "mini":
         said.append("Rank: place in the paper → place here, among the rows that have both numbers.")
     else:
         said.append("Gap: ours minus the paper's.")
     if any(p is not None for row in result.rows for here in row.p_value.values() for p in here.values()):
         levels = f"*{NBSP}p{NBSP}<{NBSP}0.05, **{NBSP}p{NBSP}<{NBSP}0.01"
-        said.append(f"{levels}: paired test against {name} over the seeds, not corrected for the number of tests.")
+        said.append(f"{levels}: paired t-test against {name} over the seeds, not corrected for the number of tests.")
     if any(
         each.partial for column in result.columns for metric in result.metrics for each in group(result, column, metric).entries
     ):
-        said.append(f"[k/{len(result.seeds)}]: so many seeds are done.")
+        said.append(f"[k/{len(result.seeds)}]: the number rests on k of {len(result.seeds)} seeds.")
     return said
 
 

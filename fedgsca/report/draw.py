@@ -6,6 +6,7 @@ drawing serves light, dark and print. Text stays text: it can be selected and se
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Sequence
 from functools import wraps
@@ -102,22 +103,19 @@ def round_axis(axes: Axes, rounds: int, *, ticks: int = 7) -> None:
 def end_labels(axes: Axes, ends: Sequence[tuple[float, str, str]], room: float) -> None:
     """Names (value, text, colour) at the right end of lines, moved apart if need be; `room`: a name's share of the height."""
     low, high = axes.get_ylim()
-    step = room * (high - low)
+    log = axes.get_yscale() == "log"
+    if log:
+        low, high = math.log(low), math.log(high)
     ordered = sorted(ends)
-    places = [value for value, _, _ in ordered]
+    places = [((math.log(value) if log else value) - low) / (high - low) for value, _, _ in ordered]  # shares of the height
     for i in range(1, len(places)):
-        places[i] = max(places[i], places[i - 1] + step)
-    over = max(0.0, places[-1] - high) if places else 0.0
-    beside: dict[str, Any] = {
-        "textcoords": "offset points",
-        "xycoords": ("axes fraction", "data"),
-        "va": "center",
-        "fontsize": SMALL,
-    }
+        places[i] = max(places[i], places[i - 1] + room)
+    over = max(0.0, places[-1] - 1) if places else 0.0
+    beside: dict[str, Any] = {"textcoords": "offset points", "xycoords": "axes fraction", "va": "center", "fontsize": SMALL}
     for place, (_, text, shade) in zip(places, ordered, strict=True):
         axes.annotate(
             "●", (1, place - over), (6, 0), color=shade, **beside
-        )  # text in the line's own colour would be hard to read
+        )  # a name in the line's own colour would be hard to read
         axes.annotate(text, (1, place - over), (20, 0), fontweight="bold", **beside)
 
 
