@@ -104,6 +104,20 @@ def descendants(number: int) -> list[int]:
     return found
 
 
+def program(number: int) -> str:
+    try:
+        return Path(f"/proc/{number}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+    except OSError:
+        return ""
+
+
+def end_flower(number: int) -> None:
+    """kill -9 a process that is one of Flower's; the number may have passed on to another one."""
+    if "flwr" in program(number) or "flower" in program(number):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(number, signal.SIGKILL)
+
+
 @dataclass
 class Process:
     """A child in a session of its own, with its output in a file."""
@@ -111,6 +125,7 @@ class Process:
     name: str
     handle: subprocess.Popen[bytes]
     log: Path
+    family: list[int] = field(default_factory=list)  # its children at the moment it was killed
 
     @property
     def text(self) -> str:
@@ -133,20 +148,20 @@ class Process:
             time.sleep(0.1)
 
     def kill(self) -> None:
-        """kill -9, as a crash would."""
+        """kill -9, as a crash would. What it had started should end by itself; stop() makes sure."""
+        self.family = descendants(self.handle.pid)
         self.handle.kill()
         self.handle.wait()
 
     def stop(self) -> None:
         """Politely, then not. Flower starts children in sessions of their own, so they are looked up first, while it lives."""
-        family = descendants(self.handle.pid)
+        family = [*self.family, *descendants(self.handle.pid)]
         if self.running:
             self.handle.terminate()
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self.handle.wait(5)
         for number in [self.handle.pid, *family] if self.running else family:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(number, signal.SIGKILL)
+            end_flower(number)
         self.handle.wait()
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -50,6 +50,10 @@ Preset = Annotated[
     str | None, typer.Option("--preset", help="default (our reading of the paper) or paper (literal)", rich_help_panel=_HOW)
 ]
 Jobs = Annotated[int, typer.Option("--jobs", min=1, help="worker processes; the result does not depend on it")]
+Carrier = Annotated[
+    Literal["local", "flower-sim"],
+    typer.Option("--engine", help="what carries the messages: this process, or Flower's simulation on Ray; same result"),
+]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="print errors only")]
 Json = Annotated[bool, typer.Option("--json", help="print one JSON object on stdout and nothing else")]
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fedgsca.cli.options import (
+    Carrier,
     ConfigFile,
     Data,
     Frozen,
@@ -64,6 +65,7 @@ def run(
     preset: Preset = None,
     out: Out = None,
     jobs: Jobs = 1,
+    engine: Carrier = "local",
     quiet: Quiet = False,
     json: Json = False,
 ) -> None:
@@ -75,10 +77,10 @@ def run(
         from fedgsca.cli.config import explain_preset
 
         explain_preset(made)
-    train(made, out or default_out(made), jobs=jobs, quiet=quiet, json=json)
+    train(made, out or default_out(made), jobs=jobs, engine=engine, quiet=quiet, json=json)
 
 
-def resume(run: Folder, jobs: Jobs = 1, quiet: Quiet = False, json: Json = False) -> None:
+def resume(run: Folder, jobs: Jobs = 1, engine: Carrier = "local", quiet: Quiet = False, json: Json = False) -> None:
     from fedgsca.compare import read_plan
     from fedgsca.engine.folder import read_config
 
@@ -90,21 +92,26 @@ def resume(run: Folder, jobs: Jobs = 1, quiet: Quiet = False, json: Json = False
 
         execute(plan, run, jobs=jobs, quiet=quiet, json=json)
         return
-    train(read_config(run), run, jobs=jobs, quiet=quiet, json=json)
+    train(read_config(run), run, jobs=jobs, engine=engine, quiet=quiet, json=json)
 
 
 def default_out(config: Config) -> Path:
     return Path("runs") / f"{short(config.data.source)}-{config.method}-{slug(config.noise.spec)}-s{config.seed}"
 
 
-def train(config: Config, out: Path, *, jobs: int, quiet: bool, json: bool) -> None:
+def train(config: Config, out: Path, *, jobs: int, engine: str = "local", quiet: bool, json: bool) -> None:
     """Run to the end, or say that there is nothing left to do; then the report and the summary."""
     from fedgsca.engine import federation
 
     finished = (out / "result.json").exists()
     label = f"{config.method} on {short(config.data.source)}"
     with stoppable(out), display(quiet=quiet) as progress:
-        result = federation.run(config, out, jobs=jobs, watcher=progress.watch(label))
+        if engine == "flower-sim" and not finished:
+            from fedgsca.engine.flower import simulate
+
+            result = simulate(config, out, jobs=jobs, watcher=progress.watch(label))
+        else:
+            result = federation.run(config, out, jobs=jobs, watcher=progress.watch(label))
     if finished and not quiet:
         note(f"{out} is finished: nothing left to run", "green")
     report = out / "report.html"

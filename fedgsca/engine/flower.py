@@ -12,26 +12,33 @@ safetensors block: the header, the declared extras, and integer buffers, which t
 
 from __future__ import annotations
 
+import logging
 import os
-import time
+import shutil
+import tempfile
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")  # all three are read when flwr and ray are imported
+os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")  # read when flwr and ray are imported
 os.environ.setdefault("FLWR_DISABLE_UPDATE_CHECK", "1")
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # Ray asks for it with a warning
 
 from fedgsca.config import Config
 from fedgsca.engine.federation import Silent, Watcher, run, wanted
 from fedgsca.engine.folder import read_config
 from fedgsca.engine.local import Reply
+from fedgsca.engine.network import Letter, NetworkEngine
 from fedgsca.engine.remote import Kind, SiteSettings, answer, read_settings, terms_of
-from fedgsca.engine.roll import Roll
 from fedgsca.engine.status import Status
 from fedgsca.errors import ConfigError, MissingExtraError
+from fedgsca.experiment import prepare
 from fedgsca.views import prepare_coordinator
 from fedgsca.wire import Arrays, Payload, Update, pack, unpack
 
@@ -43,7 +50,6 @@ except ImportError as missing:
     raise MissingExtraError("Flower is not installed", fix="pip install 'fedgsca[flower]'") from missing
 
 DEADLINE = 3600.0  # seconds, where the configuration names none
-_TELL_EVERY = 30.0  # seconds between lines that say who is awaited
 _TYPES: Mapping[Kind, str] = {"hello": "query", "train": "train", "judge": "evaluate"}
 
 
@@ -116,156 +122,54 @@ def from_node_config(context: Context) -> tuple[SiteSettings, None]:
 # ---- coordinator ----
 
 
-class FlowerEngine:
-    """Carries payloads over a Flower grid, with a deadline, and names every site that did not answer in time.
+class GridPost:
+    """Messages over a Flower grid. The same terms go with each of them."""
 
-    A round goes to the sites that are connected when it begins. The first one waits for all sites, later ones for a quorum; a site
-    that returns during a round takes part in the next.
-    """
+    def __init__(self, grid: Grid, terms: Mapping[str, Any]) -> None:
+        self.grid, self.terms = grid, terms
 
-    def __init__(
-        self,
-        grid: Grid,
-        terms: Mapping[str, Any],
-        sites: Sequence[str],
-        *,
-        quorum: int = 1,
-        deadline: float | None = None,
-        watcher: Watcher | None = None,
-        poll: float = 0.5,
-    ) -> None:
-        self.grid, self.terms, self.deadline, self.poll = grid, terms, deadline, poll
-        self.quorum, self.watcher = quorum, watcher or Silent()
-        self.roll = Roll(tuple(sorted(sites)))
-        self.asked: dict[str, int] = {}  # hello message -> node
-        self.late: dict[str, str] = {}  # message of an earlier round -> site
-        self.names: dict[int, str] = {}  # node -> the name of its key
-        self.gathered = False
+    def online(self) -> dict[int, str]:
+        return {int(node.node_id): str(node.name or "") for node in self.grid.get_nodes()}
 
-    def exchange(self, payload: Payload) -> Iterator[Reply]:
-        return self._visit("train", payload)
-
-    def judge(self, payload: Payload) -> Iterator[Reply]:
-        return self._visit("judge", payload)
-
-    def close(self) -> None:
-        pass
-
-    def _visit(self, kind: Kind, payload: Payload) -> Iterator[Reply]:
-        self._gather(self._end())
-        end = self._end()
-        sent = self._send(kind, payload, self.roll.nodes.values(), end)
-        site_of = {node: site for site, node in self.roll.nodes.items()}
-        waiting = {message: site_of[node] for message, node in sent.items()}
-        sites, ready = set(waiting.values()), dict[str, Reply]()
-        watch = _Watch(self.watcher, f"round {payload.round}: {'update' if kind == 'train' else 'test result'}", sites)
-        for site in self.roll.expected:
-            while site in sites and site not in ready:
-                for message in self._pull([*waiting, *self.late]):
-                    self._receive(message, kind, payload.round, waiting, ready)
-                if site in ready or time.monotonic() >= end:  # looked once more after the deadline: what is there counts
-                    break
-                watch.tell(set(waiting.values()))
-                time.sleep(self.poll)
-            if site in ready:
-                yield ready.pop(site)
-            else:
-                yield Reply(site, None, f"no answer within {self.deadline} s" if site in sites else self.roll.why_absent(site))
-        self.late |= waiting
-
-    def _end(self) -> float:
-        return time.monotonic() + self.deadline if self.deadline is not None else float("inf")
-
-    def _receive(self, message: Message, kind: Kind, round: int, waiting: dict[str, str], ready: dict[str, Reply]) -> None:
-        to = message.metadata.reply_to_message_id  # not the sender: errors come from the SuperLink in the name of a dead node
-        if to in self.late:
-            self.watcher.said(f"{self.late.pop(to)} answered too late for its round; the answer is dropped")
-        elif to in waiting:
-            site = waiting.pop(to)
-            ready[site] = _reply(message, site, kind, round)
-
-    def _gather(self, end: float) -> None:
-        """Learn who is connected. Wait for all sites the first time, afterwards for a quorum."""
-        self.roll.pardon()
-        watch = _Watch(self.watcher, "connection", self.roll.expected)
-        while True:
-            self._ask()
-            enough = not self.roll.missing() if not self.gathered else len(self.roll.nodes) >= self.quorum
-            if enough or time.monotonic() >= end:
-                break
-            watch.tell(set(self.roll.missing()))
-            time.sleep(self.poll)
-        self.gathered = True
-
-    def _ask(self) -> None:
-        self.names = {int(node.node_id): str(node.name or "") for node in self.grid.get_nodes()}
-        self.roll.forget_absent(self.names)
-        strangers = [node for node in self.roll.strangers(self.names) if node not in self.asked.values()]
-        self.asked |= self._send("hello", Payload(0, {}), strangers, float("inf"))
-        for message in self._pull(list(self.asked)):
-            node = self.asked.pop(message.metadata.reply_to_message_id, None)
-            if node is not None and node in self.names:
-                reply = _reply(message, self.names[node], "hello", 0)
-                site = reply.update.site if reply.update is not None else reply.site
-                why = self.roll.enter(node, site, self.names[node], reply.error)
-                if why is not None:
-                    self.watcher.said(f"{site or 'a node'} cannot take part: {why}")
-
-    def _send(self, kind: Kind, payload: Payload, nodes: Any, end: float) -> dict[str, int]:
-        """Message number -> node. A message that was not picked up by the end of its round is not delivered afterwards."""
+    def send(self, kind: Kind, payload: Payload, nodes: Sequence[int], seconds: float | None) -> dict[str, int]:
+        """A message that was not picked up in time is not delivered afterwards. The content is shared: Flower stores it once."""
+        if not nodes:
+            return {}
         records = to_records({"terms": self.terms, "round": payload.round}, payload.weights, payload.extras)
-        ttl = None if end == float("inf") else max(1.0, end - time.monotonic())
-        to = list(nodes)
-        messages = [Message(records, node, _TYPES[kind], ttl=ttl, group_id=str(payload.round)) for node in to]
-        numbers = list(self.grid.push_messages(messages)) if messages else []
-        return {number: node for number, node in zip(numbers, to, strict=False) if number}
+        messages = [Message(records, node, _TYPES[kind], ttl=seconds, group_id=str(payload.round)) for node in nodes]
+        numbers = list(self.grid.push_messages(messages))
+        return {number: node for number, node in zip(numbers, nodes, strict=True) if number}
 
-    def _pull(self, numbers: list[str]) -> list[Message]:
-        return list(self.grid.pull_messages(numbers)) if numbers else []
+    def collect(self, numbers: Sequence[str]) -> list[Letter]:
+        return [_letter(message) for message in self.grid.pull_messages(list(numbers))] if numbers else []
 
 
-def _reply(message: Message, site: str, kind: Kind, round: int) -> Reply:
-    """What a message of a site says; anything odd about it becomes the reason for leaving it out."""
+def _letter(message: Message) -> Letter:
+    # not the sender counts: the SuperLink answers in the name of a node that died
+    to = message.metadata.reply_to_message_id
     if message.has_error():
-        return Reply(site, None, f"Flower reports error {message.error.code}: {message.error.reason}")
+        return Letter(to, error=f"Flower reports error {message.error.code}: {message.error.reason}")
     try:
-        header, weights, extras = from_records(message.content)
-        if (header["kind"], header["round"]) != (kind, round):
-            return Reply(site, None, f"it answered {header['kind']} of round {header['round']}")
-        name, error = str(header["site"]), header["error"]
-        if error is not None:
-            return Reply(site or name, None, str(error))
-        update = Update(name, int(header["num_samples"]), weights, extras)
-        return Reply(site, update, None, dict(header["observed"]), float(header["seconds"]))
-    except Exception as problem:
-        return Reply(site, None, f"its message cannot be used ({problem})")
-
-
-class _Watch:
-    """Says now and then who is awaited and since when."""
-
-    def __init__(self, watcher: Watcher, what: str, names: Any) -> None:
-        self.watcher, self.what = watcher, what
-        self.since, self.told = time.strftime("%H:%M:%S"), time.monotonic()
-        if isinstance(watcher, Status):
-            watcher.awaits(sorted(names), what)
-
-    def tell(self, names: set[str]) -> None:
-        if names and time.monotonic() - self.told >= _TELL_EVERY:
-            self.told = time.monotonic()
-            self.watcher.said(f"{self.what}: waiting for {', '.join(sorted(names))} since {self.since}")
+        return Letter(to, *from_records(message.content))
+    except ValueError as error:
+        return Letter(to, error=str(error))
 
 
 def coordinate(
-    grid: Grid, config: Config, out: Path, *, deadline: float | None, watcher: Watcher | None = None, poll: float = 0.5
+    grid: Grid,
+    config: Config,
+    out: Path,
+    *,
+    deadline: float | None,
+    watcher: Watcher | None = None,
+    poll: float = 0.5,
+    stop: threading.Event | None = None,
 ) -> dict[str, Any]:
     """The coordinator's whole run over a grid, or its continuation."""
     experiment = prepare_coordinator(config)
-    status = Status(out, watcher or Silent())
+    post, status = GridPost(grid, terms_of(experiment)), Status(out, watcher or Silent())
     quorum = wanted(config, len(experiment.names))
-    engine = FlowerEngine(
-        grid, terms_of(experiment), experiment.names, quorum=quorum, deadline=deadline, watcher=status, poll=poll
-    )
+    engine = NetworkEngine(post, experiment.names, quorum=quorum, deadline=deadline, watcher=status, poll=poll, stop=stop)
     try:
         result = run(config, out, engine=engine, experiment=experiment, watcher=status)
     except BaseException as error:
@@ -291,3 +195,58 @@ def server_app() -> ServerApp:
         write_report(out)
 
     return app
+
+
+# ---- simulation ----
+
+
+def simulate(config: Config, out: Path, *, jobs: int = 1, watcher: Watcher | None = None) -> dict[str, Any]:
+    """The experiment on Flower's simulation engine: `jobs` Ray actors on this machine, or the cluster that RAY_ADDRESS names.
+
+    Without a cluster, Ray listens on loopback only and is gone at the end. A cluster's machines must see the data and the run
+    folder under the same paths.
+    """
+    if find_spec("ray") is None:
+        raise MissingExtraError("Flower simulates with Ray, which is not installed", fix="pip install 'fedgsca[flower-sim]'")
+    from flwr.simulation import run_simulation
+
+    out = out.resolve()
+    names, stop = sorted(prepare(config).names), threading.Event()
+    found: list[dict[str, Any]] = []
+    server = ServerApp()
+
+    @server.main()
+    def main(grid: Grid, context: Context) -> None:  # in a thread of this process
+        found.append(coordinate(grid, config, out, deadline=config.federation.deadline, watcher=watcher, poll=0.05, stop=stop))
+
+    def place(context: Context) -> tuple[SiteSettings, Path]:
+        return SiteSettings(name=names[int(context.node_config["partition-id"])], state=str(out)), out
+
+    with ray_settings(jobs) as settings:
+        try:
+            run_simulation(server, client_app(place), len(names), backend_config=settings)
+        finally:
+            stop.set()  # Ctrl-C ends this thread; the other one must not wait for sites that are gone
+    return found[0]
+
+
+@contextmanager
+def ray_settings(jobs: int) -> Iterator[dict[str, Any]]:
+    """Ray's settings, in a short folder of its own: the paths of its sockets may have 107 characters."""
+    import ray
+
+    logging.getLogger("flwr").setLevel(
+        logging.ERROR
+    )  # also silences the advice to use `flwr run`, which leaves a process behind
+    resources = {"num_cpus": 1, "num_gpus": 0.0}
+    cluster = os.environ.get("RAY_ADDRESS")
+    if cluster:
+        yield {"init_args": {"address": cluster, "log_to_driver": False}, "client_resources": resources}
+        return
+    folder = tempfile.mkdtemp(prefix="ray-")
+    local = {"num_cpus": jobs, "_node_ip_address": "127.0.0.1", "_temp_dir": folder, "log_to_driver": False}
+    try:
+        yield {"init_args": local, "client_resources": resources}
+    finally:
+        ray.shutdown()
+        shutil.rmtree(folder, ignore_errors=True)

@@ -55,10 +55,12 @@ class SiteSettings(Section):
 
     name: str = Field(min_length=1)
     state: str = Field(description="folder for the site's private memory")
-    data: str | None = Field(None, description="its own images; none: a rehearsal with its part of the shared source")
-    labels: str | None = Field(None, description="csv (file,label) that replaces the given training labels")
-    weights: str | None = Field(None, description="its own copy of the frozen backbone's weights")
-    fingerprint: str | None = Field(None, description="the only experiment that it takes part in; none: any it is asked for")
+    data: str | None = Field(default=None, description="its own images; none: a rehearsal with its part of the shared source")
+    labels: str | None = Field(default=None, description="csv (file,label) that replaces the given training labels")
+    weights: str | None = Field(default=None, description="its own copy of the frozen backbone's weights")
+    fingerprint: str | None = Field(
+        default=None, description="the only experiment that it takes part in; none: any it is asked for"
+    )
 
 
 def read_settings(path: Path) -> SiteSettings:

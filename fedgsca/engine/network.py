@@ -1,0 +1,175 @@
+"""The engine of a deployment: payloads go to sites that may be late, absent, of another version, or not who they say they are.
+
+It knows deadlines, quorum and names, and leaves the carrying to a Post (flower.py has one).
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from fedgsca.engine.federation import Silent, Watcher
+from fedgsca.engine.local import Reply
+from fedgsca.engine.remote import Kind
+from fedgsca.engine.roll import Roll
+from fedgsca.engine.status import Status
+from fedgsca.errors import FedgscaError
+from fedgsca.wire import Payload, Update
+
+_TELL_EVERY = 30.0  # seconds between lines that say who is awaited
+
+
+@dataclass(frozen=True)
+class Letter:
+    """What came back for one message: its content, or the carrier's reason why there is none."""
+
+    to: str  # the number of the message that this answers
+    header: dict[str, Any] | None = None
+    weights: dict[str, np.ndarray] | None = None
+    extras: dict[str, np.ndarray] | None = None
+    error: str | None = None
+
+
+class Post(Protocol):
+    """Carries messages to numbered nodes."""
+
+    def online(self) -> dict[int, str]: ...  # node -> the name under which its key is registered, or ""
+    def send(
+        self, kind: Kind, payload: Payload, nodes: Sequence[int], seconds: float | None
+    ) -> dict[str, int]: ...  # message -> node
+    def collect(self, numbers: Sequence[str]) -> list[Letter]: ...  # what has arrived so far
+
+
+class NetworkEngine:
+    """Carries payloads with a deadline, and names every site that did not answer in time.
+
+    A round goes to the sites that are connected when it begins. The first one waits for all sites, later ones for a quorum; a site
+    that returns during a round takes part in the next.
+    """
+
+    def __init__(
+        self,
+        post: Post,
+        sites: Sequence[str],
+        *,
+        quorum: int = 1,
+        deadline: float | None = None,
+        watcher: Watcher | None = None,
+        poll: float = 0.5,
+        stop: threading.Event | None = None,
+    ) -> None:
+        self.post, self.deadline, self.poll = post, deadline, poll
+        self.quorum, self.watcher, self.stop = quorum, watcher or Silent(), stop or threading.Event()
+        self.roll = Roll(tuple(sorted(sites)))
+        self.asked: dict[str, int] = {}  # hello message -> node
+        self.late: dict[str, str] = {}  # message of an earlier round -> site
+        self.gathered = False
+
+    def exchange(self, payload: Payload) -> Iterator[Reply]:
+        return self._visit("train", payload)
+
+    def judge(self, payload: Payload) -> Iterator[Reply]:
+        return self._visit("judge", payload)
+
+    def close(self) -> None:
+        pass
+
+    def _visit(self, kind: Kind, payload: Payload) -> Iterator[Reply]:
+        self._gather(self._end())
+        end, nodes = self._end(), dict(self.roll.nodes)
+        sent = self.post.send(kind, payload, list(nodes.values()), self.deadline)
+        site_of = {node: site for site, node in nodes.items()}
+        waiting = {number: site_of[node] for number, node in sent.items()}
+        sites, ready = set(waiting.values()), dict[str, Reply]()
+        watch = _Watch(self.watcher, f"round {payload.round}: {'update' if kind == 'train' else 'test result'}", sites)
+        for site in self.roll.expected:
+            while site in sites and site not in ready:
+                for letter in self.post.collect([*waiting, *self.late]):
+                    self._receive(letter, kind, payload.round, waiting, ready)
+                if site in ready or time.monotonic() >= end:  # looked once more after the deadline: what is there counts
+                    break
+                watch.tell(waiting.values())
+                self._rest()
+            if site in ready:
+                yield ready.pop(site)
+            else:
+                yield Reply(site, None, f"no answer within {self.deadline} s" if site in sites else self.roll.why_absent(site))
+        self.late |= waiting
+
+    def _end(self) -> float:
+        return time.monotonic() + self.deadline if self.deadline is not None else float("inf")
+
+    def _rest(self) -> None:
+        if self.stop.wait(self.poll):
+            raise FedgscaError("stopped from outside", fix="run `fedgsca resume`; finished rounds are kept")
+
+    def _receive(self, letter: Letter, kind: Kind, round: int, waiting: dict[str, str], ready: dict[str, Reply]) -> None:
+        if letter.to in self.late:
+            self.watcher.said(f"{self.late.pop(letter.to)} answered too late for its round; the answer is dropped")
+        elif letter.to in waiting:
+            site = waiting.pop(letter.to)
+            ready[site] = read_letter(letter, site, kind, round)
+
+    def _gather(self, end: float) -> None:
+        """Learn who is connected. Wait for all sites the first time, afterwards for a quorum."""
+        self.roll.pardon()
+        watch = _Watch(self.watcher, "connection", self.roll.expected if not self.gathered else ())
+        while True:
+            self._ask()
+            enough = len(self.roll.nodes) >= self.quorum if self.gathered else not self.roll.missing()
+            if enough or time.monotonic() >= end:
+                break
+            watch.tell(self.roll.missing())
+            self._rest()
+        self.gathered = True
+
+    def _ask(self) -> None:
+        names = self.post.online()
+        self.roll.forget_absent(names)
+        strangers = [node for node in self.roll.strangers(names) if node not in self.asked.values()]
+        self.asked |= self.post.send("hello", Payload(0, {}), strangers, None)
+        for letter in self.post.collect(list(self.asked)):
+            node = self.asked.pop(letter.to, None)
+            if node is not None and node in names:
+                reply = read_letter(letter, names[node], "hello", 0)
+                site = reply.update.site if reply.update is not None else reply.site
+                why = self.roll.enter(node, site, names[node], reply.error)
+                if why is not None:
+                    self.watcher.said(f"{site or 'a node'} cannot take part: {why}")
+
+
+def read_letter(letter: Letter, site: str, kind: Kind, round: int) -> Reply:
+    """What a site says; anything odd about it becomes the reason for leaving it out. `site` may be empty: it tells its name."""
+    if letter.error is not None or letter.header is None:
+        return Reply(site, None, letter.error or "an empty message")
+    header = letter.header
+    try:
+        if (header["kind"], header["round"]) != (kind, round):
+            return Reply(site, None, f"it answered {header['kind']} of round {header['round']}")
+        name = str(header["site"])
+        if header["error"] is not None:
+            return Reply(site or name, None, str(header["error"]))
+        update = Update(name, int(header["num_samples"]), letter.weights or {}, letter.extras or {})
+        return Reply(site, update, None, dict(header["observed"]), float(header["seconds"]))
+    except (KeyError, TypeError, ValueError) as problem:
+        return Reply(site, None, f"its message cannot be used ({type(problem).__name__}: {problem})")
+
+
+class _Watch:
+    """Says now and then who is awaited and since when."""
+
+    def __init__(self, watcher: Watcher, what: str, names: Iterable[str]) -> None:
+        self.watcher, self.what = watcher, what
+        self.since, self.told = time.strftime("%H:%M:%S"), time.monotonic()
+        if isinstance(watcher, Status):
+            watcher.awaits(sorted(names), what)
+
+    def tell(self, names: Iterable[str]) -> None:
+        if time.monotonic() - self.told >= _TELL_EVERY and (missing := sorted(set(names))):
+            self.told = time.monotonic()
+            self.watcher.said(f"{self.what}: waiting for {', '.join(missing)} since {self.since}")

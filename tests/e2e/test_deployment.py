@@ -1,0 +1,204 @@
+"""A real deployment on loopback: SuperLink, four SuperNodes, TLS, keys. Slow: every message starts a Python process at a site.
+
+What can break is broken for real: processes are killed with -9, certificates and keys are wrong, versions and classes differ.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from toys import outcome, toy_config
+
+pytest.importorskip("flwr")
+
+from deployment import Deployment, deployment, descendants, make_certificates, make_key, program
+
+from fedgsca.config import Config, load_config
+from fedgsca.engine.app import write_app
+from fedgsca.engine.federation import run
+from fedgsca.engine.folder import read_lines
+from fedgsca.engine.status import read_status
+
+pytestmark = pytest.mark.slow
+NAMES = [f"site-{k}" for k in range(1, 5)]
+LONG = 420  # seconds for a run on a busy machine; alone it takes a quarter of that
+
+
+@pytest.fixture(scope="module")
+def link(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
+    """SuperLink and four SuperNodes that live through the whole module, as in a hospital."""
+    with deployment(tmp_path_factory.mktemp("deployment")) as made:
+        made.superlink()
+        for name in NAMES:
+            made.register(name)
+            made.supernode(name)
+        yield made
+
+
+def until(condition: Callable[[], Any], seconds: float = LONG) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "waited in vain"
+        time.sleep(0.2)
+
+
+def lines(out: Path) -> list[dict[str, Any]]:
+    return read_lines(out / "metrics.jsonl")
+
+
+def complete(link: Deployment, config: Config, out: Path) -> str:
+    process = link.run(write_app(config, out))
+    process.wait(LONG)
+    assert (out / "result.json").exists(), process.text[-3000:]
+    return process.text
+
+
+@pytest.mark.parametrize("method", ["fedgsca", "fednoro"])
+def test_deployment_and_simulation_end_in_the_bytes_of_one_process(method: str, link: Deployment, tmp_path: Path) -> None:
+    config = toy_config(method, train__rounds=3)
+    run(config, tmp_path / "here")
+    complete(link, config, tmp_path / "deployed")
+    assert outcome(tmp_path / "deployed") == outcome(tmp_path / "here")
+    assert (tmp_path / "deployed" / "report.html").exists()
+    pytest.importorskip("ray")
+    from fedgsca.engine.flower import simulate
+
+    simulate(config, tmp_path / "simulated", jobs=2)
+    assert outcome(tmp_path / "simulated") == outcome(tmp_path / "here")
+
+
+def test_a_killed_coordinator_goes_on_from_its_checkpoint(link: Deployment, tmp_path: Path) -> None:
+    config, out = toy_config("fedcorr", train__rounds=4), tmp_path / "deployed"
+    run(config, tmp_path / "here")
+    first = link.run(write_app(config, out))
+    until(lambda: len(lines(out)) >= 2)
+    coordinators = [n for n in descendants(link.processes[0].handle.pid) if "flwr-serverapp" in program(n)]
+    assert coordinators
+    for number in coordinators:
+        os.kill(number, 9)
+    first.wait(LONG)
+    assert not (out / "result.json").exists()
+    complete(link, config, out)
+    assert outcome(out) == outcome(tmp_path / "here")
+
+
+def test_a_killed_superlink_loses_no_finished_round(link: Deployment, tmp_path: Path) -> None:
+    config, out = toy_config("fedavg", train__rounds=3), tmp_path / "deployed"
+    run(config, tmp_path / "here")
+    first = link.run(write_app(config, out))
+    until(lambda: len(lines(out)) >= 1)
+    link.processes[0].kill()
+    first.wait(LONG)
+    assert not (out / "result.json").exists()
+    started = link.superlink()
+    link.processes.remove(started)
+    link.processes.append(link.processes[0])
+    link.processes[0] = started
+    complete(link, config, out)
+    assert outcome(out) == outcome(tmp_path / "here")
+
+
+def test_a_killed_site_is_named_and_comes_back(link: Deployment, tmp_path: Path) -> None:
+    """The rounds go on with three sites; a supervisor at the fourth tries again until the SuperLink takes it back."""
+    config, out = toy_config("fedavg", train__rounds=40, federation__deadline=20), tmp_path / "deployed"
+    process = link.run(write_app(config, out))
+    until(lambda: len(lines(out)) >= 1)
+    node = next(p for p in link.processes if p.name == "site-2" and p.running)
+    node.kill()
+    until(lambda: any("site-2" in line["refused"] for line in lines(out)))
+    left = next(line for line in lines(out) if "site-2" in line["refused"])
+    assert sorted(left["sites"]) == ["site-1", "site-3", "site-4"]
+    again = link.supernode("site-2")
+
+    def back() -> bool:
+        nonlocal again
+        if not again.running:  # refused while the SuperLink still believes in the dead one
+            time.sleep(5)
+            again = link.supernode("site-2")
+        return any("site-2" in line["sites"] for line in lines(out) if line["round"] > left["round"])
+
+    until(back)
+    status = read_status(out)
+    assert status is not None and status["state"] == "running" and status["round"] == len(lines(out))
+    process.stop()
+    link.command("stop", run_number(process.text), "here")
+
+
+def run_number(text: str) -> str:
+    return text.partition("Successfully started run ")[2].split()[0]
+
+
+def test_a_wrong_certificate_and_an_unknown_key_are_turned_away(link: Deployment, tmp_path: Path) -> None:
+    make_certificates(tmp_path, name="other")
+    wrong = link.supernode("site-1", ca=tmp_path / "other.crt")
+    make_key(tmp_path / "stranger")
+    unknown = link.supernode("site-1", key=tmp_path / "stranger")
+    assert (unknown.wait(90) != 0 and "could not be activated" in unknown.text) or "Failed to activate" in unknown.text
+    until(lambda: "CERTIFICATE_VERIFY_FAILED" in wrong.text or not wrong.running, 90)
+    assert "certificate" in wrong.text.lower()
+    wrong.stop()
+
+
+# ---- hospitals with their own images ----
+
+
+def hospital(folder: Path, classes: tuple[str, ...]) -> Path:
+    import numpy as np
+    from PIL import Image
+    from toys import toy_images
+
+    folder.mkdir(parents=True)
+    labels = np.arange(30) % len(classes)
+    rows = ["file,label,split"]
+    for i, (label, picture) in enumerate(zip(labels, toy_images(labels), strict=True)):
+        Image.fromarray(picture).save(folder / f"{i}.png")
+        rows.append(f"{i}.png,{classes[label]},{'test' if i % 5 == 0 else 'train'}")
+    (folder / "labels.csv").write_text("\n".join(rows) + "\n")
+    return folder
+
+
+@pytest.fixture
+def tiny_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of one page, where this may be mounted."""
+    path = tmp_path / "tiny"
+    path.mkdir()
+    made = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4k", "none", str(path)], capture_output=True)
+    if made.returncode:
+        pytest.skip("a small file system cannot be mounted here")
+    yield path
+    subprocess.run(["umount", str(path)], check=True)
+
+
+def test_what_is_wrong_at_a_hospital_is_named(tmp_path: Path, tiny_disk: Path) -> None:
+    """Five hospitals: one other class list, one other version, one full disk; two are well, and train."""
+    names = ("a-good", "b-good", "c-classes", "d-version", "e-disk")
+    config = load_config(
+        method="fedgsca", data__source="sites", data__classes=["x", "y"], data__image_size=12, federation__sites=list(names),
+        federation__quorum=0.4, federation__deadline=240, train__rounds=1, train__threads=1, train__device="cpu", fedgsca__warmup=0,
+    )  # fmt: skip
+    older = tmp_path / "older"
+    older.mkdir()
+    (older / "sitecustomize.py").write_text("import fedgsca\n\nfedgsca.__version__ = '0.0.9'\n")
+    out = tmp_path / "run"
+    with deployment(tmp_path / "deployment") as link:
+        link.superlink()
+        everyone = link.env["PYTHONPATH"]
+        for name in names:
+            link.register(name)
+            data = hospital(tmp_path / name, ("x", "z") if name == "c-classes" else ("x", "y"))
+            state = tiny_disk if name == "e-disk" else tmp_path / "state" / name
+            link.env["PYTHONPATH"] = f"{older}:{everyone}" if name == "d-version" else everyone
+            link.supernode(name, settings=link.site_file(name, data=str(data), state=str(state)))
+        link.env["PYTHONPATH"] = everyone
+        complete(link, config, out)
+    line = lines(out)[0]
+    assert sorted(line["sites"]) == ["a-good", "b-good"] and sorted(line["tested"]) == ["a-good", "b-good"]
+    assert "class list" in line["refused"]["c-classes"]
+    assert "it has fedgsca 0.0.9" in line["refused"]["d-version"]
+    assert "cannot write to its disk" in line["refused"]["e-disk"]
