@@ -111,6 +111,23 @@ def program(number: int) -> str:
         return ""
 
 
+def listening(numbers: list[int]) -> set[str]:
+    """Addresses on which these processes accept connections; 0.0.0.0 means all of the machine's."""
+    sockets = set()
+    for number in numbers:
+        for entry in Path(f"/proc/{number}/fd").glob("*"):
+            with contextlib.suppress(OSError):
+                sockets.add(str(entry.readlink()))
+    found = set()
+    for table, family in (("tcp", socket.AF_INET), ("tcp6", socket.AF_INET6)):
+        for row in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
+            fields = row.split()
+            if fields[3] == "0A" and f"socket:[{fields[9]}]" in sockets:
+                words = bytes.fromhex(fields[1].partition(":")[0])
+                found.add(socket.inet_ntop(family, b"".join(words[i : i + 4][::-1] for i in range(0, len(words), 4))))
+    return found
+
+
 def end_flower(number: int) -> None:
     """kill -9 a process that is one of Flower's; the number may have passed on to another one."""
     if "flwr" in program(number) or "flower" in program(number):

@@ -148,7 +148,8 @@ def _letter(message: Message) -> Letter:
     # not the sender counts: the SuperLink answers in the name of a node that died
     to = message.metadata.reply_to_message_id
     if message.has_error():
-        return Letter(to, error=f"Flower reports error {message.error.code}: {message.error.reason}")
+        reason = (str(message.error.reason).splitlines() or ["no reason"])[0]
+        return Letter(to, error=f"Flower reports error {message.error.code}: {reason[:300]}")
     try:
         return Letter(to, *from_records(message.content))
     except ValueError as error:
@@ -164,12 +165,15 @@ def coordinate(
     watcher: Watcher | None = None,
     poll: float = 0.5,
     stop: threading.Event | None = None,
+    strict: bool = False,
 ) -> dict[str, Any]:
     """The coordinator's whole run over a grid, or its continuation."""
     experiment = prepare_coordinator(config)
     post, status = GridPost(grid, terms_of(experiment)), Status(out, watcher or Silent())
     quorum = wanted(config, len(experiment.names))
-    engine = NetworkEngine(post, experiment.names, quorum=quorum, deadline=deadline, watcher=status, poll=poll, stop=stop)
+    engine = NetworkEngine(
+        post, experiment.names, quorum=quorum, deadline=deadline, watcher=status, poll=poll, stop=stop, strict=strict
+    )
     try:
         result = run(config, out, engine=engine, experiment=experiment, watcher=status)
     except BaseException as error:
@@ -208,6 +212,8 @@ def simulate(config: Config, out: Path, *, jobs: int = 1, watcher: Watcher | Non
     """
     if find_spec("ray") is None:
         raise MissingExtraError("Flower simulates with Ray, which is not installed", fix="pip install 'fedgsca[flower-sim]'")
+    if "RAY_ADDRESS" not in os.environ:
+        os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")  # what makes Ray stay on loopback, on Linux too
     from flwr.simulation import run_simulation
 
     out = out.resolve()
@@ -217,7 +223,7 @@ def simulate(config: Config, out: Path, *, jobs: int = 1, watcher: Watcher | Non
 
     @server.main()
     def main(grid: Grid, context: Context) -> None:  # in a thread of this process
-        found.append(coordinate(grid, config, out, deadline=config.federation.deadline, watcher=watcher, poll=0.05, stop=stop))
+        found.append(coordinate(grid, config, out, deadline=None, watcher=watcher, poll=0.05, stop=stop, strict=True))
 
     def place(context: Context) -> tuple[SiteSettings, Path]:
         return SiteSettings(name=names[int(context.node_config["partition-id"])], state=str(out)), out
@@ -235,9 +241,8 @@ def ray_settings(jobs: int) -> Iterator[dict[str, Any]]:
     """Ray's settings, in a short folder of its own: the paths of its sockets may have 107 characters."""
     import ray
 
-    logging.getLogger("flwr").setLevel(
-        logging.ERROR
-    )  # also silences the advice to use `flwr run`, which leaves a process behind
+    # silent: its errors reach us as replies, and its advice to use `flwr run` would leave a process behind
+    logging.getLogger("flwr").setLevel(logging.CRITICAL)
     resources = {"num_cpus": 1, "num_gpus": 0.0}
     cluster = os.environ.get("RAY_ADDRESS")
     if cluster:

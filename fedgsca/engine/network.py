@@ -62,13 +62,15 @@ class NetworkEngine:
         watcher: Watcher | None = None,
         poll: float = 0.5,
         stop: threading.Event | None = None,
+        strict: bool = False,
     ) -> None:
+        """`strict`, for simulations: a message that got lost is an error, not a site to be left out."""
         self.post, self.deadline, self.poll = post, deadline, poll
         self.quorum, self.watcher, self.stop = quorum, watcher or Silent(), stop or threading.Event()
         self.roll = Roll(tuple(sorted(sites)))
         self.asked: dict[str, int] = {}  # hello message -> node
         self.late: dict[str, str] = {}  # message of an earlier round -> site
-        self.gathered = False
+        self.gathered, self.strict = False, strict
 
     def exchange(self, payload: Payload) -> Iterator[Reply]:
         return self._visit("train", payload)
@@ -113,6 +115,10 @@ class NetworkEngine:
             self.watcher.said(f"{self.late.pop(letter.to)} answered too late for its round; the answer is dropped")
         elif letter.to in waiting:
             site = waiting.pop(letter.to)
+            if self.strict and letter.error is not None:
+                raise FedgscaError(
+                    f"{site} failed: {letter.error}", fix="see above; then `fedgsca resume`: finished rounds are kept"
+                )
             ready[site] = read_letter(letter, site, kind, round)
 
     def _gather(self, end: float) -> None:

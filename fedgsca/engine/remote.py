@@ -153,13 +153,15 @@ def _bench(terms: str, settings: SiteSettings, folder: Path, alone: bool) -> Ben
 def answer(
     kind: Kind, terms: Mapping[str, Any], payload: Payload, settings: SiteSettings, folder: Path, *, alone: bool = True
 ) -> Reply:
-    """One message's work. Errors become reasons; only Ctrl-C and the like pass. `alone`: no other site in this process."""
+    """One message's work. A hospital's errors become reasons. `alone`: no other site in this process, which is a hospital's."""
     started = time.perf_counter()
     try:
         shared = settings if alone else settings.model_copy(update={"name": "all"})
         bench = _bench(json.dumps(terms, sort_keys=True), shared, folder, alone)
         reply = _do(kind, bench, settings.name, payload)
     except Exception as error:
+        if not (alone or isinstance(error, UpdateError)):
+            raise  # a simulation does not hide bugs
         log.error("%s of round %d failed", kind, payload.round, exc_info=error)
         return Reply(settings.name, None, public_reason(error), seconds=time.perf_counter() - started)
     return reply

@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from toys import outcome, toy_config
+from toys import Listener, outcome, toy_config
 
 pytest.importorskip("flwr")
 
-from deployment import Deployment, deployment, descendants, make_certificates, make_key, program
+from deployment import Deployment, deployment, descendants, listening, make_certificates, make_key, program
 
 from fedgsca.config import Config, load_config
 from fedgsca.engine.app import write_app
@@ -27,7 +27,7 @@ from fedgsca.engine.status import read_status
 
 pytestmark = pytest.mark.slow
 NAMES = [f"site-{k}" for k in range(1, 5)]
-LONG = 420  # seconds for a run on a busy machine; alone it takes a quarter of that
+LONG = 900  # seconds for a run on a busy machine; alone it takes a tenth of that
 
 
 @pytest.fixture(scope="module")
@@ -39,6 +39,18 @@ def link(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
             made.register(name)
             made.supernode(name)
         yield made
+
+
+LOOPBACK = ("127.0.0.1", "::1", "::ffff:127.0.0.1")
+
+
+class Ear(Listener):
+    """Looks up, in the first round, where this process and its children listen."""
+
+    heard: frozenset[str] = frozenset()
+
+    def round_done(self, line: dict[str, Any], seconds: float) -> None:
+        self.heard = self.heard or frozenset(listening([os.getpid(), *descendants(os.getpid())]))
 
 
 def until(condition: Callable[[], Any], seconds: float = LONG) -> None:
@@ -69,8 +81,11 @@ def test_deployment_and_simulation_end_in_the_bytes_of_one_process(method: str, 
     pytest.importorskip("ray")
     from fedgsca.engine.flower import simulate
 
-    simulate(config, tmp_path / "simulated", jobs=2)
+    ear = Ear()
+    simulate(config, tmp_path / "simulated", jobs=2, watcher=ear)
     assert outcome(tmp_path / "simulated") == outcome(tmp_path / "here")
+    assert ear.heard and all(address in LOOPBACK for address in ear.heard), ear.heard
+    assert not any("ray" in program(number) for number in descendants(os.getpid()))
 
 
 def test_a_killed_coordinator_goes_on_from_its_checkpoint(link: Deployment, tmp_path: Path) -> None:
@@ -198,7 +213,7 @@ def test_what_is_wrong_at_a_hospital_is_named(tmp_path: Path, tiny_disk: Path) -
         link.env["PYTHONPATH"] = everyone
         complete(link, config, out)
     line = lines(out)[0]
-    assert sorted(line["sites"]) == ["a-good", "b-good"] and sorted(line["tested"]) == ["a-good", "b-good"]
+    assert sorted(line["sites"]) == ["a-good", "b-good"] and set(line["tested"]) >= {"a-good", "b-good"}
     assert "class list" in line["refused"]["c-classes"]
     assert "it has fedgsca 0.0.9" in line["refused"]["d-version"]
     assert "cannot write to its disk" in line["refused"]["e-disk"]
