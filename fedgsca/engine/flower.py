@@ -38,7 +38,7 @@ from fedgsca.engine.network import Letter, NetworkEngine
 from fedgsca.engine.remote import Kind, SiteSettings, answer, read_settings, terms_of
 from fedgsca.engine.status import Status
 from fedgsca.errors import ConfigError, MissingExtraError
-from fedgsca.experiment import prepare
+from fedgsca.experiment import Experiment, prepare
 from fedgsca.views import prepare_coordinator
 from fedgsca.wire import Arrays, Payload, Update, pack, unpack
 
@@ -166,15 +166,16 @@ def coordinate(
     poll: float = 0.5,
     stop: threading.Event | None = None,
     strict: bool = False,
+    experiment: Experiment | None = None,
 ) -> dict[str, Any]:
     """The coordinator's whole run over a grid, or its continuation."""
-    experiment = prepare_coordinator(config)
-    post, status = GridPost(grid, terms_of(experiment)), Status(out, watcher or Silent())
-    quorum = wanted(config, len(experiment.names))
-    engine = NetworkEngine(
-        post, experiment.names, quorum=quorum, deadline=deadline, watcher=status, poll=poll, stop=stop, strict=strict
-    )
+    status = Status(out, watcher or Silent())
     try:
+        experiment = experiment or prepare_coordinator(config)
+        post, quorum = GridPost(grid, terms_of(experiment)), wanted(config, len(experiment.names))
+        engine = NetworkEngine(
+            post, experiment.names, quorum=quorum, deadline=deadline, watcher=status, poll=poll, stop=stop, strict=strict
+        )
         result = run(config, out, engine=engine, experiment=experiment, watcher=status)
     except BaseException as error:
         status.ended(error)
@@ -217,13 +218,16 @@ def simulate(config: Config, out: Path, *, jobs: int = 1, watcher: Watcher | Non
     from flwr.simulation import run_simulation
 
     out = out.resolve()
-    names, stop = sorted(prepare(config).names), threading.Event()
-    found: list[dict[str, Any]] = []
+    experiment, stop = prepare(config), threading.Event()
+    names, found = sorted(experiment.names), list[dict[str, Any]]()
     server = ServerApp()
 
     @server.main()
     def main(grid: Grid, context: Context) -> None:  # in a thread of this process
-        found.append(coordinate(grid, config, out, deadline=None, watcher=watcher, poll=0.05, stop=stop, strict=True))
+        result = coordinate(
+            grid, config, out, deadline=None, watcher=watcher, poll=0.05, stop=stop, strict=True, experiment=experiment
+        )
+        found.append(result)
 
     def place(context: Context) -> tuple[SiteSettings, Path]:
         return SiteSettings(name=names[int(context.node_config["partition-id"])], state=str(out)), out

@@ -6,6 +6,7 @@ the file and passes everything on to another watcher.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
 from collections.abc import Iterable
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedgsca.engine.folder import dumps
+from fedgsca.errors import RunFolderError
 from fedgsca.files import write_atomic
 
 if TYPE_CHECKING:
@@ -72,7 +74,8 @@ class Status:
 
     def ended(self, error: BaseException | None) -> None:
         self.known["state"] = "finished" if error is None else f"stopped: {str(error) or type(error).__name__}"
-        self._write()
+        with contextlib.suppress(RunFolderError):  # a full disk must not hide the error that it caused
+            self._write()
 
 
 def read_status(folder: Path) -> dict[str, Any] | None:
