@@ -15,12 +15,26 @@ import typer
 from typer.core import TyperGroup
 
 from fedgsca import __version__
-from fedgsca.cli import compare, config, data, demo, export, methods, noise, predict, report, run, wire
+from fedgsca.cli import compare, config, data, demo, export, methods, noise, predict, report, review, run, wire
 from fedgsca.cli.screen import complain
 from fedgsca.errors import FedgscaError
 
-MODULES = (demo, run, compare, report, predict, export, data, noise, wire, methods, config)
-ORDER = ("demo", "run", "resume", "compare", "report", "predict", "export", "data", "noise", "wire", "methods", "config")
+MODULES = (demo, run, compare, report, review, predict, export, data, noise, wire, methods, config)
+ORDER = (
+    "demo",
+    "run",
+    "resume",
+    "compare",
+    "report",
+    "review",
+    "predict",
+    "export",
+    "data",
+    "noise",
+    "wire",
+    "methods",
+    "config",
+)
 
 STOPPED = 130  # what a shell reports for Ctrl-C
 BUG = 70  # EX_SOFTWARE

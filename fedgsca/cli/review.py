@@ -1,0 +1,97 @@
+"""`fedgsca review`: the local page on which a person decides about suspect labels, and the summary of what was decided."""
+
+from __future__ import annotations
+
+import getpass
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from fedgsca.cli.options import Json
+from fedgsca.cli.screen import emit, grid, note, number, percent, say, show, warn
+from fedgsca.errors import ConfigError
+
+Folder = Annotated[Path, typer.Argument(metavar="AUDIT", help="folder of one site's audit, RUN/audit/SITE")]
+Reviewer = Annotated[str | None, typer.Option("--reviewer", help="whose decisions these are; default: your login name")]
+Port = Annotated[int | None, typer.Option("--port", min=1024, max=65535, help="default: the first free one from 8765")]
+Blind = Annotated[bool, typer.Option("--blind", help="show neither the given nor the suggested label before a decision")]
+Summary = Annotated[bool, typer.Option("--summary", help="print what was decided, with the reviewers' agreement, and exit")]
+
+
+def add(app: typer.Typer) -> None:
+    app.command("review", help="Look at suspect labels on a local page, and decide.", rich_help_panel="Labels")(review)
+
+
+def review(
+    audit: Folder,
+    reviewer: Reviewer = None,
+    blind: Blind = False,
+    port: Port = None,
+    summary: Summary = False,
+    json: Json = False,
+) -> None:
+    from fedgsca.audit.table import read_audit
+
+    opened = read_audit(audit)
+    if summary or json:
+        from fedgsca.audit.decisions import Decisions
+        from fedgsca.audit.opinions import summarise
+
+        found = summarise(Decisions(opened.path))
+        emit(found) if json else _show(found)
+        return
+    name = reviewer_name(reviewer)
+    from fedgsca.review.serve import need_server, serve
+
+    need_server()  # before the images are read
+    from fedgsca.audit.images import Images
+    from fedgsca.review.session import Session
+
+    session = Session(opened, Images.open(opened), name, blind=blind)
+
+    def tell(address: str) -> None:
+        say(f"review  {address}", "bold")
+        note(f"as {name}; decisions go to {session.decisions.path}; Ctrl-C ends, the same command goes on")
+
+    serve(session, port, tell)
+    done = session.progress()
+    say(f"\n{done['priority_decided']} of {done['priority']} labels of the priority list are decided, {done['decided']} in all")
+
+
+def reviewer_name(given: str | None) -> str:
+    """A name that fits one line of a table."""
+    name = (given if given is not None else getpass.getuser()).strip()
+    if not name or len(name) > 60 or not name.isprintable():
+        raise ConfigError(f"{name!r} cannot name a reviewer", fix="--reviewer NAME, at most 60 characters")
+    return name
+
+
+def _show(found: dict[str, Any]) -> None:
+    if found["damaged_lines"]:
+        warn(f"{found['damaged_lines']} lines of the decisions file are damaged and were skipped")
+    if not found["reviewers"]:
+        say("nothing has been decided yet")
+        return
+    head = ["reviewer", "decided", "accepted", "kept", "other class", "cannot tell", "blind", "median s", "per minute"]
+    rows = [
+        [
+            name,
+            *map(str, (p["decided"], *p["actions"].values(), p["blind"])),
+            number(p["median_seconds"]),
+            number(p["per_minute"]),
+        ]
+        for name, p in found["reviewers"].items()
+    ]
+    show(grid(head, rows))
+    moves = [[name, c["given"], c["label"], str(c["count"])] for name, p in found["reviewers"].items() for c in p["confusions"]]
+    if moves:
+        show(grid(["reviewer", "given", "new", "labels"], moves, left=3))
+    for pair in found["agreement"]:
+        who, same = " and ".join(pair["reviewers"]), percent(pair["agree"] / pair["n"] if pair["n"] else None)
+        say(f"{who}: {pair['n']} labels by both, {same} the same, Cohen's kappa {number(pair['kappa'], 2)}")
+        for case in pair["conflicts"][:20]:
+            mine, theirs = (label or "cannot tell" for label in case["labels"])
+            say(f"  {case['id']}  given {case['given']}: {mine} / {theirs}")
+        if len(pair["conflicts"]) > 20:
+            say(f"  ... and {len(pair['conflicts']) - 20} more (--json lists all)")

@@ -1,0 +1,201 @@
+"""The review page in a real browser: decide, undo, lose the server, go on. What counts is the decisions file."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import pytest
+from audits import toy_audit
+from browser import Browser, browser, chromium
+from toys import toy_npz
+
+pytest.importorskip("starlette")
+from fedgsca.audit.images import Images
+from fedgsca.audit.table import read_audit
+from fedgsca.review.serve import bind, make_server
+from fedgsca.review.session import Session
+
+pytestmark = pytest.mark.skipif(chromium() is None, reason="no Chromium is installed (Debian: apt-get install chromium)")
+
+
+@contextmanager
+def server(folder: Path, *flags: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """`fedgsca review` as a person starts it, and the address it prints."""
+    words = [sys.executable, "-m", "fedgsca", "review", str(folder), "--reviewer", "anna", *flags]
+    process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    line = process.stdout.readline()
+    try:
+        assert line.startswith("review"), process.stderr and process.stderr.read()
+        yield process, line.split()[1]
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()
+        assert process.stderr is not None
+        process.stderr.close()
+
+
+@contextmanager
+def served(folder: Path, *, blind: bool = False) -> Iterator[str]:
+    """The same in a thread of this process, which need not import everything again."""
+    audit = read_audit(folder)
+    with bind(None) as place:
+        running, address = make_server(Session(audit, Images.open(audit), "anna", blind=blind), place)
+        thread = Thread(target=running.run, kwargs={"sockets": [place]})
+        thread.start()
+        try:
+            yield address
+        finally:
+            running.should_exit = True
+            thread.join()
+
+
+@pytest.fixture(scope="module")
+def window(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    with browser(tmp_path_factory.mktemp("profile")) as opened:
+        opened.screen(1920, 1080)
+        yield opened
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return toy_audit(tmp_path / "run", source=toy_npz(400)).path
+
+
+def lines(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "decisions.jsonl").read_text().splitlines()]
+
+
+def at(window: Browser, number: int) -> None:
+    """Until this image is on the screen."""
+    window.wait(f"document.querySelector('#viewer img')?.alt.startsWith('Image {number} of')")
+
+
+def test_accept_change_undo_kill_the_server_and_go_on(window: Browser, folder: Path) -> None:
+    with server(folder) as (process, address):
+        port = address.split(":")[2].partition("/")[0]
+        window.open(address)
+        at(window, 1)
+        assert "token" not in window.js("location.href"), "the secret is taken out of the address bar"
+        suggested, given = window.text("#suggested"), window.text("#given")
+        window.press("a")
+        at(window, 2)
+        window.press("r")  # a note; its letters are no keys
+        for letter in "kau":
+            window.press(letter)
+        window.press("Escape")
+        window.press("c")  # another class, by number
+        window.wait("document.querySelector('#chooser').open")
+        chosen = window.text("#chooser-list span")
+        window.press("1")
+        at(window, 3)
+        window.click('[data-action="keep"]')  # with the mouse
+        at(window, 4)
+        window.press("z")
+        at(window, 3)
+        window.press("u")
+        at(window, 4)
+        saved = lines(folder)
+        assert [d["action"] for d in saved] == ["accept", saved[1]["action"], "keep", "undo", "unsure"]
+        assert (saved[0]["label"], saved[0]["given"], saved[0]["reviewer"]) == (suggested, given, "anna")
+        assert saved[1]["reason"] == "kau" and (saved[1]["label"] or saved[1]["given"]) == chosen
+        assert saved[3]["row"] == saved[2]["row"] == saved[4]["row"] and 0 < saved[0]["seconds"] < 60
+        assert not window.messages, "nothing was blocked by the policy, nothing failed"
+
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait()
+        window.press("k")
+        window.wait("!document.querySelector('#alert').hidden")
+        assert "NOT saved" in window.text("#alert") and window.text("#item-title").startswith("Image 4 of")
+        assert len(lines(folder)) == 5
+
+    with server(folder, "--port", port) as (_, address):
+        window.press("k")  # the old page does not hold the new secret
+        window.wait("document.querySelector('#alert').innerText.includes('earlier start')")
+        window.open(address)
+        at(window, 4)
+        assert window.text("#progress-text").startswith("3 of 10")
+        window.press("z")  # also what was decided before the kill
+        at(window, 3)
+        window.press("k")
+        at(window, 4)
+        window.press("k")
+        at(window, 5)
+        assert [d["action"] for d in lines(folder)][5:] == ["undo", "keep", "keep"]
+
+
+def test_the_keyboard_alone_is_enough_and_the_page_says_what_happens(window: Browser, folder: Path) -> None:
+    with served(folder) as address:
+        window.open(address)
+        at(window, 1)
+        assert window.text("#live").startswith("Image 1 of 10. Given")
+        reached = []
+        for _ in range(25):
+            window.press("Tab")
+            reached.append(window.js("document.activeElement.dataset.action || document.activeElement.id"))
+        assert {"filter", "viewer", "accept", "keep", "choose", "unsure", "undo", "note"} <= set(reached)
+        assert window.js(
+            "[...document.querySelectorAll('button')].every(b => (b.innerText || b.ariaLabel || b.textContent).trim())"
+        )
+        window.js("document.querySelector('[data-action=accept]').focus()")
+        window.press("Enter")
+        at(window, 2)
+        assert window.text("#live").startswith("Saved:") and "Image 2 of 10" in window.text("#live")
+        assert window.js("document.activeElement.dataset.action") == "accept", "the focus stays where it was"
+        before = window.text("#zoom")
+        window.press("+")
+        window.press("x")
+        assert window.text("#zoom") != before and window.js("document.querySelector('#viewer').classList.contains('pixels')")
+        window.press("n")
+        at(window, 3)
+        window.press("p")
+        at(window, 2)
+        for number in range(2, 11):
+            at(window, number)
+            window.press("k")
+        window.wait("!document.querySelector('#done').hidden")
+        assert len(lines(folder)) == 10
+        window.click("#done-summary")
+        window.wait("document.querySelector('#summary').open")
+        assert "anna" in window.text("#summary-body")
+
+
+@pytest.mark.parametrize(("width", "height"), [(390, 844), (1280, 800), (1920, 1080)])
+def test_everything_fits_on_the_screen(window: Browser, folder: Path, width: int, height: int) -> None:
+    window.screen(width, height, mobile=width < 500)
+    try:
+        with served(folder) as address:
+            window.open(address)
+            at(window, 1)
+            assert window.js("document.documentElement.scrollWidth <= innerWidth")
+            for name in ("accept", "keep", "choose", "unsure", "undo"):
+                edge = window.js(
+                    f"(b => [b.left, b.top, b.right, b.bottom])(document.querySelector('[data-action={name}]').getBoundingClientRect())"
+                )
+                assert edge[0] >= 0 and edge[1] >= 0 and edge[2] <= width and edge[3] <= height, name
+    finally:
+        window.screen(1920, 1080)
+
+
+def test_a_blind_reviewer_sees_no_label(window: Browser, folder: Path) -> None:
+    with served(folder, blind=True) as address:
+        window.open(address)
+        at(window, 1)
+        assert not window.js(
+            "document.querySelector('#labels').checkVisibility() || document.querySelector('#reason').checkVisibility()"
+        )
+        window.press("a")  # nothing to accept
+        window.press("2")
+        at(window, 2)
+        assert "Given was" in window.text("#last")
+        assert [d["blind"] for d in lines(folder)] == [True]

@@ -1,0 +1,328 @@
+"""The review server at its door: who is let in, what is answered, what is written. No socket is opened here."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+import socket
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from audits import toy_audit
+from toys import toy_npz
+
+pytest.importorskip("starlette")
+
+from fedgsca.audit import decisions
+from fedgsca.audit.images import Images
+from fedgsca.audit.table import read_audit
+from fedgsca.errors import ConfigError
+from fedgsca.review.app import make_app
+from fedgsca.review.guard import Guard
+from fedgsca.review.serve import bind
+from fedgsca.review.session import Filter, Session
+
+PORT, TOKEN = 8765, "the-secret"
+HOST = f"127.0.0.1:{PORT}"
+SAME = {"host": HOST, "origin": f"http://{HOST}", "sec-fetch-site": "same-origin", "content-type": "application/json"}
+
+
+@pytest.fixture(scope="module")
+def master(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    run = tmp_path_factory.mktemp("audited") / "run"
+    toy_audit(run, source=toy_npz(400))
+    return run
+
+
+@pytest.fixture
+def folder(master: Path, tmp_path: Path) -> Path:
+    shutil.copytree(master, tmp_path / "run")
+    return tmp_path / "run" / "audit" / "site-2"
+
+
+def session(folder: Path, **more: Any) -> Session:
+    audit = read_audit(folder)
+    return Session(audit, Images.open(audit), more.pop("reviewer", "anna"), **more)
+
+
+@pytest.fixture
+def app(folder: Path) -> Guard:
+    return make_app(session(folder), port=PORT, token=TOKEN)
+
+
+@dataclass
+class Answer:
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+
+def ask(app: Guard, path: str, *, method: str = "GET", body: Any = None, **headers: str | None) -> Answer:
+    """One request as the browser of a reviewer would send it; a header given as None is left out."""
+    data = b"" if body is None else json.dumps(body).encode()
+    sent: dict[str, str | None] = {**SAME, "content-length": str(len(data)), "cookie": f"{app.cookie}={app.session}"}
+    sent |= {name.replace("_", "-"): value for name, value in headers.items()}
+    route, _, query = path.partition("?")
+    scope = {
+        "type": "http", "method": method, "path": route, "raw_path": route.encode(), "query_string": query.encode(), "scheme": "http",
+        "headers": [(name.encode(), value.encode("latin-1")) for name, value in sent.items() if value is not None],
+        "http_version": "1.1", "server": ("127.0.0.1", PORT), "client": ("127.0.0.1", 5), "root_path": "",
+    }  # fmt: skip
+    parts: list[dict[str, Any]] = []
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": data, "more_body": False}
+
+    async def send(message: Any) -> None:
+        parts.append(message)
+
+    asyncio.run(app(scope, receive, send))
+    start = parts[0]
+    found = {name.decode(): value.decode() for name, value in start["headers"]}
+    return Answer(start["status"], found, b"".join(part.get("body", b"") for part in parts[1:]))
+
+
+def first(app: Guard, count: int = 1) -> list[dict[str, Any]]:
+    return list(ask(app, f"/api/items?count={count}").json["items"])
+
+
+def decide(app: Guard, item: dict[str, Any], action: str, **more: Any) -> Answer:
+    body = {"row": item["row"], "hash": item["hash"], "action": action, "request": f"r{item['row']}{action}", **more}
+    return ask(app, "/api/decide", method="POST", body=body)
+
+
+# ---- who is let in ----
+
+DATA = ("/", "/review.js", "/api/about", "/api/items", "/api/summary", "/image/0", "/thumbnail/0")
+
+
+@pytest.mark.parametrize("path", DATA)
+def test_without_the_secret_nothing_is_told(app: Guard, path: str) -> None:
+    for wrong in (path, f"{path}?token=", f"{path}?token=wrong", f"{path}?token=the-secre", f"{path}?token=%ff%00é"):
+        answer = ask(app, wrong, cookie=None)
+        assert answer.status == 403 and "set-cookie" not in answer.headers
+    assert ask(app, path, cookie=f"{app.cookie}=guess").status == 403
+
+
+def test_the_token_opens_the_page_and_becomes_a_cookie_that_scripts_cannot_read(app: Guard) -> None:
+    answer = ask(app, f"/?token={TOKEN}", cookie=None, sec_fetch_site="none", origin=None)
+    assert answer.status == 200 and b"<!doctype html>" in answer.body
+    cookie = answer.headers["set-cookie"]
+    assert "HttpOnly" in cookie and "SameSite=Strict" in cookie and TOKEN not in cookie
+    assert ask(app, "/api/about", cookie=cookie.partition(";")[0]).status == 200
+    assert ask(app, f"/api/about?token={TOKEN}", cookie=None).status == 403, "the token opens the page, nothing else"
+
+
+@pytest.mark.parametrize("host", ["evil.example", "evil.example:8765", "127.0.0.1", "127.0.0.1:80", "0.0.0.0:8765", "", None])
+def test_a_name_that_was_made_to_point_here_is_refused(app: Guard, host: str | None) -> None:
+    for path in ("/api/items", f"/?token={TOKEN}"):
+        assert ask(app, path, host=host).status == 421
+
+
+def test_localhost_is_another_name_of_this_machine(app: Guard) -> None:
+    assert ask(app, "/api/about", host=f"localhost:{PORT}", origin=None).status == 200
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"origin": "http://evil.example"},
+        {"origin": "null"},
+        {"origin": None},
+        {"origin": f"https://{HOST}"},
+        {"origin": "http://127.0.0.1:9999"},
+        {"sec_fetch_site": "cross-site"},
+        {"sec_fetch_site": "same-site"},
+    ],
+)
+def test_a_decision_from_another_page_is_refused(app: Guard, folder: Path, headers: dict[str, str | None]) -> None:
+    item = first(app)[0]
+    body = {"row": item["row"], "hash": item["hash"], "action": "keep"}
+    assert ask(app, "/api/decide", method="POST", body=body, **headers).status == 403
+    assert ask(app, "/api/undo", method="POST", body={}, **headers).status == 403
+    assert not (folder / "decisions.jsonl").exists()
+
+
+def test_another_page_cannot_embed_an_image(app: Guard) -> None:
+    assert ask(app, "/image/0", sec_fetch_site="cross-site", origin=None).status == 403
+    assert ask(app, "/image/0").headers["cross-origin-resource-policy"] == "same-origin"
+
+
+def test_a_form_or_another_kind_of_body_is_refused(app: Guard) -> None:
+    assert ask(app, "/api/decide", method="POST", body={}, content_type="text/plain").status == 415
+    assert ask(app, "/api/decide", method="POST", body=[]).status == 400
+    assert ask(app, "/api/decide", method="POST", body={}, content_length=str(10**6)).status == 413
+    assert ask(app, "/api/decide", method="POST", body={}, content_length=None).status == 413
+    for method in ("PUT", "DELETE", "OPTIONS", "TRACE"):
+        assert ask(app, "/api/items", method=method).status == 405
+    assert ask(app, "/api/decide").status == 405
+
+
+@pytest.mark.parametrize("path", [*DATA, "/nothing", "/image/999999"])
+@pytest.mark.parametrize("cookie", [True, False])
+def test_every_answer_carries_the_strict_headers(app: Guard, path: str, cookie: bool) -> None:
+    headers = ask(app, path, **({} if cookie else {"cookie": None})).headers
+    assert headers["content-security-policy"] == (
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
+        "frame-ancestors 'none'; base-uri 'none'; form-action 'none'"
+    )
+    assert headers["cache-control"] == "no-store" and headers["x-content-type-options"] == "nosniff"
+    assert headers["referrer-policy"] == "no-referrer"
+
+
+def test_the_page_asks_nobody_else_and_has_no_script_inside(app: Guard) -> None:
+    for path in ("/", "/review.js", "/viewer.js", "/style.css"):
+        text = ask(app, path).body.decode()
+        assert "http://" not in text and "https://" not in text and "//cdn" not in text and "innerHTML" not in text
+    page = ask(app, "/").body.decode()
+    assert "<style" not in page and " style=" not in page and " on" not in page.replace(" only", "")[: page.index("<body")]
+
+
+# ---- images ----
+
+
+@pytest.mark.parametrize(
+    "row",
+    ["-1", "100000", "0.5", "..%2f..%2fetc%2fpasswd", "../0", "%00", "1e3", "0/../../config.toml", "99999999999999999999"],
+)
+def test_images_go_by_row_and_by_nothing_else(app: Guard, row: str) -> None:
+    for kind in ("image", "thumbnail", "api/examples"):
+        assert ask(app, f"/{kind}/{row}").status == 404
+
+
+def test_an_image_is_a_picture(app: Guard) -> None:
+    large, small = ask(app, "/image/0"), ask(app, "/thumbnail/0")
+    assert large.headers["content-type"] == "image/png" and large.body.startswith(b"\x89PNG")
+    assert small.headers["content-type"] == "image/jpeg" and small.body.startswith(b"\xff\xd8")
+
+
+def test_no_path_of_this_machine_is_told(app: Guard, folder: Path) -> None:
+    for path in ("/api/about", "/api/items?count=50&scope=all", "/api/summary", "/api/examples/0"):
+        assert str(folder.parent).encode() not in ask(app, path).body
+
+
+def test_the_server_listens_on_this_machine_only_and_finds_a_free_port() -> None:
+    first_place, second = bind(None), bind(None)
+    with first_place, second:
+        assert first_place.getsockname()[0] == second.getsockname()[0] == "127.0.0.1"
+        assert first_place.getsockname()[1] != second.getsockname()[1]
+        with pytest.raises(ConfigError, match="cannot be used"):
+            bind(first_place.getsockname()[1])
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+
+
+# ---- deciding ----
+
+
+def test_the_list_comes_in_order_of_suspicion_and_decided_labels_leave_it(app: Guard) -> None:
+    one, two, three = first(app, 3)
+    assert [one["rank"], two["rank"], three["rank"]] == [1, 2, 3]
+    assert decide(app, one, "accept").json["progress"]["priority_decided"] == 1
+    assert decide(app, two, "change", label=one["given"]).status == 200
+    left = ask(app, "/api/items?open=1&count=2").json
+    assert left["items"][0]["row"] == three["row"] and left["decided"] == 2
+    again = first(app)[0]
+    assert again["decision"]["action"] == "accept" and again["decision"]["label"] == one["suggested"]
+
+
+def test_choosing_the_given_class_is_keep_and_the_suggested_one_is_accept(app: Guard, folder: Path) -> None:
+    one, two = first(app, 2)
+    decide(app, one, "change", label=one["given"])
+    decide(app, two, "change", label=two["suggested"])
+    lines = [json.loads(line) for line in (folder / "decisions.jsonl").read_text().splitlines()]
+    assert [(line["action"], line["label"]) for line in lines] == [("keep", None), ("accept", two["suggested"])]
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"row": 10**6}, {"row": "0"}, {"row": None}, {"hash": "0" * 64}, {"hash": None}, {"action": "delete"}, {"action": "undo"},
+     {"action": "change", "label": "no such class"}, {"action": "change"}],
+)  # fmt: skip
+def test_what_makes_no_sense_is_refused_in_words(app: Guard, folder: Path, wrong: dict[str, Any]) -> None:
+    item = first(app)[0]
+    answer = ask(app, "/api/decide", method="POST", body={"row": item["row"], "hash": item["hash"], "action": "keep", **wrong})
+    assert answer.status == 409 and answer.json["error"] and answer.json["fix"]
+    assert not (folder / "decisions.jsonl").exists()
+
+
+def test_a_full_disk_is_told_to_the_page(app: Guard, monkeypatch: pytest.MonkeyPatch) -> None:
+    item = first(app)[0]
+
+    def full(handle: int, data: bytes) -> int:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(decisions.os, "write", full)
+    answer = decide(app, item, "keep")
+    assert answer.status == 507 and "NOT saved" in answer.json["error"]
+
+
+def test_undo_names_the_image_to_go_back_to(app: Guard) -> None:
+    item = first(app, 2)[1]
+    decide(app, item, "unsure")
+    assert ask(app, "/api/undo", method="POST", body={"request": "u"}).json["undone"] == {"row": item["row"]}
+    assert ask(app, f"/api/place/{item['row']}").json == {"position": 1}
+    assert ask(app, "/api/undo", method="POST", body={}).json["undone"] is None
+
+
+def test_a_filter_by_class_pair_shows_that_pair_only(app: Guard) -> None:
+    pairs = ask(app, "/api/about").json["pairs"]
+    assert sum(pair["labels"] for pair in pairs) == 100
+    chosen = pairs[0]
+    found = ask(app, f"/api/items?scope=all&count=50&given={chosen['given']}&suggested={chosen['suggested']}").json
+    assert found["total"] == chosen["labels"]
+    assert {(item["given"], item["suggested"]) for item in found["items"]} == {(chosen["given"], chosen["suggested"])}
+    assert ask(app, "/api/items?given=nonsense").status == 409 and ask(app, "/api/items?start=-1").status == 400
+
+
+def test_reviewers_do_not_see_each_other_but_their_agreement_is_counted(folder: Path) -> None:
+    anna, bert = (make_app(session(folder, reviewer=name), port=PORT, token=TOKEN) for name in ("anna", "bert"))
+    for item in first(anna, 4):
+        decide(anna, item, "accept")
+    assert first(bert)[0]["decision"] is None
+    for item, action in zip(first(bert, 4), ("accept", "accept", "keep", "unsure"), strict=True):
+        decide(bert, item, action)
+    (pair,) = ask(anna, "/api/summary").json["agreement"]
+    assert (pair["both"], pair["n"], pair["agree"], pair["conflicts"]) == (4, 3, 2, 2)
+
+
+# ---- blind ----
+
+
+def test_a_blind_reviewer_is_told_no_label_before_the_decision(folder: Path) -> None:
+    app = make_app(session(folder, blind=True), port=PORT, token=TOKEN)
+    about, item = ask(app, "/api/about").json, first(app)[0]
+    assert about["pairs"] == [] and set(item) == {"position", "row", "id", "hash", "rank", "decision"}
+    examples = ask(app, f"/api/examples/{item['row']}").json["examples"]
+    assert [group["label"] for group in examples] == about["classes"]
+    answer = decide(app, item, "change", label=about["classes"][0]).json
+    assert answer["item"]["given"] in about["classes"] and "suggested" in answer["item"]
+    assert json.loads((folder / "decisions.jsonl").read_text())["blind"] is True
+
+
+def test_examples_are_clean_images_of_both_classes(app: Guard) -> None:
+    item = first(app)[0]
+    groups = ask(app, f"/api/examples/{item['row']}").json["examples"]
+    assert [group["label"] for group in groups] == [item["given"], item["suggested"]]
+    assert all(item["row"] not in group["rows"] and group["rows"] for group in groups)
+
+
+def test_an_image_that_changed_since_the_audit_is_not_decided_about(folder: Path) -> None:
+    one = session(folder)
+
+    class Others:
+        def __getattr__(self, name: str) -> Any:
+            return getattr(one.pictures, name) if name != "hash" else lambda row: "another"
+
+    changed = Session(one.audit, Others(), "anna")
+    item = changed.items(Filter(), 0, 1, open_only=True)["items"][0]
+    app = make_app(changed, port=PORT, token=TOKEN)
+    answer = decide(app, item, "keep")
+    assert answer.status == 409 and "not the one" in answer.json["error"]
