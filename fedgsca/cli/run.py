@@ -83,9 +83,17 @@ def run(
 def resume(run: Folder, jobs: Jobs = 1, engine: Carrier = "local", quiet: Quiet = False, json: Json = False) -> None:
     from fedgsca.compare import read_plan
     from fedgsca.engine.folder import read_config
+    from fedgsca.paper.plan import read_request
 
     if not run.is_dir():
         raise RunFolderError(f"{run} is not a folder", fix="give the folder that `fedgsca run --out` made")
+    request = read_request(run)
+    if request is not None:
+        from fedgsca.cells import Shard
+        from fedgsca.cli.table_run import execute as execute_table
+
+        execute_table(request, run, Shard(), [], only_render=False, jobs=jobs, quiet=quiet, json=json)
+        return
     plan = read_plan(run)
     if plan is not None:
         from fedgsca.cli.compare import execute

@@ -12,6 +12,8 @@ from fedgsca.paper.plan import Request
 from fedgsca.paper.result import Row
 from fedgsca.paper.scale import SEEDS_OF, is_own, source_of, warmups
 
+_TOLD = ("CK-asymmetric candidates", "split ", "label")  # what readers and noise say of choices that a result depends on
+
 
 def title_of(request: Request) -> str:
     """Without the scale, which the rendering adds."""
@@ -22,7 +24,7 @@ def notes_of(
     request: Request, cells: Sequence[Cell], warnings: Sequence[str], rows: Sequence[Row], data: str
 ) -> tuple[str, ...]:
     found = [*_scale(request, cells, data), *_missing(request), *_stand_ins(request, cells)]
-    found += dict.fromkeys(warning for warning in warnings if warning.startswith("CK-asymmetric candidates"))
+    found += dict.fromkeys(warning for warning in warnings if warning.startswith(_TOLD))
     found += [*_settings(request), *_derived(request), *request.grid.notes, *_never(request, rows)]
     reference = next(line.label for line in request.grid.lines if line.key == request.grid.reference)
     if len(request.seeds) > 1 and request.grid.reference in request.rows:
@@ -80,7 +82,7 @@ def _stand_ins(request: Request, cells: Sequence[Cell]) -> list[str]:
 
 
 def _settings(request: Request) -> list[str]:
-    changed = [f"{key} = {value}" for key, value in _flat(request.tree) if key != "model.weights"]
+    changed = [f"{key} = {value}" for key, value in sorted(_flat(request.tree)) if key != "model.weights"]
     return [f"Settings of this run: {', '.join(changed)}."] if changed else []
 
 
