@@ -2,7 +2,8 @@
 
     python -m benchmarks.tuning NAME --data FILE.npz --out DIR [--methods fedavg,fedgsca] [--write FILE.toml]
 
-For each method: five learning rates with its defaults, then four settings of its own at the best of them. A setting's score is the
+For each method: five learning rates with its defaults (one or two more where the best lies at the edge), then four settings of its own
+at the best of them. A setting's score is the
 macro F1 on the validation images, mean of the last five rounds, then over both noises and the search seeds; the test images are not
 looked at, and the search seeds are none of those that docs/results.md reports. The best setting is kept for both noises: a hospital
 does not know its noise. `--write` keeps the winners as TOML; benchmarks.studies reads that file. Stop at any time; the same command
@@ -60,6 +61,12 @@ class Search:
     rates: tuple[float, ...]
     out: Path
 
+    def _beyond(self, trials: Mapping[float, Trial]) -> float | None:
+        best = max(trials, key=lambda rate: trials[rate].val_f1)
+        if len(trials) >= len(self.rates) + 2 or len(trials) == 1:
+            return None
+        return {max(trials): best * 3, min(trials): best / 3}.get(best)
+
     def trial(self, method: str, setting: Tree) -> Trial:
         scores = {noise: [self._score(method, setting, noise, seed) for seed in self.seeds] for noise in self.noises}
         found = {noise: mean(values) for noise, values in scores.items()}
@@ -76,11 +83,14 @@ class Search:
 
     def method(self, name: str) -> Iterator[Trial]:
         """First the learning rates, then the method's own settings at the best of them."""
-        trials = []
-        for rate in self.rates:
-            trials.append(self.trial(name, {"train": {"lr": rate}}))
-            yield trials[-1]
-        best = max(trials, key=lambda trial: trial.val_f1)
+        trials: dict[float, Trial] = {}
+        rates = list(self.rates)
+        while rates:
+            trials[rates[0]] = self.trial(name, {"train": {"lr": rates[0]}})
+            yield trials[rates.pop(0)]
+            if not rates:  # the best at the edge of the grid: one step of a half decade further
+                rates = [rate for rate in (self._beyond(trials),) if rate is not None]
+        best = max(trials.values(), key=lambda trial: trial.val_f1)
         for own in OWN.get(name, ()):
             section = "train" if name == "fedavg" else name  # FedAvg has no settings of its own
             yield self.trial(name, merge(best.setting, {section: own}))
