@@ -3,10 +3,9 @@
     python -m benchmarks.tuning NAME --data FILE.npz --out DIR [--methods fedavg,fedgsca] [--write FILE.toml]
 
 For each method: five learning rates with its defaults (one or two more where the best lies at the edge), then four settings of its own
-at the best of them. A setting's score is the
-macro F1 on the validation images, mean of the last five rounds, then over both noises and the search seeds; the test images are not
-looked at, and the search seeds are none of those that docs/results.md reports. The best setting is kept for both noises: a hospital
-does not know its noise. `--write` keeps the winners as TOML; benchmarks.studies reads that file. Stop at any time; the same command
+at the best of them. A setting's score is the macro F1 on the validation images, mean of the last five rounds, then over both noises and
+the search seeds; the test images are not looked at, and the search seeds are none of those that docs/results.md reports. The best
+setting is kept for both noises: a hospital does not know its noise. `--write` keeps the winners as TOML; benchmarks.studies reads that file. Stop at any time; the same command
 goes on.
 """
 
@@ -65,7 +64,7 @@ class Search:
         best = max(trials, key=lambda rate: trials[rate].val_f1)
         if len(trials) >= len(self.rates) + 2 or len(trials) == 1:
             return None
-        return {max(trials): best * 3, min(trials): best / 3}.get(best)
+        return {max(trials): float(f"{3 * best:.1g}"), min(trials): float(f"{best / 3:.1g}")}.get(best)
 
     def trial(self, method: str, setting: Tree) -> Trial:
         scores = {noise: [self._score(method, setting, noise, seed) for seed in self.seeds] for noise in self.noises}
