@@ -24,7 +24,7 @@ LONG = 22  # signs of a name that still stand in one line
 
 def escape(text: str) -> str:
     """Text as LaTeX prints it; what a default font lacks becomes a question mark rather than an error."""
-    known = "".join(_SIGNS.get(sign, sign if ord(sign) < 0x180 else "?") for sign in " ".join(text.split()))
+    known = "".join(_SIGNS.get(sign, sign if ord(sign) < 0x180 else "?") for sign in re.sub(r"[ \t\r\n]+", " ", text))
     return known.replace("$^{*}$$^{*}$", "$^{**}$")
 
 
@@ -79,7 +79,7 @@ def _block(result: TableResult, panel: Panel, names: Sequence[str], *, title: bo
     if title:
         yield rf"\multicolumn{{{wide}}}{{@{{}}l}}{{\textit{{{escape(panel.title)}}}}} \\"
     for i, row in enumerate(panel.rows):
-        label = escape(row.label) if len(row.label) <= LONG else rf"{{\raggedright {escape(row.label)}\par}}"
+        label = escape(row.label) if len(row.label) <= LONG else rf"\raggedright {escape(row.label)}"
         yield " & ".join([label, *(c for here in panel.groups for c in _cells(result, here, here.entries[i], names))]) + r" \\"
     if any(here.rho is not None for here in panel.groups):
         rhos = (["", "", escape(rho_text(here.rho))] for here in panel.groups)  # below the last column of each group

@@ -221,7 +221,7 @@ def test_latex_escapes_everything() -> None:
     assert escape(r"50% of a_b & {x} #1 $2 ~ ^ \ < β₀ → 0.5 − 1") == (
         r"50\% of a\_b \& \{x\} \#1 \$2 \textasciitilde{} \textasciicircum{} \textbackslash{} $<$ $\beta$$_0$ $\rightarrow$ 0.5 $-$ 1"
     )
-    assert escape("漢") == "?"
+    assert escape("漢") == "?" and escape("two\nlines, p\N{NO-BREAK SPACE}<") == "two lines, p~$<$"
 
 
 def test_latex_is_balanced_and_every_line_has_the_declared_cells(experiments: dict[str, TableResult]) -> None:
