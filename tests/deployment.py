@@ -198,6 +198,9 @@ class Deployment:
         home.mkdir(exist_ok=True)
         if self.secure and not (self.folder / "ca.crt").exists():
             make_certificates(self.folder)
+        # in memory where possible: on a busy disk Flower's SuperExec ends for good when SQLite says "database is locked"
+        fast = Path("/dev/shm") if os.access("/dev/shm", os.W_OK) else self.folder
+        self.database = fast / f"fedgsca-test-{os.getpid()}-{self.port}.db"
         trust = f'root-certificates = "{self.folder / "ca.crt"}"' if self.secure else "insecure = true"
         (home / "config.toml").write_text(
             f'[superlink]\ndefault = "here"\n\n[superlink.here]\naddress = "127.0.0.1:{self.port}"\n{trust}\n'
@@ -229,7 +232,7 @@ class Deployment:
 
     def superlink(self) -> Process:
         tls = [*self._certificates(), "--enable-supernode-auth"] if self.secure else ["--insecure"]
-        where = ["--host", "127.0.0.1", "--port", str(self.port), "--database", str(self.folder / "state.db")]
+        where = ["--host", "127.0.0.1", "--port", str(self.port), "--database", str(self.database)]
         process = self.start("superlink", "flower-superlink", *where, *tls, "--disable-runtime-dependency-installation")
         wait_for_port(self.port, process)
         return process
@@ -262,6 +265,8 @@ class Deployment:
     def close(self) -> None:
         for process in reversed(self.processes):
             process.stop()
+        for path in self.database.parent.glob(self.database.name + "*"):
+            path.unlink()
 
 
 def wait_for_port(port: int, process: Process, seconds: float = 60) -> None:
