@@ -55,7 +55,7 @@ def cpu(number: int) -> float:
 
 def deploy(config: Config, folder: Path) -> dict[str, Any]:
     out, names = folder / "deployed", [f"site-{k}" for k in range(1, config.data.sites + 1)]
-    with deployment(folder / "link") as link:
+    with deployment(folder / "link", keep=False) as link:
         superlink = link.superlink().handle.pid
         for name in names:
             link.register(name)

@@ -188,6 +188,7 @@ class Deployment:
 
     folder: Path
     secure: bool = True
+    keep: bool = True  # registrations survive the SuperLink, in a database that also takes every message
     port: int = field(default_factory=free_port)
     processes: list[Process] = field(default_factory=list)
     env: dict[str, str] = field(default_factory=dict)
@@ -232,7 +233,8 @@ class Deployment:
 
     def superlink(self) -> Process:
         tls = [*self._certificates(), "--enable-supernode-auth"] if self.secure else ["--insecure"]
-        where = ["--host", "127.0.0.1", "--port", str(self.port), "--database", str(self.database)]
+        where = ["--host", "127.0.0.1", "--port", str(self.port)]
+        where += ["--database", str(self.database)] if self.keep else []
         process = self.start("superlink", "flower-superlink", *where, *tls, "--disable-runtime-dependency-installation")
         wait_for_port(self.port, process)
         return process
@@ -279,8 +281,8 @@ def wait_for_port(port: int, process: Process, seconds: float = 60) -> None:
 
 
 @contextlib.contextmanager
-def deployment(folder: Path, *, secure: bool = True, **env: str) -> Iterator[Deployment]:
-    made = Deployment(folder, secure, env=env)
+def deployment(folder: Path, *, secure: bool = True, keep: bool = True, **env: str) -> Iterator[Deployment]:
+    made = Deployment(folder, secure, keep, env=env)
     try:
         yield made
     finally:
