@@ -121,7 +121,7 @@ def test_a_killed_superlink_loses_no_finished_round(link: Deployment, tmp_path: 
 
 def test_a_killed_site_is_named_and_comes_back(link: Deployment, tmp_path: Path) -> None:
     """The rounds go on with three sites; a supervisor at the fourth tries again until the SuperLink takes it back."""
-    config, out = toy_config("fedavg", train__rounds=40, federation__deadline=20), tmp_path / "deployed"
+    config, out = toy_config("fedavg", train__rounds=40, federation__deadline=150), tmp_path / "deployed"
     process = link.run(write_app(config, out))
     until(lambda: len(lines(out)) >= 1)
     node = next(p for p in link.processes if p.name == "site-2" and p.running)
