@@ -35,9 +35,9 @@ from fedgsca.engine.federation import Silent, Watcher, run, wanted
 from fedgsca.engine.folder import read_config
 from fedgsca.engine.local import Reply
 from fedgsca.engine.network import Letter, NetworkEngine
-from fedgsca.engine.remote import Kind, SiteSettings, answer, read_settings, terms_of
+from fedgsca.engine.remote import Kind, SiteSettings, answer, public_reason, read_settings, terms_of
 from fedgsca.engine.status import Status
-from fedgsca.errors import ConfigError, MissingExtraError
+from fedgsca.errors import ConfigError, FedgscaError, MissingExtraError
 from fedgsca.experiment import Experiment, prepare
 from fedgsca.views import prepare_coordinator
 from fedgsca.wire import Arrays, Payload, Update, pack, unpack
@@ -49,6 +49,7 @@ try:
 except ImportError as missing:
     raise MissingExtraError("Flower is not installed", fix="pip install 'fedgsca[flower]'") from missing
 
+log = logging.getLogger(__name__)
 DEADLINE = 3600.0  # seconds, where the configuration names none
 _TYPES: Mapping[Kind, str] = {"hello": "query", "train": "train", "judge": "evaluate"}
 
@@ -83,8 +84,13 @@ def client_app(place: Callable[[Context], tuple[SiteSettings, Path | None]]) -> 
 
     def handler(kind: Kind) -> Callable[[Message, Context], Message]:
         def handle(message: Message, context: Context) -> Message:
-            settings, folder = place(context)
             header, weights, extras = from_records(message.content)
+            try:
+                settings, folder = place(context)
+            except FedgscaError as error:  # site.toml; what is in it stays here
+                log.error("this site's settings cannot be used: %s", error)
+                nobody = Reply("", None, public_reason(error))
+                return Message(_reply_records(kind, int(header["round"]), nobody), reply_to=message)
             terms, alone = header["terms"], folder is None
             kept = folder or Path(settings.state).expanduser() / str(terms["fingerprint"])[:16]
             reply = answer(kind, terms, Payload(int(header["round"]), weights, extras), settings, kept, alone=alone)

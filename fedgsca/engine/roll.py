@@ -37,7 +37,7 @@ class Roll:
             error = f"it calls itself {site}, but its key is registered as {registered}"
             site = registered
         elif site not in self.expected:
-            error = f"{site} is not one of the experiment's sites"
+            error = error or f"{site} is not one of the experiment's sites"
         elif error is None and self.nodes.get(site, node) != node:
             error = f"another node is {site} already"
             self.refused[node] = error

@@ -18,7 +18,7 @@ from localgrid import LocalGrid, Meddle, over_flower, simulated
 from fedgsca.config import Config, load_config
 from fedgsca.engine import remote
 from fedgsca.engine.federation import run
-from fedgsca.engine.flower import client_app, from_records, to_records
+from fedgsca.engine.flower import client_app, from_node_config, from_records, to_records
 from fedgsca.engine.folder import read_lines
 from fedgsca.engine.remote import SiteSettings
 from fedgsca.engine.status import read_status
@@ -228,6 +228,19 @@ def test_a_registered_key_speaks_for_its_site_only(config: Config, tmp_path: Pat
         "site-3",
         "site-4",
     }
+
+
+def test_broken_settings_of_a_site_stay_there(config: Config, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "site.toml").write_text("name = 'site-4'\nsecret = '/data/ward-7'\n")
+
+    def place(context: Context) -> Any:
+        if context.node_config["partition-id"] == 3:
+            return from_node_config(Context(1, 104, {"settings": str(tmp_path / "site.toml")}, RecordDict(), {}))
+        return simulated(tmp_path / "run")(context)
+
+    found = refusals(config, tmp_path / "run", place, names={k: f"site-{k}" for k in range(1, 5)})
+    assert found == {"site-4": "the configuration cannot be used there; its own log says more"}
+    assert "secret: unknown key" in caplog.text and "state" in caplog.text, "all problems at once, in the hospital's own log"
 
 
 # ---- hospitals with their own images ----
