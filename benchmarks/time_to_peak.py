@@ -9,18 +9,16 @@ from __future__ import annotations
 
 import json
 import sys
-from itertools import accumulate
 from pathlib import Path
 from statistics import median
 
-from fedgsca.engine.folder import read_lines
+from fedgsca.paper.collect import read_run
 
 
 def curve(cell: Path) -> list[tuple[float, float]]:
-    """(seconds so far, F1) after every round. The median round time stands for each: single rounds on a busy machine do not."""
-    per_round = median(line["exchange"] for line in read_lines(cell / "timing.jsonl"))
-    f1 = [line["f1"] for line in read_lines(cell / "metrics.jsonl")]
-    return list(zip(accumulate([per_round] * len(f1)), f1, strict=True))
+    """(seconds so far, F1) after every round."""
+    run = read_run(cell, {})
+    return list(zip(run.seconds, run.f1, strict=True))
 
 
 def main() -> None:

@@ -17,17 +17,16 @@ SCORES = ("f1", "recall", "precision")
 
 @dataclass(frozen=True)
 class Dataset:
-    """A data set of the paper. `tree`: settings that go with its kind of noise; `own`: with its own images, not a stand-in's."""
+    """A data set of the paper. `tree`: settings that go with its kind of noise."""
 
     title: str
     sites: int
     train: int  # images at all sites together, for estimates of the cost
     tree: Tree = field(default_factory=dict)
-    own: Tree = field(default_factory=dict)
 
 
 DATASETS = {
-    "kvasir": Dataset("Kvasir-Capsule", 4, 10_133, own={"data": {"partition": "column"}}),  # FedGP's clients A to D
+    "kvasir": Dataset("Kvasir-Capsule", 4, 10_133),
     "odir": Dataset("OIA-ODIR", 4, 7_000),
     # real noise: FedCorr's and FedFixer's authors use these values for it
     "chaoyang": Dataset(

@@ -64,9 +64,8 @@ class Request:
 
     def _tree(self, column: Column) -> Tree:
         source = source_of(column.dataset, self.data, self.scale)
-        own, dataset = is_own(column.dataset, source), DATASETS[column.dataset]
-        guess = column.noise == REAL and not own
-        below = merge(merge(base_tree(self.scale, self.tree), dataset.tree), dataset.own if own else {})
+        guess = column.noise == REAL and not is_own(column.dataset, source)
+        below = merge(base_tree(self.scale, self.tree), DATASETS[column.dataset].tree)
         return merge(merge(below, self.tree), column_tree(column, source, _num_classes(source, self.tree) if guess else None))
 
 

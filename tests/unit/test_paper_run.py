@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import papers
 import pytest
 from toys import toy_npz, toy_weights
 
@@ -209,6 +210,21 @@ def test_the_request_and_its_cells_are_found_again(whole: Path) -> None:
     assert len(finished_cells(request.cells(), whole)) == 6
     assert all((folder_of(cell, whole) / "metrics.jsonl").exists() for cell in request.cells())
     assert collect(request, whole) == load(whole)
+
+
+def test_the_papers_own_data_and_its_choices_are_named(tmp_path: Path) -> None:
+    root = papers.chaoyang(tmp_path / "chaoyang")
+    asked = ("--data", f"chaoyang:{root}", "--no-weights", "--methods", "fedavg", "--seeds", "1", "--out", str(tmp_path / "t"))
+    small = ("--model", "cnn", "--rounds", "1", "--set", "data.image_size=16", "--set", "train.threads=1", "--quiet")
+    assert execute(["table", "chaoyang", *asked, *small]) == 0
+    found = load(tmp_path / "t")
+    notes = " ".join(found.notes)
+    assert (found.scale, found.done, found.total) == ("paper", 1, 1)
+    assert "No pretrained weights" in notes and "label drawn: one pathologist per image" in notes
+    assert "Partial: 1 of 8 rows, 1 of 5 seeds" in notes and "train.rounds = 1" in notes
+    assert "Mini scale" not in notes and "stood in for" not in notes
+    config = next((tmp_path / "t" / "cells").glob("*/config.toml")).read_text()
+    assert "sites = 3" in config and 'spec = "0"' in config and "lr = 0.01" in config
 
 
 @pytest.mark.parametrize(
