@@ -102,6 +102,18 @@ class FederationConfig(Section):
     keep_losses: bool = Field(True, description="simulations: keep per-sample losses for the report's histograms")
 
 
+class AuditConfig(Section):
+    enabled: bool = Field(True, description="each site keeps evidence about its own labels, for `fedgsca audit`")
+    first: int = Field(3, ge=0, description="first round of the evidence, from 0: earlier models know too little")
+    last: int = Field(
+        20, ge=1, description="the evidence ends before this round: later models may know the wrong labels by heart"
+    )
+
+    def window(self, rounds: int) -> range:
+        """Rounds that give evidence. A run too short for the window uses its second half."""
+        return range(min(self.first, rounds // 2), min(self.last, rounds)) if self.enabled else range(0)
+
+
 class Config(Section):
     """One experiment. Everything that changes the resulting bytes is in here, and nothing else."""
 
@@ -113,6 +125,7 @@ class Config(Section):
     model: ModelConfig = ModelConfig()  # type: ignore[call-arg]
     train: TrainConfig = TrainConfig()  # type: ignore[call-arg]
     federation: FederationConfig = FederationConfig()  # type: ignore[call-arg]
+    audit: AuditConfig = AuditConfig()  # type: ignore[call-arg]
     options: dict[str, Any] = Field(default_factory=dict, description="the method's own options, all filled in")
 
     def to_tree(self) -> Tree:

@@ -88,8 +88,25 @@ def load_table(config: Config) -> Table:
     )
 
 
-def prepare(config: Config, only: str | None = None) -> Experiment:
-    """All sites on this machine. `only`: leave the samples of the other sites and the test images where they are."""
+@dataclass(frozen=True)
+class Division:
+    """Who holds which images under which labels; no pixel has been touched yet."""
+
+    table: Table
+    rows: Mapping[str, np.ndarray]  # site -> table rows
+    given: Mapping[str, np.ndarray]  # site -> given labels
+    noise: Mapping[str, SiteNoise]
+    warnings: tuple[str, ...]
+
+    @property
+    def truth(self) -> dict[str, np.ndarray]:
+        """site -> true labels; empty where no noise was injected."""
+        noisy = any(n.kind != "none" for n in self.noise.values())
+        return {name: self.table.labels[which] for name, which in self.rows.items()} if noisy else {}
+
+
+def divide(config: Config) -> Division:
+    """Load, split among sites, inject noise."""
     data, table = config.data, load_table(config)
     rows = partition(
         table, sites=0 if data.partition == "column" else data.sites, scheme=data.partition, alpha=data.alpha, seed=config.seed
@@ -103,22 +120,28 @@ def prepare(config: Config, only: str | None = None) -> Experiment:
         right = {name: given[name] == table.labels[which] for name, which in rows.items()}
         rows = {name: which[right[name]] for name, which in rows.items()}
         given = {name: labels[right[name]] for name, labels in given.items()}
+    return Division(table, rows, given, noise, tuple(warnings))
+
+
+def prepare(config: Config, only: str | None = None) -> Experiment:
+    """All sites on this machine. `only`: leave the samples of the other sites and the test images where they are."""
+    division = divide(config)
+    table, rows, given = division.table, division.rows, division.given
     samples = sampler(config, table)
     apart = held_out(table, samples) if only is None else {"test": None, "val": None}
     if only is None and apart["test"] is None:
         raise ConfigError(f"{table.name} has no test split", fix="add a split column, or let the reader make one")
-    noisy = any(n.kind != "none" for n in noise.values())
     return Experiment(
         config=config,
         table=table,
         names=tuple(rows),
         rows=rows,
         sites={name: samples(which, given[name]) for name, which in rows.items() if only in (None, name)},
-        truth={name: table.labels[which] for name, which in rows.items()} if noisy else {},
-        noise=noise,
+        truth=division.truth,
+        noise=division.noise,
         **apart,
         feature_width=width(config),
-        warnings=tuple(warnings),
+        warnings=division.warnings,
     )
 
 
@@ -135,7 +158,7 @@ def sampler(config: Config, table: Table) -> Sampler:
     from fedgsca.models.build import spec_of
 
     spec = spec_of(config.model.name)
-    inputs = _frozen_features(config, table) if config.model.frozen else table.images
+    inputs = frozen_features(config, table) if config.model.frozen else table.images
 
     def samples(which: np.ndarray, labels: np.ndarray) -> Samples:
         # a contiguous copy for features (small); images stay in the memory map and are gathered per batch
@@ -238,7 +261,7 @@ def find_candidates(config: Config, table: Table) -> tuple[dict[int, tuple[int, 
                 "noise.candidates=features needs a frozen network: only that has features before training",
                 fix="add --frozen, or leave noise.candidates at auto, which compares the images",
             )
-        features = _frozen_features(config, table)[train]
+        features = frozen_features(config, table)[train]
         found = candidate_tables.by_features(features, table.labels[train], table.num_classes)
         return found, f"the two most similar classes, measured on clean {config.model.name} features"
     train = np.concatenate([train[table.labels[train] == c][:200] for c in range(table.num_classes)])
@@ -246,7 +269,7 @@ def find_candidates(config: Config, table: Table) -> tuple[dict[int, tuple[int, 
     return found, "the two most similar classes, measured on the clean images"
 
 
-def _frozen_features(config: Config, table: Table) -> np.ndarray:
+def frozen_features(config: Config, table: Table) -> np.ndarray:
     """Backbone features of every image, once, cached by content of images and weights."""
     from fedgsca.models.build import build_backbone, spec_of
     from fedgsca.models.features import extract

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     import torch
 
     from fedgsca.models import Classifier
+    from fedgsca.train import Evaluation
 
 
 @dataclass(frozen=True)
@@ -52,6 +53,8 @@ class Site:
     device: torch.device
     store: Store
     notes: dict[str, np.ndarray] = field(default_factory=dict)  # what the method saw this round; stays on this machine
+    seen: Evaluation | None = None  # outputs of the model as loaded, while nothing has trained on it
+    _loaded: Arrays | None = None
 
     @property
     def num_samples(self) -> int:
@@ -72,6 +75,8 @@ class Site:
 
     def load(self, weights: Arrays) -> None:
         """Put the received weights into the model."""
+        if weights is not self._loaded:
+            self.seen, self._loaded = None, weights
         load_weights(self.model, weights)
 
     def weights(self) -> dict[str, np.ndarray]:

@@ -95,6 +95,7 @@ def batches(
 
     A trailing batch of one sample is skipped: BatchNorm cannot normalise it.
     """
+    site.seen = None  # the model is about to change
     rows = np.arange(site.num_samples) if rows is None else rows
     labels = site.labels[rows] if labels is None else labels
     order = site.rng(round, "shuffle", epoch).permutation(len(rows))
@@ -138,6 +139,7 @@ class SGD:
 
 
 def optimiser(site: Site, round: int, parameters: Sequence[nn.Parameter] | None = None) -> SGD:
+    site.seen = None
     hyper = site.hyper
     chosen = list(site.model.parameters()) if parameters is None else parameters
     return SGD(chosen, hyper.lr_at(round), hyper.momentum, hyper.weight_decay)
@@ -177,4 +179,7 @@ def evaluate(model: Network, samples: Samples, device: torch.device, *, features
 
 
 def evaluate_site(site: Site, *, features: bool = False) -> Evaluation:
+    """Outputs on the site's own samples; those of the model as received are computed once, whoever asks first."""
+    if site.seen is not None and not features:
+        return site.seen
     return evaluate(site.model, site.samples, site.device, features=features)

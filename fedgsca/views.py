@@ -12,7 +12,7 @@ from fedgsca.config import Config
 from fedgsca.data.classes import with_classes
 from fedgsca.data.load import load
 from fedgsca.data.partition import leakage
-from fedgsca.data.table import empty
+from fedgsca.data.table import Table, empty
 from fedgsca.errors import ConfigError
 from fedgsca.experiment import OWN, Experiment, held_out, prepare, sampler, width
 from fedgsca.noise import SiteNoise
@@ -53,8 +53,8 @@ def prepare_coordinator(config: Config) -> Experiment:
     )
 
 
-def prepare_site(config: Config, name: str, source: str, labels: Path | None = None) -> Experiment:
-    """What one site of a deployment has: its own images with its own labels, numbered as the consortium numbers the classes."""
+def site_table(config: Config, source: str, labels: Path | None = None) -> Table:
+    """A site's own images with its own labels, numbered as the consortium numbers the classes."""
     data = config.data
     table = load(
         source,
@@ -64,8 +64,12 @@ def prepare_site(config: Config, name: str, source: str, labels: Path | None = N
         skip_unreadable=data.skip_unreadable,
         need_test=False,
     )
-    if data.classes is not None:
-        table = with_classes(table, data.classes)
+    return table if data.classes is None else with_classes(table, data.classes)
+
+
+def prepare_site(config: Config, name: str, source: str, labels: Path | None = None) -> Experiment:
+    """What one site of a deployment has."""
+    table = site_table(config, source, labels)
     samples, rows = sampler(config, table), table.rows("train")
     return Experiment(
         config=config,

@@ -5,16 +5,16 @@ The audit and the review see a site's data through this, whether the site is par
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
+from fedgsca.audit.evidence import about, sites_with_evidence
 from fedgsca.config import Config, build, merge
 from fedgsca.data.table import Table
-from fedgsca.engine.folder import read_config
-from fedgsca.errors import DataError, RunFolderError
+from fedgsca.errors import ConfigError, DataError, RunFolderError
+from fedgsca.experiment import OWN, divide, frozen_features
 
 
 @dataclass(frozen=True)
@@ -24,6 +24,7 @@ class Held:
     config: Config
     site: str
     source: str  # as it was found: an absolute path, or a built-in name
+    labels: str | None  # csv of corrected labels, if there is one
     table: Table
     rows: np.ndarray  # (n,) table rows
     given: np.ndarray  # (n,) class indices
@@ -32,6 +33,19 @@ class Held:
     def __len__(self) -> int:
         return len(self.rows)
 
+    def image(self, row: int) -> np.ndarray:
+        """(H, W, 3) uint8: what the network sees."""
+        return np.asarray(self.table.images[self.rows[row]])
+
+    def features(self, which: np.ndarray, run: Path) -> np.ndarray | None:
+        """(m, D) float32 of these rows: the frozen backbone's, or those of the run's own network; None where there is none."""
+        if self.config.model.frozen:
+            return np.asarray(frozen_features(self.config, self.table)[self.rows[which]])
+        from fedgsca.audit.network import outputs
+
+        seen = outputs(self, which, run)
+        return None if seen is None else seen.features
+
     @property
     def root(self) -> Path | None:
         """The folder with the original files, where the source is one."""
@@ -39,40 +53,61 @@ class Held:
         return path if path.is_dir() else None
 
 
-def open_sites(run: Path, source: str | None = None) -> dict[str, Held]:
-    """All sites whose data is on this machine. `source` is where the data is now, if it was moved since the run."""
-    from fedgsca.experiment import prepare
+def open_sites(run: Path, *, source: str | None = None, labels: str | None = None) -> dict[str, Held]:
+    """All sites with evidence in a run's folder, or in the folder of a hospital's own state.
 
-    config = read_config(run)
-    if source is not None:
-        config = build(merge(config.to_tree(), {"data": {"source": source}}))
-    experiment = prepare(config)
-    where = _absolute(config.data.source)
+    `source` and `labels` say where the data is, for a hospital, or where it is now, if it was moved since the run.
+    """
+    names = sites_with_evidence(run)
+    config = build(about(run, names[0])["config"])
+    if config.data.source == OWN:
+        return {name: _own(config, name, source, labels) for name in names}
+    moved = {"source": source, "labels": labels}
+    config = build(merge(config.to_tree(), {"data": {key: value for key, value in moved.items() if value is not None}}))
+    division = divide(config)
+    truth, where = division.truth, absolute(config.data.source)
     return {
-        name: Held(
-            config, name, where, experiment.table, rows, experiment.sites[name].labels, experiment.truth.get(name)
-        )
-        for name, rows in experiment.rows.items()
+        name: Held(config, name, where, config.data.labels, division.table, division.rows[name], division.given[name], truth.get(name))
+        for name in names
     }  # fmt: skip
 
 
-def open_site(run: Path, site: str, source: str | None = None) -> Held:
-    held = open_sites(run, source)
+def _own(config: Config, name: str, source: str | None, labels: str | None) -> Held:
+    from fedgsca.views import site_table
+
+    if source is None:
+        raise ConfigError(f"{name} is a hospital with images of its own", fix="say where they are: --data FOLDER")
+    table = site_table(config, source, Path(labels) if labels else None)
+    rows = table.rows("train")
+    return Held(config, name, absolute(source), labels, table, rows, table.trained_on[rows], None)
+
+
+def open_site(run: Path, site: str, *, source: str | None = None, labels: str | None = None) -> Held:
+    return pick(run, open_sites(run, source=source, labels=labels), site)
+
+
+def pick(run: Path, held: dict[str, Held], site: str) -> Held:
     if site not in held:
-        raise RunFolderError(f"{run} has no site {site!r}", fix=f"the sites are {', '.join(sorted(held))}")
+        raise RunFolderError(f"{run} has no evidence of a site {site!r}", fix=f"the sites are {', '.join(sorted(held))}")
     return held[site]
 
 
-def check_data(held: Held, header: dict[str, Any]) -> None:
-    """The images and labels must be those that were audited."""
-    if held.table.fingerprint != header["data"]["fingerprint"]:
+def held_test(held: Held) -> Held:
+    """The test images beside a site's training images, with the labels by which every model is judged."""
+    rows = held.table.rows("test")
+    return replace(held, site="test", rows=rows, given=held.table.labels[rows], truth=None)
+
+
+def check_data(held: Held, fingerprint: str) -> None:
+    """The images and labels must be those that the run saw: rows of other data would get the suspicion of these."""
+    if held.table.fingerprint != fingerprint:
         raise DataError(
-            f"the data in {held.source} is not what was audited: its images, labels or split have changed",
+            f"the data in {held.source} is not what the run was made with: images, labels or split have changed",
             fix="restore the data as it was, or run `fedgsca run` and `fedgsca audit` again on the new data",
         )
 
 
-def _absolute(source: str) -> str:
+def absolute(source: str) -> str:
     """A path as seen from anywhere; the kind before it, and built-in names, stay."""
     kind, path = _parts(source)
     return kind + str(path.resolve()) if path.exists() else source

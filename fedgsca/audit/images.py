@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fedgsca.audit.held import Held, check_data, open_site
+from fedgsca.audit.held import Held, check_data, held_test, open_sites, pick
 from fedgsca.audit.table import Audit, damaged, read_audit
 from fedgsca.errors import DataError
 
@@ -35,9 +35,10 @@ class Images:
     def open(path: Path | Audit) -> Images:
         """`path`: an audit's folder, or a run with the audit of one site. The data must be what was audited."""
         audit = path if isinstance(path, Audit) else read_audit(path)
-        header = audit.header
-        held = open_site(audit.path / header["run"], header["site"], header["data"]["source"])
-        check_data(held, dict(header))
+        header, data = audit.header, audit.header["data"]
+        every = open_sites(audit.path / header["run"], source=data["source"], labels=data.get("labels"))
+        held = held_test(next(iter(every.values()))) if header["split"] == "test" else pick(audit.path, every, header["site"])
+        check_data(held, data["fingerprint"])
         return Images(held, audit)
 
     def __len__(self) -> int:
@@ -47,7 +48,7 @@ class Images:
         """(H, W, 3) uint8: what the network sees."""
         if not 0 <= row < len(self.held):
             raise DataError(f"the site has no row {row}", fix=f"rows run from 0 to {len(self.held) - 1}")
-        return np.asarray(self.held.table.images[self.held.rows[row]])
+        return self.held.image(row)
 
     def hash(self, row: int) -> str:
         return content_hash(self.array(row))

@@ -22,6 +22,7 @@ from typing import Any
 
 import numpy as np
 
+from fedgsca.audit import evidence
 from fedgsca.config import Config, build
 from fedgsca.engine.observe import observe
 from fedgsca.errors import FedgscaError, UpdateError
@@ -66,6 +67,7 @@ class Bench:
         """One site's round. An error that is the site's own is named and reported; a bug is not hidden."""
         site = self.site(name)
         started = time.perf_counter()
+        seen = evidence.look(site, payload, self.experiment.config)
         try:
             update = self.method.local_update(payload, site)
         except UpdateError as error:
@@ -73,6 +75,7 @@ class Bench:
         seconds = time.perf_counter() - started
         truth = self.experiment.truth.get(name)
         self._keep_losses(site, payload.round, truth)
+        evidence.keep(seen, site, payload.round, self.experiment, self.folder)
         return Reply(name, update, None, observe(site.notes, truth, site.labels), seconds)
 
     def _keep_losses(self, site: Site, round: int, truth: np.ndarray | None) -> None:

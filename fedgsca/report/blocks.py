@@ -94,6 +94,31 @@ class Heats:
 
 
 @dataclass(frozen=True)
+class Shot:
+    """A photograph inside the page."""
+
+    data: str  # data:image/...;base64,...
+    alt: str
+
+
+@dataclass(frozen=True)
+class Card:
+    """One image to judge, what is said about it, and images to compare it with."""
+
+    shot: Shot
+    title: str
+    text: str
+    beside: Sequence[tuple[str, Sequence[Shot]]] = ()  # what they are, the images
+
+
+@dataclass(frozen=True)
+class Cards:
+    kind: ClassVar[str] = "cards"
+    cards: Sequence[Card]
+    note: str = ""
+
+
+@dataclass(frozen=True)
 class Bullets:
     kind: ClassVar[str] = "bullets"
     items: Sequence[str]
@@ -110,7 +135,7 @@ class Fold:
     text: str = ""  # shown as typed
 
 
-Block = Gallery | Table | Tables | Heats | Bullets | Fold
+Block = Gallery | Table | Tables | Heats | Cards | Bullets | Fold
 
 
 @dataclass(frozen=True)

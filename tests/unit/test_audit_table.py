@@ -127,5 +127,5 @@ def test_other_data_than_was_audited_is_refused(tmp_path: Path) -> None:
     audit = toy_audit(tmp_path)
     header = {**audit.header, "data": {**audit.header["data"], "fingerprint": "0" * 64}}
     (audit.path / "audit.json").write_text(json.dumps(header))
-    with pytest.raises(DataError, match="not what was audited"):
+    with pytest.raises(DataError, match="not what the run was made with"):
         Images.open(audit.path)
