@@ -293,14 +293,15 @@ def to_toml(config: Config) -> str:
     return tomli_w.dumps(config.to_tree())
 
 
+def flat(tree: Mapping[str, Any], prefix: str = "") -> Tree:
+    """Nested tables as one, with dotted keys."""
+    rows: Tree = {}
+    for key, value in tree.items():
+        rows |= flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {prefix + key: value}
+    return rows
+
+
 def differences(config: Config, other: Config) -> list[tuple[str, Any, Any]]:
     """Keys whose values differ, for 'what does preset paper change' and for 'this folder belongs to another experiment'."""
-
-    def flat(tree: Mapping[str, Any], prefix: str = "") -> Tree:
-        rows: Tree = {}
-        for key, value in tree.items():
-            rows |= flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {prefix + key: value}
-        return rows
-
     mine, theirs = flat(config.to_tree()), flat(other.to_tree())
     return [(key, mine.get(key), theirs.get(key)) for key in sorted(mine | theirs) if mine.get(key) != theirs.get(key)]

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -108,14 +108,18 @@ class Division:
 def divide(config: Config) -> Division:
     """Load, split among sites, inject noise."""
     data, table = config.data, load_table(config)
+    # corrected labels move no image to another site: divided by the labels of the source, so that before and after compare
+    source = table if table.replaced is None or table.given is not None else replace(table, labels=table.replaced)
     rows = partition(
-        table, sites=0 if data.partition == "column" else data.sites, scheme=data.partition, alpha=data.alpha, seed=config.seed
+        source, sites=0 if data.partition == "column" else data.sites, scheme=data.partition, alpha=data.alpha, seed=config.seed
     )
     warnings = [*table.notes, *leakage(table), *describe(table, rows)]
     if table.site is not None and data.partition != "column":
         warnings.append("the source says which hospital each image is from; --partition column makes those the sites")
     noise, given, said = _inject(config, table, rows)
     warnings += said
+    if data.labels and any(n.kind not in ("none", "F") for n in noise.values()):
+        warnings.append(f"noise {config.noise.spec} is injected into the labels of {Path(data.labels).name}")
     if config.noise.oracle:  # the ceiling: somebody told every site which of its labels are wrong
         right = {name: given[name] == table.labels[which] for name, which in rows.items()}
         rows = {name: which[right[name]] for name, which in rows.items()}

@@ -15,14 +15,48 @@ import typer
 from typer.core import TyperGroup
 
 from fedgsca import __version__
-from fedgsca.cli import audit, compare, config, data, demo, export, methods, noise, predict, report, review, run, table, wire
+from fedgsca.cli import (
+    apply,
+    audit,
+    compare,
+    config,
+    data,
+    demo,
+    exchange,
+    export,
+    methods,
+    noise,
+    predict,
+    report,
+    review,
+    run,
+    table,
+    wire,
+)
 from fedgsca.cli.screen import complain
 from fedgsca.errors import FedgscaError
 
-MODULES = (demo, run, compare, table, report, audit, review, predict, export, data, noise, wire, methods, config)
+MODULES = (
+    demo,
+    run,
+    compare,
+    table,
+    report,
+    audit,
+    review,
+    apply,
+    exchange,
+    predict,
+    export,
+    data,
+    noise,
+    wire,
+    methods,
+    config,
+)
 ORDER = (
     "demo", "run", "resume", "compare", "table", "ablation", "sensitivity", "stability", "efficiency",
-    "report", "audit", "review", "predict", "export", "data", "noise", "wire", "methods", "config",
+    "report", "audit", "review", "apply", "exchange", "predict", "export", "data", "noise", "wire", "methods", "config",
 )  # fmt: skip
 
 STOPPED = 130  # what a shell reports for Ctrl-C

@@ -13,12 +13,16 @@ from fedgsca.errors import RunFolderError
 
 Folder = Annotated[Path, typer.Argument(metavar="PATH", help="folder of a run (also an unfinished one) or of a comparison")]
 
+Before = Annotated[
+    Path | None, typer.Option("--before", metavar="RUN", help="a run with the labels as they were, to compare with")
+]
+
 
 def add(app: typer.Typer) -> None:
     app.command("report", help="Write the report of a run or a comparison.", rich_help_panel="Train")(report)
 
 
-def report(path: Folder) -> None:
+def report(path: Folder, before: Before = None) -> None:
     if not ((path / "metrics.jsonl").is_file() or (path / "compare.json").is_file()):
         raise RunFolderError(
             f"{path} holds neither a run nor a comparison (no metrics.jsonl, no compare.json)",
@@ -30,5 +34,9 @@ def report(path: Folder) -> None:
         from fedgsca.compare import write_tables
 
         write_tables(path, json.loads((path / "compare.json").read_bytes()))
+    if before is not None:
+        from fedgsca.report.before import remember
+
+        remember(path, before)
     write_report(path)
     say(f"report  {path / 'report.html'}", "bold")

@@ -20,7 +20,7 @@ Summary = Annotated[bool, typer.Option("--summary", help="print what was decided
 
 
 def add(app: typer.Typer) -> None:
-    app.command("review", help="Look at suspect labels on a local page, and decide.", rich_help_panel="Labels")(review)
+    app.command("review", help="Look at suspect labels on a local page, and decide.", rich_help_panel="Review labels")(review)
 
 
 def review(

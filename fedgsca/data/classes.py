@@ -28,5 +28,5 @@ def with_classes(table: Table, classes: Sequence[str]) -> Table:
     number = np.array([list(classes).index(name) for name in table.classes], np.int64)
     labels = number[table.labels]
     named = fingerprint(table.images, labels, classes, table.split)
-    given = None if table.given is None else number[table.given]
-    return replace(table, labels=labels, given=given, classes=tuple(classes), fingerprint=named)
+    given, replaced = (None if column is None else number[column] for column in (table.given, table.replaced))
+    return replace(table, labels=labels, given=given, replaced=replaced, classes=tuple(classes), fingerprint=named)

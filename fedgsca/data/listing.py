@@ -134,7 +134,7 @@ def _from_csv(listing: Listing, path: Path) -> None:
     if not sheet.rows:
         listing.problem("lists without images", [path.name], "add one line per image")
     listing.rows = [
-        Row(_normal(values["file"]), values["label"], *(values.get(name, "") for name in ("group", "split", "site")))
+        Row(normal(values["file"]), values["label"], *(values.get(name, "") for name in ("group", "split", "site")))
         for _, values in sheet.rows
     ]
     _check_files(listing)
@@ -147,7 +147,7 @@ def _nearest(column: str) -> str:
     return f"{column!r}" + (f" (did you mean {near[0]}?)" if near else "")
 
 
-def _normal(name: str) -> str:
+def normal(name: str) -> str:
     """One spelling per file: forward slashes, no './'."""
     return str(PurePosixPath(name.replace("\\", "/"))) if name else ""
 

@@ -15,15 +15,19 @@ from fedgsca.errors import DataError
 def with_labels(table: Table, path: Path) -> Table:
     """The table with its training labels replaced, by id, from a csv with the columns id (or file) and label.
 
-    All training images must be named once and nothing else: the test set stays locked.
+    All training images must be named once. Labels of val and test images are locked: a line that repeats one is let pass, so
+    that a corrected copy of a whole labels.csv can be used.
     """
     given = _read_labels(path)
     train = table.rows("train")
     position = {str(table.ids[row]): int(row) for row in train}
-    others = {str(i) for i in table.ids[table.split != "train"]}
+    others = {str(table.ids[row]): int(table.labels[row]) for row in np.flatnonzero(table.split != "train")}
     problems = []
     for what, found in (
-        ("ids of val or test images, whose labels are locked", [i for i in given if i in others]),
+        (
+            "val or test images with another label, whose labels are locked",
+            [i for i, v in given.items() if i in others and _class_index(v, table.classes) != others[i]],
+        ),
         ("unknown ids", [i for i in given if i not in position and i not in others]),
         ("training images without a label", [i for i in position if i not in given]),
         ("unknown classes", sorted({v for v in given.values() if _class_index(v, table.classes) is None})),
@@ -38,8 +42,8 @@ def with_labels(table: Table, path: Path) -> Table:
         )
     before = table.trained_on  # a reference beside the given labels stays what it is
     labels = before.copy()
-    for name, value in given.items():
-        labels[position[name]] = _class_index(value, table.classes)
+    for name, row in position.items():
+        labels[row] = _class_index(given[name], table.classes)
     changed = int(np.sum(labels != before))
     if table.given is None:
         table = replace(table, labels=labels, fingerprint=fingerprint(table.images, labels, table.classes, table.split))
@@ -47,6 +51,7 @@ def with_labels(table: Table, path: Path) -> Table:
         table = replace(table, given=labels)
     return replace(
         table,
+        replaced=before,
         notes=(*table.notes, f"training labels from {path.name}: {changed} of {len(train)} differ from the source"),
     )
 

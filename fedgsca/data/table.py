@@ -28,6 +28,7 @@ class Table:
     site: np.ndarray | None = None  # (n,) str: hospital, where the source knows it
     white: int | None = None  # what 16-bit grey was divided by, if there was any: later images must be, too
     given: np.ndarray | None = None  # (n,) int64: what sites train on, where the source has it beside `labels`, the reference
+    replaced: np.ndarray | None = None  # (n,) int64: what was trained on before a csv of corrected labels took its place
     group_word: str = "group"  # what a group is: patient, slide, video
     notes: tuple[str, ...] = field(default=())  # things a person should know: skipped files, converted depths
 

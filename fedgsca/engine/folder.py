@@ -30,6 +30,7 @@ from typing import Any
 import numpy as np
 
 from fedgsca import __version__
+from fedgsca.audit.changes import labels_in_use
 from fedgsca.config import Config, build, differences, read_toml, to_toml
 from fedgsca.errors import RunFolderError
 from fedgsca.experiment import Experiment, weights_digest
@@ -144,7 +145,7 @@ class RunFolder:
                 for row, true, given in zip(rows, truth, samples.labels, strict=True):
                     writer.writerow([table.ids[row], table.classes[true], table.classes[given]])
                 write_atomic(self.path / "noise" / f"{name}.csv", text.getvalue().encode())
-        setup = {
+        setup: dict[str, Any] = {
             "data": {
                 "name": table.name, "fingerprint": table.fingerprint, "classes": list(table.classes),
                 "shape": list(table.images.shape), "white": table.white,
@@ -152,6 +153,9 @@ class RunFolder:
             "test": len(experiment.test) if experiment.test is not None else 0, "sites": sites, "warnings": list(experiment.warnings),
             "fingerprint": self.config.fingerprint(), "signature": signature, "weights": weights_digest(self.config), "version": __version__,
         }  # fmt: skip
+        labels = labels_in_use(self.config.data.labels or self.config.noise.given, table)
+        if labels is not None:
+            setup["labels"] = labels
         write_atomic(self.path / "setup.json", dumps(setup))
 
     def _check_data(self, signature: str) -> None:

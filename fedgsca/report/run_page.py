@@ -15,6 +15,7 @@ from fedgsca.report.sections_facts import (
     sites_section,
     transitions_section,
 )
+from fedgsca.report.sections_labels import labels_section
 from fedgsca.report.sections_selector import found_section, quality_section, selection_section
 from fedgsca.report.sections_training import classes_section, learning_section, stability_section, thresholds_section
 from fedgsca.report.words import NBSP, found, headline, lead, method_name, percent, plural, score, seconds, wrong_share
@@ -22,6 +23,7 @@ from fedgsca.report.words import NBSP, found, headline, lead, method_name, perce
 ORDER: tuple[Callable[[Run], Section | None], ...] = (
     learning_section,
     classes_section,
+    labels_section,
     sites_section,
     selection_section,
     found_section,

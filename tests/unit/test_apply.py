@@ -1,0 +1,213 @@
+"""From decisions to corrected labels: the right ones, of the right images, and never over the original."""
+
+from __future__ import annotations
+
+import csv
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from audits import toy_audit
+from toys import toy_config, toy_folder, toy_npz
+
+from fedgsca.audit.apply import apply
+from fedgsca.audit.changes import log_path, read_log
+from fedgsca.audit.decisions import FILE, Decision, Decisions
+from fedgsca.audit.table import Audit, Suspect, read_audit
+from fedgsca.data.load import load
+from fedgsca.engine.federation import run
+from fedgsca.errors import DataError, RunFolderError
+from fedgsca.report.html import write_report
+
+FLAGS: dict[str, Any] = {"noise__spec": "0"}
+
+
+@pytest.fixture(scope="module")
+def master(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run on a folder of its own, with real labels: no noise is injected."""
+    base = tmp_path_factory.mktemp("apply")
+    shutil.copytree(toy_folder("five_samples"), base / "data")
+    text = (
+        (base / "data" / "labels.csv").read_text().replace("file,label,site,split", "File;Label;Site;Split").replace(",", ";")
+    )
+    (base / "data" / "labels.csv").write_text(text)  # as a spreadsheet of another country writes it
+    toy_audit(base / "run", "a", base / "data", **FLAGS)
+    toy_audit(base / "run", "b", base / "data", **FLAGS)
+    return base
+
+
+@pytest.fixture
+def audit(master: Path, tmp_path: Path) -> Audit:
+    shutil.copytree(master, tmp_path / "x")
+    made = tmp_path / "x"
+    for folder in (made / "run").rglob("audit.json"):
+        folder.write_text(folder.read_text().replace(str(master.resolve()), str(made)))
+    config = made / "run" / "config.toml"
+    config.write_text(config.read_text().replace(str(master), str(made)))
+    return read_audit(made / "run" / "audit" / "a")
+
+
+def decide(audit: Audit, position: int, action: str, *, who: str = "anna", label: str | None = None, **more: Any) -> Suspect:
+    (suspect,) = audit.at([position])
+    new = {"accept": suspect.suggested, "change": label}.get(action)
+    facts = {"row": suspect.row, "id": suspect.id, "hash": suspect.hash, "given": suspect.given} | more
+    Decisions(audit.path).add(Decision(reviewer=who, action=action, label=new, reason="seen", **facts))
+    return suspect
+
+
+def cells(path: Path) -> list[list[str]]:
+    return list(csv.reader(path.read_text().splitlines()))
+
+
+def test_only_the_labels_that_people_agree_on_change(audit: Audit) -> None:
+    changed, kept = decide(audit, 0, "accept"), decide(audit, 1, "keep")
+    decide(audit, 2, "unsure")
+    decide(audit, 3, "accept")
+    decide(audit, 3, "keep", who="bert")
+    data = audit.path.parents[2] / "data"
+    original = (data / "labels.csv").read_bytes()
+    done = apply(audit.path)
+    assert done.file == (data / "labels.corrected.csv").resolve() and (data / "labels.csv").read_bytes() == original
+    assert done.counts == {"looked_at": 4, "changed": 1, "confirmed": 1, "unsure": 1, "disputed": 1}
+    before = [line.split(";") for line in original.decode().splitlines()]
+    after = cells(done.file)
+    assert after[0] == before[0], "the columns are those of the original"
+    differing = [(a, b) for a, b in zip(before, after, strict=True) if a != b]
+    assert differing == [
+        ([changed.id, changed.given, *differing[0][0][2:]], [changed.id, changed.suggested, *differing[0][0][2:]])
+    ]
+    assert kept.id != changed.id
+    (change,) = json.loads(log_path(done.file).read_text())["changes"]
+    assert (change["id"], change["old"], change["new"]) == (changed.id, changed.given, changed.suggested)
+    assert (change["reviewers"], change["reason"], change["site"]) == ("anna", "seen", "a") and change["time"]
+    assert cells(log_path(done.file, "csv"))[1][:4] == ["a", changed.id, changed.given, changed.suggested]
+
+
+def test_a_preferred_reviewer_settles_what_is_disputed(audit: Audit) -> None:
+    suspect = decide(audit, 0, "accept")
+    decide(audit, 0, "keep", who="bert")
+    assert apply(audit.path, prefer="bert").file is None, "nothing changes, so nothing is written"
+    assert [change.new for change in apply(audit.path, prefer="anna").changes] == [suspect.suggested]
+
+
+def test_nothing_is_ever_overwritten(audit: Audit, tmp_path: Path) -> None:
+    decide(audit, 0, "accept")
+    names = [apply(audit.path).file for _ in range(3)]
+    assert [path.name for path in names if path] == ["labels.corrected.csv", "labels.corrected-2.csv", "labels.corrected-3.csv"]
+    (tmp_path / "mine.csv").write_text("precious")
+    with pytest.raises(RunFolderError, match="nothing is overwritten"):
+        apply(audit.path, out=tmp_path / "mine.csv")
+    assert (tmp_path / "mine.csv").read_text() == "precious"
+
+
+@pytest.mark.parametrize(
+    ("wrong", "why"),
+    [({"hash": "0" * 64}, "another one"), ({"id": "stranger.png"}, "not in the data"), ({"row": 9999}, "not in the data"),
+     ({"given": "class 9"}, "another label")],
+)  # fmt: skip
+def test_decisions_about_other_images_are_refused(audit: Audit, wrong: dict[str, Any], why: str) -> None:
+    decide(audit, 0, "accept")
+    decide(audit, 1, "accept", **wrong)
+    with pytest.raises(DataError, match=why):
+        apply(audit.path)
+    assert not list((audit.path.parents[2] / "data").glob("*corrected*"))
+
+
+def test_data_that_changed_since_the_audit_is_refused(audit: Audit) -> None:
+    decide(audit, 0, "accept")
+    data = audit.path.parents[2] / "data"
+    shutil.copy(data / "001.png", data / "000.png")
+    with pytest.raises(DataError, match="have changed"):
+        apply(audit.path)
+
+
+def test_an_audit_of_test_images_is_refused(audit: Audit) -> None:
+    decide(audit, 0, "accept")
+    header = json.loads((audit.path / "audit.json").read_text())
+    (audit.path / "audit.json").write_text(json.dumps({**header, "split": "test"}))
+    with pytest.raises(DataError, match="locked"):
+        apply(audit.path)
+
+
+def test_without_decisions_there_is_nothing_to_apply(audit: Audit) -> None:
+    with pytest.raises(RunFolderError, match="nothing has been decided"):
+        apply(audit.path)
+    (audit.path / FILE).write_text("damaged\n")
+    with pytest.raises(RunFolderError, match="nothing has been decided"):
+        apply(audit.path)
+
+
+def test_all_sites_of_a_run_go_into_one_file(audit: Audit) -> None:
+    other = read_audit(audit.path.parent / "b")
+    ids = {decide(audit, 0, "accept").id, decide(other, 0, "accept").id}
+    assert {change.id for change in apply(audit.path.parents[1]).changes} == ids
+
+
+def test_a_corrected_folder_is_used_and_its_test_labels_are_locked(audit: Audit) -> None:
+    suspect = decide(audit, 0, "accept")
+    file = apply(audit.path).file
+    assert file is not None
+    table = load(str(file.parent), labels=file)
+    row = table.ids.tolist().index(suspect.id)
+    assert table.classes[table.labels[row]] == suspect.suggested and table.replaced is not None
+    assert np.flatnonzero(table.replaced != table.labels).tolist() == [row]
+    lines = file.read_text().splitlines()
+    at = next(i for i, line in enumerate(lines) if line.endswith(",test"))
+    name, label, *rest = lines[at].split(",")
+    other = next(c for c in table.classes if c != label)
+    file.write_text("\n".join([*lines[:at], ",".join([name, other, *rest]), *lines[at + 1 :]]))
+    with pytest.raises(DataError, match="locked"):
+        load(str(file.parent), labels=file)
+
+
+# ---- retraining ----
+
+
+def test_before_and_after_stand_in_the_report(tmp_path: Path) -> None:
+    """A simulation: wrong labels are corrected, the same sites train again, and both results are shown."""
+    source = shutil.copy(toy_npz(), tmp_path / "toy.npz")
+    audit = toy_audit(tmp_path / "run", source=Path(source))
+    suspects = [decide(audit, position, "accept") for position in range(3)]
+    done = apply(audit.path)
+    assert done.file == (tmp_path / "toy.labels.corrected.csv").resolve() and done.noisy
+    again = toy_config(
+        "fedavg", source=Path(source), train__rounds=1, noise__spec="0", data__labels=str(done.file), data__sites=4
+    )
+    run(again, tmp_path / "again")
+    setup = [json.loads((tmp_path / name / "setup.json").read_text()) for name in ("run", "again")]
+    assert [s["num_samples"] for s in setup[0]["sites"].values()] == [s["num_samples"] for s in setup[1]["sites"].values()]
+    told = setup[1]["labels"]["review"]
+    assert sum(pair["count"] for pair in told["pairs"]) == len(suspects)
+    assert told["before"]["f1"] == json.loads((tmp_path / "run" / "result.json").read_text())["f1"]
+    page = write_report(tmp_path / "again").read_text()
+    assert "Corrected labels" in page and "Before (run) and after" in page and "anna looked at 3 labels" in page
+    assert "Corrected labels" not in write_report(tmp_path / "run").read_text()
+
+
+def test_corrected_labels_leave_every_image_at_its_site(audit: Audit, tmp_path: Path) -> None:
+    from fedgsca.experiment import prepare
+
+    table = load(str(toy_npz()))
+    file = tmp_path / "labels.csv"
+    turned = [(table.ids[r], table.classes[(table.labels[r] + 1) % 3]) for r in table.rows("train")]
+    file.write_text("id,label\n" + "".join(f"{name},{label}\n" for name, label in turned))
+    plain = prepare(toy_config("fedavg", noise__spec="0"))
+    other = prepare(toy_config("fedavg", noise__spec="0", data__labels=str(file)))
+    for site, rows in plain.rows.items():
+        assert rows.tolist() == other.rows[site].tolist()
+        assert not np.any(plain.sites[site].labels == other.sites[site].labels)
+    noisy = prepare(toy_config("fedavg", data__labels=str(file)))
+    assert any("is injected into the labels of labels.csv" in text for text in noisy.warnings)
+
+
+def test_a_log_counts_only_for_the_very_file(audit: Audit) -> None:
+    decide(audit, 0, "accept")
+    file = apply(audit.path).file
+    assert file is not None and read_log(file) is not None
+    file.write_text(file.read_text() + "\n")
+    assert read_log(file) is None
+    log_path(file).write_text("{")
+    assert read_log(file) is None

@@ -1,0 +1,173 @@
+"""Files for other label tools: what goes out comes back as the same decisions, and strangers are refused."""
+
+from __future__ import annotations
+
+import csv
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+from audits import toy_audit
+from toys import toy_npz
+
+from fedgsca import cli
+from fedgsca.audit.decisions import FILE, Decision, Decisions
+from fedgsca.audit.exchange import bring_in, export
+from fedgsca.audit.table import Audit, read_audit
+from fedgsca.errors import DataError, RunFolderError
+
+KINDS = ("cleanlab", "label-studio", "fiftyone")
+NAMES = {"cleanlab": "issues.csv", "label-studio": "tasks.json", "fiftyone": "dataset"}
+
+
+@pytest.fixture(scope="module")
+def master(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    run = tmp_path_factory.mktemp("exchange") / "run"
+    toy_audit(run, source=toy_npz(400))
+    return run
+
+
+@pytest.fixture
+def audit(master: Path, tmp_path: Path) -> Audit:
+    shutil.copytree(master, tmp_path / "run")
+    return read_audit(tmp_path / "run")
+
+
+def review(audit: Audit) -> dict[int, tuple[str, str | None, str]]:
+    """One decision of every kind, by anna."""
+    store = Decisions(audit.path)
+    for suspect, action in zip(audit.window(0, 5), ("accept", "keep", "unsure", "change"), strict=False):
+        third = next(name for name in audit.classes if name not in (suspect.given, suspect.suggested))
+        label = {"accept": suspect.suggested, "change": third}.get(action)
+        facts = (suspect.row, suspect.id, suspect.hash, suspect.given)
+        store.add(Decision("anna", *facts, action, label, reason='=odd, "quoted"' if action == "change" else ""))
+    return state(audit, "anna")
+
+
+def state(audit: Audit, who: str) -> dict[int, tuple[str, str | None, str]]:
+    return {row: (d.action, d.label, d.reason) for row, d in Decisions(audit.path).of(who).items()}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_decisions_survive_the_way_there_and_back(audit: Audit, tmp_path: Path, kind: str) -> None:
+    decided = review(audit)
+    export(audit, kind, tmp_path / NAMES[kind])
+    (audit.path / FILE).unlink()
+    for _ in range(2):  # the same file twice counts once
+        assert bring_in(audit, kind, tmp_path / NAMES[kind], reviewer="bert") == {"bert": 4}
+    assert state(audit, "bert") == decided
+    assert len((audit.path / FILE).read_text().splitlines()) == 4
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_list_that_nobody_looked_at_brings_no_decisions(audit: Audit, tmp_path: Path, kind: str) -> None:
+    export(audit, kind, tmp_path / NAMES[kind])
+    assert bring_in(audit, kind, tmp_path / NAMES[kind]) == {}
+    with pytest.raises(RunFolderError, match="nothing is overwritten"):
+        export(audit, kind, tmp_path / NAMES[kind])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("what", ["image", "name", "class"])
+def test_what_belongs_elsewhere_is_refused_as_a_whole(audit: Audit, tmp_path: Path, kind: str, what: str) -> None:
+    review(audit)
+    export(audit, kind, tmp_path / NAMES[kind])
+    (audit.path / FILE).unlink()
+    file = tmp_path / NAMES[kind] / "labels.json" if kind == "fiftyone" else tmp_path / NAMES[kind]
+    last = audit.window(3, 1)[0]
+    third = next(name for name in audit.classes if name not in (last.given, last.suggested))
+    old, new = {"image": (last.hash, "f" * 64), "name": (last.id, "train/99999"), "class": (third, "no such class")}[what]
+    text = file.read_text()
+    if what == "class" and kind != "cleanlab":
+        text = text.replace(f'"choices": ["{old}"]', f'"choices": ["{new}"]').replace(f'"label": "{old}"', f'"label": "{new}"')
+    else:
+        text = text.replace(old, new)
+    file.write_text(text)
+    with pytest.raises(DataError, match="nothing was added"):
+        bring_in(audit, kind, tmp_path / NAMES[kind])
+    assert not (audit.path / FILE).exists()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("content", ["", "{", "[]x", '{"labels": 3}', "[{}]", "a,b\n1,2\n", "\x00"])
+def test_a_damaged_file_is_an_error_in_words(audit: Audit, tmp_path: Path, kind: str, content: str) -> None:
+    (tmp_path / "file").write_text(content)
+    try:
+        assert bring_in(audit, kind, tmp_path / "file") == {}
+    except DataError as error:
+        assert error.fix
+    assert not (audit.path / FILE).exists()
+
+
+def test_cleanlab_columns(audit: Audit, tmp_path: Path) -> None:
+    export(audit, "cleanlab", tmp_path / "all.csv", everything=True)
+    rows = list(csv.DictReader((tmp_path / "all.csv").read_text().splitlines()))
+    assert len(rows) == len(audit) and {"given_label", "predicted_label", "label_quality", "is_label_issue"} <= set(rows[0])
+    quality = [float(row["label_quality"]) for row in rows]
+    assert quality == sorted(quality) and {row["is_label_issue"] for row in rows} == {"True", "False"}
+
+
+def test_a_file_of_cleanlab_itself_comes_in_as_its_opinion(audit: Audit, tmp_path: Path) -> None:
+    one, two = audit.window(0, 2)
+    lines = [
+        "id,is_label_issue,label_quality,given_label,predicted_label",
+        f"{one.id},True,0.1,x,{one.suggested}",
+        f"{two.id},False,0.9,x,{two.given}",
+    ]
+    (tmp_path / "theirs.csv").write_text("\n".join(lines))
+    assert bring_in(audit, "cleanlab", tmp_path / "theirs.csv") == {"cleanlab": 1}
+    assert state(audit, "cleanlab") == {one.row: ("accept", one.suggested, "")}
+
+
+def test_label_studio_tasks_and_an_export_of_several_people(audit: Audit, tmp_path: Path) -> None:
+    tasks_file, labelling = export(audit, "label-studio", tmp_path / "tasks.json")
+    tasks = json.loads(tasks_file.read_text())
+    assert len(tasks) == 10 and tasks[0]["data"]["image"].startswith("data:image/png;base64,")
+    choices = [choice.get("value") for choice in ElementTree.parse(labelling).iter("Choice")]
+    assert choices == [*audit.classes, "cannot tell"]
+    suggested = tasks[0]["predictions"][0]["result"][0]["value"]["choices"][0]
+
+    def annotation(person: Any, label: str, when: str, **more: Any) -> dict[str, Any]:
+        value = {"from_name": "label", "to_name": "image", "type": "choices", "value": {"choices": [label]}}
+        return {"completed_by": person, "updated_at": when, "lead_time": 3.2, "was_cancelled": False, "result": [value], **more}
+
+    given = tasks[0]["data"]["given"]
+    tasks[0]["annotations"] = [
+        annotation(7, suggested, "2026-01-02"),
+        annotation(7, given, "2026-01-01"),
+        annotation({"id": 1, "email": "b@clinic.example"}, "cannot tell", "2026-01-01"),
+        annotation(8, given, "2026-01-01", was_cancelled=True),
+    ]
+    tasks_file.write_text(json.dumps(tasks))
+    assert bring_in(audit, "label-studio", tasks_file) == {"user 7": 1, "b@clinic.example": 1}
+    assert [d.action for d in Decisions(audit.path).of("user 7").values()] == ["accept"]
+    assert [d.action for d in Decisions(audit.path).of("b@clinic.example").values()] == ["unsure"]
+
+
+def test_fiftyone_folder(audit: Audit, tmp_path: Path) -> None:
+    export(audit, "fiftyone", tmp_path / "set")
+    whole = json.loads((tmp_path / "set" / "labels.json").read_text())
+    assert whole["classes"] == list(audit.classes)
+    assert {f"{name}.png" for name in whole["labels"]} == {path.name for path in (tmp_path / "set" / "data").iterdir()}
+    name = next(iter(whole["labels"]))
+    whole["labels"][name]["label"] = audit.classes.index(whole["labels"][name]["attributes"]["suggested"])  # a number will do
+    (tmp_path / "set" / "labels.json").write_text(json.dumps(whole))
+    assert bring_in(audit, "fiftyone", tmp_path / "set") == {"fiftyone": 1}
+
+
+def test_the_commands(audit: Audit, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = str(tmp_path / "issues.csv")
+    assert cli.execute(["exchange", "export", str(audit.path), "--format", "cleanlab", "-o", out]) == 0
+    assert cli.execute(["exchange", "import", str(audit.path), out, "--format", "cleanlab"]) == 0
+    assert "holds no decisions" in capsys.readouterr().out
+    assert cli.execute(["exchange", "export", str(audit.path), "--format", "excel", "-o", f"{out}x"]) == 3
+    review(audit)
+    assert cli.execute(["apply", str(audit.path), "--out", str(tmp_path / "new.csv")]) == 0
+    told = capsys.readouterr().out
+    assert "4 labels were looked at: 2 change, 1 are confirmed" in told and "--labels" in told and "--noise 0" in told
+    assert cli.execute(["review", str(audit.path), "--summary"]) == 0
+    assert "anna" in capsys.readouterr().out
+    assert cli.execute(["review", str(audit.path), "--reviewer", " "]) == 2
