@@ -13,6 +13,7 @@ import torch
 from torch.nn import functional as F
 from toys import CLASSES, toy_config, toy_images, toy_npz
 
+from fedgsca.config import to_toml
 from fedgsca.engine.federation import run
 from fedgsca.engine.folder import read_lines
 from fedgsca.errors import FedgscaError, MissingExtraError, RunFolderError, WeightsError
@@ -144,6 +145,27 @@ def test_card_tells_what_the_run_found(runs: dict[str, Path], tmp_path: Path) ->
 def test_card_of_a_method_that_flags_nothing(runs: dict[str, Path], tmp_path: Path) -> None:
     card = (export(runs["personal"], "safetensors", tmp_path / "out").path / "MODEL_CARD.md").read_text()
     assert "No site reported how many of its labels look wrong" in card and "Labels flagged" not in card
+
+
+def test_a_coordinator_that_has_no_images(runs: dict[str, Path], tmp_path: Path) -> None:
+    """In a deployment class counts and test images stay at the sites: the card says what crossed, and no more."""
+    copy = tmp_path / "run"
+    shutil.copytree(runs["personal"], copy)
+    setup = json.loads((copy / "setup.json").read_text())
+    config = toy_config(
+        "fedrobust", train__rounds=2, noise__spec="0", data__source="sites", data__classes=setup["data"]["classes"],
+        data__image_size=12, federation__sites=list(setup["sites"]),
+    )  # fmt: skip
+    (copy / "config.toml").write_text(to_toml(config))
+    setup |= {"sites": {name: {} for name in setup["sites"]}, "test": 0}
+    (copy / "setup.json").write_text(json.dumps(setup))
+    lines = [{k: v for k, v in line.items() if k not in ("f1", "confusion")} for line in read_lines(copy / "metrics.jsonl")]
+    (copy / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    made = export(copy, "safetensors", tmp_path / "out")
+    card = (made.path / "MODEL_CARD.md").read_text()
+    assert made.check.inputs == "random images" and "No round was tested" in card
+    assert "| Site | Images |\n" in card and f"| site-1 | {lines[-1]['sites']['site-1']['num_samples']} |" in card
+    assert "simulat" not in card
 
 
 # ---- what is refused ----
