@@ -2,11 +2,11 @@
 
     python -m benchmarks.tuning NAME --data FILE.npz --out DIR [--methods fedavg,fedgsca] [--write FILE.toml]
 
-For each method: five learning rates with its defaults (one or two more where the best lies at the edge), then four settings of its own
-at the best of them. A setting's score is the macro F1 on the validation images, mean of the last five rounds, then over both noises and
-the search seeds; the test images are not looked at, and the search seeds are none of those that docs/results.md reports. The best
-setting is kept for both noises: a hospital does not know its noise. `--write` keeps the winners as TOML; benchmarks.studies reads that file. Stop at any time; the same command
-goes on.
+For each method: five learning rates with its defaults (one or two more where the best lies at the edge), then four settings of
+its own at the best of them. A setting's score is the macro F1 on the validation images, mean of the last five rounds, then over
+both noises and the search seeds; the test images are not looked at, and the search seeds are none of those that docs/results.md
+reports. The best setting is kept for both noises: a hospital does not know its noise. `--write` keeps the winners as TOML;
+benchmarks.studies reads that file. Stop at any time; the same command goes on.
 """
 
 from __future__ import annotations
