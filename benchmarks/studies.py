@@ -38,11 +38,12 @@ class Study:
 
 
 CNN: Tree = {"model": {"name": "cnn"}, "train": {"threads": 1, "augment": "none"}}
+SMALL = merge(CNN, {"data": {"train": 1000}})
 STUDIES = {
     "demo": Study("fedavg,fedgsca", (MIXED,), merge({}, RECIPE), clean=True, needs_data=False),
     "pathmnist-frozen": Study("all", (MIXED, UNIFORM), {"model": {"frozen": True}, "train": {"rounds": 60, "threads": 1}}),
     "pathmnist-cnn": Study("all", (MIXED, UNIFORM), merge(CNN, {"train": {"rounds": 20, "epochs": 5, "lr": 0.03}}), ceiling=False),
-    "pathmnist-small": Study("all", (MIXED, UNIFORM), merge(CNN, {"data": {"train": 1000}, "train": {"rounds": 12, "epochs": 4, "lr": 0.03}})),
+    "pathmnist-small": Study("all", (MIXED, UNIFORM), merge(SMALL, {"train": {"rounds": 12, "epochs": 4, "lr": 0.03}})),
     "pathmnist-short": Study("fedavg,fedgsca", (MIXED, UNIFORM), merge(CNN, {"train": {"rounds": 40}}), ceiling=False),
     "synthetic-cnn": Study(
         "fedavg", (MIXED,), merge(CNN, {"data": {"train": 1200, "test": 600}, "train": {"rounds": 15, "epochs": 4, "lr": 0.03}}),
