@@ -59,15 +59,16 @@ ESTIMATORS = {
     "resample",
 }
 FORBIDDEN_MODULES = {"random", "secrets"}
+SECRET_PLACES = {"review", "deploy", "privacy"}  # tokens, keys and privacy noise: nobody may be able to draw them again
 
 
-def culprits(source: str) -> list[str]:
+def culprits(source: str, allowed: frozenset[str] = frozenset()) -> list[str]:
     """Lines of a program that draw from a generator which the program does not name."""
     found: list[str] = []
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import | ast.ImportFrom):
             names = [a.name for a in node.names] if isinstance(node, ast.Import) else [node.module or ""]
-            found += [f"{node.lineno}: import {name}" for name in names if name.split(".")[0] in FORBIDDEN_MODULES]
+            found += [f"{node.lineno}: import {name}" for name in names if name.split(".")[0] in FORBIDDEN_MODULES - allowed]
             if isinstance(node, ast.ImportFrom) and node.module in ("torch", "numpy.random"):
                 taken = {a.name for a in node.names} - GENERATORS
                 found += [
@@ -109,7 +110,8 @@ def _call(node: ast.Call) -> str | None:
 
 @pytest.mark.parametrize("path", sorted(PACKAGE.rglob("*.py")), ids=lambda path: str(path.relative_to(PACKAGE)))
 def test_source_draws_only_from_named_streams(path: Path) -> None:
-    assert culprits(path.read_text(encoding="utf-8")) == []
+    secret = SECRET_PLACES & {Path(part).stem for part in path.relative_to(PACKAGE).parts}
+    assert culprits(path.read_text(encoding="utf-8"), frozenset({"secrets"} if secret else ())) == []
 
 
 @pytest.mark.parametrize(
