@@ -117,7 +117,7 @@ class Browser:
     def text(self, selector: str) -> str:
         return str(self.js(f"document.querySelector({selector!r})?.innerText ?? ''"))
 
-    def wait(self, condition: str, seconds: float = 10) -> None:
+    def wait(self, condition: str, seconds: float = 30) -> None:
         """Until the JavaScript condition holds."""
         deadline = time.monotonic() + seconds
         while not self.js(f"Boolean({condition})"):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -60,14 +59,20 @@ class Session:
         }
 
     def _pairs(self) -> list[dict[str, Any]]:
-        index = self.audit.index
-        total = Counter(zip(index["given"].tolist(), index["suggested"].tolist(), strict=True))
-        first = index[index["priority"] == 1]
-        urgent = Counter(zip(first["given"].tolist(), first["suggested"].tolist(), strict=True))
-        names = self.audit.classes
+        """Which class was taken for which, and how often; the most urgent first."""
+        index, names = self.audit.index, self.audit.classes
+        codes = index["given"].astype(np.int64) * len(names) + index["suggested"]
+        total, urgent = (np.bincount(c, minlength=len(names) ** 2) for c in (codes, codes[index["priority"] == 1]))
+        order = np.lexsort((-total, -urgent))
         return [
-            {"given": names[a], "suggested": names[b], "labels": total[a, b], "priority": urgent[a, b]}
-            for a, b in sorted(total, key=lambda pair: (-urgent[pair], -total[pair]))
+            {
+                "given": names[c // len(names)],
+                "suggested": names[c % len(names)],
+                "labels": int(total[c]),
+                "priority": int(urgent[c]),
+            }
+            for c in order.tolist()
+            if total[c]
         ]
 
     def progress(self) -> dict[str, Any]:

@@ -1,0 +1,88 @@
+"""How long the review page takes to open on a list of 100,000 labels: `python -m benchmarks.review [LABELS]`.
+
+The list is made up and written as an audit; then a browser's requests are made one after the other over a real connection: the page, its
+style and scripts, what it is about, the first labels, the first image. What the browser itself needs to draw them is not in it.
+"""
+
+from __future__ import annotations
+
+import http.client
+import resource
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from threading import Thread
+from urllib.parse import urlsplit
+
+import numpy as np
+
+from fedgsca.audit.held import Held
+from fedgsca.audit.images import Images
+from fedgsca.audit.table import Audit, Suspect, write_audit
+from fedgsca.config import load_config
+from fedgsca.data.table import Table
+from fedgsca.review.serve import bind, make_server
+from fedgsca.review.session import Session
+from fedgsca.rng import stream
+
+CLASSES = tuple(f"class {i}" for i in range(9))
+
+
+def made_up(count: int) -> Iterator[Suspect]:
+    for row in range(count):
+        given, other = CLASSES[row % 9], CLASSES[(row + 1 + row % 7) % 9]
+        reason = f"given {given}, the model says {other} with 0.80 in 11 of 12 rounds"
+        yield Suspect(
+            row + 1, row, f"img/{row:06d}.png", "0" * 64, given, other, 0.8, ((given, 0.1), (CLASSES[0], 0.05)),
+            1 - row / count, 12, 11, None, reason, row < count // 10,
+        )  # fmt: skip
+
+
+def site(count: int) -> Held:
+    images = stream(0, "benchmark").integers(0, 255, (count, 28, 28, 3), dtype=np.uint8)
+    labels, names = np.arange(count) % 9, np.array([f"img/{row:06d}.png" for row in range(count)])
+    table = Table("made up", images, labels, CLASSES, np.full(count, "train"), names, "")
+    return Held(load_config(), "site-1", "made up", None, table, np.arange(count), labels, None)
+
+
+def opened(audit: Audit, held: Held) -> dict[str, float]:
+    """Seconds until the server is ready, and for all requests of a page that opens."""
+    start = time.perf_counter()
+    session = Session(audit, Images(held, audit), "benchmark")
+    with bind(None) as place:
+        server, address = make_server(session, place)
+        thread = Thread(target=server.run, kwargs={"sockets": [place]})
+        thread.start()
+        try:
+            ready = time.perf_counter()
+            where = urlsplit(address)
+            connection = http.client.HTTPConnection(where.netloc)
+            connection.request("GET", f"/?{where.query}")
+            answer = connection.getresponse()
+            answer.read()
+            cookie = {"Cookie": str(answer.getheader("set-cookie")).partition(";")[0]}
+            for path in ("/style.css", "/review.js", "/viewer.js", "/api/about", "/api/items?count=5&open=1", "/image/0"):
+                connection.request("GET", path, headers=cookie)
+                answer = connection.getresponse()
+                assert answer.read() and answer.status == 200, path
+            return {"ready": ready - start, "page": time.perf_counter() - ready}
+        finally:
+            server.should_exit = True
+            thread.join()
+
+
+def main(count: int) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        header = {"run": "../..", "site": "site-1", "data": {}, "classes": list(CLASSES), "split": "train", "summary": {}}
+        audit = write_audit(Path(folder), header, made_up(count), {})
+        took = opened(audit, site(count))
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    print(
+        f"{count} labels: list opened in {took['ready']:.2f} s, page served in {took['page']:.2f} s, peak memory {peak:.0f} MB"
+    )
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]) if len(sys.argv) > 1 else 100_000)
