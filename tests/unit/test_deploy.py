@@ -1,0 +1,291 @@
+"""Deployment kits: what is in them and what is not, what the check finds against a real TLS server, and the state of a run."""
+
+from __future__ import annotations
+
+import datetime
+import http.server
+import io
+import json
+import ssl
+import stat
+import threading
+import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from toys import toy_folder
+
+pytest.importorskip("cryptography")
+
+from fedgsca.cli import execute
+from fedgsca.deploy import reach as way
+from fedgsca.deploy.certificates import Signed, make_authority, make_pair, make_server, read_key
+from fedgsca.deploy.check import hospital_key, own_data, room, same_versions
+from fedgsca.deploy.kits import KEY, add_hospital, make_kits, versions
+from fedgsca.deploy.plan import read_plan
+from fedgsca.deploy.status import view
+from fedgsca.engine.remote import SiteSettings, read_settings
+from fedgsca.errors import ConfigError, RunFolderError
+
+PLAN = """
+name = "Test"
+contact = "nobody"
+classes = ["class 0", "class 1", "class 2"]
+image_size = 12
+coordinator = { address = "superlink.example.org", names = ["10.0.0.7"] }
+hospitals = [{ name = "berlin" }, { name = "lyon", data = "/data/x" }]
+[experiment]
+method = "fedavg"
+[experiment.train]
+rounds = 2
+"""
+
+
+@pytest.fixture
+def plan(tmp_path: Path) -> Path:
+    path = tmp_path / "consortium.toml"
+    path.write_text(PLAN)
+    return path
+
+
+def contents(path: Path) -> dict[str, bytes]:
+    with zipfile.ZipFile(path) as archive:
+        return {name.partition("/")[2]: archive.read(name) for name in archive.namelist()}
+
+
+# ---- the plan ----
+
+
+def test_the_example_is_a_valid_plan(tmp_path: Path) -> None:
+    assert execute(["deploy", "init", "--example", str(tmp_path / "c.toml")]) == 0
+    plan, config = read_plan(tmp_path / "c.toml")
+    assert config.federation.sites == tuple(h.name for h in plan.hospitals) and config.data.source == "sites"
+    assert execute(["deploy", "init", "--example", str(tmp_path / "c.toml")]) == RunFolderError.exit_code
+
+
+def test_all_problems_of_a_plan_are_told_at_once(tmp_path: Path) -> None:
+    path = tmp_path / "c.toml"
+    path.write_text(
+        'name = "x"\nclasses = ["a", "a"]\nimage_size = 4\nhospitals = [{name = "B C"}, {name = "d"}, {name = "d"}]\n'
+        'coordinator = {address = "not a host", prt = 1}\n[experiment.train]\nround = 3\n[experiment.data]\nsource = "x"\n'
+    )
+    with pytest.raises(ConfigError) as caught:
+        read_plan(path)
+    for words in ("contact", "'a' is there twice", "image_size", "'B C'", "'d' is there twice", "'not a host'", "coordinator.prt",
+                  "experiment.train.round: unknown key; did you mean rounds?", "experiment.data.source: follows"):  # fmt: skip
+        assert words in caught.value.message, words
+
+
+# ---- the kits ----
+
+
+def test_a_kit_holds_one_hospitals_secret_and_no_other(plan: Path, tmp_path: Path) -> None:
+    made = make_kits(*read_plan(plan), tmp_path / "kits")
+    kits = {path.stem: contents(path) for path in made}
+    secrets = {name: kit[KEY] for name, kit in kits.items()}
+    authority = (tmp_path / "kits/authority/ca.key").read_bytes()
+    server = (tmp_path / "kits/coordinator/server.key").read_bytes()
+    for name, kit in kits.items():
+        foreign = [authority, server, *(secret for other, secret in secrets.items() if other != name)]
+        assert not any(secret.strip() in data for secret in foreign for data in kit.values())
+        assert sorted(file for file, data in kit.items() if b"PRIVATE KEY" in data) == [KEY, "node.key"]
+        assert read_key(kit[KEY]).fits((tmp_path / f"kits/coordinator/keys/{name}.pub").read_bytes())
+        assert b"RestartSec=75" in kit[f"fedgsca-{name}.service"] and b"superlink.example.org:8000" in kit["start.sh"]
+        assert len(kit["README.md"].splitlines()) < 75
+    coordinator = [path for path in (tmp_path / "kits/coordinator").rglob("*") if path.is_file()]
+    assert [path.name for path in coordinator if b"PRIVATE KEY" in path.read_bytes()] == ["server.key"]
+
+
+def test_secrets_are_readable_by_their_owner_only(plan: Path, tmp_path: Path) -> None:
+    made = make_kits(*read_plan(plan), tmp_path / "kits")
+    for path in (*made, tmp_path / "kits/authority/ca.key", tmp_path / "kits/coordinator/server.key"):
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600, path
+    with zipfile.ZipFile(made[0]) as archive:
+        modes = {entry.filename.partition("/")[2]: entry.external_attr >> 16 & 0o777 for entry in archive.infolist()}
+    assert modes[KEY] == modes["node.key"] == 0o600 and modes["start.sh"] == 0o755
+
+
+def test_existing_keys_are_never_overwritten(plan: Path, tmp_path: Path) -> None:
+    out = tmp_path / "kits"
+    make_kits(*read_plan(plan), out)
+    before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
+    with pytest.raises(RunFolderError, match="not overwritten"):
+        make_kits(*read_plan(plan), out)
+    with pytest.raises(RunFolderError, match="lyon has a key already"):
+        add_hospital(*read_plan(plan), out, "lyon")
+    with pytest.raises(ConfigError, match="turin is not in the file"):
+        add_hospital(*read_plan(plan), out, "turin")
+    assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == before
+    plan.write_text(PLAN.replace('{ name = "berlin" }', '{ name = "berlin" }, { name = "turin" }'))
+    new = contents(add_hospital(*read_plan(plan), out, "turin"))
+    assert new["ca.crt"] == (out / "authority/ca.crt").read_bytes()
+    assert "turin" in (out / "coordinator/experiment.toml").read_text()
+    kept = [p for p in before if p.suffix in (".zip", ".key", ".pem", ".crt", ".pub")]
+    assert all(path.read_bytes() == before[path] for path in kept)
+
+
+def test_the_settings_of_a_kit_are_what_a_site_reads(plan: Path, tmp_path: Path) -> None:
+    consortium, config = read_plan(plan)
+    kit = contents(make_kits(consortium, config, tmp_path / "kits")[1])
+    (tmp_path / "site.toml").write_bytes(kit["site.toml"])
+    settings = read_settings(tmp_path / "site.toml")
+    assert (settings.name, settings.data, settings.fingerprint) == ("lyon", "/data/x", config.fingerprint())
+
+
+# ---- the check ----
+
+
+class Answer(http.server.BaseHTTPRequestHandler):
+    code, shift = 2003, 0.0
+
+    def do_POST(self) -> None:
+        body = json.dumps(json.dumps({"code": self.code})).encode()
+        self.rfile.read(int(self.headers["content-length"]))
+        self.send_response(412)
+        self.send_header("content-length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def date_time_string(self, timestamp: float | None = None) -> str:
+        import time
+
+        return super().date_time_string((timestamp or time.time()) + self.shift)
+
+    def log_message(self, format: str, *args: object) -> None: ...
+
+
+@contextmanager
+def serving(folder: Path, signed: Signed, *, code: int = 2003, shift: float = 0.0) -> Iterator[int]:
+    """A TLS server that answers like a SuperLink; yields its port."""
+    file = folder / "served.pem"
+    file.write_bytes(signed.certificate + signed.key)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(file)
+
+    class Quiet(http.server.ThreadingHTTPServer):
+        def handle_error(self, request: object, client_address: object) -> None: ...  # clients that distrust us hang up
+
+    server = Quiet(("127.0.0.1", 0), type("Configured", (Answer,), {"code": code, "shift": shift}))
+    server.socket = context.wrap_socket(server.socket, server_side=True)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
+    thread.start()
+    try:
+        yield server.server_address[1]
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+def checked(folder: Path, trusted: Signed, port: int) -> dict[str, tuple[str, str]]:
+    (folder / "ca.crt").write_bytes(trusted.certificate)
+    key = read_key(make_pair()[0])
+    found = list(way.reach("127.0.0.1", port, folder / "ca.crt", key.sign, key.public))
+    assert all(finding.fix for finding in found if finding.state != "ok")
+    return {finding.what: (finding.state, finding.text) for finding in found}
+
+
+def test_a_good_server_passes_and_tells_whether_the_key_is_registered(tmp_path: Path) -> None:
+    authority = make_authority("ours")
+    signed = make_server(authority, ["127.0.0.1"])
+    with serving(tmp_path, signed) as port:
+        found = checked(tmp_path, authority, port)
+    assert list(found) == ["address", "port", "certificate", "clock", "key registered"]
+    assert {state for state, _ in found.values()} == {"ok"}
+    with serving(tmp_path, signed, code=2004, shift=-30) as port:
+        found = checked(tmp_path, authority, port)
+    assert found["key registered"][0] == "FAIL" and found["clock"][0] == "FAIL" and "ahead of" in found["clock"][1]
+    with serving(tmp_path, signed, code=17) as port:
+        assert checked(tmp_path, authority, port)["key registered"][0] == "unknown"
+
+
+def test_each_kind_of_wrong_certificate_is_named(tmp_path: Path) -> None:
+    authority, long_ago = make_authority("ours"), datetime.datetime(2020, 1, 1, tzinfo=datetime.UTC)
+    cases = {
+        "not signed by this consortium": make_server(make_authority("theirs"), ["127.0.0.1"]),
+        "it is not for 127.0.0.1, but for: other.example.org": make_server(authority, ["other.example.org"]),
+        "expired": make_server(authority, ["127.0.0.1"], days=9, now=long_ago),
+        "9 days left": make_server(authority, ["127.0.0.1"], days=10),
+    }
+    for words, signed in cases.items():
+        with serving(tmp_path, signed) as port:
+            found = checked(tmp_path, authority, port)
+        assert found["certificate"][0] == "FAIL" and words in found["certificate"][1], found["certificate"]
+        assert "clock" not in found
+
+
+def test_a_closed_port_is_told(tmp_path: Path) -> None:
+    authority = make_authority("ours")
+    with serving(tmp_path, make_server(authority, ["127.0.0.1"])) as port:
+        pass
+    assert checked(tmp_path, authority, port)["port"][0] == "FAIL"
+
+
+def test_a_key_that_others_can_read_or_that_is_none_fails(tmp_path: Path) -> None:
+    path = tmp_path / KEY
+    assert hospital_key(path).state == "FAIL"
+    path.write_bytes(make_pair()[0])
+    path.chmod(0o644)
+    assert "mode 644" in hospital_key(path).text
+    path.chmod(0o600)
+    assert hospital_key(path).state == "ok"
+    (tmp_path / f"{KEY}.pub").write_bytes(make_pair()[1])
+    assert "other half" in hospital_key(path).text
+    path.write_text("something else")
+    assert "not a private key" in hospital_key(path).text
+
+
+def test_versions_data_classes_and_disk(plan: Path, tmp_path: Path) -> None:
+    assert {finding.state for finding in same_versions(versions())} == {"ok"}
+    assert [f.what for f in same_versions({**versions(), "flwr": "1.0"}) if f.state == "FAIL"] == ["version of flwr"]
+    _, config = read_plan(plan)
+    site = SiteSettings(name="berlin", state=str(tmp_path / "state"), data=str(toy_folder("one_class")))
+    assert {finding.what: finding.state for finding in own_data(config, site)}["classes"] == "ok"
+    other = config.model_copy(update={"data": config.data.model_copy(update={"classes": ("class 0", "class 1")})})
+    states = {finding.what: finding.state for finding in own_data(other, site)}
+    assert states["data"] == "ok" and states["classes"] == "FAIL"
+    gone = {f.what: f for f in own_data(config, site.model_copy(update={"data": str(tmp_path / "gone")}))}
+    assert gone["data"].state == "FAIL" and gone["data"].fix and gone["classes"].state == "unknown"
+    assert room("disk", tmp_path, 10**18).state == "FAIL" and room("disk", tmp_path / "new", 1).state == "ok"
+
+
+def test_the_command_prints_findings_and_fails(plan: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    plan.write_text(PLAN.replace("superlink.example.org", "127.0.0.1").replace("address", "port = 1, address"))
+    made = make_kits(*read_plan(plan), tmp_path / "kits")
+    with zipfile.ZipFile(io.BytesIO(made[0].read_bytes())) as archive:
+        archive.extractall(tmp_path)
+    assert execute(["deploy", "check", str(tmp_path / "berlin"), "--json"]) == 1
+    found = {f["what"]: f["state"] for f in json.loads(capsys.readouterr().out)["findings"]}
+    assert found["port"] == found["data"] == "FAIL" and found["version of fedgsca"] == found["site.toml"] == "ok"
+    assert execute(["deploy", "check", str(tmp_path)]) == ConfigError.exit_code
+
+
+# ---- the run ----
+
+
+def test_the_status_tells_who_is_awaited_and_since_when(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    sites = {
+        "b": {"state": "awaited: update", "since": "2026-01-01T00:00:00Z"},
+        "a": {"state": "answered", "since": "2026-01-01T00:00:50Z"},
+    }
+    known = {
+        "state": "running",
+        "round": 3,
+        "rounds": 9,
+        "f1": 61.5,
+        "sites": sites,
+        "messages": ["hello"],
+        "at": "2026-01-01T00:00:50Z",
+    }
+    (tmp_path / "status.json").write_text(json.dumps(known))
+    seen = view(tmp_path, datetime.datetime(2026, 1, 1, 0, 1, tzinfo=datetime.UTC))
+    assert seen.awaited == ("b",) and [row.seconds for row in seen.sites] == [10, 60] and seen.silent == 10
+    assert execute(["deploy", "status", str(tmp_path)]) == 0
+    shown = capsys.readouterr().out
+    assert "round 3 of 9 done, last F1 61.5" in shown and "awaited: update" in shown
+    (tmp_path / "status.json").write_text(json.dumps({**known, "state": "finished"}))
+    assert [row.state for row in view(tmp_path).sites] == ["answered", "done"] and view(tmp_path).awaited == ()
+    (tmp_path / "status.json").write_text('{"sites": 3}')
+    assert execute(["deploy", "status", str(tmp_path)]) == execute(["deploy", "status", str(tmp_path / "x")]) == 7
