@@ -37,7 +37,7 @@ from fedgsca.engine.local import Reply
 from fedgsca.engine.network import Letter, NetworkEngine
 from fedgsca.engine.remote import Kind, SiteSettings, answer, public_reason, read_settings, terms_of
 from fedgsca.engine.status import Status
-from fedgsca.errors import ConfigError, FedgscaError, MissingExtraError
+from fedgsca.errors import ConfigError, MissingExtraError
 from fedgsca.experiment import Experiment, prepare
 from fedgsca.views import prepare_coordinator
 from fedgsca.wire import Arrays, Payload, Update, pack, unpack
@@ -85,16 +85,17 @@ def client_app(place: Callable[[Context], tuple[SiteSettings, Path | None]]) -> 
     def handler(kind: Kind) -> Callable[[Message, Context], Message]:
         def handle(message: Message, context: Context) -> Message:
             header, weights, extras = from_records(message.content)
+            round, terms = int(header["round"]), header["terms"]
             try:
                 settings, folder = place(context)
-            except FedgscaError as error:  # site.toml; what is in it stays here
+                kept = folder or Path(settings.state).expanduser() / str(terms["fingerprint"])[:16]
+            except (
+                Exception
+            ) as error:  # site.toml; what is in it stays here, whereas Flower would send the text of any exception
                 log.error("this site's settings cannot be used: %s", error)
-                nobody = Reply("", None, public_reason(error))
-                return Message(_reply_records(kind, int(header["round"]), nobody), reply_to=message)
-            terms, alone = header["terms"], folder is None
-            kept = folder or Path(settings.state).expanduser() / str(terms["fingerprint"])[:16]
-            reply = answer(kind, terms, Payload(int(header["round"]), weights, extras), settings, kept, alone=alone)
-            return Message(_reply_records(kind, int(header["round"]), reply), reply_to=message)
+                return Message(_reply_records(kind, round, Reply("", None, public_reason(error))), reply_to=message)
+            reply = answer(kind, terms, Payload(round, weights, extras), settings, kept, alone=folder is None)
+            return Message(_reply_records(kind, round, reply), reply_to=message)
 
         return handle
 
