@@ -224,7 +224,8 @@ def write_labels(path: Path, table: Table, changes: dict[str, str], header: str 
 def test_corrected_labels_replace_by_id(save: Save, tmp_path: Path) -> None:
     path = save(arrays())
     table = load(str(path))
-    fixed = write_labels(tmp_path / "fixed.csv", table, {"train/0": "class 2", "train/4": "0"})
+    same = table.classes[table.labels[table.rows("test")[0]]]  # a line that repeats a locked label does no harm
+    fixed = write_labels(tmp_path / "fixed.csv", table, {"train/0": "class 2", "train/4": "0", "test/0": same})
     corrected = load(str(path), labels=fixed)
     assert corrected.labels[:6].tolist() == [2, 1, 2, 0, 0, 2]
     assert (corrected.labels[6:] == table.labels[6:]).all()
@@ -237,7 +238,7 @@ def test_corrected_labels_replace_by_id(save: Save, tmp_path: Path) -> None:
     [
         ({"train/99": "class 0", "other": "class 0"}, "2 unknown ids, first: train/99"),
         ({"train/3": "-"}, "1 training images without a label, first: train/3"),
-        ({"test/0": "class 0"}, "locked"),
+        ({"test/0": "class 1"}, "1 val or test images with another label, whose labels are locked, first: test/0"),
         ({"train/1": "class 9"}, "1 unknown classes, first: class 9"),
     ],
 )
