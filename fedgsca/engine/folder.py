@@ -7,6 +7,7 @@ metrics.jsonl      one line per round; the same bytes whenever the same experime
 timing.jsonl       seconds per phase and site; differs from run to run
 checkpoint/        the last two rounds
 store/<site>/      each site's private memory
+evidence/<site>/   what each site has seen of its own labels; audit/<site>/ what was made of it
 losses/<site>.npz  simulations: per-sample losses of the newest selection, for the report
 model.safetensors, result.json, report.html
 """
