@@ -24,6 +24,7 @@ from fedgsca.engine.app import write_app
 from fedgsca.engine.federation import run
 from fedgsca.engine.folder import read_lines
 from fedgsca.engine.status import read_status
+from fedgsca.errors import RunFolderError
 
 pytestmark = pytest.mark.slow
 NAMES = [f"site-{k}" for k in range(1, 5)]
@@ -62,6 +63,16 @@ def until(condition: Callable[[], Any], seconds: float = LONG) -> None:
 
 def lines(out: Path) -> list[dict[str, Any]]:
     return read_lines(out / "metrics.jsonl")
+
+
+def unlocked(out: Path, config: Config) -> bool:
+    """Whether no coordinator holds the run folder: two of them never work in one."""
+    try:
+        write_app(config, out)
+    except RunFolderError as error:
+        assert "another process is running" in error.message
+        return False
+    return True
 
 
 def complete(link: Deployment, config: Config, out: Path) -> str:
@@ -115,6 +126,7 @@ def test_a_killed_superlink_loses_no_finished_round(link: Deployment, tmp_path: 
     link.processes.remove(started)
     link.processes.append(link.processes[0])
     link.processes[0] = started
+    until(lambda: unlocked(out, config), 120)  # the old coordinator notices in a moment that its SuperLink is gone
     complete(link, config, out)
     assert outcome(out) == outcome(tmp_path / "here")
 
