@@ -199,7 +199,8 @@ class Deployment:
         home.mkdir(exist_ok=True)
         if self.secure and not (self.folder / "ca.crt").exists():
             make_certificates(self.folder)
-        # in memory where possible: on a busy disk Flower's SuperExec ends for good when SQLite says "database is locked"
+        # in memory where possible: Flower's SuperExec ends for good when SQLite's lock takes longer than five seconds. It is
+        # no cure: on an overloaded machine the lock failed there, too
         fast = Path("/dev/shm") if os.access("/dev/shm", os.W_OK) else self.folder
         self.database = fast / f"fedgsca-test-{os.getpid()}-{self.port}.db"
         trust = f'root-certificates = "{self.folder / "ca.crt"}"' if self.secure else "insecure = true"

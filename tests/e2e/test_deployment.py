@@ -17,7 +17,7 @@ from toys import Listener, outcome, toy_config
 
 pytest.importorskip("flwr")
 
-from deployment import Deployment, deployment, descendants, listening, make_certificates, make_key, program
+from deployment import Deployment, Process, deployment, descendants, listening, make_certificates, make_key, program
 
 from fedgsca.config import Config, load_config
 from fedgsca.engine.app import write_app
@@ -54,10 +54,13 @@ class Ear(Listener):
         self.heard = self.heard or frozenset(listening([os.getpid(), *descendants(os.getpid())]))
 
 
-def until(condition: Callable[[], Any], seconds: float = LONG) -> None:
+def until(condition: Callable[[], Any], seconds: float = LONG, run: Process | None = None) -> None:
+    """`run`: the process that must not end meanwhile; if it does, its last words are the failure."""
     end = time.monotonic() + seconds
     while not condition():
-        assert time.monotonic() < end, "waited in vain"
+        words = run.text[-3000:] if run is not None else ""
+        assert time.monotonic() < end, f"waited in vain\n{words}"
+        assert run is None or run.running or condition(), f"the run has ended\n{words}"
         time.sleep(0.2)
 
 
@@ -133,12 +136,13 @@ def test_a_killed_superlink_loses_no_finished_round(link: Deployment, tmp_path: 
 
 def test_a_killed_site_is_named_and_comes_back(link: Deployment, tmp_path: Path) -> None:
     """The rounds go on with three sites; a supervisor at the fourth tries again until the SuperLink takes it back."""
-    config, out = toy_config("fedavg", train__rounds=40, federation__deadline=150), tmp_path / "deployed"
+    # the deadline is for a machine on which a round takes minutes; Flower itself notices a dead node after one
+    config, out = toy_config("fedavg", train__rounds=40, federation__deadline=600), tmp_path / "deployed"
     process = link.run(write_app(config, out))
-    until(lambda: len(lines(out)) >= 1)
+    until(lambda: len(lines(out)) >= 1, run=process)
     node = next(p for p in link.processes if p.name == "site-2" and p.running)
     node.kill()
-    until(lambda: any("site-2" in line["refused"] for line in lines(out)))
+    until(lambda: any("site-2" in line["refused"] for line in lines(out)), run=process)
     left = next(line for line in lines(out) if "site-2" in line["refused"])
     assert sorted(left["sites"]) == ["site-1", "site-3", "site-4"]
     again = link.supernode("site-2")
@@ -150,7 +154,7 @@ def test_a_killed_site_is_named_and_comes_back(link: Deployment, tmp_path: Path)
             again = link.supernode("site-2")
         return any("site-2" in line["sites"] for line in lines(out) if line["round"] > left["round"])
 
-    until(back)
+    until(back, run=process)
     status = read_status(out)
     assert status is not None and status["state"] == "running" and status["round"] == len(lines(out))
     process.stop()
