@@ -172,6 +172,6 @@ def parse(line: bytes) -> Decision | None:
 def _not_saved(path: Path, error: OSError) -> RunFolderError:
     why = "no space left" if no_room(error) else error.strerror or str(error)
     return RunFolderError(
-        f"the decision was NOT saved: {path}: {why}",
+        f"NOT saved: {path}: {why}",
         fix=f"free some space under {path.parent} or make it writable, then decide again",
     )

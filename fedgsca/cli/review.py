@@ -61,10 +61,17 @@ def review(
 
 def reviewer_name(given: str | None) -> str:
     """A name that fits one line of a table."""
-    name = (given if given is not None else getpass.getuser()).strip()
+    name = (given if given is not None else _login()).strip()
     if not name or len(name) > 60 or not name.isprintable():
         raise ConfigError(f"{name!r} cannot name a reviewer", fix="--reviewer NAME, at most 60 characters")
     return name
+
+
+def _login() -> str:
+    try:
+        return getpass.getuser()
+    except (OSError, KeyError):  # an account without a name, as in containers
+        return ""
 
 
 def _show(found: dict[str, Any]) -> None:

@@ -13,7 +13,7 @@ from fedgsca.audit.opinions import pace, summarise
 from fedgsca.audit.table import Audit, Suspect
 from fedgsca.errors import DataError
 
-EXAMPLES = 6  # clean images of one class beside a suspect
+EXAMPLES = 5  # clean images of one class beside a suspect
 RECENT = 30  # decisions that tell the speed
 LONGEST_NOTE, LONGEST_ID = 2000, 100  # characters
 

@@ -13,10 +13,11 @@ from pathlib import Path
 from threading import Thread
 from typing import Any
 
+import numpy as np
 import pytest
 from audits import toy_audit
 from browser import Browser, browser, chromium
-from toys import toy_npz
+from toys import toy_images, toy_npz
 
 pytest.importorskip("starlette")
 from fedgsca.audit.images import Images
@@ -185,6 +186,55 @@ def test_everything_fits_on_the_screen(window: Browser, folder: Path, width: int
                 assert edge[0] >= 0 and edge[1] >= 0 and edge[2] <= width and edge[3] <= height, name
     finally:
         window.screen(1920, 1080)
+
+
+@pytest.fixture
+def wordy(tmp_path: Path) -> Path:
+    """An audit with twelve classes whose names are long, one of them longer than any line."""
+    from PIL import Image
+
+    names = ["Plattenepithelkarzinom-in-situ mit Verhornungsstörung", "Schleimhaut" * 9, "Normalbefund"]
+    names += [f"Befundklasse {i}, Bindegewebsvermehrung" for i in range(9)]
+    rows = [(i, names[i % 12], "test" if i >= 48 else "train") for i in range(60)]
+    (tmp_path / "data").mkdir()
+    for i, picture in enumerate(toy_images(np.arange(60) % 3)):
+        Image.fromarray(picture).save(tmp_path / "data" / f"{i}.png")
+    lines = ["file,label,split", *(f'{i}.png,"{name}",{split}' for i, name, split in rows)]
+    (tmp_path / "data" / "labels.csv").write_text("\n".join(lines) + "\n")
+    sets = {"data__sites": 1, "data__partition": "stratified", "noise__spec": "0"}
+    return toy_audit(tmp_path / "run", "site-1", tmp_path / "data", **sets).path
+
+
+@pytest.mark.parametrize(("width", "height"), [(390, 844), (1280, 800)])
+def test_long_names_neither_overflow_nor_hide_the_buttons(window: Browser, wordy: Path, width: int, height: int) -> None:
+    window.screen(width, height, mobile=width < 500)
+    inside = "[...document.querySelectorAll(%r)].every(e => e.scrollWidth <= e.clientWidth + 1)"
+    try:
+        for blind in (False, True):
+            with served(wordy, blind=blind) as address:
+                window.open(address)
+                at(window, 1)
+                assert window.js("document.documentElement.scrollWidth") <= width
+                assert window.js(inside % ".choices button, #labels > div, #side")
+                for name in ("unsure", "undo", "next"):
+                    low = window.js(f"document.querySelector('[data-action={name}]').getBoundingClientRect().bottom")
+                    assert low <= height, name
+    finally:
+        window.screen(1920, 1080)
+
+
+def test_a_digit_may_be_the_beginning_of_a_number(window: Browser, wordy: Path) -> None:
+    with served(wordy, blind=True) as address:
+        window.open(address)
+        at(window, 1)
+        window.press("1")
+        window.wait("document.querySelector('#chooser').open")
+        window.press("2")
+        window.wait("document.querySelectorAll('#chooser-list li').length === 1")
+        chosen = window.text("#chooser-list span")
+        window.press("Enter")
+        at(window, 2)
+        assert [d["label"] or d["given"] for d in lines(wordy)] == [chosen]
 
 
 def test_a_blind_reviewer_sees_no_label(window: Browser, folder: Path) -> None:

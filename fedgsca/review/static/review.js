@@ -35,11 +35,13 @@ async function talk(path, body) {
 }
 
 function complain(problem, what = "") {
-  const strong = what ? `${what} ` : "";
-  $("alert").replaceChildren(`${strong}${problem.error} `, make("span", problem.fix));
+  const parts = [what, problem.error].filter(Boolean).map(sentence);
+  $("alert").replaceChildren(`${parts.join(" ")} `, make("span", sentence(problem.fix)));
   $("alert").hidden = false;
+  toast("");  // "Saved" below "NOT saved" would be about another image
 }
 
+const sentence = (text) => text.charAt(0).toUpperCase() + text.slice(1) + (/[.!?]$/.test(text) ? "" : ".");
 const calm = () => { $("alert").hidden = true; };
 const say = (text) => { $("live").textContent = text; };
 
@@ -99,7 +101,7 @@ function load(row) {  // the element itself is kept: the browser may not store w
 
 function compare(row) {
   if (!examples.has(row)) {
-    const found = talk(`/api/examples/${row}`).then(({ examples: groups }) => groups.map(group));
+    const found = talk(`/api/examples/${row}`).then(({ examples: groups }) => groups.map((one) => group(one, row)));
     examples.set(row, found);
     found.catch(() => examples.delete(row));
   }
@@ -124,6 +126,7 @@ function show(item) {
   away = 0;
   endCompare();
   $("examples").replaceChildren();
+  scrollTo(0, 0);  // on a narrow screen the page scrolls; the new image is at its top
   paint(item, title);
   compare(item.row).then((groups) => current === item && $("examples").replaceChildren(...groups.flat()), () => {});
   refill();
@@ -183,10 +186,11 @@ function bar(name, p, given) {
   return row;
 }
 
-function group({ label, rows }) {
+function group({ label, rows }, suspect) {
   const heading = make("h3", `Clean ${label}`);
   if (!rows.length) return [heading, make("p", "No clean example is known.")];
   const line = make("div", "", { class: "row" });
+  line.append(make("img", "", { src: `/thumbnail/${suspect}`, alt: "", title: "This image, as large as the clean ones", class: "this" }));
   rows.forEach((row, i) => {
     const button = make("button", "", { type: "button", "aria-pressed": "false", "aria-label": `Show clean ${label}, example ${i + 1}, in the large view` });
     button.append(make("img", "", { src: `/thumbnail/${row}`, alt: "" }));
@@ -204,8 +208,9 @@ async function enlarge(row, label, button) {
   try { await image.decode(); } catch { return; }
   if (button.getAttribute("aria-pressed") !== "true") return;
   viewer.show(image);
-  $("comparing").textContent = `For comparison: a clean ${label}. Esc goes back.`;
+  $("comparing").replaceChildren(`For comparison: a clean ${label}. Back `, make("kbd", "Esc"));
   $("comparing").hidden = false;
+  $("viewer").scrollIntoView({ block: "nearest" });
   say(`The large view shows a clean ${label}. Escape goes back.`);
 }
 
@@ -252,7 +257,7 @@ const decide = (action, label = null) => guarded(async () => {
   try {
     answer = await talk("/api/decide", { ...attempt, reason: $("note").value.trim(), seconds });
   } catch (problem) {
-    return complain(problem, "NOT saved.");
+    return complain(problem, problem.error.startsWith("NOT saved") ? "" : "NOT saved.");
   }
   calm();
   attempt = null;
@@ -331,9 +336,9 @@ function progress(now) {
 
 // ---- dialogs ----
 
-function choose() {
+function choose(typed = "") {
   if (!current) return;
-  $("chooser-text").value = "";
+  $("chooser-text").value = typed;
   fillChooser();
   $("chooser").showModal();
   $("chooser-text").focus();
@@ -341,7 +346,10 @@ function choose() {
 
 function fillChooser() {
   const typed = $("chooser-text").value.trim().toLowerCase();
+  const exact = ([name, i]) => String(i + 1) === typed || name.toLowerCase() === typed;
   const fits = about.classes.map((name, i) => [name, i]).filter(([name, i]) => !typed || name.toLowerCase().includes(typed) || String(i + 1).startsWith(typed));
+  fits.sort((a, b) => exact(b) - exact(a));  // stable: what was typed in full comes first, and Enter takes the first
+  $("chooser-list").classList.toggle("typed", Boolean(typed));
   $("chooser-list").replaceChildren(...fits.map(([name, i]) => {
     const line = make("li"), button = make("button", "", { type: "button" });
     const note = name === current.given ? "given" : name === current.suggested ? "suggested" : "";
@@ -389,7 +397,7 @@ async function showSummary() {
     [name, p.decided, p.actions.accept, p.actions.keep, p.actions.change, p.actions.unsure, p.per_minute === null ? "–" : p.per_minute.toFixed(1)])));
   const mine = found.reviewers[about.reviewer]?.confusions ?? [];
   if (mine.length) body.append(table("Your changes", ["Given → new", "Labels"], mine.slice(0, 12).map((c) => [`${c.given} → ${c.label}`, c.count])));
-  if (found.agreement.length) body.append(table("Agreement of reviewers", ["Reviewers", "Both", "Both gave a label", "Same label", "Cohen’s κ"], found.agreement.map((a) =>
+  if (found.agreement.length) body.append(table("Agreement of reviewers", ["Reviewers", "Both decided", "Both gave a label", "Same label", "Cohen’s κ"], found.agreement.map((a) =>
     [a.reviewers.join(", "), a.both, a.n, a.agree, a.kappa === null ? "–" : a.kappa.toFixed(2)])));
   if (found.damaged_lines) body.append(make("p", `${found.damaged_lines} damaged lines of the decisions file were skipped.`));
   $("summary").showModal();
@@ -414,7 +422,7 @@ function table(caption, head, rows) {
 const DO = {
   accept: () => !about.blind && decide("accept"),
   keep: () => !about.blind && decide("keep"),
-  choose,
+  choose: () => choose(),
   unsure: () => decide("unsure"),
   undo,
   next: () => step(1),
@@ -439,7 +447,11 @@ document.addEventListener("keydown", (event) => {
   const key = event.key.length === 1 ? event.key.toLowerCase() : event.key;
   if (!$("shortcuts").checked && key !== "?" && document.activeElement !== $("viewer")) return;
   if (event.repeat && ONCE.includes(key)) return event.preventDefault();
-  if (about?.blind && /^[1-9]$/.test(key) && about.classes[key - 1]) return decide("change", about.classes[key - 1]);
+  if (about?.blind && /^[1-9]$/.test(key)) {
+    event.preventDefault();
+    if (about.classes.length > 9) return choose(key);  // 1 may be the beginning of 12
+    return about.classes[key - 1] && decide("change", about.classes[key - 1]);
+  }
   if (KEYS[key]) {
     event.preventDefault();
     KEYS[key]();
@@ -450,6 +462,7 @@ for (const button of document.querySelectorAll("[data-action]")) button.addEvent
 for (const button of document.querySelectorAll("[data-view]")) button.addEventListener("click", () => viewer[button.dataset.view]());
 for (const button of document.querySelectorAll("[data-close]")) button.addEventListener("click", () => button.closest("dialog").close());
 $("open-help").addEventListener("click", () => $("help").showModal());
+$("comparing").addEventListener("click", back);
 $("open-summary").addEventListener("click", showSummary);
 $("done-summary").addEventListener("click", showSummary);
 $("shortcuts").checked = localStorage.getItem("shortcuts") !== "off";
@@ -489,19 +502,15 @@ function fillFilter() {
 }
 
 function goBlind() {
-  document.querySelector(".choices").hidden = true;
+  for (const button of document.querySelectorAll('[data-action="accept"], [data-action="keep"]')) button.hidden = true;
+  document.querySelector('[data-action="choose"] span').textContent = "Find a class";
   $("blind-choices").hidden = false;
   about.classes.forEach((name, i) => {
     const button = make("button", "", { type: "button" });
-    button.append(make("span", name));
-    if (i < 9) button.append(make("kbd", String(i + 1)));
+    button.append(make("span", name), make("kbd", String(i + 1)));
     button.addEventListener("click", () => decide("change", name));
     $("blind-choices").append(button);
   });
-  const unsure = make("button", "", { type: "button" });
-  unsure.append(make("span", "Cannot tell"), make("kbd", "U"));
-  unsure.addEventListener("click", DO.unsure);
-  $("blind-choices").append(unsure);
 }
 
 async function start() {
