@@ -19,6 +19,8 @@ Folder = Annotated[Path, typer.Argument(metavar="AUDIT", help="RUN/audit/SITE, o
 Prefer = Annotated[str | None, typer.Option("--prefer", help="whose label counts where reviewers disagree; default: nobody's")]
 Out = Annotated[Path | None, typer.Option("--out", help="default: labels.corrected.csv beside the original")]
 
+PAIRS = 12  # shown; the log has all of them
+
 
 def add(app: typer.Typer) -> None:
     app.command(
@@ -43,8 +45,12 @@ def _show(done: Applied) -> None:
     say(f"{counts['looked_at']} labels were looked at: {counts['changed']} change, {counts['confirmed']} are confirmed")
     if counts["disputed"] or counts["unsure"]:
         say(f"{counts['disputed']} are disputed and {counts['unsure']} could not be told: these stay as they are")
-    for pair in count_pairs((change.old, change.new) for change in done.changes):
+    pairs = count_pairs((change.old, change.new) for change in done.changes)
+    for pair in pairs[:PAIRS]:
         say(f"  {pair['from']} → {pair['to']}  {pair['count']}")
+    if len(pairs) > PAIRS:
+        rest = sum(pair["count"] for pair in pairs[PAIRS:])
+        say(f"  and {rest} labels of {len(pairs) - PAIRS} other pairs, all in the log")
     if done.file is None:
         say("no label changes: nothing was written")
         return

@@ -35,7 +35,9 @@ def show_run(out: Path, result: Mapping[str, Any]) -> None:
     )  # fmt: skip
     best, last = result["best"], result["last"]
     say(f"best {best['f1']:.1f} after round {best['round'] + 1}, last {last['f1']:.1f}")
-    show(_sites(out))
+    setup = json.loads((out / "setup.json").read_bytes())
+    _before(setup, result)
+    show(_sites(out, setup))
     seconds, sent = result["seconds"], result["bytes_per_round"]
     guarded = result.get("guard_events", 0)
     if guarded:
@@ -45,11 +47,22 @@ def show_run(out: Path, result: Mapping[str, Any]) -> None:
     say(f"folder  {out}")
 
 
-def _sites(out: Path) -> Any:
+def _before(setup: Mapping[str, Any], result: Mapping[str, Any]) -> None:
+    """A run with corrected labels: what was corrected, and the score of the run whose labels they were."""
+    review = (setup.get("labels") or {}).get("review") or {}
+    before = review.get("before") or {}
+    if before.get("f1") is not None:
+        from fedgsca.report.words import signed
+
+        change = signed(result["f1"] - before["f1"], 1)
+        changed = f"{review['counts']['changed']} labels corrected by {', '.join(review['reviewers'])}"
+        say(f"before  macro F1 {before['f1']:.1f} ({before['run']}), now {result['f1']:.1f} ({change}); {changed}")
+
+
+def _sites(out: Path, setup: Mapping[str, Any]) -> Any:
     """One row per site: labels as they are, and what the method made of them in the last round (simulations know the truth)."""
     from fedgsca.engine.folder import read_lines
 
-    setup = json.loads((out / "setup.json").read_bytes())
     lines = read_lines(out / "metrics.jsonl")
     seen: Mapping[str, Mapping[str, Any]] = lines[-1]["sites"] if lines else {}
     columns = [name for name in _COLUMNS if any(name in site for site in seen.values())]

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from fedgsca.paper.canvas import Drawing
+from fedgsca.paper.figures_change import differences
 from fedgsca.paper.figures_curves import levels, stability
 from fedgsca.paper.figures_matrix import confusions
-from fedgsca.paper.figures_scores import beside_paper, differences, orders
+from fedgsca.paper.figures_order import orders
+from fedgsca.paper.figures_scores import beside_paper
 from fedgsca.paper.figures_time import efficiency
 from fedgsca.paper.result import TableResult
 

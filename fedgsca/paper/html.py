@@ -7,7 +7,7 @@ from itertools import groupby
 from statistics import fmean
 
 from fedgsca.paper.canvas import Drawing
-from fedgsca.paper.marks import Entry, Group, group, panels, winners
+from fedgsca.paper.marks import Entry, Group, groups, panels, winners
 from fedgsca.paper.result import TableResult
 from fedgsca.paper.text_tables import heads
 from fedgsca.paper.words import (
@@ -18,14 +18,13 @@ from fedgsca.paper.words import (
     mean_text,
     rho_text,
     seeds_text,
-    signed,
     source,
     std_text,
     third_text,
     unfinished,
 )
 from fedgsca.report.blocks import Block, Bullets, Cell, Fold, Gallery, Page, Picture, Section, Table, Tables, Tile
-from fedgsca.report.words import plural
+from fedgsca.report.words import plural, signed
 
 
 def to_html(result: TableResult, figures: Sequence[Drawing]) -> str:
@@ -57,20 +56,20 @@ def _banner(result: TableResult) -> str:
 
 
 def _tiles(result: TableResult) -> list[Tile]:
-    groups = [group(result, column, result.metrics[0]) for column in result.columns]
-    about = groups[0].about.label
+    every = groups(result)
+    about = every[0].about.label
     tiles = [Tile("Runs", f"{result.done}/{result.total}", "", "done" if result.done == result.total else "unfinished")]
-    both = [here for here in groups if winners(here.entries, "paper") and winners(here.entries, "ours")]
+    both = [here for here in every if winners(here.entries, "paper") and winners(here.entries, "ours")]
     if both:
         same = sum(set(winners(here.entries, "paper")) == set(winners(here.entries, "ours")) for here in both)
         tiles.append(Tile("Same winner", f"{same}/{len(both)}", "", f"settings with the paper's best in {about}"))
-    known = [here.rho for here in groups if here.rho is not None]
+    known = [here.rho for here in every if here.rho is not None]
     if known:
         mean = "mean Spearman's ρ" if len(known) > 1 else "Spearman's ρ"
         tiles.append(Tile("Agreement of order", rho_text(fmean(known)), "", f"{mean}, {about}", strong=result.scale == "mini"))
-    gaps = [entry.gap for here in groups for entry in here.entries if entry.gap is not None]
+    gaps = [entry.gap for here in every for entry in here.entries if entry.gap is not None]
     if gaps and result.scale == "paper":
-        digits = groups[0].about.decimals(max(map(abs, gaps)))
+        digits = every[0].about.decimals(max(map(abs, gaps)))
         tiles.append(Tile("Mean gap", signed(fmean(gaps), digits), "", f"{about}, ours minus the paper's", strong=True))
         tiles.append(Tile("Largest gap", signed(max(gaps, key=abs), digits), "", f"{about}, over all rows and settings"))
     return tiles

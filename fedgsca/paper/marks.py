@@ -154,6 +154,11 @@ def group(result: TableResult, column: str, metric: str) -> Group:
     return Group(column, metric, about, entries, spearman([p.mean for p, _ in known], [o.mean for _, o in known]))
 
 
+def groups(result: TableResult) -> list[Group]:
+    """Every column, by the first metric."""
+    return [group(result, column, result.metrics[0]) for column in result.columns]
+
+
 def _shown(score: Score, about: Metric) -> float:
     """The number as printed, turned so that more is better: equal on the page is equal."""
     return round(score.mean, about.decimals(score.mean)) * (1 if about.more_is_better else -1)

@@ -6,9 +6,8 @@ from statistics import fmean
 
 from fedgsca.paper.marks import MISSING, Entry, Group, Metric, group, winners
 from fedgsca.paper.result import Score, TableResult
-from fedgsca.report.words import NBSP, listed, plural
+from fedgsca.report.words import MINUS, NBSP, listed, plural, signed
 
-MINUS = "−"
 MANY = 4  # settings that get a sentence each
 
 
@@ -41,12 +40,6 @@ def third_text(result: TableResult, entry: Entry, about: Metric) -> str:
     if result.scale == "mini":
         return MISSING if entry.paper_rank is None else f"{entry.paper_rank} → {entry.our_rank}"
     return MISSING if entry.gap is None else signed(entry.gap, about.decimals(entry.paper.mean if entry.paper else 0.0))
-
-
-def signed(value: float, digits: int) -> str:
-    """+0.12, −0.12, 0.00."""
-    text = f"{value:+.{digits}f}".replace("-", MINUS)
-    return text[1:] if not float(f"{value:.{digits}f}") else text
 
 
 def mean_text(score: Score | None, about: Metric) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 from fedgsca.report.before import earlier, other_differences
 from fedgsca.report.blocks import Block, Bullets, Cell, Section, Table, folded
 from fedgsca.report.read import Run, number
-from fedgsca.report.words import count, percent, plural, score, wrong_share
+from fedgsca.report.words import count, percent, plural, score, signed, wrong_share
 
 
 def labels_section(run: Run) -> Section | None:
@@ -69,5 +69,5 @@ def _compared(run: Run, before: Mapping[str, Any]) -> list[Block]:
 
 def _row(name: str, before: Any, after: Any) -> list[str | Cell]:
     old, new = number(before), number(after)
-    change = "" if old is None or new is None else f"{new - old:+.1f}"
+    change = "" if old is None or new is None else signed(new - old, 1)
     return [name, score(old), score(new), change]

@@ -13,6 +13,7 @@ NAMES = {
     name.lower(): name for name in ("FedAvg", "FedProx", "FedRobust", "FedCorr", "FedGP", "FedFixer", "FedNoRo", "FedGSCA")
 }
 NBSP = "\N{NO-BREAK SPACE}"
+MINUS = "−"
 KINDS = {"S": "symmetric", "P": "pairflip", "C": "CK-asymmetric"}
 
 
@@ -34,6 +35,12 @@ def ratio(value: Any) -> str:
 def score(value: Any) -> str:
     found = number(value)
     return "–" if found is None else f"{found:.1f}"
+
+
+def signed(value: float, digits: int) -> str:
+    """+0.12, −0.12, 0.00."""
+    text = f"{value:+.{digits}f}".replace("-", MINUS)
+    return text[1:] if not float(f"{value:.{digits}f}") else text
 
 
 def count(value: Any) -> str:

@@ -17,6 +17,7 @@ from fedgsca.audit.apply import apply
 from fedgsca.audit.changes import log_path, read_log
 from fedgsca.audit.decisions import FILE, Decision, Decisions
 from fedgsca.audit.table import Audit, Suspect, read_audit
+from fedgsca.cli.summary import show_run
 from fedgsca.data.load import load
 from fedgsca.engine.federation import run
 from fedgsca.errors import DataError, RunFolderError
@@ -166,7 +167,7 @@ def test_a_corrected_folder_is_used_and_its_test_labels_are_locked(audit: Audit)
 # ---- retraining ----
 
 
-def test_before_and_after_stand_in_the_report(tmp_path: Path) -> None:
+def test_before_and_after_stand_in_the_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A simulation: wrong labels are corrected, the same sites train again, and both results are shown."""
     source = shutil.copy(toy_npz(), tmp_path / "toy.npz")
     audit = toy_audit(tmp_path / "run", source=Path(source))
@@ -185,6 +186,12 @@ def test_before_and_after_stand_in_the_report(tmp_path: Path) -> None:
     page = write_report(tmp_path / "again").read_text()
     assert "Corrected labels" in page and "Before (run) and after" in page and "anna looked at 3 labels" in page
     assert "Corrected labels" not in write_report(tmp_path / "run").read_text()
+    results = [json.loads((tmp_path / name / "result.json").read_text()) for name in ("run", "again")]
+    for name, result in zip(("run", "again"), results, strict=True):
+        show_run(tmp_path / name, result)
+    said = [line for line in capsys.readouterr().out.splitlines() if line.startswith("before")]
+    assert len(said) == 1 and said[0].startswith(f"before  macro F1 {results[0]['f1']:.1f} (run), now {results[1]['f1']:.1f}")
+    assert said[0].endswith("3 labels corrected by anna")
 
 
 def test_corrected_labels_leave_every_image_at_its_site(audit: Audit, tmp_path: Path) -> None:
