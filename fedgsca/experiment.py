@@ -12,6 +12,7 @@ import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -74,17 +75,25 @@ def load_table(config: Config) -> Table:
             "data.source is 'sites': every site has its own images, so there is nothing to simulate here",
             fix="run it as a deployment (docs/deployment.md), or name a data source with --data",
         )
+    labels = Path(data.labels) if data.labels else None
+    seed = config.seed if data.source != "synthetic" else 0
+    return read_source(config, data.source, seed=seed, labels=labels, train=data.train, test=data.test)
+
+
+def read_source(config: Config, source: str, **more: Any) -> Table:
+    """A source read as the configuration says: the size, unreadable files, which split and labels of a published data set.
+
+    `more` is what differs between those who read: see fedgsca.data.load.load.
+    """
+    data = config.data
     return load(
-        data.source,
+        source,
         image_size=data.image_size,
-        seed=config.seed if data.source != "synthetic" else 0,
-        labels=Path(data.labels) if data.labels else None,
-        train=data.train,
-        test=data.test,
         skip_unreadable=data.skip_unreadable,
         split=data.split,
         label=data.label,
         splits=data.splits,
+        **{"seed": config.seed, **more},
     )
 
 

@@ -10,11 +10,10 @@ from pathlib import Path
 
 from fedgsca.config import Config
 from fedgsca.data.classes import with_classes
-from fedgsca.data.load import load
 from fedgsca.data.partition import leakage
 from fedgsca.data.table import Table, empty
 from fedgsca.errors import ConfigError
-from fedgsca.experiment import OWN, Experiment, held_out, prepare, sampler, width
+from fedgsca.experiment import OWN, Experiment, held_out, prepare, read_source, sampler, width
 from fedgsca.noise import SiteNoise
 from fedgsca.site import Samples
 
@@ -35,8 +34,7 @@ def prepare_coordinator(config: Config) -> Experiment:
         )
     table, apart = empty("the sites' own images", data.classes, data.image_size), dict[str, Samples | None]()
     if config.federation.test is not None:
-        table = load(config.federation.test, image_size=data.image_size, seed=config.seed)
-        table = with_classes(table, data.classes)
+        table = with_classes(read_source(config, config.federation.test), data.classes)
         apart = held_out(table, sampler(config, table))
     return Experiment(
         config=config,
@@ -55,16 +53,8 @@ def prepare_coordinator(config: Config) -> Experiment:
 
 def site_table(config: Config, source: str, labels: Path | None = None) -> Table:
     """A site's own images with its own labels, numbered as the consortium numbers the classes."""
-    data = config.data
-    table = load(
-        source,
-        image_size=data.image_size,
-        seed=config.seed,
-        labels=labels,
-        skip_unreadable=data.skip_unreadable,
-        need_test=False,
-    )
-    return table if data.classes is None else with_classes(table, data.classes)
+    table = read_source(config, source, labels=labels, need_test=False)
+    return table if config.data.classes is None else with_classes(table, config.data.classes)
 
 
 def prepare_site(config: Config, name: str, source: str, labels: Path | None = None) -> Experiment:

@@ -144,12 +144,21 @@ def _site(report: Report, name: str) -> str:
 
 
 @group.command("sheet")
-def sheet(source: Source, out: Output, image_size: Size = None, columns: Columns = 12, seed: Seed = 0) -> None:
+def sheet(
+    source: Source,
+    out: Output,
+    split: Split = None,
+    label: Label = None,
+    splits: Splits = None,
+    image_size: Size = None,
+    columns: Columns = 12,
+    seed: Seed = 0,
+) -> None:
     """Write a contact sheet: a row of training images for every class."""
     from fedgsca.data.load import load
     from fedgsca.data.sheet import save_sheet
 
-    table = load(source, image_size=image_size, need_test=False)
+    table = load(source, image_size=image_size, split=split, label=label, splits=splits, need_test=False)
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         save_sheet(table, out, per_class=columns, seed=seed)

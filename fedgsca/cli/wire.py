@@ -104,7 +104,7 @@ def measure(config: Config) -> dict[str, Any]:
 def _few(config: Config) -> Config:
     """The same experiment on fewer images where the source can be thinned out; noise and partition change no shape."""
     from fedgsca.config import build, merge
-    from fedgsca.data.load import load
+    from fedgsca.experiment import read_source
 
     data = config.data
     tree = merge(config.to_tree(), {"noise": {"spec": "0"}, "train": {"epochs": 1}})
@@ -114,15 +114,7 @@ def _few(config: Config) -> Config:
     least = data.sites * _PER_SITE
     if data.source == "synthetic":
         return build(merge(tree, {"data": {"train": least, "test": _PER_SITE}}))
-    table = load(
-        data.source,
-        image_size=data.image_size,
-        seed=config.seed,
-        skip_unreadable=data.skip_unreadable,
-        split=data.split,
-        label=data.label,
-        splits=data.splits,
-    )
+    table = read_source(config, data.source)
     train, test = len(table.rows("train")), len(table.rows("test"))
     return build(merge(tree, {"data": {"train": min(train, max(least, 2 * table.num_classes)), "test": min(test, _PER_SITE)}}))
 

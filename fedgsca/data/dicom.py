@@ -130,10 +130,14 @@ def _need_decoder(data: Dataset) -> None:
     except NotImplementedError:
         raise NoImage(f"transfer syntax {syntax.name} ({syntax}) is not one of a still image that pydicom decodes") from None
     if not decoder.is_available:
-        needs = " or ".join(text.partition(" - requires ")[2] for text in decoder.missing_dependencies)
-        raise NoImage(
-            f"compressed as {syntax.name} ({syntax}); to decode it, pip install {needs.replace('gdcm', 'python-gdcm')}"
-        )
+        ways = ", or ".join(f"pip install {_packages(text)}" for text in decoder.missing_dependencies)
+        raise NoImage(f"compressed as {syntax.name} ({syntax}); to decode it, {ways}")
+
+
+def _packages(plugin: str) -> str:
+    """What pydicom writes as x - requires a>=1 and b>=2, as one would type it: a shell takes > for the name of a file."""
+    needs = [need.partition(">=")[0].strip() for need in plugin.partition(" - requires ")[2].split(" and ")]
+    return " ".join({"gdcm": "python-gdcm"}.get(need, need) for need in needs if need != "numpy")
 
 
 def _pixels(stored: np.ndarray, data: Dataset) -> np.ndarray:

@@ -80,7 +80,8 @@ def _num_classes(source: str, tree: Tree) -> int:
     from fedgsca.data.load import load
 
     data = tree.get("data", {})
-    return load(source, image_size=data.get("image_size"), skip_unreadable=bool(data.get("skip_unreadable"))).num_classes
+    asked = {key: data[key] for key in ("image_size", "skip_unreadable", "split", "label", "splits") if key in data}
+    return load(source, **asked).num_classes
 
 
 def check_settings(tree: Mapping[str, Any]) -> None:

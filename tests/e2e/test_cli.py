@@ -235,6 +235,8 @@ def test_data_list_check_and_sheet(shell: Shell) -> None:
     assert code == 0 and Path("new/sheet.png").read_bytes().startswith(b"\x89PNG")
     code, _, err = shell("data", "sheet", toy_npz(), "-o", "sheet.nonsense")
     assert code == 7 and "Fix:" in err
+    code, _, err = shell("data", "sheet", toy_npz(), "--label", "drawn", "-o", "sheet.png")
+    assert code == 2 and "data.label = 'drawn' is not known to the source FILE.npz" in err
 
 
 def test_data_check_lists_unreadable_files(shell: Shell) -> None:

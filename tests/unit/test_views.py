@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
+import papers
 import pytest
 from toys import toy_config, toy_npz
 
@@ -54,6 +56,36 @@ def test_a_site_sees_its_own_images_only() -> None:
     assert set(alone.sites) == {"site-2"} and alone.names == everyone.names and alone.test is None
     assert np.array_equal(alone.sites["site-2"].labels, everyone.sites["site-2"].labels)
     assert np.array_equal(alone.sites["site-2"].inputs, everyone.sites["site-2"].inputs)
+
+
+def test_a_site_reads_the_split_and_the_labels_that_the_configuration_names(tmp_path: Path) -> None:
+    papers.chaoyang(tmp_path / "data")
+    source = f"chaoyang:{tmp_path / 'data'}"
+    asked = {"data__source": "sites", "federation__sites": ["a"]}
+    given = {
+        rule: prepare_site(load_config(**asked, data__label=rule), "a", source).sites["a"].labels
+        for rule in ("released", "drawn")
+    }
+    for rule, labels in given.items():
+        plain = load(source, label=rule, need_test=False)
+        assert np.array_equal(labels, plain.trained_on[plain.rows("train")])
+    assert not np.array_equal(given["released"], given["drawn"]), "the drawn pathologist disagrees now and then"
+    with pytest.raises(ConfigError, match=r"data\.label = 'drawn' is not known to the source"):
+        prepare_site(load_config(**asked, data__label="drawn"), "a", str(toy_npz()))
+
+
+def test_the_coordinators_test_images_are_read_by_the_same_rule(tmp_path: Path) -> None:
+    papers.odir(tmp_path / "data")
+    source = f"odir:{tmp_path / 'data'}"
+    classes = list(load(source).classes)
+    asked = {"data__source": "sites", "data__classes": classes, "data__image_size": 16, "federation__sites": ["a"]}
+    sizes = {
+        split: len(prepare_coordinator(load_config(**asked, data__split=split, federation__test=source)).table.rows("test"))
+        for split in ("published", "patient")
+    }
+    for split, size in sizes.items():
+        assert size == len(load(source, split=split, image_size=16).rows("test"))
+    assert sizes["published"] != sizes["patient"]
 
 
 def test_defaults_of_a_deployment_do_not_rename_old_experiments() -> None:
