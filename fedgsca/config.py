@@ -114,6 +114,12 @@ class AuditConfig(Section):
         return range(min(self.first, rounds // 2), min(self.last, rounds)) if self.enabled else range(0)
 
 
+class PrivacyConfig(Section):
+    clip: float = Field(gt=0, description="largest L2 norm of the change that a site sends in a round")
+    noise: float = Field(0.0, ge=0, description="std of the Gaussian noise, as a multiple of clip; 0: clipping only")
+    delta: float = Field(1e-5, gt=0, lt=1, description="the delta for which epsilon is reported")
+
+
 class Config(Section):
     """One experiment. Everything that changes the resulting bytes is in here, and nothing else."""
 
@@ -126,6 +132,7 @@ class Config(Section):
     train: TrainConfig = TrainConfig()  # type: ignore[call-arg]
     federation: FederationConfig = FederationConfig()  # type: ignore[call-arg]
     audit: AuditConfig = AuditConfig()  # type: ignore[call-arg]
+    privacy: PrivacyConfig | None = Field(None, description="clipping and noise on what leaves a site (docs/privacy.md)")
     options: dict[str, Any] = Field(default_factory=dict, description="the method's own options, all filled in")
 
     def to_tree(self) -> Tree:
@@ -226,6 +233,7 @@ def describe(error: ValidationError, model: type[BaseModel], prefix: str = "") -
 def _fields(model: type[BaseModel], path: Sequence[str]) -> list[str]:
     for part in path:
         kind = model.model_fields[part].annotation if part in model.model_fields else None
+        kind = next((arg for arg in get_args(kind) if arg is not type(None)), kind)  # an optional section is one, too
         if not (isinstance(kind, type) and issubclass(kind, BaseModel)):
             return []
         model = kind
@@ -265,6 +273,7 @@ def build(tree: Mapping[str, Any]) -> Config:
     try:
         # json mode: TOML has no tuples, and a tree read back from config.toml must check like the first one
         config = Config.model_validate({**_read_none(merge(base, tree), Config), "method": method, "options": options})
+        problems += _unprotectable(config)
     except ValidationError as error:
         problems += describe(error, Config)
     if problems:
@@ -273,6 +282,15 @@ def build(tree: Mapping[str, Any]) -> Config:
             fix="correct the keys above; `fedgsca methods NAME` lists a method's options",
         )
     return config
+
+
+def _unprotectable(config: Config) -> list[str]:
+    """Why this method cannot run under `privacy`, which would protect its weights and leave its other numbers bare."""
+    from fedgsca.methods.base import REGISTRY
+    from fedgsca.privacy import unprotected
+
+    bare = unprotected(REGISTRY[config.method].uploads) if config.privacy and config.method in REGISTRY else []
+    return [f"privacy: {config.method} needs numbers of each site that cannot be protected: {', '.join(bare)}"] if bare else []
 
 
 def load_config(file: Path | None = None, sets: Sequence[str] = (), **overrides: Any) -> Config:

@@ -58,6 +58,16 @@ def _selector(mean: np.ndarray, var: np.ndarray, weight: np.ndarray) -> Selector
     return Selector((float(mean[i]), float(mean[j])), (float(var[i]), float(var[j])), (float(weight[i]), float(weight[j])))
 
 
+# means, variances and weights to which a site's selector is clamped before noise is added (privacy.py)
+SELECTOR_BOUNDS = ((0.0, 4.0), (1.0, 8.0), (0.05, 4.0), (0.05, 4.0), (0.01, 0.99), (0.01, 0.99))
+
+
+def nearest_selector(array: np.ndarray) -> np.ndarray:
+    """Six numbers within SELECTOR_BOUNDS as a selector again: sorted by mean, weights that sum to 1."""
+    weight = array[4:] / array[4:].sum()
+    return _selector(array[:2], array[2:4], weight).to_array()
+
+
 def clip_losses(losses: np.ndarray, cap: float = LOSS_CAP) -> np.ndarray:
     """Losses for the fit: at most `cap`, non-finite ones counted as `cap`. More than 1 % of those: the model diverged."""
     x = np.asarray(losses, dtype=np.float64)

@@ -13,7 +13,7 @@ Messages are encoded as safetensors: plain arrays with a JSON header, no code, n
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -35,6 +35,11 @@ class Extra:
     high: float = 1e9
     nan: bool = False  # NaN stands for "none"
     inf: bool = False  # infinity has a meaning
+    diagnostic: bool = False  # for people only, no step of the method reads it: not sent under `privacy`
+    # under `privacy`: (low, high) to which each number of a vector is clamped before it is noised, and what makes the noised ones
+    # meaningful again (sorted, adding up to one); neither bounds nor diagnostic: the method cannot run under `privacy`
+    bounds: tuple[tuple[float, float], ...] | None = None
+    finish: Callable[[np.ndarray], np.ndarray] | None = None
 
     def resolve(self, dims: Mapping[str, int]) -> tuple[int, ...]:
         return tuple(part if isinstance(part, int) else dims[part] for part in self.shape)

@@ -28,6 +28,7 @@ from fedgsca.cli import (
     methods,
     noise,
     predict,
+    privacy,
     report,
     review,
     run,
@@ -53,12 +54,14 @@ MODULES = (
     data,
     noise,
     wire,
+    privacy,
     methods,
     config,
 )
 ORDER = (
     "demo", "run", "resume", "compare", "table", "ablation", "sensitivity", "stability", "efficiency", "deploy",
-    "report", "audit", "review", "apply", "exchange", "predict", "export", "data", "noise", "wire", "methods", "config",
+    "report", "audit", "review", "apply", "exchange", "predict", "export", "data", "noise", "wire", "privacy", "methods",
+    "config",
 )  # fmt: skip
 
 STOPPED = 130  # what a shell reports for Ctrl-C

@@ -44,6 +44,11 @@ def show_run(out: Path, result: Mapping[str, Any]) -> None:
         say(f"the collapse guard stepped in {guarded} times (once per site and round)", "yellow")
     say(f"time    {duration(seconds['total'])}, {duration(seconds['per_round'])} a round")
     say(f"sent    {size_text(sent['down'])} to the sites and {size_text(sent['up'])} back, each round")
+    if "privacy" in result:
+        say(
+            f"privacy epsilon {result['privacy']['epsilon']:.3g} at delta {result['privacy']['delta']:g} for each site as a whole;"
+        )
+        say("        in a simulation the noise comes from the public seed and protects nobody")
     say(f"folder  {out}")
 
 

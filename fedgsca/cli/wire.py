@@ -51,14 +51,28 @@ def wire(
 
 
 def _show(found: Mapping[str, Any], config: Config) -> None:
+    from fedgsca.methods.base import load_all
+    from fedgsca.privacy import unprotected
     from fedgsca.wire import SMALLEST_GROUP
 
     up, down, sites = found["leaves"], found["arrives"], found["sites"]
     model = f"{found['model']}{' (head only)' if config.model.frozen else ''}"
     say(f"{found['method']}, {model}, {found['data']}: {found['classes']} classes, {sites} sites", "bold")
     say("\nLeaves a site every round", "bold")
-    who = [["site", "text", "", "the site's name"], ["num_samples", "1 number", "", "how many training images it holds"]]
-    show(_table(up, who))
+    who = [
+        ["site", "text", "", "as it is", "the site's name"],
+        ["num_samples", "1 number", "", "as it is", "how many training images it holds"],
+    ]
+    show(_table(up, who, "under privacy"))
+    bare = unprotected(load_all()[config.method].uploads)
+    if bare:
+        say(f"{config.method} cannot run under privacy: it needs {', '.join(bare)} as they are.")
+    elif config.privacy is None:
+        say("Privacy is off: all of it is sent as it is (docs/privacy.md).")
+    else:
+        clip, noise = config.privacy.clip, config.privacy.noise
+        much = f"noise of std {noise * clip:g} on each number" if noise else "no noise"
+        say(f"Privacy is on: the change of all weights has norm {clip:g} at most, and {much}.")
     say("\nArrives at a site every round", "bold")
     show(_table(down, [["round", "1 number", "", "which round it is"]]))
     out, back = up["message_bytes"], down["message_bytes"]
@@ -88,7 +102,7 @@ def measure(config: Config) -> dict[str, Any]:
         bench = Bench(experiment, method, Path(folder))
         payload = method.broadcast(method.start(weights_of(bench.model)), 0)
         check_extras("payload", payload.extras, method.downloads, experiment.dims)
-        update = method.local_update(payload, bench.site(min(experiment.sites)))
+        update = bench.update(payload, bench.site(min(experiment.sites)))
         check_update(update, payload.weights, method.uploads, experiment.dims)
     return {
         "method": method.name,
@@ -124,6 +138,7 @@ def _message(
 ) -> dict[str, Any]:
     import numpy as np
 
+    from fedgsca.privacy import fate
     from fedgsca.wire import num_bytes
 
     rows = []
@@ -131,9 +146,8 @@ def _message(
         sent = np.asarray(extras[name]) if name in extras else None
         measured = {"type": str(sent.dtype), "bytes": int(sent.nbytes)} if sent is not None else {"type": None, "bytes": None}
         shape = {"shape": list(extra.resolve(dims)), "symbols": [str(part) for part in extra.shape]}
-        rows.append(
-            {"name": name, "what": extra.what, **shape, "optional": extra.optional, "sent": sent is not None, **measured}
-        )
+        known = {"name": name, "what": extra.what, **shape, "optional": extra.optional, "privacy": fate(extra)}
+        rows.append({**known, "sent": sent is not None, **measured})
     return {
         "weights": _groups(weights),
         "weights_bytes": num_bytes(weights),
@@ -156,28 +170,20 @@ def _groups(weights: Arrays) -> list[dict[str, Any]]:
     return list(groups.values())
 
 
-def _table(message: Mapping[str, Any], header: list[list[str]]) -> Any:
+def _table(message: Mapping[str, Any], header: list[list[str]], fate: str | None = None) -> Any:
+    """`fate`: heading of a column that tells what `privacy` does to each row; None for what arrives, which it leaves alone."""
     rows = list(header)
+
+    def add(what: str, size: str, much: str, protected: str, meaning: str) -> None:
+        rows.append([what, size, much, *([protected] if fate else []), meaning])
+
     for extra in message["extras"]:
         shape = " x ".join(str(n) for n in extra["shape"]) if extra["shape"] else "1"
-        numbers = f"{shape} number{'s' if shape != '1' else ''}"
         size = size_text(extra["bytes"]) if extra["sent"] else "not in this round"
-        rows.append([extra["name"], numbers, size, extra["what"]])
+        add(extra["name"], f"{shape} number{'s' if shape != '1' else ''}", size, extra["privacy"], extra["what"])
     for group in message["weights"]:
-        rows.append(
-            [
-                f"weights {group['name']}",
-                f"{group['numbers']:,} numbers",
-                size_text(group["bytes"]),
-                f"{group['tensors']} tensor{'s' * (group['tensors'] != 1)}",
-            ]
-        )
-    rows.append(
-        [
-            "all weights",
-            f"{sum(g['numbers'] for g in message['weights']):,} numbers",
-            size_text(message["weights_bytes"]),
-            "the model",
-        ]
-    )
-    return grid(["what", "size", "bytes", "meaning"], rows, left=4)
+        tensors = f"{group['tensors']} tensor{'s' * (group['tensors'] != 1)}"
+        add(f"weights {group['name']}", f"{group['numbers']:,} numbers", size_text(group["bytes"]), "clipped, noised", tensors)
+    numbers = sum(group["numbers"] for group in message["weights"])
+    add("all weights", f"{numbers:,} numbers", size_text(message["weights_bytes"]), "as one vector", "the model")
+    return grid(["what", "size", "bytes", *([fate] if fate else []), "meaning"], rows, left=5)

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from fedgsca.accountant import spent
 from fedgsca.config import Config
 from fedgsca.engine import checkpoint
 from fedgsca.engine.folder import RunFolder
@@ -138,6 +139,7 @@ def run(
             return finished
         begun = time.perf_counter()
         experiment = experiment or prepare(config)
+        spent(config, 1)  # a missing accountant is noticed before the first round
         method = make_method(config.method, config.options, config.train.rounds)
         bench = Bench(experiment, method, out)
         folder.write_setup(experiment)
@@ -185,6 +187,8 @@ def _round(
     clock.append(time.perf_counter())
     down = len(experiment.names) * (num_bytes(payload.weights) + num_bytes(payload.extras))
     line |= {"bytes_down": down, "bytes_up": tally.bytes_up, "sites": tally.sites, "refused": tally.refused}
+    budget = spent(config, t + 1)
+    line |= {"privacy": budget} if budget is not None else {}
     folder.append_metrics(line)
     checkpoint.save(folder.checkpoints, state, config.fingerprint())
     clock.append(time.perf_counter())

@@ -240,6 +240,7 @@ def summarise(path: Path, config: Config, experiment: Experiment) -> dict[str, A
         "guard_events": sum(int(site.get("guard") or 0) for line in read_lines(path / "metrics.jsonl") for site in line["sites"].values()),
         "realised_noise": {name: float(np.mean(experiment.truth[name] != samples.labels)) if name in experiment.truth else None
                            for name, samples in experiment.sites.items()},
+        **({"privacy": lines[-1]["privacy"]} if "privacy" in lines[-1] else {}),
         "fingerprint": config.fingerprint(), "data_fingerprint": table.fingerprint, "version": __version__,
         "machine": f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}",
     }  # fmt: skip

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import io
 import json
+import logging
 import multiprocessing
 import os
 import threading
@@ -29,9 +30,12 @@ from fedgsca.errors import FedgscaError, UpdateError
 from fedgsca.experiment import Experiment, prepare
 from fedgsca.files import write_atomic
 from fedgsca.methods.base import Method, make_method
+from fedgsca.privacy import protect, secret_normals
 from fedgsca.site import Site
 from fedgsca.store import Store
 from fedgsca.wire import Payload, Update, decode_payload, decode_update, encode_payload, encode_update
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -48,11 +52,12 @@ class Reply:
 class Bench:
     """One model and the sites that take turns on it."""
 
-    def __init__(self, experiment: Experiment, method: Method, folder: Path) -> None:
+    def __init__(self, experiment: Experiment, method: Method, folder: Path, *, alone: bool = False) -> None:
+        """`alone`: this is a hospital's own machine, and the folder is its own."""
         from fedgsca.models.device import prepare_device
         from fedgsca.models.start import build_model
 
-        self.experiment, self.method, self.folder = experiment, method, folder
+        self.experiment, self.method, self.folder, self.alone = experiment, method, folder, alone
         self.device = prepare_device(experiment.config.train)
         self.model = build_model(experiment, method.head).to(self.device)
 
@@ -69,7 +74,7 @@ class Bench:
         started = time.perf_counter()
         seen = evidence.look(site, payload, self.experiment.config)
         try:
-            update = self.method.local_update(payload, site)
+            update = self.update(payload, site)
         except UpdateError as error:
             return Reply(name, None, error.message, seconds=time.perf_counter() - started)
         seconds = time.perf_counter() - started
@@ -77,6 +82,23 @@ class Bench:
         self._keep_losses(site, payload.round, truth)
         evidence.keep(seen, site, payload.round, self.experiment, self.folder)
         return Reply(name, update, None, observe(site.notes, truth, site.labels), seconds)
+
+    def update(self, payload: Payload, site: Site) -> Update:
+        """What leaves the site: as the method made it, or under `privacy` clipped and noised."""
+        privacy = self.experiment.config.privacy
+        if privacy is None:
+            return self.method.local_update(payload, site)
+        try:
+            update = self.method.local_update(payload, site)
+        except UpdateError as error:  # a refusal would be a number about the data that nobody noised
+            log.error("%s in round %d sends no change, only noise: %s", site.name, payload.round, error.message)
+            update = Update(site.name, site.num_samples, payload.weights)
+
+        def public(name: str, shape: tuple[int, ...]) -> np.ndarray:  # simulations: reproducible, and no secret to anybody
+            return site.rng(payload.round, "privacy", name).standard_normal(shape)
+
+        draw = secret_normals() if self.alone else public
+        return protect(update, payload, self.method.uploads, privacy, draw, site.num_samples)
 
     def _keep_losses(self, site: Site, round: int, truth: np.ndarray | None) -> None:
         """Per-sample losses of the newest selection, for the report's histograms; they stay in the run folder of this machine."""

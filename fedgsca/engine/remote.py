@@ -24,6 +24,7 @@ from pydantic import Field, ValidationError
 from fedgsca import __version__
 from fedgsca.config import Config, Section, build, describe, read_toml
 from fedgsca.engine.local import Bench, Reply
+from fedgsca.engine.once import once
 from fedgsca.errors import (
     ClassListError,
     ConfigError,
@@ -127,7 +128,7 @@ def _open(config: Config, terms: Mapping[str, Any], settings: SiteSettings, fold
         raise ClassListError("the site has another class list", fix="use the same data source everywhere")
     if alone:
         _same_data(folder / "signature", experiment.signature())
-    return Bench(experiment, make_method(config.method, config.options, config.train.rounds), folder)
+    return Bench(experiment, make_method(config.method, config.options, config.train.rounds), folder, alone=alone)
 
 
 def _same_data(path: Path, signature: str) -> None:
@@ -172,13 +173,19 @@ def _do(kind: Kind, bench: Bench, name: str, payload: Payload) -> Reply:
         raise UpdateError(f"{name} is not one of the experiment's sites", fix="correct name in site.toml")
     if kind == "hello":
         return Reply(name, Update(name, len(bench.experiment.sites[name]), {}))
+    config = bench.experiment.config
+    privacy = config.privacy
     if kind == "judge":
+        if privacy is not None and privacy.noise > 0:
+            raise UpdateError("it tells no exact counts of its test images under privacy", fix="set federation.test")
         from fedgsca.engine.judge import DECLARED, judge
 
         update = judge(bench, name, payload)
         check_extras("test result", update.extras, DECLARED, bench.experiment.dims)
         return Reply(name, update)
-    reply = bench.visit(name, payload)
+    once_only = bench.alone and privacy is not None
+    visit = functools.partial(bench.visit, name, payload)
+    reply = once(bench.folder / "answers" / name, payload, config.train.rounds, visit) if once_only else visit()
     if reply.update is not None:  # the hospital's own check: what is not declared does not leave
         check_extras("update", reply.update.extras, bench.method.uploads, bench.experiment.dims)
     return reply

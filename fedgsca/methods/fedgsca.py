@@ -33,6 +33,7 @@ from fedgsca.methods.base import MethodOptions, ServerState, register
 from fedgsca.pseudo_label import assign, class_thresholds, guard_reason, is_noisy_client, training_set
 from fedgsca.selector import (
     NO_SELECTOR,
+    SELECTOR_BOUNDS,
     Selector,
     class_relative,
     clean_probability,
@@ -41,6 +42,7 @@ from fedgsca.selector import (
     fit_selector,
     healthy,
     merge_selectors,
+    nearest_selector,
 )
 from fedgsca.site import Site
 from fedgsca.train import Batch, Objective, evaluate_site, train
@@ -141,11 +143,13 @@ class FedGSCA:
             "means, variances and weights of the two Gaussians fitted to this site's losses; NaN: no fit",
             nan=True,
             inf=True,
+            bounds=SELECTOR_BOUNDS,
+            finish=nearest_selector,
         ),
-        "delta": Extra((), "share of labels flagged as noisy", optional=True, low=0, high=1),
-        "tau": Extra((), "threshold on the probability of 'clean'", optional=True, low=0, high=1),
-        "clean": Extra((), "number of labels taken as clean", optional=True, low=0),
-        "pseudo": Extra((), "number of pseudo-labelled samples", optional=True, low=0),
+        "delta": Extra((), "share of labels flagged as noisy", optional=True, low=0, high=1, diagnostic=True),
+        "tau": Extra((), "threshold on the probability of 'clean'", optional=True, low=0, high=1, diagnostic=True),
+        "clean": Extra((), "number of labels taken as clean", optional=True, low=0, diagnostic=True),
+        "pseudo": Extra((), "number of pseudo-labelled samples", optional=True, low=0, diagnostic=True),
         "thresholds": Extra(
             ("C",),
             f"confidence that a pseudo-label of each class needs; NaN: rests on fewer than {SMALLEST_GROUP} images",
@@ -153,8 +157,11 @@ class FedGSCA:
             low=0,
             high=1,
             nan=True,
+            diagnostic=True,
         ),
-        "guard": Extra((), "1 if the collapse guard trained on the given labels this round", optional=True, low=0, high=1),
+        "guard": Extra(
+            (), "1 if the collapse guard trained on the given labels this round", optional=True, low=0, high=1, diagnostic=True
+        ),
     }
     downloads: ClassVar[Mapping[str, Extra]] = {
         "selector": Extra((6,), "the merged selector; NaN: none yet", nan=True),

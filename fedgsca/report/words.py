@@ -7,6 +7,7 @@ from typing import Any
 
 from markupsafe import Markup
 
+from fedgsca.experiment import OWN
 from fedgsca.report.read import LAST, Run, Tree, number
 
 NAMES = {
@@ -126,7 +127,13 @@ def found(run: Run) -> dict[str, float | None]:
 
 def lead(run: Run) -> list[str]:
     """The report in a few sentences."""
-    sentences = [_result_sentence(run), _noise_sentence(run), _selector_sentence(run), _event_sentence(run)]
+    sentences = [
+        _result_sentence(run),
+        _noise_sentence(run),
+        _selector_sentence(run),
+        _event_sentence(run),
+        _privacy_sentence(run),
+    ]
     return [sentence for sentence in sentences if sentence]
 
 
@@ -203,3 +210,15 @@ def _event_sentence(run: Run) -> str:
         return ""
     text = listed(said)
     return f"{text[0].upper()}{text[1:]}."
+
+
+def _privacy_sentence(run: Run) -> str:
+    if "privacy" not in run.config:
+        return ""
+    budget = run.metrics[-1].get("privacy") if run.metrics else None
+    if budget is None:
+        return "What a site sent was clipped, without noise: that is no promise of privacy."
+    text = Markup(
+        "What a site sent was clipped and noised: <strong>ε = {:.3g}</strong> at δ = {:g} for a site as a whole"
+    ).format(budget["epsilon"], budget["delta"])
+    return text + ("." if run.config["data"]["source"] == OWN else ", if the noise were secret; in a simulation it is not.")

@@ -298,7 +298,26 @@ def test_wire_in_words(shell: Shell) -> None:
     assert "two Gaussians" in out and "weights head" in out and "num_samples" in out
     assert "not in this round" in out  # declared, but not sent with these options
     code, out, _ = shell("wire", "fedavg")
-    assert code == 0 and "selector" not in out
+    assert code == 0 and "selector" not in out and "Privacy is off" in out
+
+
+def test_wire_tells_what_privacy_does_to_each_number(shell: Shell) -> None:
+    found = shell.json("wire", "fedgsca", "--data", toy_npz(), "--set", "privacy.clip=2", "--set", "privacy.noise=3")
+    fates = {extra["name"]: (extra["privacy"], extra["sent"]) for extra in found["leaves"]["extras"]}
+    assert fates["selector"] == ("clamped, noised", True) and fates["delta"] == ("not sent", False)
+    code, out, _ = shell("wire", "fedgp")
+    assert code == 0 and "cannot be protected" in out and "fedgp cannot run under privacy" in out
+    assert "noise of std 6 on each" in shell("wire", "fedavg", "--set", "privacy.clip=2", "--set", "privacy.noise=3")[1]
+
+
+def test_the_budget_before_a_run(shell: Shell) -> None:
+    pytest.importorskip("opacus")
+    asked = shell.json("privacy", "fedgsca", "--rounds", "100", "--epsilon", "8")
+    told = shell.json("privacy", "fedgsca", "--rounds", "100", "--noise", str(asked["noise"]))
+    assert 7.8 < told["epsilon"] == asked["epsilon"] <= 8
+    assert shell.json("privacy", "fedavg", "--rounds", "100", "--epsilon", "8")["noise"] < asked["noise"], "it sends less"
+    code, out, _ = shell("privacy", "fedavg", "--rounds", "100", "--noise", "4")
+    assert code == 0 and "epsilon 35.1 at delta 1e-05" in out
 
 
 def test_methods_and_their_options(shell: Shell) -> None:
@@ -333,6 +352,12 @@ def test_config_resolves_and_differs(shell: Shell) -> None:
         (["run", "--method", "fedgcsa"], 2, "did you mean fedgsca?"),
         (["wire", "fedgcsa"], 2, "did you mean fedgsca?"),
         (["methods", "fedgcsa"], 2, "did you mean fedgsca?"),
+        (["privacy", "fedgp", "--rounds", "9", "--noise", "1"], 2, "cannot run under privacy: it needs centroids"),
+        (["privacy", "fedavg", "--rounds", "9"], 2, "give --noise or --epsilon"),
+        (["privacy", "fedavg", "--rounds", "9", "--noise", "-1"], 2, "above 0"),
+        (["run", "--set", "privacy.clip=-1"], 2, "privacy.clip: Input should be greater than 0"),
+        (["run", "--set", "privacy.noise=2"], 2, "privacy.clip: Field required"),
+        (["run", "--method", "fednoro", "--set", "privacy.clip=1"], 2, "cannot be protected: class_losses"),
         (["compare", "--methods", "fedavg,fedgcsa"], 2, "did you mean fedgsca?"),
         (["run", "--set", "train.rouns=3", "--set", "train.lr=fast"], 2, "did you mean rounds?"),
         (["run", "--set", "train.rouns=3", "--set", "train.lr=fast"], 2, "2 problems"),
