@@ -158,6 +158,29 @@ def test_fiftyone_folder(audit: Audit, tmp_path: Path) -> None:
     assert bring_in(audit, "fiftyone", tmp_path / "set") == {"fiftyone": 1}
 
 
+def test_fiftyone_exports_labels_alone_unless_asked_for_more(audit: Audit, tmp_path: Path) -> None:
+    one, two = audit.window(0, 2)
+    names = [f"row-{suspect.row}-{suspect.hash[:12]}" for suspect in (one, two)]
+    for labels, classes in (
+        ([one.suggested, two.given], None),
+        ([audit.classes.index(one.suggested), audit.classes.index(two.given)], list(audit.classes)),
+    ):
+        (audit.path / FILE).unlink(missing_ok=True)
+        targets = {**dict(zip(names, labels, strict=True)), "row-5": None}
+        (tmp_path / "labels.json").write_text(json.dumps({"classes": classes, "labels": targets}))
+        assert bring_in(audit, "fiftyone", tmp_path / "labels.json") == {"fiftyone": 1}
+        assert state(audit, "fiftyone") == {one.row: ("accept", one.suggested, "")}
+    (tmp_path / "labels.json").write_text(json.dumps({"labels": {f"row-{one.row}-{'0' * 12}": two.suggested}}))
+    with pytest.raises(DataError, match=r"row-\d+-0+: no such image"):
+        bring_in(audit, "fiftyone", tmp_path / "labels.json")
+
+
+def test_the_short_form_of_label_studio_is_named(audit: Audit, tmp_path: Path) -> None:
+    (tmp_path / "min.json").write_text(json.dumps([{"id": 4, "image": "x.png", "label": "class 1", "annotator": 1}]))
+    with pytest.raises(DataError, match="not JSON-MIN"):
+        bring_in(audit, "label-studio", tmp_path / "min.json")
+
+
 def test_the_commands(audit: Audit, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = str(tmp_path / "issues.csv")
     assert cli.execute(["exchange", "export", str(audit.path), "--format", "cleanlab", "-o", out]) == 0

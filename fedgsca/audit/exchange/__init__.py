@@ -1,6 +1,6 @@
 """Plain files for other label tools: the list goes out with its suggestions, what people decided there comes back as decisions.
 
-A format is a module with `write(out, batch)` and `read(path)`, named in FORMATS.
+A format is a module with `write(out, batch)` and `read(path, audit)`, named in FORMATS.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def export(audit: Audit, kind: str, out: Path, *, everything: bool = False, revi
 def bring_in(audit: Audit, kind: str, path: Path, *, reviewer: str | None = None) -> dict[str, int]:
     """Add another tool's verdicts as decisions; all of them or, if one does not fit, none. Returns how many by reviewer."""
     try:
-        verdicts: list[Verdict] = list(_module(kind).read(path))
+        verdicts: list[Verdict] = list(_module(kind).read(path, audit))
     except (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
         why = error.strerror if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
         raise DataError(f"{path} cannot be read as {kind}: {why}", fix="give the file that the tool exported") from error

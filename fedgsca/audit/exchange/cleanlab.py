@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from fedgsca.audit.exchange import UNSURE, Batch, Verdict
-from fedgsca.audit.table import write_cells
+from fedgsca.audit.table import Audit, write_cells
 from fedgsca.data.csvfile import read_sheet
 from fedgsca.files import open_atomic
 
@@ -29,7 +29,7 @@ def write(out: Path, batch: Batch) -> list[Path]:
     return [out]
 
 
-def read(path: Path) -> Iterator[Verdict]:
+def read(path: Path, audit: Audit) -> Iterator[Verdict]:
     sheet = read_sheet(path)
     name = next((column for column in ("id", "file") if column in sheet.columns), None)
     if name is None:

@@ -14,7 +14,7 @@ from urllib.parse import quote
 from xml.sax.saxutils import quoteattr
 
 from fedgsca.audit.exchange import UNSURE, Batch, Verdict
-from fedgsca.audit.table import Suspect
+from fedgsca.audit.table import Audit, Suspect
 from fedgsca.files import open_atomic, write_atomic
 
 
@@ -65,9 +65,11 @@ def _labelling(classes: tuple[str, ...]) -> str:
 """
 
 
-def read(path: Path) -> Iterator[Verdict]:
+def read(path: Path, audit: Audit) -> Iterator[Verdict]:
     """Of every task, each annotator's newest annotation."""
     for task in json.loads(path.read_bytes()):
+        if "data" not in task:  # the short form loses who decided, and our own names of the images
+            raise ValueError("an entry without data: choose JSON, not JSON-MIN, when you export from Label Studio")
         newest: dict[str, dict[str, Any]] = {}
         for annotation in sorted(task.get("annotations", []), key=lambda a: str(a.get("updated_at") or "")):
             if not annotation.get("was_cancelled"):
