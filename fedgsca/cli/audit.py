@@ -10,7 +10,7 @@ import typer
 
 from fedgsca.cli.options import Json, Quiet
 from fedgsca.cli.screen import emit, grid, note, percent, say, show, warn
-from fedgsca.errors import ConfigError, RunFolderError
+from fedgsca.errors import ConfigError
 
 if TYPE_CHECKING:
     from fedgsca.audit.held import Held
@@ -29,10 +29,12 @@ class Split(StrEnum):
     test = "test"
 
 
-Run = Annotated[Path, typer.Argument(metavar="RUN", help="folder of a run, finished or not, or of a hospital's own state")]
+Run = Annotated[
+    Path, typer.Argument(metavar="RUN", help="folder of a run, finished or not; at a hospital: its kit or its site.toml")
+]
 Sites = Annotated[list[str] | None, typer.Option("--site", help="only this site; repeatable")]
 Out = Annotated[Path | None, typer.Option("--out", help="folder for the audits; default RUN/audit")]
-Data = Annotated[str | None, typer.Option("--data", help="where the images are: at a hospital, or if they were moved")]
+Data = Annotated[str | None, typer.Option("--data", help="where the images are now, if they were moved")]
 Labels = Annotated[str | None, typer.Option("--labels", help="csv of the labels that the run was trained with, likewise")]
 Quota = Annotated[float, typer.Option("--quota", min=0.0, max=1.0, help="share of the labels to review")]
 Opinions = Annotated[
@@ -71,11 +73,12 @@ def audit(
     from fedgsca.audit.held import held_test, open_sites, pick
     from fedgsca.audit.images import Images
     from fedgsca.audit.make import audit_site
+    from fedgsca.audit.whereabouts import find
 
-    if not run.is_dir():
-        raise RunFolderError(f"there is no folder {run}", fix="give a folder that `fedgsca run --out` made")
+    place = find(run)
+    run = place.folder
     unknown = sorted(set(site or ()) - set(sites_with_evidence(run)))
-    held = open_sites(run, source=data, labels=labels)
+    held = open_sites(run, source=data or place.data, labels=labels or place.labels)
     chosen: list[Held] = [pick(run, held, name) for name in (unknown or site or sorted(held))]
     chosen = [held_test(chosen[0])] if split is Split.test else chosen
     unfinished = _unfinished(run)

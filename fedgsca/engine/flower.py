@@ -35,7 +35,7 @@ from fedgsca.engine.federation import Silent, Watcher, run, wanted
 from fedgsca.engine.folder import read_config
 from fedgsca.engine.local import Reply
 from fedgsca.engine.network import Letter, NetworkEngine
-from fedgsca.engine.remote import Kind, SiteSettings, answer, public_reason, read_settings, terms_of
+from fedgsca.engine.remote import Kind, SiteSettings, answer, public_reason, read_settings, state_folder, terms_of
 from fedgsca.engine.status import Status
 from fedgsca.errors import ConfigError, MissingExtraError
 from fedgsca.experiment import Experiment, prepare
@@ -88,7 +88,7 @@ def client_app(place: Callable[[Context], tuple[SiteSettings, Path | None]]) -> 
             round, terms = int(header["round"]), header["terms"]
             try:
                 settings, folder = place(context)
-                kept = folder or Path(settings.state).expanduser() / str(terms["fingerprint"])[:16]
+                kept = folder or state_folder(settings, str(terms["fingerprint"]))
             except (
                 Exception
             ) as error:  # site.toml; what is in it stays here, whereas Flower would send the text of any exception

@@ -71,6 +71,11 @@ def read_settings(path: Path) -> SiteSettings:
         raise ConfigError(f"{path}:\n  " + "\n  ".join(describe(error, SiteSettings)), fix="correct the keys above") from None
 
 
+def state_folder(settings: SiteSettings, fingerprint: str) -> Path:
+    """Where a site keeps what belongs to one experiment."""
+    return Path(settings.state).expanduser() / fingerprint[:16]
+
+
 # ---- the terms ----
 
 

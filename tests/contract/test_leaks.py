@@ -22,6 +22,9 @@ from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 from localgrid import LocalGrid, over_flower
 from PIL import Image
 
+from fedgsca.audit.decisions import Decision, Decisions
+from fedgsca.audit.table import read_audit
+from fedgsca.cli import execute
 from fedgsca.config import Config, load_config
 from fedgsca.engine import remote
 from fedgsca.engine.flower import client_app, from_node_config
@@ -116,6 +119,24 @@ def test_no_message_and_no_file_of_the_coordinator_has_a_name_or_a_pixel(method:
     lines = read_lines(tmp_path / "run" / "metrics.jsonl")
     assert len(lines) == 3 and not any(line["refused"] for line in lines), "the sites did take part"
     assert {"config.toml", "metrics.jsonl", "status.json", "report.html", "model.safetensors"} <= set(found)
+
+
+def test_each_hospital_audits_and_corrects_its_own_labels_and_the_coordinator_learns_nothing(tmp_path: Path) -> None:
+    """With site.toml and nothing of the coordinator's: the list, a decision, the corrected labels."""
+    for seed, name in enumerate(NAMES):
+        hospital(home(tmp_path, name), seed)
+    before = go(consortium("fedavg"), tmp_path)
+    for name in NAMES:
+        house = home(tmp_path, name)
+        (house / "site.toml").write_text(f'name = "{name}"\ndata = "{house}"\nstate = "{house / "state"}"\n')
+        assert execute(["audit", str(house / "site.toml"), "--quiet"]) == 0
+        [audit] = (house / "state").glob(f"*/audit/{name}")
+        first = next(read_audit(audit).suspects())
+        Decisions(audit).add(Decision("anna", first.row, first.id, first.hash, first.given, "accept", first.suggested))
+        assert execute(["apply", str(audit)]) == 0
+        assert f"{first.id},{first.suggested}" in (house / "labels.corrected.csv").read_text()
+    after = {name: data for name, data in outside(Tap(), tmp_path / "run", Listener()).items() if name != "printed"}
+    assert after == {name: before[name] for name in after} and where(after) == []
 
 
 def damaged(house: Path) -> None:

@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 
 from fedgsca.audit.images import Images
 from fedgsca.audit.table import read_audit
+from fedgsca.audit.whereabouts import Place, find
 from fedgsca.cli import app
 from fedgsca.engine.federation import run
 from fedgsca.errors import ConfigError, DataError, FedgscaError, RunFolderError
@@ -153,3 +154,21 @@ def test_a_hospital_audits_from_its_own_folder(tmp_path: Path) -> None:
     found = read_audit(tmp_path)
     assert found.header["site"] == "north" and "truth" not in found.header["summary"]
     assert len(Images.open(found.path).png(0)) > 0
+
+
+def test_a_hospital_names_its_kit_or_its_settings_instead_of_a_folder(tmp_path: Path) -> None:
+    state, kit = tmp_path / "state", tmp_path / "kit"
+    kit.mkdir()
+    (kit / "site.toml").write_text(f'name = "north"\nstate = "{state}"\ndata = "/images"\nlabels = "~/new.csv"\n')
+    with pytest.raises(RunFolderError, match="holds no evidence"):
+        find(kit)
+    (state / ("a" * 16) / "evidence").mkdir(parents=True)
+    for given in (kit, kit / "site.toml"):
+        assert find(given) == Place(state / ("a" * 16), "/images", str(Path("~/new.csv").expanduser()))
+    assert find(state) == Place(state / ("a" * 16)) == find(state / ("a" * 16))
+    (state / ("b" * 16) / "evidence").mkdir(parents=True)
+    with pytest.raises(RunFolderError, match="of 2 experiments"):
+        find(kit)
+    with open(kit / "site.toml", "a") as file:
+        file.write(f'fingerprint = "{"b" * 64}"\n')
+    assert find(kit).folder == state / ("b" * 16)

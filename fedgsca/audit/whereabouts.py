@@ -1,0 +1,53 @@
+"""Where the evidence is: in the folder of a run, or at a hospital, which knows its kit and its site.toml rather than that folder."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from fedgsca.engine.remote import SiteSettings, read_settings, state_folder
+from fedgsca.errors import RunFolderError
+
+SETTINGS = "site.toml"
+
+
+@dataclass(frozen=True)
+class Place:
+    folder: Path  # with `evidence` in it
+    data: str | None = None  # a hospital's images
+    labels: str | None = None
+
+
+def find(given: Path) -> Place:
+    """From a run, a kit, a site.toml, or the state folder that a site.toml names."""
+    settings = given / SETTINGS if given.is_dir() else given
+    if settings.is_file():
+        site = read_settings(settings)
+        return Place(_of_site(site, settings), site.data, site.labels and str(Path(site.labels).expanduser()))
+    if not given.is_dir():
+        raise RunFolderError(
+            f"there is no folder {given}", fix="give a folder that `fedgsca run --out` made, or a hospital's kit or site.toml"
+        )
+    return Place(given if (given / "evidence").is_dir() else _only(given) or given)
+
+
+def _of_site(site: SiteSettings, settings: Path) -> Path:
+    state = Path(site.state).expanduser()
+    folder = state_folder(site, site.fingerprint) if site.fingerprint else _only(state)
+    if folder is None or not (folder / "evidence").is_dir():
+        raise RunFolderError(
+            f"{settings}: {folder or state} holds no evidence about labels",
+            fix="it comes with the training: start this site, or give the folder of an earlier experiment under `state` with --data",
+        )
+    return folder
+
+
+def _only(state: Path) -> Path | None:
+    """The one experiment that has left evidence in a state folder."""
+    found = sorted(path.parent for path in state.glob("*/evidence"))
+    if len(found) > 1:
+        raise RunFolderError(
+            f"{state} has evidence of {len(found)} experiments",
+            fix="give one of them: " + ", ".join(path.name for path in found),
+        )
+    return found[0] if found else None
