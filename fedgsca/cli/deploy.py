@@ -16,7 +16,8 @@ Plan = Annotated[Path, typer.Argument(metavar="FILE", help="consortium.toml")]
 Out = Annotated[Path | None, typer.Option("--out", help="new folder for the kits; default: `kits` beside FILE")]
 Example = Annotated[bool, typer.Option("--example", help="write FILE as an example with comments, and nothing else")]
 Add = Annotated[str | None, typer.Option("--add-hospital", metavar="NAME", help="make the kit of one more hospital")]
-Kit = Annotated[Path, typer.Argument(metavar="KIT", help="folder of a hospital's kit; default: here")]
+Renew = Annotated[bool, typer.Option("--renew-server", help="make a new server certificate for the kits in --out")]
+Kit = Annotated[Path, typer.Argument(metavar="KIT", help="folder of a kit, a hospital's or the coordinator's; default: here")]
 Run = Annotated[Path, typer.Argument(metavar="RUN", help="the coordinator's run folder; default: run")]
 Experiment = Annotated[Path, typer.Argument(metavar="CONFIG", help="experiment.toml of the coordinator's kit")]
 NewRun = Annotated[Path, typer.Argument(metavar="RUN", help="run folder, new or of the same experiment")]
@@ -29,19 +30,32 @@ def add(app: typer.Typer) -> None:
 
 
 @group.command("init")
-def init(plan: Plan, out: Out = None, example: Example = False, add_hospital: Add = None, json: Json = False) -> None:
+def init(
+    plan: Plan,
+    out: Out = None,
+    example: Example = False,
+    add_hospital: Add = None,
+    renew_server: Renew = False,
+    json: Json = False,
+) -> None:
     """Make certificates, keys and one kit for each party from consortium.toml. Existing keys are never overwritten."""
     from fedgsca.deploy import kits
     from fedgsca.deploy.plan import read_plan
 
     if example:
-        if add_hospital or out:
+        if add_hospital or out or renew_server:
             raise ConfigError("--example goes with no other option", fix="fedgsca deploy init --example consortium.toml")
         kits.write_example(plan)
         say(f"example  {plan}", "bold")
         return
     consortium, config = read_plan(plan)
     folder = out or plan.parent / "kits"
+    if renew_server:
+        if add_hospital:
+            raise ConfigError("--renew-server and --add-hospital are two steps", fix="do one after the other")
+        path = kits.renew_server(consortium, folder)
+        say(f"certificate  {path}  (and server.key; copy both to the coordinator's machine and restart the SuperLink)")
+        return
     made = (
         [kits.add_hospital(consortium, config, folder, add_hospital)]
         if add_hospital
@@ -67,7 +81,7 @@ def init(plan: Plan, out: Out = None, example: Example = False, add_hospital: Ad
 
 @group.command("check")
 def check(kit: Kit = Path(), json: Json = False) -> None:
-    """At a hospital, before the start: network, certificate, clock, key, versions, disk, data, classes. Exit code 1 if something fails."""
+    """Before the start, at a hospital or the coordinator: network, certificate, keys, versions, disk, data. Exit code 1 on failure."""
     from fedgsca.deploy.check import check_kit
 
     found = []

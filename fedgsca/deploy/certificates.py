@@ -17,6 +17,7 @@ from fedgsca.errors import DataError, MissingExtraError
 
 try:
     from cryptography import x509
+    from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
     from cryptography.hazmat.primitives import hashes, serialization
     from cryptography.hazmat.primitives.asymmetric import ec
     from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
@@ -83,6 +84,35 @@ def valid_until(certificate: bytes) -> datetime.datetime:
     return x509.load_pem_x509_certificate(certificate).not_valid_after_utc
 
 
+@dataclass(frozen=True)
+class Examined:
+    """A server's certificate that fits its key and its authority."""
+
+    hosts: tuple[str, ...]
+    until: datetime.datetime
+    age: float  # seconds; negative: not valid yet
+    days: int  # left
+
+
+def examine(certificate: bytes, key: bytes, authority: bytes) -> Examined:
+    again = "make a new certificate"
+    try:
+        leaf, root = x509.load_pem_x509_certificate(certificate), x509.load_pem_x509_certificate(authority)
+        public = serialization.load_pem_private_key(key, None).public_key()
+        names = leaf.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    except (ValueError, TypeError, x509.ExtensionNotFound) as error:
+        raise DataError(f"server.pem, server.key or ca.crt is damaged ({error})", fix=again) from None
+    if leaf.public_key() != public:
+        raise DataError("server.key is not the key of server.pem", fix=again)
+    try:
+        leaf.verify_directly_issued_by(root)
+    except (ValueError, TypeError, InvalidSignature):
+        raise DataError("server.pem is not signed by the authority of ca.crt", fix=again) from None
+    now = datetime.datetime.now(datetime.UTC)
+    age, left = (now - leaf.not_valid_before_utc).total_seconds(), leaf.not_valid_after_utc - now
+    return Examined(tuple(str(name.value) for name in names), leaf.not_valid_after_utc, age, left.days)
+
+
 def make_pair() -> tuple[bytes, bytes]:
     """Private and public half of a hospital's key, as `ssh-keygen -t ecdsa -b 384` writes them."""
     key = ec.generate_private_key(ec.SECP384R1())
@@ -119,6 +149,15 @@ def read_key(data: bytes) -> NodeKey:
     if not isinstance(key, ec.EllipticCurvePrivateKey) or not isinstance(key.curve, ec.SECP384R1):
         raise DataError(f"not {wanted}", fix="ssh-keygen -t ecdsa -b 384 makes one; send the public half to the coordinator")
     return NodeKey(key)
+
+
+def is_public_key(data: bytes) -> bool:
+    """Whether a .pub file holds a key that Flower accepts of a SuperNode."""
+    try:
+        key = serialization.load_ssh_public_key(data)
+    except (ValueError, UnsupportedAlgorithm):
+        return False
+    return isinstance(key, ec.EllipticCurvePublicKey) and isinstance(key.curve, ec.SECP384R1)
 
 
 def _ssh(key: ec.EllipticCurvePublicKey) -> bytes:

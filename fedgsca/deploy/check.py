@@ -1,4 +1,5 @@
 """`fedgsca deploy check`: all that can go wrong at a hospital, tested before the start. Nothing is started, nothing is changed.
+check_coordinator.py does the same for the kit of the coordinator.
 
 The images are read exactly as the training reads them, so the cache that it needs is there afterwards.
 """
@@ -26,6 +27,11 @@ def check_kit(kit: Path) -> Iterator[Finding]:
     """All findings, the cheap ones first."""
     about = read_about(kit)
     config = load_config(kit / "experiment.toml")
+    if "hospital" not in about:
+        from fedgsca.deploy.check_coordinator import check_coordinator
+
+        yield from check_coordinator(kit, about, config)
+        return
     yield from same_versions(about["versions"])
     yield terms(config, about)
     key = hospital_key(kit / KEY)
@@ -48,17 +54,17 @@ def read_about(kit: Path) -> dict[str, Any]:
         return dict(json.loads((kit / KIT).read_bytes()))
     except (OSError, ValueError):
         raise ConfigError(
-            f"{kit} is not the kit of a hospital (no readable {KIT})", fix="give the folder that was in the zip"
+            f"{kit} is not a kit (no readable {KIT})", fix="give the folder that was in the zip, or the coordinator's"
         ) from None
 
 
-def same_versions(wanted: dict[str, str]) -> Iterator[Finding]:
+def same_versions(wanted: dict[str, str], whose: str = "the coordinator has") -> Iterator[Finding]:
     here = versions()
     for name in ("fedgsca", "flwr", "torch"):
         if here[name] == wanted.get(name):
             yield passed(f"version of {name}", here[name])
         else:
-            text = f"{here[name] or 'not installed'}; the coordinator has {wanted.get(name)}"
+            text = f"{here[name] or 'not installed'}; {whose} {wanted.get(name)}"
             yield failed(f"version of {name}", text, f"pip install '{name}=={wanted.get(name)}'")
 
 

@@ -24,7 +24,7 @@ from platform import python_version_tuple
 from typing import Any
 
 from fedgsca import __version__
-from fedgsca.config import Config, to_toml
+from fedgsca.config import Config, load_config, to_toml
 from fedgsca.deploy.plan import TEMPLATES, Consortium, Hospital
 from fedgsca.errors import ConfigError, RunFolderError
 from fedgsca.files import write_atomic
@@ -86,8 +86,7 @@ def hospital_files(plan: Consortium, config: Config, hospital: Hospital, authori
         "site.toml": File(_render("site.toml.j2", words)),
         "experiment.toml": File(to_toml(config).encode()),
         "env.sh": File(_render("env.sh.j2", words)),
-        "start.sh": File(_render("start.sh.j2", words), SCRIPT),
-        "check.sh": File(_render("check.sh.j2", words), SCRIPT),
+        **{script: File(_render(f"{script}.j2", words), SCRIPT) for script in ("start.sh", "check.sh", "audit.sh")},
         words["unit"]: File(_render("supernode.service.j2", words)),
         KIT: File(json.dumps(about, indent=1).encode() + b"\n"),
         KEY: File(private, SECRET),
@@ -111,13 +110,25 @@ def coordinator_files(plan: Consortium, config: Config, server: bytes, keys: Map
         "until": f"{valid_until(server):%Y-%m-%d}",
         "deadline": f"{config.federation.deadline or 3600:g}",
     }
+    where = plan.coordinator
+    about = {
+        "consortium": plan.name,
+        "address": where.address,
+        "listen": where.listen,
+        "local": plan.local,
+        "port": where.port,
+        "hosts": plan.hosts,
+        "versions": words["versions"],
+        "fingerprint": words["fingerprint"],
+    }
     files = {
         "README.md": File(_render("coordinator.md.j2", words)),
+        KIT: File(json.dumps(about, indent=1).encode() + b"\n"),
         "experiment.toml": File(to_toml(config).encode()),
         "env.sh": File(_render("env.sh.j2", words)),
         words["unit"]: File(_render("superlink.service.j2", words)),
     }
-    for script in ("superlink.sh", "register-keys.sh", "run.sh"):
+    for script in ("check.sh", "superlink.sh", "register-keys.sh", "run.sh"):
         files[script] = File(_render(f"{script}.j2", words), SCRIPT)
     return files | {f"keys/{name}.pub": File(public) for name, public in keys.items()}
 
@@ -210,6 +221,33 @@ def add_hospital(plan: Consortium, config: Config, out: Path, name: str) -> Path
     _write_zip(path, name, files)
     _write_folder(folder, coordinator_files(plan, config, server, {name: made}))
     return path
+
+
+def renew_server(plan: Consortium, out: Path) -> Path:
+    """A new certificate for the SuperLink, with the names of the file as it is now. Keys of hospitals and the experiment stay."""
+    from fedgsca.deploy.certificates import Signed, make_server
+
+    folder, safe = out / "coordinator", out / "authority"
+    try:
+        authority = Signed((safe / "ca.crt").read_bytes(), (safe / "ca.key").read_bytes())
+        known = (folder / "ca.crt").read_bytes()
+    except OSError as error:
+        raise RunFolderError(
+            f"{error.filename} cannot be read: {error.strerror}",
+            fix="correct --out; if you carried `authority` away, bring it back for this, beside `coordinator`",
+        ) from None
+    if known != authority.certificate:
+        raise RunFolderError(
+            f"{safe} is not the authority of {folder}", fix="bring the right one: its ca.crt is that of the kits"
+        )
+    try:
+        server = make_server(authority, plan.hosts)
+    except ValueError as error:
+        raise RunFolderError(f"{safe} is damaged ({error})", fix="restore it; without it all kits must be made anew") from None
+    told = coordinator_files(plan, load_config(folder / "experiment.toml"), server.certificate, {})
+    made = {"server.key": File(server.key, SECRET), "server.pem": File(server.certificate)}
+    _write_folder(folder, made | {name: told[name] for name in ("README.md", KIT)})
+    return folder / "server.pem"
 
 
 def _write_folder(folder: Path, files: Files) -> None:

@@ -6,8 +6,13 @@ import datetime
 import http.server
 import io
 import json
+import shutil
+import socket
 import ssl
 import stat
+import subprocess
+import sys
+import sysconfig
 import threading
 import zipfile
 from collections.abc import Iterator
@@ -19,10 +24,13 @@ from toys import toy_folder
 
 pytest.importorskip("cryptography")
 
+import fedgsca
 from fedgsca.cli import execute
+from fedgsca.config import build, merge
 from fedgsca.deploy import reach as way
 from fedgsca.deploy.certificates import Signed, make_authority, make_pair, make_server, read_key
-from fedgsca.deploy.check import hospital_key, own_data, room, same_versions
+from fedgsca.deploy.check import check_kit, hospital_key, own_data, room, same_versions
+from fedgsca.deploy.check_coordinator import free, judging, port, server_certificate
 from fedgsca.deploy.kits import KEY, add_hospital, make_kits, versions
 from fedgsca.deploy.plan import read_plan
 from fedgsca.deploy.status import view
@@ -132,6 +140,50 @@ def test_the_settings_of_a_kit_are_what_a_site_reads(plan: Path, tmp_path: Path)
     (tmp_path / "site.toml").write_bytes(kit["site.toml"])
     settings = read_settings(tmp_path / "site.toml")
     assert (settings.name, settings.data, settings.fingerprint) == ("lyon", "/data/x", config.fingerprint())
+
+
+# ---- the scripts ----
+
+
+def unpacked(plan: Path, folder: Path) -> Path:
+    """The kit of berlin as `unzip` leaves it, except for the modes."""
+    with zipfile.ZipFile(make_kits(*read_plan(plan), folder / "kits")[0]) as archive:
+        archive.extractall(folder)
+    return folder / "berlin"
+
+
+def probe(kit: Path, **env: str) -> subprocess.CompletedProcess[str]:
+    """What env.sh finds: the interpreter, and the first folder of the path."""
+    script = 'set -eu; kit=$1; . "$kit/env.sh"; echo "$python"; echo "${PATH%%:*}"'
+    return subprocess.run(["sh", "-c", script, "sh", str(kit)], env=env, capture_output=True, text=True, check=False)
+
+
+def test_scripts_find_the_python_that_has_fedgsca(plan: Path, tmp_path: Path) -> None:
+    kit, here = unpacked(plan, tmp_path), {"PATH": "/usr/bin:/bin", "PYTHONPATH": str(Path(fedgsca.__file__).parents[1])}
+    scripts = sysconfig.get_path("scripts")
+    assert probe(kit, **here, FEDGSCA_PYTHON=sys.executable).stdout.splitlines() == [sys.executable, scripts]
+    own = kit / ".venv/bin/python"
+    own.parent.mkdir(parents=True)
+    own.write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
+    own.chmod(0o755)
+    assert probe(kit, **here).stdout.splitlines() == [str(own), scripts]
+    for name in ("python3", "python"):  # a machine with one of them, and no environment in the kit
+        folder = tmp_path / f"only-{name}"
+        folder.mkdir()
+        for tool in ("sh", "mkdir"):
+            (folder / tool).symlink_to(str(shutil.which(tool)))
+        own.rename(folder / name)
+        assert probe(kit, **{**here, "PATH": str(folder)}).stdout.splitlines() == [str(folder / name), scripts]
+        own = folder / name
+
+
+def test_a_python_without_fedgsca_is_told_with_its_fix(plan: Path, tmp_path: Path) -> None:
+    kit, other = unpacked(plan, tmp_path), tmp_path / "python"
+    other.write_text(f'#!/bin/sh\nexec "{sys.executable}" -S "$@"\n')  # no installed packages
+    other.chmod(0o755)
+    for env in ({"FEDGSCA_PYTHON": str(other)}, {"FEDGSCA_PYTHON": "/nowhere/python"}):
+        found = probe(kit, PATH="/usr/bin:/bin", **env)
+        assert found.returncode == 1 and "no fedgsca" in found.stderr and "Fix: step 1 of" in found.stderr
 
 
 # ---- the check ----
@@ -260,6 +312,96 @@ def test_the_command_prints_findings_and_fails(plan: Path, tmp_path: Path, capsy
     found = {f["what"]: f["state"] for f in json.loads(capsys.readouterr().out)["findings"]}
     assert found["port"] == found["data"] == "FAIL" and found["version of fedgsca"] == found["site.toml"] == "ok"
     assert execute(["deploy", "check", str(tmp_path)]) == ConfigError.exit_code
+
+
+# ---- the coordinator ----
+
+
+@pytest.fixture
+def coordinator(plan: Path, tmp_path: Path) -> Path:
+    plan.write_text(PLAN.replace("address", f'listen = "127.0.0.1", port = {unused_port()}, address'))
+    make_kits(*read_plan(plan), tmp_path / "kits")
+    return tmp_path / "kits" / "coordinator"
+
+
+def unused_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        return int(probe.getsockname()[1])
+
+
+def states(kit: Path) -> dict[str, tuple[str, str]]:
+    found = list(check_kit(kit))
+    assert all(finding.fix for finding in found if finding.state != "ok")
+    return {finding.what: (finding.state, finding.text) for finding in found}
+
+
+def test_a_good_coordinator_passes(coordinator: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert execute(["deploy", "check", str(coordinator)]) == 0
+    shown = capsys.readouterr().out
+    assert "ready to start" in shown and "is free; no SuperLink runs yet" in shown and "hospitals' keys: berlin, lyon" in shown
+    assert "superlink.example.org, 10.0.0.7, 127.0.0.1" in shown
+
+
+def test_each_fault_of_a_certificate_is_told_with_the_way_to_renew_it(coordinator: Path) -> None:
+    authority, hosts = coordinator.parent / "authority", read_plan(coordinator.parents[1] / "consortium.toml")[0].hosts
+    ours = Signed((authority / "ca.crt").read_bytes(), (authority / "ca.key").read_bytes())
+    cases = {
+        "9 days left": make_server(ours, hosts, days=10),
+        "it is not for 10.0.0.7": make_server(ours, [host for host in hosts if host != "10.0.0.7"]),
+        "not signed by the authority": make_server(make_authority("theirs"), hosts),
+        "not valid yet": make_server(ours, hosts, now=datetime.datetime.now(datetime.UTC) + datetime.timedelta(days=2)),
+        "not the key of": Signed(make_server(ours, hosts).certificate, make_server(ours, hosts).key),
+        "damaged": Signed(b"something", b"else"),
+    }
+    for words, signed in cases.items():
+        (coordinator / "server.pem").write_bytes(signed.certificate)
+        (coordinator / "server.key").write_bytes(signed.key)
+        found = server_certificate(coordinator, list(hosts))
+        assert found.state == "FAIL" and words in found.text and found.fix, found
+    (coordinator / "server.pem").unlink()
+    assert server_certificate(coordinator, list(hosts)).text == "server.pem cannot be read: No such file or directory"
+
+
+def test_a_renewed_certificate_has_the_names_of_the_file_and_the_old_authority(coordinator: Path, plan: Path) -> None:
+    kits, before = coordinator.parent, (coordinator / "server.pem").read_bytes()
+    keys = {path: path.read_bytes() for path in kits.rglob("*.zip")}
+    experiment = (coordinator / "experiment.toml").read_bytes()
+    plan.write_text(plan.read_text().replace('"10.0.0.7"', '"10.0.0.8"').replace("rounds = 2", "rounds = 3"))
+    assert execute(["deploy", "init", str(plan), "--renew-server"]) == 0
+    assert (coordinator / "server.pem").read_bytes() != before and "10.0.0.8" in states(coordinator)["certificate"][1]
+    assert {state for state, _ in states(coordinator).values()} == {"ok"}
+    assert (coordinator / "experiment.toml").read_bytes() == experiment
+    assert {path: path.read_bytes() for path in kits.rglob("*.zip")} == keys
+    assert stat.S_IMODE((coordinator / "server.key").stat().st_mode) == 0o600
+    (kits / "authority" / "ca.key").rename(kits / "ca.key")
+    assert execute(["deploy", "init", str(plan), "--renew-server"]) == RunFolderError.exit_code
+
+
+def test_keys_port_and_test_images_of_the_coordinator(
+    coordinator: Path, plan: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(way, "SECONDS", 0.3)  # what listens here says nothing
+    keys, number = coordinator / "keys", json.loads((coordinator / "kit.json").read_text())["port"]
+    (keys / "lyon.pub").rename(keys / "stranger.pub")
+    with socket.create_server(("127.0.0.1", number)):
+        found = states(coordinator)
+    assert found["hospitals' keys"] == ("FAIL", "lyon has none") and found["further keys"][0] == "unknown"
+    assert found["port"][0] == "FAIL" and f"{number} is taken, and not by a SuperLink" in found["port"][1]
+    (keys / "lyon.pub").write_bytes((keys / "berlin.pub").read_bytes() + b" a comment")
+    (keys / "stranger.pub").write_text("ssh-rsa nonsense")
+    text = states(coordinator)["hospitals' keys"][1]
+    assert "berlin and lyon have the same one" in text and "that of stranger is not of type" in text
+    tested = {"federation": {"test": str(toy_folder("one_class"))}}
+    _, config = read_plan(plan)
+    assert judging(build(merge(config.to_tree(), tested))).state == "ok"
+    assert judging(build(merge(config.to_tree(), {"federation": {"test": str(tmp_path / "gone")}}))).state == "FAIL"
+    assert free("203.0.113.1", number).text == "203.0.113.1 is no address of this machine"
+
+
+def test_a_superlink_of_this_consortium_may_listen(coordinator: Path, tmp_path: Path) -> None:
+    signed = Signed((coordinator / "server.pem").read_bytes(), (coordinator / "server.key").read_bytes())
+    with serving(tmp_path, signed) as number:
+        assert port("127.0.0.1", "127.0.0.1", number, coordinator / "ca.crt").text == f"the SuperLink listens on {number}"
 
 
 # ---- the run ----
