@@ -51,9 +51,7 @@ def find_pictures(places: Sequence[Path]) -> list[Picture]:
             names = [name for name in list_files(place) if is_image(place / name)]
             found += [Picture(name if len(places) == 1 else (place / name).as_posix(), place / name) for name in names]
             if not names:
-                raise DataError(
-                    f"no images in {place}", fix="give a folder that holds images; `fedgsca data list` names the kinds"
-                )
+                raise DataError(f"no images in {place}", fix="give a folder with JPEG, PNG, TIFF, BMP or DICOM files")
         elif place.is_file():
             found.append(Picture(str(place), place))
         else:
