@@ -36,8 +36,9 @@ def main() -> int:
     folder = options.folder.resolve()
     try:
         ready(folder, options.port)
-        for number in (signal.SIGTERM, signal.SIGHUP):
-            signal.signal(number, lambda *_: sys.exit(143))  # so that `finally` is reached
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell starts background jobs without it
+        for kind in (signal.SIGTERM, signal.SIGHUP):
+            signal.signal(kind, lambda *_: sys.exit(143))  # so that `finally` is reached
         story(folder, options.port or free_port())
     except Failed as error:
         note(f"Error: {error}", "bold red")

@@ -18,7 +18,19 @@ from fedgsca.report.sections_facts import (
 from fedgsca.report.sections_labels import labels_section
 from fedgsca.report.sections_selector import found_section, quality_section, selection_section
 from fedgsca.report.sections_training import classes_section, learning_section, stability_section, thresholds_section
-from fedgsca.report.words import NBSP, found, headline, lead, method_name, percent, plural, score, seconds, wrong_share
+from fedgsca.report.words import (
+    NBSP,
+    found,
+    headline,
+    lead,
+    method_name,
+    own_data,
+    percent,
+    plural,
+    score,
+    seconds,
+    wrong_share,
+)
 
 ORDER: tuple[Callable[[Run], Section | None], ...] = (
     learning_section,
@@ -59,7 +71,7 @@ def _subtitle(run: Run) -> str:
     model = run.config.get("model", {})
     parts = [
         plural(len(run.sites), "site"),
-        f"noise {run.config.get('noise', {}).get('spec', '0')}",
+        "the sites' own labels" if own_data(run) else f"noise {run.config.get('noise', {}).get('spec', '0')}",
         plural(run.planned, "round"),
     ]
     parts.append(f"seed {run.config.get('seed', 0)}")

@@ -137,11 +137,22 @@ def lead(run: Run) -> list[str]:
     return [sentence for sentence in sentences if sentence]
 
 
+def training_images(run: Run) -> int:
+    """Of all sites together. The coordinator of a deployment knows it from the updates only."""
+    told = {name: site for line in run.metrics for name, site in line.get("sites", {}).items()}
+    sites = told if own_data(run) else run.setup.get("sites", {})
+    return sum(int(site.get("num_samples", 0)) for site in sites.values())
+
+
+def own_data(run: Run) -> bool:
+    """Whether this is a deployment in which each site has images and labels of its own."""
+    return bool(run.config.get("data", {}).get("source") == OWN)
+
+
 def _result_sentence(run: Run) -> str:
-    sizes = [int(site.get("num_samples", 0)) for site in run.setup.get("sites", {}).values()]
-    who = f"{method_name(run.method)} trained one model over {plural(len(run.sites), 'site')}"
-    if sizes and run.classes:
-        who += f" ({sum(sizes):,} training images, {len(run.classes)} classes)"
+    who, images = f"{method_name(run.method)} trained one model over {plural(len(run.sites), 'site')}", training_images(run)
+    if images and run.classes:
+        who += f" ({images:,} training images, {len(run.classes)} classes)"
     value, lines = headline(run), run.evaluated
     if value is None:
         return f"{who}; no round has been evaluated yet."
@@ -164,6 +175,8 @@ def _noise_sentence(run: Run) -> str:
         return (
             f"The wrong labels of noise {spec} were left out of the training: this run is a ceiling, which no method can know."
         )
+    if own_data(run):
+        return "The labels are those of the sites; how many of them are wrong is not known."
     if share is None:
         return "No label noise was added; how many of the given labels are wrong is not known."
     if not share:
@@ -221,4 +234,4 @@ def _privacy_sentence(run: Run) -> str:
     text = Markup(
         "What a site sent was clipped and noised: <strong>ε = {:.3g}</strong> at δ = {:g} for a site as a whole"
     ).format(budget["epsilon"], budget["delta"])
-    return text + ("." if run.config["data"]["source"] == OWN else ", if the noise were secret; in a simulation it is not.")
+    return text + ("." if own_data(run) else ", if the noise were secret; in a simulation it is not.")

@@ -294,7 +294,9 @@ def test_hospitals_train_and_test_on_their_own_images(tmp_path: Path) -> None:
     assert not (out / "store").exists() and not (out / "losses").exists(), "what concerns single images stays at the sites"
     assert all("noisy_precision" not in site for site in lines[-1]["sites"].values())
     write_report(out)
-    assert "berlin" in (out / "report.html").read_text()
+    page = (out / "report.html").read_text()
+    images = sum(site["num_samples"] for site in lines[-1]["sites"].values())
+    assert "berlin" in page and f"({images} training images, 3 classes)" in page and "the sites&#39; own labels" in page
 
 
 def test_the_coordinator_may_have_a_test_set_of_its_own(tmp_path: Path) -> None:
