@@ -285,12 +285,18 @@ def build(tree: Mapping[str, Any]) -> Config:
 
 
 def _unprotectable(config: Config) -> list[str]:
-    """Why this method cannot run under `privacy`, which would protect its weights and leave its other numbers bare."""
+    """Why this experiment cannot run under `privacy`: it would protect the weights and leave other numbers bare."""
+    from fedgsca.experiment import OWN
     from fedgsca.methods.base import REGISTRY
     from fedgsca.privacy import unprotected
 
-    bare = unprotected(REGISTRY[config.method].uploads) if config.privacy and config.method in REGISTRY else []
-    return [f"privacy: {config.method} needs numbers of each site that cannot be protected: {', '.join(bare)}"] if bare else []
+    if config.privacy is None:
+        return []
+    bare = unprotected(REGISTRY[config.method].uploads) if config.method in REGISTRY else []
+    found = [f"privacy: {config.method} needs numbers of each site that cannot be protected: {', '.join(bare)}"] if bare else []
+    if config.privacy.noise > 0 and config.data.source == OWN and config.federation.test is None:
+        found.append("privacy: federation.test is not set, and no site tells exact counts of its own test images")
+    return found
 
 
 def load_config(file: Path | None = None, sets: Sequence[str] = (), **overrides: Any) -> Config:

@@ -27,8 +27,6 @@ def prepare_coordinator(config: Config) -> Experiment:
     problems = [f"{key} is not set" for key, value in missing.items() if value is None]
     problems += [f"{key} has a name twice" for key, value in (("data.classes", data.classes), ("federation.sites", names))
                  if value and len(set(value)) < len(value)]  # fmt: skip
-    if config.privacy is not None and config.privacy.noise > 0 and config.federation.test is None:
-        problems.append("federation.test is not set: under privacy no site tells exact counts of its own test images")
     problems += ["noise is for simulations"] if config.noise.model_dump(exclude_defaults=True) else []
     if problems or data.classes is None or data.image_size is None or names is None:
         raise ConfigError(

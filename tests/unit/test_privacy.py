@@ -12,7 +12,7 @@ import pytest
 from toys import outcome, toy_config
 
 from fedgsca.accountant import epsilon, noise_for
-from fedgsca.config import PrivacyConfig
+from fedgsca.config import PrivacyConfig, load_config
 from fedgsca.engine.federation import run
 from fedgsca.engine.folder import read_lines
 from fedgsca.engine.local import Reply, open_bench
@@ -23,7 +23,6 @@ from fedgsca.privacy import bounded_change, bounded_extras, multiplier, normals,
 from fedgsca.report.html import write_report
 from fedgsca.selector import NO_SELECTOR, Selector
 from fedgsca.site import weights_of
-from fedgsca.views import prepare_coordinator
 from fedgsca.wire import Payload, Update, check_update
 
 RECEIVED = {"w": np.zeros((2, 2), np.float32), "bn.running_var": np.ones(1, np.float32), "n": np.array(3)}
@@ -186,8 +185,6 @@ def test_what_cannot_be_protected_is_refused() -> None:
         with pytest.raises(ConfigError, match="cannot be protected"):
             toy_config(method, privacy__clip=1.0)
     assert "privacy" not in toy_config("fedavg").to_tree(), "off: the experiment keeps its fingerprint"
-    bare = toy_config("fedavg", data__classes=["a", "b"], data__image_size=12, federation__sites=["x"], privacy__clip=1.0,
-                      privacy__noise=1.0)  # fmt: skip
-    bare = bare.model_copy(update={"data": bare.data.model_copy(update={"source": "sites"})})
     with pytest.raises(ConfigError, match="exact counts"):
-        prepare_coordinator(bare)
+        load_config(data__source="sites", privacy__clip=1.0, privacy__noise=1.0)
+    assert load_config(data__source="sites", privacy__clip=1.0, privacy__noise=1.0, federation__test="t.npz").privacy
