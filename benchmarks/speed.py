@@ -45,7 +45,9 @@ class Row:
 
 
 def config_of(method: str, *sets: str, data: str = "synthetic", noise: str = "0-S40-P20-C20") -> Config:
-    return load_config(None, ["federation.keep_losses=false", *sets], method=method, data__source=data, noise__spec=noise)
+    """Without the audit's evidence pass, which costs every method the same and is measured by benchmarks/audit_cost.py."""
+    off = ["federation.keep_losses=false", "audit.enabled=false"]
+    return load_config(None, [*off, *sets], method=method, data__source=data, noise__spec=noise)
 
 
 class Rounds:
