@@ -54,7 +54,10 @@ def init(
         if add_hospital:
             raise ConfigError("--renew-server and --add-hospital are two steps", fix="do one after the other")
         path = kits.renew_server(consortium, folder)
-        say(f"certificate  {path}  (and server.key; copy both to the coordinator's machine and restart the SuperLink)")
+        if json:
+            emit({"certificate": str(path)})
+        else:
+            say(f"certificate  {path}  (and server.key; copy both to the coordinator's machine and restart the SuperLink)")
         return
     made = (
         [kits.add_hospital(consortium, config, folder, add_hospital)]

@@ -120,5 +120,5 @@ def judging(config: Config) -> Finding:
     except FedgscaError as error:
         return failed("test images", error.message, error.fix)
     if test is None:
-        return passed("test images", "none here: each hospital tests on its own")
+        return passed("test images", "none here, each hospital tests on its own")
     return passed("test images", f"{len(test)} in {config.federation.test}")
