@@ -84,7 +84,7 @@ class Tally:
                 check_update(update, self.payload.weights, self.method.uploads, self.experiment.dims)
             except UpdateError as error:
                 self.refused[reply.site] = error.message
-                self.watcher.said(f"round {self.payload.round}: {reply.site} is left out: {error.message}")
+                self.watcher.said(f"round {self.payload.round + 1}: {reply.site} is left out: {error.message}")
                 continue
             self.bytes_up += num_bytes(update.weights) + num_bytes(update.extras)
             self.drift.append(stability(self.payload.weights, update.weights, self.trainable))
@@ -96,7 +96,7 @@ class Tally:
         if len(self.sites) < needed:
             first = next(iter(self.refused.items()), ("no site", "no reply"))
             raise QuorumError(
-                f"round {self.payload.round}: {len(self.sites)} of {len(self.experiment.names)} sites sent a usable update, "
+                f"round {self.payload.round + 1}: {len(self.sites)} of {len(self.experiment.names)} sites sent a usable update, "
                 f"{needed} are needed; first: {first[0]}: {first[1]}",
                 fix="mend the named sites and run `fedgsca resume`; finished rounds are kept",
             )

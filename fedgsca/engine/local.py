@@ -91,7 +91,7 @@ class Bench:
         try:
             update = self.method.local_update(payload, site)
         except UpdateError as error:  # a refusal would be a number about the data that nobody noised
-            log.error("%s in round %d sends no change, only noise: %s", site.name, payload.round, error.message)
+            log.error("%s in round %d sends no change, only noise: %s", site.name, payload.round + 1, error.message)
             update = Update(site.name, site.num_samples, payload.weights)
 
         def public(name: str, shape: tuple[int, ...]) -> np.ndarray:  # simulations: reproducible, and no secret to anybody

@@ -88,7 +88,7 @@ class NetworkEngine:
         site_of = {node: site for site, node in nodes.items()}
         waiting = {number: site_of[node] for number, node in sent.items()}
         sites, ready = set(waiting.values()), dict[str, Reply]()
-        watch = _Watch(self.watcher, f"round {payload.round}: {'update' if kind == 'train' else 'test result'}", sites)
+        watch = _Watch(self.watcher, f"round {payload.round + 1}: {'update' if kind == 'train' else 'test result'}", sites)
         for site in self.roll.expected:
             while site in sites and site not in ready:
                 for letter in self.post.collect([*waiting, *self.late]):
@@ -156,7 +156,7 @@ def read_letter(letter: Letter, site: str, kind: Kind, round: int) -> Reply:
     header = letter.header
     try:
         if (header["kind"], header["round"]) != (kind, round):
-            return Reply(site, None, f"it answered {header['kind']} of round {header['round']}")
+            return Reply(site, None, f"it answered {header['kind']} of round {int(header['round']) + 1}")
         name = str(header["site"])
         if header["error"] is not None:
             return Reply(site or name, None, str(header["error"]))

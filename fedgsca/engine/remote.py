@@ -168,7 +168,7 @@ def answer(
     except Exception as error:
         if not (alone or isinstance(error, UpdateError)):
             raise  # a simulation does not hide bugs
-        log.error("%s of round %d failed", kind, payload.round, exc_info=error)
+        log.error("%s of round %d failed", kind, payload.round + 1, exc_info=error)
         return Reply(settings.name, None, public_reason(error), seconds=time.perf_counter() - started)
     return reply
 

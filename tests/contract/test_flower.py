@@ -121,7 +121,7 @@ def test_late_and_missing_sites_are_named_and_come_back(config: Config, tmp_path
 def test_no_answer_at_all_ends_the_run_and_it_can_go_on(config: Config, tmp_path: Path) -> None:
     config = config.model_copy(update={"federation": config.federation.model_copy(update={"deadline": 0.1})})
     run(config, tmp_path / "here")
-    with pytest.raises(QuorumError, match="round 2: 0 of 4 sites"):
+    with pytest.raises(QuorumError, match="round 3: 0 of 4 sites"):
         go(config, tmp_path / "flower", lambda site, message, do: None if training(message) == 2 else do())
     status = read_status(tmp_path / "flower")
     assert status is not None and status["round"] == 2 and "0 of 4 sites" in status["state"]
@@ -160,7 +160,7 @@ def test_bad_messages_are_refused_and_named(config: Config, tmp_path: Path) -> N
         ("site-1", "cannot be read"),
         ("site-2", "patients is not declared"),
         ("site-3", "signed"),
-        ("site-4", "of round 1"),
+        ("site-4", "of round 2"),
     )
     for round, (site, words) in enumerate(reasons):
         assert words in refused[round][site] and any(site in text and words in text for text in told)

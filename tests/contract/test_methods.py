@@ -269,7 +269,7 @@ def test_without_a_quorum_the_run_stops_and_can_go_on(frozen: Done, tmp_path: Pa
         }
         return replace(reply, update=replace(reply.update, weights=weights))
 
-    with pytest.raises(QuorumError, match="round 2: 0 of 4 sites") as caught:
+    with pytest.raises(QuorumError, match="round 3: 0 of 4 sites") as caught:
         run(frozen.config, folder, engine=Meddler(frozen.config, folder, ruin))
     assert "site-1" in caught.value.message and "resume" in caught.value.fix
     state = checkpoint.latest(folder / "checkpoint", frozen.config.fingerprint())
