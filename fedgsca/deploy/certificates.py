@@ -168,6 +168,11 @@ def _private(key: ec.EllipticCurvePrivateKey) -> bytes:
     return key.private_bytes(_PEM, serialization.PrivateFormat.TraditionalOpenSSL, _PLAIN)
 
 
+def host_text(host: str) -> str:
+    """A name or address as `Examined.hosts` has it: an IPv6 address can be written in several ways."""
+    return str(_host(host).value)
+
+
 def _host(text: str) -> x509.GeneralName:
     try:
         return x509.IPAddress(ipaddress.ip_address(text))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -91,7 +92,9 @@ def hospital_key(path: Path) -> Finding:
     if public.exists() and not key.fits(public.read_bytes()):
         return failed("key", f"{public.name} is not the other half of {path.name}", again)
     if mode & 0o077:
-        return failed("key", f"others on this machine can read {path.name} (mode {mode:o})", f"chmod 600 {path}")
+        return failed(
+            "key", f"others on this machine can read {path.name} (mode {mode:o})", f"chmod 600 {shlex.quote(str(path))}"
+        )
     return passed("key", "there, and readable by this user only")
 
 
@@ -137,7 +140,7 @@ def own_data(config: Config, settings: SiteSettings) -> Iterator[Finding]:
         yield failed("data", "site.toml names no images", "set data in site.toml")
     else:
         try:
-            table = site_table(config, settings.data, Path(settings.labels).expanduser() if settings.labels else None)
+            table = site_table(config, settings.data, Path(settings.labels) if settings.labels else None)
         except ClassListError as error:
             yield passed("data", f"{settings.data} can be read")
             yield failed("classes", error.message, error.fix)

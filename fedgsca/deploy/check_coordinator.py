@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import shlex
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -28,11 +29,12 @@ def check_coordinator(kit: Path, about: dict[str, Any], config: Config) -> Itera
     yield port(about["listen"], about["local"], int(about["port"]), kit / "ca.crt")
     yield processor(config)
     yield judging(config)
+    yield from budget(config)
     yield room("disk for run and messages", kit, RESERVE)
 
 
 def server_certificate(kit: Path, hosts: list[str]) -> Finding:
-    from fedgsca.deploy.certificates import examine
+    from fedgsca.deploy.certificates import examine, host_text
 
     try:
         pem, key, authority = ((kit / name).read_bytes() for name in ("server.pem", "server.key", "ca.crt"))
@@ -42,7 +44,7 @@ def server_certificate(kit: Path, hosts: list[str]) -> Finding:
         return failed("certificate", f"{Path(error.filename).name} cannot be read: {error.strerror}", RENEW)
     except FedgscaError as error:
         return failed("certificate", error.message, RENEW)
-    if missing := sorted(set(hosts) - set(seen.hosts)):
+    if missing := [host for host in hosts if host_text(host) not in seen.hosts]:
         return failed("certificate", f"it is not for {', '.join(missing)}", RENEW)
     if seen.age < 0:
         return failed("certificate", "not valid yet: this machine's clock is behind", "set the clock: timedatectl set-ntp true")
@@ -50,7 +52,7 @@ def server_certificate(kit: Path, hosts: list[str]) -> Finding:
     if seen.days < SOON:
         return failed("certificate", f"{text}: {seen.days} days left", RENEW)
     if mode & 0o077:
-        fix = f"chmod 600 {kit / 'server.key'}"
+        fix = f"chmod 600 {shlex.quote(str(kit / 'server.key'))}"
         return failed("certificate", f"others on this machine can read server.key (mode {mode:o})", fix)
     return passed("certificate", text)
 
@@ -122,3 +124,17 @@ def judging(config: Config) -> Finding:
     if test is None:
         return passed("test images", "none here, each hospital tests on its own")
     return passed("test images", f"{len(test)} in {config.federation.test}")
+
+
+def budget(config: Config) -> Iterator[Finding]:
+    """What the experiment promises under `privacy`; it takes a package that nothing else needs."""
+    from fedgsca.accountant import spent
+
+    try:
+        found = spent(config, config.train.rounds)
+    except FedgscaError as error:
+        yield failed("privacy", error.message, error.fix)
+        return
+    if found is not None:
+        text = f"epsilon {found['epsilon']:.3g} at delta {found['delta']:g} after {config.train.rounds} rounds"
+        yield passed("privacy", f"{text}, for a site as a whole")

