@@ -44,7 +44,9 @@ def _read(path: Path, asked: str) -> Update:
         header, (weights, extras) = unpack(path.read_bytes(), ("weights", "extras"))
         same, update = header["asked"] == asked, Update(str(header["site"]), int(str(header["num_samples"])), weights, extras)
     except Exception as error:
-        raise RunFolderError(f"the kept answer {path} is damaged: {error}", fix="restore it from a backup") from error
+        raise RunFolderError(
+            f"the kept answer {path} is damaged: {error}", fix="leave it: the site answers the rounds after this one"
+        ) from error
     if not same:
         raise UpdateError("under privacy it has answered this round for another model", fix="go on with the next round")
     return update
