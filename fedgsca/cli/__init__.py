@@ -36,7 +36,7 @@ from fedgsca.cli import (
     wire,
 )
 from fedgsca.cli.screen import complain
-from fedgsca.errors import FedgscaError
+from fedgsca.errors import FedgscaError, RunFolderError
 
 MODULES = (
     demo,
@@ -128,6 +128,12 @@ def execute(argv: Sequence[str] | None = None) -> int:
         return error.exit_code
     except (KeyboardInterrupt, click.Abort):
         return STOPPED
+    except PermissionError as error:  # the files of a kit are user fedgsca's, and closed to others
+        complain(
+            f"{error.filename or error}: not allowed",
+            "run it as a user who may: at a kit, sudo -u fedgsca; or change the modes",
+        )
+        return RunFolderError.exit_code
     except Exception:
         traceback.print_exc()  # without values of variables: they may be a patient's
         print("\nThis is a bug in fedgsca, not your mistake. Please report it with the lines above.", file=sys.stderr)
