@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Annotated
 
 import typer
@@ -37,7 +38,7 @@ def privacy(
         raise ConfigError(
             f"{kind.name} cannot run under privacy: it needs {', '.join(bare)} as they are", fix=f"take {', '.join(able)}"
         )
-    if (noise is None) == (epsilon is None) or (noise or epsilon or 0.0) <= 0 or not 0 < delta < 1:
+    if (noise is None) == (epsilon is None) or not 0 < (noise or epsilon or 0.0) < math.inf or not 0 < delta < 1:
         raise ConfigError("give --noise or --epsilon, above 0, and a --delta between 0 and 1", fix="for example --epsilon 8")
     if noise is None:
         noise = noise_for(epsilon or 0.0, kind.uploads, rounds, delta)

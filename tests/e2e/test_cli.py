@@ -15,7 +15,7 @@ from toys import outcome, toy_npz
 
 from fedgsca import cli
 from fedgsca.engine import federation
-from fedgsca.errors import QuorumError
+from fedgsca.errors import QuorumError, RunFolderError
 
 
 class Shell:
@@ -320,6 +320,15 @@ def test_the_budget_before_a_run(shell: Shell) -> None:
     assert code == 0 and "epsilon 35.1 at delta 1e-05" in out
 
 
+def test_a_file_of_another_user_is_named_and_no_bug(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    def closed(path: Path) -> bool:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "is_dir", closed)
+    code, _, err = shell("audit", "/opt/fedgsca/berlin")
+    assert code == RunFolderError.exit_code and "Error: /opt/fedgsca/berlin" in err and "sudo -u fedgsca" in err
+
+
 def test_methods_and_their_options(shell: Shell) -> None:
     names = [method["name"] for method in shell.json("methods")["methods"]]
     assert {"fedavg", "fedprox", "fedgsca"} <= set(names)
@@ -355,6 +364,8 @@ def test_config_resolves_and_differs(shell: Shell) -> None:
         (["privacy", "fedgp", "--rounds", "9", "--noise", "1"], 2, "cannot run under privacy: it needs centroids"),
         (["privacy", "fedavg", "--rounds", "9"], 2, "give --noise or --epsilon"),
         (["privacy", "fedavg", "--rounds", "9", "--noise", "-1"], 2, "above 0"),
+        (["privacy", "fedavg", "--rounds", "9", "--noise", "nan"], 2, "above 0"),
+        (["privacy", "fedavg", "--rounds", "9", "--epsilon", "inf"], 2, "above 0"),
         (["run", "--set", "privacy.clip=-1"], 2, "privacy.clip: Input should be greater than 0"),
         (["run", "--set", "privacy.noise=2"], 2, "privacy.clip: Field required"),
         (["run", "--method", "fednoro", "--set", "privacy.clip=1"], 2, "cannot be protected: class_losses"),
