@@ -104,7 +104,7 @@ def complete(table: Table, labels: Path | None = None, need_test: bool = True) -
     if labels is not None:
         from fedgsca.data.relabel import with_labels
 
-        table = with_labels(table, labels)
+        table = with_labels(table, labels.expanduser())
     if need_test and not len(table.rows("test")):
         raise DataError(
             f"{table.name}: there are no test images", fix="mark some rows with split = test, or leave the column out"

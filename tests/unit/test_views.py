@@ -16,7 +16,7 @@ from fedgsca.data.load import load
 from fedgsca.engine.roll import Roll
 from fedgsca.errors import ClassListError, ConfigError
 from fedgsca.experiment import prepare
-from fedgsca.views import prepare_coordinator, prepare_site
+from fedgsca.views import prepare_coordinator, prepare_site, site_table
 
 
 def test_labels_are_renumbered_by_name() -> None:
@@ -72,6 +72,15 @@ def test_a_site_reads_the_split_and_the_labels_that_the_configuration_names(tmp_
     assert not np.array_equal(given["released"], given["drawn"]), "the drawn pathologist disagrees now and then"
     with pytest.raises(ConfigError, match=r"data\.label = 'drawn' is not known to the source"):
         prepare_site(load_config(**asked, data__label="drawn"), "a", str(toy_npz()))
+
+
+def test_corrected_labels_may_be_at_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    table = site_table(load_config(data__source="sites"), str(toy_npz()))
+    rows, other = table.rows("train"), (table.labels + 1) % table.num_classes
+    (tmp_path / "new.csv").write_text("file,label\n" + "".join(f"{table.ids[i]},{table.classes[other[i]]}\n" for i in rows))
+    given = prepare_site(load_config(data__source="sites", federation__sites=["a"]), "a", str(toy_npz()), Path("~/new.csv"))
+    assert np.array_equal(given.sites["a"].labels, other[rows])
 
 
 def test_the_coordinators_test_images_are_read_by_the_same_rule(tmp_path: Path) -> None:
