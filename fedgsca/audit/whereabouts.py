@@ -48,6 +48,6 @@ def _only(state: Path) -> Path | None:
     if len(found) > 1:
         raise RunFolderError(
             f"{state} has evidence of {len(found)} experiments",
-            fix="give one of them: " + ", ".join(path.name for path in found),
+            fix="give one of them: " + ", ".join(str(path) for path in found) + " (a site with images of its own: and --data)",
         )
     return found[0] if found else None

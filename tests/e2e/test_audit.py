@@ -167,8 +167,9 @@ def test_a_hospital_names_its_kit_or_its_settings_instead_of_a_folder(tmp_path: 
         assert find(given) == Place(state / ("a" * 16), "/images", str(Path("~/new.csv").expanduser()))
     assert find(state) == Place(state / ("a" * 16)) == find(state / ("a" * 16))
     (state / ("b" * 16) / "evidence").mkdir(parents=True)
-    with pytest.raises(RunFolderError, match="of 2 experiments"):
+    with pytest.raises(RunFolderError, match="of 2 experiments") as told:
         find(kit)
+    assert all(str(state / (letter * 16)) in told.value.fix for letter in "ab")
     with open(kit / "site.toml", "a") as file:
         file.write(f'fingerprint = "{"b" * 64}"\n')
     assert find(kit).folder == state / ("b" * 16)
