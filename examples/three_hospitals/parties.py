@@ -94,8 +94,7 @@ class Parties:
 
     def close(self) -> None:
         """Whatever happened: politely first, then by force. Ctrl-C does not stop the tidying up."""
-        for kind in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            signal.signal(kind, signal.SIG_IGN)
+        before = {kind: signal.signal(kind, signal.SIG_IGN) for kind in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
         for process in reversed(self.running.values()):
             process.terminate()
         end = time.monotonic() + 20
@@ -106,6 +105,8 @@ class Parties:
                 os.kill(number, signal.SIGKILL)
         for process in self.running.values():
             process.wait()
+        for kind, handler in before.items():  # what comes after can be stopped again
+            signal.signal(kind, handler)
 
     def left(self) -> list[int]:
         """Processes of this folder that still run, those that Flower put into sessions of their own among them."""

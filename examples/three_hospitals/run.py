@@ -140,6 +140,8 @@ def arguments() -> argparse.Namespace:
 
 
 def ready(folder: Path, port: int | None) -> None:
+    if sys.platform != "linux":
+        raise Failed("this example needs Linux: it looks after its processes in /proc")
     if folder.exists():
         raise Failed(f"{folder} exists; remove it, or give another folder")
     if find_spec("flwr") is None or find_spec("efficientnet_lite_pytorch") is None:
