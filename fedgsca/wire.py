@@ -21,6 +21,7 @@ import numpy as np
 from fedgsca.errors import UpdateError
 
 Arrays = Mapping[str, np.ndarray]
+MOST_SAMPLES = 10**9  # a site that claims more would be the whole mean, or too much for a float
 SMALLEST_GROUP = 5  # a site says nothing about a class with fewer images: the mean over one image is that image's own number
 
 
@@ -116,7 +117,7 @@ def check_update(update: Update, reference: Arrays, declared: Mapping[str, Extra
             problems.append(f"{name} has type {got.dtype} instead of {want.dtype}")
         elif got.dtype.kind == "f" and not np.isfinite(got).all():
             problems.append(f"{name} contains {int((~np.isfinite(got)).sum())} values that are not finite")
-    if not isinstance(update.num_samples, int) or update.num_samples < 0:
+    if not isinstance(update.num_samples, int) or not 0 <= update.num_samples <= MOST_SAMPLES:
         problems.append(f"num_samples is {update.num_samples!r}")
     if problems:
         shown = "; ".join(problems[:3]) + (f"; and {len(problems) - 3} more" if len(problems) > 3 else "")

@@ -162,7 +162,7 @@ def read_letter(letter: Letter, site: str, kind: Kind, round: int) -> Reply:
             return Reply(site or name, None, str(header["error"]))
         update = Update(name, int(header["num_samples"]), letter.weights or {}, letter.extras or {})
         return Reply(site, update, None, dict(header["observed"]), float(header["seconds"]))
-    except (KeyError, TypeError, ValueError) as problem:
+    except (KeyError, TypeError, ValueError, OverflowError) as problem:  # JSON knows Infinity
         return Reply(site, None, f"its message cannot be used ({type(problem).__name__}: {problem})")
 
 

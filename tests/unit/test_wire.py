@@ -53,6 +53,7 @@ def test_a_good_update_passes() -> None:
         ),
         ({"num_samples": -1}, "num_samples is -1"),
         ({"num_samples": 2.5}, "num_samples is 2.5"),
+        ({"num_samples": 10**400}, "num_samples is 1000"),
         ({"extras": {}}, "means is missing"),
         ({"extras": {"means": MEANS, "images": np.zeros((10, 8, 8, 3))}}, "images is not declared"),
         ({"extras": {"means": np.zeros((10, 8))}}, r"means has shape \(10, 8\), declared \('C', 'D'\) = \(3, 8\)"),
