@@ -63,9 +63,10 @@ def hospital_files(plan: Consortium, config: Config, hospital: Hospital, authori
 
     private, public = make_pair()
     loopback, node = make_loopback()
-    words = {
-        **_words(plan, config, f"/opt/fedgsca/{hospital.name}", f"fedgsca-{hospital.name}.service"),
+    words = _words(plan, config, f"/opt/fedgsca/{hospital.name}", f"fedgsca-{hospital.name}.service")
+    words |= {
         "role": "hospital",
+        "extras": words["extras"] + ",review",  # audit.sh leads to the review page
         "hospital": hospital,
         "key": KEY,
         "data": json.dumps(hospital.data or "/path/to/images"),

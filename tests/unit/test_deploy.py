@@ -155,7 +155,7 @@ def test_under_privacy_the_coordinator_installs_and_checks_the_accountant(
     assert "fedgsca[flower,privacy]==" in (kit / "README.md").read_text()
     with zipfile.ZipFile(zips[0]) as archive:
         told = archive.read("berlin/README.md").decode()
-    assert "fedgsca[flower]==" in told and "clipped and noised before they leave" in told
+    assert "fedgsca[flower,review]==" in told and "clipped and noised before they leave" in told
     promise = f"epsilon {epsilon(4.0, {}, 2, 1e-5):.3g} at delta 1e-05 after 2 rounds, for a site as a whole"
     assert states(kit)["privacy"] == ("ok", promise)
     monkeypatch.setitem(sys.modules, "opacus.accountants", None)
