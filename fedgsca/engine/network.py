@@ -5,6 +5,7 @@ It knows deadlines, quorum and names, and leaves the carrying to a Post (flower.
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -15,6 +16,7 @@ import numpy as np
 
 from fedgsca.engine.federation import Silent, Watcher
 from fedgsca.engine.local import Reply
+from fedgsca.engine.observe import believed
 from fedgsca.engine.remote import Kind
 from fedgsca.engine.roll import Roll
 from fedgsca.engine.status import Status
@@ -161,7 +163,10 @@ def read_letter(letter: Letter, site: str, kind: Kind, round: int) -> Reply:
         if header["error"] is not None:
             return Reply(site or name, None, str(header["error"]))
         update = Update(name, int(header["num_samples"]), letter.weights or {}, letter.extras or {})
-        return Reply(site, update, None, dict(header["observed"]), float(header["seconds"]))
+        seconds = float(header["seconds"])
+        if not math.isfinite(seconds):
+            raise ValueError(f"it took {seconds} seconds")
+        return Reply(site, update, None, believed(dict(header["observed"])), seconds)
     except (KeyError, TypeError, ValueError, OverflowError) as problem:  # JSON knows Infinity
         return Reply(site, None, f"its message cannot be used ({type(problem).__name__}: {problem})")
 

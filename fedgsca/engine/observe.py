@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
 from fedgsca.metrics import auroc, detection
+
+KINDS = ("noisy_", "pseudo_", "label_accuracy_")  # how the names of these numbers begin
 
 
 def observe(notes: Mapping[str, np.ndarray], truth: np.ndarray | None, given: np.ndarray) -> dict[str, float | None]:
@@ -32,3 +36,12 @@ def observe(notes: Mapping[str, np.ndarray], truth: np.ndarray | None, given: np
         seen["label_accuracy_before"] = float(np.mean(given == truth))
         seen["label_accuracy_after"] = float(np.mean(notes["corrected"] == truth))
     return seen
+
+
+def believed(told: Mapping[str, Any]) -> dict[str, float | None]:
+    """What a site of a rehearsal says that it saw. It goes into the log beside checked numbers, so nothing else may be in it."""
+    for name, value in told.items():
+        number = value is None or (isinstance(value, (int, float)) and math.isfinite(value))
+        if not name.startswith(KINDS) or not number:
+            raise ValueError(f"{name} is not a number that is observed")
+    return dict(told)

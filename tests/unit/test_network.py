@@ -22,7 +22,11 @@ GOOD: dict[str, Any] = {
         ({"round": math.inf}, "its message cannot be used (OverflowError"),
         ({"round": 1}, "it answered train of round 2"),
         ({"seconds": None}, "its message cannot be used (TypeError"),
+        ({"seconds": math.nan}, "its message cannot be used (ValueError"),
         ({"observed": 3}, "its message cannot be used (TypeError"),
+        ({"observed": {"num_samples": 1}}, "its message cannot be used (ValueError: num_samples is not a number"),
+        ({"observed": {"noisy_auroc": math.inf}}, "its message cannot be used (ValueError: noisy_auroc is not a number"),
+        ({"observed": {"pseudo_count": "<b>"}}, "its message cannot be used (ValueError: pseudo_count is not a number"),
         ({"error": "it ran out of memory"}, "it ran out of memory"),
     ],
 )
@@ -32,5 +36,6 @@ def test_an_odd_answer_becomes_a_reason_and_ends_nothing(header: dict[str, Any],
 
 
 def test_a_good_answer_is_an_update() -> None:
-    update = read_letter(Letter("1", GOOD, {}, {}), "north", "train", 2).update
-    assert update is not None and (update.site, update.num_samples) == ("north", 7)
+    seen = {"noisy_auroc": 0.5, "pseudo_accuracy": None}
+    reply = read_letter(Letter("1", {**GOOD, "observed": seen}, {}, {}), "north", "train", 2)
+    assert reply.update is not None and (reply.update.site, reply.update.num_samples) == ("north", 7) and reply.observed == seen
