@@ -48,7 +48,7 @@ SMALL = merge(CNN, {"data": {"train": 1000}} | FIRST_STAGE)
 STUDIES = {
     "demo": Study("fedavg,fedgsca", (MIXED,), merge({}, RECIPE), clean=True, needs_data=False),
     "pathmnist-frozen": Study("all", (MIXED, UNIFORM), {"model": {"frozen": True}, "train": {"rounds": 60, "threads": 1}}),
-    "pathmnist-cnn": Study("all", (MIXED, UNIFORM), merge(CNN, {"train": {"rounds": 20, "epochs": 5, "lr": 0.03}}), ceiling=False),
+    "pathmnist-cnn": Study("all", (MIXED, UNIFORM), merge(CNN, {"train": {"rounds": 20, "epochs": 5, "lr": 0.03}})),
     "pathmnist-small": Study("all", (MIXED, UNIFORM), merge(SMALL, {"train": {"rounds": 12, "epochs": 4, "lr": 0.03}})),
     "pathmnist-short": Study("fedavg,fedgsca", (MIXED, UNIFORM), merge(CNN, {"train": {"rounds": 40}}), ceiling=False),
     "synthetic-cnn": Study(
