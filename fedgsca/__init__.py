@@ -1,3 +1,3 @@
 """FedGSCA: federated image classification across hospitals whose labels are partly wrong."""
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
