@@ -13,6 +13,7 @@ safetensors block: the header, the declared extras, and integer buffers, which t
 from __future__ import annotations
 
 import logging
+import math
 import os
 import shutil
 import tempfile
@@ -58,21 +59,39 @@ _TYPES: Mapping[Kind, str] = {"hello": "query", "train": "train", "judge": "eval
 
 
 def to_records(header: Mapping[str, Any], weights: Arrays, extras: Arrays) -> RecordDict:
+    """All floating-point weights of one type as one long array: Flower pays for each array with several calls at every hop."""
     floats = {name: np.asarray(a) for name, a in weights.items() if np.asarray(a).dtype.kind == "f"}
     buffers = {name: a for name, a in weights.items() if name not in floats}
-    rest = ConfigRecord({"fedgsca": pack(header, extras=extras, buffers=buffers)})
-    arrays = ArrayRecord({name: Array(a) for name, a in floats.items()})
-    return RecordDict({"weights": arrays, "rest": rest})
+    layout = [[name, a.dtype.name, list(a.shape)] for name, a in floats.items()]
+    kinds = dict.fromkeys(a.dtype.name for a in floats.values())
+    flat = {kind: np.concatenate([a.ravel() for a in floats.values() if a.dtype.name == kind]) for kind in kinds}
+    rest = ConfigRecord({"fedgsca": pack({**header, "layout": layout}, extras=extras, buffers=buffers)})
+    return RecordDict({"weights": ArrayRecord({kind: Array(a) for kind, a in flat.items()}), "rest": rest})
 
 
 def from_records(records: RecordDict) -> tuple[dict[str, Any], dict[str, np.ndarray], dict[str, np.ndarray]]:
     """Header, weights, extras. Whatever is wrong with them raises ValueError: the sender may be of another make."""
     try:
         header, (extras, buffers) = unpack(bytes(records.config_records["rest"]["fedgsca"]), ("extras", "buffers"))  # type: ignore[arg-type]
-        floats = {name: array.numpy() for name, array in records.array_records["weights"].items()}
+        flat = {dtype: array.numpy() for dtype, array in records.array_records["weights"].items()}
+        floats = _parted(flat, header.pop("layout"))
     except Exception as error:
         raise ValueError(f"the message cannot be read ({type(error).__name__})") from error
     return header, {**floats, **buffers}, extras
+
+
+def _parted(flat: Mapping[str, np.ndarray], layout: Any) -> dict[str, np.ndarray]:
+    """The arrays that were strung together. They must use up exactly what came, in the type that they claim."""
+    parts, used = dict[str, np.ndarray](), dict.fromkeys(flat, 0)
+    for name, dtype, shape in layout:
+        size = math.prod(shape)
+        part = flat[dtype][used[dtype] : used[dtype] + size]
+        if min(shape, default=0) < 0 or part.dtype.name != dtype or name in parts:
+            raise ValueError(name)
+        parts[name], used[dtype] = part.reshape(shape), used[dtype] + size
+    if any(a.shape != (used[dtype],) for dtype, a in flat.items()):
+        raise ValueError("layout")
+    return parts
 
 
 # ---- site ----

@@ -26,6 +26,7 @@ from fedgsca.errors import ClassListError, QuorumError
 from fedgsca.methods.base import load_all
 from fedgsca.report.html import write_report
 from fedgsca.views import prepare_coordinator
+from fedgsca.wire import pack
 
 Do = Callable[[], Message]
 
@@ -64,7 +65,11 @@ def test_a_message_is_one_float_record_and_one_block() -> None:
     extras = {"few": np.array([np.nan, 1e-300]), "flag": np.array(True)}
     records = to_records({"round": 3}, weights, extras)
     assert isinstance(records["weights"], ArrayRecord) and isinstance(records["rest"], ConfigRecord) and len(records) == 2
-    assert all(array.numpy().dtype.kind == "f" for array in records["weights"].values())  # Flower's mods multiply these
+    assert {name: array.numpy().shape for name, array in records["weights"].items()} == {
+        "float32": (4,),
+        "float64": (3,),
+        "float16": (2,),
+    }  # one array per type, whatever the network; Flower's mods multiply these
     header, got, beside = from_records(records)
     assert header == {"round": 3}
     for before, after in ((weights, got), (extras, beside)):
@@ -72,6 +77,25 @@ def test_a_message_is_one_float_record_and_one_block() -> None:
         for name, value in before.items():
             assert (after[name].dtype, after[name].shape) == (value.dtype, value.shape)
             assert after[name].tobytes() == value.tobytes()
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [
+        [["w", "float32", [3]]],  # less than came
+        [["w", "float32", [5]]],  # more than came
+        [["w", "float32", [-1, 4]]],
+        [["w", "float64", [4]]],  # another type than came
+        [["w", "float32", [2]], ["w", "float32", [2]]],
+        [["w", "float32", ["4"]]],
+        None,
+    ],
+)
+def test_a_layout_that_does_not_fit_is_no_message(layout: object) -> None:
+    records = to_records({"round": 3}, {"w": np.ones(4, np.float32)}, {})
+    records["rest"] = ConfigRecord({"fedgsca": pack({"round": 3, "layout": layout}, extras={}, buffers={})})
+    with pytest.raises(ValueError, match="cannot be read"):
+        from_records(records)
 
 
 def test_a_repeated_message_changes_nothing(tmp_path: Path) -> None:
