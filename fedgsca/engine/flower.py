@@ -1,7 +1,7 @@
 """Flower as the carrier between coordinator and hospitals. The only file that imports flwr.
 
 The round loop is ours (federation.py), because it checkpoints, resumes and validates; Flower moves messages. A message is one
-ArrayRecord with the floating-point weights, so that Flower's own privacy mods can be put around it, and one ConfigRecord with a
+ArrayRecord with the floating-point weights, strung together, which Flower's own privacy mods can be put around, and one ConfigRecord with a
 safetensors block: the header, the declared extras, and integer buffers, which those mods would spoil.
 
     coordinator (ServerApp)                           site (ClientApp, usually a fresh process per message)
