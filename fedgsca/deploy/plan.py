@@ -16,7 +16,7 @@ from fedgsca.experiment import OWN
 TEMPLATES = Path(__file__).with_name("templates")
 _NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,39}")  # a file, a systemd unit and a Flower node are called so
 _HOST = re.compile(r"(?=.{1,253}$)[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?(\.[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?)*")
-_RESERVED = {("data", "source"), ("data", "classes"), ("data", "image_size"), ("federation", "sites")}
+_RESERVED = {("data", "source"), ("data", "sites"), ("data", "classes"), ("data", "image_size"), ("federation", "sites")}
 _FIX = "correct the keys above; `fedgsca deploy init --example FILE` writes an example with comments"
 
 
@@ -93,7 +93,9 @@ def _experiment(tree: Tree) -> Tree:
     given = tree.get("experiment", {})
     hospitals = tree.get("hospitals", [])
     names = [str(h["name"]) for h in hospitals if isinstance(h, dict) and "name" in h] if isinstance(hospitals, list) else []
-    fixed: Tree = {"data": {"source": OWN}, "federation": {"sites": names} if names else {}}
+    fixed: Tree = {"data": {"source": OWN}, "federation": {}}
+    if names:
+        fixed["data"]["sites"], fixed["federation"]["sites"] = len(names), names
     classes, size = tree.get("classes"), tree.get("image_size")
     if isinstance(classes, list) and len(classes) > 1 and all(isinstance(c, str) for c in classes):
         fixed["data"]["classes"] = classes

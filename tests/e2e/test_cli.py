@@ -288,6 +288,8 @@ def test_wire_tells_what_a_run_sends(shell: Shell) -> None:
     result = shell.json("run", *tiny("--out", "a"))
     sent = found["sites"] * (up["weights_bytes"] + up["extras_bytes"])
     assert result["bytes_per_round"]["up"] == sent
+    beside = {row["name"]: row["shape"] for row in found["deployment"]}
+    assert beside == {"seconds": [], "error": None, "confusion": [found["classes"]] * 2, "test_loss": []}
     down = found["arrives"]
     assert result["bytes_per_round"]["down"] == found["sites"] * (down["weights_bytes"] + down["extras_bytes"])
 
@@ -297,6 +299,7 @@ def test_wire_in_words(shell: Shell) -> None:
     assert code == 0
     assert "two Gaussians" in out and "weights head" in out and "num_samples" in out
     assert "not in this round" in out  # declared, but not sent with these options
+    assert "in a deployment, too" in out and "confusion" in out and "seconds" in out
     code, out, _ = shell("wire", "fedavg")
     assert code == 0 and "selector" not in out and "Privacy is off" in out
 

@@ -35,7 +35,7 @@ from fedgsca.deploy.check_coordinator import free, judging, port, server_certifi
 from fedgsca.deploy.kits import KEY, add_hospital, make_kits, versions
 from fedgsca.deploy.plan import read_plan
 from fedgsca.deploy.status import view
-from fedgsca.engine.remote import SiteSettings, read_settings
+from fedgsca.engine.remote import SiteSettings, read_settings, state_folder
 from fedgsca.errors import ConfigError, RunFolderError
 
 PLAN = """
@@ -71,6 +71,7 @@ def test_the_example_is_a_valid_plan(tmp_path: Path) -> None:
     assert execute(["deploy", "init", "--example", str(tmp_path / "c.toml")]) == 0
     plan, config = read_plan(tmp_path / "c.toml")
     assert config.federation.sites == tuple(h.name for h in plan.hospitals) and config.data.source == "sites"
+    assert config.data.sites == len(plan.hospitals)
     assert execute(["deploy", "init", "--example", str(tmp_path / "c.toml")]) == RunFolderError.exit_code
 
 
@@ -141,6 +142,16 @@ def test_the_settings_of_a_kit_are_what_a_site_reads(plan: Path, tmp_path: Path)
     (tmp_path / "site.toml").write_bytes(kit["site.toml"])
     settings = read_settings(tmp_path / "site.toml")
     assert (settings.name, settings.data, settings.fingerprint) == ("lyon", "/data/x", config.fingerprint())
+    assert f"fedgsca review {state_folder(settings, config.fingerprint())}/audit/lyon " in kit["README.md"].decode()
+
+
+def test_a_kit_installs_the_wheel_that_comes_with_it(plan: Path, tmp_path: Path) -> None:
+    hospital = contents(make_kits(*read_plan(plan), tmp_path / "kits")[0])["README.md"].decode()
+    for told in (hospital, (tmp_path / "kits/coordinator/README.md").read_text()):
+        assert f"pip install -c constraints.txt './fedgsca-{fedgsca.__version__}-py3-none-any.whl[flower" in told
+        assert told.index("sudo chown") < told.index("-m venv"), "the folder in /opt belongs to root before"
+    (finding,) = (f for f in same_versions({**versions(), "fedgsca": "0.0"}) if f.state == "FAIL")
+    assert finding.fix is not None and "wheel" in finding.fix
 
 
 def test_under_privacy_the_coordinator_installs_and_checks_the_accountant(
@@ -152,10 +163,10 @@ def test_under_privacy_the_coordinator_installs_and_checks_the_accountant(
     )
     zips = make_kits(*read_plan(plan), tmp_path / "kits")
     kit = tmp_path / "kits" / "coordinator"
-    assert "fedgsca[flower,privacy]==" in (kit / "README.md").read_text()
+    assert "whl[flower,privacy]'" in (kit / "README.md").read_text()
     with zipfile.ZipFile(zips[0]) as archive:
         told = archive.read("berlin/README.md").decode()
-    assert "fedgsca[flower,review]==" in told and "clipped and noised before they leave" in told
+    assert "whl[flower,review]'" in told and "clipped and noised before they leave" in told
     promise = f"epsilon {epsilon(4.0, {}, 2, 1e-5):.3g} at delta 1e-05 after 2 rounds, for a site as a whole"
     assert states(kit)["privacy"] == ("ok", promise)
     monkeypatch.setitem(sys.modules, "opacus.accountants", None)
