@@ -12,6 +12,7 @@ import numpy as np
 
 from fedgsca.audit.evidence import about, sites_with_evidence
 from fedgsca.config import Config, build, merge
+from fedgsca.data.load import READERS
 from fedgsca.data.table import Table
 from fedgsca.errors import ConfigError, DataError, RunFolderError
 from fedgsca.experiment import OWN, divide, frozen_features
@@ -62,6 +63,8 @@ def open_sites(run: Path, *, source: str | None = None, labels: str | None = Non
     config = build(about(run, names[0])["config"])
     if config.data.source == OWN:
         return {name: _own(config, name, source, labels) for name in names}
+    if source is None:
+        _check_there(config.data.source)
     moved = {"source": source, "labels": labels}
     config = build(merge(config.to_tree(), {"data": {key: value for key, value in moved.items() if value is not None}}))
     division = divide(config)
@@ -70,6 +73,16 @@ def open_sites(run: Path, *, source: str | None = None, labels: str | None = Non
         name: Held(config, name, where, config.data.labels, division.table, division.rows[name], division.given[name], truth.get(name))
         for name in names
     }  # fmt: skip
+
+
+def _check_there(source: str) -> None:
+    """A path that the run knows may be relative to where it was started, or have been moved since."""
+    kind, path = _parts(source)
+    if source not in READERS and not path.exists():
+        raise DataError(
+            f"the run names its data as {source}, and that is not found from here",
+            fix=f"say where it is now: --data {kind}PATH",
+        )
 
 
 def _own(config: Config, name: str, source: str | None, labels: str | None) -> Held:

@@ -28,7 +28,21 @@ def find(given: Path) -> Place:
         raise RunFolderError(
             f"there is no folder {given}", fix="give a folder that `fedgsca run --out` made, or a hospital's kit or site.toml"
         )
-    return Place(given if (given / "evidence").is_dir() else _only(given) or given)
+    if (given / "evidence").is_dir():
+        return Place(given)
+    _refuse_grid(given)
+    return Place(_only(given) or given)
+
+
+def _refuse_grid(given: Path) -> None:
+    """A comparison or a table: evidence is in its cells, and a person says in which."""
+    cells = sorted(path.parent for path in given.glob("cells/*/evidence"))
+    if cells:
+        cell = next((path for path in cells if path.name.startswith("fedgsca-")), cells[0])
+        raise RunFolderError(
+            f"{given} is a comparison of {len(cells)} runs, and an audit is about one",
+            fix=f"give the folder of one: `fedgsca audit {cell}`",
+        )
 
 
 def _of_site(site: SiteSettings, settings: Path) -> Path:

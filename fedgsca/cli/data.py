@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -26,7 +26,7 @@ Splits = Annotated[Path | None, typer.Option("--splits", help="as data.splits: f
 Fast = Annotated[bool, typer.Option("--fast", help="do not decode the images")]
 Size = Annotated[int | None, typer.Option("--image-size", help="pixels; default: the source's own size")]
 Labels = Annotated[Path | None, typer.Option("--labels", help="csv (file,label) of corrected training labels")]
-ListBad = Annotated[bool, typer.Option("--list-bad", help="print every file that cannot be read, one a line, and nothing else")]
+ListBad = Annotated[bool, typer.Option("--list-bad", help="print only the files that cannot be read, one a line")]
 Output = Annotated[Path, typer.Option("-o", "--out", help="PNG file to write")]
 Columns = Annotated[int, typer.Option("--columns", min=1, max=64, help="images per class")]
 Seed = Annotated[int, typer.Option("--seed", min=0, help="which images are drawn")]
@@ -66,27 +66,35 @@ def check(
     from fedgsca.data import checks
 
     source = source if root is None else f"{source}:{root}"
-    if list_bad:
-        bad = checks.list_bad(source, image_size=image_size, split=split, label=label, splits=splits)
-        if json:
-            emit({"bad": [{"file": name, "reason": reason} for name, reason in bad]})
-        else:
-            for name, reason in bad:
-                typer.echo(f"{name}\t{reason}")
-        return
     report = checks.check_source(
-        source, image_size=image_size, labels=labels, split=split, label=label, splits=splits, fast=fast
+        source, image_size=image_size, labels=labels, split=split, label=label, splits=splits, fast=fast and not list_bad
     )
     if json:
-        emit(report.as_dict())
+        emit(_bad(report) if list_bad else report.as_dict())
         if not report.ok:
             raise typer.Exit(DataError.exit_code)
         return
-    _show(report)
+    if list_bad:
+        for name, reason in report.bad:
+            typer.echo(f"{name}\t{reason}")
+    else:
+        _show(report)
     if not report.ok:
-        first, *more = report.problems
-        rest = "".join(f"\n  {finding.text} ({finding.fix})" for finding in more)
-        raise DataError(f"{source} cannot be used as it is: {first.text}{rest}", fix=first.fix)
+        raise _refusal(report)
+
+
+def _bad(report: Report) -> dict[str, Any]:
+    """--list-bad for programs: the files, and all that stops a run."""
+    found = report.as_dict()
+    return {"bad": [{"file": name, "reason": reason} for name, reason in report.bad], "problems": found["problems"]}
+
+
+def _refusal(report: Report) -> DataError:
+    """All problems as one error that names the source once."""
+    source, (first, *more) = report.source, report.problems
+    named = first.text.startswith((f"--data {source}: ", f"{source}: ", f"{Path(source).name}: "))
+    rest = "".join(f"\n  {finding.text} ({finding.fix})" for finding in more)
+    return DataError(("" if named else f"{source} cannot be used as it is: ") + first.text + rest, fix=first.fix)
 
 
 def _show(report: Report) -> None:

@@ -75,7 +75,7 @@ def flags(
 ) -> dict[str, Any]:
     """Flags under the names of the configuration they set; those not given are None."""
     return {
-        "data__source": data,
+        "data__source": data and _one_spelling(data),
         "method": method,
         "noise__spec": noise,
         "train__rounds": rounds,
@@ -88,6 +88,11 @@ def flags(
         "data__skip_unreadable": skip_unreadable or None,
         "preset": preset,
     }
+
+
+def _one_spelling(source: str) -> str:
+    """A folder is the same with and without a slash at its end; `/` alone is one."""
+    return re.sub(r"(?<=[^/:])/+$", "", source)
 
 
 def make_config(file: Path | None, sets: Sequence[str] | None, **given: Any) -> Config:

@@ -39,7 +39,7 @@ def review(
         from fedgsca.audit.opinions import summarise
 
         found = summarise(Decisions(opened.path))
-        emit(found) if json else _show(found)
+        emit(found) if json else _show(found, opened.path)
         return
     name = reviewer_name(reviewer)
     from fedgsca.review.serve import need_server, serve
@@ -57,6 +57,8 @@ def review(
     serve(session, port, tell)
     done = session.progress()
     say(f"\n{done['priority_decided']} of {done['priority']} labels of the priority list are decided, {done['decided']} in all")
+    if done["decided"]:
+        _next(opened.path)
 
 
 def reviewer_name(given: str | None) -> str:
@@ -74,7 +76,7 @@ def _login() -> str:
         return ""
 
 
-def _show(found: dict[str, Any]) -> None:
+def _show(found: dict[str, Any], audit: Path) -> None:
     if found["damaged_lines"]:
         warn(f"{found['damaged_lines']} lines of the decisions file are damaged and were skipped")
     if not found["reviewers"]:
@@ -102,3 +104,8 @@ def _show(found: dict[str, Any]) -> None:
             say(f"  {case['id']}  given {case['given']}: {mine} / {theirs}")
         if len(pair["conflicts"]) > 20:
             say(f"  ... and {len(pair['conflicts']) - 20} more (--json lists all)")
+    _next(audit)
+
+
+def _next(audit: Path) -> None:
+    say(f"next    fedgsca apply {audit}")

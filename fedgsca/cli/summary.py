@@ -38,6 +38,7 @@ def show_run(out: Path, result: Mapping[str, Any]) -> None:
     setup = json.loads((out / "setup.json").read_bytes())
     _before(setup, result)
     show(_sites(out, setup))
+    _selector(out)
     seconds, sent = result["seconds"], result["bytes_per_round"]
     guarded = result.get("guard_events", 0)
     if guarded:
@@ -50,6 +51,15 @@ def show_run(out: Path, result: Mapping[str, Any]) -> None:
         )
         say("        in a simulation the noise comes from the public seed and protects nobody")
     say(f"folder  {out}")
+
+
+def _selector(out: Path) -> None:
+    from fedgsca.report.read import read_run
+    from fedgsca.report.words import idle_selector
+
+    idle = idle_selector(read_run(out, with_losses=False))
+    if idle:
+        say(idle, "yellow")
 
 
 def _before(setup: Mapping[str, Any], result: Mapping[str, Any]) -> None:

@@ -91,26 +91,6 @@ def check_source(
         return Report(source, problems=(Finding(error.message, error.fix),))
 
 
-def list_bad(
-    source: str,
-    *,
-    image_size: int | None = None,
-    cache_dir: Path | None = None,
-    split: str | None = None,
-    label: str | None = None,
-    splits: Path | None = None,
-) -> list[tuple[str, str]]:
-    """Unreadable files of a folder with the reason; other sources have none."""
-    from fedgsca.data import folder
-
-    reader, rest = find_reader(source)
-    options = Options(image_size, cache_dir=cache_dir, split=split, label=label, splits=splits)
-    reader.refuse(options)
-    if reader.listing is None:
-        return []
-    return folder.list_bad(reader.listing(Path(rest).expanduser(), options), image_size=image_size, cache_dir=cache_dir)
-
-
 def _check_listing(source: str, reader: Reader, root: Path, options: Options, labels: Path | None, fast: bool) -> Report:
     """Problems of the list and of the images together; the rest of the report is about what could be used."""
     from fedgsca.data import folder

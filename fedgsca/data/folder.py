@@ -232,5 +232,5 @@ def unreadable(listing: Listing, bad: list[Bad]) -> DataError:
     return DataError(
         f"{len(bad)} of {len(listing.rows)} images in {listing.root} cannot be read, first: {first}",
         fix=f"fedgsca data check {listing.source or listing.root} --list-bad names all; "
-        "replace them, or leave them out with --skip-unreadable",
+        "replace them, or leave them out with `fedgsca run ... --skip-unreadable`",
     )

@@ -84,7 +84,7 @@ def drop_missing(listing: Listing, have: Mapping[str, set[str]], skip: bool) -> 
     listing.problem(
         f"of {len(listing.rows)} listed images are missing",
         (row.file for row in missing),
-        "complete the download, or leave them out with --skip-unreadable",
+        "complete the download, or leave them out with `fedgsca run ... --skip-unreadable`",
     )
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import difflib
 import hashlib
+import re
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -50,7 +51,17 @@ class Problem:
         if not self.what:
             return self.cases[0]
         shown = ", ".join(self.cases[:5]) + (", ..." if len(self.cases) > 5 else "")
-        return f"{len(self.cases)} {self.what}: {shown}"
+        return f"{len(self.cases)} {self.what if len(self.cases) > 1 else _one(self.what)}: {shown}"
+
+
+def _one(what: str) -> str:
+    """A kind of problem in the singular: "class folders are missing" -> "class folder is missing"."""
+    if not what.startswith("of "):  # 1 of 40 images
+        odd = {"classes": "class", "entries": "entry"}
+        what = re.sub(r"\b\w+[^\Ws]s\b", lambda noun: odd.get(noun[0], noun[0][:-1]), what, count=1)
+    for several, single in (("are", "is"), ("hold", "holds"), ("leave", "leaves")):
+        what = re.sub(rf"\b{several}\b", single, what, count=1)
+    return what
 
 
 @dataclass(frozen=True)

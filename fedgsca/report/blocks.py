@@ -80,7 +80,7 @@ class Heat:
     columns: Sequence[str]
     shares: Sequence[Sequence[float]]  # 0 to 1: the colour, and the percentage that is printed
     counts: Sequence[Sequence[int]]
-    corner: str = "true ↓ predicted →"
+    corner: str = "label ↓ predicted →"
 
 
 @dataclass(frozen=True)
@@ -181,7 +181,7 @@ def heats_width(classes: int) -> Literal["wide", "half"]:
     return "half" if classes <= 10 else "wide"
 
 
-def heat_of(caption: str, names: Sequence[str], counts: Sequence[Sequence[int]], corner: str = "true ↓ predicted →") -> Heat:
+def heat_of(caption: str, names: Sequence[str], counts: Sequence[Sequence[int]], corner: str = "label ↓ predicted →") -> Heat:
     """A square matrix of counts, coloured by its share of the row."""
     shares = [[count / max(sum(row), 1) for count in row] for row in counts]
     return Heat(caption, names, names, shares, counts, corner)

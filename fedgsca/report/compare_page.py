@@ -216,7 +216,7 @@ def _confusions(it: Comparison) -> Section | None:
         if heats:
             pair = Heats(heats, heats_width(len(heats[0].rows)))
             blocks.append(pair if not blocks else Fold(f"Noise {noise}", [pair]))
-    intro = "Test images of the last round, all seeds together: percent of the true class, with the number below."
+    intro = "Test images of the last round, all seeds together: percent of the images of each class, with the number below."
     return Section("confusion", "Which classes are confused", intro, blocks) if blocks else None
 
 

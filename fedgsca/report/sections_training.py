@@ -8,7 +8,7 @@ from fedgsca.metrics import per_class
 from fedgsca.report.blocks import Cell, Gallery, Heats, Key, Picture, Section, Table, heat_of
 from fedgsca.report.plots import class_thresholds, guarded_rounds, learning_curve, refused_rounds, stability_curve
 from fedgsca.report.read import LAST, Run, number
-from fedgsca.report.words import count, score
+from fedgsca.report.words import count, score, wrong_share
 
 
 def learning_section(run: Run) -> Section | None:
@@ -30,7 +30,7 @@ def learning_section(run: Run) -> Section | None:
     alt += f"to {score(last['f1'])} in round {last['round'] + 1}, at most {score(top)}."
     intro = (
         "Macro F1 gives every class the same weight, however rare it is: 100 means that every test image is recognised. "
-        "The test labels are the true ones and were never trained on. Dotted lines mark steps of the learning rate (lr)."
+        f"{_test_labels(run)} Dotted lines mark steps of the learning rate (lr)."
     )
     return Section(
         "learning",
@@ -38,6 +38,13 @@ def learning_section(run: Run) -> Section | None:
         intro,
         [Gallery([Picture(learning_curve(run), alt, narrow=learning_curve(run, wide=False))], "wide", legend)],
     )
+
+
+def _test_labels(run: Run) -> str:
+    """What the scores rest on. Only the built-in images, and labels that the run itself made wrong, have a known truth."""
+    if wrong_share(run) is not None or run.config.get("data", {}).get("source") == "synthetic":
+        return "The test labels are not corrupted by the run and were never trained on."
+    return "The test labels are taken as given: a wrong one counts against the model. They were never trained on."
 
 
 def classes_section(run: Run) -> Section | None:
@@ -52,7 +59,7 @@ def classes_section(run: Run) -> Section | None:
         rows.append([name, *cells, count(entry["support"])])
     where = f"round {int(last['round']) + 1}"
     intro = (
-        "Each row of the matrix holds the test images that truly belong to one class, and shows what the model called them: "
+        "Each row of the matrix holds the test images with the label of one class, and shows what the model called them: "
         "percent of the row, with the number of images below. A perfect model has 100 % on the diagonal."
     )
     table = Table(

@@ -196,10 +196,16 @@ def _site_noise(run: Run, site: str, truth: Tree) -> str:
     return f"none at {site}" if not truth["rate"] else f"{percent(truth['rate'])} at {site} ({kind})"
 
 
+def idle_selector(run: Run) -> str:
+    """A selector that has divided no labels yet; empty if it has, and for methods without one."""
+    waits = run.metrics and any("selector" in site for site in run.metrics[-1].get("sites", {}).values())
+    idle = "The selector has not started: all given labels were used in every round."
+    return idle if waits and run.selecting_from is None else ""
+
+
 def _selector_sentence(run: Run) -> str:
     if run.selecting_from is None:
-        waits = run.metrics and any("selector" in site for site in run.metrics[-1].get("sites", {}).values())
-        return "The selector has not started: all given labels were used in every round." if waits else ""
+        return idle_selector(run)
     facts = found(run)
     if facts["flagged"] is None:
         return ""

@@ -18,7 +18,7 @@ from fedgsca.audit.table import read_audit
 from fedgsca.audit.whereabouts import Place, find
 from fedgsca.cli import app
 from fedgsca.engine.federation import run
-from fedgsca.errors import ConfigError, DataError, FedgscaError, RunFolderError
+from fedgsca.errors import ConfigError, DataError, RunFolderError
 
 RUNNER = CliRunner()
 
@@ -85,8 +85,9 @@ def test_moved_data_is_found_with_an_option(tmp_path: Path) -> None:
     shutil.copy(toy_npz(), here)
     run(toy_config("fedavg", source=here, train__rounds=2), tmp_path / "run")
     here.rename(there)
-    with pytest.raises(FedgscaError, match=r"here\.npz"):
+    with pytest.raises(DataError, match=r"the run names its data as .*here\.npz, and that is not found") as refused:
         audit(tmp_path / "run")
+    assert "--data PATH" in refused.value.fix
     audit(tmp_path / "run", "--data", there, "--site", "site-2")
     assert len(Images.open(tmp_path / "run").png(0)) > 0
 
@@ -126,6 +127,14 @@ def test_mistakes_are_named(made: Path, tmp_path: Path) -> None:
         path.write_bytes(b"\0")
     with pytest.raises(RunFolderError, match="is damaged"):
         audit(copy, "--site", "site-2")
+
+
+def test_a_comparison_is_told_to_name_a_cell(tmp_path: Path) -> None:
+    for name in ("fedavg-S40-s0", "fedgsca-S40-s0", "fedgsca-S40-s1"):
+        (tmp_path / "cells" / name / "evidence").mkdir(parents=True)
+    with pytest.raises(RunFolderError, match="is a comparison of 3 runs") as refused:
+        audit(tmp_path)
+    assert f"fedgsca audit {tmp_path}/cells/fedgsca-S40-s0`" in refused.value.fix
 
 
 def test_a_hospital_audits_from_its_own_folder(tmp_path: Path) -> None:

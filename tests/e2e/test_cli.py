@@ -104,6 +104,26 @@ def test_run_names_its_folder_and_shows_what_it_found(shell: Shell, tmp_path: Pa
     assert "round 5/5" in err and "round 5/5" not in out  # progress is no result
 
 
+def test_a_selector_that_never_started_is_told(shell: Shell) -> None:
+    idle = "The selector has not started"
+    assert idle in shell("run", *tiny("--out", "a"))[1]
+    assert idle not in shell("run", *tiny("--method", "fedavg", "--out", "b"))[1]
+
+
+def test_a_folder_is_the_same_with_a_slash_at_its_end() -> None:
+    from fedgsca.cli.options import make_config, make_tree
+
+    for typed, kept in (
+        ("x/", "x"),
+        ("x//", "x"),
+        ("x", "x"),
+        ("kvasir:a/b/", "kvasir:a/b"),
+        ("/", "/"),
+        ("dicom:/", "dicom:/"),
+    ):
+        assert make_config(None, None, data=typed).data.source == make_tree(None, None, data=typed)["data"]["source"] == kept
+
+
 def test_run_json_is_all_there_is_on_stdout(shell: Shell) -> None:
     found = shell.json("run", *tiny("--method", "fedavg", "--out", "a"))
     assert found["method"] == "fedavg" and 0 <= found["f1"] <= 100
@@ -253,9 +273,26 @@ def test_data_check_lists_unreadable_files(shell: Shell) -> None:
     code, _, err = shell("data", "check", folder)
     assert code == 3 and "3.png" in err and "--skip-unreadable" in err
     code, out, _ = shell("data", "check", folder, "--list-bad")
-    assert code == 0 and [line.split("\t")[0] for line in out.splitlines()] == ["3.png"]
+    assert code == 3 and [line.split("\t")[0] for line in out.splitlines()] == ["3.png"]
     code, out, _ = shell("data", "check", folder, "--json")
     assert code == 3 and json.loads(out)["ok"] is False
+
+
+def test_list_bad_fails_where_a_run_would_not_start(shell: Shell) -> None:
+    from PIL import Image
+
+    Path("empty").mkdir()
+    code, out, err = shell("data", "check", "empty", "--list-bad")
+    assert code == 3 and out == "" and "1 folder without images" in err and "Fix:" in err
+    Path("gone").mkdir()
+    Path("gone/labels.csv").write_text("file,label\n1.png,a\n")
+    code, out, _ = shell("data", "check", "gone", "--list-bad", "--json")
+    assert code == 3 and json.loads(out)["bad"] == [] and "1 missing file" in json.loads(out)["problems"][0]["text"]
+    Path("one/a").mkdir(parents=True)
+    Image.new("RGB", (16, 16)).save("one/a/1.png")
+    code, _, err = shell("data", "check", "one")
+    assert code == 3 and err.count("one:") + err.count("one cannot") == 1
+    assert shell("data", "check", toy_npz(), "--list-bad")[:2] == (0, "")
 
 
 def test_noise_preview_tells_nominal_and_realised(shell: Shell) -> None:

@@ -17,6 +17,7 @@ from fedgsca.audit.apply import apply
 from fedgsca.audit.changes import log_path, read_log
 from fedgsca.audit.decisions import FILE, Decision, Decisions
 from fedgsca.audit.table import Audit, Suspect, read_audit
+from fedgsca.cli import execute
 from fedgsca.cli.summary import show_run
 from fedgsca.data.load import load
 from fedgsca.engine.federation import run
@@ -218,3 +219,12 @@ def test_a_log_counts_only_for_the_very_file(audit: Audit) -> None:
     assert read_log(file) is None
     log_path(file).write_text("{")
     assert read_log(file) is None
+
+
+def test_the_summary_of_a_review_names_the_next_step(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    audit = toy_audit(tmp_path / "run")
+    assert execute(["review", str(audit.path), "--summary"]) == 0
+    assert "fedgsca apply" not in capsys.readouterr().out, "nothing has been decided yet"
+    decide(audit, 0, "accept")
+    assert execute(["review", str(audit.path), "--summary"]) == 0
+    assert f"fedgsca apply {audit.path}" in capsys.readouterr().out.replace("\n", "")

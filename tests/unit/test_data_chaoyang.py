@@ -125,7 +125,7 @@ def refused(root: Path, **options: Any) -> DataError:
 
 def test_lists_that_are_none(root: Path, tmp_path: Path) -> None:
     edit(root / "test.json", lambda es: [es[0] | {"label": 4}, *es[1:]])
-    assert "entries of test.json whose label is not 0, 1, 2 or 3" in refused(root).message
+    assert "1 entry of test.json whose label is not 0, 1, 2 or 3" in refused(root).message
     (root / "test.json").write_text('{"name": 1}')
     assert "is not a list of images" in refused(root).message
     (root / "test.json").write_text("[{")
@@ -150,4 +150,4 @@ def test_half_a_data_set(root: Path, tmp_path: Path) -> None:
 
 def test_names_that_leave_the_folder(root: Path) -> None:
     edit(root / "test.json", lambda es: [{**es[0], "name": "test/../../secret-0.JPG"}, *es[1:]])
-    assert "names outside the folders" in refused(root).message
+    assert "1 name outside the folders" in refused(root).message

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fedgsca.data.checks import check_source, list_bad
+from fedgsca.data.checks import check_source
 from fedgsca.data.csvfile import read_sheet
 from fedgsca.data.table import Table, check, fingerprint
 from fedgsca.errors import DataError
@@ -44,7 +44,6 @@ def test_unreadable_files_are_a_problem_and_the_rest_is_still_counted(root: Path
     assert not report.ok and report.bad[0][0] == "5.png"
     assert "1 of 40 images" in report.problems[0].text
     assert report.counts["train"] == {"a": 16, "b": 15}
-    assert list_bad(str(root)) == list(report.bad)
 
 
 def test_problems_of_the_list_and_of_the_images_together(root: Path) -> None:
@@ -52,7 +51,7 @@ def test_problems_of_the_list_and_of_the_images_together(root: Path) -> None:
     (root / "6.png").unlink()
     report = check_source(str(root))
     texts = [finding.text for finding in report.problems]
-    assert any("missing files: 6.png" in t for t in texts) and any("5.png" in t for t in texts)
+    assert any("1 missing file: 6.png" in t for t in texts) and any("5.png" in t for t in texts)
     assert all(finding.fix for finding in report.problems)
 
 
@@ -78,7 +77,7 @@ def test_unknown_sources_are_reported(source: str) -> None:
 
 def test_empty_folder_and_all_unreadable(tmp_path: Path, root: Path) -> None:
     (tmp_path / "empty").mkdir()
-    assert "folders without images" in check_source(str(tmp_path / "empty")).problems[0].text
+    assert "1 folder without images" in check_source(str(tmp_path / "empty")).problems[0].text
     for path in root.glob("*.png"):
         path.write_bytes(b"")
     report = check_source(str(root))
@@ -96,7 +95,7 @@ def test_other_sources(tmp_path: Path) -> None:
     report = check_source(str(tmp_path / "x.npz"), cache_dir=tmp_path)
     assert report.ok and report.counts["train"] == {"class 0": 15, "class 1": 15}
     assert report.warnings == ("5 images stand in more than one split, 5 of the copies in the test set",)
-    assert list_bad("synthetic") == []
+    assert report.bad == ()
 
 
 def table(**changes: object) -> Table:

@@ -12,7 +12,7 @@ from PIL import Image
 
 from fedgsca.data import folder
 from fedgsca.data.decode import Unreadable, decode, fit, inspect, white_level
-from fedgsca.data.listing import list_folder
+from fedgsca.data.listing import Problem, list_folder
 from fedgsca.data.load import load
 from fedgsca.data.split import split_rows
 from fedgsca.data.table import Table
@@ -44,6 +44,22 @@ def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
 
 def read(root: Path) -> Table:
     return load(str(root))
+
+
+@pytest.mark.parametrize(
+    ("what", "one"),
+    [
+        ("missing files", "1 missing file: x"),
+        ("class folders are missing", "1 class folder is missing: x"),
+        ("of 40 listed images are missing", "1 of 40 listed images is missing: x"),
+        ("paths that leave the folder", "1 path that leaves the folder: x"),
+        ("unknown classes in a.csv", "1 unknown class in a.csv: x"),
+        ("entries of a.json whose label is odd", "1 entry of a.json whose label is odd: x"),
+    ],
+)
+def test_one_case_is_told_in_the_singular(what: str, one: str) -> None:
+    assert str(Problem(what, ("x",), "")) == one
+    assert str(Problem(what, ("x", "y"), "")) == f"2 {what}: x, y"
 
 
 def test_images_labels_and_ids_in_list_order(make: Make) -> None:
@@ -82,18 +98,18 @@ def test_numbers_are_ordered_as_numbers(make: Make) -> None:
     ("rows", "header", "message", "fix"),
     [
         (["a0.png,x", "gone.png,y", "lost.png,y"], "file,label", "2 missing files: gone.png, lost.png", "remove their lines"),
-        (["a0.png,x", "a1.png,y", "./a0.png,x"], "file,label", "1 files listed more than once: a0.png", "one line per image"),
-        (["a0.png,x", "a1.png,"], "file,label", "1 empty cells in column label: line 3", "fill in"),
+        (["a0.png,x", "a1.png,y", "./a0.png,x"], "file,label", "1 file listed more than once: a0.png", "one line per image"),
+        (["a0.png,x", "a1.png,"], "file,label", "1 empty cell in column label: line 3", "fill in"),
         (["a0.png,x", "../cache.png,y", "/etc/x.png,y"], "file,label", "2 paths that leave the folder", "relative"),
         (["a0.png,x,1"], "file,label,pacient", "'pacient'", "allowed are file, label, group, split, site"),
         (["a0.png,x"], "file,lable", r"'lable' \(did you mean label\?\)", "allowed"),
-        (["a0.png,x"], "file,lable", "1 missing columns: label", "first line"),
-        (["a0.png,x,later"], "file,label,split", "1 unknown splits: later", "train, val or test"),
-        (["a0.png,x,"], "file,label,site", "1 empty cells in column site", "fill in"),
+        (["a0.png,x"], "file,lable", "1 missing column: label", "first line"),
+        (["a0.png,x,later"], "file,label,split", "1 unknown split: later", "train, val or test"),
+        (["a0.png,x,"], "file,label,site", "1 empty cell in column site", "fill in"),
         (["a0.png,x", "a1.png,y,z"], "file,label", "line 3 has 3 cells", "quote"),
         (["a0.png,x"], "file,label,label", "stands twice", "keep one"),
-        (["labels.csv,x"], "file,label", "1 files of an unknown type", ".png"),
-        ([], "file,label", "lists without images", "one line per image"),
+        (["labels.csv,x"], "file,label", "1 file of an unknown type", ".png"),
+        ([], "file,label", "1 list without images", "one line per image"),
         ([], "", "empty", "header"),
         ([f"a{i}.png,x" for i in range(10)], "file,label", "one label", "two classes"),
         (["a0.png,x"], "file,label", "too few images", "add images"),
@@ -113,17 +129,17 @@ def test_all_problems_at_once(make: Make) -> None:
         read(make(rows))
     text = caught.value.message
     assert "8 missing files: no0.png, no1.png, no2.png, no3.png, no4.png, ..." in text
-    assert "more than once" in text and "leave the folder" in text and "empty cells" in text
+    assert "more than once" in text and "leaves the folder" in text and "empty cell" in text
 
 
 def test_empty_folder_and_loose_images(tmp_path: Path) -> None:
     root = tmp_path / "set"
     root.mkdir()
-    with pytest.raises(DataError, match="folders without images"):
+    with pytest.raises(DataError, match="1 folder without images"):
         read(root)
     picture(0).save(root / "a.png")
     (root / "meta.csv").write_text("x")
-    with pytest.raises(DataError, match=r"1 images without a label") as caught:
+    with pytest.raises(DataError, match=r"1 image without a label") as caught:
         read(root)
     assert "meta.csv" in caught.value.fix
 

@@ -13,7 +13,7 @@ import pytest
 
 from fedgsca.candidates import KVASIR, table_for
 from fedgsca.config import load_config
-from fedgsca.data.checks import check_source, list_bad
+from fedgsca.data.checks import check_source
 from fedgsca.data.kvasir import list_kvasir
 from fedgsca.data.kvasir_facts import CLASSES
 from fedgsca.data.load import Options, load
@@ -166,7 +166,7 @@ def test_renamed_and_missing_folders(root: Path) -> None:
     error = refused(root, split="video")
     assert "2 class folders are missing: Ileocecal valve (is it 'Ileocecal valv'?), Ulcer" in error.message
     (root / "Ileocecal valv").rename(root / "ileocecal_valve")  # only signs and capitals differ: the same class
-    assert "1 class folders are missing: Ulcer" in refused(root, split="video").message
+    assert "1 class folder is missing: Ulcer" in refused(root, split="video").message
 
 
 def test_missing_images_of_the_lists(root: Path) -> None:
@@ -209,7 +209,7 @@ def test_damaged_images(root: Path) -> None:
     path.write_bytes(path.read_bytes()[:200])
     error = refused(root)
     assert "1 of 200 images" in error.message and f"fedgsca data check kvasir:{root} --list-bad" in error.fix
-    assert [name for name, _ in list_bad(f"kvasir:{root}")] == [f"Erosion/{path.name}"]
+    assert [name for name, _ in check_source(f"kvasir:{root}").bad] == [f"Erosion/{path.name}"]
     assert len(load(f"kvasir:{root}", skip_unreadable=True)) == 199
 
 

@@ -143,12 +143,12 @@ def test_rows_that_say_nothing(root: Path) -> None:
 
 def test_half_a_data_set(root: Path) -> None:
     shutil.rmtree(root / "On-site Test Set")
-    assert "1 folders are missing: On-site Test Set" in refused(root).message
+    assert "1 folder is missing: On-site Test Set" in refused(root).message
     shutil.rmtree(root / "Off-site Test Set")
     assert any("split patient" in note for note in load(f"odir:{root}").notes)
     assert "data.split=patient" in refused(root, split="published").fix
     (root / "Training Set" / "Images" / "4_left.jpg").unlink()
-    assert "1 of 64 listed images are missing: Training Set/Images/4_left.jpg" in refused(root).message
+    assert "1 of 64 listed images is missing: Training Set/Images/4_left.jpg" in refused(root).message
     (root / "Training Set" / "Images").rename(root / "Training Set" / "Pictures")
     assert "has no folder Images" in refused(root).message
 

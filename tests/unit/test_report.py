@@ -291,6 +291,16 @@ def test_validation_and_rounds_without_evaluation(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("sketch")
+def test_the_truth_is_claimed_only_where_it_is_known(tmp_path: Path) -> None:
+    assert "The test labels are not corrupted by the run" in words(page(make_run(tmp_path / "a")))
+    own = make_run(tmp_path / "b", truth=False)
+    assert "The test labels are not corrupted by the run" in words(page(own)), "the built-in images"
+    (own / "config.toml").write_text((own / "config.toml").read_text().replace('"synthetic"', '"my_images"'))
+    text = words(page(own))
+    assert "The test labels are taken as given" in text and "corrupted" not in text and "truly" not in text
+
+
+@pytest.mark.usefixtures("sketch")
 def test_selector_that_never_started(tmp_path: Path) -> None:
     text = page(make_run(tmp_path / "a", rounds=WARMUP))
     assert "The selector has not started" in words(text)
