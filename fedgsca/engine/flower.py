@@ -30,6 +30,8 @@ os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")  # read when flwr and ray a
 os.environ.setdefault("FLWR_DISABLE_UPDATE_CHECK", "1")
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # Ray asks for it with a warning
+if "RAY_ADDRESS" not in os.environ:
+    os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")  # what makes Ray stay on loopback, on Linux too
 
 from fedgsca.config import Config
 from fedgsca.engine.federation import Silent, Watcher, run, wanted
@@ -239,8 +241,6 @@ def simulate(config: Config, out: Path, *, jobs: int = 1, watcher: Watcher | Non
     """
     if find_spec("ray") is None:
         raise MissingExtraError("Flower simulates with Ray, which is not installed", fix="pip install 'fedgsca[flower-sim]'")
-    if "RAY_ADDRESS" not in os.environ:
-        os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")  # what makes Ray stay on loopback, on Linux too
     from flwr.simulation import run_simulation
 
     out = out.resolve()

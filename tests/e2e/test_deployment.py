@@ -92,9 +92,9 @@ def test_deployment_and_simulation_end_in_the_bytes_of_one_process(method: str, 
     complete(link, config, tmp_path / "deployed")
     assert outcome(tmp_path / "deployed") == outcome(tmp_path / "here")
     assert (tmp_path / "deployed" / "report.html").exists()
-    pytest.importorskip("ray")
-    from fedgsca.engine.flower import simulate
+    from fedgsca.engine.flower import simulate  # before ray, which reads its settings when it is imported
 
+    pytest.importorskip("ray")
     ear = Ear()
     simulate(config, tmp_path / "simulated", jobs=2, watcher=ear)
     assert outcome(tmp_path / "simulated") == outcome(tmp_path / "here")
