@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from toys import toy_config
 
-from fedgsca.audit.held import Held, open_site
+from fedgsca.audit.held import Held, open_sites
 from fedgsca.audit.images import content_hash
 from fedgsca.audit.table import Audit, Suspect, write_audit
 from fedgsca.engine.federation import run
@@ -18,7 +18,7 @@ from fedgsca.engine.federation import run
 def toy_audit(folder: Path, site: str = "site-2", source: Path | None = None, **sets: Any) -> Audit:
     """An audit of one site; its ranking is made up: the wrong labels first, where they are known."""
     run(toy_config("fedavg", source=source, **{"train__rounds": 1, **sets}), folder)
-    held = open_site(folder, site)
+    held = open_sites(folder)[site]
     header = {
         "run": "../..", "site": site, "data": {"source": held.source, "fingerprint": held.table.fingerprint},
         "classes": list(held.table.classes), "method": "fedavg", "rounds": [0, 1], "split": "train", "summary": {},

@@ -95,10 +95,6 @@ def _own(config: Config, name: str, source: str | None, labels: str | None) -> H
     return Held(config, name, absolute(source), labels, table, rows, table.trained_on[rows], None)
 
 
-def open_site(run: Path, site: str, *, source: str | None = None, labels: str | None = None) -> Held:
-    return pick(run, open_sites(run, source=source, labels=labels), site)
-
-
 def pick(run: Path, held: dict[str, Held], site: str) -> Held:
     if site not in held:
         raise RunFolderError(f"{run} has no evidence of a site {site!r}", fix=f"the sites are {', '.join(sorted(held))}")

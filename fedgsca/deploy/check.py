@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from fedgsca.config import Config, load_config
+from fedgsca.deploy.contents import KEY, KIT, versions
 from fedgsca.deploy.finding import Finding, failed, passed, unknown
-from fedgsca.deploy.kits import KEY, KIT, versions
 from fedgsca.engine.remote import SiteSettings, read_settings
 from fedgsca.errors import ClassListError, ConfigError, FedgscaError
 from fedgsca.files import size_text

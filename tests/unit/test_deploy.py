@@ -6,6 +6,7 @@ import datetime
 import http.server
 import io
 import json
+import re
 import shutil
 import socket
 import ssl
@@ -32,7 +33,8 @@ from fedgsca.deploy import reach as way
 from fedgsca.deploy.certificates import Signed, make_authority, make_pair, make_server, read_key
 from fedgsca.deploy.check import check_kit, hospital_key, own_data, room, same_versions
 from fedgsca.deploy.check_coordinator import free, judging, port, server_certificate
-from fedgsca.deploy.kits import KEY, add_hospital, make_kits, versions
+from fedgsca.deploy.contents import KEY, versions
+from fedgsca.deploy.kits import add_hospital, make_kits
 from fedgsca.deploy.plan import read_plan
 from fedgsca.deploy.status import view
 from fedgsca.engine.remote import SiteSettings, read_settings, state_folder
@@ -413,6 +415,9 @@ def test_a_renewed_certificate_has_the_names_of_the_file_and_the_old_authority(
     assert {state for state, _ in states(coordinator).values()} == {"ok"}
     assert (coordinator / "experiment.toml").read_bytes() == experiment
     assert {path: path.read_bytes() for path in kits.rglob("*.zip")} == keys
+    plan.write_text(re.sub(r"port = \d+", "port = 18443", plan.read_text()))
+    assert execute(["deploy", "init", str(plan), "--renew-server", "--json"]) == 0
+    assert all("18443" in (coordinator / name).read_text() for name in ("kit.json", "superlink.sh"))
     assert stat.S_IMODE((coordinator / "server.key").stat().st_mode) == 0o600
     (kits / "authority" / "ca.key").rename(kits / "ca.key")
     assert execute(["deploy", "init", str(plan), "--renew-server"]) == RunFolderError.exit_code
