@@ -19,23 +19,29 @@ import numpy as np
 
 from benchmarks.audit_record import Cell, Record, records
 from benchmarks.audit_scores import SCORES, WINDOWS, evidence
-from fedgsca.audit import score
-from fedgsca.audit.cleanlab import out_of_sample, quality
-from fedgsca.audit.measure import precision_at, tenth
 from fedgsca.config import AuditConfig, build, merge
-from fedgsca.engine.federation import run
-from fedgsca.experiment import divide
-from fedgsca.files import write_atomic
+from fedgsca.engine.rounds import run
+from fedgsca.experiment.simulation import divide
+from fedgsca.label_audit import score
+from fedgsca.label_audit.cleanlab_scores import out_of_sample, quality
+from fedgsca.label_audit.ranking_quality import precision_at, tenth
 from fedgsca.metrics import auroc
+from fedgsca.support.files import write_atomic
 
 NOISES, METHODS = ("0-S40-P20-C20", "S40", "P20"), ("fedavg", "fedgsca")
 CHOOSE, REPORT = (100, 101), (0, 1, 2)
-RANKINGS = ("self_confidence", "normalized_margin", "confidence_weighted_entropy")  # cleanlab's; the first is its default
+RANKINGS = (
+    "self_confidence",
+    "normalized_margin",
+    "confidence_weighted_entropy",
+)  # cleanlab's; the first is its default
 WINDOW = AuditConfig().window(10**6)  # type: ignore[call-arg]
 
 
 def cells(data: list[str], seeds: Iterable[int], methods: Iterable[str] = METHODS) -> list[Cell]:
-    return [Cell(d, noise, m, seed) for d in data for noise in NOISES for m in methods for seed in seeds]
+    return [
+        Cell(d, noise, m, seed) for d in data for noise in NOISES for m in methods for seed in seeds
+    ]
 
 
 def found(scores: np.ndarray, wrong: np.ndarray) -> tuple[float, float]:
@@ -44,7 +50,9 @@ def found(scores: np.ndarray, wrong: np.ndarray) -> tuple[float, float]:
     return 100 * (precision_at(order, wrong, tenth(len(wrong))) or 0.0), auroc(scores, wrong) or 0.0
 
 
-def cleanlab_scores(cell: Cell, site: str, record: Record, out: Path, how: str = RANKINGS[0]) -> np.ndarray:
+def cleanlab_scores(
+    cell: Cell, site: str, record: Record, out: Path, how: str = RANKINGS[0]
+) -> np.ndarray:
     """What cleanlab says without a federation; the same for every method, so computed once."""
     path = out / "cleanlab" / f"{Path(cell.data).stem}_{cell.noise}_{cell.seed}_{site}.npy"
     if not path.exists():
@@ -57,7 +65,12 @@ def cleanlab_scores(cell: Cell, site: str, record: Record, out: Path, how: str =
 def choose(data: list[str], out: Path) -> None:
     """Mean over noisy sites of both data sets: precision in the first tenth / AUROC."""
     for method in METHODS:
-        kept = [r for cell in cells(data, CHOOSE, [method]) for r in records(cell, out).values() if r.wrong.any()]
+        kept = [
+            r
+            for cell in cells(data, CHOOSE, [method])
+            for r in records(cell, out).values()
+            if r.wrong.any()
+        ]
         print(f"\n{method}, {len(kept)} noisy sites\n| rounds | " + " | ".join(SCORES) + " |")
         print("|---" * (len(SCORES) + 1) + "|")
         for first, last in WINDOWS:
@@ -67,7 +80,9 @@ def choose(data: list[str], out: Path) -> None:
                 pairs = [found(rule(e, r.given), r.wrong) for e, r in zip(seen, kept, strict=True)]
                 means = (
                     np.mean(pairs, axis=0)
-                    if all(np.isfinite(rule(e, r.given)).all() for e, r in zip(seen, kept, strict=True))
+                    if all(
+                        np.isfinite(rule(e, r.given)).all() for e, r in zip(seen, kept, strict=True)
+                    )
                     else None
                 )
                 row.append("–" if means is None else f"{means[0]:.1f} / {means[1]:.3f}")
@@ -90,8 +105,15 @@ def report(data: list[str], out: Path) -> None:
         print(f"{method}: {ours:.1f} against {theirs:.1f}, ratio {ours / theirs:.2f}; worse at "
               f"{sum(row[0] < row[2] for row in total)} of {len(total)} sites\n")  # fmt: skip
     for how in RANKINGS:
-        noisy = [(c, name, r) for c in cells(data, REPORT, METHODS[:1]) for name, r in records(c, out).items() if r.wrong.any()]
-        mean = np.mean([found(cleanlab_scores(c, name, r, out, how), r.wrong) for c, name, r in noisy], axis=0)
+        noisy = [
+            (c, name, r)
+            for c in cells(data, REPORT, METHODS[:1])
+            for name, r in records(c, out).items()
+            if r.wrong.any()
+        ]
+        mean = np.mean(
+            [found(cleanlab_scores(c, name, r, out, how), r.wrong) for c, name, r in noisy], axis=0
+        )
         print(f"cleanlab ranked by {how}: precision {mean[0]:.1f}, AUROC {mean[1]:.3f}")
 
 
@@ -108,7 +130,16 @@ def _sites(cell: Cell, out: Path) -> list[Row]:
         nothing = (float("nan"), float("nan"))
         ours = found(score.badness(seen, record.given), record.wrong) if wrong else nothing
         theirs = found(cleanlab_scores(cell, name, record, out), record.wrong) if wrong else nothing
-        rows.append((*ours, *theirs, wrong > 0, wrong / n, guess.count / n, guess.low <= wrong <= guess.high))
+        rows.append(
+            (
+                *ours,
+                *theirs,
+                wrong > 0,
+                wrong / n,
+                guess.count / n,
+                guess.low <= wrong <= guess.high,
+            )
+        )
     return rows
 
 
@@ -129,7 +160,9 @@ def _line(data: str, noise: str, method: str, rows: list[Row]) -> None:
 
 def correct(data: list[str], out: Path) -> None:
     """A person looks at the first tenth of every site's list and never errs; then FedAvg is trained again."""
-    print("| data | noise | ranked during | labels wrong | after | F1 before | F1 after |\n|---|---|---|---|---|---|---|")
+    print(
+        "| data | noise | ranked during | labels wrong | after | F1 before | F1 after |\n|---|---|---|---|---|---|---|"
+    )
     for d in data:
         for noise in NOISES:
             for method in METHODS:
@@ -149,23 +182,35 @@ def _corrected(cell: Cell, out: Path) -> tuple[float, float, float, float]:
     for name, rows in division.rows.items():
         given = division.given[name].copy()
         before[rows] = given
-        order = score.rank(evidence(kept[name], WINDOW.start, WINDOW.stop), given).order[: tenth(len(given))]
+        order = score.rank(evidence(kept[name], WINDOW.start, WINDOW.stop), given).order[
+            : tenth(len(given))
+        ]
         given[order] = division.table.labels[rows[order]]
         labels[rows] = given
     train = division.table.rows("train")
-    shares = [100 * float(np.mean(side[train] != division.table.labels[train])) for side in (before, labels)]
+    shares = [
+        100 * float(np.mean(side[train] != division.table.labels[train]))
+        for side in (before, labels)
+    ]
     sheet = out / "corrected" / f"{cell.name}.csv"
     lines = [f"{division.table.ids[row]},{division.table.classes[labels[row]]}" for row in train]
     write_atomic(sheet, "\n".join(["file,label", *lines]).encode() + b"\n")
     fedavg = Cell(cell.data, cell.noise, "fedavg", cell.seed)
-    again = build(merge(fedavg.config().to_tree(), {"noise": {"spec": "0", "given": str(sheet)}, "audit": {"enabled": False}}))
+    again = build(
+        merge(
+            fedavg.config().to_tree(),
+            {"noise": {"spec": "0", "given": str(sheet)}, "audit": {"enabled": False}},
+        )
+    )
     scores = [run(config, out / "runs" / name)["f1"] for config, name in
               ((fedavg.config(), fedavg.name), (again, f"{cell.name}_corrected"))]  # fmt: skip
     return shares[0], shares[1], scores[0], scores[1]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("part", choices=["choose", "report", "correct"])
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--data", type=Path, help="MedMNIST-style .npz")

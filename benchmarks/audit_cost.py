@@ -15,7 +15,7 @@ from statistics import median
 from typing import Any
 
 from fedgsca.config import load_config
-from fedgsca.engine.local import Bench, open_bench
+from fedgsca.engine.local import SiteRunner, open_runner
 from fedgsca.site import weights_of
 
 CASES: dict[str, dict[str, Any]] = {
@@ -26,31 +26,41 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
-def bench(folder: Path, enabled: bool, case: dict[str, Any]) -> Bench:
+def runner(folder: Path, enabled: bool, case: dict[str, Any]) -> SiteRunner:
     config = load_config(
-        data__train=800, data__test=60, data__sites=2, train__threads=1, train__rounds=20, audit__enabled=enabled, **case
+        data__train=800,
+        data__test=60,
+        data__sites=2,
+        train__threads=1,
+        train__rounds=20,
+        audit__enabled=enabled,
+        **case,
     )
-    return open_bench(config, folder / str(enabled))
+    return open_runner(config, folder / str(enabled))
 
 
-def seconds(made: Bench, round: int) -> float:
+def seconds(made: SiteRunner, round: int) -> float:
     payload = made.method.broadcast(made.method.start(weights_of(made.model)), round)
     began = time.process_time()
-    made.visit("site-1", payload)
+    made.run_round("site-1", payload)
     return time.process_time() - began
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--repeat", type=int, default=5)
     repeat = parser.parse_args().repeat
     for name, case in CASES.items():
         with tempfile.TemporaryDirectory() as folder:
-            on, off = bench(Path(folder), True, case), bench(Path(folder), False, case)
+            on, off = runner(Path(folder), True, case), runner(Path(folder), False, case)
             seconds(on, 4), seconds(off, 4)  # the first call warms up
             pairs = [(seconds(on, 5 + i), seconds(off, 5 + i)) for i in range(repeat)]
         a, b = median(p[0] for p in pairs), median(p[1] for p in pairs)
-        print(f"{name}: {1000 * a:.0f} ms with evidence, {1000 * b:.0f} ms without: x {median(x / y for x, y in pairs):.2f}")
+        print(
+            f"{name}: {1000 * a:.0f} ms with evidence, {1000 * b:.0f} ms without: x {median(x / y for x, y in pairs):.2f}"
+        )
 
 
 if __name__ == "__main__":

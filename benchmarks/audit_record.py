@@ -10,10 +10,10 @@ from pathlib import Path
 import numpy as np
 
 from fedgsca.config import Config, Tree, build, merge
-from fedgsca.demo import RECIPE
-from fedgsca.engine.federation import run
-from fedgsca.engine.local import Bench, Reply, open_bench
-from fedgsca.files import write_atomic
+from fedgsca.engine.local import Reply, SiteRunner, open_runner
+from fedgsca.engine.rounds import run
+from fedgsca.grid.demo_plan import RECIPE
+from fedgsca.support.files import write_atomic
 from fedgsca.train import evaluate_site
 from fedgsca.wire import Payload
 
@@ -34,7 +34,11 @@ class Cell:
         return f"{Path(self.data).stem}_{self.noise}_{self.method}_{self.seed}"
 
     def config(self) -> Config:
-        frozen: Tree = {"model": {"frozen": True}, "train": {"rounds": ROUNDS, "threads": 1}, "data": {"source": self.data}}
+        frozen: Tree = {
+            "model": {"frozen": True},
+            "train": {"rounds": ROUNDS, "threads": 1},
+            "data": {"source": self.data},
+        }
         recipe = merge({}, RECIPE) if self.data == "synthetic" else {}
         own: Tree = {
             "method": self.method,
@@ -63,19 +67,21 @@ class Record:
 class Recorder:
     """A local engine that looks before the method trains."""
 
-    def __init__(self, bench: Bench) -> None:
-        self.bench = bench
-        self.probs: dict[str, list[np.ndarray]] = {name: [] for name in bench.experiment.sites}
-        self.posterior: dict[str, list[np.ndarray]] = {name: [] for name in bench.experiment.sites}
+    def __init__(self, runner: SiteRunner) -> None:
+        self.runner = runner
+        self.probs: dict[str, list[np.ndarray]] = {name: [] for name in runner.experiment.sites}
+        self.posterior: dict[str, list[np.ndarray]] = {name: [] for name in runner.experiment.sites}
 
     def exchange(self, payload: Payload) -> Iterator[Reply]:
         for name in sorted(self.probs):
-            site = self.bench.site(name)
+            site = self.runner.site(name)
             site.load(payload.weights)
             self.probs[name].append(evaluate_site(site).probs.astype(np.float32))
-            update = self.bench.method.local_update(payload, site)
+            update = self.runner.method.local_update(payload, site)
             unsaid = np.full(site.num_samples, np.nan)
-            self.posterior[name].append(np.asarray(site.notes.get("clean_probability", unsaid), np.float32))
+            self.posterior[name].append(
+                np.asarray(site.notes.get("clean_probability", unsaid), np.float32)
+            )
             yield Reply(name, update)
 
     def close(self) -> None:
@@ -87,14 +93,17 @@ def records(cell: Cell, out: Path) -> dict[str, Record]:
     path = out / f"{cell.name}.npz"
     if not path.exists():
         folder = out / "runs" / cell.name
-        recorder = Recorder(open_bench(cell.config(), folder))
-        experiment = recorder.bench.experiment
+        recorder = Recorder(open_runner(cell.config(), folder))
+        experiment = recorder.runner.experiment
         run(cell.config(), folder, engine=recorder)
         kept: dict[str, np.ndarray] = {}
         for name, samples in experiment.sites.items():
             kept[f"{name}/probs"] = np.stack(recorder.probs[name])
             kept[f"{name}/posterior"] = np.stack(recorder.posterior[name])
-            kept[f"{name}/features"], kept[f"{name}/given"] = np.asarray(samples.inputs), samples.labels
+            kept[f"{name}/features"], kept[f"{name}/given"] = (
+                np.asarray(samples.inputs),
+                samples.labels,
+            )
             kept[f"{name}/truth"] = experiment.truth[name]
         packed = io.BytesIO()
         np.savez(packed, **kept)  # type: ignore[arg-type]
@@ -102,6 +111,11 @@ def records(cell: Cell, out: Path) -> dict[str, Record]:
     with np.load(path) as found:
         names = sorted({key.split("/")[0] for key in found.files})
         return {
-            name: Record(*(found[f"{name}/{part}"] for part in ("probs", "posterior", "features", "given", "truth")))
+            name: Record(
+                *(
+                    found[f"{name}/{part}"]
+                    for part in ("probs", "posterior", "features", "given", "truth")
+                )
+            )
             for name in names
         }

@@ -1,4 +1,4 @@
-"""Scores and windows that the audit study compares. Higher is worse. The package's own choice is fedgsca.audit.score.badness."""
+"""Scores and windows that the audit study compares. Higher is worse. The package's own choice is fedgsca.label_audit.score.badness."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from benchmarks.audit_record import Record
-from fedgsca.audit.evidence import Evidence, add, means
-from fedgsca.audit.score import badness
+from fedgsca.engine.label_evidence import Evidence, add, means
+from fedgsca.label_audit.score import badness
 from fedgsca.selector import class_relative
 
 WINDOWS = ((0, 5), (1, 10), (3, 15), (3, 20), (5, 20), (3, 30), (10, 30), (1, 60), (30, 60))
@@ -18,7 +18,9 @@ Score = Callable[[Evidence, np.ndarray], np.ndarray]
 def evidence(record: Record, first: int, last: int) -> Evidence:
     """What the engine would have kept of these rounds."""
     sums: dict[str, np.ndarray] = {}
-    for probs, posterior in zip(record.probs[first:last], record.posterior[first:last], strict=True):
+    for probs, posterior in zip(
+        record.probs[first:last], record.posterior[first:last], strict=True
+    ):
         exact = probs.astype(np.float64)
         losses = -np.log(np.maximum(exact[np.arange(len(exact)), record.given], 1e-30))
         sums = add(sums, exact, losses, None if np.isnan(posterior).any() else posterior)
@@ -53,9 +55,13 @@ SCORES: Mapping[str, Score] = {
     "loss": lambda seen, given: seen.losses,
     "class-relative loss": badness,
     "1 - p": lambda seen, given: -_own(seen, given),
-    "class-relative 1 - p": lambda seen, given: class_relative(-_own(seen, given), given, seen.probs.shape[1]),
+    "class-relative 1 - p": lambda seen, given: class_relative(
+        -_own(seen, given), given, seen.probs.shape[1]
+    ),
     "margin": _margin,
     "votes": _votes,
     "posterior": _posterior,
-    "relative loss + margin (ranks)": lambda seen, given: _ranks(badness(seen, given)) + _ranks(_margin(seen, given)),
+    "relative loss + margin (ranks)": lambda seen, given: (
+        _ranks(badness(seen, given)) + _ranks(_margin(seen, given))
+    ),
 }

@@ -17,13 +17,13 @@ from pathlib import Path
 
 import numpy as np
 
-from fedgsca.audit.evidence import add
-from fedgsca.audit.table import read_audit
 from fedgsca.config import load_config
 from fedgsca.data.load import load
-from fedgsca.files import write_atomic
+from fedgsca.engine.label_evidence import add
+from fedgsca.label_audit.audit_table import read_audit
 from fedgsca.rng import stream
-from fedgsca.store import Store
+from fedgsca.site_store import Store
+from fedgsca.support.files import write_atomic
 
 CLASSES, SIDE = 9, 28
 
@@ -50,13 +50,20 @@ def make(out: Path, count: int) -> Path:
     place = out / "run" / "evidence" / "site-1"
     Store(place).write(3, sums)
     table = load(str(source))
-    about = {"site": "site-1", "samples": count, "classes": list(table.classes), "fingerprint": table.fingerprint}
+    about = {
+        "site": "site-1",
+        "samples": count,
+        "classes": list(table.classes),
+        "fingerprint": table.fingerprint,
+    }
     write_atomic(place / "site.json", json.dumps({**about, "config": config.to_tree()}).encode())
     return out / "run"
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--labels", type=int, default=100_000)
     options = parser.parse_args()

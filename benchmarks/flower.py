@@ -19,9 +19,9 @@ from statistics import median
 from typing import Any
 
 from fedgsca.config import Config, load_config
-from fedgsca.engine.app import write_app
-from fedgsca.engine.federation import run
-from fedgsca.engine.folder import read_lines
+from fedgsca.deploy.flower_app import write_app
+from fedgsca.engine.rounds import run
+from fedgsca.experiment.run_folder import read_lines
 from tests.deployment import Deployment, deployment, descendants, program
 
 TICKS = os.sysconf("SC_CLK_TCK")
@@ -32,7 +32,12 @@ def seconds(out: Path) -> dict[str, Any]:
     rows = read_lines(out / "timing.jsonl")
     totals = [row["exchange"] + row["evaluate"] + row["save"] for row in rows]
     training = [max(row["sites"].values()) for row in rows]
-    return {"first": totals[0], "median": median(totals[1:]), "slowest_site": median(training[1:]), "rounds": len(rows)}
+    return {
+        "first": totals[0],
+        "median": median(totals[1:]),
+        "slowest_site": median(training[1:]),
+        "rounds": len(rows),
+    }
 
 
 def rss(number: int) -> float:
@@ -67,7 +72,10 @@ def deploy(config: Config, folder: Path) -> dict[str, Any]:
 
 
 def watch(link: Deployment, app: Path, out: Path, superlink: int) -> dict[str, Any]:
-    process, peaks = link.run(app), {"coordinator_mb": defaultdict(float), "superlink_mb": defaultdict(float)}
+    process, peaks = (
+        link.run(app),
+        {"coordinator_mb": defaultdict(float), "superlink_mb": defaultdict(float)},
+    )
     while process.running:
         done = len(read_lines(out / "metrics.jsonl"))
         for number in descendants(superlink):

@@ -17,13 +17,13 @@ from pathlib import Path
 
 import numpy as np
 
-from fedgsca.accountant import noise_for
-from fedgsca.compare import parse_seeds
 from fedgsca.config import Tree, build, merge
-from fedgsca.demo import RECIPE
-from fedgsca.engine.federation import run
-from fedgsca.engine.folder import read_lines
-from fedgsca.methods.base import load_all
+from fedgsca.engine.rounds import run
+from fedgsca.experiment.run_folder import read_lines
+from fedgsca.grid.comparison import parse_seeds
+from fedgsca.grid.demo_plan import RECIPE
+from fedgsca.methods.base import load_methods
+from fedgsca.privacy.accountant import noise_for
 
 METHODS, KINDS, ROUNDS, DELTA = ("fedavg", "fedgsca"), ("0", "S40", "P20", "C20"), 30, 1e-5
 
@@ -44,14 +44,20 @@ def cost(base: Tree, clip: float, epsilons: Sequence[float], out: Path) -> list[
     found = [run(build(base), out / "none")["f1"]]
     moved = [math.sqrt(line["stability"]) for line in read_lines(out / "none" / "metrics.jsonl")]
     for epsilon in (None, *epsilons):
-        noise = noise_for(epsilon, load_all()[base["method"]].uploads, ROUNDS, DELTA) if epsilon else 0.0
+        noise = (
+            noise_for(epsilon, load_methods()[base["method"]].uploads, ROUNDS, DELTA)
+            if epsilon
+            else 0.0
+        )
         private = merge(base, {"privacy": {"clip": clip, "noise": noise, "delta": DELTA}})
         found.append(run(build(private), out / f"clip {clip:g} epsilon {epsilon}")["f1"])
     return [float(np.median(moved)), *found]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--data", type=Path, help="MedMNIST-style .npz; default: built-in images")
     parser.add_argument("--sites", type=int, default=4)
@@ -59,18 +65,32 @@ def main() -> None:
     parser.add_argument("--epsilons", default="1000,300,100,30,10")
     parser.add_argument("--clip", type=float, default=0.1)
     options = parser.parse_args()
-    data, epsilons = str(options.data.resolve()) if options.data else None, [float(e) for e in options.epsilons.split(",")]
-    print("| method | norm | no privacy | clip only | " + " | ".join(f"epsilon {e:g}" for e in epsilons) + " |")
+    data, epsilons = (
+        str(options.data.resolve()) if options.data else None,
+        [float(e) for e in options.epsilons.split(",")],
+    )
+    print(
+        "| method | norm | no privacy | clip only | "
+        + " | ".join(f"epsilon {e:g}" for e in epsilons)
+        + " |"
+    )
     print("|---" * (4 + len(epsilons)) + "|")
     for method in METHODS:
         rows = []
         for seed in parse_seeds(options.seeds):
             out = options.out / f"{Path(data or 'synthetic').stem}_{options.sites}_{method}_{seed}"
-            rows.append(cost(recipe(method, data, options.sites, seed), options.clip, epsilons, out))
+            rows.append(
+                cost(recipe(method, data, options.sites, seed), options.clip, epsilons, out)
+            )
         norm, *f1 = np.mean(rows, axis=0).tolist()
-        print(f"| {method} | {norm:.2f} | " + " | ".join(f"{value:.1f}" for value in f1) + " |", flush=True)
+        print(
+            f"| {method} | {norm:.2f} | " + " | ".join(f"{value:.1f}" for value in f1) + " |",
+            flush=True,
+        )
     for method in METHODS:
-        noises = [f"{noise_for(e, load_all()[method].uploads, ROUNDS, DELTA):g}" for e in epsilons]
+        noises = [
+            f"{noise_for(e, load_methods()[method].uploads, ROUNDS, DELTA):g}" for e in epsilons
+        ]
         print(f"noise of {method}: {', '.join(noises)}")
 
 

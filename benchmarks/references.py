@@ -16,7 +16,10 @@ Sites = dict[str, Samples]
 
 
 def bare_round(
-    model: nn.Module, sites: Sites, tensors: dict[str, tuple[torch.Tensor, torch.Tensor]], hyper: TrainConfig
+    model: nn.Module,
+    sites: Sites,
+    tensors: dict[str, tuple[torch.Tensor, torch.Tensor]],
+    hyper: TrainConfig,
 ) -> None:
     """FedAvg with nothing around it: normalised channels-last float tensors in memory, plain SGD, a running sum of state dicts."""
     start = copy.deepcopy(model.state_dict())
@@ -25,7 +28,12 @@ def bare_round(
     for name, (x, y) in tensors.items():
         model.load_state_dict(start)
         model.train()
-        optimiser = torch.optim.SGD(model.parameters(), lr=hyper.lr, momentum=hyper.momentum, weight_decay=hyper.weight_decay)
+        optimiser = torch.optim.SGD(
+            model.parameters(),
+            lr=hyper.lr,
+            momentum=hyper.momentum,
+            weight_decay=hyper.weight_decay,
+        )
         order = torch.from_numpy(np.random.Generator(np.random.PCG64(0)).permutation(len(y)))
         for begin in range(0, len(y), hyper.batch_size):
             rows = order[begin : begin + hyper.batch_size]
@@ -55,8 +63,16 @@ class PublishedSet(torch.utils.data.Dataset):  # type: ignore[type-arg]
             picture = picture.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
         if self.rng.random() < 0.5:
             picture = picture.transpose(Image.Transpose.FLIP_TOP_BOTTOM)
-        picture = picture.rotate(float(self.rng.uniform(-180, 180)), resample=Image.Resampling.BILINEAR)
-        pixels = torch.from_numpy(np.asarray(picture).copy()).permute(2, 0, 1).contiguous().float().div_(255)
+        picture = picture.rotate(
+            float(self.rng.uniform(-180, 180)), resample=Image.Resampling.BILINEAR
+        )
+        pixels = (
+            torch.from_numpy(np.asarray(picture).copy())
+            .permute(2, 0, 1)
+            .contiguous()
+            .float()
+            .div_(255)
+        )
         return (pixels - 0.5) / 0.25, int(self.samples.labels[row])
 
 
@@ -66,8 +82,12 @@ def published_round(model: nn.Module, sites: Sites, hyper: TrainConfig) -> None:
     for samples in sites.values():
         net = copy.deepcopy(model)
         net.train()
-        optimiser = torch.optim.SGD(net.parameters(), lr=hyper.lr, momentum=hyper.momentum, weight_decay=hyper.weight_decay)
-        for x, y in torch.utils.data.DataLoader(PublishedSet(samples), batch_size=hyper.batch_size, shuffle=True):
+        optimiser = torch.optim.SGD(
+            net.parameters(), lr=hyper.lr, momentum=hyper.momentum, weight_decay=hyper.weight_decay
+        )
+        for x, y in torch.utils.data.DataLoader(
+            PublishedSet(samples), batch_size=hyper.batch_size, shuffle=True
+        ):
             net.zero_grad()
             F.cross_entropy(net(x), y).backward()
             optimiser.step()
@@ -75,5 +95,7 @@ def published_round(model: nn.Module, sites: Sites, hyper: TrainConfig) -> None:
         sizes.append(len(samples))
     mean = copy.deepcopy(locals_[0])
     for key in mean:
-        mean[key] = sum(state[key] * size for state, size in zip(locals_, sizes, strict=True)) / sum(sizes)
+        mean[key] = sum(
+            state[key] * size for state, size in zip(locals_, sizes, strict=True)
+        ) / sum(sizes)
     model.load_state_dict(mean)

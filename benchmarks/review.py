@@ -20,11 +20,11 @@ from urllib.parse import urlsplit
 
 import numpy as np
 
-from fedgsca.audit.held import Held
-from fedgsca.audit.images import Images
-from fedgsca.audit.table import Audit, Suspect, write_audit
 from fedgsca.config import load_config
 from fedgsca.data.table import Table
+from fedgsca.label_audit.audit_images import Images
+from fedgsca.label_audit.audit_table import Audit, Suspect, write_audit
+from fedgsca.label_audit.site_data import SiteData
 from fedgsca.review.serve import bind, make_server
 from fedgsca.review.session import Session
 from fedgsca.rng import stream
@@ -42,11 +42,11 @@ def made_up(count: int) -> Iterator[Suspect]:
         )  # fmt: skip
 
 
-def site(count: int) -> Held:
+def site(count: int) -> SiteData:
     images = stream(0, "benchmark").integers(0, 255, (count, 28, 28, 3), dtype=np.uint8)
     labels, names = np.arange(count) % 9, np.array([f"img/{row:06d}.png" for row in range(count)])
     table = Table("made up", images, labels, CLASSES, np.full(count, "train"), names, "")
-    return Held(load_config(), "site-1", "made up", None, table, np.arange(count), labels, None)
+    return SiteData(load_config(), "site-1", "made up", None, table, np.arange(count), labels, None)
 
 
 def shown(address: str) -> list[float]:
@@ -66,7 +66,7 @@ def shown(address: str) -> list[float]:
     return took
 
 
-def opened(audit: Audit, held: Held) -> dict[str, Any]:
+def opened(audit: Audit, held: SiteData) -> dict[str, Any]:
     """Seconds until the server is ready, and for all requests of a page that opens."""
     start = time.perf_counter()
     session = Session(audit, Images(held, audit), "benchmark")
@@ -82,11 +82,22 @@ def opened(audit: Audit, held: Held) -> dict[str, Any]:
             answer = connection.getresponse()
             answer.read()
             cookie = {"Cookie": str(answer.getheader("set-cookie")).partition(";")[0]}
-            for path in ("/style.css", "/review.js", "/viewer.js", "/api/about", "/api/items?count=5&open=1", "/image/0"):
+            for path in (
+                "/style.css",
+                "/review.js",
+                "/viewer.js",
+                "/api/about",
+                "/api/items?count=5&open=1",
+                "/image/0",
+            ):
                 connection.request("GET", path, headers=cookie)
                 answer = connection.getresponse()
                 assert answer.read() and answer.status == 200, path
-            return {"ready": ready - start, "page": time.perf_counter() - ready, "shown": shown(address)}
+            return {
+                "ready": ready - start,
+                "page": time.perf_counter() - ready,
+                "shown": shown(address),
+            }
         finally:
             server.should_exit = True
             thread.join()
@@ -94,7 +105,14 @@ def opened(audit: Audit, held: Held) -> dict[str, Any]:
 
 def main(count: int) -> None:
     with tempfile.TemporaryDirectory() as folder:
-        header = {"run": "../..", "site": "site-1", "data": {}, "classes": list(CLASSES), "split": "train", "summary": {}}
+        header = {
+            "run": "../..",
+            "site": "site-1",
+            "data": {},
+            "classes": list(CLASSES),
+            "split": "train",
+            "summary": {},
+        }
         audit = write_audit(Path(folder), header, made_up(count), {})
         took = opened(audit, site(count))
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
@@ -102,7 +120,9 @@ def main(count: int) -> None:
         f"{count} labels: list opened in {took['ready']:.2f} s, page served in {took['page']:.2f} s, peak memory {peak:.0f} MB"
     )
     if took["shown"]:
-        print(f"first image on Chromium's screen after {' and '.join(f'{seconds:.2f}' for seconds in took['shown'])} s")
+        print(
+            f"first image on Chromium's screen after {' and '.join(f'{seconds:.2f}' for seconds in took['shown'])} s"
+        )
 
 
 if __name__ == "__main__":

@@ -21,10 +21,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from fedgsca.cli.compare import execute
-from fedgsca.compare import Plan, parse_methods, parse_seeds, read_tuned
 from fedgsca.config import Tree, merge
-from fedgsca.demo import RECIPE
 from fedgsca.errors import FedgscaError
+from fedgsca.grid.comparison import Plan, parse_methods, parse_seeds, read_tuned
+from fedgsca.grid.demo_plan import RECIPE
 
 MIXED, UNIFORM = "0-S40-P20-C20", "S40"
 
@@ -59,7 +59,9 @@ STUDIES = {
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("name", choices=list(STUDIES))
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--data", type=Path, help="MedMNIST-style .npz")
@@ -71,7 +73,11 @@ def main() -> None:
     study = STUDIES[options.name]
     if study.needs_data and options.data is None:
         parser.error(f"{options.name} needs --data FILE.npz")
-    tree = merge(study.tree, {"data": {"source": str(options.data.resolve())}}) if options.data else study.tree
+    tree = (
+        merge(study.tree, {"data": {"source": str(options.data.resolve())}})
+        if options.data
+        else study.tree
+    )
     plan = Plan(
         parse_methods(options.methods or study.methods), tuple(options.noise or study.noises), parse_seeds(options.seeds), tree,
         ceiling=study.ceiling, clean=study.clean, title=options.name, tuned=read_tuned(options.tuned) if options.tuned else {},

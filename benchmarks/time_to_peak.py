@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 from statistics import median
 
-from fedgsca.paper.collect import read_run
+from fedgsca.paper.collect_scores import read_run
 
 
 def curve(cell: Path) -> list[tuple[float, float]]:
@@ -24,7 +24,10 @@ def curve(cell: Path) -> list[tuple[float, float]]:
 def main() -> None:
     folder = Path(sys.argv[1])
     compare = json.loads((folder / "compare.json").read_text())
-    paths = {(cell["method"], cell["noise"], cell["seed"]): folder / cell["path"] for cell in compare["cells"]}
+    paths = {
+        (cell["method"], cell["noise"], cell["seed"]): folder / cell["path"]
+        for cell in compare["cells"]
+    }
     shares = []
     for (method, noise, seed), path in sorted(paths.items()):
         if method != "fedgsca":
@@ -35,7 +38,9 @@ def main() -> None:
         reached = next((seconds for seconds, f1 in ours if f1 >= peak), None)
         share = "never" if reached is None else f"{reached / needed:.2f}"
         shares.append(float("inf") if reached is None else reached / needed)
-        rounds = [next((i + 1 for i, (_, f1) in enumerate(c) if f1 >= peak), None) for c in (fedavg, ours)]
+        rounds = [
+            next((i + 1 for i, (_, f1) in enumerate(c) if f1 >= peak), None) for c in (fedavg, ours)
+        ]
         print(
             f"{noise:14} seed {seed}: FedAvg's best {peak:.1f} in round {rounds[0]}, FedGSCA there in round {rounds[1]}; time ratio {share}"
         )

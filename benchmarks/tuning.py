@@ -21,22 +21,32 @@ from typing import Any
 import tomli_w
 
 from benchmarks.studies import MIXED, STUDIES, UNIFORM
-from fedgsca.compare import parse_methods, parse_seeds
 from fedgsca.config import Tree, build, merge
-from fedgsca.engine.federation import run
-from fedgsca.engine.folder import dumps, read_lines
-from fedgsca.files import write_atomic
+from fedgsca.engine.rounds import run
+from fedgsca.experiment.run_folder import dumps, read_lines
+from fedgsca.grid.comparison import parse_methods, parse_seeds
+from fedgsca.support.files import write_atomic
 
 # Four settings of its own for each method, beside the defaults: warm-up first, then what its authors tuned.
-OWN: Mapping[str, tuple[Tree, ...]] = {
+SITES_SOURCE: Mapping[str, tuple[Tree, ...]] = {
     "fedavg": tuple({"weight_decay": value} for value in (1e-4, 1e-3, 3e-3, 1e-2)),
     "fedprox": tuple({"mu": value} for value in (0.001, 0.1, 0.3, 1.0)),
-    "fedrobust": ({"feature_unit": 0.03}, {"feature_unit": 0.3}, {"matrix_lr": 0.2}, {"shift_radius": 1.0}),
+    "fedrobust": (
+        {"feature_unit": 0.03},
+        {"feature_unit": 0.3},
+        {"matrix_lr": 0.2},
+        {"shift_radius": 1.0},
+    ),
     "fedcorr": ({"stage1": 0.2}, {"confidence": 0.8}, {"split_guard": 0.0}, {"mixup": 0.2}),
     "fedgp": ({"warmup": 0.1}, {"warmup": 0.35}, {"warmup": 0.5}, {"confidence": 0.6}),
     "fedfixer": ({"warmup": 5}, {"warmup": 20}, {"confidence": 1.0}, {"distance": 5.0}),
     "fednoro": ({"warmup": 5}, {"warmup": 20}, {"strength": 0.5}, {"strength": 0.95}),
-    "fedgsca": ({"warmup": 10}, {"warmup": 20}, {"doubtful": "flag"}, {"selector": {"memory": 0.0}}),
+    "fedgsca": (
+        {"warmup": 10},
+        {"warmup": 20},
+        {"doubtful": "flag"},
+        {"selector": {"memory": 0.0}},
+    ),
 }
 
 
@@ -64,20 +74,34 @@ class Search:
         best = max(trials, key=lambda rate: trials[rate].val_f1)
         if len(trials) >= len(self.rates) + 2 or len(trials) == 1:
             return None
-        return {max(trials): float(f"{3 * best:.1g}"), min(trials): float(f"{best / 3:.1g}")}.get(best)
+        return {max(trials): float(f"{3 * best:.1g}"), min(trials): float(f"{best / 3:.1g}")}.get(
+            best
+        )
 
     def trial(self, method: str, setting: Tree) -> Trial:
-        scores = {noise: [self._score(method, setting, noise, seed) for seed in self.seeds] for noise in self.noises}
+        scores = {
+            noise: [self._score(method, setting, noise, seed) for seed in self.seeds]
+            for noise in self.noises
+        }
         found = {noise: mean(values) for noise, values in scores.items()}
         return Trial(method, setting, mean(found.values()), found)
 
     def _score(self, method: str, setting: Tree, noise: str, seed: int) -> float:
-        config = build(merge(merge(self.tree, setting), {"method": method, "seed": seed, "noise": {"spec": noise}}))
+        config = build(
+            merge(
+                merge(self.tree, setting),
+                {"method": method, "seed": seed, "noise": {"spec": noise}},
+            )
+        )
         folder = self.out / "trials" / f"{method}-{config.fingerprint()[:16]}"
         run(config, folder)
-        lines = [line["val_f1"] for line in read_lines(folder / "metrics.jsonl") if "val_f1" in line]
+        lines = [
+            line["val_f1"] for line in read_lines(folder / "metrics.jsonl") if "val_f1" in line
+        ]
         if not lines:
-            raise SystemExit("this data has no validation split, and the test split is not for choosing")
+            raise SystemExit(
+                "this data has no validation split, and the test split is not for choosing"
+            )
         return mean(lines[-5:])
 
     def method(self, name: str) -> Iterator[Trial]:
@@ -90,7 +114,7 @@ class Search:
             if not rates:  # the best at the edge of the grid: one step of a half decade further
                 rates = [rate for rate in (self._beyond(trials),) if rate is not None]
         best = max(trials.values(), key=lambda trial: trial.val_f1)
-        for own in OWN.get(name, ()):
+        for own in SITES_SOURCE.get(name, ()):
             section = "train" if name == "fedavg" else name  # FedAvg has no settings of its own
             yield self.trial(name, merge(best.setting, {section: own}))
 
@@ -100,15 +124,25 @@ def describe(setting: Mapping[str, Any]) -> str:
 
     def flat(tree: Mapping[str, Any], prefix: str) -> Iterator[str]:
         for key, value in tree.items():
-            yield from flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else [f"{prefix}{key}={value}"]
+            yield from (
+                flat(value, f"{prefix}{key}.")
+                if isinstance(value, Mapping)
+                else [f"{prefix}{key}={value}"]
+            )
 
     return " ".join(flat(setting, ""))
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("name", choices=[name for name, study in STUDIES.items() if study.needs_data])
-    parser.add_argument("--data", type=Path, required=True, help="MedMNIST-style .npz with a validation split")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "name", choices=[name for name, study in STUDIES.items() if study.needs_data]
+    )
+    parser.add_argument(
+        "--data", type=Path, required=True, help="MedMNIST-style .npz with a validation split"
+    )
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--methods", default="all")
     parser.add_argument("--noise", nargs="*", default=[MIXED, UNIFORM])
@@ -117,18 +151,27 @@ def main() -> None:
     parser.add_argument("--write", type=Path, help="keep the winners in this TOML file")
     options = parser.parse_args()
     tree = merge(STUDIES[options.name].tree, {"data": {"source": str(options.data.resolve())}})
-    search = Search(tree, tuple(options.noise), parse_seeds(options.seeds), tuple(options.rates), options.out)
+    search = Search(
+        tree, tuple(options.noise), parse_seeds(options.seeds), tuple(options.rates), options.out
+    )
     winners: dict[str, Tree] = {}
     for name in parse_methods(options.methods):
         trials = []
         for trial in search.method(name):
             trials.append(trial)
             noises = "  ".join(f"{noise} {score:.1f}" for noise, score in trial.by_noise.items())
-            print(f"{name:10} {trial.val_f1:5.1f}  ({noises})  {describe(trial.setting)}", flush=True)
+            print(
+                f"{name:10} {trial.val_f1:5.1f}  ({noises})  {describe(trial.setting)}", flush=True
+            )
         best = max(trials, key=lambda trial: trial.val_f1)
         winners[name] = best.setting
-        rows = [{"setting": t.setting, "val_f1": t.val_f1, "by_noise": dict(t.by_noise)} for t in trials]
-        write_atomic(options.out / f"{name}.json", dumps({"method": name, "best": best.setting, "trials": rows}))
+        rows = [
+            {"setting": t.setting, "val_f1": t.val_f1, "by_noise": dict(t.by_noise)} for t in trials
+        ]
+        write_atomic(
+            options.out / f"{name}.json",
+            dumps({"method": name, "best": best.setting, "trials": rows}),
+        )
         print(f"{name:10} best: {describe(best.setting)}", flush=True)
     if options.write:
         write_atomic(options.write, tomli_w.dumps(winners).encode())

@@ -32,7 +32,9 @@ class WeightedMean:
             if first:
                 self._dtypes[name] = value.dtype
             if value.dtype.kind != "f":
-                self._sums[name] = value.copy() if first else np.asarray(np.maximum(self._sums[name], value))
+                self._sums[name] = (
+                    value.copy() if first else np.asarray(np.maximum(self._sums[name], value))
+                )
             elif first:
                 self._sums[name] = np.asarray(np.multiply(value, weight, dtype=np.float64))
             else:
@@ -46,12 +48,16 @@ class WeightedMean:
         for name, value in self._sums.items():
             dtype = self._dtypes[name]
             # asarray: numpy turns arrays of shape () into scalars on the way
-            mean[name] = np.asarray((value / self.total).astype(dtype) if dtype.kind == "f" else value)
+            mean[name] = np.asarray(
+                (value / self.total).astype(dtype) if dtype.kind == "f" else value
+            )
         return mean
 
 
 def weighted_mean(
-    updates: Iterable[Update], fallback: Arrays, weight: Callable[[Update], float] = lambda update: float(update.num_samples)
+    updates: Iterable[Update],
+    fallback: Arrays,
+    weight: Callable[[Update], float] = lambda update: float(update.num_samples),
 ) -> dict[str, np.ndarray]:
     """FedAvg's server step (weights n_k / N); with no usable update the model stays what it was."""
     mean = WeightedMean()

@@ -28,7 +28,12 @@ MIN_ALPHA = 1e-3  # alpha = 0 would make the projected probability of every othe
 
 
 def rcl_loss(
-    logits: Tensor, labels: Tensor, *, alpha: float = 0.05, beta: float = 0.75, reduction: Reduction = "mean"
+    logits: Tensor,
+    labels: Tensor,
+    *,
+    alpha: float = 0.05,
+    beta: float = 0.75,
+    reduction: Reduction = "mean",
 ) -> Tensor:
     """L*(Q, p) (Eq. 17) for logits (n, C) and labels (n,). The mean counts the samples that cost nothing, too."""
     log_p = _log_softmax(logits)
@@ -38,16 +43,30 @@ def rcl_loss(
 
 
 def ucl_loss(
-    logits: Tensor, labels: Tensor, *, alpha: float = 0.05, beta: float = 0.75, reduction: Reduction = "mean"
+    logits: Tensor,
+    labels: Tensor,
+    *,
+    alpha: float = 0.05,
+    beta: float = 0.75,
+    reduction: Reduction = "mean",
 ) -> Tensor:
     """Uniform credal labelling, the ablation: a label the model contradicts with at least beta says nothing, else A = {y}."""
     log_p = _log_softmax(logits)
     given = torch.zeros_like(log_p, dtype=torch.bool).scatter(1, labels[:, None], True)
     contradicted = ((log_p.detach().exp() >= beta) & ~given).any(dim=1, keepdim=True)
-    return _reduce(_credal(log_p, given | contradicted, max(alpha, MIN_ALPHA)), reduction)  # all possible: inside, costs 0
+    return _reduce(
+        _credal(log_p, given | contradicted, max(alpha, MIN_ALPHA)), reduction
+    )  # all possible: inside, costs 0
 
 
-def beta_at(round: int, rounds: int, *, start: float = 0.75, end: float = 0.55, schedule: Schedule = "cosine") -> float:
+def beta_at(
+    round: int,
+    rounds: int,
+    *,
+    start: float = 0.75,
+    end: float = 0.55,
+    schedule: Schedule = "cosine",
+) -> float:
     """beta of a zero-based round. It falls as the model earns trust; the same for every site and epoch of the round."""
     done = round / rounds
     if schedule == "cosine":
@@ -71,9 +90,13 @@ def _credal(log_p: Tensor, possible: Tensor, alpha: float) -> Tensor:
     sum is ever differentiated: masking a finished loss would turn log 0 of the samples inside into NaN gradients.
     """
     with torch.no_grad():
-        log_s1 = log_p.masked_fill(~possible, -torch.inf).logsumexp(dim=1, keepdim=True)  # S1 may be 1e-170: stay in logs
+        log_s1 = log_p.masked_fill(~possible, -torch.inf).logsumexp(
+            dim=1, keepdim=True
+        )  # S1 may be 1e-170: stay in logs
         log_s0 = log_p.masked_fill(possible, -torch.inf).logsumexp(dim=1, keepdim=True)
-        outside = ~(log_s1.exp() >= 1.0 - alpha)  # "not >=": a NaN logit reaches the loss instead of hiding as 0
+        outside = ~(
+            log_s1.exp() >= 1.0 - alpha
+        )  # "not >=": a NaN logit reaches the loss instead of hiding as 0
         scale = torch.where(possible, math.log1p(-alpha) - log_s1, math.log(alpha) - log_s0)
         log_r = log_p + torch.where(outside, scale, 0.0)  # Eq. 16
         r = log_r.exp() * outside

@@ -1,24 +1,42 @@
-"""Errors a user can act on: each says what is wrong, where, and how to fix it.
+"""Errors a user can act on: each has a stable code and says what is wrong, where, and how to fix it.
 
-`assert` and plain exceptions are left for our own bugs. The command line prints these without a traceback and exits with the
-class's code, so that scripts can tell a typo from a full disk.
+`assert` and plain exceptions are left for our own bugs. The command line prints these without a
+traceback and exits with the class's exit code, so that a script can tell a typo from a full disk.
+
+A code such as `data.duplicate-column` never changes its meaning; the wording of a message may.
+docs/errors.md lists all codes. It is generated from the source, so a code is always a literal:
+
+    raise DataError("data.duplicate-column", f"duplicate column {name!r} in {path}", fix="rename one of the two columns")
 """
 
 from __future__ import annotations
 
 
 class FedgscaError(Exception):
-    """Base of every error that is the user's to solve."""
+    """Base of every error that is the user's to solve.
+
+    `code` is `group.what-is-wrong`, `message` the problem as a sentence, `fix` an imperative.
+    """
 
     exit_code = 1
 
-    def __init__(self, message: str, *, fix: str) -> None:
+    def __init__(self, code: str, message: str, *, fix: str) -> None:
         super().__init__(message)
+        self.code = code
         self.message = message
         self.fix = fix
 
     def __str__(self) -> str:
-        return f"{self.message}\nFix: {self.fix}"
+        return f"{self.message} [{self.code}]\nFix: {self.fix}"
+
+    def to_json(self) -> dict[str, object]:
+        """The error as `--json` prints it."""
+        return {
+            "code": self.code,
+            "message": self.message,
+            "fix": self.fix,
+            "exit_code": self.exit_code,
+        }
 
 
 class ConfigError(FedgscaError):

@@ -40,7 +40,12 @@ def per_class(matrix: np.ndarray) -> list[dict[str, float]]:
     """One entry per class: f1, recall, precision in percent and support, the number of true samples."""
     table = zip(*_rates(matrix), matrix.sum(axis=1), strict=True)
     return [
-        {"f1": 100.0 * float(f), "recall": 100.0 * float(r), "precision": 100.0 * float(p), "support": int(n)}
+        {
+            "f1": 100.0 * float(f),
+            "recall": 100.0 * float(r),
+            "precision": 100.0 * float(p),
+            "support": int(n),
+        }
         for f, r, p, n in table
     ]
 
@@ -56,7 +61,9 @@ def auroc(score: np.ndarray, positive: np.ndarray) -> float | None:
         return None
     _, group, count = np.unique(score, return_inverse=True, return_counts=True)
     last = np.cumsum(count)
-    rank = (last - 0.5 * (count - 1))[group]  # the mean rank, from 1, of all samples with this score
+    rank = (last - 0.5 * (count - 1))[
+        group
+    ]  # the mean rank, from 1, of all samples with this score
     return float((rank[positive].sum() - hits * (hits + 1) / 2) / (hits * misses))
 
 
@@ -70,12 +77,16 @@ def detection(flagged: np.ndarray, wrong: np.ndarray) -> dict[str, float | None]
     }
 
 
-def stability(before: Mapping[str, np.ndarray], after: Mapping[str, np.ndarray], names: Iterable[str]) -> float:
+def stability(
+    before: Mapping[str, np.ndarray], after: Mapping[str, np.ndarray], names: Iterable[str]
+) -> float:
     """||theta_k - theta||^2 over the named (trainable) arrays: how far one site moved from the model it received.
 
     The paper's stability metric is the mean of this over the sites.
     """
-    return float(sum(np.square(np.subtract(after[n], before[n], dtype=np.float64)).sum() for n in names))
+    return float(
+        sum(np.square(np.subtract(after[n], before[n], dtype=np.float64)).sum() for n in names)
+    )
 
 
 def headline(values: Sequence[float], last: int = 5) -> float:

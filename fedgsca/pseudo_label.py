@@ -25,7 +25,9 @@ def is_noisy_client(clean: np.ndarray, threshold: float = 0.1) -> bool:
     return clean.size > 0 and flagged * limit.denominator >= limit.numerator * clean.size
 
 
-def class_thresholds(probs: np.ndarray, clean: np.ndarray, *, base: float = 0.8, average: Average = "literal") -> np.ndarray:
+def class_thresholds(
+    probs: np.ndarray, clean: np.ndarray, *, base: float = 0.8, average: Average = "literal"
+) -> np.ndarray:
     """zeta_c (Eq. 10): `base` (the paper's zeta_0) for the class with the highest average confidence, lower for the others.
 
     Avg_c (Eq. 9) sums the confidence of the clean samples predicted as c. "literal" divides by the number of all clean samples,
@@ -35,24 +37,37 @@ def class_thresholds(probs: np.ndarray, clean: np.ndarray, *, base: float = 0.8,
     """
     confidence, predicted = probs.max(axis=1)[clean].astype(np.float64), probs.argmax(axis=1)[clean]
     count = np.bincount(predicted, minlength=probs.shape[1])  # (C,) clean samples predicted as c
-    mass = np.bincount(predicted, weights=confidence, minlength=probs.shape[1])  # (C,) their summed confidence
+    mass = np.bincount(
+        predicted, weights=confidence, minlength=probs.shape[1]
+    )  # (C,) their summed confidence
     if average == "literal":
         avg = mass / max(predicted.size, 1)
     elif average == "per_class":
         avg = mass / np.maximum(count, 1)
     else:
         raise ValueError(f"unknown average {average!r}: literal or per_class")
-    return np.where(count > 0, base * (avg / avg.max()), base) if predicted.size else np.full(avg.shape, base)
+    return (
+        np.where(count > 0, base * (avg / avg.max()), base)
+        if predicted.size
+        else np.full(avg.shape, base)
+    )
 
 
-def assign(probs: np.ndarray, clean: np.ndarray, thresholds: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def assign(
+    probs: np.ndarray, clean: np.ndarray, thresholds: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
     """(labels, keep): the model's argmax for every sample (Eq. 11), and the noisy samples that pass, D^pseudo (Eq. 12)."""
     labels = probs.argmax(axis=1)
     return labels, ~clean & (probs.max(axis=1) >= thresholds[labels])
 
 
 def training_set(
-    labels: np.ndarray, probs: np.ndarray, clean: np.ndarray, thresholds: np.ndarray, *, noise_level: float = 0.1
+    labels: np.ndarray,
+    probs: np.ndarray,
+    clean: np.ndarray,
+    thresholds: np.ndarray,
+    *,
+    noise_level: float = 0.1,
 ) -> tuple[np.ndarray, np.ndarray]:
     """D_hat (Eq. 13) as (row indices ascending, their labels).
 

@@ -20,8 +20,14 @@ import numpy as np
 from fedgsca.errors import UpdateError
 
 LOSS_CAP = 9.21  # -log(1e-4): beyond it a loss says "wrong", not "more wrong", and would only inflate the noisy variance
-MIN_SAMPLES, MIN_SPREAD, MIN_GAP = 20, 1e-4, 0.1  # fewer samples, smaller std, closer means: no two heaps to speak of
-NO_SELECTOR = np.full(6, np.nan)  # "no selector yet" on the wire, where a selector is one array of six numbers
+MIN_SAMPLES, MIN_SPREAD, MIN_GAP = (
+    20,
+    1e-4,
+    0.1,
+)  # fewer samples, smaller std, closer means: no two heaps to speak of
+NO_SELECTOR = np.full(
+    6, np.nan
+)  # "no selector yet" on the wire, where a selector is one array of six numbers
 NO_SELECTOR.flags.writeable = False
 
 
@@ -46,6 +52,7 @@ class Selector:
         good = a.shape == (6,) and bool(np.isfinite(a).all()) and a[0] <= a[1] and min(a[2:]) > 0
         if not good or abs(a[4] + a[5] - 1.0) > 1e-5:
             raise UpdateError(
+                "todo.selector-1",
                 f"not a selector: {a.tolist()} (want two ascending means, two positive variances, two weights that sum to 1)",
                 fix="run the same version of fedgsca at the server and at every site",
             )
@@ -55,7 +62,11 @@ class Selector:
 def _selector(mean: np.ndarray, var: np.ndarray, weight: np.ndarray) -> Selector:
     """Plain floats, sorted by mean: without the sorting, one swapped site would spoil the server's average."""
     i, j = (0, 1) if mean[0] <= mean[1] else (1, 0)
-    return Selector((float(mean[i]), float(mean[j])), (float(var[i]), float(var[j])), (float(weight[i]), float(weight[j])))
+    return Selector(
+        (float(mean[i]), float(mean[j])),
+        (float(var[i]), float(var[j])),
+        (float(weight[i]), float(weight[j])),
+    )
 
 
 # means, variances and weights to which a site's selector is clamped before noise is added (privacy.py)
@@ -74,15 +85,23 @@ def clip_losses(losses: np.ndarray, cap: float = LOSS_CAP) -> np.ndarray:
     bad = ~np.isfinite(x)
     if 100 * int(bad.sum()) > x.size:
         raise UpdateError(
+            "todo.selector-2",
             f"{int(bad.sum())} of {x.size} losses are not finite: the model has diverged",
             fix="lower the learning rate, or resume from an earlier checkpoint",
         )
-    worst = cap if math.isfinite(cap) else float(x[~bad].max(initial=0.0))  # cap = inf is the paper's literal reading
+    worst = (
+        cap if math.isfinite(cap) else float(x[~bad].max(initial=0.0))
+    )  # cap = inf is the paper's literal reading
     return np.minimum(np.where(bad, worst, x), cap)
 
 
 def class_relative(
-    losses: np.ndarray, labels: np.ndarray, num_classes: int, *, quantile: float = 0.25, min_count: int = 5
+    losses: np.ndarray,
+    labels: np.ndarray,
+    num_classes: int,
+    *,
+    quantile: float = 0.25,
+    min_count: int = 5,
 ) -> np.ndarray:
     """Shift the losses of each given class so that its lower quantile equals the site's (not in the paper).
 
@@ -101,7 +120,9 @@ def class_relative(
     return shifted
 
 
-def _log_joint(basis: np.ndarray, mean: np.ndarray, var: np.ndarray, weight: np.ndarray) -> np.ndarray:
+def _log_joint(
+    basis: np.ndarray, mean: np.ndarray, var: np.ndarray, weight: np.ndarray
+) -> np.ndarray:
     """(2, n): log P(z = g) + log N(loss; mean_g, var_g), the numerators of Eq. 3 with the densities of Eq. 1.
 
     basis (3, n) holds 1, x, x^2 of the losses x: the logarithm of a Gaussian is a parabola, so one small product gives both.
@@ -112,7 +133,12 @@ def _log_joint(basis: np.ndarray, mean: np.ndarray, var: np.ndarray, weight: np.
 
 
 def fit_selector(
-    losses: np.ndarray, init: Selector | None = None, *, var_floor: float = 0.25, max_steps: int = 100, tol: float = 1e-4
+    losses: np.ndarray,
+    init: Selector | None = None,
+    *,
+    var_floor: float = 0.25,
+    max_steps: int = 100,
+    tol: float = 1e-4,
 ) -> Selector | None:
     """CSS, the site's own selector: EM for two Gaussians (Algorithm 1, the last loop). None: no trustworthy two-heap fit.
 
@@ -126,14 +152,19 @@ def fit_selector(
         return None
     low, high = np.quantile(l, [0.25, 0.9])
     starts = [Selector((float(low), float(high)), (float(l.var()), float(l.var())), (0.7, 0.3))]
-    fits = [_em(l, start, max(var_floor, 1e-12), max_steps, tol) for start in ([init] if init else []) + starts]
+    fits = [
+        _em(l, start, max(var_floor, 1e-12), max_steps, tol)
+        for start in ([init] if init else []) + starts
+    ]
     fit = max(fits, key=lambda found: found[1])[0]  # the first of equals: the one that started at S
     numbers_ok = bool(np.isfinite(fit.to_array()).all())
     both_inhabited = min(fit.weight) >= max(2.0 / l.size, 0.005)
     return fit if numbers_ok and both_inhabited and fit.mean[1] - fit.mean[0] >= MIN_GAP else None
 
 
-def _em(losses: np.ndarray, start: Selector, floor: float, max_steps: int, tol: float) -> tuple[Selector, float]:
+def _em(
+    losses: np.ndarray, start: Selector, floor: float, max_steps: int, tol: float
+) -> tuple[Selector, float]:
     """Expectation-maximisation from `start` until the mean log-likelihood changes by less than `tol`; and that likelihood."""
     centre = losses.mean()
     l = losses - centre  # moments about the middle of the data: E[l^2] - E[l]^2 keeps its digits
@@ -159,7 +190,9 @@ def merge_selectors(selectors: Sequence[Selector | None], sizes: Sequence[int]) 
 
     Variances are averaged linearly, as printed. The sums are exact, so the order of the sites does not matter.
     """
-    valid = [(s.to_array(), n) for s, n in zip(selectors, sizes, strict=True) if s is not None and n > 0]
+    valid = [
+        (s.to_array(), n) for s, n in zip(selectors, sizes, strict=True) if s is not None and n > 0
+    ]
     if not valid:
         return None
     total = sum(n for _, n in valid)
@@ -167,7 +200,9 @@ def merge_selectors(selectors: Sequence[Selector | None], sizes: Sequence[int]) 
     return _selector(a[:2], a[2:4], a[4:])  # averages of sorted pairs are sorted
 
 
-def clean_probability(losses: np.ndarray, selector: Selector, *, monotone: bool = True) -> np.ndarray:
+def clean_probability(
+    losses: np.ndarray, selector: Selector, *, monotone: bool = True
+) -> np.ndarray:
     """(n,): p("clean" | x, y) (Eq. 6), the posterior of component 0 (Eq. 3). Never rises with the loss if `monotone`.
 
     The log-odds of two Gaussians is a parabola in the loss. Beyond its vertex it turns round: with a narrow clean component the
@@ -180,7 +215,9 @@ def clean_probability(losses: np.ndarray, selector: Selector, *, monotone: bool 
         vertex = (mean[0] * var[1] - mean[1] * var[0]) / (var[1] - var[0])
         x = np.maximum(x, vertex) if var[1] > var[0] else np.minimum(x, vertex)
     joint = _log_joint(np.stack([np.ones_like(x), x, x * x]), mean, var, np.array(selector.weight))
-    p: np.ndarray = np.exp(-np.logaddexp(0.0, joint[1] - joint[0]))  # a sigmoid of the log-odds that cannot overflow
+    p: np.ndarray = np.exp(
+        -np.logaddexp(0.0, joint[1] - joint[0])
+    )  # a sigmoid of the log-odds that cannot overflow
     return p
 
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from fedgsca.config import TrainConfig
 from fedgsca.rng import stream
-from fedgsca.store import Store
+from fedgsca.site_store import Store
 from fedgsca.wire import Arrays
 
 if TYPE_CHECKING:
@@ -27,7 +27,9 @@ if TYPE_CHECKING:
 class Samples:
     """Inputs of a site (or of the test set) in fixed row order."""
 
-    inputs: np.ndarray  # (n, H, W, 3) uint8 images, or (n, D) float32 features in frozen-backbone mode
+    inputs: (
+        np.ndarray
+    )  # (n, H, W, 3) uint8 images, or (n, D) float32 features in frozen-backbone mode
     labels: np.ndarray  # (n,) int64, as given
     num_classes: int
     mean: tuple[float, float, float] = (127.5, 127.5, 127.5)  # images only
@@ -52,8 +54,12 @@ class Site:
     model: Classifier
     device: torch.device
     store: Store
-    notes: dict[str, np.ndarray] = field(default_factory=dict)  # what the method saw this round; stays on this machine
-    seen: Evaluation | None = None  # outputs of the model as loaded, while nothing has trained on it
+    notes: dict[str, np.ndarray] = field(
+        default_factory=dict
+    )  # what the method saw this round; stays on this machine
+    seen: Evaluation | None = (
+        None  # outputs of the model as loaded, while nothing has trained on it
+    )
     _loaded: Arrays | None = None
 
     @property
@@ -105,4 +111,6 @@ def load_weights(model: torch.nn.Module, weights: Arrays) -> None:
 
 
 def weights_of(model: torch.nn.Module) -> dict[str, np.ndarray]:
-    return {name: tensor.detach().cpu().numpy().copy() for name, tensor in model.state_dict().items()}
+    return {
+        name: tensor.detach().cpu().numpy().copy() for name, tensor in model.state_dict().items()
+    }

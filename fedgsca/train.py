@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedgsca.augment import augment
+from fedgsca.models.augment import augment
 from fedgsca.site import Samples, Site
 
 EVAL_BATCH = 256
@@ -62,7 +62,10 @@ def cross_entropy(model: nn.Module, batch: Batch) -> Tensor:
 
 def proximal(model: nn.Module, anchor: Sequence[Tensor], mu: float) -> Tensor:
     """(mu / 2) ||theta - anchor||^2 over parameters (buffers such as BatchNorm statistics are not parameters)."""
-    squares = [(parameter - fixed).square().sum() for parameter, fixed in zip(model.parameters(), anchor, strict=True)]
+    squares = [
+        (parameter - fixed).square().sum()
+        for parameter, fixed in zip(model.parameters(), anchor, strict=True)
+    ]
     return 0.5 * mu * torch.stack(squares).sum()
 
 
@@ -74,7 +77,11 @@ def precision(device: torch.device) -> AbstractContextManager[object]:
 
 
 def to_tensor(
-    samples: Samples, rows: np.ndarray, device: torch.device, rng: np.random.Generator | None = None, kind: str = "none"
+    samples: Samples,
+    rows: np.ndarray,
+    device: torch.device,
+    rng: np.random.Generator | None = None,
+    kind: str = "none",
 ) -> Tensor:
     """Gather rows; images are augmented (if a stream is given) as uint8 and then normalised."""
     gathered = torch.from_numpy(np.asarray(samples.inputs[rows]))
@@ -89,7 +96,12 @@ def to_tensor(
 
 
 def batches(
-    site: Site, round: int, rows: np.ndarray | None = None, labels: np.ndarray | None = None, *, epoch: int = 0
+    site: Site,
+    round: int,
+    rows: np.ndarray | None = None,
+    labels: np.ndarray | None = None,
+    *,
+    epoch: int = 0,
 ) -> Iterator[Batch]:
     """One shuffled, augmented pass over `rows` (default: all) with `labels` (default: the given ones), one label per row.
 
@@ -112,7 +124,13 @@ def batches(
 class SGD:
     """Plain SGD with momentum and weight decay. torch.optim's first use imports its compiler for one to two seconds; this does not."""
 
-    def __init__(self, parameters: Sequence[nn.Parameter], lr: float, momentum: float = 0.0, weight_decay: float = 0.0) -> None:
+    def __init__(
+        self,
+        parameters: Sequence[nn.Parameter],
+        lr: float,
+        momentum: float = 0.0,
+        weight_decay: float = 0.0,
+    ) -> None:
         self.parameters = [p for p in parameters if p.requires_grad]
         self.lr, self.momentum, self.weight_decay = lr, momentum, weight_decay
         self._velocity: list[Tensor] | None = None
@@ -146,7 +164,11 @@ def optimiser(site: Site, round: int, parameters: Sequence[nn.Parameter] | None 
 
 
 def train(
-    site: Site, round: int, objective: Objective, rows: np.ndarray | None = None, labels: np.ndarray | None = None
+    site: Site,
+    round: int,
+    objective: Objective,
+    rows: np.ndarray | None = None,
+    labels: np.ndarray | None = None,
 ) -> None:
     """E local epochs of SGD on the site's model, which already holds the weights to start from."""
     site.model.train()
@@ -161,7 +183,9 @@ def train(
 
 
 @torch.inference_mode()
-def evaluate(model: Network, samples: Samples, device: torch.device, *, features: bool = False) -> Evaluation:
+def evaluate(
+    model: Network, samples: Samples, device: torch.device, *, features: bool = False
+) -> Evaluation:
     """Probabilities and cross-entropy of every sample: evaluation mode, fixed order, no augmentation."""
     model.eval()
     probs, losses, found = [], [], []
@@ -175,7 +199,9 @@ def evaluate(model: Network, samples: Samples, device: torch.device, *, features
         losses.append(-log_probs.cpu().numpy()[np.arange(len(rows)), samples.labels[rows]])
         if features:
             found.append(hidden.float().cpu().numpy())
-    return Evaluation(np.concatenate(probs), np.concatenate(losses), np.concatenate(found) if features else None)
+    return Evaluation(
+        np.concatenate(probs), np.concatenate(losses), np.concatenate(found) if features else None
+    )
 
 
 def evaluate_site(site: Site, *, features: bool = False) -> Evaluation:

@@ -36,7 +36,9 @@ class Extra:
     high: float = 1e9
     nan: bool = False  # NaN stands for "none"
     inf: bool = False  # infinity has a meaning
-    diagnostic: bool = False  # for people only, no step of the method reads it: not sent under `privacy`
+    diagnostic: bool = (
+        False  # for people only, no step of the method reads it: not sent under `privacy`
+    )
     # under `privacy`: (low, high) to which each number of a vector is clamped before it is noised, and what makes the noised ones
     # meaningful again (sorted, adding up to one); neither bounds nor diagnostic: the method cannot run under `privacy`
     bounds: tuple[tuple[float, float], ...] | None = None
@@ -54,6 +56,13 @@ class Extra:
         if known.size and (known.min() < self.low or known.max() > self.high):
             return f"values from {known.min():g} to {known.max():g}, believable are {self.low:g} to {self.high:g}"
         return None
+
+
+def unprotected(uploads: Mapping[str, Extra]) -> list[str]:
+    """Extras that the method needs and for which there is no rule; a method with any cannot run under privacy."""
+    return [
+        name for name, extra in uploads.items() if extra.bounds is None and not extra.diagnostic
+    ]
 
 
 @dataclass(frozen=True)
@@ -79,7 +88,9 @@ def num_bytes(arrays: Arrays) -> int:
     return sum(int(np.asarray(a).nbytes) for a in arrays.values())
 
 
-def check_extras(who: str, extras: Arrays, declared: Mapping[str, Extra], dims: Mapping[str, int]) -> None:
+def check_extras(
+    who: str, extras: Arrays, declared: Mapping[str, Extra], dims: Mapping[str, int]
+) -> None:
     """Refuse an extra that is undeclared, missing, or not of the declared shape and range: this is what 'enforced' means."""
     problems = [f"{name} is not declared" for name in sorted(set(extras) - set(declared))]
     for name, extra in declared.items():
@@ -91,20 +102,28 @@ def check_extras(who: str, extras: Arrays, declared: Mapping[str, Extra], dims: 
         if value.dtype.kind not in "fiub":
             problems.append(f"{name} has type {value.dtype}, not a number")
         elif value.shape != extra.resolve(dims):
-            problems.append(f"{name} has shape {value.shape}, declared {extra.shape} = {extra.resolve(dims)}")
+            problems.append(
+                f"{name} has shape {value.shape}, declared {extra.shape} = {extra.resolve(dims)}"
+            )
         elif (wrong := extra.problem(value)) is not None:
             problems.append(f"{name} has {wrong}")
     if problems:
         raise UpdateError(
+            "todo.wire-1",
             f"{who}: " + "; ".join(problems),
             fix="if the method is new, declare the extra in its `uploads`/`downloads`; otherwise the sender's training has diverged",
         )
 
 
-def check_update(update: Update, reference: Arrays, declared: Mapping[str, Extra], dims: Mapping[str, int]) -> None:
+def check_update(
+    update: Update, reference: Arrays, declared: Mapping[str, Extra], dims: Mapping[str, int]
+) -> None:
     """Names, shapes, types and finite values of an update, against what was sent out."""
     problems: list[str] = []
-    missing, unknown = sorted(set(reference) - set(update.weights)), sorted(set(update.weights) - set(reference))
+    missing, unknown = (
+        sorted(set(reference) - set(update.weights)),
+        sorted(set(update.weights) - set(reference)),
+    )
     if missing:
         problems.append(f"{len(missing)} weights are missing, first: {missing[0]}")
     if unknown:
@@ -116,12 +135,17 @@ def check_update(update: Update, reference: Arrays, declared: Mapping[str, Extra
         elif got.dtype != want.dtype:
             problems.append(f"{name} has type {got.dtype} instead of {want.dtype}")
         elif got.dtype.kind == "f" and not np.isfinite(got).all():
-            problems.append(f"{name} contains {int((~np.isfinite(got)).sum())} values that are not finite")
+            problems.append(
+                f"{name} contains {int((~np.isfinite(got)).sum())} values that are not finite"
+            )
     if not isinstance(update.num_samples, int) or not 0 <= update.num_samples <= MOST_SAMPLES:
         problems.append(f"num_samples is {update.num_samples!r}")
     if problems:
-        shown = "; ".join(problems[:3]) + (f"; and {len(problems) - 3} more" if len(problems) > 3 else "")
+        shown = "; ".join(problems[:3]) + (
+            f"; and {len(problems) - 3} more" if len(problems) > 3 else ""
+        )
         raise UpdateError(
+            "todo.wire-2",
             f"update of {update.site} refused: {shown}",
             fix="check that the site runs the same version and its training did not diverge",
         )
@@ -133,7 +157,11 @@ def save_tensors(arrays: Arrays, metadata: Mapping[str, str]) -> bytes:
     from safetensors.numpy import save
 
     # not ascontiguousarray: it turns a single number, shape (), into shape (1,)
-    data = bytes(save({name: np.asarray(a, order="C") for name, a in arrays.items()}, metadata=dict(metadata)))
+    data = bytes(
+        save(
+            {name: np.asarray(a, order="C") for name, a in arrays.items()}, metadata=dict(metadata)
+        )
+    )
     if len(metadata) < 2:
         return data
     size = int.from_bytes(data[:8], "little")
@@ -145,11 +173,15 @@ def save_tensors(arrays: Arrays, metadata: Mapping[str, str]) -> bytes:
 
 
 def pack(header: Mapping[str, object], **groups: Arrays) -> bytes:
-    tensors = {f"{group}/{name}": a for group, arrays in groups.items() for name, a in arrays.items()}
+    tensors = {
+        f"{group}/{name}": a for group, arrays in groups.items() for name, a in arrays.items()
+    }
     return save_tensors(tensors, {"fedgsca": json.dumps(header, sort_keys=True)})
 
 
-def unpack(data: bytes, groups: Sequence[str]) -> tuple[dict[str, object], list[dict[str, np.ndarray]]]:
+def unpack(
+    data: bytes, groups: Sequence[str]
+) -> tuple[dict[str, object], list[dict[str, np.ndarray]]]:
     from safetensors.numpy import load
 
     size = int.from_bytes(data[:8], "little")
@@ -177,4 +209,9 @@ def encode_update(update: Update) -> bytes:
 
 def decode_update(data: bytes) -> Update:
     header, (weights, extras) = unpack(data, ("weights", "extras"))
-    return Update(site=str(header["site"]), num_samples=int(str(header["num_samples"])), weights=weights, extras=extras)
+    return Update(
+        site=str(header["site"]),
+        num_samples=int(str(header["num_samples"])),
+        weights=weights,
+        extras=extras,
+    )

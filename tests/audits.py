@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 from toys import toy_config
 
-from fedgsca.audit.held import Held, open_sites
-from fedgsca.audit.images import content_hash
-from fedgsca.audit.table import Audit, Suspect, write_audit
-from fedgsca.engine.federation import run
+from fedgsca.engine.rounds import run
+from fedgsca.label_audit.audit_images import content_hash
+from fedgsca.label_audit.audit_table import Audit, Suspect, write_audit
+from fedgsca.label_audit.site_data import SiteData, open_sites
 
 
 def toy_audit(folder: Path, site: str = "site-2", source: Path | None = None, **sets: Any) -> Audit:
@@ -24,13 +24,16 @@ def toy_audit(folder: Path, site: str = "site-2", source: Path | None = None, **
         "classes": list(held.table.classes), "method": "fedavg", "rounds": [0, 1], "split": "train", "summary": {},
     }  # fmt: skip
     clean = {
-        name: [{"row": int(row), "hash": pixels_hash(held, int(row))} for row in np.flatnonzero(held.given == c)[:4]]
+        name: [
+            {"row": int(row), "hash": pixels_hash(held, int(row))}
+            for row in np.flatnonzero(held.given == c)[:4]
+        ]
         for c, name in enumerate(held.table.classes)
     }
     return write_audit(folder / "audit" / site, header, made_up(held), clean)
 
 
-def made_up(held: Held) -> Iterator[Suspect]:
+def made_up(held: SiteData) -> Iterator[Suspect]:
     """Every label of the site, suspicion falling from 1 to 0, the first tenth within the quota."""
     classes, n = held.table.classes, len(held)
     wrong = np.zeros(n, bool) if held.truth is None else held.given != held.truth
@@ -43,5 +46,5 @@ def made_up(held: Held) -> Iterator[Suspect]:
         )  # fmt: skip
 
 
-def pixels_hash(held: Held, row: int) -> str:
+def pixels_hash(held: SiteData, row: int) -> str:
     return content_hash(np.asarray(held.table.images[held.rows[row]]))

@@ -29,7 +29,9 @@ os.execv(sys.argv[3], sys.argv[3:])
 
 
 def chromium() -> str | None:
-    return next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    return next(
+        filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
+    )
 
 
 class Browser:
@@ -42,14 +44,22 @@ class Browser:
                  f"--user-data-dir={profile}", "--remote-debugging-pipe", "about:blank"]  # fmt: skip
         words = [sys.executable, "-c", MOVE_PIPES, str(mine[0]), str(theirs[1]), program, *flags]
         self.process = subprocess.Popen(
-            words, pass_fds=(mine[0], theirs[1]), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
+            words,
+            pass_fds=(mine[0], theirs[1]),
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
         )
         os.close(mine[0])
         os.close(theirs[1])
         self._out, self._in, self._buffer, self._count = mine[1], theirs[0], b"", 0
         self.messages: list[str] = []  # errors on the page's console
-        target = next(t for t in self._ask("Target.getTargets")["targetInfos"] if t["type"] == "page")
-        self.session: str | None = self._ask("Target.attachToTarget", targetId=target["targetId"], flatten=True)["sessionId"]
+        target = next(
+            t for t in self._ask("Target.getTargets")["targetInfos"] if t["type"] == "page"
+        )
+        self.session: str | None = self._ask(
+            "Target.attachToTarget", targetId=target["targetId"], flatten=True
+        )["sessionId"]
         for domain in ("Page", "Runtime", "Log"):
             self.ask(f"{domain}.enable")
 
@@ -59,7 +69,9 @@ class Browser:
     def _ask(self, method: str, session: str | None = None, **params: Any) -> Any:
         self._count += 1
         number = self._count
-        message = {"id": number, "method": method, "params": params} | ({"sessionId": session} if session else {})
+        message = {"id": number, "method": method, "params": params} | (
+            {"sessionId": session} if session else {}
+        )
         os.write(self._out, json.dumps(message).encode() + b"\0")
         while True:
             answer = self._next(time.monotonic() + 20)
@@ -70,7 +82,10 @@ class Browser:
 
     def _next(self, deadline: float) -> dict[str, Any]:
         while b"\0" not in self._buffer:
-            assert time.monotonic() < deadline and select([self._in], [], [], deadline - time.monotonic())[0], "no answer"
+            assert (
+                time.monotonic() < deadline
+                and select([self._in], [], [], deadline - time.monotonic())[0]
+            ), "no answer"
             piece = os.read(self._in, 1 << 16)
             assert piece, "the browser is gone"
             self._buffer += piece
@@ -80,7 +95,9 @@ class Browser:
     def _event(self, event: dict[str, Any]) -> None:
         params = event.get("params", {})
         if event.get("method") == "Runtime.exceptionThrown":
-            self.messages.append(str(params["exceptionDetails"].get("exception", params).get("description")))
+            self.messages.append(
+                str(params["exceptionDetails"].get("exception", params).get("description"))
+            )
         elif event.get("method") == "Log.entryAdded" and params["entry"]["level"] == "error":
             self.messages.append(f"{params['entry']['text']} {params['entry'].get('url', '')}")
 
@@ -90,15 +107,25 @@ class Browser:
         self.ask("Page.navigate", url=address)
 
     def screen(self, width: int, height: int, *, dark: bool = False, mobile: bool = False) -> None:
-        self.ask("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=mobile)
+        self.ask(
+            "Emulation.setDeviceMetricsOverride",
+            width=width,
+            height=height,
+            deviceScaleFactor=1,
+            mobile=mobile,
+        )
         features = [{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}]
         self.ask("Emulation.setEmulatedMedia", features=features)
 
     def press(self, key: str) -> None:
         text = KEYS.get(key, key)
-        virtual = {"Enter": 13, "Escape": 27, "Tab": 9, "ArrowRight": 39, "ArrowDown": 40}.get(key, ord(key[0].upper()))
+        virtual = {"Enter": 13, "Escape": 27, "Tab": 9, "ArrowRight": 39, "ArrowDown": 40}.get(
+            key, ord(key[0].upper())
+        )
         common = {"key": key, "windowsVirtualKeyCode": virtual}
-        self.ask("Input.dispatchKeyEvent", type="keyDown" if text else "rawKeyDown", text=text, **common)
+        self.ask(
+            "Input.dispatchKeyEvent", type="keyDown" if text else "rawKeyDown", text=text, **common
+        )
         self.ask("Input.dispatchKeyEvent", type="keyUp", **common)
 
     def click(self, selector: str) -> None:
@@ -121,7 +148,9 @@ class Browser:
         """Until the JavaScript condition holds."""
         deadline = time.monotonic() + seconds
         while not self.js(f"Boolean({condition})"):
-            assert time.monotonic() < deadline, f"{condition} did not become true; console: {self.messages}"
+            assert time.monotonic() < deadline, (
+                f"{condition} did not become true; console: {self.messages}"
+            )
             time.sleep(0.02)
 
     def picture(self, path: Path) -> None:

@@ -43,8 +43,16 @@ def make_certificates(folder: Path, *, name: str = "ca") -> None:
     folder.mkdir(parents=True, exist_ok=True)
     begin = datetime.datetime.now(datetime.UTC) - datetime.timedelta(hours=1)
     end = begin + datetime.timedelta(days=2)
-    authority, server = ec.generate_private_key(ec.SECP384R1()), ec.generate_private_key(ec.SECP384R1())
-    base = x509.CertificateBuilder().not_valid_before(begin).not_valid_after(end).issuer_name(named(f"{name} of a test"))
+    authority, server = (
+        ec.generate_private_key(ec.SECP384R1()),
+        ec.generate_private_key(ec.SECP384R1()),
+    )
+    base = (
+        x509.CertificateBuilder()
+        .not_valid_before(begin)
+        .not_valid_after(end)
+        .issuer_name(named(f"{name} of a test"))
+    )
     identity = x509.SubjectKeyIdentifier.from_public_key(authority.public_key())
     root = (
         base.subject_name(named(f"{name} of a test")).public_key(authority.public_key()).serial_number(x509.random_serial_number())
@@ -53,7 +61,9 @@ def make_certificates(folder: Path, *, name: str = "ca") -> None:
         .add_extension(_usage(sign=True), critical=True)
         .sign(authority, hashes.SHA384())
     )  # fmt: skip
-    hosts = x509.SubjectAlternativeName([x509.DNSName("localhost"), x509.IPAddress(ipaddress.ip_address("127.0.0.1"))])
+    hosts = x509.SubjectAlternativeName(
+        [x509.DNSName("localhost"), x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]
+    )
     leaf = (
         base.subject_name(named("localhost")).public_key(server.public_key()).serial_number(x509.random_serial_number())
         .add_extension(hosts, critical=False)
@@ -86,7 +96,9 @@ def make_key(path: Path) -> None:
     key = ec.generate_private_key(ec.SECP384R1())
     openssh = serialization.PrivateFormat.OpenSSH, serialization.NoEncryption()
     path.write_bytes(key.private_bytes(serialization.Encoding.PEM, *openssh))
-    public = key.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
+    public = key.public_key().public_bytes(
+        serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
+    )
     path.with_name(path.name + ".pub").write_bytes(public)
 
 
@@ -106,7 +118,12 @@ def descendants(number: int) -> list[int]:
 
 def program(number: int) -> str:
     try:
-        return Path(f"/proc/{number}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+        return (
+            Path(f"/proc/{number}/cmdline")
+            .read_bytes()
+            .replace(b"\0", b" ")
+            .decode(errors="replace")
+        )
     except OSError:
         return ""
 
@@ -124,7 +141,11 @@ def listening(numbers: list[int]) -> set[str]:
             fields = row.split()
             if fields[3] == "0A" and f"socket:[{fields[9]}]" in sockets:
                 words = bytes.fromhex(fields[1].partition(":")[0])
-                found.add(socket.inet_ntop(family, b"".join(words[i : i + 4][::-1] for i in range(0, len(words), 4))))
+                found.add(
+                    socket.inet_ntop(
+                        family, b"".join(words[i : i + 4][::-1] for i in range(0, len(words), 4))
+                    )
+                )
     return found
 
 
@@ -156,12 +177,16 @@ class Process:
         try:
             return self.handle.wait(seconds)
         except subprocess.TimeoutExpired:
-            raise AssertionError(f"{self.name} still runs after {seconds} s:\n{self.text[-3000:]}") from None
+            raise AssertionError(
+                f"{self.name} still runs after {seconds} s:\n{self.text[-3000:]}"
+            ) from None
 
     def wait_for(self, words: str, seconds: float = 60) -> None:
         end = time.monotonic() + seconds
         while words not in self.text:
-            assert time.monotonic() < end and self.running, f"{self.name} did not say {words!r}:\n{self.text[-3000:]}"
+            assert time.monotonic() < end and self.running, (
+                f"{self.name} did not say {words!r}:\n{self.text[-3000:]}"
+            )
             time.sleep(0.1)
 
     def kill(self) -> None:
@@ -188,7 +213,9 @@ class Deployment:
 
     folder: Path
     secure: bool = True
-    keep: bool = True  # registrations survive the SuperLink, in a database that also takes every message
+    keep: bool = (
+        True  # registrations survive the SuperLink, in a database that also takes every message
+    )
     port: int = field(default_factory=free_port)
     processes: list[Process] = field(default_factory=list)
     env: dict[str, str] = field(default_factory=dict)
@@ -203,7 +230,9 @@ class Deployment:
         # no cure: on an overloaded machine the lock failed there, too
         fast = Path("/dev/shm") if os.access("/dev/shm", os.W_OK) else self.folder
         self.database = fast / f"fedgsca-test-{os.getpid()}-{self.port}.db"
-        trust = f'root-certificates = "{self.folder / "ca.crt"}"' if self.secure else "insecure = true"
+        trust = (
+            f'root-certificates = "{self.folder / "ca.crt"}"' if self.secure else "insecure = true"
+        )
         (home / "config.toml").write_text(
             f'[superlink]\ndefault = "here"\n\n[superlink.here]\naddress = "127.0.0.1:{self.port}"\n{trust}\n'
         )
@@ -216,7 +245,12 @@ class Deployment:
         with open(log, "wb") as out:
             command = [str(BIN / program), *arguments]
             child = subprocess.Popen(
-                command, stdout=out, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, env=self.env, start_new_session=True
+                command,
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                stdin=subprocess.DEVNULL,
+                env=self.env,
+                start_new_session=True,
             )
         self.processes.append(Process(name, child, log))
         return self.processes[-1]
@@ -236,7 +270,13 @@ class Deployment:
         tls = [*self._certificates(), "--enable-supernode-auth"] if self.secure else ["--insecure"]
         where = ["--host", "127.0.0.1", "--port", str(self.port)]
         where += ["--database", str(self.database)] if self.keep else []
-        process = self.start("superlink", "flower-superlink", *where, *tls, "--disable-runtime-dependency-installation")
+        process = self.start(
+            "superlink",
+            "flower-superlink",
+            *where,
+            *tls,
+            "--disable-runtime-dependency-installation",
+        )
         wait_for_port(self.port, process)
         return process
 
@@ -253,14 +293,27 @@ class Deployment:
         path.write_text("".join(f'{key} = "{value}"\n' for key, value in rows.items()))
         return path
 
-    def supernode(self, name: str, key: Path | None = None, *, ca: Path | None = None, settings: Path | None = None) -> Process:
-        trust = ["--root-certificates", str(ca or self.folder / "ca.crt")] if self.secure else ["--insecure"]
+    def supernode(
+        self,
+        name: str,
+        key: Path | None = None,
+        *,
+        ca: Path | None = None,
+        settings: Path | None = None,
+    ) -> Process:
+        trust = (
+            ["--root-certificates", str(ca or self.folder / "ca.crt")]
+            if self.secure
+            else ["--insecure"]
+        )
         if self.secure:
             trust += ["--auth-supernode-private-key", str(key or self.folder / f"key-{name}")]
             trust += self._certificates()
         place = ["--superlink", f"127.0.0.1:{self.port}", "--port", str(free_port())]
         path = settings or self.site_file(name)
-        return self.start(name, "flower-supernode", *trust, *place, "--node-config", f'settings="{path}"')
+        return self.start(
+            name, "flower-supernode", *trust, *place, "--node-config", f'settings="{path}"'
+        )
 
     def run(self, app: Path) -> Process:
         return self.start("run", "flwr", "run", str(app), "here", "--stream")
@@ -282,7 +335,9 @@ def wait_for_port(port: int, process: Process, seconds: float = 60) -> None:
 
 
 @contextlib.contextmanager
-def deployment(folder: Path, *, secure: bool = True, keep: bool = True, **env: str) -> Iterator[Deployment]:
+def deployment(
+    folder: Path, *, secure: bool = True, keep: bool = True, **env: str
+) -> Iterator[Deployment]:
     made = Deployment(folder, secure, keep, env=env)
     try:
         yield made

@@ -12,12 +12,17 @@ from pydicom.uid import ExplicitVRLittleEndian, SecondaryCaptureImageStorage, ge
 NAME, BIRTH = "Zwolakowska^Quirina", "19310517"
 
 
-def write_dicom(path: Path, pixels: np.ndarray | None, *, syntax: str = ExplicitVRLittleEndian, **elements: Any) -> Path:
+def write_dicom(
+    path: Path, pixels: np.ndarray | None, *, syntax: str = ExplicitVRLittleEndian, **elements: Any
+) -> Path:
     """Grey (H, W) or colour (H, W, 3) pixels; `elements` by keyword add, replace or (None) remove."""
     data = Dataset()
     data.file_meta = FileMetaDataset()
     data.file_meta.TransferSyntaxUID = syntax
-    data.SOPClassUID, data.SOPInstanceUID = SecondaryCaptureImageStorage, generate_uid(entropy_srcs=[path.name])
+    data.SOPClassUID, data.SOPInstanceUID = (
+        SecondaryCaptureImageStorage,
+        generate_uid(entropy_srcs=[path.name]),
+    )
     data.file_meta.MediaStorageSOPClassUID = data.SOPClassUID
     data.file_meta.MediaStorageSOPInstanceUID = data.SOPInstanceUID
     data.PatientName, data.PatientBirthDate, data.StudyDate = NAME, BIRTH, "20231109"
@@ -46,12 +51,19 @@ def write_dicom(path: Path, pixels: np.ndarray | None, *, syntax: str = Explicit
     return path
 
 
-def dicom_folder(root: Path, labels: np.ndarray, images: np.ndarray, *, split: list[str] | None = None) -> Path:
+def dicom_folder(
+    root: Path, labels: np.ndarray, images: np.ndarray, *, split: list[str] | None = None
+) -> Path:
     """12-bit grey files with a window and a labels.csv; two images for each patient."""
     lines = ["file,label" + (",split" if split else "")]
     for i, (label, image) in enumerate(zip(labels, images, strict=True)):
         values = (image.mean(axis=-1) * 16).astype(np.uint16)
-        elements = {"BitsStored": 12, "WindowCenter": 2048, "WindowWidth": 4096, "PatientID": f"MRN-77{i // 2:04d}"}
+        elements = {
+            "BitsStored": 12,
+            "WindowCenter": 2048,
+            "WindowWidth": 4096,
+            "PatientID": f"MRN-77{i // 2:04d}",
+        }
         write_dicom(root / f"{i:03d}.dcm", values, **elements)
         lines.append(f"{i:03d}.dcm,class {label}" + (f",{split[i]}" if split else ""))
     (root / "labels.csv").write_text("\n".join(lines) + "\n")

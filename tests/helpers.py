@@ -15,12 +15,12 @@ import numpy as np
 import torch
 
 from fedgsca.config import TrainConfig
-from fedgsca.engine.observe import observe
+from fedgsca.engine.simulation_metrics import observe
 from fedgsca.methods.base import Method, ServerState, make_method
 from fedgsca.models.build import Classifier, build_classifier, build_head_only
 from fedgsca.rng import stream
 from fedgsca.site import Samples, Site
-from fedgsca.store import Store
+from fedgsca.site_store import Store
 from fedgsca.train import evaluate
 from fedgsca.wire import (
     Arrays,
@@ -51,21 +51,35 @@ class Toy:
     width: int
     updates: dict[str, Update] = field(default_factory=dict)  # of the last round
     notes: dict[str, dict[str, np.ndarray]] = field(default_factory=dict)  # of the last round
-    observed: dict[str, dict[str, float | None]] = field(default_factory=dict)  # of the last round, against the truth
+    observed: dict[str, dict[str, float | None]] = field(
+        default_factory=dict
+    )  # of the last round, against the truth
 
     @property
     def dims(self) -> dict[str, int]:
         return {"C": CLASSES, "D": self.width, "K": len(self.sites)}
 
     def site(self, name: str) -> Site:
-        return Site(name, self.sites[name], self.hyper, 0, self.model, torch.device("cpu"), Store(self.folder / name))
+        return Site(
+            name,
+            self.sites[name],
+            self.hyper,
+            0,
+            self.model,
+            torch.device("cpu"),
+            Store(self.folder / name),
+        )
 
     def start(self) -> ServerState:
-        return self.method.start({name: tensor.numpy().copy() for name, tensor in self.model.state_dict().items()})
+        return self.method.start(
+            {name: tensor.numpy().copy() for name, tensor in self.model.state_dict().items()}
+        )
 
-    def visit(self, name: str, payload: Payload) -> Update:
+    def run_round(self, name: str, payload: Payload) -> Update:
         site = self.site(name)
-        update = decode_update(encode_update(self.method.local_update(decode_payload(encode_payload(payload)), site)))
+        update = decode_update(
+            encode_update(self.method.local_update(decode_payload(encode_payload(payload)), site))
+        )
         check_update(update, payload.weights, self.method.uploads, self.dims)
         self.notes[name] = site.notes
         self.observed[name] = observe(site.notes, self.truth[name], site.labels)
@@ -74,7 +88,9 @@ class Toy:
     def round(self, state: ServerState, absent: Sequence[str] = ()) -> ServerState:
         payload = self.method.broadcast(state, state.round)
         check_extras("payload", payload.extras, self.method.downloads, self.dims)
-        self.updates = {name: self.visit(name, payload) for name in sorted(self.sites) if name not in absent}
+        self.updates = {
+            name: self.run_round(name, payload) for name in sorted(self.sites) if name not in absent
+        }
         return self.method.aggregate(state, iter(self.updates.values()))
 
     def run(self, rounds: int, state: ServerState | None = None) -> ServerState:
@@ -86,13 +102,19 @@ class Toy:
     def accuracy(self, weights: Arrays) -> float:
         """Share of the clean test set that a model gets right."""
         self.site(next(iter(self.sites))).load(weights)
-        return float(np.mean(evaluate(self.model, self.test, torch.device("cpu")).predicted == self.test.labels))
+        return float(
+            np.mean(
+                evaluate(self.model, self.test, torch.device("cpu")).predicted == self.test.labels
+            )
+        )
 
 
 def clouds(labels: np.ndarray, rng: np.random.Generator, spread: float = 1.0) -> np.ndarray:
     """(n, 16) float32: class c is centred at 2 in four coordinates of its own."""
     centres = np.kron(np.eye(CLASSES), np.full(WIDTH // CLASSES, 2.0))
-    return np.asarray(centres[labels] + spread * rng.normal(size=(len(labels), WIDTH)), dtype=np.float32)
+    return np.asarray(
+        centres[labels] + spread * rng.normal(size=(len(labels), WIDTH)), dtype=np.float32
+    )
 
 
 def tiny_images(labels: np.ndarray, rng: np.random.Generator) -> np.ndarray:
@@ -118,7 +140,9 @@ def toy_experiment(
     """One site per entry of `noise`: that share of its labels is replaced by another class. `hyper` goes to TrainConfig."""
 
     def made(labels: np.ndarray, given: np.ndarray, rng: np.random.Generator) -> Samples:
-        return Samples(tiny_images(labels, rng) if images else clouds(labels, rng, spread), given, CLASSES)
+        return Samples(
+            tiny_images(labels, rng) if images else clouds(labels, rng, spread), given, CLASSES
+        )
 
     sites, truth = {}, {}
     for number, share in enumerate(noise, start=1):

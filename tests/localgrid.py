@@ -17,11 +17,13 @@ from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_conte
 from flwr.supercore.task_identity import TaskIdentity
 
 from fedgsca.config import Config
-from fedgsca.engine.federation import Watcher
 from fedgsca.engine.flower import coordinate
-from fedgsca.engine.remote import SiteSettings
+from fedgsca.engine.rounds import RunObserver
+from fedgsca.engine.site_node import SiteSettings
 
-Meddle = Callable[[int, Message, Callable[[], Message]], Message | None]  # site number, message, do it -> reply; None: lost
+Meddle = Callable[
+    [int, Message, Callable[[], Message]], Message | None
+]  # site number, message, do it -> reply; None: lost
 
 
 def through_the_wire(message: Message) -> Message:
@@ -33,7 +35,13 @@ def through_the_wire(message: Message) -> Message:
 class LocalGrid(Grid):
     """Nodes 101, 102, ... in the order of the sites."""
 
-    def __init__(self, app: ClientApp, nodes: int, meddle: Meddle | None = None, names: dict[int, str] | None = None) -> None:
+    def __init__(
+        self,
+        app: ClientApp,
+        nodes: int,
+        meddle: Meddle | None = None,
+        names: dict[int, str] | None = None,
+    ) -> None:
         TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, 1, 1
         self.app, self.count, self.names = app, nodes, names or {}
         self.meddle: Meddle = meddle or (lambda site, message, do: do())
@@ -49,21 +57,30 @@ class LocalGrid(Grid):
     def create_message(self, *args: Any, **kwargs: Any) -> Message:
         raise NotImplementedError
 
-    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
+    def send_and_receive(
+        self, messages: Iterable[Message], *, timeout: float | None = None
+    ) -> Iterable[Message]:
         raise NotImplementedError
 
     def get_node_ids(self) -> Iterable[int]:
         return [100 + k for k in range(1, self.count + 1) if k not in self.offline]
 
     def get_nodes(self) -> Iterable[NodeInfo]:
-        return [NodeInfo(node_id=node, name=self.names.get(node - 100, "")) for node in self.get_node_ids()]
+        return [
+            NodeInfo(node_id=node, name=self.names.get(node - 100, ""))
+            for node in self.get_node_ids()
+        ]
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         numbers = []
         for message in messages:
             message.metadata.__dict__["_message_id"] = number = str(uuid4())
             numbers.append(number)
-            reply = self.meddle(message.metadata.dst_node_id - 100, message, lambda message=message: self._work(message))
+            reply = self.meddle(
+                message.metadata.dst_node_id - 100,
+                message,
+                lambda message=message: self._work(message),
+            )
             if reply is not None:
                 self.replies[number] = reply
         return numbers
@@ -89,10 +106,16 @@ def simulated(out: Path) -> Place:
     """Sites site-1, site-2, ... with their memory in the run folder, as in a simulation."""
 
     def place(context: Context) -> tuple[SiteSettings, Path]:
-        return SiteSettings(name=f"site-{int(context.node_config['partition-id']) + 1}", state=str(out)), out
+        return SiteSettings(
+            name=f"site-{int(context.node_config['partition-id']) + 1}", state=str(out)
+        ), out
 
     return place
 
 
-def over_flower(config: Config, grid: LocalGrid, out: Path, watcher: Watcher | None = None) -> dict[str, Any]:
-    return coordinate(grid, config, out, deadline=config.federation.deadline, watcher=watcher, poll=0.001)
+def over_flower(
+    config: Config, grid: LocalGrid, out: Path, observer: RunObserver | None = None
+) -> dict[str, Any]:
+    return coordinate(
+        grid, config, out, deadline=config.federation.deadline, observer=observer, poll=0.001
+    )

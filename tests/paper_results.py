@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from fedgsca.paper.result import Row, Scale, Score, TableResult
+from fedgsca.paper.table_result import Row, Scale, Score, TableResult
 from fedgsca.rng import stream
 
 METHODS = ("FedAvg", "FedProx", "FedRobust", "FedCorr", "FedGP", "FedFixer", "FedNoRo", "FedGSCA")
@@ -38,12 +38,21 @@ def table(
             rng = stream(0, "paper-results", name, key, column)
             base = known.get(key, 75.0)
             if key in known:
-                printed[column] = {m: Score(round(base - 5 * i + 1.3 * j, 2), 0.3) for j, m in enumerate(metrics)}
+                printed[column] = {
+                    m: Score(round(base - 5 * i + 1.3 * j, 2), 0.3) for j, m in enumerate(metrics)
+                }
             draws = {
-                m: base + shift - 4 * i + j + rng.normal(0, 1.5) + rng.normal(0, 0.6, seeds) for j, m in enumerate(metrics)
+                m: base + shift - 4 * i + j + rng.normal(0, 1.5) + rng.normal(0, 0.6, seeds)
+                for j, m in enumerate(metrics)
             }
-            found[column] = {m: score({str(s): float(v) for s, v in enumerate(values)}) for m, values in draws.items()}
-            tests[column] = {m: None if key == reference else float(rng.choice([0.003, 0.03, 0.4])) for m in metrics}
+            found[column] = {
+                m: score({str(s): float(v) for s, v in enumerate(values)})
+                for m, values in draws.items()
+            }
+            tests[column] = {
+                m: None if key == reference else float(rng.choice([0.003, 0.03, 0.4]))
+                for m in metrics
+            }
         rows.append(Row(key, label, printed, found, tests))
     cells = len(rows) * len(columns) * seeds
     base_facts: dict[str, Any] = {
@@ -60,8 +69,15 @@ def table(
 def partial(result: TableResult) -> TableResult:
     """The same while it runs: one row has nothing, one has a single seed."""
     empty, single, *rest = result.rows
-    first = {c: {m: score({"0": s.values["0"]}) for m, s in here.items()} for c, here in single.ours.items()}
-    rows = (Row(empty.key, empty.label, empty.paper, {}, {}), Row(single.key, single.label, single.paper, first, {}), *rest)
+    first = {
+        c: {m: score({"0": s.values["0"]}) for m, s in here.items()}
+        for c, here in single.ours.items()
+    }
+    rows = (
+        Row(empty.key, empty.label, empty.paper, {}, {}),
+        Row(single.key, single.label, single.paper, first, {}),
+        *rest,
+    )
     return TableResult(**{**vars(result), "rows": rows, "done": result.total // 2})
 
 
@@ -71,7 +87,9 @@ def confusion(classes: int, right: float, name: str) -> list[list[float]]:
     return [[round(40 * float(v), 2) for v in row] for row in counts]
 
 
-def curves(columns: Sequence[str], keys: Sequence[str], rounds: int = 30, seeds: int = 3) -> dict[str, Any]:
+def curves(
+    columns: Sequence[str], keys: Sequence[str], rounds: int = 30, seeds: int = 3
+) -> dict[str, Any]:
     """What an experiment logs per round: f1, stability and seconds."""
     f1: dict[str, Any] = {}
     stability: dict[str, Any] = {}
@@ -83,8 +101,15 @@ def curves(columns: Sequence[str], keys: Sequence[str], rounds: int = 30, seeds:
         for i, key in enumerate(keys):
             rng = stream(2, "curves", column, key)
             own = [str(seed) for seed in range(seeds)]
-            f1[column][key] = {s: (70 + 4 * i - 45 * np.exp(-x / (6 - i)) + rng.normal(0, 0.8, rounds)).tolist() for s in own}
+            f1[column][key] = {
+                s: (70 + 4 * i - 45 * np.exp(-x / (6 - i)) + rng.normal(0, 0.8, rounds)).tolist()
+                for s in own
+            }
             drift = np.exp(rng.normal(0, 0.08, (seeds, rounds)))
-            stability[column][key] = {s: ((2.5 - 0.5 * i) * (1 + 0.02 * x) * drift[int(s)]).tolist() for s in own}
-            seconds[column][key] = {s: ((133 + 20 * i) * (x + 1.0) * rng.uniform(0.98, 1.02)).tolist() for s in own}
+            stability[column][key] = {
+                s: ((2.5 - 0.5 * i) * (1 + 0.02 * x) * drift[int(s)]).tolist() for s in own
+            }
+            seconds[column][key] = {
+                s: ((133 + 20 * i) * (x + 1.0) * rng.uniform(0.98, 1.02)).tolist() for s in own
+            }
     return {"f1": f1, "stability": stability, "seconds": seconds}

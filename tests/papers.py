@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from fedgsca.data.kvasir_facts import CLASSES, IMAGES, OFFICIAL
+from fedgsca.data.readers.kvasir_facts import CLASSES, IMAGES, OFFICIAL
 from fedgsca.rng import stream
 
 SHARED = Path(__file__).resolve().parents[2] / "shared" / "data" / "kvasir_capsule_splits"
@@ -29,12 +29,16 @@ def picture(path: Path, label: int, number: int, size: tuple[int, int] = (20, 20
 # ---- Kvasir-Capsule ----
 
 
-def kvasir(root: Path, per_class: int = 20, classes: Sequence[str] = tuple(IMAGES), videos: int = 5) -> Path:
+def kvasir(
+    root: Path, per_class: int = 20, classes: Sequence[str] = tuple(IMAGES), videos: int = 5
+) -> Path:
     """`<Class>/<video>_<frame>.jpg`; the frames of every class come from the same videos in turn."""
     for label, name in enumerate(classes):
         for i in range(per_class):
             picture(root / name / f"{i % videos:016x}_{100 * label + i}.jpg", label, i)
-    (root / "metadata.csv").write_text("filename;video_id;frame_number;finding_category;finding_class\n")
+    (root / "metadata.csv").write_text(
+        "filename;video_id;frame_number;finding_category;finding_class\n"
+    )
     return root
 
 
@@ -46,14 +50,23 @@ def fedgp(root: Path, folder: Path | None = None, noisy: str = "") -> Path:
     for label, name in enumerate(CLASSES):
         for i, path in enumerate(sorted((root / name).iterdir())):
             train = f"train-4clients-{'ABCD'[i % 4]}-shuffle.csv"
-            file = train if i % 10 < 7 else "valid-shuffle.csv" if i % 10 == 7 else "test-shuffle.csv"
+            file = (
+                train if i % 10 < 7 else "valid-shuffle.csv" if i % 10 == 7 else "test-shuffle.csv"
+            )
             lists.setdefault(file, []).append([f"{label}_{path.name}", name, str(label)])
     for file, rows in lists.items():
         write_csv(folder / file, ["imgname", "category", "clean_label"], rows)
         if noisy and file.startswith("train"):
-            wrong = [[*row, str((int(row[2]) + (i % 5 == 0)) % 10), str(i % 5 == 0)] for i, row in enumerate(rows)]
+            wrong = [
+                [*row, str((int(row[2]) + (i % 5 == 0)) % 10), str(i % 5 == 0)]
+                for i, row in enumerate(rows)
+            ]
             name = f"noisy-{file.removesuffix('.csv')}-{noisy}.csv"
-            write_csv(folder / name, ["imgname", "category", "clean_label", "noisy_label", "noisy_flag"], wrong)
+            write_csv(
+                folder / name,
+                ["imgname", "category", "clean_label", "noisy_label", "noisy_flag"],
+                wrong,
+            )
     return folder
 
 
@@ -77,7 +90,9 @@ def official(root: Path) -> Path:
     return root
 
 
-def write_csv(path: Path, header: Sequence[str], rows: Iterable[Sequence[str]], bom: bool = False) -> None:
+def write_csv(
+    path: Path, header: Sequence[str], rows: Iterable[Sequence[str]], bom: bool = False
+) -> None:
     """With the line ends of the published files."""
     with open(path, "w", newline="", encoding="utf-8-sig" if bom else "utf-8") as handle:
         csv.writer(handle, lineterminator="\r\n").writerows([header, *rows])
@@ -108,7 +123,9 @@ def patients(count: int, first: int = 0) -> list[list[object]]:
     return rows
 
 
-def workbook(path: Path, rows: Sequence[Sequence[object]], header: Sequence[str] = tuple(HEADER)) -> None:
+def workbook(
+    path: Path, rows: Sequence[Sequence[object]], header: Sequence[str] = tuple(HEADER)
+) -> None:
     import openpyxl
 
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -121,13 +138,19 @@ def workbook(path: Path, rows: Sequence[Sequence[object]], header: Sequence[str]
 def _eyes(folder: Path, rows: Sequence[Sequence[object]]) -> None:
     for row in rows:
         for eye in (3, 4):
-            picture(folder / str(row[eye]), int(str(row[0])) % 8, 2 * int(str(row[0])) + eye, (26, 17))
+            picture(
+                folder / str(row[eye]), int(str(row[0])) % 8, 2 * int(str(row[0])) + eye, (26, 17)
+            )
 
 
 def odir(root: Path, train: int = 48, off: int = 8, on: int = 16) -> Path:
     """The authors' layout."""
     first = 0
-    for name, count in (("Training Set", train), ("Off-site Test Set", off), ("On-site Test Set", on)):
+    for name, count in (
+        ("Training Set", train),
+        ("Off-site Test Set", off),
+        ("On-site Test Set", on),
+    ):
         short = name.removesuffix(" Set").lower()
         rows = patients(count, first)
         workbook(root / name / "Annotation" / f"{short} annotation (English).xlsx", rows)
@@ -148,7 +171,9 @@ def odir_kaggle(root: Path, count: int = 48) -> Path:
 # ---- Chaoyang ----
 
 
-def chaoyang(root: Path, train: int = 96, test: int = 32, voices: bool = True, bom: bool = False) -> Path:
+def chaoyang(
+    root: Path, train: int = 96, test: int = 32, voices: bool = True, bom: bool = False
+) -> Path:
     """Every fourth image has one pathologist of another opinion; with `voices` in a list of their own."""
     for split, count, slides in (("train", train, 100), ("test", test, 200)):
         entries, heard = [], []
@@ -157,7 +182,9 @@ def chaoyang(root: Path, train: int = 96, test: int = 32, voices: bool = True, b
             name = f"{split}/{slides + i // 8}_4-IMG{i:03d}x014-{label}.JPG"
             picture(root / name, label, i)
             entries.append({"name": name, "label": label})
-            said = dict.fromkeys(("label_A", "label_B", "label_C"), label) | ({"label_B": wrong} if i // 4 % 2 else {})
+            said = dict.fromkeys(("label_A", "label_B", "label_C"), label) | (
+                {"label_B": wrong} if i // 4 % 2 else {}
+            )
             heard.append({**entries[-1], **said})
         encoding = "utf-8-sig" if bom else "utf-8"
         (root / f"{split}.json").write_text(json.dumps(entries), encoding=encoding)

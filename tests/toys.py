@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from fedgsca.config import Config, load_config
-from fedgsca.engine.local import Bench, Reply, open_bench
+from fedgsca.engine.local import Reply, SiteRunner, open_runner
 from fedgsca.rng import stream
 from fedgsca.wire import Payload
 
@@ -61,8 +61,16 @@ def toy_folder(odd: str) -> Path:
 
     root = workshop() / f"folder-{odd}"
     root.mkdir(exist_ok=True)
-    ordinary = [(site, split, i % CLASSES) for site in "abc" for split, n in (("train", 24), ("test", 8)) for i in range(n)]
-    special = {"one_class": [("d", "train", 1)] * 24, "five_samples": [("d", "train", i % CLASSES) for i in range(5)]}[odd]
+    ordinary = [
+        (site, split, i % CLASSES)
+        for site in "abc"
+        for split, n in (("train", 24), ("test", 8))
+        for i in range(n)
+    ]
+    special = {
+        "one_class": [("d", "train", 1)] * 24,
+        "five_samples": [("d", "train", i % CLASSES) for i in range(5)],
+    }[odd]
     rows = ordinary + special
     pictures = toy_images(np.array([label for _, _, label in rows]), seed=9)
     lines = ["file,label,site,split"]
@@ -91,19 +99,23 @@ def quick_options(method: str) -> dict[str, Any]:
     Names of methods do not belong in contract tests, so this goes by the names of options: whatever counts rounds of a first
     stage becomes one, and waiting for a condition that a toy may never meet is switched off.
     """
-    from fedgsca.methods.base import load_all
+    from fedgsca.methods.base import load_methods
 
     short: dict[str, Any] = {}
-    for name, info in load_all()[method].Options.model_fields.items():
+    for name, info in load_methods()[method].Options.model_fields.items():
         if isinstance(info.default, bool):
             if name.startswith("wait_"):
                 short[name] = False
-        elif isinstance(info.default, int) and any(word in name for word in ("warmup", "rounds", "start")):
+        elif isinstance(info.default, int) and any(
+            word in name for word in ("warmup", "rounds", "start")
+        ):
             short[name] = min(info.default, 1)
     return short
 
 
-def toy_config(method: str, *, frozen: bool = False, source: Path | None = None, **sets: Any) -> Config:
+def toy_config(
+    method: str, *, frozen: bool = False, source: Path | None = None, **sets: Any
+) -> Config:
     """A run of a second or less. `sets` as for load_config: train__rounds=3, noise__spec="S40"."""
     base: dict[str, Any] = {
         "method": method,
@@ -118,7 +130,12 @@ def toy_config(method: str, *, frozen: bool = False, source: Path | None = None,
     if source is not None and source.is_dir():
         base["data__partition"] = "column"
     if frozen:
-        base |= {"model__name": "cnn", "model__frozen": True, "model__weights": str(toy_weights()), "model__feature_size": 16}
+        base |= {
+            "model__name": "cnn",
+            "model__frozen": True,
+            "model__weights": str(toy_weights()),
+            "model__feature_size": 16,
+        }
     base |= {f"{method}__{name}": value for name, value in quick_options(method).items()}
     return load_config(**(base | sets))
 
@@ -129,7 +146,10 @@ def digest(path: Path) -> str:
 
 def outcome(folder: Path) -> dict[str, str]:
     """What must be the same whenever the same experiment is run: the bytes of the model and of the metrics."""
-    return {name: digest(folder / name) for name in ("model.safetensors", "metrics.jsonl", "config.toml", "setup.json")}
+    return {
+        name: digest(folder / name)
+        for name in ("model.safetensors", "metrics.jsonl", "config.toml", "setup.json")
+    }
 
 
 Change = Callable[[int, Reply], Reply]
@@ -142,18 +162,20 @@ class Meddler:
     config: Config
     folder: Path
     change: Change = lambda round, reply: reply
-    absent: Mapping[int, str] = field(default_factory=dict)  # round -> a site that is not reached at all
+    absent: Mapping[int, str] = field(
+        default_factory=dict
+    )  # round -> a site that is not reached at all
     payloads: list[Payload] = field(default_factory=list)
     replies: list[Reply] = field(default_factory=list)
-    _bench: Bench | None = None
+    _bench: SiteRunner | None = None
 
     def exchange(self, payload: Payload) -> Iterator[Reply]:
-        self._bench = self._bench or open_bench(self.config, self.folder)
+        self._bench = self._bench or open_runner(self.config, self.folder)
         self.payloads.append(payload)
         for name in sorted(self._bench.experiment.sites):
             if self.absent.get(payload.round) == name:
                 continue
-            reply = self.change(payload.round, self._bench.visit(name, payload))
+            reply = self.change(payload.round, self._bench.run_round(name, payload))
             self.replies.append(reply)
             yield reply
 
@@ -163,16 +185,16 @@ class Meddler:
 
 @dataclass
 class Listener:
-    """A watcher that keeps what it was told."""
+    """An observer that keeps what it was told."""
 
     messages: list[str] = field(default_factory=list)
     rounds: list[dict[str, Any]] = field(default_factory=list)
 
-    def started(self, experiment: object, first: int) -> None: ...
-    def site_done(self, round: int, reply: Reply) -> None: ...
+    def on_start(self, experiment: object, first: int) -> None: ...
+    def on_site_done(self, round: int, reply: Reply) -> None: ...
 
-    def round_done(self, line: dict[str, Any], seconds: float) -> None:
+    def on_round_done(self, line: dict[str, Any], seconds: float) -> None:
         self.rounds.append(line)
 
-    def said(self, message: str) -> None:
+    def on_message(self, message: str) -> None:
         self.messages.append(message)

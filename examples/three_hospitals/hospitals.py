@@ -10,20 +10,30 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from fedgsca.data.synthetic import CLASSES, render
+from fedgsca.data.readers.synthetic.images import CLASSES, render
 from fedgsca.noise import corrupt, parse_noise
 from fedgsca.rng import stream
 
 Truth = dict[str, str]  # file -> true class
 
 
-def write_images(folder: Path, party: str, seed: int, noise: str, *, train: int, test: int) -> Truth:
+def write_images(
+    folder: Path, party: str, seed: int, noise: str, *, train: int, test: int
+) -> Truth:
     """Images and labels.csv with wrong labels in the training part, and the truth, which no hospital has."""
     from PIL import Image
 
     table = render(seed=seed, train=train, test=test, size=64)
-    wrong = corrupt(table.labels, parse_noise(noise, 1)[0], num_classes=len(CLASSES), rng=stream(seed, "example", "noise"))
-    given = [w if split == "train" else label for w, label, split in zip(wrong, table.labels, table.split, strict=True)]
+    wrong = corrupt(
+        table.labels,
+        parse_noise(noise, 1)[0],
+        num_classes=len(CLASSES),
+        rng=stream(seed, "example", "noise"),
+    )
+    given = [
+        w if split == "train" else label
+        for w, label, split in zip(wrong, table.labels, table.split, strict=True)
+    ]
     names = [f"{party}-{i:04d}.png" for i in range(len(table.images))]
     folder.mkdir(parents=True)
     for name, image in zip(names, table.images, strict=True):
@@ -77,4 +87,6 @@ def traces(coordinator: Path, names: Iterable[str]) -> tuple[int, list[Path]]:
     files = [path for path in coordinator.rglob("*") if path.is_file()]
     pattern = re.compile(rf"({'|'.join(names)})-\d{{4}}\.png".encode())
     folders = {path: set(path.relative_to(coordinator).parts) for path in files}
-    return len(files), [p for p in files if folders[p] & {"evidence", "audit"} or pattern.search(p.read_bytes())]
+    return len(files), [
+        p for p in files if folders[p] & {"evidence", "audit"} or pattern.search(p.read_bytes())
+    ]

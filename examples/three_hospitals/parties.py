@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from fedgsca.engine.folder import read_lines
+from fedgsca.experiment.run_folder import read_lines
 
 PAUSE = 10.0  # seconds before a hospital that ended is started again
 _PARENT_DIED = 1  # prctl's PR_SET_PDEATHSIG
@@ -37,7 +37,12 @@ class Parties:
     def script(self, path: Path) -> list[str]:
         """What one of the kits' scripts says, line by line."""
         made = subprocess.run(
-            [path], env=self._env({}), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, preexec_fn=_end_with_me
+            [path],
+            env=self._env({}),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            preexec_fn=_end_with_me,
         )
         if made.returncode:
             raise Failed(f"{path} has failed:\n{made.stdout}")
@@ -71,7 +76,9 @@ class Parties:
                 raise Failed(f"gave up waiting: {what}; the logs are in {self.folder}")
             for name, process in self.running.items():
                 if name not in self.nodes and process.poll() is not None and not condition():
-                    raise Failed(f"{name} has ended while waiting: {what}; its last words:\n{self._last_words(name)}")
+                    raise Failed(
+                        f"{name} has ended while waiting: {what}; its last words:\n{self._last_words(name)}"
+                    )
             if time.monotonic() > self.tried + PAUSE:
                 for name, again in self.nodes.items():
                     if self.running[name].poll() is not None and name not in self.asleep:
@@ -94,7 +101,10 @@ class Parties:
 
     def close(self) -> None:
         """Whatever happened: politely first, then by force. Ctrl-C does not stop the tidying up."""
-        before = {kind: signal.signal(kind, signal.SIG_IGN) for kind in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+        before = {
+            kind: signal.signal(kind, signal.SIG_IGN)
+            for kind in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+        }
         for process in reversed(self.running.values()):
             process.terminate()
         end = time.monotonic() + 20

@@ -20,13 +20,17 @@ from hospitals import Worth, judge, traces, unpack, write_images
 from parties import Failed, Parties, free_port, listens
 
 from fedgsca.cli import execute
-from fedgsca.cli.screen import duration, grid, note, say, show
-from fedgsca.deploy.plan import read_plan
+from fedgsca.deploy.consortium import read_plan
+from fedgsca.support.console import duration, grid, note, say, show
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-NOISE = {"berlin": "0", "lyon": "S40", "turin": "P30"}  # no wrong labels; 40 % anything else; 30 % the next class
+NOISE = {
+    "berlin": "0",
+    "lyon": "S40",
+    "turin": "P30",
+}  # no wrong labels; 40 % anything else; 30 % the next class
 VICTIM, DIES_AFTER = "lyon", 2  # rounds
 LIMIT = 1500.0  # seconds
 
@@ -36,7 +40,9 @@ def main() -> int:
     folder = options.folder.resolve()
     try:
         ready(folder, options.port)
-        signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell starts background jobs without it
+        signal.signal(
+            signal.SIGINT, signal.default_int_handler
+        )  # a shell starts background jobs without it
         for kind in (signal.SIGTERM, signal.SIGHUP):
             signal.signal(kind, lambda *_: sys.exit(143))  # so that `finally` is reached
         story(folder, options.port or free_port())
@@ -51,7 +57,10 @@ def main() -> int:
 
 def story(folder: Path, port: int) -> None:
     started = time.monotonic()
-    say("1. Images: 200 labels at each hospital, some of them wrong; 120 images of the coordinator to test on", "bold")
+    say(
+        "1. Images: 200 labels at each hospital, some of them wrong; 120 images of the coordinator to test on",
+        "bold",
+    )
     homes = {name: folder / "hospitals" / name for name in NOISE}
     truth = {
         name: write_images(homes[name] / "data", name, seed, noise, train=200, test=24)
@@ -61,13 +70,18 @@ def story(folder: Path, port: int) -> None:
 
     say("2. The coordinator makes the kits", "bold")
     plan = Path(__file__).with_name("consortium.toml").read_text()
-    plan = plan.replace("port = 8000", f"port = {port}").replace('"/data/test"', f'"{folder}/coordinator-data"')
+    plan = plan.replace("port = 8000", f"port = {port}").replace(
+        '"/data/test"', f'"{folder}/coordinator-data"'
+    )
     (folder / "consortium.toml").write_text(plan)
     if execute(["deploy", "init", str(folder / "consortium.toml")]):
         raise Failed("no kits were made; the reason is above")
     rounds = read_plan(folder / "consortium.toml")[1].train.rounds
     coordinator, run = folder / "kits" / "coordinator", folder / "kits" / "coordinator" / "run"
-    kits = {name: unpack(folder / "kits" / "hospitals" / f"{name}.zip", home) for name, home in homes.items()}
+    kits = {
+        name: unpack(folder / "kits" / "hospitals" / f"{name}.zip", home)
+        for name, home in homes.items()
+    }
 
     parties = Parties(folder, LIMIT)
     try:
@@ -81,7 +95,9 @@ def story(folder: Path, port: int) -> None:
         for name, kit in kits.items():
             said = parties.script(kit / "check.sh")
             say(f"{name}: {len(said) - 1} checks, {said[-1]}")
-            parties.hospital(name, kit / "start.sh", FEDGSCA_NODE_PORT=str(free_port()))  # one machine: a port for each
+            parties.hospital(
+                name, kit / "start.sh", FEDGSCA_NODE_PORT=str(free_port())
+            )  # one machine: a port for each
 
         say("5. Training; the first round waits for all three", "bold")
         parties.start("run", coordinator / "run.sh")
@@ -91,15 +107,22 @@ def story(folder: Path, port: int) -> None:
     finally:
         parties.close()
 
-    say("6. Each hospital looks for wrong labels among its own; the coordinator has no part in it", "bold")
+    say(
+        "6. Each hospital looks for wrong labels among its own; the coordinator has no part in it",
+        "bold",
+    )
     lists = {name: parties.script(kit / "audit.sh") for name, kit in kits.items()}
-    show(results({name: judge(homes[name] / "state", truth[name]) for name in NOISE}, taken, rounds))
+    show(
+        results({name: judge(homes[name] / "state", truth[name]) for name in NOISE}, taken, rounds)
+    )
     for line in lists[VICTIM][-4:]:
         say(line)
     count, found = traces(coordinator, NOISE)
     if found:
         raise Failed(f"the coordinator knows of single images: {found[0]}")
-    say(f"{count} files at the coordinator: none has evidence, audits, or the name of a hospital's image")
+    say(
+        f"{count} files at the coordinator: none has evidence, audits, or the name of a hospital's image"
+    )
     say(f"report   {run / 'report.html'}", "bold")
     say(f"done in {duration(time.monotonic() - started)}; no process is left")
 
@@ -109,7 +132,11 @@ def train(parties: Parties, run: Path, rounds: int) -> dict[str, int]:
     taken, absent = dict.fromkeys(NOISE, 0), set[str]()
     for line in parties.rounds(run, rounds):
         number, sites = line["round"] + 1, line["sites"]
-        words = [f"without {name}: {line['refused'][name].partition(' — ')[0]}" for name in NOISE if name not in sites]
+        words = [
+            f"without {name}: {line['refused'][name].partition(' — ')[0]}"
+            for name in NOISE
+            if name not in sites
+        ]
         words += [f"{name} is back" for name in NOISE if name in sites and name in absent]
         say(f"round {number:2}/{rounds}  F1 {line['f1']:.1f}  {'; '.join(words)}".rstrip())
         absent = {name for name in NOISE if name not in sites}
@@ -126,15 +153,33 @@ def train(parties: Parties, run: Path, rounds: int) -> dict[str, int]:
 
 def results(worth: Mapping[str, Worth], taken: Mapping[str, int], rounds: int) -> Table:
     rows = [
-        [name, f"{taken[name]} of {rounds}", str(w.labels), str(w.wrong), str(w.listed), str(w.found), w.precision]
+        [
+            name,
+            f"{taken[name]} of {rounds}",
+            str(w.labels),
+            str(w.wrong),
+            str(w.listed),
+            str(w.found),
+            w.precision,
+        ]
         for name, w in worth.items()
     ]
-    return grid(["hospital", "rounds", "labels", "wrong", "to review", "of these wrong", "precision"], rows)
+    return grid(
+        ["hospital", "rounds", "labels", "wrong", "to review", "of these wrong", "precision"], rows
+    )
 
 
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="A coordinator and three hospitals on this machine.")
-    parser.add_argument("folder", nargs="?", type=Path, default=Path("runs/three-hospitals"), help="new; default: %(default)s")
+    parser = argparse.ArgumentParser(
+        description="A coordinator and three hospitals on this machine."
+    )
+    parser.add_argument(
+        "folder",
+        nargs="?",
+        type=Path,
+        default=Path("runs/three-hospitals"),
+        help="new; default: %(default)s",
+    )
     parser.add_argument("--port", type=int, help="of the SuperLink; default: any that is free")
     return parser.parse_args()
 

@@ -19,7 +19,6 @@ from fedgsca.cli import (
     apply,
     audit,
     compare,
-    config,
     data,
     demo,
     deploy,
@@ -32,11 +31,12 @@ from fedgsca.cli import (
     report,
     review,
     run,
-    table,
-    wire,
 )
-from fedgsca.cli.screen import complain
+from fedgsca.cli import paper_table as table
+from fedgsca.cli import show_config as config
+from fedgsca.cli import show_wire as wire
 from fedgsca.errors import FedgscaError, RunFolderError
+from fedgsca.support.console import complain
 
 MODULES = (
     demo,
@@ -72,7 +72,9 @@ class InOrder(TyperGroup):
     """Lists commands in the order in which a newcomer needs them; what ORDER does not name comes last."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return sorted(self.commands, key=lambda name: ORDER.index(name) if name in ORDER else len(ORDER))
+        return sorted(
+            self.commands, key=lambda name: ORDER.index(name) if name in ORDER else len(ORDER)
+        )
 
 
 app = typer.Typer(
@@ -95,7 +97,10 @@ def _version(wanted: bool) -> None:
 @app.callback()
 def about(
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")
+        bool,
+        typer.Option(
+            "--version", callback=_version, is_eager=True, help="Show the version and exit."
+        ),
     ] = False,
 ) -> None:
     """Train one image classifier across hospitals whose labels are partly wrong, without moving images.
@@ -116,7 +121,9 @@ def main(argv: Sequence[str] | None = None) -> None:
 def execute(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code; every kind of failure becomes one clear message on stderr."""
     try:
-        code = app(args=None if argv is None else list(argv), prog_name="fedgsca", standalone_mode=False)
+        code = app(
+            args=None if argv is None else list(argv), prog_name="fedgsca", standalone_mode=False
+        )
         return code if isinstance(code, int) else 0
     except FedgscaError as error:
         complain(error.message, error.fix)
@@ -136,5 +143,8 @@ def execute(argv: Sequence[str] | None = None) -> int:
         return RunFolderError.exit_code
     except Exception:
         traceback.print_exc()  # without values of variables: they may be a patient's
-        print("\nThis is a bug in fedgsca, not your mistake. Please report it with the lines above.", file=sys.stderr)
+        print(
+            "\nThis is a bug in fedgsca, not your mistake. Please report it with the lines above.",
+            file=sys.stderr,
+        )
         return BUG

@@ -10,41 +10,62 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fedgsca.cli.options import Json
-from fedgsca.cli.screen import emit, note, say
+from fedgsca.support.console import emit, note, say
 
 if TYPE_CHECKING:
-    from fedgsca.audit.apply import Applied
+    from fedgsca.label_audit.apply_decisions import Applied
 
-Folder = Annotated[Path, typer.Argument(metavar="AUDIT", help="RUN/audit/SITE, or RUN for all its reviewed sites")]
-Prefer = Annotated[str | None, typer.Option("--prefer", help="whose label counts where reviewers disagree; default: nobody's")]
-Out = Annotated[Path | None, typer.Option("--out", help="default: labels.corrected.csv beside the original")]
+Folder = Annotated[
+    Path, typer.Argument(metavar="AUDIT", help="RUN/audit/SITE, or RUN for all its reviewed sites")
+]
+Prefer = Annotated[
+    str | None,
+    typer.Option("--prefer", help="whose label counts where reviewers disagree; default: nobody's"),
+]
+Out = Annotated[
+    Path | None, typer.Option("--out", help="default: labels.corrected.csv beside the original")
+]
 
 PAIRS = 12  # shown; the log has all of them
 
 
 def add(app: typer.Typer) -> None:
     app.command(
-        "apply", help="Write corrected labels beside the original, with a change log.", rich_help_panel="Review labels"
+        "apply",
+        help="Write corrected labels beside the original, with a change log.",
+        rich_help_panel="Review labels",
     )(apply_command)
 
 
-def apply_command(audit: Folder, prefer: Prefer = None, out: Out = None, json: Json = False) -> None:
-    from fedgsca.audit.apply import apply
+def apply_command(
+    audit: Folder, prefer: Prefer = None, out: Out = None, json: Json = False
+) -> None:
+    from fedgsca.label_audit.apply_decisions import apply
 
     done = apply(audit, prefer=prefer, out=out)
     if json:
-        emit({"file": done.file, "counts": done.counts, "changes": [asdict(change) for change in done.changes]})
+        emit(
+            {
+                "file": done.file,
+                "counts": done.counts,
+                "changes": [asdict(change) for change in done.changes],
+            }
+        )
     else:
         _show(done)
 
 
 def _show(done: Applied) -> None:
-    from fedgsca.audit.changes import count_pairs, log_path
+    from fedgsca.data.label_changes import count_pairs, log_path
 
     counts = done.counts
-    say(f"{counts['looked_at']} labels were looked at: {counts['changed']} change, {counts['confirmed']} are confirmed")
+    say(
+        f"{counts['looked_at']} labels were looked at: {counts['changed']} change, {counts['confirmed']} are confirmed"
+    )
     if counts["disputed"] or counts["unsure"]:
-        say(f"{counts['disputed']} are disputed and {counts['unsure']} could not be told: these stay as they are")
+        say(
+            f"{counts['disputed']} are disputed and {counts['unsure']} could not be told: these stay as they are"
+        )
     pairs = count_pairs((change.old, change.new) for change in done.changes)
     for pair in pairs[:PAIRS]:
         say(f"  {pair['from']} → {pair['to']}  {pair['count']}")
@@ -55,13 +76,24 @@ def _show(done: Applied) -> None:
         say("no label changes: nothing was written")
         return
     if done.left_out:
-        note(f"{done.left_out} lines of the original name images that the run did not use; they are left out")
+        note(
+            f"{done.left_out} lines of the original name images that the run did not use; they are left out"
+        )
     say(f"labels  {done.file}", "bold")
     say(f"log     {log_path(done.file)}")
-    if not (done.run / "config.toml").exists():  # the state of a hospital: the coordinator has the configuration
+    if not (
+        done.run / "config.toml"
+    ).exists():  # the state of a hospital: the coordinator has the configuration
         say(f'retrain put labels = "{done.file}" into the site\'s settings before the next run')
         return
-    again = ["fedgsca", "run", "--config", str(done.run / "config.toml"), "--labels", str(done.file)]
+    again = [
+        "fedgsca",
+        "run",
+        "--config",
+        str(done.run / "config.toml"),
+        "--labels",
+        str(done.file),
+    ]
     if done.noisy:  # the file holds the labels as given, injected noise and all
         again += ["--noise", "0", "--set", "noise.given=none"]
     again += ["--out", str(done.run.with_name(f"{done.run.name}-corrected"))]

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fedgsca.cli.options import Json, Quiet
-from fedgsca.cli.screen import emit, grid, note, percent, say, show, warn
 from fedgsca.errors import ConfigError
+from fedgsca.support.console import emit, grid, note, percent, say, show, warn
 
 if TYPE_CHECKING:
-    from fedgsca.audit.held import Held
-    from fedgsca.audit.table import Audit
+    from fedgsca.label_audit.audit_table import Audit
+    from fedgsca.label_audit.site_data import SiteData
 
 
 class Who(StrEnum):
@@ -30,23 +30,46 @@ class Split(StrEnum):
 
 
 Run = Annotated[
-    Path, typer.Argument(metavar="RUN", help="folder of a run, finished or not; at a hospital: its kit or its site.toml")
+    Path,
+    typer.Argument(
+        metavar="RUN",
+        help="folder of a run, finished or not; at a hospital: its kit or its site.toml",
+    ),
 ]
 Sites = Annotated[list[str] | None, typer.Option("--site", help="only this site; repeatable")]
 Out = Annotated[Path | None, typer.Option("--out", help="folder for the audits; default RUN/audit")]
-Data = Annotated[str | None, typer.Option("--data", help="where the images are now, if they were moved")]
-Labels = Annotated[str | None, typer.Option("--labels", help="csv of the labels that the run was trained with, likewise")]
-Quota = Annotated[float, typer.Option("--quota", min=0.0, max=1.0, help="share of the labels to review")]
+Data = Annotated[
+    str | None, typer.Option("--data", help="where the images are now, if they were moved")
+]
+Labels = Annotated[
+    str | None,
+    typer.Option("--labels", help="csv of the labels that the run was trained with, likewise"),
+]
+Quota = Annotated[
+    float, typer.Option("--quota", min=0.0, max=1.0, help="share of the labels to review")
+]
 Opinions = Annotated[
     list[Who] | None,
-    typer.Option("--second-opinion", help="also ask the site's own features; repeatable; cleanlab needs the extra"),
+    typer.Option(
+        "--second-opinion",
+        help="also ask the site's own features; repeatable; cleanlab needs the extra",
+    ),
 ]
-SplitOption = Annotated[Split, typer.Option("--split", help="test: the labels by which models are judged; locked")]
-Unlock = Annotated[bool, typer.Option("--unlock-test", help="audit the test labels though it spoils them as a measure")]
+SplitOption = Annotated[
+    Split, typer.Option("--split", help="test: the labels by which models are judged; locked")
+]
+Unlock = Annotated[
+    bool,
+    typer.Option("--unlock-test", help="audit the test labels though it spoils them as a measure"),
+]
 
 
 def add(app: typer.Typer) -> None:
-    app.command("audit", help="Rank a site's labels by how wrong they look.", rich_help_panel="Review labels")(audit)
+    app.command(
+        "audit",
+        help="Rank a site's labels by how wrong they look.",
+        rich_help_panel="Review labels",
+    )(audit)
 
 
 def audit(
@@ -64,22 +87,23 @@ def audit(
 ) -> None:
     if split is Split.test and not unlock_test:
         raise ConfigError(
+            "todo.audit-1",
             "the test labels are locked: they decide how good every model looks. Correcting those that a model doubts makes its"
             " score better without making it better, and later scores cannot be compared with earlier ones",
             fix="audit the training labels; if you must look at the test labels: --split test --unlock-test",
         )
-    from fedgsca.audit.evidence import sites_with_evidence
-    from fedgsca.audit.gallery import write_gallery
-    from fedgsca.audit.held import held_test, open_sites, pick
-    from fedgsca.audit.images import Images
-    from fedgsca.audit.make import audit_site
-    from fedgsca.audit.whereabouts import find
+    from fedgsca.engine.label_evidence import sites_with_evidence
+    from fedgsca.label_audit.audit_images import Images
+    from fedgsca.label_audit.build_audit import audit_site
+    from fedgsca.label_audit.gallery import write_gallery
+    from fedgsca.label_audit.locate import find
+    from fedgsca.label_audit.site_data import held_test, open_sites, pick
 
     place = find(run)
     run = place.folder
     unknown = sorted(set(site or ()) - set(sites_with_evidence(run)))
     held = open_sites(run, source=data or place.data, labels=labels or place.labels)
-    chosen: list[Held] = [pick(run, held, name) for name in (unknown or site or sorted(held))]
+    chosen: list[SiteData] = [pick(run, held, name) for name in (unknown or site or sorted(held))]
     chosen = [held_test(chosen[0])] if split is Split.test else chosen
     unfinished = _unfinished(run)
     if unfinished and not quiet:
@@ -89,7 +113,12 @@ def audit(
         if not quiet and not json:
             note(f"{one.site}: {len(one)} labels ...")
         found = audit_site(
-            run, one, (out or run / "audit") / one.site, quota=quota, opinions=second_opinion or (), split=split.value
+            run,
+            one,
+            (out or run / "audit") / one.site,
+            quota=quota,
+            opinions=second_opinion or (),
+            split=split.value,
         )
         write_gallery(Images(one, found), unfinished=unfinished)
         made.append(found)
@@ -127,11 +156,21 @@ def _row(header: Any, truth: bool) -> list[str]:
     wrong, top = found["estimated_wrong"], found["confusions"][:1]
     share = percent(wrong["count"] / max(found["labels"], 1))
     pair = f"{top[0]['given']} → {top[0]['suggested']} ({top[0]['count']})" if top else "–"
-    cells = [header["site"], pair, str(found["labels"]), f"{wrong['count']} ({share})", f"{wrong['low']}–{wrong['high']}"]
+    cells = [
+        header["site"],
+        pair,
+        str(found["labels"]),
+        f"{wrong['count']} ({share})",
+        f"{wrong['low']}–{wrong['high']}",
+    ]
     cells.append(str(found["suspects"]))
     if truth:
         known = found.get("truth")
         area = known and known["auroc"]
         first = percent(known["precision_at"]["10%"]) if known else "–"
-        cells += [str(known["wrong"]) if known else "–", first, f"{area:.3f}" if area is not None else "–"]
+        cells += [
+            str(known["wrong"]) if known else "–",
+            first,
+            f"{area:.3f}" if area is not None else "–",
+        ]
     return cells

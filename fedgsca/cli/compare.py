@@ -27,30 +27,40 @@ from fedgsca.cli.options import (
     make_tree,
     short,
 )
-from fedgsca.cli.progress import Display, display
-from fedgsca.cli.screen import emit, grid, note, say, show, stoppable, warn
+from fedgsca.engine.progress import Display, display
 from fedgsca.errors import FedgscaError
+from fedgsca.support.console import emit, grid, note, say, show, stoppable, warn
 
 if TYPE_CHECKING:
-    from fedgsca.cells import Cell
-    from fedgsca.compare import Outcome, Plan
-    from fedgsca.engine.federation import Watcher
+    from fedgsca.engine.rounds import RunObserver
+    from fedgsca.grid.comparison import Outcome, Plan
+    from fedgsca.grid.runner import Cell
 
 Methods = Annotated[str, typer.Option("--methods", help="names joined by commas, or all")]
-Noises = Annotated[list[str] | None, typer.Option("--noise", help="repeatable; default 0-S40-P20-C20")]
+Noises = Annotated[
+    list[str] | None, typer.Option("--noise", help="repeatable; default 0-S40-P20-C20")
+]
 Seeds = Annotated[str, typer.Option("--seeds", help="how many (3: seeds 0, 1, 2) or which (0,4,7)")]
 Ceiling = Annotated[
-    bool, typer.Option("--ceiling/--no-ceiling", help="also FedAvg without the wrong labels: needed for recovery")
+    bool,
+    typer.Option(
+        "--ceiling/--no-ceiling", help="also FedAvg without the wrong labels: needed for recovery"
+    ),
 ]
 Clean = Annotated[bool, typer.Option("--clean", help="also FedAvg without noise, for reference")]
 Out = Annotated[Path | None, typer.Option("--out", help="folder; default runs/compare-<data>")]
 _SCORES = {"f1": "macro F1", "recall": "recall", "precision": "precision"}
 Title = Annotated[str | None, typer.Option("--title", help="heading of the report")]
-Tuned = Annotated[Path | None, typer.Option("--tuned", help="TOML with settings for each method, [METHOD.SECTION]")]
+Tuned = Annotated[
+    Path | None,
+    typer.Option("--tuned", help="TOML with settings for each method, [METHOD.SECTION]"),
+]
 
 
 def add(app: typer.Typer) -> None:
-    app.command("compare", help="Compare methods under noise over several seeds.", rich_help_panel="Train")(compare)
+    app.command(
+        "compare", help="Compare methods under noise over several seeds.", rich_help_panel="Train"
+    )(compare)
 
 
 def compare(
@@ -77,7 +87,7 @@ def compare(
     quiet: Quiet = False,
     json: Json = False,
 ) -> None:
-    from fedgsca.compare import Plan, parse_methods, parse_noises, parse_seeds, read_tuned
+    from fedgsca.grid.comparison import Plan, parse_methods, parse_noises, parse_seeds, read_tuned
 
     tree = make_tree(
         config, sets, data=data, rounds=rounds, sites=sites, partition=partition, labels=labels, model=model, frozen=frozen,
@@ -90,11 +100,13 @@ def compare(
     source = plan.cells()[0].config.data.source
     if not quiet:
         _explain(plan)
-    execute(plan, out or Path("runs") / f"compare-{short(source)}", jobs=jobs, quiet=quiet, json=json)
+    execute(
+        plan, out or Path("runs") / f"compare-{short(source)}", jobs=jobs, quiet=quiet, json=json
+    )
 
 
 def _explain(plan: Plan) -> None:
-    from fedgsca.cli.config import explain_preset
+    from fedgsca.cli.show_config import explain_preset
 
     for cell in {cell.config.method: cell for cell in plan.cells()}.values():
         explain_preset(cell.config)
@@ -103,12 +115,12 @@ def _explain(plan: Plan) -> None:
 
 
 class Shown:
-    """The comparison's audience: hands the engine a watcher per cell and names what failed."""
+    """The comparison's audience: hands the engine a observer per cell and names what failed."""
 
     def __init__(self, display: Display) -> None:
         self.display = display
 
-    def watch(self, cell: Cell) -> Watcher:
+    def watch(self, cell: Cell) -> RunObserver:
         return self.display.watch(cell.name)
 
     def finished(self, cell: Cell, result: Mapping[str, Any]) -> None:
@@ -120,32 +132,41 @@ class Shown:
             self.display.tell(f"{cell.name} failed: {error.message}\nFix: {error.fix}", "red")
         else:
             self.display.tell(
-                f"{cell.name} failed; this is a bug, please report it:\n{''.join(traceback.format_exception(error))}", "red"
+                f"{cell.name} failed; this is a bug, please report it:\n{''.join(traceback.format_exception(error))}",
+                "red",
             )
 
 
 def execute(plan: Plan, out: Path, *, jobs: int, quiet: bool, json: bool) -> Outcome:
     """Start or continue; then tables, report and, if cells failed, an error."""
-    from fedgsca.cells import finished_cells
-    from fedgsca.compare import check_folder, run_plan, write_tables
+    from fedgsca.grid.comparison import check_folder, run_plan, write_tables
+    from fedgsca.grid.runner import finished_cells
 
     cells = {cell.name: cell for cell in plan.cells()}
     check_folder(cells.values(), out)
     done = finished_cells(cells.values(), out)
     if done and not quiet:
         note(
-            f"{len(done)} of {len(cells)} runs are done" + (": " + ", ".join(done) if len(done) < len(cells) else ""),
+            f"{len(done)} of {len(cells)} runs are done"
+            + (": " + ", ".join(done) if len(done) < len(cells) else ""),
             "green",
         )
     with stoppable(out), display(quiet=quiet, runs=len(cells) - len(done)) as progress:
         outcome = run_plan(plan, out, Shown(progress), jobs=jobs)
     if outcome.compare["cells"]:
-        from fedgsca.report.html import write_report
+        from fedgsca.report.html_page import write_report
 
         write_tables(out, outcome.compare)
         write_report(out)
         if json:
-            emit({**outcome.compare, "failed": outcome.failed, "path": str(out), "report": str(out / "report.html")})
+            emit(
+                {
+                    **outcome.compare,
+                    "failed": outcome.failed,
+                    "path": str(out),
+                    "report": str(out / "report.html"),
+                }
+            )
         elif not quiet:
             show_table(outcome.compare)
             say(f"report  {out / 'report.html'}", "bold")
@@ -157,6 +178,7 @@ def complain_failed(failed: Mapping[str, str], runs: int, out: Path) -> None:
     """An error if any run of a grid failed."""
     for first, reason in failed.items():
         raise FedgscaError(
+            "todo.compare-1",
             f"{len(failed)} of {runs} runs failed, first {first}: {reason}",
             fix=f"mend the cause, then `fedgsca resume {out}`; finished runs are kept",
         )
@@ -164,7 +186,7 @@ def complain_failed(failed: Mapping[str, str], runs: int, out: Path) -> None:
 
 def show_table(compare: Mapping[str, Any]) -> None:
     """A table per noise: mean ± standard deviation over seeds; the best of each noise is marked."""
-    from fedgsca.report.tables import compare_rows, recovery_text, score_text
+    from fedgsca.report.comparison_tables import compare_rows, recovery_text, score_text
 
     rows = compare_rows(compare)
     say(f"\n{compare['title']}", "bold")
@@ -173,9 +195,25 @@ def show_table(compare: Mapping[str, Any]) -> None:
         for row in (row for row in rows if row.noise == noise):
             scores = [score_text(row, key) + ("*" if key in row.best else " ") for key in _SCORES]
             seconds = row.stats.get("seconds_per_round")
-            cells.append([row.label, *scores, recovery_text(row), f"{seconds.mean:.2f}" if seconds else "–", str(row.seeds)])
-        show(grid(["method", *_SCORES.values(), "recovery", "s/round", "seeds"], cells, title=f"noise {noise}"))
+            cells.append(
+                [
+                    row.label,
+                    *scores,
+                    recovery_text(row),
+                    f"{seconds.mean:.2f}" if seconds else "–",
+                    str(row.seeds),
+                ]
+            )
+        show(
+            grid(
+                ["method", *_SCORES.values(), "recovery", "s/round", "seeds"],
+                cells,
+                title=f"noise {noise}",
+            )
+        )
     if compare.get("clean"):
         clean = list(compare["clean"].values())
         say(f"FedAvg on clean labels: F1 {sum(clean) / len(clean):.1f}")
-    say("* best under this noise; recovery: share of the distance from FedAvg to the ceiling", "dim")
+    say(
+        "* best under this noise; recovery: share of the distance from FedAvg to the ceiling", "dim"
+    )

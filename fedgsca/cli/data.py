@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fedgsca.cli.options import Json
-from fedgsca.cli.screen import emit, grid, say, show
 from fedgsca.errors import DataError, RunFolderError
+from fedgsca.support.console import emit, grid, say, show
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -18,15 +18,32 @@ if TYPE_CHECKING:
 
 Source = Annotated[str, typer.Argument(help="as after --data")]
 Root = Annotated[
-    Path | None, typer.Argument(help="its folder, if SOURCE is only the name of a data set: kvasir, odir or chaoyang")
+    Path | None,
+    typer.Argument(
+        help="its folder, if SOURCE is only the name of a data set: kvasir, odir or chaoyang"
+    ),
 ]
-Split = Annotated[str | None, typer.Option("--split", help="as data.split: fedgp, frame, video, official-0, published, ...")]
-Label = Annotated[str | None, typer.Option("--label", help="as data.label: patient, eye, drawn, released, majority, ...")]
-Splits = Annotated[Path | None, typer.Option("--splits", help="as data.splits: folder of the data set's lists")]
+Split = Annotated[
+    str | None,
+    typer.Option("--split", help="as data.split: fedgp, frame, video, official-0, published, ..."),
+]
+Label = Annotated[
+    str | None,
+    typer.Option("--label", help="as data.label: patient, eye, drawn, released, majority, ..."),
+]
+Splits = Annotated[
+    Path | None, typer.Option("--splits", help="as data.splits: folder of the data set's lists")
+]
 Fast = Annotated[bool, typer.Option("--fast", help="do not decode the images")]
-Size = Annotated[int | None, typer.Option("--image-size", help="pixels; default: the source's own size")]
-Labels = Annotated[Path | None, typer.Option("--labels", help="csv (file,label) of corrected training labels")]
-ListBad = Annotated[bool, typer.Option("--list-bad", help="print only the files that cannot be read, one a line")]
+Size = Annotated[
+    int | None, typer.Option("--image-size", help="pixels; default: the source's own size")
+]
+Labels = Annotated[
+    Path | None, typer.Option("--labels", help="csv (file,label) of corrected training labels")
+]
+ListBad = Annotated[
+    bool, typer.Option("--list-bad", help="print only the files that cannot be read, one a line")
+]
 Output = Annotated[Path, typer.Option("-o", "--out", help="PNG file to write")]
 Columns = Annotated[int, typer.Option("--columns", min=1, max=64, help="images per class")]
 Seed = Annotated[int, typer.Option("--seed", min=0, help="which images are drawn")]
@@ -35,7 +52,9 @@ group = typer.Typer(no_args_is_help=True, rich_markup_mode="rich")
 
 
 def add(app: typer.Typer) -> None:
-    app.add_typer(group, name="data", help="List, check and look at data.", rich_help_panel="Data and noise")
+    app.add_typer(
+        group, name="data", help="List, check and look at data.", rich_help_panel="Data and noise"
+    )
 
 
 @group.command("list")
@@ -44,9 +63,22 @@ def list_sources(json: Json = False) -> None:
     from fedgsca.data.load import READERS
 
     if json:
-        emit({"sources": [{"name": name, "form": reader.form, "what": reader.what} for name, reader in READERS.items()]})
+        emit(
+            {
+                "sources": [
+                    {"name": name, "form": reader.form, "what": reader.what}
+                    for name, reader in READERS.items()
+                ]
+            }
+        )
     else:
-        show(grid(["--data", "what it is"], [[reader.form, reader.what] for reader in READERS.values()], left=2))
+        show(
+            grid(
+                ["--data", "what it is"],
+                [[reader.form, reader.what] for reader in READERS.values()],
+                left=2,
+            )
+        )
 
 
 @group.command("check")
@@ -67,7 +99,13 @@ def check(
 
     source = source if root is None else f"{source}:{root}"
     report = checks.check_source(
-        source, image_size=image_size, labels=labels, split=split, label=label, splits=splits, fast=fast and not list_bad
+        source,
+        image_size=image_size,
+        labels=labels,
+        split=split,
+        label=label,
+        splits=splits,
+        fast=fast and not list_bad,
     )
     if json:
         emit(_bad(report) if list_bad else report.as_dict())
@@ -86,7 +124,10 @@ def check(
 def _bad(report: Report) -> dict[str, Any]:
     """--list-bad for programs: the files, and all that stops a run."""
     found = report.as_dict()
-    return {"bad": [{"file": name, "reason": reason} for name, reason in report.bad], "problems": found["problems"]}
+    return {
+        "bad": [{"file": name, "reason": reason} for name, reason in report.bad],
+        "problems": found["problems"],
+    }
 
 
 def _refusal(report: Report) -> DataError:
@@ -94,7 +135,11 @@ def _refusal(report: Report) -> DataError:
     source, (first, *more) = report.source, report.problems
     named = first.text.startswith((f"--data {source}: ", f"{source}: ", f"{Path(source).name}: "))
     rest = "".join(f"\n  {finding.text} ({finding.fix})" for finding in more)
-    return DataError(("" if named else f"{source} cannot be used as it is: ") + first.text + rest, fix=first.fix)
+    return DataError(
+        "todo.data-1",
+        ("" if named else f"{source} cannot be used as it is: ") + first.text + rest,
+        fix=first.fix,
+    )
 
 
 def _show(report: Report) -> None:
@@ -118,7 +163,11 @@ def _show(report: Report) -> None:
         if report.list_sha256:
             say(f"sha256  {report.list_sha256}  all files with label, split and site", "dim")
         if report.fingerprint:
-            say(f"sha256  {report.fingerprint}" + ("  images, labels and split" if report.tree else ""), "dim")
+            say(
+                f"sha256  {report.fingerprint}"
+                + ("  images, labels and split" if report.tree else ""),
+                "dim",
+            )
     for text in report.notes:
         say(f"note: {text}")
     for text in report.warnings:
@@ -137,7 +186,12 @@ def _counts(report: Report) -> Table:
         known = report.published.get(split)
         if known:
             head.append("published")
-            columns.append([_beside(n, known.get(name)) for n, name in zip(found, [*report.classes, "all"], strict=True)])
+            columns.append(
+                [
+                    _beside(n, known.get(name))
+                    for n, name in zip(found, [*report.classes, "all"], strict=True)
+                ]
+            )
     return grid(head, zip([*report.classes, "all"], *columns, strict=True))
 
 
@@ -148,7 +202,9 @@ def _beside(found: int, published: int | None) -> str:
 
 def _site(report: Report, name: str) -> str:
     found, known = report.sites[name], report.published_sites.get(name)
-    return f"{name} ({found})" if known in (None, found) else f"{name} ({found}, published {known} !)"
+    return (
+        f"{name} ({found})" if known in (None, found) else f"{name} ({found}, published {known} !)"
+    )
 
 
 @group.command("sheet")
@@ -163,13 +219,22 @@ def sheet(
     seed: Seed = 0,
 ) -> None:
     """Write a contact sheet: a row of training images for every class."""
+    from fedgsca.data.contact_sheet import save_sheet
     from fedgsca.data.load import load
-    from fedgsca.data.sheet import save_sheet
 
-    table = load(source, image_size=image_size, split=split, label=label, splits=splits, need_test=False)
+    table = load(
+        source, image_size=image_size, split=split, label=label, splits=splits, need_test=False
+    )
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         save_sheet(table, out, per_class=columns, seed=seed)
-    except (OSError, ValueError) as error:  # no permission, no space, a file type that Pillow does not know
-        raise RunFolderError(f"cannot write {out}: {error}", fix="choose another file ending in .png with -o") from None
+    except (
+        OSError,
+        ValueError,
+    ) as error:  # no permission, no space, a file type that Pillow does not know
+        raise RunFolderError(
+            "todo.data-2",
+            f"cannot write {out}: {error}",
+            fix="choose another file ending in .png with -o",
+        ) from None
     say(f"sheet   {out}", "bold")

@@ -8,21 +8,29 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fedgsca.cli.options import Jobs, Json, Quiet
-from fedgsca.cli.screen import say
+from fedgsca.support.console import say
 
 if TYPE_CHECKING:
     from fedgsca.noise import SiteNoise
 
-Seed = Annotated[int, typer.Option("--seed", min=0, help="another split among the hospitals, other wrong labels")]
+Seed = Annotated[
+    int, typer.Option("--seed", min=0, help="another split among the hospitals, other wrong labels")
+]
 Out = Annotated[Path, typer.Option("--out", help="folder")]
 Ceiling = Annotated[
-    bool, typer.Option("--ceiling/--no-ceiling", help="also train FedAvg without the wrong labels, and show recovery")
+    bool,
+    typer.Option(
+        "--ceiling/--no-ceiling",
+        help="also train FedAvg without the wrong labels, and show recovery",
+    ),
 ]
 
 
 def add(app: typer.Typer) -> None:
     app.command(
-        "demo", help="Watch FedGSCA and FedAvg learn from the same wrong labels. Needs no data.", rich_help_panel="Train"
+        "demo",
+        help="Watch FedGSCA and FedAvg learn from the same wrong labels. Needs no data.",
+        rich_help_panel="Train",
     )(demo)
 
 
@@ -40,7 +48,7 @@ def demo(
     json: Json = False,
 ) -> None:
     from fedgsca.cli.compare import execute
-    from fedgsca.demo import NOISE, demo_plan, write_demo_sheet
+    from fedgsca.grid.demo_plan import NOISE, demo_plan, write_demo_sheet
     from fedgsca.noise import parse_noise
 
     plan = demo_plan(seed, ceiling=ceiling)
@@ -48,9 +56,17 @@ def demo(
     if loud:
         config = plan.cells()[0].config
         noise = parse_noise(NOISE, config.data.sites)
-        say(f"{len(noise)} hospitals train one classifier for tissue images; no image leaves its hospital.")
-        say("Wrong labels: " + ", ".join(f"{_wrong(part)} at hospital {k}" for k, part in enumerate(noise, 1)) + ".")
-        say(f"FedAvg believes every label, FedGSCA finds the suspect ones: {config.train.rounds} rounds each.\n")
+        say(
+            f"{len(noise)} hospitals train one classifier for tissue images; no image leaves its hospital."
+        )
+        say(
+            "Wrong labels: "
+            + ", ".join(f"{_wrong(part)} at hospital {k}" for k, part in enumerate(noise, 1))
+            + "."
+        )
+        say(
+            f"FedAvg believes every label, FedGSCA finds the suspect ones: {config.train.rounds} rounds each.\n"
+        )
     outcome = execute(plan, out, jobs=jobs, quiet=quiet, json=json)
     sheet = write_demo_sheet(plan, out)
     if loud:
@@ -58,4 +74,6 @@ def demo(
         say(f"images  {sheet}")
         gain = f1["fedgsca"] - f1["fedavg"]
         scores = f"{f1['fedavg']:.1f} with FedAvg, {f1['fedgsca']:.1f} with FedGSCA"
-        say(f"\nMacro F1 {scores}: {abs(gain):.1f} points {'won' if gain >= 0 else 'lost'}.", "bold")
+        say(
+            f"\nMacro F1 {scores}: {abs(gain):.1f} points {'won' if gain >= 0 else 'lost'}.", "bold"
+        )

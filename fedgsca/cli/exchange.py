@@ -7,38 +7,51 @@ from typing import Annotated
 
 import typer
 
-from fedgsca.cli.screen import say
+from fedgsca.support.console import say
 
-Folder = Annotated[Path, typer.Argument(metavar="AUDIT", help="folder of one site's audit, RUN/audit/SITE")]
+Folder = Annotated[
+    Path, typer.Argument(metavar="AUDIT", help="folder of one site's audit, RUN/audit/SITE")
+]
 Kind = Annotated[str, typer.Option("--format", help="cleanlab, label-studio or fiftyone")]
 Out = Annotated[Path, typer.Option("--out", "-o", help="file to write; fiftyone: a folder")]
 All = Annotated[bool, typer.Option("--all", help="all labels, not only the priority list")]
 Whose = Annotated[str | None, typer.Option("--reviewer", help="whose decisions go out")]
 File = Annotated[Path, typer.Argument(metavar="FILE", help="what the tool exported")]
-Who = Annotated[str | None, typer.Option("--reviewer", help="under which name; default: as the file says")]
+Who = Annotated[
+    str | None, typer.Option("--reviewer", help="under which name; default: as the file says")
+]
 
 
 def add(app: typer.Typer) -> None:
-    group = typer.Typer(no_args_is_help=True, help="Give suspects to other label tools, and take decisions back.")
+    group = typer.Typer(
+        no_args_is_help=True, help="Give suspects to other label tools, and take decisions back."
+    )
     group.command("export", help="Write the list in another tool's format.")(export_command)
     group.command("import", help="Add what was decided in another tool.")(import_command)
     app.add_typer(group, name="exchange", rich_help_panel="Review labels")
 
 
-def export_command(audit: Folder, kind: Kind, out: Out, all_labels: All = False, reviewer: Whose = None) -> None:
-    from fedgsca.audit.exchange import export
-    from fedgsca.audit.table import read_audit
+def export_command(
+    audit: Folder, kind: Kind, out: Out, all_labels: All = False, reviewer: Whose = None
+) -> None:
+    from fedgsca.label_audit.audit_table import read_audit
+    from fedgsca.label_audit.exchange import export
 
     for path in export(read_audit(audit), kind, out, everything=all_labels, reviewer=reviewer):
         say(f"written  {path}")
 
 
 def import_command(audit: Folder, file: File, kind: Kind, reviewer: Who = None) -> None:
-    from fedgsca.audit.exchange import bring_in
-    from fedgsca.audit.table import read_audit
     from fedgsca.cli.review import reviewer_name
+    from fedgsca.label_audit.audit_table import read_audit
+    from fedgsca.label_audit.exchange import bring_in
 
-    counts = bring_in(read_audit(audit), kind, file, reviewer=None if reviewer is None else reviewer_name(reviewer))
+    counts = bring_in(
+        read_audit(audit),
+        kind,
+        file,
+        reviewer=None if reviewer is None else reviewer_name(reviewer),
+    )
     for name, count in sorted(counts.items()):
         say(f"{count} decisions of {name}")
     if not counts:

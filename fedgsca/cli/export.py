@@ -9,8 +9,8 @@ from typing import Annotated
 import typer
 
 from fedgsca.cli.options import Json, Quiet
-from fedgsca.cli.screen import emit, say, warn
-from fedgsca.files import size_text
+from fedgsca.support.console import emit, say, warn
+from fedgsca.support.files import size_text
 
 
 class Kind(StrEnum):
@@ -24,13 +24,17 @@ class Kind(StrEnum):
 Run = Annotated[Path, typer.Argument(metavar="RUN", help="folder of a run")]
 Format = Annotated[Kind, typer.Option("--format", help="onnx needs the extra of that name")]
 Out = Annotated[Path | None, typer.Option("--out", help="new folder; default RUN/export-FORMAT")]
-Checkpoint = Annotated[bool, typer.Option("--checkpoint", help="take the newest model of a run that is not finished")]
+Checkpoint = Annotated[
+    bool, typer.Option("--checkpoint", help="take the newest model of a run that is not finished")
+]
 
 
 def add(app: typer.Typer) -> None:
-    app.command("export", help="Write a run's model for other programs, with a model card.", rich_help_panel="Use a model")(
-        export
-    )
+    app.command(
+        "export",
+        help="Write a run's model for other programs, with a model card.",
+        rich_help_panel="Use a model",
+    )(export)
 
 
 def export(
@@ -41,12 +45,19 @@ def export(
     quiet: Quiet = False,
     json: Json = False,
 ) -> None:
-    from fedgsca.export.write import export as write
+    from fedgsca.export.write_export import export as write
 
     made = write(run, format.value, out or run / f"export-{format.value}", checkpoint=checkpoint)
     file = made.path / made.about.file
     if json:
-        emit({"path": str(made.path), "file": str(file), "sha256": made.about.sha256, "check": made.check.as_dict()})
+        emit(
+            {
+                "path": str(made.path),
+                "file": str(file),
+                "sha256": made.about.sha256,
+                "check": made.check.as_dict(),
+            }
+        )
         return
     if made.check.why:
         warn(f"checked on random images only: {made.check.why}")

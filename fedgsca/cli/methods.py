@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fedgsca.cli.options import Json
-from fedgsca.cli.screen import emit, grid, say, show
 from fedgsca.errors import ConfigError
+from fedgsca.support.console import emit, grid, say, show
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -23,20 +23,25 @@ _BOUNDS = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
 
 
 def add(app: typer.Typer) -> None:
-    app.command("methods", help="List the methods, or the options of one.", rich_help_panel="Understand")(methods)
+    app.command(
+        "methods", help="List the methods, or the options of one.", rich_help_panel="Understand"
+    )(methods)
 
 
 def methods(name: Name = None, json: Json = False) -> None:
-    from fedgsca.methods.base import load_all
+    from fedgsca.methods.base import load_methods
 
-    known = load_all()
+    known = load_methods()
     if name is None:
         rows = [{"name": key, "paper": known[key].paper} for key in sorted(known)]
         if json:
             emit({"methods": rows})
         else:
             show(grid(["method", "paper"], [[row["name"], row["paper"]] for row in rows], left=2))
-            say("`fedgsca methods NAME` lists a method's options; `fedgsca wire NAME` what it sends.", "dim")
+            say(
+                "`fedgsca methods NAME` lists a method's options; `fedgsca wire NAME` what it sends.",
+                "dim",
+            )
         return
     method = find(name)
     options = [{**row, "key": f"{method.name}.{row['key']}"} for row in describe(method.Options)]
@@ -62,14 +67,18 @@ def methods(name: Name = None, json: Json = False) -> None:
 
 def find(name: str) -> type[Method]:
     """A method by name; the nearest one is suggested."""
-    from fedgsca.methods.base import load_all
+    from fedgsca.methods.base import load_methods
 
-    known = load_all()
+    known = load_methods()
     if name.lower() in known:
         return known[name.lower()]
     near = get_close_matches(name.lower(), list(known), n=1, cutoff=0.4)
     hint = f"did you mean {near[0]}? " if near else ""
-    raise ConfigError(f"method {name!r} is not known", fix=f"{hint}known are: {', '.join(sorted(known))}")
+    raise ConfigError(
+        "todo.methods-1",
+        f"method {name!r} is not known",
+        fix=f"{hint}known are: {', '.join(sorted(known))}",
+    )
 
 
 def describe(model: type[BaseModel], prefix: str = "") -> Iterator[dict[str, Any]]:
@@ -114,4 +123,6 @@ def type_text(kind: Any) -> str:
 
 
 def _plain(value: Any) -> str:
-    return "none" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+    return (
+        "none" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+    )

@@ -7,15 +7,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fedgsca.cli.options import ConfigFile, Data, Json, Seed, Sets, Sites, make_config
-from fedgsca.cli.screen import emit, grid, note, percent, say, show
+from fedgsca.support.console import emit, grid, note, percent, say, show
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from fedgsca.experiment import Experiment
+    from fedgsca.experiment.simulation import Experiment
     from fedgsca.noise import SiteNoise
 
-Spec = Annotated[str, typer.Argument(metavar="SPEC", help="S40 for every site, or one part each: 0-S40-P20-C20")]
+Spec = Annotated[
+    str, typer.Argument(metavar="SPEC", help="S40 for every site, or one part each: 0-S40-P20-C20")
+]
 _WORDS = {
     "S": "as any other class",
     "P": "as the next class",
@@ -27,7 +29,12 @@ group = typer.Typer(no_args_is_help=True, rich_markup_mode="rich")
 
 
 def add(app: typer.Typer) -> None:
-    app.add_typer(group, name="noise", help="Look at label noise before using it.", rich_help_panel="Data and noise")
+    app.add_typer(
+        group,
+        name="noise",
+        help="Look at label noise before using it.",
+        rich_help_panel="Data and noise",
+    )
 
 
 @group.callback()
@@ -46,15 +53,24 @@ def preview(
     json: Json = False,
 ) -> None:
     """Nominal noise of every site, the transition matrices, and the realised rates on the data with this seed."""
-    from fedgsca.experiment import prepare
+    from fedgsca.experiment.simulation import prepare
 
     parts = spec.count("-") + 1
     made = make_config(
-        config, sets, data=data, noise=spec, seed=seed, sites=sites or (parts if parts > 1 and config is None else None)
+        config,
+        sets,
+        data=data,
+        noise=spec,
+        seed=seed,
+        sites=sites or (parts if parts > 1 and config is None else None),
     )
     experiment = prepare(made)
     rows = [_site(experiment, name) for name in experiment.sites]
-    matrices = {str(noise): matrix_of(experiment, noise).tolist() for noise in experiment.noise.values() if noise.kind != "F"}
+    matrices = {
+        str(noise): matrix_of(experiment, noise).tolist()
+        for noise in experiment.noise.values()
+        if noise.kind != "F"
+    }
     classes = list(experiment.table.classes)
     if json:
         emit(
@@ -70,10 +86,20 @@ def preview(
         return
     say(f"{spec} on {experiment.table.name}, seed {made.seed}", "bold")
     table = [
-        [r["site"], r["noise"], r["words"], str(r["samples"]), percent(r["nominal"]), str(r["wrong"]), percent(r["rate"])]
+        [
+            r["site"],
+            r["noise"],
+            r["words"],
+            str(r["samples"]),
+            percent(r["nominal"]),
+            str(r["wrong"]),
+            percent(r["rate"]),
+        ]
         for r in rows
     ]
-    show(grid(["site", "noise", "in words", "images", "nominal", "wrong", "realised"], table, left=3))
+    show(
+        grid(["site", "noise", "in words", "images", "nominal", "wrong", "realised"], table, left=3)
+    )
     for name, matrix in matrices.items():
         if name != "0":
             _show_matrix(name, matrix, classes)
@@ -95,9 +121,9 @@ def in_words(noise: SiteNoise) -> str:
 def matrix_of(experiment: Experiment, noise: SiteNoise) -> np.ndarray:
     """(C, C): chance of every given label for every true class. Labels from a file (F) have none."""
 
-    from fedgsca.experiment import find_candidates
+    from fedgsca.experiment.simulation import find_candidates
     from fedgsca.noise import transition_matrix
-    from fedgsca.noise_files import read_matrix
+    from fedgsca.noise.label_files import read_matrix
 
     config, classes = experiment.config, experiment.table.num_classes
     if noise.kind == "M":
@@ -113,12 +139,22 @@ def _site(experiment: Experiment, name: str) -> dict[str, Any]:
     found = realised(experiment.truth.get(name, given), given, experiment.table.num_classes)
     wrong = round(found["rate"] * found["samples"])
     nominal = None if noise.kind in ("M", "F") else noise.rate
-    return {"site": name, "noise": str(noise), "words": in_words(noise), "nominal": nominal, "wrong": wrong, **found}
+    return {
+        "site": name,
+        "noise": str(noise),
+        "words": in_words(noise),
+        "nominal": nominal,
+        "wrong": wrong,
+        **found,
+    }
 
 
 def _show_matrix(name: str, matrix: list[list[float]], classes: list[str]) -> None:
     if len(classes) > _WIDE:
         say(f"{name}: {len(classes)} classes are too many to show; use --json")
         return
-    rows = [[label, *(f"{100 * p:.3g}" if p else "·" for p in row)] for label, row in zip(classes, matrix, strict=True)]
+    rows = [
+        [label, *(f"{100 * p:.3g}" if p else "·" for p in row)]
+        for label, row in zip(classes, matrix, strict=True)
+    ]
     show(grid(["true \\ given, %", *classes], rows, title=f"{name}: transition matrix"))

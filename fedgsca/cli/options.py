@@ -16,46 +16,101 @@ _WHAT, _HOW = "Experiment", "Configuration"
 
 Data = Annotated[
     str | None,
-    typer.Option("--data", help="synthetic, FILE.npz, FOLDER or kind:PATH (see `fedgsca data list`)", rich_help_panel=_WHAT),
+    typer.Option(
+        "--data",
+        help="synthetic, FILE.npz, FOLDER or kind:PATH (see `fedgsca data list`)",
+        rich_help_panel=_WHAT,
+    ),
 ]
-Method = Annotated[str | None, typer.Option("--method", help="see `fedgsca methods`; default fedgsca", rich_help_panel=_WHAT)]
+Method = Annotated[
+    str | None,
+    typer.Option("--method", help="see `fedgsca methods`; default fedgsca", rich_help_panel=_WHAT),
+]
 Noise = Annotated[
     str | None,
-    typer.Option("--noise", help="label noise to inject: S40, or one part per site: 0-S40-P20-C20", rich_help_panel=_WHAT),
+    typer.Option(
+        "--noise",
+        help="label noise to inject: S40, or one part per site: 0-S40-P20-C20",
+        rich_help_panel=_WHAT,
+    ),
 ]
-Rounds = Annotated[int | None, typer.Option("--rounds", help="communication rounds", rich_help_panel=_WHAT)]
-Seed = Annotated[int | None, typer.Option("--seed", help="same seed, same bytes; default 0", rich_help_panel=_WHAT)]
-Sites = Annotated[int | None, typer.Option("--sites", help="number of hospitals; default 4", rich_help_panel=_WHAT)]
+Rounds = Annotated[
+    int | None, typer.Option("--rounds", help="communication rounds", rich_help_panel=_WHAT)
+]
+Seed = Annotated[
+    int | None,
+    typer.Option("--seed", help="same seed, same bytes; default 0", rich_help_panel=_WHAT),
+]
+Sites = Annotated[
+    int | None,
+    typer.Option("--sites", help="number of hospitals; default 4", rich_help_panel=_WHAT),
+]
 Partition = Annotated[
-    str | None, typer.Option("--partition", help="stratified, dirichlet, group or column", rich_help_panel=_WHAT)
+    str | None,
+    typer.Option(
+        "--partition", help="stratified, dirichlet, group or column", rich_help_panel=_WHAT
+    ),
 ]
 Labels = Annotated[
-    str | None, typer.Option("--labels", help="csv (file,label) of corrected training labels", rich_help_panel=_WHAT)
+    str | None,
+    typer.Option(
+        "--labels", help="csv (file,label) of corrected training labels", rich_help_panel=_WHAT
+    ),
 ]
 Model = Annotated[
-    str | None, typer.Option("--model", help="cnn, resnet18, resnet50, efficientnet-lite0, ...", rich_help_panel=_WHAT)
+    str | None,
+    typer.Option(
+        "--model", help="cnn, resnet18, resnet50, efficientnet-lite0, ...", rich_help_panel=_WHAT
+    ),
 ]
 Frozen = Annotated[
-    bool, typer.Option("--frozen", help="train and send only the head, on features computed once", rich_help_panel=_WHAT)
+    bool,
+    typer.Option(
+        "--frozen",
+        help="train and send only the head, on features computed once",
+        rich_help_panel=_WHAT,
+    ),
 ]
 SkipUnreadable = Annotated[
-    bool, typer.Option("--skip-unreadable", help="leave out images that cannot be decoded", rich_help_panel=_WHAT)
+    bool,
+    typer.Option(
+        "--skip-unreadable", help="leave out images that cannot be decoded", rich_help_panel=_WHAT
+    ),
 ]
-ConfigFile = Annotated[Path | None, typer.Option("--config", help="TOML file", rich_help_panel=_HOW)]
+ConfigFile = Annotated[
+    Path | None, typer.Option("--config", help="TOML file", rich_help_panel=_HOW)
+]
 Sets = Annotated[
     list[str] | None,
-    typer.Option("--set", help="section.key=value, repeatable; beats the file", metavar="KEY=VALUE", rich_help_panel=_HOW),
+    typer.Option(
+        "--set",
+        help="section.key=value, repeatable; beats the file",
+        metavar="KEY=VALUE",
+        rich_help_panel=_HOW,
+    ),
 ]
 Preset = Annotated[
-    str | None, typer.Option("--preset", help="default (our reading of the paper) or paper (literal)", rich_help_panel=_HOW)
+    str | None,
+    typer.Option(
+        "--preset",
+        help="default (our reading of the paper) or paper (literal)",
+        rich_help_panel=_HOW,
+    ),
 ]
-Jobs = Annotated[int, typer.Option("--jobs", min=1, help="worker processes; the result does not depend on it")]
+Jobs = Annotated[
+    int, typer.Option("--jobs", min=1, help="worker processes; the result does not depend on it")
+]
 Carrier = Annotated[
     Literal["local", "flower-sim"],
-    typer.Option("--engine", help="what carries the messages: this process, or Flower's simulation on Ray; same result"),
+    typer.Option(
+        "--engine",
+        help="what carries the messages: this process, or Flower's simulation on Ray; same result",
+    ),
 ]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="print errors only")]
-Json = Annotated[bool, typer.Option("--json", help="print one JSON object on stdout and nothing else")]
+Json = Annotated[
+    bool, typer.Option("--json", help="print one JSON object on stdout and nothing else")
+]
 
 
 def flags(
@@ -102,7 +157,10 @@ def make_config(file: Path | None, sets: Sequence[str] | None, **given: Any) -> 
 
     made = load_config(file, sets or (), **flags(**given))
     # a typo is told before any data is read; with partition column only the data knows how many sites there are
-    parse_noise(made.noise.spec, made.noise.spec.count("-") + 1 if made.data.partition == "column" else made.data.sites)
+    parse_noise(
+        made.noise.spec,
+        made.noise.spec.count("-") + 1 if made.data.partition == "column" else made.data.sites,
+    )
     return made
 
 

@@ -13,13 +13,13 @@ from typing import IO, TYPE_CHECKING, Annotated, Any
 import typer
 
 from fedgsca.cli.options import Json, Quiet
-from fedgsca.cli.screen import console, emit, grid, note, number, warn
 from fedgsca.errors import ConfigError, DataError
-from fedgsca.files import open_atomic
+from fedgsca.support.console import console, emit, grid, note, number, warn
+from fedgsca.support.files import open_atomic
 
 if TYPE_CHECKING:
-    from fedgsca.export.model import Model
-    from fedgsca.predict import Outcome
+    from fedgsca.export.exported_model import Model
+    from fedgsca.export.prediction import Outcome
 
 
 class Split(StrEnum):
@@ -30,19 +30,35 @@ class Split(StrEnum):
     test = "test"
 
 
-Where = Annotated[Path, typer.Argument(metavar="MODEL", help="folder of a run, or one that `fedgsca export` made")]
-Images = Annotated[list[Path], typer.Argument(metavar="IMAGES...", help="image files and folders, searched to any depth")]
+Where = Annotated[
+    Path, typer.Argument(metavar="MODEL", help="folder of a run, or one that `fedgsca export` made")
+]
+Images = Annotated[
+    list[Path],
+    typer.Argument(metavar="IMAGES...", help="image files and folders, searched to any depth"),
+]
 Out = Annotated[Path | None, typer.Option("--out", "-o", help="csv file; default: stdout")]
 Batch = Annotated[int, typer.Option("--batch", min=1, max=4096, help="images at a time")]
-Score = Annotated[bool, typer.Option("--score", help="compare with the labels of the folder's labels.csv or class folders")]
-Part = Annotated[Split | None, typer.Option("--split", help="with --score: only this part of the folder")]
-Skip = Annotated[bool, typer.Option("--skip-unreadable", help="files that cannot be read are not an error")]
+Score = Annotated[
+    bool,
+    typer.Option(
+        "--score", help="compare with the labels of the folder's labels.csv or class folders"
+    ),
+]
+Part = Annotated[
+    Split | None, typer.Option("--split", help="with --score: only this part of the folder")
+]
+Skip = Annotated[
+    bool, typer.Option("--skip-unreadable", help="files that cannot be read are not an error")
+]
 
 
 def add(app: typer.Typer) -> None:
-    app.command("predict", help="Classify images with a run's or an exported model, to csv.", rich_help_panel="Use a model")(
-        predict
-    )
+    app.command(
+        "predict",
+        help="Classify images with a run's or an exported model, to csv.",
+        rich_help_panel="Use a model",
+    )(predict)
 
 
 def predict(
@@ -57,20 +73,32 @@ def predict(
     json: Json = False,
 ) -> None:
     if json and out is None:
-        raise ConfigError("--json and the csv cannot share stdout", fix="name a file for the csv with --out")
+        raise ConfigError(
+            "todo.predict-1",
+            "--json and the csv cannot share stdout",
+            fix="name a file for the csv with --out",
+        )
     if split is not None and not score:
-        raise ConfigError("--split needs labels to be compared with", fix="add --score")
+        raise ConfigError(
+            "todo.predict-2", "--split needs labels to be compared with", fix="add --score"
+        )
     if score and (len(images) != 1 or not images[0].is_dir()):
-        raise ConfigError("--score needs one folder with labels", fix="give one folder with a labels.csv or class folders")
+        raise ConfigError(
+            "todo.predict-3",
+            "--score needs one folder with labels",
+            fix="give one folder with a labels.csv or class folders",
+        )
     if out is not None and out.is_dir():
-        raise ConfigError(f"--out {out} is a folder", fix="name a csv file")
-    from fedgsca.export.model import open_model
-    from fedgsca.predict import find_pictures, labelled_pictures
-    from fedgsca.predict import predict as run
+        raise ConfigError("todo.predict-4", f"--out {out} is a folder", fix="name a csv file")
+    from fedgsca.export.exported_model import open_model
+    from fedgsca.export.prediction import find_pictures, labelled_pictures
+    from fedgsca.export.prediction import predict as run
 
     opened = open_model(model)
     part = None if split is None else split.value
-    pictures = labelled_pictures(images[0], opened.classes, part) if score else find_pictures(images)
+    pictures = (
+        labelled_pictures(images[0], opened.classes, part) if score else find_pictures(images)
+    )
     if split is None and any(picture.split == "train" for picture in pictures):
         warn("the score includes images that are marked for training; --split test leaves them out")
     with _sink(out) as to:
@@ -85,8 +113,10 @@ def predict(
         _show(summary)
     if outcome.bad and not (skip_unreadable and outcome.images):
         raise DataError(
+            "todo.predict-5",
             f"{len(outcome.bad)} of {len(pictures)} images cannot be read and have no row",
-            fix="replace the files named above" + (", or accept it with --skip-unreadable" if outcome.images else ""),
+            fix="replace the files named above"
+            + (", or accept it with --skip-unreadable" if outcome.images else ""),
         )
 
 
@@ -107,8 +137,8 @@ def _sink(out: Path | None) -> Iterator[IO[bytes]]:
 
 
 def _summary(model: Model, outcome: Outcome, out: Path | None, *, score: bool) -> dict[str, Any]:
+    from fedgsca.export.prediction import counts
     from fedgsca.metrics import per_class, scores
-    from fedgsca.predict import counts
 
     found: dict[str, Any] = {
         "model": str(model.path),
@@ -137,7 +167,12 @@ def _show(summary: dict[str, Any]) -> None:
     rows = []
     for name, count in summary["predicted"].items():
         more = (
-            [str(parts[name]["support"]), *(number(parts[name][key]) for key in ("precision", "recall", "f1"))] if parts else []
+            [
+                str(parts[name]["support"]),
+                *(number(parts[name][key]) for key in ("precision", "recall", "f1")),
+            ]
+            if parts
+            else []
         )
         rows.append([name, str(count), *more])
     console(stderr=True).print(grid(head, rows))

@@ -8,34 +8,45 @@ from typing import Annotated
 
 import typer
 
-from fedgsca.cli.screen import say
 from fedgsca.errors import RunFolderError
+from fedgsca.support.console import say
 
-Folder = Annotated[Path, typer.Argument(metavar="PATH", help="folder of a run (also an unfinished one) or of a comparison")]
+Folder = Annotated[
+    Path,
+    typer.Argument(
+        metavar="PATH", help="folder of a run (also an unfinished one) or of a comparison"
+    ),
+]
 
 Before = Annotated[
-    Path | None, typer.Option("--before", metavar="RUN", help="a run with the labels as they were, to compare with")
+    Path | None,
+    typer.Option(
+        "--before", metavar="RUN", help="a run with the labels as they were, to compare with"
+    ),
 ]
 
 
 def add(app: typer.Typer) -> None:
-    app.command("report", help="Write the report of a run or a comparison.", rich_help_panel="Train")(report)
+    app.command(
+        "report", help="Write the report of a run or a comparison.", rich_help_panel="Train"
+    )(report)
 
 
 def report(path: Folder, before: Before = None) -> None:
     if not ((path / "metrics.jsonl").is_file() or (path / "compare.json").is_file()):
         raise RunFolderError(
+            "todo.report-1",
             f"{path} holds neither a run nor a comparison (no metrics.jsonl, no compare.json)",
             fix="give the folder that `fedgsca run` or `fedgsca compare` wrote to",
         )
-    from fedgsca.report.html import write_report
+    from fedgsca.report.html_page import write_report
 
     if (path / "compare.json").is_file():
-        from fedgsca.compare import write_tables
+        from fedgsca.grid.comparison import write_tables
 
         write_tables(path, json.loads((path / "compare.json").read_bytes()))
     if before is not None:
-        from fedgsca.report.before import remember
+        from fedgsca.report.previous_run import remember
 
         remember(path, before)
     write_report(path)

@@ -9,18 +9,40 @@ from typing import Annotated, Any
 import typer
 
 from fedgsca.cli.options import Json
-from fedgsca.cli.screen import emit, grid, note, number, percent, say, show, warn
 from fedgsca.errors import ConfigError
+from fedgsca.support.console import emit, grid, note, number, percent, say, show, warn
 
-Folder = Annotated[Path, typer.Argument(metavar="AUDIT", help="folder of one site's audit, RUN/audit/SITE")]
-Reviewer = Annotated[str | None, typer.Option("--reviewer", help="whose decisions these are; default: your login name")]
-Port = Annotated[int | None, typer.Option("--port", min=1024, max=65535, help="default: the first free one from 8765")]
-Blind = Annotated[bool, typer.Option("--blind", help="show neither the given nor the suggested label before a decision")]
-Summary = Annotated[bool, typer.Option("--summary", help="print what was decided, with the reviewers' agreement, and exit")]
+Folder = Annotated[
+    Path, typer.Argument(metavar="AUDIT", help="folder of one site's audit, RUN/audit/SITE")
+]
+Reviewer = Annotated[
+    str | None,
+    typer.Option("--reviewer", help="whose decisions these are; default: your login name"),
+]
+Port = Annotated[
+    int | None,
+    typer.Option("--port", min=1024, max=65535, help="default: the first free one from 8765"),
+]
+Blind = Annotated[
+    bool,
+    typer.Option(
+        "--blind", help="show neither the given nor the suggested label before a decision"
+    ),
+]
+Summary = Annotated[
+    bool,
+    typer.Option(
+        "--summary", help="print what was decided, with the reviewers' agreement, and exit"
+    ),
+]
 
 
 def add(app: typer.Typer) -> None:
-    app.command("review", help="Look at suspect labels on a local page, and decide.", rich_help_panel="Review labels")(review)
+    app.command(
+        "review",
+        help="Look at suspect labels on a local page, and decide.",
+        rich_help_panel="Review labels",
+    )(review)
 
 
 def review(
@@ -31,12 +53,12 @@ def review(
     summary: Summary = False,
     json: Json = False,
 ) -> None:
-    from fedgsca.audit.table import read_audit
+    from fedgsca.label_audit.audit_table import read_audit
 
     opened = read_audit(audit)
     if summary or json:
-        from fedgsca.audit.decisions import Decisions
-        from fedgsca.audit.opinions import summarise
+        from fedgsca.label_audit.consensus import summarise
+        from fedgsca.label_audit.decisions import Decisions
 
         found = summarise(Decisions(opened.path))
         emit(found) if json else _show(found, opened.path)
@@ -45,18 +67,22 @@ def review(
     from fedgsca.review.serve import need_server, serve
 
     need_server()  # before the images are read
-    from fedgsca.audit.images import Images
+    from fedgsca.label_audit.audit_images import Images
     from fedgsca.review.session import Session
 
     session = Session(opened, Images.open(opened), name, blind=blind)
 
     def tell(address: str) -> None:
         say(f"review  {address}", "bold")
-        note(f"as {name}; decisions go to {session.decisions.path}; Ctrl-C ends, the same command goes on")
+        note(
+            f"as {name}; decisions go to {session.decisions.path}; Ctrl-C ends, the same command goes on"
+        )
 
     serve(session, port, tell)
     done = session.progress()
-    say(f"\n{done['priority_decided']} of {done['priority']} labels of the priority list are decided, {done['decided']} in all")
+    say(
+        f"\n{done['priority_decided']} of {done['priority']} labels of the priority list are decided, {done['decided']} in all"
+    )
     if done["decided"]:
         _next(opened.path)
 
@@ -65,7 +91,11 @@ def reviewer_name(given: str | None) -> str:
     """A name that fits one line of a table."""
     name = (given if given is not None else _login()).strip()
     if not name or len(name) > 60 or not name.isprintable():
-        raise ConfigError(f"{name!r} cannot name a reviewer", fix="--reviewer NAME, at most 60 characters")
+        raise ConfigError(
+            "todo.review-1",
+            f"{name!r} cannot name a reviewer",
+            fix="--reviewer NAME, at most 60 characters",
+        )
     return name
 
 
@@ -82,7 +112,17 @@ def _show(found: dict[str, Any], audit: Path) -> None:
     if not found["reviewers"]:
         say("nothing has been decided yet")
         return
-    head = ["reviewer", "decided", "accepted", "kept", "other class", "cannot tell", "blind", "median s", "per minute"]
+    head = [
+        "reviewer",
+        "decided",
+        "accepted",
+        "kept",
+        "other class",
+        "cannot tell",
+        "blind",
+        "median s",
+        "per minute",
+    ]
     rows = [
         [
             name,
@@ -93,12 +133,21 @@ def _show(found: dict[str, Any], audit: Path) -> None:
         for name, p in found["reviewers"].items()
     ]
     show(grid(head, rows))
-    moves = [[name, c["given"], c["label"], str(c["count"])] for name, p in found["reviewers"].items() for c in p["confusions"]]
+    moves = [
+        [name, c["given"], c["label"], str(c["count"])]
+        for name, p in found["reviewers"].items()
+        for c in p["confusions"]
+    ]
     if moves:
         show(grid(["reviewer", "given", "new", "labels"], moves, left=3))
     for pair in found["agreement"]:
-        who, same = " and ".join(pair["reviewers"]), percent(pair["agree"] / pair["n"] if pair["n"] else None)
-        say(f"{who}: {pair['n']} labels by both, {same} the same, Cohen's kappa {number(pair['kappa'], 2)}")
+        who, same = (
+            " and ".join(pair["reviewers"]),
+            percent(pair["agree"] / pair["n"] if pair["n"] else None),
+        )
+        say(
+            f"{who}: {pair['n']} labels by both, {same} the same, Cohen's kappa {number(pair['kappa'], 2)}"
+        )
         for case in pair["conflicts"][:20]:
             mine, theirs = (label or "cannot tell" for label in case["labels"])
             say(f"  {case['id']}  given {case['given']}: {mine} / {theirs}")

@@ -30,22 +30,31 @@ from fedgsca.cli.options import (
     short,
     slug,
 )
-from fedgsca.cli.progress import display
-from fedgsca.cli.screen import emit, note, say, stoppable
+from fedgsca.engine.progress import display
 from fedgsca.errors import RunFolderError
+from fedgsca.support.console import emit, note, say, stoppable
 
 if TYPE_CHECKING:
     from fedgsca.config import Config
 
-Out = Annotated[Path | None, typer.Option("--out", help="run folder; default runs/<data>-<method>-<noise>-s<seed>")]
+Out = Annotated[
+    Path | None,
+    typer.Option("--out", help="run folder; default runs/<data>-<method>-<noise>-s<seed>"),
+]
 Folder = Annotated[Path, typer.Argument(metavar="RUN", help="folder of a run or a comparison")]
 
 
 def add(app: typer.Typer) -> None:
-    app.command("run", help="Train one method on one data set, with a report at the end.", rich_help_panel="Train")(run)
-    app.command("resume", help="Continue a stopped run or comparison; it ends in the same bytes.", rich_help_panel="Train")(
-        resume
-    )
+    app.command(
+        "run",
+        help="Train one method on one data set, with a report at the end.",
+        rich_help_panel="Train",
+    )(run)
+    app.command(
+        "resume",
+        help="Continue a stopped run or comparison; it ends in the same bytes.",
+        rich_help_panel="Train",
+    )(resume)
 
 
 def run(
@@ -74,25 +83,33 @@ def run(
         labels=labels, model=model, frozen=frozen, skip_unreadable=skip_unreadable, preset=preset,
     )  # fmt: skip
     if not quiet:
-        from fedgsca.cli.config import explain_preset
+        from fedgsca.cli.show_config import explain_preset
 
         explain_preset(made)
     train(made, out or default_out(made), jobs=jobs, engine=engine, quiet=quiet, json=json)
 
 
-def resume(run: Folder, jobs: Jobs = 1, engine: Carrier = "local", quiet: Quiet = False, json: Json = False) -> None:
-    from fedgsca.compare import read_plan
-    from fedgsca.engine.folder import read_config
-    from fedgsca.paper.plan import read_request
+def resume(
+    run: Folder, jobs: Jobs = 1, engine: Carrier = "local", quiet: Quiet = False, json: Json = False
+) -> None:
+    from fedgsca.experiment.run_folder import read_config
+    from fedgsca.grid.comparison import read_plan
+    from fedgsca.paper.request import read_request
 
     if not run.is_dir():
-        raise RunFolderError(f"{run} is not a folder", fix="give the folder that `fedgsca run --out` made")
+        raise RunFolderError(
+            "todo.run-1",
+            f"{run} is not a folder",
+            fix="give the folder that `fedgsca run --out` made",
+        )
     request = read_request(run)
     if request is not None:
-        from fedgsca.cells import Shard
-        from fedgsca.cli.table_run import execute as execute_table
+        from fedgsca.cli.paper_table_run import execute as execute_table
+        from fedgsca.grid.runner import Shard
 
-        execute_table(request, run, Shard(), [], only_render=False, jobs=jobs, quiet=quiet, json=json)
+        execute_table(
+            request, run, Shard(), [], only_render=False, jobs=jobs, quiet=quiet, json=json
+        )
         return
     plan = read_plan(run)
     if plan is not None:
@@ -104,12 +121,17 @@ def resume(run: Folder, jobs: Jobs = 1, engine: Carrier = "local", quiet: Quiet 
 
 
 def default_out(config: Config) -> Path:
-    return Path("runs") / f"{short(config.data.source)}-{config.method}-{slug(config.noise.spec)}-s{config.seed}"
+    return (
+        Path("runs")
+        / f"{short(config.data.source)}-{config.method}-{slug(config.noise.spec)}-s{config.seed}"
+    )
 
 
-def train(config: Config, out: Path, *, jobs: int, engine: str = "local", quiet: bool, json: bool) -> None:
+def train(
+    config: Config, out: Path, *, jobs: int, engine: str = "local", quiet: bool, json: bool
+) -> None:
     """Run to the end, or say that there is nothing left to do; then the report and the summary."""
-    from fedgsca.engine import federation
+    from fedgsca.engine import rounds as federation
 
     finished = (out / "result.json").exists()
     label = f"{config.method} on {short(config.data.source)}"
@@ -117,14 +139,14 @@ def train(config: Config, out: Path, *, jobs: int, engine: str = "local", quiet:
         if engine == "flower-sim" and not finished:
             from fedgsca.engine.flower import simulate
 
-            result = simulate(config, out, jobs=jobs, watcher=progress.watch(label))
+            result = simulate(config, out, jobs=jobs, observer=progress.watch(label))
         else:
-            result = federation.run(config, out, jobs=jobs, watcher=progress.watch(label))
+            result = federation.run(config, out, jobs=jobs, observer=progress.watch(label))
     if finished and not quiet:
         note(f"{out} is finished: nothing left to run", "green")
     report = out / "report.html"
     if not (finished and report.exists()):
-        from fedgsca.report.html import write_report
+        from fedgsca.report.html_page import write_report
 
         write_report(out)
     _conclude(out, result, report, quiet=quiet, json=json)
@@ -134,7 +156,7 @@ def _conclude(out: Path, result: dict[str, Any], report: Path, *, quiet: bool, j
     if json:
         emit({**result, "path": str(out), "report": str(report)})
     elif not quiet:
-        from fedgsca.cli.summary import show_run
+        from fedgsca.cli.run_summary import show_run
 
         show_run(out, result)
         say(f"report  {report}", "bold")

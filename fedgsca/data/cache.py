@@ -23,11 +23,21 @@ from typing import Any
 import numpy as np
 
 from fedgsca.errors import DataError
-from fedgsca.files import abandoned, beside, no_room, remove_quietly, size_text, sync_folder, write_atomic
+from fedgsca.support.files import (
+    abandoned,
+    beside,
+    no_room,
+    remove_quietly,
+    size_text,
+    sync_folder,
+    write_atomic,
+)
 
 log = logging.getLogger(__name__)
 
-_WHOLE = 64 << 20  # arrays up to this size are checked completely on every open, larger ones by sample
+_WHOLE = (
+    64 << 20
+)  # arrays up to this size are checked completely on every open, larger ones by sample
 _BLOCK = 1 << 20
 _SPARE = 16 << 20  # left free on the disk beside the array itself
 
@@ -38,7 +48,9 @@ class Cached:
 
     array: np.ndarray  # read-only memory map
     digest: str  # sha256 of the raw array bytes, without the file's header
-    extra: Mapping[str, Any] = field(default_factory=dict)  # what the maker wanted remembered with the array
+    extra: Mapping[str, Any] = field(
+        default_factory=dict
+    )  # what the maker wanted remembered with the array
     notes: tuple[str, ...] = ()  # "was damaged and has been rebuilt"
 
 
@@ -100,7 +112,9 @@ def cached_rows(
             start = handle.write(_header((at_most, *row_shape), dtype))
             for block in rows(extra):
                 if block.shape[1:] != row_shape or block.dtype != dtype:
-                    raise ValueError(f"a block of {block.shape} {block.dtype} for rows of {row_shape} {dtype}")
+                    raise ValueError(
+                        f"a block of {block.shape} {block.dtype} for rows of {row_shape} {dtype}"
+                    )
                 handle.write(np.ascontiguousarray(block).data)
                 count += len(block)
             header = _header((count, *row_shape), dtype)
@@ -141,7 +155,11 @@ def _entry(
         raise _explain(error, folder, need) from error
     made = _open(manifest, key, shape, dtype)
     if made is None:
-        raise DataError(f"the cache entry just written to {folder} has vanished", fix="keep other programs out of that folder")
+        raise DataError(
+            "todo.cache-1",
+            f"the cache entry just written to {folder} has vanished",
+            fix="keep other programs out of that folder",
+        )
     return Cached(made.array, made.digest, made.extra, notes)
 
 
@@ -175,7 +193,9 @@ def _build(manifest: Path, key: str, need: int, write: Callable[[Path], dict[str
     write_atomic(manifest, json.dumps(entry, indent=1).encode())
 
 
-def _open(manifest: Path, key: str, shape: tuple[int | None, ...], dtype: np.dtype[Any]) -> Cached | None:
+def _open(
+    manifest: Path, key: str, shape: tuple[int | None, ...], dtype: np.dtype[Any]
+) -> Cached | None:
     """The entry, None if there is none, or an exception that says what is wrong with it."""
     if not manifest.exists():
         return None
@@ -188,11 +208,17 @@ def _open(manifest: Path, key: str, shape: tuple[int | None, ...], dtype: np.dty
         raise ValueError(f"{size} bytes instead of {entry['bytes']}")
     if hashlib.sha256(_head(path, start)).hexdigest() != entry["header"]:
         raise ValueError("the header was altered")
-    sound = _digest(path, start) == entry["digest"] if size <= _WHOLE else _sample(path, start) == entry["sample"]
+    sound = (
+        _digest(path, start) == entry["digest"]
+        if size <= _WHOLE
+        else _sample(path, start) == entry["sample"]
+    )
     if not sound:
         raise ValueError("the checksum does not match")
     array = np.load(path, mmap_mode="r", allow_pickle=False)
-    fits = len(array.shape) == len(shape) and all(want in (None, have) for want, have in zip(shape, array.shape, strict=True))
+    fits = len(array.shape) == len(shape) and all(
+        want in (None, have) for want, have in zip(shape, array.shape, strict=True)
+    )
     if not fits or array.dtype != dtype:
         raise ValueError(f"it holds {array.shape} {array.dtype}")
     return Cached(array, entry["digest"], entry["extra"])
@@ -201,7 +227,9 @@ def _open(manifest: Path, key: str, shape: tuple[int | None, ...], dtype: np.dty
 def _header(shape: tuple[int, ...], dtype: np.dtype[Any]) -> bytes:
     buffer = io.BytesIO()
     descr = np.lib.format.dtype_to_descr(dtype)
-    np.lib.format.write_array_header_1_0(buffer, {"descr": descr, "fortran_order": False, "shape": shape})
+    np.lib.format.write_array_header_1_0(
+        buffer, {"descr": descr, "fortran_order": False, "shape": shape}
+    )
     return buffer.getvalue()
 
 
@@ -256,6 +284,7 @@ def _sweep(folder: Path) -> None:
 
 def _too_small(folder: Path, need: int, free: int) -> DataError:
     return DataError(
+        "todo.cache-2",
         f"the cache in {folder} needs {size_text(need)} and the disk has {size_text(free)} left",
         fix="free some space, or set FEDGSCA_CACHE to a folder on a larger disk",
     )
@@ -265,6 +294,7 @@ def _explain(error: OSError, folder: Path, need: int) -> DataError:
     if no_room(error):
         return _too_small(folder, need, shutil.disk_usage(folder).free)
     return DataError(
+        "todo.cache-3",
         f"cannot use the cache folder {folder}: {error.strerror or error}",
         fix="set FEDGSCA_CACHE to a folder you may write to",
     )

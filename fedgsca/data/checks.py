@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 
 from fedgsca.data.duplicates import same_image
-from fedgsca.data.inventory import sha256_file
-from fedgsca.data.layout import count_published
-from fedgsca.data.listing import Branch
+from fedgsca.data.file_facts import sha256_file
+from fedgsca.data.file_list import Branch
 from fedgsca.data.load import Options, Reader, complete, find_reader, read_table
 from fedgsca.data.partition import leakage
+from fedgsca.data.readers.published import count_published
 from fedgsca.data.table import SPLITS, Table
 from fedgsca.errors import FedgscaError
 
@@ -37,9 +37,13 @@ class Report:
     source: str
     name: str = ""
     classes: tuple[str, ...] = ()
-    counts: Mapping[str, Mapping[str, int]] = field(default_factory=dict)  # split -> class -> images
+    counts: Mapping[str, Mapping[str, int]] = field(
+        default_factory=dict
+    )  # split -> class -> images
     shape: tuple[int, ...] = ()  # (height, width, channels) as trained on
-    stored: tuple[tuple[str, int], ...] = ()  # ("2592x1728", 6311): sizes of the files, most frequent first
+    stored: tuple[
+        tuple[str, int], ...
+    ] = ()  # ("2592x1728", 6311): sizes of the files, most frequent first
     groups: int | None = None
     group_word: str = "group"
     sites: Mapping[str, int] = field(default_factory=dict)
@@ -51,7 +55,9 @@ class Report:
     tree: tuple[Branch, ...] = ()  # published data sets: the folders found
     lists: tuple[tuple[str, str], ...] = ()  # (file, sha256) of the lists that were read
     list_sha256: str = ""  # over file, label, split and site of every image: two copies of a data set can be compared
-    published: Mapping[str, Mapping[str, int]] = field(default_factory=dict)  # split -> class or "all" -> images
+    published: Mapping[str, Mapping[str, int]] = field(
+        default_factory=dict
+    )  # split -> class or "all" -> images
     published_sites: Mapping[str, int] = field(default_factory=dict)
 
     @property
@@ -80,7 +86,9 @@ def check_source(
 
     `fast` decodes no image: files must be there, but may be damaged.
     """
-    options = Options(image_size, seed, cache_dir, None, None, test_fraction, False, split, label, splits)
+    options = Options(
+        image_size, seed, cache_dir, None, None, test_fraction, False, split, label, splits
+    )
     try:
         reader, rest = find_reader(source)
         reader.refuse(options)
@@ -91,25 +99,43 @@ def check_source(
         return Report(source, problems=(Finding(error.message, error.fix),))
 
 
-def _check_listing(source: str, reader: Reader, root: Path, options: Options, labels: Path | None, fast: bool) -> Report:
+def _check_listing(
+    source: str, reader: Reader, root: Path, options: Options, labels: Path | None, fast: bool
+) -> Report:
     """Problems of the list and of the images together; the rest of the report is about what could be used."""
-    from fedgsca.data import folder
+    from fedgsca.data.readers import folder
 
     assert reader.listing is not None
     listing = reader.listing(root, options)
     problems = [Finding(str(problem), problem.fix) for problem in listing.problems]
-    bad = [] if fast else folder.list_bad(listing, image_size=options.image_size, cache_dir=options.cache_dir)
+    bad = (
+        []
+        if fast
+        else folder.list_bad(listing, image_size=options.image_size, cache_dir=options.cache_dir)
+    )
     if bad:
         error = folder.unreadable(listing, bad)
         problems.append(Finding(error.message, error.fix))
-    usable = reader.listing(root, replace(options, skip_unreadable=True)) if listing.problems else listing
+    usable = (
+        reader.listing(root, replace(options, skip_unreadable=True))
+        if listing.problems
+        else listing
+    )
     report = Report(source, name=root.name, notes=tuple(listing.notes))
     stored: tuple[tuple[str, int], ...] = ()
     if not usable.problems and len(bad) < len(usable.rows):
-        pixels = folder.no_pixels(usable) if fast else folder.read_pixels(usable, options.image_size, options.cache_dir)
-        stored = tuple(Counter(f"{f.width}x{f.height}" for f in pixels.facts if not f.problem).most_common())
+        pixels = (
+            folder.no_pixels(usable)
+            if fast
+            else folder.read_pixels(usable, options.image_size, options.cache_dir)
+        )
+        stored = tuple(
+            Counter(f"{f.width}x{f.height}" for f in pixels.facts if not f.problem).most_common()
+        )
         try:
-            table = complete(folder.build_table(usable, pixels, options.seed, options.test_fraction), labels)
+            table = complete(
+                folder.build_table(usable, pixels, options.seed, options.test_fraction), labels
+            )
             report = _about(source, table, fast)
         except FedgscaError as error:
             problems.append(Finding(error.message, error.fix))
@@ -135,7 +161,11 @@ def _about(source: str, table: Table, fast: bool = False) -> Report:
     }
     placed = np.empty(0) if table.site is None else table.site[table.site != ""]
     names, sizes = np.unique(placed, return_counts=True)
-    warnings = _class_warnings(counts) + leakage(table) + ([] if fast else same_image(table) + _flat_images(table))
+    warnings = (
+        _class_warnings(counts)
+        + leakage(table)
+        + ([] if fast else same_image(table) + _flat_images(table))
+    )
     return Report(
         source=source,
         name=table.name,
@@ -144,7 +174,9 @@ def _about(source: str, table: Table, fast: bool = False) -> Report:
         shape=() if fast else tuple(table.images.shape[1:]),
         groups=None if table.groups is None else len(np.unique(table.groups)),
         group_word=table.group_word,
-        sites={str(name): int(size) for name, size in zip(names.tolist(), sizes.tolist(), strict=True)},
+        sites={
+            str(name): int(size) for name, size in zip(names.tolist(), sizes.tolist(), strict=True)
+        },
         fingerprint="" if fast else table.fingerprint,
         notes=table.notes,
         warnings=tuple(warnings),
@@ -163,7 +195,9 @@ def _class_warnings(counts: Mapping[str, Mapping[str, int]]) -> list[str]:
         warnings.append(f"fewer than {_FEW} training images of {', '.join(few)}")
     present = [count for count in train.values() if count]
     if max(present) > 20 * min(present):
-        warnings.append(f"classes differ more than twentyfold in size: {min(present)} to {max(present)} training images")
+        warnings.append(
+            f"classes differ more than twentyfold in size: {min(present)} to {max(present)} training images"
+        )
     return warnings
 
 

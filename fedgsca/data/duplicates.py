@@ -26,9 +26,13 @@ def same_image(table: Table) -> list[str]:
     warnings = []
     if across:
         test = sum(int(np.sum(table.split[rows] == "test")) for rows in across)
-        warnings.append(f"{len(across)} images stand in more than one split, {test} of the copies in the test set")
+        warnings.append(
+            f"{len(across)} images stand in more than one split, {test} of the copies in the test set"
+        )
     if mixed:
-        warnings.append(f"{len(mixed)} images occur more than once with different labels ({sum(map(len, mixed))} copies)")
+        warnings.append(
+            f"{len(mixed)} images occur more than once with different labels ({sum(map(len, mixed))} copies)"
+        )
     inside = len(found) - len(across)
     if inside:
         warnings.append(f"{inside} images occur more than once within one split")

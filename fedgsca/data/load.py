@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from fedgsca.data.cache import cached_rows
-from fedgsca.data.listing import Listing, list_folder
+from fedgsca.data.file_list import Listing, list_folder
 from fedgsca.data.table import Table, check, fingerprint
 from fedgsca.errors import ConfigError, DataError
 from fedgsca.rng import stream
@@ -56,14 +56,27 @@ class Reader:
 
     def refuse(self, options: Options) -> None:
         """An option that this reader does not have, or a value it does not know."""
-        for key, value, known in (("split", options.split, self.splits), ("label", options.label, self.labels)):
+        for key, value, known in (
+            ("split", options.split, self.splits),
+            ("label", options.label, self.labels),
+        ):
             if value is not None and not any(fnmatchcase(value, pattern) for pattern in known):
                 near = difflib.get_close_matches(value, known, n=1)
                 hint = f"did you mean {near[0]}? " if near else ""
-                choice = f"{hint}choose one of: {', '.join(known)}" if known else f"leave data.{key} out"
-                raise ConfigError(f"data.{key} = {value!r} is not known to the source {self.form}", fix=choice)
+                choice = (
+                    f"{hint}choose one of: {', '.join(known)}" if known else f"leave data.{key} out"
+                )
+                raise ConfigError(
+                    "todo.load-1",
+                    f"data.{key} = {value!r} is not known to the source {self.form}",
+                    fix=choice,
+                )
         if options.splits is not None and not (self.splits or self.labels):
-            raise ConfigError(f"the source {self.form} takes no data.splits", fix="leave data.splits out")
+            raise ConfigError(
+                "todo.load-2",
+                f"the source {self.form} takes no data.splits",
+                fix="leave data.splits out",
+            )
 
 
 def load(
@@ -89,11 +102,30 @@ def load(
     for the label, and the folder of their lists. `need_test=False` accepts a source without test images: a hospital that only trains.
     """
     lists = Path(splits).expanduser() if splits else None
-    options = Options(image_size, seed, cache_dir, train, test, test_fraction, skip_unreadable, split, label, lists)
+    options = Options(
+        image_size,
+        seed,
+        cache_dir,
+        train,
+        test,
+        test_fraction,
+        skip_unreadable,
+        split,
+        label,
+        lists,
+    )
     if image_size is not None and not 8 <= image_size <= 2048:
-        raise DataError(f"images of {image_size} pixels", fix="choose an image size from 8 to 2048")
+        raise DataError(
+            "todo.load-3",
+            f"images of {image_size} pixels",
+            fix="choose an image size from 8 to 2048",
+        )
     if not 0 < test_fraction < 1:
-        raise DataError(f"a test fraction of {test_fraction}", fix="choose a number between 0 and 1, such as 0.2")
+        raise DataError(
+            "todo.load-4",
+            f"a test fraction of {test_fraction}",
+            fix="choose a number between 0 and 1, such as 0.2",
+        )
     reader, rest = find_reader(source)
     reader.refuse(options)
     return complete(read_table(reader, rest, options), labels, need_test)
@@ -107,7 +139,9 @@ def complete(table: Table, labels: Path | None = None, need_test: bool = True) -
         table = with_labels(table, labels.expanduser())
     if need_test and not len(table.rows("test")):
         raise DataError(
-            f"{table.name}: there are no test images", fix="mark some rows with split = test, or leave the column out"
+            "todo.load-5",
+            f"{table.name}: there are no test images",
+            fix="mark some rows with split = test, or leave the column out",
         )
     return check(table)
 
@@ -132,7 +166,7 @@ def read_table(reader: Reader, rest: str, options: Options) -> Table:
     if reader.listing is None:
         assert reader.read is not None
         return reader.read(rest, options)
-    from fedgsca.data.folder import read_listing
+    from fedgsca.data.readers.folder import read_listing
 
     listing = reader.listing(Path(rest).expanduser(), options)
     return subsample(read_listing(listing, options), options)
@@ -140,37 +174,73 @@ def read_table(reader: Reader, rest: str, options: Options) -> Table:
 
 def _unknown(source: str, path: Path) -> DataError:
     forms = "; ".join(f"{reader.form} ({reader.what})" for reader in READERS.values())
-    near = difflib.get_close_matches(source.partition(":")[0].lower(), list(READERS), n=1, cutoff=0.6)
+    near = difflib.get_close_matches(
+        source.partition(":")[0].lower(), list(READERS), n=1, cutoff=0.6
+    )
     near = [READERS[name].form for name in near]
-    beside = sorted(p.name for p in path.parent.iterdir()) if path.name and path.parent.is_dir() else []
-    near = near or [str(path.parent / name) for name in difflib.get_close_matches(path.name, beside, n=1, cutoff=0.7)]
-    what = "is a file of an unknown kind" if path.is_file() else "is neither a built-in name nor an existing file or folder"
+    beside = (
+        sorted(p.name for p in path.parent.iterdir()) if path.name and path.parent.is_dir() else []
+    )
+    near = near or [
+        str(path.parent / name)
+        for name in difflib.get_close_matches(path.name, beside, n=1, cutoff=0.7)
+    ]
+    what = (
+        "is a file of an unknown kind"
+        if path.is_file()
+        else "is neither a built-in name nor an existing file or folder"
+    )
     hint = f"did you mean {near[0]}? " if near else ""
-    return DataError(f"--data {source}: {what}", fix=f"{hint}possible are: {forms}")
+    return DataError("todo.load-6", f"--data {source}: {what}", fix=f"{hint}possible are: {forms}")
 
 
 def _read_synthetic(_: str, options: Options) -> Table:
     """Rendered once per seed and size; the key holds the renderer's own source, so that a changed brush means a new picture."""
-    from fedgsca.data import synthetic
+    from fedgsca.data.readers.synthetic import images as synthetic
 
-    asked: dict[str, Any] = {"seed": options.seed, "train": options.train, "test": options.test, "size": options.image_size}
-    asked = {**(synthetic.render.__kwdefaults__ or {}), **{name: value for name, value in asked.items() if value is not None}}
-    makers = {getattr(part, "__module__", "") for part in vars(synthetic).values()} | {synthetic.__name__}
-    files = sorted(str(sys.modules[m].__file__) for m in makers if m and m.startswith("fedgsca.data."))
-    version = hashlib.sha256(b"".join(Path(f).read_bytes() for f in files) + np.__version__.encode()).hexdigest()
+    asked: dict[str, Any] = {
+        "seed": options.seed,
+        "train": options.train,
+        "test": options.test,
+        "size": options.image_size,
+    }
+    asked = {
+        **(synthetic.render.__kwdefaults__ or {}),
+        **{name: value for name, value in asked.items() if value is not None},
+    }
+    makers = {getattr(part, "__module__", "") for part in vars(synthetic).values()} | {
+        synthetic.__name__
+    }
+    files = sorted(
+        str(sys.modules[m].__file__) for m in makers if m and m.startswith("fedgsca.data.")
+    )
+    version = hashlib.sha256(
+        b"".join(Path(f).read_bytes() for f in files) + np.__version__.encode()
+    ).hexdigest()
 
     def rows(extra: dict[str, Any]) -> list[np.ndarray]:
         made = synthetic.render(**asked)
-        extra.update(classes=list(made.classes), labels=made.labels.tolist(), fingerprint=made.fingerprint)
         extra.update(
-            split=made.split.tolist(), ids=made.ids.tolist(), groups=None if made.groups is None else made.groups.tolist()
+            classes=list(made.classes), labels=made.labels.tolist(), fingerprint=made.fingerprint
+        )
+        extra.update(
+            split=made.split.tolist(),
+            ids=made.ids.tolist(),
+            groups=None if made.groups is None else made.groups.tolist(),
         )
         extra.update(notes=list(made.notes))
         return [made.images]
 
     shape = (asked["size"], asked["size"], 3)
     count = asked["train"] + asked["test"] + asked["val"]
-    entry = cached_rows(f"synthetic {version} {sorted(asked.items())}", shape, np.uint8, rows, count, options.cache_dir)
+    entry = cached_rows(
+        f"synthetic {version} {sorted(asked.items())}",
+        shape,
+        np.uint8,
+        rows,
+        count,
+        options.cache_dir,
+    )
     kept = entry.extra
     return Table(
         name="synthetic",
@@ -186,9 +256,11 @@ def _read_synthetic(_: str, options: Options) -> Table:
 
 
 def _read_npz(source: str, options: Options) -> Table:
-    from fedgsca.data.npz import read_npz
+    from fedgsca.data.readers.npz import read_npz
 
-    table = read_npz(Path(source).expanduser(), image_size=options.image_size, cache_dir=options.cache_dir)
+    table = read_npz(
+        Path(source).expanduser(), image_size=options.image_size, cache_dir=options.cache_dir
+    )
     return subsample(table, options)
 
 
@@ -197,28 +269,36 @@ def _list_folder(root: Path, _: Options) -> Listing:
 
 
 def _list_kvasir(root: Path, options: Options) -> Listing:
-    from fedgsca.data.kvasir import list_kvasir
+    from fedgsca.data.readers.kvasir import list_kvasir
 
     return list_kvasir(root, options)
 
 
 def _list_odir(root: Path, options: Options) -> Listing:
-    from fedgsca.data.odir import list_odir
+    from fedgsca.data.readers.odir import list_odir
 
     return list_odir(root, options)
 
 
 def _list_chaoyang(root: Path, options: Options) -> Listing:
-    from fedgsca.data.chaoyang import list_chaoyang
+    from fedgsca.data.readers.chaoyang import list_chaoyang
 
     return list_chaoyang(root, options)
 
 
 READERS: dict[str, Reader] = {
-    "synthetic": Reader("synthetic", "built-in stained tissue, rendered from the seed", _read_synthetic),
+    "synthetic": Reader(
+        "synthetic", "built-in stained tissue, rendered from the seed", _read_synthetic
+    ),
     "npz": Reader("FILE.npz", "MedMNIST-style arrays", _read_npz),
-    "folder": Reader("FOLDER", "images with a labels.csv, or one folder per class", listing=_list_folder),
-    "dicom": Reader("dicom:FOLDER", "the same with DICOM files; FOLDER alone finds them, too", listing=_list_folder),
+    "folder": Reader(
+        "FOLDER", "images with a labels.csv, or one folder per class", listing=_list_folder
+    ),
+    "dicom": Reader(
+        "dicom:FOLDER",
+        "the same with DICOM files; FOLDER alone finds them, too",
+        listing=_list_folder,
+    ),
     "kvasir": Reader(
         "kvasir:ROOT",
         "Kvasir-Capsule: one folder per class",
@@ -249,7 +329,9 @@ def subsample(table: Table, options: Options) -> Table:
         rows = table.rows(split)
         if limit is not None and limit > len(rows):
             raise DataError(
-                f"{table.name}: {limit} {split} images asked, {len(rows)} present", fix=f"ask for at most {len(rows)}"
+                "todo.load-7",
+                f"{table.name}: {limit} {split} images asked, {len(rows)} present",
+                fix=f"ask for at most {len(rows)}",
             )
         if limit is not None and limit < len(rows):
             notes.append(f"{limit} of {len(rows)} {split} images drawn with seed {options.seed}")

@@ -36,9 +36,13 @@ def partition(
         parts = _by_column(table, rows, sites)
     else:
         if sites < 1:
-            raise ConfigError(f"{sites} sites", fix="choose at least one site")
+            raise ConfigError("todo.partition-1", f"{sites} sites", fix="choose at least one site")
         if sites > len(rows):
-            raise DataError(f"{sites} sites share {len(rows)} training images", fix=f"choose at most {len(rows)} sites")
+            raise DataError(
+                "todo.partition-2",
+                f"{sites} sites share {len(rows)} training images",
+                fix=f"choose at most {len(rows)} sites",
+            )
         if scheme == "stratified":
             shares = _stratified(table, rows, sites, seed)
         elif scheme == "dirichlet":
@@ -46,12 +50,17 @@ def partition(
         elif scheme == "group":
             shares = _by_group(table, rows, sites, seed)
         else:
-            raise ConfigError(f"unknown partition {scheme!r}", fix="choose stratified, dirichlet, group or column")
+            raise ConfigError(
+                "todo.partition-3",
+                f"unknown partition {scheme!r}",
+                fix="choose stratified, dirichlet, group or column",
+            )
         parts = {f"site-{k + 1}": np.sort(share).astype(np.int64) for k, share in enumerate(shares)}
     least = 1 if min_samples is None else min_samples
     small = [name for name, share in parts.items() if len(share) < least]
     if small:
         raise DataError(
+            "todo.partition-4",
             f"{small[0]} would get {len(parts[small[0]])} images, fewer than {least}",
             fix="use fewer sites, another partition, or a smaller minimum",
         )
@@ -73,11 +82,16 @@ def _dirichlet(
     table: Table, rows: np.ndarray, sites: int, alpha: float, seed: int, min_samples: int | None
 ) -> list[np.ndarray]:
     if not alpha > 0:
-        raise ConfigError(f"alpha = {alpha}", fix="alpha must be positive; 0.1 is very uneven, 100 is nearly equal")
+        raise ConfigError(
+            "todo.partition-5",
+            f"alpha = {alpha}",
+            fix="alpha must be positive; 0.1 is very uneven, 100 is nearly equal",
+        )
     # ten images keep a site trainable; with many sites on little data half a fair share must do
     least = max(1, min(10, len(rows) // (2 * sites))) if min_samples is None else min_samples
     if least * sites > len(rows):
         raise DataError(
+            "todo.partition-6",
             f"{sites} sites with at least {least} images each need {least * sites}, the training set has {len(rows)}",
             fix="use fewer sites or a smaller minimum",
         )
@@ -85,7 +99,9 @@ def _dirichlet(
     for label in np.unique(table.labels[rows]).tolist():
         rng = stream(seed, "partition", "dirichlet", label)
         members = rng.permutation(rows[table.labels[rows] == label])
-        weight = rng.gamma(alpha, size=sites) + 1e-300  # a Dirichlet draw, safe where a tiny alpha gives zeros only
+        weight = (
+            rng.gamma(alpha, size=sites) + 1e-300
+        )  # a Dirichlet draw, safe where a tiny alpha gives zeros only
         cuts = np.rint(np.cumsum(weight / weight.sum())[:-1] * len(members)).astype(np.int64)
         for share, piece in zip(shares, np.split(members, cuts), strict=True):
             share.extend(piece.tolist())
@@ -104,33 +120,50 @@ def _top_up(shares: list[list[int]], least: int, rng: np.random.Generator) -> No
 def _by_group(table: Table, rows: np.ndarray, sites: int, seed: int) -> list[np.ndarray]:
     """Whole groups, largest first, each to the site that holds least so far."""
     if table.groups is None:
-        raise DataError(f"{table.name}: no group is known", fix="add a group column (patient, slide or video) to labels.csv")
+        raise DataError(
+            "todo.partition-7",
+            f"{table.name}: no group is known",
+            fix="add a group column (patient, slide or video) to labels.csv",
+        )
     members: dict[str, list[int]] = {}
     for row in rows.tolist():
         members.setdefault(str(table.groups[row]), []).append(row)
     if len(members) < sites:
         raise DataError(
+            "todo.partition-8",
             f"{table.name}: {len(members)} groups cannot be divided over {sites} sites",
             fix=f"choose at most {len(members)} sites, or another partition",
         )
     names = stream(seed, "partition", "group").permutation(np.array(sorted(members))).tolist()
     shares: list[list[int]] = [[] for _ in range(sites)]
-    for name in sorted(names, key=lambda n: -len(members[n])):  # stable: equal sizes stay in drawn order
+    for name in sorted(
+        names, key=lambda n: -len(members[n])
+    ):  # stable: equal sizes stay in drawn order
         min(shares, key=len).extend(members[name])
     return [np.array(share, dtype=np.int64) for share in shares]
 
 
 def _by_column(table: Table, rows: np.ndarray, sites: int) -> Parts:
     if table.site is None:
-        raise DataError(f"{table.name}: no site column", fix="add a site column to labels.csv, or choose another partition")
+        raise DataError(
+            "todo.partition-9",
+            f"{table.name}: no site column",
+            fix="add a site column to labels.csv, or choose another partition",
+        )
     names = sorted(set(map(str, table.site[rows])))
     if sites not in (0, len(names)):
         raise ConfigError(
-            f"{sites} sites asked, the site column names {len(names)}: {', '.join(names[:5])}", fix=f"sites = {len(names)}"
+            "todo.partition-10",
+            f"{sites} sites asked, the site column names {len(names)}: {', '.join(names[:5])}",
+            fix=f"sites = {len(names)}",
         )
     odd = [name for name in names if not re.fullmatch(r"\w[\w .+-]*", name)]
     if odd:  # site names become file names
-        raise DataError(f"{table.name}: {odd[0]!r} cannot name a site", fix="use letters, digits, spaces, '-', '_' or '.'")
+        raise DataError(
+            "todo.partition-11",
+            f"{table.name}: {odd[0]!r} cannot name a site",
+            fix="use letters, digits, spaces, '-', '_' or '.'",
+        )
     return {name: rows[table.site[rows] == name].astype(np.int64) for name in names}
 
 
@@ -148,7 +181,9 @@ def describe(table: Table, parts: Parts) -> list[str]:
             warnings.append(f"{name} has no image of {', '.join(lacking)}")
     sizes = [len(rows) for rows in parts.values()]
     if sizes and max(sizes) > 10 * min(sizes):
-        warnings.append(f"sites differ more than tenfold in size: {min(sizes)} to {max(sizes)} images")
+        warnings.append(
+            f"sites differ more than tenfold in size: {min(sizes)} to {max(sizes)} images"
+        )
     if table.groups is not None:
         spread = _spread({name: table.groups[rows] for name, rows in parts.items()})
         if spread:
@@ -178,10 +213,14 @@ def leakage(table: Table) -> list[str]:
     text = ", ".join(f"{count} in {kind}" for kind, count in sorted(kinds.items()))
     total = len(np.unique(table.groups))
     word = table.group_word
-    warnings = [f"{len(spread)} of {total} {word}s stand in more than one split ({text}): test results will look too good"]
+    warnings = [
+        f"{len(spread)} of {total} {word}s stand in more than one split ({text}): test results will look too good"
+    ]
     train = set(table.groups[table.rows("train")].tolist())
     test = table.groups[table.rows("test")].tolist()
     shared = sum(group in train for group in test)
     if shared:
-        warnings.append(f"{shared} of {len(test)} test images come from a {word} that is also in training")
+        warnings.append(
+            f"{shared} of {len(test)} test images come from a {word} that is also in training"
+        )
     return warnings

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import numpy as np
 
-from fedgsca.data.csvfile import read_sheet
 from fedgsca.data.table import Table, fingerprint
 from fedgsca.errors import DataError
+from fedgsca.support.csv_table import read_csv_table
 
 
 def with_labels(table: Table, path: Path) -> Table:
@@ -21,22 +21,33 @@ def with_labels(table: Table, path: Path) -> Table:
     given = _read_labels(path)
     train = table.rows("train")
     position = {str(table.ids[row]): int(row) for row in train}
-    others = {str(table.ids[row]): int(table.labels[row]) for row in np.flatnonzero(table.split != "train")}
+    others = {
+        str(table.ids[row]): int(table.labels[row])
+        for row in np.flatnonzero(table.split != "train")
+    }
     problems = []
     for what, found in (
         (
             "val or test images with another label, whose labels are locked",
-            [i for i, v in given.items() if i in others and _class_index(v, table.classes) != others[i]],
+            [
+                i
+                for i, v in given.items()
+                if i in others and _class_index(v, table.classes) != others[i]
+            ],
         ),
         ("unknown ids", [i for i in given if i not in position and i not in others]),
         ("training images without a label", [i for i in position if i not in given]),
-        ("unknown classes", sorted({v for v in given.values() if _class_index(v, table.classes) is None})),
+        (
+            "unknown classes",
+            sorted({v for v in given.values() if _class_index(v, table.classes) is None}),
+        ),
     ):
         if found:
             problems.append(f"{len(found)} {what}, first: {found[0]}")
     if problems:
         known = ", ".join(table.classes)
         raise DataError(
+            "todo.relabel-1",
             f"{path}: " + "; ".join(problems),
             fix=f"one row for each of the {len(train)} training images of {table.name}, with a label out of: {known}",
         )
@@ -46,21 +57,32 @@ def with_labels(table: Table, path: Path) -> Table:
         labels[row] = _class_index(given[name], table.classes)
     changed = int(np.sum(labels != before))
     if table.given is None:
-        table = replace(table, labels=labels, fingerprint=fingerprint(table.images, labels, table.classes, table.split))
+        table = replace(
+            table,
+            labels=labels,
+            fingerprint=fingerprint(table.images, labels, table.classes, table.split),
+        )
     else:
         table = replace(table, given=labels)
     return replace(
         table,
         replaced=before,
-        notes=(*table.notes, f"training labels from {path.name}: {changed} of {len(train)} differ from the source"),
+        notes=(
+            *table.notes,
+            f"training labels from {path.name}: {changed} of {len(train)} differ from the source",
+        ),
     )
 
 
 def _read_labels(path: Path) -> dict[str, str]:
-    sheet = read_sheet(path)
+    sheet = read_csv_table(path)
     key = next((name for name in ("id", "file") if name in sheet.columns), None)
     if key is None or "label" not in sheet.columns:
-        raise DataError(f"{path}: no columns id and label (found: {', '.join(sheet.written)})", fix="first line: id,label")
+        raise DataError(
+            "todo.relabel-2",
+            f"{path}: no columns id and label (found: {', '.join(sheet.written)})",
+            fix="first line: id,label",
+        )
     given: dict[str, str] = {}
     twice = []
     for _, row in sheet.rows:
@@ -68,7 +90,11 @@ def _read_labels(path: Path) -> dict[str, str]:
             twice.append(row[key])
         given[row[key]] = row["label"]
     if twice:
-        raise DataError(f"{path}: {len(twice)} ids stand twice, first: {twice[0]}", fix="keep one row per image")
+        raise DataError(
+            "todo.relabel-3",
+            f"{path}: {len(twice)} ids stand twice, first: {twice[0]}",
+            fix="keep one row per image",
+        )
     return given
 
 

@@ -10,27 +10,38 @@ from fedgsca.errors import DataError
 from fedgsca.rng import stream
 
 
-def split_rows(labels: np.ndarray, groups: np.ndarray | None, fraction: float, seed: int) -> np.ndarray:
+def split_rows(
+    labels: np.ndarray, groups: np.ndarray | None, fraction: float, seed: int
+) -> np.ndarray:
     """(n,) of "train" | "test": about `fraction` of every class, whole groups where groups are known.
 
     Every class keeps at least one training image, and where it has two and no groups, one test image.
     """
-    test = _test_groups(labels, groups, fraction, seed) if groups is not None else _test_rows(labels, fraction, seed)
+    test = (
+        _test_groups(labels, groups, fraction, seed)
+        if groups is not None
+        else _test_rows(labels, fraction, seed)
+    )
     if not test.any():
         what = "images" if groups is None else "groups"
         raise DataError(
+            "todo.split-1",
             f"too few {what} ({len(np.unique(groups)) if groups is not None else len(labels)}) to set a test set aside",
             fix="add images, or mark the test images in a split column",
         )
     return np.where(test, "test", "train")
 
 
-def three_way(labels: np.ndarray, groups: np.ndarray | None, seed: int, val: float = 0.1, test: float = 0.2) -> np.ndarray:
+def three_way(
+    labels: np.ndarray, groups: np.ndarray | None, seed: int, val: float = 0.1, test: float = 0.2
+) -> np.ndarray:
     """(n,) of "train" | "val" | "test", 7:1:2 unless asked otherwise. Groups too few for a third part: no validation images."""
     split = split_rows(labels, groups, test, seed).astype("<U5")
     rest = np.flatnonzero(split == "train")
     with contextlib.suppress(DataError):
-        inner = split_rows(labels[rest], None if groups is None else groups[rest], val / (1 - test), seed)
+        inner = split_rows(
+            labels[rest], None if groups is None else groups[rest], val / (1 - test), seed
+        )
         split[rest[inner == "test"]] = "val"
     return split
 
@@ -57,7 +68,9 @@ def _test_groups(labels: np.ndarray, groups: np.ndarray, fraction: float, seed: 
     for group in order.tolist():
         with_it = taken + counts[group]
         # relative to the class size, so that a rare class counts as much as a common one
-        nearer = np.sum(((with_it - fraction * total) / total) ** 2) < np.sum(((taken - fraction * total) / total) ** 2)
+        nearer = np.sum(((with_it - fraction * total) / total) ** 2) < np.sum(
+            ((taken - fraction * total) / total) ** 2
+        )
         if nearer and (with_it < total).all():
             taken, chosen[group] = with_it, True
     if not chosen.any():  # every group is larger than the share: take the smallest that leaves all classes in training

@@ -22,7 +22,11 @@ try:
     from cryptography.hazmat.primitives.asymmetric import ec
     from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 except ImportError as missing:
-    raise MissingExtraError("certificates need the package cryptography", fix="pip install 'fedgsca[flower]'") from missing
+    raise MissingExtraError(
+        "todo.certificates-1",
+        "certificates need the package cryptography",
+        fix="pip install 'fedgsca[flower]'",
+    ) from missing
 
 AUTHORITY_DAYS = 3650
 SERVER_DAYS = 825  # the longest that common TLS clients accept
@@ -39,7 +43,9 @@ class Signed:
     key: bytes
 
 
-def make_authority(name: str, *, days: int = AUTHORITY_DAYS, now: datetime.datetime | None = None) -> Signed:
+def make_authority(
+    name: str, *, days: int = AUTHORITY_DAYS, now: datetime.datetime | None = None
+) -> Signed:
     key = ec.generate_private_key(ec.SECP384R1())
     builder = _builder(name, name, key, days, now)
     made = (
@@ -52,7 +58,11 @@ def make_authority(name: str, *, days: int = AUTHORITY_DAYS, now: datetime.datet
 
 
 def make_server(
-    authority: Signed, hosts: Sequence[str], *, days: int = SERVER_DAYS, now: datetime.datetime | None = None
+    authority: Signed,
+    hosts: Sequence[str],
+    *,
+    days: int = SERVER_DAYS,
+    now: datetime.datetime | None = None,
 ) -> Signed:
     """A certificate for these names and addresses; it never outlives the authority."""
     root = x509.load_pem_x509_certificate(authority.certificate)
@@ -64,7 +74,9 @@ def make_server(
     common = root.subject.get_attributes_for_oid(NameOID.COMMON_NAME)[0].value
     builder = _builder(hosts[0], str(common), key, days, now, last=root.not_valid_after_utc)
     made = (
-        builder.add_extension(x509.SubjectAlternativeName([_host(host) for host in hosts]), critical=False)
+        builder.add_extension(
+            x509.SubjectAlternativeName([_host(host) for host in hosts]), critical=False
+        )
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(issuer, critical=False)
         .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
@@ -97,20 +109,31 @@ class Examined:
 def examine(certificate: bytes, key: bytes, authority: bytes) -> Examined:
     again = "make a new certificate"
     try:
-        leaf, root = x509.load_pem_x509_certificate(certificate), x509.load_pem_x509_certificate(authority)
+        leaf, root = (
+            x509.load_pem_x509_certificate(certificate),
+            x509.load_pem_x509_certificate(authority),
+        )
         public = serialization.load_pem_private_key(key, None).public_key()
         names = leaf.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     except (ValueError, TypeError, x509.ExtensionNotFound) as error:
-        raise DataError(f"server.pem, server.key or ca.crt is damaged ({error})", fix=again) from None
+        raise DataError(
+            "todo.certificates-2",
+            f"server.pem, server.key or ca.crt is damaged ({error})",
+            fix=again,
+        ) from None
     if leaf.public_key() != public:
-        raise DataError("server.key is not the key of server.pem", fix=again)
+        raise DataError("todo.certificates-3", "server.key is not the key of server.pem", fix=again)
     try:
         leaf.verify_directly_issued_by(root)
     except (ValueError, TypeError, InvalidSignature):
-        raise DataError("server.pem is not signed by the authority of ca.crt", fix=again) from None
+        raise DataError(
+            "todo.certificates-4", "server.pem is not signed by the authority of ca.crt", fix=again
+        ) from None
     now = datetime.datetime.now(datetime.UTC)
     age, left = (now - leaf.not_valid_before_utc).total_seconds(), leaf.not_valid_after_utc - now
-    return Examined(tuple(str(name.value) for name in names), leaf.not_valid_after_utc, age, left.days)
+    return Examined(
+        tuple(str(name.value) for name in names), leaf.not_valid_after_utc, age, left.days
+    )
 
 
 def make_pair() -> tuple[bytes, bytes]:
@@ -129,7 +152,9 @@ class NodeKey:
     @property
     def public(self) -> bytes:
         """The public half as the SuperLink stores it."""
-        return self.key.public_key().public_bytes(_PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
+        return self.key.public_key().public_bytes(
+            _PEM, serialization.PublicFormat.SubjectPublicKeyInfo
+        )
 
     def fits(self, public: bytes) -> bool:
         """Whether this is the other half of a .pub file; comments at its end do not count."""
@@ -145,9 +170,17 @@ def read_key(data: bytes) -> NodeKey:
     try:
         key = serialization.load_ssh_private_key(data, None)
     except (ValueError, TypeError) as error:
-        raise DataError(f"not {wanted} ({error})", fix="take the file out of the kit again, or make a new pair") from None
+        raise DataError(
+            "todo.certificates-5",
+            f"not {wanted} ({error})",
+            fix="take the file out of the kit again, or make a new pair",
+        ) from None
     if not isinstance(key, ec.EllipticCurvePrivateKey) or not isinstance(key.curve, ec.SECP384R1):
-        raise DataError(f"not {wanted}", fix="ssh-keygen -t ecdsa -b 384 makes one; send the public half to the coordinator")
+        raise DataError(
+            "todo.certificates-6",
+            f"not {wanted}",
+            fix="ssh-keygen -t ecdsa -b 384 makes one; send the public half to the coordinator",
+        )
     return NodeKey(key)
 
 
@@ -189,7 +222,9 @@ def _builder(
     *,
     last: datetime.datetime | None = None,
 ) -> x509.CertificateBuilder:
-    begin = (now or datetime.datetime.now(datetime.UTC)) - datetime.timedelta(hours=1)  # clocks differ a little
+    begin = (now or datetime.datetime.now(datetime.UTC)) - datetime.timedelta(
+        hours=1
+    )  # clocks differ a little
     end = begin + datetime.timedelta(days=days)
     return (
         x509.CertificateBuilder()

@@ -10,14 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from fedgsca.config import Config
-from fedgsca.deploy.check import RESERVE, processor, room, same_versions, terms
-from fedgsca.deploy.finding import Finding, failed, passed, unknown
-from fedgsca.deploy.reach import SOON, certificate
+from fedgsca.deploy.check_connection import SOON, certificate
+from fedgsca.deploy.check_kit import RESERVE, processor, room, same_versions, terms
+from fedgsca.deploy.check_result import Finding, failed, passed, unknown
 from fedgsca.errors import FedgscaError
 
-RENEW = (
-    "fedgsca deploy init consortium.toml --renew-server, where the authority's key is; then copy server.pem and server.key here"
-)
+RENEW = "fedgsca deploy init consortium.toml --renew-server, where the authority's key is; then copy server.pem and server.key here"
 
 
 def check_coordinator(kit: Path, about: dict[str, Any], config: Config) -> Iterator[Finding]:
@@ -37,23 +35,33 @@ def server_certificate(kit: Path, hosts: list[str]) -> Finding:
     from fedgsca.deploy.certificates import examine, host_text
 
     try:
-        pem, key, authority = ((kit / name).read_bytes() for name in ("server.pem", "server.key", "ca.crt"))
+        pem, key, authority = (
+            (kit / name).read_bytes() for name in ("server.pem", "server.key", "ca.crt")
+        )
         mode = (kit / "server.key").stat().st_mode & 0o777
         seen = examine(pem, key, authority)
     except OSError as error:
-        return failed("certificate", f"{Path(error.filename).name} cannot be read: {error.strerror}", RENEW)
+        return failed(
+            "certificate", f"{Path(error.filename).name} cannot be read: {error.strerror}", RENEW
+        )
     except FedgscaError as error:
         return failed("certificate", error.message, RENEW)
     if missing := [host for host in hosts if host_text(host) not in seen.hosts]:
         return failed("certificate", f"it is not for {', '.join(missing)}", RENEW)
     if seen.age < 0:
-        return failed("certificate", "not valid yet: this machine's clock is behind", "set the clock: timedatectl set-ntp true")
+        return failed(
+            "certificate",
+            "not valid yet: this machine's clock is behind",
+            "set the clock: timedatectl set-ntp true",
+        )
     text = f"signed by the consortium, for {', '.join(hosts)}, until {seen.until:%Y-%m-%d}"
     if seen.days < SOON:
         return failed("certificate", f"{text}: {seen.days} days left", RENEW)
     if mode & 0o077:
         fix = f"chmod 600 {shlex.quote(str(kit / 'server.key'))}"
-        return failed("certificate", f"others on this machine can read server.key (mode {mode:o})", fix)
+        return failed(
+            "certificate", f"others on this machine can read server.key (mode {mode:o})", fix
+        )
     return passed("certificate", text)
 
 
@@ -63,9 +71,15 @@ def hospital_keys(folder: Path, names: tuple[str, ...]) -> Iterator[Finding]:
 
     found = {path.stem: path.read_bytes() for path in sorted(folder.glob("*.pub"))}
     problems = [f"{name} has none" for name in names if name not in found]
-    problems += [f"that of {name} is not of type ECDSA P-384" for name, key in found.items() if not is_public_key(key)]
+    problems += [
+        f"that of {name} is not of type ECDSA P-384"
+        for name, key in found.items()
+        if not is_public_key(key)
+    ]
     words = {name: key.split()[1:2] for name, key in found.items()}
-    twice = [name for name, key in words.items() if sum(key == other for other in words.values()) > 1]
+    twice = [
+        name for name, key in words.items() if sum(key == other for other in words.values()) > 1
+    ]
     problems += [f"{' and '.join(twice)} have the same one"] if twice else []
     if problems:
         yield failed(
@@ -77,7 +91,9 @@ def hospital_keys(folder: Path, names: tuple[str, ...]) -> Iterator[Finding]:
         yield passed("hospitals' keys", ", ".join(names))
     if strangers := sorted(set(found) - set(names)):
         yield unknown(
-            "further keys", f"{', '.join(strangers)}: not in the experiment", "remove them if nobody should connect with them"
+            "further keys",
+            f"{', '.join(strangers)}: not in the experiment",
+            "remove them if nobody should connect with them",
         )
 
 
@@ -107,15 +123,21 @@ def free(listen: str, number: int) -> Finding:
         except OSError as error:
             if error.errno == errno.EADDRNOTAVAIL:
                 return failed(
-                    "port", f"{listen} is no address of this machine", "correct `listen` in consortium.toml, and superlink.sh"
+                    "port",
+                    f"{listen} is no address of this machine",
+                    "correct `listen` in consortium.toml, and superlink.sh",
                 )
-            return failed("port", f"{listen}:{number}: {error.strerror}", "choose a port from 1024 on, or another user")
+            return failed(
+                "port",
+                f"{listen}:{number}: {error.strerror}",
+                "choose a port from 1024 on, or another user",
+            )
     return passed("port", f"{number} is free; no SuperLink runs yet")
 
 
 def judging(config: Config) -> Finding:
     """The coordinator's own test images, read as the training reads them."""
-    from fedgsca.views import prepare_coordinator
+    from fedgsca.experiment.deployment import prepare_coordinator
 
     try:
         test = prepare_coordinator(config).test
@@ -128,7 +150,7 @@ def judging(config: Config) -> Finding:
 
 def budget(config: Config) -> Iterator[Finding]:
     """What the experiment promises under `privacy`; it takes a package that nothing else needs."""
-    from fedgsca.accountant import spent
+    from fedgsca.privacy.accountant import spent
 
     try:
         found = spent(config, config.train.rounds)

@@ -18,10 +18,10 @@ import zipfile
 from pathlib import Path
 
 from fedgsca.config import Config, load_config
-from fedgsca.deploy.contents import SECRET, File, Files, coordinator_files, hospital_files
-from fedgsca.deploy.plan import TEMPLATES, Consortium
+from fedgsca.deploy.consortium import TEMPLATES, Consortium
+from fedgsca.deploy.kit_files import SECRET, File, Files, coordinator_files, hospital_files
 from fedgsca.errors import ConfigError, RunFolderError
-from fedgsca.files import write_atomic
+from fedgsca.support.files import write_atomic
 
 
 def make_kits(plan: Consortium, config: Config, out: Path) -> list[Path]:
@@ -30,6 +30,7 @@ def make_kits(plan: Consortium, config: Config, out: Path) -> list[Path]:
 
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise RunFolderError(
+            "todo.kits-1",
             f"{out} exists, and keys that are in use are not overwritten",
             fix="add a hospital with --add-hospital NAME, or make new kits in another folder with --out",
         )
@@ -37,13 +38,21 @@ def make_kits(plan: Consortium, config: Config, out: Path) -> list[Path]:
     server = make_server(authority, plan.hosts)
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
-        unfinished = Path(tempfile.mkdtemp(prefix=f"{out.name}.", suffix=".tmp", dir=out.parent))  # mode 0700
+        unfinished = Path(
+            tempfile.mkdtemp(prefix=f"{out.name}.", suffix=".tmp", dir=out.parent)
+        )  # mode 0700
     except OSError as error:
-        raise RunFolderError(f"cannot write to {out.parent}: {error.strerror}", fix="choose another place with --out") from None
+        raise RunFolderError(
+            "todo.kits-2",
+            f"cannot write to {out.parent}: {error.strerror}",
+            fix="choose another place with --out",
+        ) from None
     try:
         keys = {}
         for hospital in plan.hospitals:
-            files, keys[hospital.name] = hospital_files(plan, config, hospital, authority.certificate)
+            files, keys[hospital.name] = hospital_files(
+                plan, config, hospital, authority.certificate
+            )
             _write_zip(unfinished / "hospitals" / f"{hospital.name}.zip", hospital.name, files)
         files = coordinator_files(plan, config, server.certificate, keys) | {
             "ca.crt": File(authority.certificate),
@@ -64,13 +73,22 @@ def add_hospital(plan: Consortium, config: Config, out: Path, name: str) -> Path
     """One more kit beside the others, which stay as they are. The coordinator's experiment gets the new name."""
     hospital = next((h for h in plan.hospitals if h.name == name), None)
     if hospital is None:
-        raise ConfigError(f"{name} is not in the file", fix=f'add a block [[hospitals]] with name = "{name}", then try again')
+        raise ConfigError(
+            "todo.kits-3",
+            f"{name} is not in the file",
+            fix=f'add a block [[hospitals]] with name = "{name}", then try again',
+        )
     folder, path = out / "coordinator", out / "hospitals" / f"{name}.zip"
     public = folder / "keys" / f"{name}.pub"
     if not (folder / "ca.crt").is_file():
-        raise RunFolderError(f"{out} holds no kits", fix="leave --add-hospital out to make them, or correct --out")
+        raise RunFolderError(
+            "todo.kits-4",
+            f"{out} holds no kits",
+            fix="leave --add-hospital out to make them, or correct --out",
+        )
     if path.exists() or public.exists():
         raise RunFolderError(
+            "todo.kits-5",
             f"{name} has a key already: {path if path.exists() else public}",
             fix=f"for a new key remove {public} and {path} first, and unregister the old key with flwr supernode unregister",
         )
@@ -91,17 +109,24 @@ def renew_server(plan: Consortium, out: Path) -> Path:
         known = (folder / "ca.crt").read_bytes()
     except OSError as error:
         raise RunFolderError(
+            "todo.kits-6",
             f"{error.filename} cannot be read: {error.strerror}",
             fix="correct --out; if you carried `authority` away, bring it back for this, beside `coordinator`",
         ) from None
     if known != authority.certificate:
         raise RunFolderError(
-            f"{safe} is not the authority of {folder}", fix="bring the right one: its ca.crt is that of the kits"
+            "todo.kits-7",
+            f"{safe} is not the authority of {folder}",
+            fix="bring the right one: its ca.crt is that of the kits",
         )
     try:
         server = make_server(authority, plan.hosts)
     except ValueError as error:
-        raise RunFolderError(f"{safe} is damaged ({error})", fix="restore it; without it all kits must be made anew") from None
+        raise RunFolderError(
+            "todo.kits-8",
+            f"{safe} is damaged ({error})",
+            fix="restore it; without it all kits must be made anew",
+        ) from None
     told = coordinator_files(plan, load_config(folder / "experiment.toml"), server.certificate, {})
     made = {"server.key": File(server.key, SECRET), "server.pem": File(server.certificate)}
     _write_folder(folder, told | made)
@@ -127,5 +152,7 @@ def _write_zip(path: Path, root: str, files: Files) -> None:
 
 def write_example(path: Path) -> None:
     if path.exists():
-        raise RunFolderError(f"{path} exists", fix="give another name; nothing is overwritten")
+        raise RunFolderError(
+            "todo.kits-9", f"{path} exists", fix="give another name; nothing is overwritten"
+        )
     write_atomic(path, (TEMPLATES / "consortium.toml").read_bytes())

@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 
 from fedgsca.errors import RunFolderError
-from fedgsca.files import write_atomic
 from fedgsca.methods.base import ServerState
+from fedgsca.support.files import write_atomic
 from fedgsca.wire import Arrays, pack, unpack
 
 log = logging.getLogger(__name__)
@@ -27,8 +27,15 @@ def _digest(*groups: Arrays) -> str:
 
 
 def save(folder: Path, state: ServerState, fingerprint: str) -> None:
-    header = {"round": state.round, "fingerprint": fingerprint, "digest": _digest(state.weights, state.extras)}
-    write_atomic(folder / f"round-{state.round:06d}.safetensors", pack(header, weights=state.weights, extras=state.extras))
+    header = {
+        "round": state.round,
+        "fingerprint": fingerprint,
+        "digest": _digest(state.weights, state.extras),
+    }
+    write_atomic(
+        folder / f"round-{state.round:06d}.safetensors",
+        pack(header, weights=state.weights, extras=state.extras),
+    )
     for old in sorted(folder.glob("round-*.safetensors"))[:-KEEP]:
         old.unlink(missing_ok=True)
 
@@ -39,7 +46,9 @@ def _read(path: Path, fingerprint: str) -> ServerState:
         raise ValueError("its content does not match its checksum")
     if header["fingerprint"] != fingerprint:
         raise RunFolderError(
-            f"checkpoint {path} belongs to another experiment", fix="use the folder's own config.toml, or another --out"
+            "todo.checkpoint-1",
+            f"checkpoint {path} belongs to another experiment",
+            fix="use the folder's own config.toml, or another --out",
         )
     return ServerState(int(str(header["round"])), weights, extras)
 
@@ -53,9 +62,13 @@ def latest(folder: Path, fingerprint: str) -> ServerState | None:
         except RunFolderError:
             raise
         except Exception as error:
-            log.warning("checkpoint %s is damaged (%s); going back to the one before it", path.name, error)
+            log.warning(
+                "checkpoint %s is damaged (%s); going back to the one before it", path.name, error
+            )
     if paths:
         raise RunFolderError(
-            f"no checkpoint in {folder} can be read", fix="restore the folder from a backup, or start anew with another --out"
+            "todo.checkpoint-2",
+            f"no checkpoint in {folder} can be read",
+            fix="restore the folder from a backup, or start anew with another --out",
         )
     return None

@@ -31,18 +31,28 @@ os.environ.setdefault("FLWR_DISABLE_UPDATE_CHECK", "1")
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # Ray asks for it with a warning
 if "RAY_ADDRESS" not in os.environ:
-    os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")  # what makes Ray stay on loopback, on Linux too
+    os.environ.setdefault(
+        "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0"
+    )  # what makes Ray stay on loopback, on Linux too
 
 from fedgsca.config import Config
-from fedgsca.engine.federation import Silent, Watcher, run, wanted
-from fedgsca.engine.folder import read_config
 from fedgsca.engine.local import Reply
-from fedgsca.engine.network import Letter, NetworkEngine
-from fedgsca.engine.remote import Kind, SiteSettings, answer, public_reason, read_settings, state_folder, terms_of
-from fedgsca.engine.status import Status
+from fedgsca.engine.network import NetworkEngine, SiteMessage
+from fedgsca.engine.round_status import Status
+from fedgsca.engine.rounds import RunObserver, SilentObserver, run, wanted
+from fedgsca.engine.site_node import (
+    Kind,
+    SiteSettings,
+    answer,
+    public_reason,
+    read_settings,
+    state_folder,
+    terms_of,
+)
 from fedgsca.errors import ConfigError, MissingExtraError
-from fedgsca.experiment import Experiment, prepare
-from fedgsca.views import prepare_coordinator
+from fedgsca.experiment.deployment import prepare_coordinator
+from fedgsca.experiment.run_folder import read_config
+from fedgsca.experiment.simulation import Experiment, prepare
 from fedgsca.wire import Arrays, Payload, Update, pack, unpack
 
 try:
@@ -50,7 +60,9 @@ try:
     from flwr.clientapp import ClientApp
     from flwr.serverapp import Grid, ServerApp
 except ImportError as missing:
-    raise MissingExtraError("Flower is not installed", fix="pip install 'fedgsca[flower]'") from missing
+    raise MissingExtraError(
+        "todo.flower-1", "Flower is not installed", fix="pip install 'fedgsca[flower]'"
+    ) from missing
 
 log = logging.getLogger(__name__)
 DEADLINE = 3600.0  # seconds, where the configuration names none
@@ -66,15 +78,25 @@ def to_records(header: Mapping[str, Any], weights: Arrays, extras: Arrays) -> Re
     buffers = {name: a for name, a in weights.items() if name not in floats}
     layout = [[name, a.dtype.name, list(a.shape)] for name, a in floats.items()]
     kinds = dict.fromkeys(a.dtype.name for a in floats.values())
-    flat = {kind: np.concatenate([a.ravel() for a in floats.values() if a.dtype.name == kind]) for kind in kinds}
-    rest = ConfigRecord({"fedgsca": pack({**header, "layout": layout}, extras=extras, buffers=buffers)})
-    return RecordDict({"weights": ArrayRecord({kind: Array(a) for kind, a in flat.items()}), "rest": rest})
+    flat = {
+        kind: np.concatenate([a.ravel() for a in floats.values() if a.dtype.name == kind])
+        for kind in kinds
+    }
+    rest = ConfigRecord(
+        {"fedgsca": pack({**header, "layout": layout}, extras=extras, buffers=buffers)}
+    )
+    return RecordDict(
+        {"weights": ArrayRecord({kind: Array(a) for kind, a in flat.items()}), "rest": rest}
+    )
 
 
-def from_records(records: RecordDict) -> tuple[dict[str, Any], dict[str, np.ndarray], dict[str, np.ndarray]]:
+def from_records(
+    records: RecordDict,
+) -> tuple[dict[str, Any], dict[str, np.ndarray], dict[str, np.ndarray]]:
     """Header, weights, extras. Whatever is wrong with them raises ValueError: the sender may be of another make."""
     try:
-        header, (extras, buffers) = unpack(bytes(records.config_records["rest"]["fedgsca"]), ("extras", "buffers"))  # type: ignore[arg-type]
+        packed = bytes(records.config_records["rest"]["fedgsca"])  # type: ignore[arg-type]
+        header, (extras, buffers) = unpack(packed, ("extras", "buffers"))
         flat = {dtype: array.numpy() for dtype, array in records.array_records["weights"].items()}
         floats = _parted(flat, header.pop("layout"))
     except Exception as error:
@@ -110,12 +132,15 @@ def client_app(place: Callable[[Context], tuple[SiteSettings, Path | None]]) -> 
             try:
                 settings, folder = place(context)
                 kept = folder or state_folder(settings, str(terms["fingerprint"]))
-            except (
-                Exception
-            ) as error:  # site.toml; what is in it stays here, whereas Flower would send the text of any exception
+            except Exception as error:  # site.toml; what is in it stays here, whereas Flower would send the text of any exception
                 log.error("this site's settings cannot be used: %s", error)
-                return Message(_reply_records(kind, round, Reply("", None, public_reason(error))), reply_to=message)
-            reply = answer(kind, terms, Payload(round, weights, extras), settings, kept, alone=folder is None)
+                return Message(
+                    _reply_records(kind, round, Reply("", None, public_reason(error))),
+                    reply_to=message,
+                )
+            reply = answer(
+                kind, terms, Payload(round, weights, extras), settings, kept, alone=folder is None
+            )
             return Message(_reply_records(kind, round, reply), reply_to=message)
 
         return handle
@@ -143,14 +168,18 @@ def from_node_config(context: Context) -> tuple[SiteSettings, None]:
     """A SuperNode is started with --node-config 'settings="/path/site.toml"'."""
     path = context.node_config.get("settings")
     if not path:
-        raise ConfigError("the SuperNode does not say where site.toml is", fix="--node-config 'settings=\"/path/site.toml\"'")
+        raise ConfigError(
+            "todo.flower-2",
+            "the SuperNode does not say where site.toml is",
+            fix="--node-config 'settings=\"/path/site.toml\"'",
+        )
     return read_settings(Path(str(path))), None
 
 
 # ---- coordinator ----
 
 
-class GridPost:
+class FlowerTransport:
     """Messages over a Flower grid. The same terms go with each of them."""
 
     def __init__(self, grid: Grid, terms: Mapping[str, Any]) -> None:
@@ -159,29 +188,40 @@ class GridPost:
     def online(self) -> dict[int, str]:
         return {int(node.node_id): str(node.name or "") for node in self.grid.get_nodes()}
 
-    def send(self, kind: Kind, payload: Payload, nodes: Sequence[int], seconds: float | None) -> dict[str, int]:
+    def send(
+        self, kind: Kind, payload: Payload, nodes: Sequence[int], seconds: float | None
+    ) -> dict[str, int]:
         """A message that was not picked up in time is not delivered afterwards. The content is shared: Flower stores it once."""
         if not nodes:
             return {}
-        records = to_records({"terms": self.terms, "round": payload.round}, payload.weights, payload.extras)
-        messages = [Message(records, node, _TYPES[kind], ttl=seconds, group_id=str(payload.round)) for node in nodes]
+        records = to_records(
+            {"terms": self.terms, "round": payload.round}, payload.weights, payload.extras
+        )
+        messages = [
+            Message(records, node, _TYPES[kind], ttl=seconds, group_id=str(payload.round))
+            for node in nodes
+        ]
         numbers = list(self.grid.push_messages(messages))
         return {number: node for number, node in zip(numbers, nodes, strict=True) if number}
 
-    def collect(self, numbers: Sequence[str]) -> list[Letter]:
-        return [_letter(message) for message in self.grid.pull_messages(list(numbers))] if numbers else []
+    def collect(self, numbers: Sequence[str]) -> list[SiteMessage]:
+        return (
+            [_read_message(message) for message in self.grid.pull_messages(list(numbers))]
+            if numbers
+            else []
+        )
 
 
-def _letter(message: Message) -> Letter:
+def _read_message(message: Message) -> SiteMessage:
     # not the sender counts: the SuperLink answers in the name of a node that died
     to = message.metadata.reply_to_message_id
     if message.has_error():
         reason = (str(message.error.reason).splitlines() or ["no reason"])[0]
-        return Letter(to, error=f"Flower reports error {message.error.code}: {reason[:300]}")
+        return SiteMessage(to, error=f"Flower reports error {message.error.code}: {reason[:300]}")
     try:
-        return Letter(to, *from_records(message.content))
+        return SiteMessage(to, *from_records(message.content))
     except ValueError as error:
-        return Letter(to, error=str(error))
+        return SiteMessage(to, error=str(error))
 
 
 def coordinate(
@@ -190,21 +230,31 @@ def coordinate(
     out: Path,
     *,
     deadline: float | None,
-    watcher: Watcher | None = None,
+    observer: RunObserver | None = None,
     poll: float = 0.5,
     stop: threading.Event | None = None,
     strict: bool = False,
     experiment: Experiment | None = None,
 ) -> dict[str, Any]:
     """The coordinator's whole run over a grid, or its continuation."""
-    status = Status(out, watcher or Silent())
+    status = Status(out, observer or SilentObserver())
     try:
         experiment = experiment or prepare_coordinator(config)
-        post, quorum = GridPost(grid, terms_of(experiment)), wanted(config, len(experiment.names))
-        engine = NetworkEngine(
-            post, experiment.names, quorum=quorum, deadline=deadline, watcher=status, poll=poll, stop=stop, strict=strict
+        post, quorum = (
+            FlowerTransport(grid, terms_of(experiment)),
+            wanted(config, len(experiment.names)),
         )
-        result = run(config, out, engine=engine, experiment=experiment, watcher=status)
+        engine = NetworkEngine(
+            post,
+            experiment.names,
+            quorum=quorum,
+            deadline=deadline,
+            observer=status,
+            poll=poll,
+            stop=stop,
+            strict=strict,
+        )
+        result = run(config, out, engine=engine, experiment=experiment, observer=status)
     except BaseException as error:
         status.ended(error)
         raise
@@ -218,13 +268,15 @@ def server_app() -> ServerApp:
 
     @app.main()
     def main(grid: Grid, context: Context) -> None:
-        from fedgsca.cli.progress import Lines
-        from fedgsca.report.html import write_report
+        from fedgsca.engine.progress import Lines
+        from fedgsca.report.html_page import write_report
 
         out = Path(str(context.run_config["run"]))
         config = read_config(out)
-        watcher = Lines(1).watch(f"{config.method} over Flower")
-        coordinate(grid, config, out, deadline=config.federation.deadline or DEADLINE, watcher=watcher)
+        observer = Lines(1).watch(f"{config.method} over Flower")
+        coordinate(
+            grid, config, out, deadline=config.federation.deadline or DEADLINE, observer=observer
+        )
         write_report(out)
 
     return app
@@ -233,14 +285,20 @@ def server_app() -> ServerApp:
 # ---- simulation ----
 
 
-def simulate(config: Config, out: Path, *, jobs: int = 1, watcher: Watcher | None = None) -> dict[str, Any]:
+def simulate(
+    config: Config, out: Path, *, jobs: int = 1, observer: RunObserver | None = None
+) -> dict[str, Any]:
     """The experiment on Flower's simulation engine: `jobs` Ray actors on this machine, or the cluster that RAY_ADDRESS names.
 
     Without a cluster, Ray listens on loopback only and is gone at the end. A cluster's machines must see the data and the run
     folder under the same paths.
     """
     if find_spec("ray") is None:
-        raise MissingExtraError("Flower simulates with Ray, which is not installed", fix="pip install 'fedgsca[flower-sim]'")
+        raise MissingExtraError(
+            "todo.flower-3",
+            "Flower simulates with Ray, which is not installed",
+            fix="pip install 'fedgsca[flower-sim]'",
+        )
     from flwr.simulation import run_simulation
 
     out = out.resolve()
@@ -251,12 +309,22 @@ def simulate(config: Config, out: Path, *, jobs: int = 1, watcher: Watcher | Non
     @server.main()
     def main(grid: Grid, context: Context) -> None:  # in a thread of this process
         result = coordinate(
-            grid, config, out, deadline=None, watcher=watcher, poll=0.05, stop=stop, strict=True, experiment=experiment
+            grid,
+            config,
+            out,
+            deadline=None,
+            observer=observer,
+            poll=0.05,
+            stop=stop,
+            strict=True,
+            experiment=experiment,
         )
         found.append(result)
 
     def place(context: Context) -> tuple[SiteSettings, Path]:
-        return SiteSettings(name=names[int(context.node_config["partition-id"])], state=str(out)), out
+        return SiteSettings(
+            name=names[int(context.node_config["partition-id"])], state=str(out)
+        ), out
 
     with ray_settings(jobs) as settings:
         try:
@@ -276,10 +344,18 @@ def ray_settings(jobs: int) -> Iterator[dict[str, Any]]:
     resources = {"num_cpus": 1, "num_gpus": 0.0}
     cluster = os.environ.get("RAY_ADDRESS")
     if cluster:
-        yield {"init_args": {"address": cluster, "log_to_driver": False}, "client_resources": resources}
+        yield {
+            "init_args": {"address": cluster, "log_to_driver": False},
+            "client_resources": resources,
+        }
         return
     folder = tempfile.mkdtemp(prefix="ray-")
-    local = {"num_cpus": jobs, "_node_ip_address": "127.0.0.1", "_temp_dir": folder, "log_to_driver": False}
+    local = {
+        "num_cpus": jobs,
+        "_node_ip_address": "127.0.0.1",
+        "_temp_dir": folder,
+        "log_to_driver": False,
+    }
     try:
         yield {"init_args": local, "client_resources": resources}
     finally:

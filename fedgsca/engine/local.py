@@ -23,17 +23,24 @@ from typing import Any
 
 import numpy as np
 
-from fedgsca.audit import evidence
 from fedgsca.config import Config, build
-from fedgsca.engine.observe import observe
+from fedgsca.engine import label_evidence as evidence
+from fedgsca.engine.simulation_metrics import observe
 from fedgsca.errors import FedgscaError, UpdateError
-from fedgsca.experiment import Experiment, prepare
-from fedgsca.files import write_atomic
+from fedgsca.experiment.simulation import Experiment, prepare
 from fedgsca.methods.base import Method, make_method
-from fedgsca.privacy import protect, secret_normals
+from fedgsca.privacy.mechanism import protect, secret_normals
 from fedgsca.site import Site
-from fedgsca.store import Store
-from fedgsca.wire import Payload, Update, decode_payload, decode_update, encode_payload, encode_update
+from fedgsca.site_store import Store
+from fedgsca.support.files import write_atomic
+from fedgsca.wire import (
+    Payload,
+    Update,
+    decode_payload,
+    decode_update,
+    encode_payload,
+    encode_update,
+)
 
 log = logging.getLogger(__name__)
 
@@ -45,17 +52,21 @@ class Reply:
     site: str
     update: Update | None
     error: str | None = None
-    observed: Mapping[str, float | None] = field(default_factory=dict)  # simulations only, beside the update
+    observed: Mapping[str, float | None] = field(
+        default_factory=dict
+    )  # simulations only, beside the update
     seconds: float = 0.0
 
 
-class Bench:
+class SiteRunner:
     """One model and the sites that take turns on it."""
 
-    def __init__(self, experiment: Experiment, method: Method, folder: Path, *, alone: bool = False) -> None:
+    def __init__(
+        self, experiment: Experiment, method: Method, folder: Path, *, alone: bool = False
+    ) -> None:
         """`alone`: this is a hospital's own machine, and the folder is its own."""
         from fedgsca.models.device import prepare_device
-        from fedgsca.models.start import build_model
+        from fedgsca.models.initial import build_model
 
         self.experiment, self.method, self.folder, self.alone = experiment, method, folder, alone
         self.device = prepare_device(experiment.config.train)
@@ -65,10 +76,16 @@ class Bench:
         experiment = self.experiment
         store = Store(self.folder / "store" / name)
         return Site(
-            name, experiment.sites[name], experiment.config.train, experiment.config.seed, self.model, self.device, store
+            name,
+            experiment.sites[name],
+            experiment.config.train,
+            experiment.config.seed,
+            self.model,
+            self.device,
+            store,
         )
 
-    def visit(self, name: str, payload: Payload) -> Reply:
+    def run_round(self, name: str, payload: Payload) -> Reply:
         """One site's round. An error that is the site's own is named and reported; a bug is not hidden."""
         site = self.site(name)
         started = time.perf_counter()
@@ -90,11 +107,20 @@ class Bench:
             return self.method.local_update(payload, site)
         try:
             update = self.method.local_update(payload, site)
-        except UpdateError as error:  # a refusal would be a number about the data that nobody noised
-            log.error("%s in round %d sends no change, only noise: %s", site.name, payload.round + 1, error.message)
+        except (
+            UpdateError
+        ) as error:  # a refusal would be a number about the data that nobody noised
+            log.error(
+                "%s in round %d sends no change, only noise: %s",
+                site.name,
+                payload.round + 1,
+                error.message,
+            )
             update = Update(site.name, site.num_samples, payload.weights)
 
-        def public(name: str, shape: tuple[int, ...]) -> np.ndarray:  # simulations: reproducible, and no secret to anybody
+        def public(
+            name: str, shape: tuple[int, ...]
+        ) -> np.ndarray:  # simulations: reproducible, and no secret to anybody
             return site.rng(payload.round, "privacy", name).standard_normal(shape)
 
         draw = secret_normals() if self.alone else public
@@ -120,12 +146,12 @@ class Bench:
 class LocalEngine:
     """Runs sites one after the other in this process."""
 
-    def __init__(self, bench: Bench) -> None:
-        self.bench = bench
+    def __init__(self, runner: SiteRunner) -> None:
+        self.runner = runner
 
     def exchange(self, payload: Payload) -> Iterator[Reply]:
-        for name in sorted(self.bench.experiment.sites):
-            yield self.bench.visit(name, payload)
+        for name in sorted(self.runner.experiment.sites):
+            yield self.runner.run_round(name, payload)
 
     def close(self) -> None:
         pass
@@ -140,7 +166,9 @@ class ProcessEngine:
         self.workers: list[tuple[Connection, BaseProcess]] = []
         for _ in range(min(jobs, len(sites))):
             ours, theirs = context.Pipe()
-            process = context.Process(target=_work, args=(theirs, json.dumps(config.to_tree()), str(folder)), daemon=True)
+            process = context.Process(
+                target=_work, args=(theirs, json.dumps(config.to_tree()), str(folder)), daemon=True
+            )
             process.start()
             theirs.close()
             self.workers.append((ours, process))
@@ -173,7 +201,9 @@ class ProcessEngine:
             raise _worker_lost(name) from None
         if head.get("crash"):
             failure = FedgscaError(
-                f"{name} failed: {head['crash']}", fix=head.get("fix", "this is a bug: report it with the text above")
+                "todo.local-1",
+                f"{name} failed: {head['crash']}",
+                fix=head.get("fix", "this is a bug: report it with the text above"),
             )
             failure.exit_code = head.get("exit_code", 70)
             raise failure
@@ -198,6 +228,7 @@ def _tell(pipe: Connection, message: bytes, name: str) -> None:
 
 def _worker_lost(name: str) -> FedgscaError:
     return FedgscaError(
+        "todo.local-2",
         f"the worker process that trained {name} ended unexpectedly (out of memory, or killed)",
         fix="run `fedgsca resume` with fewer --jobs; no finished round is lost",
     )
@@ -214,7 +245,7 @@ def _leave_with_parent() -> None:
 def _work(pipe: Connection, tree: str, folder: str) -> None:
     """A worker process: builds the same experiment from the same configuration and serves sites until the pipe closes."""
     threading.Thread(target=_leave_with_parent, daemon=True).start()
-    bench: Bench | None = None
+    runner: SiteRunner | None = None
     payload = Payload(0, {})
     while True:
         try:
@@ -225,12 +256,19 @@ def _work(pipe: Connection, tree: str, folder: str) -> None:
             payload = decode_payload(message[1:])
             continue
         try:
-            bench = bench or open_bench(build(json.loads(tree)), Path(folder))
-            reply = bench.visit(message[1:].decode(), payload)
-            head = {"error": reply.error, "observed": dict(reply.observed), "seconds": reply.seconds}
+            runner = runner or open_runner(build(json.loads(tree)), Path(folder))
+            reply = runner.run_round(message[1:].decode(), payload)
+            head = {
+                "error": reply.error,
+                "observed": dict(reply.observed),
+                "seconds": reply.seconds,
+            }
             body = encode_update(reply.update) if reply.update is not None else b""
         except FedgscaError as error:
-            head, body = {"crash": error.message, "fix": error.fix, "exit_code": error.exit_code}, b""
+            head, body = (
+                {"crash": error.message, "fix": error.fix, "exit_code": error.exit_code},
+                b"",
+            )
         except KeyboardInterrupt:
             return
         except Exception:
@@ -240,10 +278,13 @@ def _work(pipe: Connection, tree: str, folder: str) -> None:
         try:
             pipe.send_bytes(json.dumps(head).encode())
             pipe.send_bytes(body)
-        except (BrokenPipeError, ConnectionResetError):  # the parent stopped listening: another worker was lost, or Ctrl-C
+        except (
+            BrokenPipeError,
+            ConnectionResetError,
+        ):  # the parent stopped listening: another worker was lost, or Ctrl-C
             return
 
 
-def open_bench(config: Config, folder: Path) -> Bench:
+def open_runner(config: Config, folder: Path) -> SiteRunner:
     method = make_method(config.method, config.options, config.train.rounds)
-    return Bench(prepare(config), method, folder)
+    return SiteRunner(prepare(config), method, folder)

@@ -1,6 +1,6 @@
 """The engine of a deployment: payloads go to sites that may be late, absent, of another version, or not who they say they are.
 
-It knows deadlines, quorum and names, and leaves the carrying to a Post (flower.py has one).
+It knows deadlines, quorum and names, and leaves the carrying to a Transport (flower.py has one).
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from fedgsca.engine.federation import Silent, Watcher
 from fedgsca.engine.local import Reply
-from fedgsca.engine.observe import believed
-from fedgsca.engine.remote import Kind
-from fedgsca.engine.roll import Roll
-from fedgsca.engine.status import Status
+from fedgsca.engine.node_registry import NodeRegistry
+from fedgsca.engine.round_status import Status
+from fedgsca.engine.rounds import RunObserver, SilentObserver
+from fedgsca.engine.simulation_metrics import believed
+from fedgsca.engine.site_node import Kind
 from fedgsca.errors import FedgscaError
 from fedgsca.wire import Payload, Update
 
@@ -27,7 +27,7 @@ _TELL_EVERY = 30.0  # seconds between lines that say who is awaited
 
 
 @dataclass(frozen=True)
-class Letter:
+class SiteMessage:
     """What came back for one message: its content, or the carrier's reason why there is none."""
 
     to: str  # the number of the message that this answers
@@ -37,14 +37,16 @@ class Letter:
     error: str | None = None
 
 
-class Post(Protocol):
+class Transport(Protocol):
     """Carries messages to numbered nodes."""
 
-    def online(self) -> dict[int, str]: ...  # node -> the name under which its key is registered, or ""
+    def online(
+        self,
+    ) -> dict[int, str]: ...  # node -> the name under which its key is registered, or ""
     def send(
         self, kind: Kind, payload: Payload, nodes: Sequence[int], seconds: float | None
     ) -> dict[str, int]: ...  # message -> node
-    def collect(self, numbers: Sequence[str]) -> list[Letter]: ...  # what has arrived so far
+    def collect(self, numbers: Sequence[str]) -> list[SiteMessage]: ...  # what has arrived so far
 
 
 class NetworkEngine:
@@ -56,20 +58,24 @@ class NetworkEngine:
 
     def __init__(
         self,
-        post: Post,
+        post: Transport,
         sites: Sequence[str],
         *,
         quorum: int = 1,
         deadline: float | None = None,
-        watcher: Watcher | None = None,
+        observer: RunObserver | None = None,
         poll: float = 0.5,
         stop: threading.Event | None = None,
         strict: bool = False,
     ) -> None:
         """`strict`, for simulations: a message that got lost is an error, not a site to be left out."""
         self.post, self.deadline, self.poll = post, deadline, poll
-        self.quorum, self.watcher, self.stop = quorum, watcher or Silent(), stop or threading.Event()
-        self.roll = Roll(tuple(sorted(sites)))
+        self.quorum, self.observer, self.stop = (
+            quorum,
+            observer or SilentObserver(),
+            stop or threading.Event(),
+        )
+        self.roll = NodeRegistry(tuple(sorted(sites)))
         self.asked: dict[str, int] = {}  # hello message -> node
         self.late: dict[str, str] = {}  # message of an earlier round -> site
         self.gathered, self.strict = False, strict
@@ -90,19 +96,31 @@ class NetworkEngine:
         site_of = {node: site for site, node in nodes.items()}
         waiting = {number: site_of[node] for number, node in sent.items()}
         sites, ready = set(waiting.values()), dict[str, Reply]()
-        watch = _Watch(self.watcher, f"round {payload.round + 1}: {'update' if kind == 'train' else 'test result'}", sites)
+        watch = _Watch(
+            self.observer,
+            f"round {payload.round + 1}: {'update' if kind == 'train' else 'test result'}",
+            sites,
+        )
         for site in self.roll.expected:
             while site in sites and site not in ready:
-                for letter in self.post.collect([*waiting, *self.late]):
-                    self._receive(letter, kind, payload.round, waiting, ready)
-                if site in ready or time.monotonic() >= end:  # looked once more after the deadline: what is there counts
+                for message in self.post.collect([*waiting, *self.late]):
+                    self._receive(message, kind, payload.round, waiting, ready)
+                if (
+                    site in ready or time.monotonic() >= end
+                ):  # looked once more after the deadline: what is there counts
                     break
                 watch.tell(waiting.values())
                 self._rest()
             if site in ready:
                 yield ready.pop(site)
             else:
-                yield Reply(site, None, f"no answer within {self.deadline} s" if site in sites else self.roll.why_absent(site))
+                yield Reply(
+                    site,
+                    None,
+                    f"no answer within {self.deadline} s"
+                    if site in sites
+                    else self.roll.why_absent(site),
+                )
         self.late |= waiting
 
     def _end(self) -> float:
@@ -110,26 +128,43 @@ class NetworkEngine:
 
     def _rest(self) -> None:
         if self.stop.wait(self.poll):
-            raise FedgscaError("stopped from outside", fix="run `fedgsca resume`; finished rounds are kept")
+            raise FedgscaError(
+                "todo.network-1",
+                "stopped from outside",
+                fix="run `fedgsca resume`; finished rounds are kept",
+            )
 
-    def _receive(self, letter: Letter, kind: Kind, round: int, waiting: dict[str, str], ready: dict[str, Reply]) -> None:
-        if letter.to in self.late:
-            self.watcher.said(f"{self.late.pop(letter.to)} answered too late for its round; the answer is dropped")
-        elif letter.to in waiting:
-            site = waiting.pop(letter.to)
-            if self.strict and letter.error is not None:
+    def _receive(
+        self,
+        message: SiteMessage,
+        kind: Kind,
+        round: int,
+        waiting: dict[str, str],
+        ready: dict[str, Reply],
+    ) -> None:
+        if message.to in self.late:
+            self.observer.on_message(
+                f"{self.late.pop(message.to)} answered too late for its round; the answer is dropped"
+            )
+        elif message.to in waiting:
+            site = waiting.pop(message.to)
+            if self.strict and message.error is not None:
                 raise FedgscaError(
-                    f"{site} failed: {letter.error}", fix="see above; then `fedgsca resume`: finished rounds are kept"
+                    "todo.network-2",
+                    f"{site} failed: {message.error}",
+                    fix="see above; then `fedgsca resume`: finished rounds are kept",
                 )
-            ready[site] = read_letter(letter, site, kind, round)
+            ready[site] = read_message(message, site, kind, round)
 
     def _gather(self, end: float) -> None:
         """Learn who is connected. Wait for all sites the first time, afterwards for a quorum."""
         self.roll.pardon()
-        watch = _Watch(self.watcher, "connection", self.roll.expected if not self.gathered else ())
+        watch = _Watch(self.observer, "connection", self.roll.expected if not self.gathered else ())
         while True:
             self._ask()
-            enough = len(self.roll.nodes) >= self.quorum if self.gathered else not self.roll.missing()
+            enough = (
+                len(self.roll.nodes) >= self.quorum if self.gathered else not self.roll.missing()
+            )
             if enough or time.monotonic() >= end:
                 break
             watch.tell(self.roll.missing())
@@ -141,46 +176,54 @@ class NetworkEngine:
         self.roll.forget_absent(names)
         strangers = [node for node in self.roll.strangers(names) if node not in self.asked.values()]
         self.asked |= self.post.send("hello", Payload(0, {}), strangers, None)
-        for letter in self.post.collect(list(self.asked)):
-            node = self.asked.pop(letter.to, None)
+        for message in self.post.collect(list(self.asked)):
+            node = self.asked.pop(message.to, None)
             if node is not None and node in names:
-                reply = read_letter(letter, names[node], "hello", 0)
+                reply = read_message(message, names[node], "hello", 0)
                 site = reply.update.site if reply.update is not None else reply.site
                 why = self.roll.enter(node, site, names[node], reply.error)
                 if why is not None:
-                    self.watcher.said(f"{site or 'a node'} cannot take part: {why}")
+                    self.observer.on_message(f"{site or 'a node'} cannot take part: {why}")
 
 
-def read_letter(letter: Letter, site: str, kind: Kind, round: int) -> Reply:
+def read_message(message: SiteMessage, site: str, kind: Kind, round: int) -> Reply:
     """What a site says; anything odd about it becomes the reason for leaving it out. `site` may be empty: it tells its name."""
-    if letter.error is not None or letter.header is None:
-        return Reply(site, None, letter.error or "an empty message")
-    header = letter.header
+    if message.error is not None or message.header is None:
+        return Reply(site, None, message.error or "an empty message")
+    header = message.header
     try:
         if (header["kind"], header["round"]) != (kind, round):
-            return Reply(site, None, f"it answered {header['kind']} of round {int(header['round']) + 1}")
+            return Reply(
+                site, None, f"it answered {header['kind']} of round {int(header['round']) + 1}"
+            )
         name = str(header["site"])
         if header["error"] is not None:
             return Reply(site or name, None, str(header["error"]))
-        update = Update(name, int(header["num_samples"]), letter.weights or {}, letter.extras or {})
+        update = Update(
+            name, int(header["num_samples"]), message.weights or {}, message.extras or {}
+        )
         seconds = float(header["seconds"])
         if not math.isfinite(seconds):
             raise ValueError(f"it took {seconds} seconds")
         return Reply(site, update, None, believed(dict(header["observed"])), seconds)
     except (KeyError, TypeError, ValueError, OverflowError) as problem:  # JSON knows Infinity
-        return Reply(site, None, f"its message cannot be used ({type(problem).__name__}: {problem})")
+        return Reply(
+            site, None, f"its message cannot be used ({type(problem).__name__}: {problem})"
+        )
 
 
 class _Watch:
     """Says now and then who is awaited and since when."""
 
-    def __init__(self, watcher: Watcher, what: str, names: Iterable[str]) -> None:
-        self.watcher, self.what = watcher, what
+    def __init__(self, observer: RunObserver, what: str, names: Iterable[str]) -> None:
+        self.observer, self.what = observer, what
         self.since, self.told = time.strftime("%H:%M:%S"), time.monotonic()
-        if isinstance(watcher, Status):
-            watcher.awaits(sorted(names), what)
+        if isinstance(observer, Status):
+            observer.awaits(sorted(names), what)
 
     def tell(self, names: Iterable[str]) -> None:
         if time.monotonic() - self.told >= _TELL_EVERY and (missing := sorted(set(names))):
             self.told = time.monotonic()
-            self.watcher.said(f"{self.what}: waiting for {', '.join(missing)} since {self.since}")
+            self.observer.on_message(
+                f"{self.what}: waiting for {', '.join(missing)} since {self.since}"
+            )

@@ -9,14 +9,13 @@ aggregate) sees only what crossed the wire. Stages live in the server state and 
 
 from __future__ import annotations
 
-import importlib
-import pkgutil
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar, Protocol, TypeVar
+from typing import TYPE_CHECKING, ClassVar, Protocol, TypeVar, cast
 
 from pydantic import BaseModel, ConfigDict
 
+from fedgsca.config import METHODS
 from fedgsca.wire import Arrays, Extra, Payload, Update
 
 if TYPE_CHECKING:
@@ -52,28 +51,26 @@ class Method(Protocol):
     def start(self, weights: Arrays) -> ServerState: ...
     def broadcast(self, state: ServerState, round: int) -> Payload: ...
     def local_update(self, payload: Payload, site: Site) -> Update: ...  # runs inside the hospital
-    def aggregate(self, state: ServerState, updates: Iterable[Update]) -> ServerState: ...  # one pass, in order of site names
+    def aggregate(
+        self, state: ServerState, updates: Iterable[Update]
+    ) -> ServerState: ...  # one pass, in order of site names
 
 
-REGISTRY: dict[str, type[Method]] = {}
 M = TypeVar("M", bound=type)
 
 
 def register(method: M) -> M:
     """Class decorator: makes the method known to the command line, the tables, every engine and the contract tests."""
-    REGISTRY[method.name] = method  # type: ignore[attr-defined]
+    METHODS.register(method.name, method)  # type: ignore[attr-defined]
     return method
 
 
-def load_all() -> Mapping[str, type[Method]]:
-    """Import every module of this package once, so that each registers its method."""
-    import fedgsca.methods as package
-
-    for module in sorted(m.name for m in pkgutil.iter_modules(package.__path__)):
-        importlib.import_module(f"{package.__name__}.{module}")
-    return REGISTRY
+def load_methods() -> Mapping[str, type[Method]]:
+    """All methods by name: those of this package and those of plugins."""
+    return cast("Mapping[str, type[Method]]", METHODS.load())
 
 
 def make_method(name: str, options: Mapping[str, object], rounds: int) -> Method:
-    kind = load_all()[name]
-    return kind(kind.Options.model_validate(options), rounds)
+    """The method with its options checked; `rounds` is the length of the run."""
+    method = load_methods()[name]
+    return method(method.Options.model_validate(options), rounds)

@@ -47,10 +47,10 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from fedgsca.aggregate import WeightedMean
-from fedgsca.blocks import rounds_of
-from fedgsca.lid import mean_lid, two_groups
 from fedgsca.methods.base import MethodOptions, ServerState, register
-from fedgsca.mixup import mixup_cross_entropy
+from fedgsca.methods.parts.lid import mean_lid, two_groups
+from fedgsca.methods.parts.mixup import mixup_cross_entropy
+from fedgsca.methods.parts.statistics import rounds_of
 from fedgsca.selector import clean_probability, fit_selector
 from fedgsca.site import Samples, Site
 from fedgsca.train import Batch, Objective, evaluate, evaluate_site, proximal, train
@@ -61,14 +61,21 @@ PRE_PROCESS, FINE_TUNE, USUAL = 0, 1, 2
 
 class FedCorrOptions(MethodOptions):
     stage1: float = Field(
-        0.1, gt=0, le=1, description="T1 as a share of the rounds (official 5 of 955 rounds with 5 local epochs)"
+        0.1,
+        gt=0,
+        le=1,
+        description="T1 as a share of the rounds (official 5 of 955 rounds with 5 local epochs)",
     )
-    stage2: float = Field(0.4, ge=0, le=1, description="T2 as a share of the rounds (official 500 of 955)")
+    stage2: float = Field(
+        0.4, ge=0, le=1, description="T2 as a share of the rounds (official 500 of 955)"
+    )
     beta: float = Field(5.0, ge=0, description="strength of the proximal term (official 5)")
     prox: Literal["squared", "norm"] = Field(
         "squared", description="||theta_k - theta||^2 (the paper) or the plain norm (the code)"
     )
-    mixup: float = Field(1.0, ge=0, description="alpha of mixup's Beta distribution (official 1); 0: no mixup")
+    mixup: float = Field(
+        1.0, ge=0, description="alpha of mixup's Beta distribution (official 1); 0: no mixup"
+    )
     neighbours: int = Field(20, ge=2, description="of a sample for its LID (official 20)")
     loss_kind: Literal["double_softmax", "ce"] = Field(
         "double_softmax", description="losses that tell wrong labels (the code; the paper: ce)"
@@ -79,12 +86,23 @@ class FedCorrOptions(MethodOptions):
         le=1,
         description="rho: share of the estimated wrong labels to look at per round (official 0.5; real noise 0.8)",
     )
-    confidence: float = Field(0.5, ge=0, le=1, description="probability that a new label needs (official 0.5; real noise 0.9)")
-    clean_level: float = Field(0.1, ge=0, le=1, description="largest mu_k of a site that fine-tunes (official 0.1)")
-    split_guard: float = Field(
-        0.05, ge=0, description="smallest range of the LIDs, relative to their mean, that parts two groups (official 0)"
+    confidence: float = Field(
+        0.5,
+        ge=0,
+        le=1,
+        description="probability that a new label needs (official 0.5; real noise 0.9)",
     )
-    one_group: Literal["clean", "noisy"] = Field("clean", description="what all sites count as if they are one group")
+    clean_level: float = Field(
+        0.1, ge=0, le=1, description="largest mu_k of a site that fine-tunes (official 0.1)"
+    )
+    split_guard: float = Field(
+        0.05,
+        ge=0,
+        description="smallest range of the LIDs, relative to their mean, that parts two groups (official 0)",
+    )
+    one_group: Literal["clean", "noisy"] = Field(
+        "clean", description="what all sites count as if they are one group"
+    )
 
 
 @dataclass(frozen=True)
@@ -127,14 +145,18 @@ def noise_level(losses: np.ndarray) -> float:
 
 def distance(model: nn.Module, anchor: list[Tensor]) -> Tensor:
     """||theta_k - theta||, with gradient 0 (not NaN) at theta_k = theta, where training starts."""
-    parts = [torch.linalg.vector_norm(p - a) for p, a in zip(model.parameters(), anchor, strict=True)]
+    parts = [
+        torch.linalg.vector_norm(p - a) for p, a in zip(model.parameters(), anchor, strict=True)
+    ]
     return torch.as_tensor(torch.linalg.vector_norm(torch.stack(parts)))
 
 
 @register
 class FedCorr:
     name: ClassVar[str] = "fedcorr"
-    paper: ClassVar[str] = "Xu et al., FedCorr: Multi-Stage Federated Learning for Label Noise Correction, CVPR 2022"
+    paper: ClassVar[str] = (
+        "Xu et al., FedCorr: Multi-Stage Federated Learning for Label Noise Correction, CVPR 2022"
+    )
     head: ClassVar[str] = "linear"
     uploads: ClassVar[Mapping[str, Extra]] = {
         "lid": Extra(
@@ -145,13 +167,20 @@ class FedCorr:
             nan=True,
         ),
         "noise_level": Extra((), "mu, the estimated share of wrong labels", low=0, high=1),
-        "trains": Extra((), "1 if the site trained this round, 0 if it returns the weights it received", low=0, high=1),
+        "trains": Extra(
+            (),
+            "1 if the site trained this round, 0 if it returns the weights it received",
+            low=0,
+            high=1,
+        ),
         "corrected": Extra((), "number of labels that were changed so far", low=0),
     }
     downloads: ClassVar[Mapping[str, Extra]] = {
         "stage": Extra((), "0 pre-processing, 1 fine-tuning, 2 usual training", low=0, high=2),
         "lid_boundary": Extra(
-            (), "sites with a larger LID are noisy; inf: no verdict, -inf: one group, every site judges itself", inf=True
+            (),
+            "sites with a larger LID are noisy; inf: no verdict, -inf: one group, every site judges itself",
+            inf=True,
         ),
         "train_limit": Extra((), "largest noise level of a site that fine-tunes", low=0, high=1),
     }
@@ -179,14 +208,21 @@ class FedCorr:
         return Payload(round, state.weights, {name: state.extras[name] for name in self.downloads})
 
     def aggregate(self, state: ServerState, updates: Iterable[Update]) -> ServerState:
-        mean, extras = WeightedMean(), dict(state.extras)  # also lid/<site> and mu/<site>, the newest known
+        mean, extras = (
+            WeightedMean(),
+            dict(state.extras),
+        )  # also lid/<site> and mu/<site>, the newest known
         for update in updates:
-            mean.add(update.weights, float(update.num_samples) * float(update.extras["trains"] > 0.5))
+            mean.add(
+                update.weights, float(update.num_samples) * float(update.extras["trains"] > 0.5)
+            )
             extras[f"mu/{update.site}"] = update.extras["noise_level"]
             if np.isfinite(update.extras.get("lid", np.nan)):
                 extras[f"lid/{update.site}"] = update.extras["lid"]
         if state.extras["stage"] == PRE_PROCESS:
-            extras["lid_boundary"] = np.array(self._boundary(np.array([v for k, v in extras.items() if k.startswith("lid/")])))
+            extras["lid_boundary"] = np.array(
+                self._boundary(np.array([v for k, v in extras.items() if k.startswith("lid/")]))
+            )
         levels = [float(v) for k, v in extras.items() if k.startswith("mu/")]
         some_clean = min(levels, default=0.0) <= self.options.clean_level
         extras["train_limit"] = np.array(self.options.clean_level if some_clean else 1.0)
@@ -221,7 +257,10 @@ class FedCorr:
             site.remember(payload.round, **memory.to_arrays())
         changed = memory.labels != site.labels
         site.note(
-            corrected=memory.labels, clean=~changed, pseudo_rows=np.flatnonzero(changed), pseudo_labels=memory.labels[changed]
+            corrected=memory.labels,
+            clean=~changed,
+            pseudo_rows=np.flatnonzero(changed),
+            pseudo_labels=memory.labels[changed],
         )
         extras = {
             "noise_level": np.array(memory.mu),
@@ -238,7 +277,9 @@ class FedCorr:
             mu = noise_level(memory.losses) if memory.lid > boundary else 0.0
             count = int(site.num_samples * mu * self.options.relabel_ratio)
             worst = np.argsort(-memory.losses, kind="stable")[:count]
-            memory = replace(memory, mu=mu, losses=np.empty(0), labels=self._relabel(site, memory.labels, worst))
+            memory = replace(
+                memory, mu=mu, losses=np.empty(0), labels=self._relabel(site, memory.labels, worst)
+            )
         if stage == USUAL and not memory.finished:
             rows = np.arange(site.num_samples if memory.mu > 0 else 0)
             memory = replace(memory, finished=True, labels=self._relabel(site, memory.labels, rows))
@@ -249,7 +290,9 @@ class FedCorr:
         if len(rows) == 0:
             return labels
         rows, whole = np.sort(rows), site.samples
-        part = Samples(np.asarray(whole.inputs[rows]), labels[rows], whole.num_classes, whole.mean, whole.std)
+        part = Samples(
+            np.asarray(whole.inputs[rows]), labels[rows], whole.num_classes, whole.mean, whole.std
+        )
         seen = evaluate(site.model, part, site.device)
         sure = seen.probs.max(axis=1) > self.options.confidence
         labels = labels.copy()
@@ -264,7 +307,9 @@ class FedCorr:
         if not math.isfinite(lid):
             return replace(memory, losses=losses)
         past = memory.lid * memory.rounds if memory.rounds else 0.0
-        return replace(memory, losses=losses, lid=(past + lid) / (memory.rounds + 1), rounds=memory.rounds + 1)
+        return replace(
+            memory, losses=losses, lid=(past + lid) / (memory.rounds + 1), rounds=memory.rounds + 1
+        )
 
     def _objective(self, site: Site, round: int, mu: float) -> Objective:
         mixed = mixup_cross_entropy(self.options.mixup, site.rng(round, "mixup"))

@@ -42,21 +42,29 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedgsca.aggregate import weighted_mean
-from fedgsca.blocks import log_prior, masked_mean
 from fedgsca.methods.base import MethodOptions, ServerState, register
+from fedgsca.methods.parts.statistics import log_prior, masked_mean
 from fedgsca.site import Site, weights_of
 from fedgsca.train import SGD, Batch, batches, optimiser, precision, proximal
 from fedgsca.wire import Arrays, Extra, Payload, Update
 
 
 class FedFixerOptions(MethodOptions):
-    warmup: int = Field(10, ge=0, description="t_sel, the last round in which every sample is kept; official 10")
+    warmup: int = Field(
+        10, ge=0, description="t_sel, the last round in which every sample is kept; official 10"
+    )
     confidence: float = Field(
-        2.0, ge=0, description="b_max; official 2 (ten classes), 1 (Clothing1M); try 1 to 1.5 for four classes"
+        2.0,
+        ge=0,
+        description="b_max; official 2 (ten classes), 1 (Clothing1M); try 1 to 1.5 for four classes",
     )
     distance: float = Field(15.0, ge=0, description="lambda, between the two models; official 15")
-    personal_steps: int = Field(1, ge=1, description="J, steps of the personal model per batch; official 5, here 1")
-    personal_decay: float = Field(1e-3, ge=0, description="weight decay of the personal model; official 1e-3")
+    personal_steps: int = Field(
+        1, ge=1, description="J, steps of the personal model per batch; official 5, here 1"
+    )
+    personal_decay: float = Field(
+        1e-3, ge=0, description="weight decay of the personal model; official 1e-3"
+    )
     personal: Literal["restart", "keep"] = Field(
         "restart", description="personal model in the next round: from theta (official) or kept"
     )
@@ -89,10 +97,14 @@ def confidence_at(epoch: int, span: int, largest: float) -> float:
 @register
 class FedFixer:
     name: ClassVar[str] = "fedfixer"
-    paper: ClassVar[str] = "Ji et al., FedFixer: Mitigating Heterogeneous Label Noise in Federated Learning, AAAI 2024"
+    paper: ClassVar[str] = (
+        "Ji et al., FedFixer: Mitigating Heterogeneous Label Noise in Federated Learning, AAAI 2024"
+    )
     head: ClassVar[str] = "linear"
     uploads: ClassVar[Mapping[str, Extra]] = {
-        "selected": Extra((), "samples on which the model was trained, averaged over local epochs", low=0)
+        "selected": Extra(
+            (), "samples on which the model was trained, averaged over local epochs", low=0
+        )
     }
     downloads: ClassVar[Mapping[str, Extra]] = {}
     Options = FedFixerOptions
@@ -125,7 +137,11 @@ class FedFixer:
             0,
         )  # decisions of the last epoch; a skipped single sample counts as kept
         for epoch in range(epochs):
-            pair.set_confidence(confidence_at(t * epochs + epoch, self.options.warmup * epochs, self.options.confidence))
+            pair.set_confidence(
+                confidence_at(
+                    t * epochs + epoch, self.options.warmup * epochs, self.options.confidence
+                )
+            )
             for batch in batches(site, t, epoch=epoch):
                 trusted = pair.step(batch)
                 kept[batch.rows] = trusted
@@ -134,7 +150,9 @@ class FedFixer:
             site.note(clean=kept)
         if self.options.personal == "keep":
             site.remember(t, **weights_of(pair.phi))
-        return Update(site.name, site.num_samples, site.weights(), {"selected": np.array(selected / epochs)})
+        return Update(
+            site.name, site.num_samples, site.weights(), {"selected": np.array(selected / epochs)}
+        )
 
 
 class Pair:
@@ -145,14 +163,22 @@ class Pair:
         self.w, self.phi = site.model, copy.deepcopy(site.model)
         memory = site.recall(round) if options.personal == "keep" else {}
         if memory:
-            self.phi.load_state_dict({name: torch.from_numpy(np.array(value)) for name, value in memory.items()})
+            self.phi.load_state_dict(
+                {name: torch.from_numpy(np.array(value)) for name, value in memory.items()}
+            )
         self.w.train()
         self.phi.train()
         self.w_steps = optimiser(site, round)
         self.lr = self.w_steps.lr
-        self.phi_steps = SGD(list(self.phi.parameters()), self.lr, site.hyper.momentum, options.personal_decay)
+        self.phi_steps = SGD(
+            list(self.phi.parameters()), self.lr, site.hyper.momentum, options.personal_decay
+        )
         uniform = np.full(site.num_classes, 1.0 / site.num_classes)
-        prior = uniform if options.prior == "uniform" else np.exp(log_prior(site.labels, site.num_classes))
+        prior = (
+            uniform
+            if options.prior == "uniform"
+            else np.exp(log_prior(site.labels, site.num_classes))
+        )
         self.prior = torch.from_numpy(prior / prior.sum()).float().to(site.device)
         self.set_confidence(0.0)
 
@@ -168,7 +194,9 @@ class Pair:
         for _ in range(self.options.personal_steps):
             seen_by_phi, trusted_by_phi = self._look(self.phi, batch)
             self.phi_steps.zero_grad()
-            torch.autograd.backward(masked_mean(seen_by_phi, trusted_by_w) + proximal(self.phi, anchor, self.distance))
+            torch.autograd.backward(
+                masked_mean(seen_by_phi, trusted_by_w) + proximal(self.phi, anchor, self.distance)
+            )
             self.phi_steps.step()
         self.w_steps.zero_grad()
         torch.autograd.backward(masked_mean(seen_by_w, trusted_by_phi))

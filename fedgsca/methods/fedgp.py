@@ -48,11 +48,11 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedgsca import graph
 from fedgsca.aggregate import WeightedMean
-from fedgsca.blocks import rounds_of
-from fedgsca.graph import CentroidGNN
 from fedgsca.methods.base import MethodOptions, ServerState, register
+from fedgsca.methods.parts import graph
+from fedgsca.methods.parts.graph import CentroidGNN
+from fedgsca.methods.parts.statistics import rounds_of
 from fedgsca.models.build import CentroidHead, Classifier
 from fedgsca.rng import stream
 from fedgsca.site import Site
@@ -67,26 +67,48 @@ W = "head.centroids.weight"
 
 
 class FedGPOptions(MethodOptions):
-    warmup: float = Field(0.2, ge=0, le=1, description="T_w as a share of the rounds (official 20 of 100)")
+    warmup: float = Field(
+        0.2, ge=0, le=1, description="T_w as a share of the rounds (official 20 of 100)"
+    )
     core_ratio: float = Field(
-        0.2, ge=0, le=1, description="share of each class with the smallest losses that founds P_k (official 0.2)"
+        0.2,
+        ge=0,
+        le=1,
+        description="share of each class with the smallest losses that founds P_k (official 0.2)",
     )
-    confidence: float = Field(0.3, ge=0, le=1, description="probability that a joining sample needs (official 0.3)")
-    propagation: float = Field(0.5, ge=0, lt=1, description="a: how far labels travel over the graph (official 0.5)")
-    neighbours: int = Field(20, ge=1, description="that vote on the complementary classes (official 20)")
+    confidence: float = Field(
+        0.3, ge=0, le=1, description="probability that a joining sample needs (official 0.3)"
+    )
+    propagation: float = Field(
+        0.5, ge=0, lt=1, description="a: how far labels travel over the graph (official 0.5)"
+    )
+    neighbours: int = Field(
+        20, ge=1, description="that vote on the complementary classes (official 20)"
+    )
     adjacency: float = Field(
-        0.5, gt=0, le=1, description="share of the centroid graph's links that the GNN keeps (official 0.5)"
+        0.5,
+        gt=0,
+        le=1,
+        description="share of the centroid graph's links that the GNN keeps (official 0.5)",
     )
-    rho: float = Field(0.5, ge=0, le=1, description="weight of the global centroids' loss (official 0.5)")
-    w_pull: float = Field(0.5, ge=0, le=1, description="W <- (1 - w_pull) W + w_pull S after each step (official 0.5)")
+    rho: float = Field(
+        0.5, ge=0, le=1, description="weight of the global centroids' loss (official 0.5)"
+    )
+    w_pull: float = Field(
+        0.5, ge=0, le=1, description="W <- (1 - w_pull) W + w_pull S after each step (official 0.5)"
+    )
     w_update: Literal["trained", "ema"] = Field(
-        "trained", description="W also gets its gradient in every step, or (the code) only in the first"
+        "trained",
+        description="W also gets its gradient in every step, or (the code) only in the first",
     )
     ema: float = Field(0.5, gt=0, le=1, description="share of this round in Z_k (official 0.5)")
     norm: float = Field(0.1, ge=0, description="lam_n, on ||W|| + ||S|| (official 0.1)")
-    negative: float = Field(0.1, ge=0, description="lam_NL, on the complementary classes (official 0.1)")
+    negative: float = Field(
+        0.1, ge=0, description="lam_NL, on the complementary classes (official 0.1)"
+    )
     clean_label: Literal["pseudo", "given"] = Field(
-        "pseudo", description="labels of P_k in training: pseudo-labels, or (the code) the given ones"
+        "pseudo",
+        description="labels of P_k in training: pseudo-labels, or (the code) the given ones",
     )
     weighting: Literal["samples", "uniform"] = Field(
         "samples", description="server mean: n_k/N as all methods here, or 1/K (the code)"
@@ -96,8 +118,18 @@ class FedGPOptions(MethodOptions):
 GNN_EXTRAS = {
     "gnn_w1": Extra((DIM, DIM), "centroid network: first layer", low=-LARGE, high=LARGE),
     "gnn_w2": Extra((DIM, DIM), "centroid network: second layer", low=-LARGE, high=LARGE),
-    "gnn_norm1": Extra((2, DIM), "centroid network: scale and shift of the first normalisation", low=-LARGE, high=LARGE),
-    "gnn_norm2": Extra((2, DIM), "centroid network: scale and shift of the second normalisation", low=-LARGE, high=LARGE),
+    "gnn_norm1": Extra(
+        (2, DIM),
+        "centroid network: scale and shift of the first normalisation",
+        low=-LARGE,
+        high=LARGE,
+    ),
+    "gnn_norm2": Extra(
+        (2, DIM),
+        "centroid network: scale and shift of the second normalisation",
+        low=-LARGE,
+        high=LARGE,
+    ),
 }
 
 
@@ -143,7 +175,10 @@ class FedGP:
     downloads: ClassVar[Mapping[str, Extra]] = {
         "stage": Extra((), "0 warm-up, 1 purification", low=0, high=1),
         "stack": Extra(
-            (SLOTS, "C", DIM), f"the class centroids of up to {SLOTS} sites; NaN: no such site", optional=True, nan=True
+            (SLOTS, "C", DIM),
+            f"the class centroids of up to {SLOTS} sites; NaN: no such site",
+            optional=True,
+            nan=True,
         ),
         **GNN_EXTRAS,
     }
@@ -160,18 +195,29 @@ class FedGP:
 
     def start(self, weights: Arrays) -> ServerState:
         # the experiment's seed is in the initial head, and nowhere else here
-        seed = int.from_bytes(hashlib.sha256(np.ascontiguousarray(weights[W]).tobytes()).digest()[:8], "little")
+        seed = int.from_bytes(
+            hashlib.sha256(np.ascontiguousarray(weights[W]).tobytes()).digest()[:8], "little"
+        )
         return ServerState(
-            0, weights, {"stage": np.array(self._stage(0)), **CentroidGNN.initial(DIM, stream(seed, "fedgp", "gnn"))}
+            0,
+            weights,
+            {
+                "stage": np.array(self._stage(0)),
+                **CentroidGNN.initial(DIM, stream(seed, "fedgp", "gnn")),
+            },
         )
 
     def broadcast(self, state: ServerState, round: int) -> Payload:
         extras = {name: state.extras[name] for name in ("stage", *CentroidGNN.NAMES)}
-        known = [state.extras[name] for name in sorted(state.extras) if name.startswith("centroids/")]
+        known = [
+            state.extras[name] for name in sorted(state.extras) if name.startswith("centroids/")
+        ]
         if known:
             empty = np.full_like(known[0], np.nan)
             places = [known[i::SLOTS] for i in range(SLOTS)]
-            extras["stack"] = np.stack([np.mean(place, axis=0) if place else empty for place in places])
+            extras["stack"] = np.stack(
+                [np.mean(place, axis=0) if place else empty for place in places]
+            )
         return Payload(round, state.weights, extras)
 
     def aggregate(self, state: ServerState, updates: Iterable[Update]) -> ServerState:
@@ -180,9 +226,15 @@ class FedGP:
             if not all(np.isfinite(value).all() for value in update.extras.values()):
                 continue  # the engine has checked the weights; a diverged centroid or GNN would spoil everybody's
             gnn = {name: update.extras[name] for name in CentroidGNN.NAMES}
-            mean.add({**update.weights, **gnn}, float(update.num_samples) if self.options.weighting == "samples" else 1.0)
+            mean.add(
+                {**update.weights, **gnn},
+                float(update.num_samples) if self.options.weighting == "samples" else 1.0,
+            )
             extras[f"centroids/{update.site}"] = update.extras["centroids"]
-        result = mean.result() or {**state.weights, **{name: state.extras[name] for name in CentroidGNN.NAMES}}
+        result = mean.result() or {
+            **state.weights,
+            **{name: state.extras[name] for name in CentroidGNN.NAMES},
+        }
         extras |= {name: result.pop(name) for name in CentroidGNN.NAMES}
         extras["stage"] = np.array(self._stage(state.round + 1))
         return ServerState(state.round + 1, result, extras)
@@ -197,7 +249,9 @@ class FedGP:
         memory, w_bar = site.recall(payload.round), np.asarray(payload.weights[W], dtype=np.float64)
         if int(payload.extras["stage"]) == WARM_UP:
             everything = np.ones(site.num_samples, bool)
-            pure = Purified(everything, site.labels, graph.class_means(seen.features, site.labels, w_bar))
+            pure = Purified(
+                everything, site.labels, graph.class_means(seen.features, site.labels, w_bar)
+            )
         else:
             pure = purify(seen, site.labels, memory, w_bar, options)
         z = (
@@ -212,36 +266,55 @@ class FedGP:
             kept |= {"clean": pure.clean, "labels": pure.labels}
             changed = pure.labels != site.labels
             rows = np.flatnonzero(pure.clean & changed)
-            site.note(clean=pure.clean & ~changed, corrected=pure.labels, pseudo_rows=rows, pseudo_labels=pure.labels[rows])
+            site.note(
+                clean=pure.clean & ~changed,
+                corrected=pure.labels,
+                pseudo_rows=rows,
+                pseudo_labels=pure.labels[rows],
+            )
         site.remember(payload.round, **kept)
         known = np.bincount(pure.labels[pure.clean], minlength=site.num_classes) >= SMALLEST_GROUP
         told = np.where(known[:, None], own, payload.weights[W]).astype(np.float32)
         extras = {"centroids": told, "purified": np.array(int(pure.clean.sum())), **gnn.arrays()}
         return Update(site.name, site.num_samples, site.weights(), extras)
 
-    def _train(self, payload: Payload, site: Site, seen: Evaluation, pure: Purified, own: np.ndarray) -> CentroidGNN:
+    def _train(
+        self, payload: Payload, site: Site, seen: Evaluation, pure: Purified, own: np.ndarray
+    ) -> CentroidGNN:
         """Local training of the model in place and of the GNN, which is returned."""
         assert seen.features is not None
         stack = np.asarray(payload.extras.get("stack", own[None]))
         stack = stack[np.isfinite(stack).all(axis=(1, 2))]
-        gnn = CentroidGNN({name: payload.extras[name] for name in CentroidGNN.NAMES}, self.options.adjacency).to(site.device)
+        gnn = CentroidGNN(
+            {name: payload.extras[name] for name in CentroidGNN.NAMES}, self.options.adjacency
+        ).to(site.device)
         warm_up, rest = int(payload.extras["stage"]) == WARM_UP, np.flatnonzero(~pure.clean)
         rows = np.arange(site.num_samples) if warm_up else rest
         excluded = np.zeros(seen.probs.shape, bool)  # Ybar
         if self.options.negative and len(rows):
-            averaged = graph.neighbour_probs(seen.features, seen.probs, pure.labels, self.options.neighbours, rows)
+            averaged = graph.neighbour_probs(
+                seen.features, seen.probs, pure.labels, self.options.neighbours, rows
+            )
             excluded[rows] = graph.complementary(averaged, pure.labels[rows])
-        learner = Learner(site, payload.round, self.options, torch.from_numpy(excluded).to(site.device))
+        learner = Learner(
+            site, payload.round, self.options, torch.from_numpy(excluded).to(site.device)
+        )
         labels = site.labels if self.options.clean_label == "given" else pure.labels
         chosen = np.flatnonzero(pure.clean)
-        learner.positive(gnn, torch.from_numpy(stack).to(site.device), chosen, labels[chosen], negative=warm_up)
+        learner.positive(
+            gnn, torch.from_numpy(stack).to(site.device), chosen, labels[chosen], negative=warm_up
+        )
         if not warm_up and self.options.negative:
             learner.negative(rest)
         return gnn
 
 
 def purify(
-    seen: Evaluation, given: np.ndarray, memory: Mapping[str, np.ndarray], w_bar: np.ndarray, options: FedGPOptions
+    seen: Evaluation,
+    given: np.ndarray,
+    memory: Mapping[str, np.ndarray],
+    w_bar: np.ndarray,
+    options: FedGPOptions,
 ) -> Purified:
     """One purification round: found or extend P_k, propagate labels to the rest, take new centroids."""
     assert seen.features is not None
@@ -258,7 +331,11 @@ def purify(
     vote = np.eye(num_classes)
     rest = ~clean
     labels[rest] = graph.propagate(
-        f[rest], f[clean], vote[by_client[rest]] + vote[by_server[rest]], 2.0 * vote[labels[clean]], options.propagation
+        f[rest],
+        f[clean],
+        vote[by_client[rest]] + vote[by_server[rest]],
+        2.0 * vote[labels[clean]],
+        options.propagation,
     )
     return Purified(clean, labels, graph.degree_centroids(f[clean], labels[clean], w_bar))
 
@@ -283,12 +360,25 @@ class Learner:
         self.others = [p for p in site.model.parameters() if p is not self.w]
 
     def _loss_ne(self, logits: Tensor, rows: np.ndarray) -> Tensor:
-        return self.options.negative * graph.negative_loss(logits, self.excluded[torch.from_numpy(rows)])
+        return self.options.negative * graph.negative_loss(
+            logits, self.excluded[torch.from_numpy(rows)]
+        )
 
-    def positive(self, gnn: CentroidGNN, stack: Tensor, rows: np.ndarray, labels: np.ndarray, *, negative: bool) -> None:
+    def positive(
+        self,
+        gnn: CentroidGNN,
+        stack: Tensor,
+        rows: np.ndarray,
+        labels: np.ndarray,
+        *,
+        negative: bool,
+    ) -> None:
         """E epochs on `rows`: local and global centroids, the latter through the GNN; W follows them after every step."""
         o, site, first = self.options, self.site, True
-        sgd, sgd_w = optimiser(site, self.round, [*self.others, *gnn.parameters()]), optimiser(site, self.round, [self.w])
+        sgd, sgd_w = (
+            optimiser(site, self.round, [*self.others, *gnn.parameters()]),
+            optimiser(site, self.round, [self.w]),
+        )
         self.model.train()
         for epoch in range(site.hyper.epochs):
             for batch in batches(site, self.round, rows, labels, epoch=epoch):
@@ -316,7 +406,11 @@ class Learner:
         BatchNorm's running statistics stay those of P_k: a rest of three samples would overwrite a tenth of them with noise.
         """
         site, kept = self.site, [buffer.clone() for buffer in self.model.buffers()]
-        sgd = optimiser(site, self.round, [*self.others, self.w] if self.options.w_update == "trained" else self.others)
+        sgd = optimiser(
+            site,
+            self.round,
+            [*self.others, self.w] if self.options.w_update == "trained" else self.others,
+        )
         self.model.train()
         for batch in batches(site, self.round, rows, epoch=site.hyper.epochs):
             sgd.zero_grad()

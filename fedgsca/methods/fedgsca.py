@@ -30,7 +30,13 @@ from fedgsca.aggregate import WeightedMean
 from fedgsca.credal import beta_at, rcl_loss, ucl_loss
 from fedgsca.errors import UpdateError
 from fedgsca.methods.base import MethodOptions, ServerState, register
-from fedgsca.pseudo_label import assign, class_thresholds, guard_reason, is_noisy_client, training_set
+from fedgsca.pseudo_label import (
+    assign,
+    class_thresholds,
+    guard_reason,
+    is_noisy_client,
+    training_set,
+)
 from fedgsca.selector import (
     NO_SELECTOR,
     SELECTOR_BOUNDS,
@@ -58,28 +64,53 @@ class SelectorOptions(MethodOptions):
         description="model whose losses S_k is fitted to: as received (no second pass), or after training (the paper)",
     )
     memory: float = Field(
-        0.8, ge=0, lt=1, description="share of the past in the running mean of losses and predictions; 0: this round only"
+        0.8,
+        ge=0,
+        lt=1,
+        description="share of the past in the running mean of losses and predictions; 0: this round only",
     )
-    class_relative: bool = Field(True, description="compare a loss with those of the same given class")
+    class_relative: bool = Field(
+        True, description="compare a loss with those of the same given class"
+    )
     var_floor: float = Field(0.25, ge=0, description="lower bound of both variances, nats^2")
     clip: float | None = Field(9.21, gt=0, description="largest loss that counts; none: unlimited")
     monotone: bool = Field(True, description="a smaller loss is never less clean")
 
 
 class GuardOptions(MethodOptions):
-    enabled: bool = Field(True, description="train on the given labels for a round in which D_hat looks like a collapse")
-    max_delta: float = Field(0.8, gt=0, le=1, description="largest believable share of wrong labels")
-    max_shift: float = Field(0.5, gt=0, le=1, description="largest change of the class distribution (total variation)")
-    min_class: int = Field(10, ge=1, description="a class with this many given samples may not vanish")
+    enabled: bool = Field(
+        True,
+        description="train on the given labels for a round in which D_hat looks like a collapse",
+    )
+    max_delta: float = Field(
+        0.8, gt=0, le=1, description="largest believable share of wrong labels"
+    )
+    max_shift: float = Field(
+        0.5, gt=0, le=1, description="largest change of the class distribution (total variation)"
+    )
+    min_class: int = Field(
+        10, ge=1, description="a class with this many given samples may not vanish"
+    )
 
 
 class FedGSCAOptions(MethodOptions):
-    selection: bool = Field(True, description="off: train on all given labels (with the chosen loss)")
-    warmup: int = Field(5, ge=0, description="rounds on all given labels before selecting; the selector is fitted meanwhile")
-    wait_for_health: bool = Field(True, description="begin to select only when the merged selector was healthy twice in a row")
-    noise_level: float = Field(0.1, ge=0, le=1, description="delta below which a site trains on all its labels")
+    selection: bool = Field(
+        True, description="off: train on all given labels (with the chosen loss)"
+    )
+    warmup: int = Field(
+        5,
+        ge=0,
+        description="rounds on all given labels before selecting; the selector is fitted meanwhile",
+    )
+    wait_for_health: bool = Field(
+        True, description="begin to select only when the merged selector was healthy twice in a row"
+    )
+    noise_level: float = Field(
+        0.1, ge=0, le=1, description="delta below which a site trains on all its labels"
+    )
     doubtful: Literal["keep", "flag"] = Field(
-        "keep", description="labels with a clean probability between 1 - tau and tau: keep or flag (the paper)"
+        "keep",
+        description="labels with a clean probability between 1 - tau and tau: keep or flag (the paper)",
     )
     pseudo_labels: bool = Field(True, description="off: flagged samples rest")
     thresholds: Literal["adaptive", "fixed"] = Field(
@@ -96,7 +127,9 @@ class FedGSCAOptions(MethodOptions):
         True,
         description="during warm-up only the given label is plausible; a network that predicts one class for all would satisfy RCL",
     )
-    diagnostics: bool = Field(True, description="also send delta, tau, thresholds, counts and guard (numbers for the log)")
+    diagnostics: bool = Field(
+        True, description="also send delta, tau, thresholds, counts and guard (numbers for the log)"
+    )
     selector: SelectorOptions = SelectorOptions()  # type: ignore[call-arg]
     guard: GuardOptions = GuardOptions()  # type: ignore[call-arg]
 
@@ -146,10 +179,23 @@ class FedGSCA:
             bounds=SELECTOR_BOUNDS,
             finish=nearest_selector,
         ),
-        "delta": Extra((), "share of labels flagged as noisy", optional=True, low=0, high=1, diagnostic=True),
-        "tau": Extra((), "threshold on the probability of 'clean'", optional=True, low=0, high=1, diagnostic=True),
-        "clean": Extra((), "number of labels taken as clean", optional=True, low=0, diagnostic=True),
-        "pseudo": Extra((), "number of pseudo-labelled samples", optional=True, low=0, diagnostic=True),
+        "delta": Extra(
+            (), "share of labels flagged as noisy", optional=True, low=0, high=1, diagnostic=True
+        ),
+        "tau": Extra(
+            (),
+            "threshold on the probability of 'clean'",
+            optional=True,
+            low=0,
+            high=1,
+            diagnostic=True,
+        ),
+        "clean": Extra(
+            (), "number of labels taken as clean", optional=True, low=0, diagnostic=True
+        ),
+        "pseudo": Extra(
+            (), "number of pseudo-labelled samples", optional=True, low=0, diagnostic=True
+        ),
         "thresholds": Extra(
             ("C",),
             f"confidence that a pseudo-label of each class needs; NaN: rests on fewer than {SMALLEST_GROUP} images",
@@ -160,7 +206,12 @@ class FedGSCA:
             diagnostic=True,
         ),
         "guard": Extra(
-            (), "1 if the collapse guard trained on the given labels this round", optional=True, low=0, high=1, diagnostic=True
+            (),
+            "1 if the collapse guard trained on the given labels this round",
+            optional=True,
+            low=0,
+            high=1,
+            diagnostic=True,
         ),
     }
     downloads: ClassVar[Mapping[str, Extra]] = {
@@ -175,10 +226,18 @@ class FedGSCA:
     # ---- server ----
 
     def start(self, weights: Arrays) -> ServerState:
-        return ServerState(0, weights, {"selector": NO_SELECTOR.copy(), "healthy": np.array(0), "selecting": np.array(0)})
+        return ServerState(
+            0,
+            weights,
+            {"selector": NO_SELECTOR.copy(), "healthy": np.array(0), "selecting": np.array(0)},
+        )
 
     def broadcast(self, state: ServerState, round: int) -> Payload:
-        return Payload(round, state.weights, {"selector": state.extras["selector"], "selecting": state.extras["selecting"]})
+        return Payload(
+            round,
+            state.weights,
+            {"selector": state.extras["selector"], "selecting": state.extras["selecting"]},
+        )
 
     def aggregate(self, state: ServerState, updates: Iterable[Update]) -> ServerState:
         mean, selectors, sizes = WeightedMean(), [], []
@@ -203,13 +262,25 @@ class FedGSCA:
     def local_update(self, payload: Payload, site: Site) -> Update:
         site.load(payload.weights)
         if not self.options.selection:
-            train(site, payload.round, self._objective(payload.round, payload.round >= self.options.warmup))
-            return Update(site.name, site.num_samples, site.weights(), {"selector": NO_SELECTOR.copy()})
+            train(
+                site,
+                payload.round,
+                self._objective(payload.round, payload.round >= self.options.warmup),
+            )
+            return Update(
+                site.name, site.num_samples, site.weights(), {"selector": NO_SELECTOR.copy()}
+            )
         tau, losses, probs, memory = self._look(payload.round, site)  # A
         shared = Selector.from_array(payload.extras["selector"])
-        selector = Selector.from_array(memory["selector"]) if self.options.selector.scope == "own" else shared
+        selector = (
+            Selector.from_array(memory["selector"])
+            if self.options.selector.scope == "own"
+            else shared
+        )
         scaled = self._scale(losses, site)
-        chosen = self._select(site, scaled, probs, selector, tau, bool(payload.extras["selecting"]))  # B
+        chosen = self._select(
+            site, scaled, probs, selector, tau, bool(payload.extras["selecting"])
+        )  # B
         if len(chosen.rows) >= 2 and (chosen.guard or chosen.clean.any()):
             train(
                 site,
@@ -223,7 +294,9 @@ class FedGSCA:
             scaled = self._scale(evaluate_site(site).losses, site)
         fitted = fit_selector(scaled, selector, var_floor=self.options.selector.var_floor)  # D
         own = (fitted.to_array() if fitted else NO_SELECTOR).copy()
-        site.remember(payload.round, **{**memory, "selector": own if fitted else memory["selector"]})
+        site.remember(
+            payload.round, **{**memory, "selector": own if fitted else memory["selector"]}
+        )
         extras: dict[str, np.ndarray] = {"selector": own}
         if self.options.diagnostics:
             extras |= {
@@ -236,7 +309,9 @@ class FedGSCA:
             }
         return Update(site.name, site.num_samples, weights, extras)
 
-    def _look(self, round: int, site: Site) -> tuple[float, np.ndarray, np.ndarray, dict[str, np.ndarray]]:
+    def _look(
+        self, round: int, site: Site
+    ) -> tuple[float, np.ndarray, np.ndarray, dict[str, np.ndarray]]:
         """tau of this round, and losses (n,) and predictions (n, C) of the received model as a running mean over the rounds so far.
 
         A single global model can be a bad one (BatchNorm networks from scratch jump between rounds); the mean over rounds is steadier
@@ -254,7 +329,10 @@ class FedGSCA:
             probs = old * past["probs"] + (1 - old) * seen.probs
         else:
             probs = seen.probs
-        memory = {"count": np.array(count + 1), "selector": past["selector"] if past else NO_SELECTOR.copy()}
+        memory = {
+            "count": np.array(count + 1),
+            "selector": past["selector"] if past else NO_SELECTOR.copy(),
+        }
         if share:
             memory |= {"losses": losses, "probs": probs}
         return clean_threshold(seen.losses), losses, probs, memory
@@ -263,10 +341,20 @@ class FedGSCA:
         """Losses as the selector sees them."""
         clip = self.options.selector.clip
         clipped = clip_losses(losses, clip if clip is not None else np.inf)
-        return class_relative(clipped, site.labels, site.num_classes) if self.options.selector.class_relative else clipped
+        return (
+            class_relative(clipped, site.labels, site.num_classes)
+            if self.options.selector.class_relative
+            else clipped
+        )
 
     def _select(
-        self, site: Site, losses: np.ndarray, probs: np.ndarray, selector: Selector | None, tau: float, selecting: bool
+        self,
+        site: Site,
+        losses: np.ndarray,
+        probs: np.ndarray,
+        selector: Selector | None,
+        tau: float,
+        selecting: bool,
     ) -> Selection:
         everything = np.arange(site.num_samples)
         options, nobody = self.options, np.zeros(site.num_classes)
@@ -274,7 +362,10 @@ class FedGSCA:
             return Selection(everything, site.labels, np.ones(site.num_samples, bool), nobody)
         posterior = clean_probability(losses, selector, monotone=options.selector.monotone)
         cut = tau if options.doubtful == "flag" else min(tau, 1.0 - tau)
-        sure, clean = posterior >= tau, posterior >= cut  # the latter: D^c and, unless they are flagged, the doubtful
+        sure, clean = (
+            posterior >= tau,
+            posterior >= cut,
+        )  # the latter: D^c and, unless they are flagged, the doubtful
         delta = float(np.mean(~clean))
         if options.thresholds == "adaptive":
             thresholds = class_thresholds(probs, sure, base=options.zeta, average=options.average)
@@ -282,7 +373,9 @@ class FedGSCA:
         else:
             thresholds, behind = np.full(site.num_classes, options.zeta), None
         accept = thresholds if options.pseudo_labels else np.full(site.num_classes, np.inf)
-        rows, labels = training_set(site.labels, probs, clean, accept, noise_level=options.noise_level)
+        rows, labels = training_set(
+            site.labels, probs, clean, accept, noise_level=options.noise_level
+        )
         predicted, kept = assign(probs, clean, accept)
         noisy = is_noisy_client(clean, options.noise_level)
         reason = None
@@ -301,7 +394,9 @@ class FedGSCA:
     def _objective(self, round: int, widen: bool) -> Objective:
         """The credal loss of this round. `widen`: other classes than the label may become plausible."""
         o = self.options
-        beta = beta_at(round, self.rounds, start=o.beta_start, end=o.beta_end, schedule=o.beta_schedule)
+        beta = beta_at(
+            round, self.rounds, start=o.beta_start, end=o.beta_end, schedule=o.beta_schedule
+        )
         if o.credal_after_warmup and not widen:
             beta = 2.0  # no class but the given one is fully plausible: label relaxation
 
@@ -309,6 +404,8 @@ class FedGSCA:
             logits = model(batch.x)
             if o.loss == "ce":
                 return F.cross_entropy(logits, batch.y)
-            return (rcl_loss if o.loss == "rcl" else ucl_loss)(logits, batch.y, alpha=o.alpha, beta=beta)
+            return (rcl_loss if o.loss == "rcl" else ucl_loss)(
+                logits, batch.y, alpha=o.alpha, beta=beta
+            )
 
         return objective

@@ -44,8 +44,16 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedgsca.aggregate import weighted_mean
-from fedgsca.blocks import class_means, log_prior, model_distance, nearer_second, rampup, rounds_of, two_means
 from fedgsca.methods.base import MethodOptions, ServerState, register
+from fedgsca.methods.parts.statistics import (
+    class_means,
+    log_prior,
+    model_distance,
+    nearer_second,
+    rampup,
+    rounds_of,
+    two_means,
+)
 from fedgsca.site import Site
 from fedgsca.train import Batch, Objective, evaluate_site, train
 from fedgsca.wire import SMALLEST_GROUP, Arrays, Extra, Payload, Update
@@ -56,10 +64,17 @@ WARMUP, SWITCH, ROBUST = 0, 1, 2
 class FedNoRoOptions(MethodOptions):
     warmup: int = Field(10, ge=0, description="T_1, rounds of stage 1; official 10")
     ramp_end: float = Field(
-        0.49, ge=0, le=1, description="share of the rounds at which lam reaches its full value; official 49 of 100"
+        0.49,
+        ge=0,
+        le=1,
+        description="share of the rounds at which lam reaches its full value; official 49 of 100",
     )
-    strength: float = Field(0.8, ge=0, le=1, description="full value of lam, the weight of the teacher; official 0.8")
-    temperature: float = Field(0.8, gt=0, description="of the teacher; below 1 sharpens; official 0.8")
+    strength: float = Field(
+        0.8, ge=0, le=1, description="full value of lam, the weight of the teacher; official 0.8"
+    )
+    temperature: float = Field(
+        0.8, gt=0, description="of the teacher; below 1 sharpens; official 0.8"
+    )
     distance: Literal["layers", "flat"] = Field(
         "layers", description="of two models: sum of the tensors' norms (official) or one norm"
     )
@@ -72,13 +87,21 @@ def grouping(losses: np.ndarray) -> dict[str, np.ndarray]:
     low = np.nanmin(np.where(nowhere, 0.0, known), axis=0)
     high = np.nanmax(np.where(nowhere, 0.0, known), axis=0)
     centres = two_means(scaled(losses, low, high))
-    return {"low": low, "high": high, "centres": centres[np.argsort(centres.sum(axis=1), kind="stable")]}
+    return {
+        "low": low,
+        "high": high,
+        "centres": centres[np.argsort(centres.sum(axis=1), kind="stable")],
+    }
 
 
 def scaled(losses: np.ndarray, low: np.ndarray, high: np.ndarray) -> np.ndarray:
     """Each class to 0..1 over the sites; an absent class, and one in which all sites are alike, is 0."""
     width = high - low
-    return np.asarray(np.where(np.isfinite(losses) & (width > 0), (losses - low) / np.where(width > 0, width, 1.0), 0.0))
+    return np.asarray(
+        np.where(
+            np.isfinite(losses) & (width > 0), (losses - low) / np.where(width > 0, width, 1.0), 0.0
+        )
+    )
 
 
 def is_noisy(losses: np.ndarray, rule: Arrays) -> bool:
@@ -87,7 +110,10 @@ def is_noisy(losses: np.ndarray, rule: Arrays) -> bool:
 
 
 def distance_weights(
-    models: Sequence[Arrays], sizes: Sequence[int], noisy: Sequence[bool], kind: Literal["layers", "flat"]
+    models: Sequence[Arrays],
+    sizes: Sequence[int],
+    noisy: Sequence[bool],
+    kind: Literal["layers", "flat"],
 ) -> list[float]:
     """n_k exp(-d_k); with only one kind of site all d_k are 0."""
     clean = [model for model, bad in zip(models, noisy, strict=True) if not bad]
@@ -114,13 +140,29 @@ class FedNoRo:
             low=0,
             nan=True,
         ),
-        "noisy": Extra((), "after the switch: 1 if this site counts itself to the noisy group", optional=True, low=0, high=1),
+        "noisy": Extra(
+            (),
+            "after the switch: 1 if this site counts itself to the noisy group",
+            optional=True,
+            low=0,
+            high=1,
+        ),
     }
     downloads: ClassVar[Mapping[str, Extra]] = {
-        "stage": Extra((), "0 warm-up, 1 switch (measure the class losses), 2 robust training", low=0, high=2),
-        "low": Extra(("C",), "lowest loss of each class over the sites at the switch", optional=True, low=0),
-        "high": Extra(("C",), "highest loss of each class over the sites at the switch", optional=True, low=0),
-        "centres": Extra((2, "C"), "centres of the clean and of the noisy group, in scaled class losses", optional=True),
+        "stage": Extra(
+            (), "0 warm-up, 1 switch (measure the class losses), 2 robust training", low=0, high=2
+        ),
+        "low": Extra(
+            ("C",), "lowest loss of each class over the sites at the switch", optional=True, low=0
+        ),
+        "high": Extra(
+            ("C",), "highest loss of each class over the sites at the switch", optional=True, low=0
+        ),
+        "centres": Extra(
+            (2, "C"),
+            "centres of the clean and of the noisy group, in scaled class losses",
+            optional=True,
+        ),
     }
     Options = FedNoRoOptions
 
@@ -134,7 +176,13 @@ class FedNoRo:
         return ServerState(0, weights)
 
     def stage(self, state: ServerState) -> int:
-        return ROBUST if "centres" in state.extras else SWITCH if state.round >= self.options.warmup else WARMUP
+        return (
+            ROBUST
+            if "centres" in state.extras
+            else SWITCH
+            if state.round >= self.options.warmup
+            else WARMUP
+        )
 
     def broadcast(self, state: ServerState, round: int) -> Payload:
         return Payload(round, state.weights, {"stage": np.array(self.stage(state)), **state.extras})
@@ -149,9 +197,15 @@ class FedNoRo:
             noisy = [is_noisy(update.extras["class_losses"], rule) for update in held]
         else:
             noisy = [bool(update.extras.get("noisy", 0)) for update in held]
-        factors = distance_weights([u.weights for u in held], [u.num_samples for u in held], noisy, self.options.distance)
+        factors = distance_weights(
+            [u.weights for u in held], [u.num_samples for u in held], noisy, self.options.distance
+        )
         weights = dict(zip((update.site for update in held), factors, strict=True))
-        return ServerState(state.round + 1, weighted_mean(held, state.weights, lambda update: weights[update.site]), rule)
+        return ServerState(
+            state.round + 1,
+            weighted_mean(held, state.weights, lambda update: weights[update.site]),
+            rule,
+        )
 
     # ---- site ----
 
@@ -164,21 +218,32 @@ class FedNoRo:
             extras["class_losses"] = self._measure(payload.round, site)
         elif stage == ROBUST:
             memory = site.recall(payload.round)
-            noisy = is_noisy(memory["class_losses"] if memory else self._measure(payload.round, site), payload.extras)
+            noisy = is_noisy(
+                memory["class_losses"] if memory else self._measure(payload.round, site),
+                payload.extras,
+            )
             extras["noisy"] = np.array(int(noisy))
-        lam = self.options.strength * rampup(payload.round, self.options.warmup, self.end) if noisy else 0.0
+        lam = (
+            self.options.strength * rampup(payload.round, self.options.warmup, self.end)
+            if noisy
+            else 0.0
+        )
         train(site, payload.round, self._objective(site, lam))
         return Update(site.name, site.num_samples, site.weights(), extras)
 
     def _measure(self, round: int, site: Site) -> np.ndarray:
         """m_k of the received model, kept for all later rounds."""
-        losses = class_means(evaluate_site(site).losses, site.labels, site.num_classes, least=SMALLEST_GROUP)
+        losses = class_means(
+            evaluate_site(site).losses, site.labels, site.num_classes, least=SMALLEST_GROUP
+        )
         site.remember(round, class_losses=losses)
         return losses
 
     def _objective(self, site: Site, lam: float) -> Objective:
         prior = torch.from_numpy(log_prior(site.labels, site.num_classes)).float().to(site.device)
-        teacher = copy.deepcopy(site.model).eval() if lam else None  # as received: nothing has been trained yet
+        teacher = (
+            copy.deepcopy(site.model).eval() if lam else None
+        )  # as received: nothing has been trained yet
 
         def objective(model: nn.Module, batch: Batch) -> Tensor:
             student = F.log_softmax(model(batch.x) + prior, dim=1)

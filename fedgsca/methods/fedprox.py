@@ -23,7 +23,9 @@ from fedgsca.wire import Arrays, Extra, Payload, Update
 
 
 class FedProxOptions(MethodOptions):
-    mu: float = Field(0.01, ge=0, description="strength of the proximal term; the paper's grid: 1e-3 .. 1")
+    mu: float = Field(
+        0.01, ge=0, description="strength of the proximal term; the paper's grid: 1e-3 .. 1"
+    )
 
 
 @register

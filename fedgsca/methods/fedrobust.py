@@ -48,27 +48,43 @@ from fedgsca.wire import Arrays, Extra, Payload, Update
 
 class FedRobustOptions(MethodOptions):
     matrix_penalty: float = Field(
-        2.0, ge=0, description="a, on ||Lambda - I||^2; official 100 on a sum over 50 samples = 2 on a mean"
+        2.0,
+        ge=0,
+        description="a, on ||Lambda - I||^2; official 100 on a sum over 50 samples = 2 on a mean",
     )
-    matrix_lr: float = Field(0.05, ge=0, description="ascent step of Lambda; official 1e-3 on a sum over 50 = 0.05 on a mean")
+    matrix_lr: float = Field(
+        0.05,
+        ge=0,
+        description="ascent step of Lambda; official 1e-3 on a sum over 50 = 0.05 on a mean",
+    )
     matrix_radius: float = Field(
-        0.4, ge=0, description="largest ||Lambda - I||; official 0.4 in a figure, 5 to 10 in the notebooks' attacks"
+        0.4,
+        ge=0,
+        description="largest ||Lambda - I||; official 0.4 in a figure, 5 to 10 in the notebooks' attacks",
     )
     shift_penalty: float = Field(
-        2.0, ge=0, description="b, on ||delta||^2; official 4 on a sum over 50 = 0.08, over s^2 with s = 0.2"
+        2.0,
+        ge=0,
+        description="b, on ||delta||^2; official 4 on a sum over 50 = 0.08, over s^2 with s = 0.2",
     )
     shift_lr: float = Field(
-        0.05, ge=0, description="ascent step of delta; official 0.025 on a sum over 50 = 1.25, times s^2 with s = 0.2"
+        0.05,
+        ge=0,
+        description="ascent step of delta; official 0.025 on a sum over 50 = 1.25, times s^2 with s = 0.2",
     )
     shift_radius: float = Field(
-        0.2, ge=0, description="s, largest ||delta|| in normalised units; official 1 on whole images (norm about 28)"
+        0.2,
+        ge=0,
+        description="s, largest ||delta|| in normalised units; official 1 on whole images (norm about 28)",
     )
     feature_unit: float = Field(
         0.09,
         gt=0,
         description="frozen features: distortions are this times sqrt(D) times as large; official ratio 0.036 / 0.2 = 0.18",
     )
-    weights: Literal["samples", "equal"] = Field("samples", description="average by n_k (here), or all sites alike (official)")
+    weights: Literal["samples", "equal"] = Field(
+        "samples", description="average by n_k (here), or all sites alike (official)"
+    )
 
 
 class Affine:
@@ -78,19 +94,34 @@ class Affine:
         self.images, width = site.samples.are_images, int(site.samples.inputs.shape[-1])
         unit = 1.0 if self.images else options.feature_unit * width**0.5
         shapes = {"matrix": (width, width) if self.images else (width,), "shift": (width,)}
-        kept = {name: torch.from_numpy(memory[name]) if memory else torch.zeros(shape) for name, shape in shapes.items()}
+        kept = {
+            name: torch.from_numpy(memory[name]) if memory else torch.zeros(shape)
+            for name, shape in shapes.items()
+        }
         self.matrix, self.shift = (kept[name].to(site.device).requires_grad_() for name in shapes)
         # (variable, penalty, step, radius): a distortion `unit` times as large costs the same and is reached in as many steps
         self.rules = (
-            (self.matrix, options.matrix_penalty / unit**2, options.matrix_lr * unit**2, options.matrix_radius * unit),
-            (self.shift, options.shift_penalty / unit**2, options.shift_lr * unit**2, options.shift_radius * unit),
+            (
+                self.matrix,
+                options.matrix_penalty / unit**2,
+                options.matrix_lr * unit**2,
+                options.matrix_radius * unit,
+            ),
+            (
+                self.shift,
+                options.shift_penalty / unit**2,
+                options.shift_lr * unit**2,
+                options.shift_radius * unit,
+            ),
         )
 
     def __call__(self, x: Tensor) -> Tensor:
         if not self.images:
             return x * (1.0 + self.matrix) + self.shift
         full = torch.eye(len(self.shift), device=x.device) + self.matrix
-        return F.conv2d(x, full[:, :, None, None], self.shift)  # 1 x 1: keeps the channels-last layout
+        return F.conv2d(
+            x, full[:, :, None, None], self.shift
+        )  # 1 x 1: keeps the channels-last layout
 
     @torch.no_grad()
     def ascend(self) -> None:
@@ -108,7 +139,9 @@ class Affine:
 @register
 class FedRobust:
     name: ClassVar[str] = "fedrobust"
-    paper: ClassVar[str] = "Reisizadeh et al., Robust Federated Learning: The Case of Affine Distribution Shifts, NeurIPS 2020"
+    paper: ClassVar[str] = (
+        "Reisizadeh et al., Robust Federated Learning: The Case of Affine Distribution Shifts, NeurIPS 2020"
+    )
     head: ClassVar[str] = "linear"
     uploads: ClassVar[Mapping[str, Extra]] = {}
     downloads: ClassVar[Mapping[str, Extra]] = {}
@@ -128,7 +161,8 @@ class FedRobust:
     def aggregate(self, state: ServerState, updates: Iterable[Update]) -> ServerState:
         if self.options.weights == "equal":
             return ServerState(
-                state.round + 1, weighted_mean(updates, state.weights, lambda update: float(update.num_samples > 0))
+                state.round + 1,
+                weighted_mean(updates, state.weights, lambda update: float(update.num_samples > 0)),
             )
         return ServerState(state.round + 1, weighted_mean(updates, state.weights))
 
@@ -144,5 +178,11 @@ class FedRobust:
 
         train(site, payload.round, objective)
         adversary.ascend()
-        site.remember(payload.round, **{name: getattr(adversary, name).detach().cpu().numpy() for name in ("matrix", "shift")})
+        site.remember(
+            payload.round,
+            **{
+                name: getattr(adversary, name).detach().cpu().numpy()
+                for name in ("matrix", "shift")
+            },
+        )
         return Update(site.name, site.num_samples, site.weights())

@@ -26,7 +26,12 @@ class SmallCNN(nn.Module):
         channels = 3
         for width in widths:
             normal = nn.BatchNorm2d(width) if norm == "batch" else nn.GroupNorm(8, width)
-            layers += [nn.Conv2d(channels, width, 3, padding=1, bias=False), normal, nn.ReLU(inplace=True), nn.MaxPool2d(2)]
+            layers += [
+                nn.Conv2d(channels, width, 3, padding=1, bias=False),
+                normal,
+                nn.ReLU(inplace=True),
+                nn.MaxPool2d(2),
+            ]
             channels = width
         self.layers = nn.Sequential(*layers)
 
@@ -39,7 +44,7 @@ class PooledEfficientNet(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        from fedgsca.models.extras import efficientnet_lite0
+        from fedgsca.models.efficientnet import efficientnet_lite0
 
         self.net = efficientnet_lite0()
 
@@ -53,7 +58,11 @@ def _resnet(name: str) -> nn.Module:
 
     # exactly torchvision's names and shapes, so that torchvision's and LVM-Med's files load by name
     made: nn.Module = getattr(nets, name)(
-        spatial_dims=2, n_input_channels=3, conv1_t_stride=2, bias_downsample=False, feed_forward=False
+        spatial_dims=2,
+        n_input_channels=3,
+        conv1_t_stride=2,
+        bias_downsample=False,
+        feed_forward=False,
     )
     return made
 
@@ -116,7 +125,11 @@ class Classifier(nn.Module):
 
 def spec_of(name: str) -> Spec:
     if name not in MODELS:
-        raise ConfigError(f"model {name!r} is not known", fix=f"choose one of: {', '.join(MODELS)}")
+        raise ConfigError(
+            "todo.build-1",
+            f"model {name!r} is not known",
+            fix=f"choose one of: {', '.join(MODELS)}",
+        )
     return MODELS[name]
 
 
@@ -128,7 +141,9 @@ def _fill(module: nn.Module, generator: torch.Generator) -> None:
     """Initial values of one layer, from the stream alone."""
     with torch.no_grad():
         if isinstance(module, nn.Conv2d):
-            nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu", generator=generator)
+            nn.init.kaiming_normal_(
+                module.weight, mode="fan_out", nonlinearity="relu", generator=generator
+            )
             if module.bias is not None:
                 module.bias.zero_()
         elif isinstance(module, nn.Linear):
@@ -170,7 +185,7 @@ def _materialise(make: Callable[[], nn.Module], seed: int, part: str) -> nn.Modu
 def build_backbone(name: str, *, seed: int) -> nn.Module:
     spec = spec_of(name)
     if name == "efficientnet-lite0":
-        from fedgsca.models.extras import need_efficientnet
+        from fedgsca.models.efficientnet import need_efficientnet
 
         need_efficientnet()
     return _materialise(spec.make, seed, f"backbone/{name}")
@@ -185,7 +200,9 @@ def build_classifier(name: str, num_classes: int, *, seed: int, head: str = "lin
 
 def build_head_only(width: int, num_classes: int, *, seed: int, head: str = "linear") -> Classifier:
     """The classifier of frozen-backbone mode: its inputs are feature vectors. The head's initial bytes are those of the full network."""
-    return Classifier(nn.Identity(), _materialise(lambda: HEADS[head](width, num_classes), seed, "head"))
+    return Classifier(
+        nn.Identity(), _materialise(lambda: HEADS[head](width, num_classes), seed, "head")
+    )
 
 
 def trainable_names(model: nn.Module) -> tuple[str, ...]:

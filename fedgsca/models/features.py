@@ -13,7 +13,15 @@ THREADS = 2  # fixed: the number of threads changes the bytes, and the cache mus
 
 
 @torch.inference_mode()
-def extract(backbone: nn.Module, spec: Spec, images: np.ndarray, size: int, out: np.ndarray, *, batch: int = 64) -> None:
+def extract(
+    backbone: nn.Module,
+    spec: Spec,
+    images: np.ndarray,
+    size: int,
+    out: np.ndarray,
+    *,
+    batch: int = 64,
+) -> None:
     """Fill out (n, D) with features of images (n, H, W, 3) uint8, resized to `size`.
 
     Every vector is standardised by itself (zero mean, unit variance over its D entries): heads then train at one learning rate
@@ -26,7 +34,9 @@ def extract(backbone: nn.Module, spec: Spec, images: np.ndarray, size: int, out:
     for start in range(0, len(images), batch):
         x = torch.from_numpy(np.array(images[start : start + batch])).permute(0, 3, 1, 2).float()
         if x.shape[-1] != size or x.shape[-2] != size:
-            x = F.interpolate(x, size=(size, size), mode="bilinear", align_corners=False, antialias=True)
+            x = F.interpolate(
+                x, size=(size, size), mode="bilinear", align_corners=False, antialias=True
+            )
         features = backbone(((x - mean) / std).contiguous(memory_format=torch.channels_last))
         out[start : start + batch] = F.layer_norm(features, features.shape[1:]).numpy()
     torch.set_num_threads(before)

@@ -20,7 +20,9 @@ _HEADS = ("fc.", "head.", "classifier.", "_fc.")
 def _read(path: Path) -> dict[str, object]:
     if not path.is_file():
         raise WeightsError(
-            f"weights file {path} does not exist", fix="give the path of a .safetensors, .pth, .pt or .torch file"
+            "todo.weights-1",
+            f"weights file {path} does not exist",
+            fix="give the path of a .safetensors, .pth, .pt or .torch file",
         )
     try:
         if path.suffix == ".safetensors":
@@ -29,14 +31,19 @@ def _read(path: Path) -> dict[str, object]:
             return dict(load_file(path))
         loaded = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # any reader's complaint ends in the same advice
-        why = (str(error).splitlines() or ["it is empty or cut off"])[0][:200]  # the reader of an empty file says nothing
+        why = (str(error).splitlines() or ["it is empty or cut off"])[0][
+            :200
+        ]  # the reader of an empty file says nothing
         raise WeightsError(
+            "todo.weights-2",
             f"weights file {path} cannot be read as plain tensors: {why}",
             fix="save it again as a state_dict: torch.save(model.state_dict(), path), or as safetensors",
         ) from error
     if not isinstance(loaded, dict):
         raise WeightsError(
-            f"weights file {path} holds a {type(loaded).__name__}, not a state_dict", fix="save model.state_dict()"
+            "todo.weights-3",
+            f"weights file {path} holds a {type(loaded).__name__}, not a state_dict",
+            fix="save model.state_dict()",
         )
     return loaded
 
@@ -75,6 +82,12 @@ def load_backbone(backbone: nn.Module, path: Path) -> None:
         lines = [f"weights file {path} does not fit the network:"]
         for title, names in (("missing", missing), ("unknown", extra), ("of another shape", wrong)):
             if names:
-                lines.append(f"  {len(names)} {title}: {', '.join(names[:4])}{' ...' if len(names) > 4 else ''}")
-        raise WeightsError("\n".join(lines), fix="choose the model that the file was made for (--set model.name=...)")
+                lines.append(
+                    f"  {len(names)} {title}: {', '.join(names[:4])}{' ...' if len(names) > 4 else ''}"
+                )
+        raise WeightsError(
+            "todo.weights-4",
+            "\n".join(lines),
+            fix="choose the model that the file was made for (--set model.name=...)",
+        )
     target.load_state_dict({**{name: wanted[name] for name in counters}, **given})

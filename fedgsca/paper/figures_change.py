@@ -7,13 +7,13 @@ from statistics import fmean
 from textwrap import wrap
 from typing import TYPE_CHECKING
 
-from fedgsca.paper.canvas import Drawing, Frame, drawing, facets
+from fedgsca.paper.captions import source
+from fedgsca.paper.figure_output import Drawing, Frame, drawing, facets
 from fedgsca.paper.figures_curves import UCL
-from fedgsca.paper.marks import Entry, Group, groups
-from fedgsca.paper.result import TableResult
-from fedgsca.paper.words import source
-from fedgsca.report.draw import INK, MAIN, MUTED, PAPER, SMALL, shorten
-from fedgsca.report.words import signed
+from fedgsca.paper.ranking import Entry, Group, groups
+from fedgsca.paper.table_result import TableResult
+from fedgsca.report.plot_style import INK, MAIN, MUTED, PAPER, SMALL, shorten
+from fedgsca.report.sentences import signed
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -22,7 +22,12 @@ if TYPE_CHECKING:
 
 def differences(result: TableResult) -> list[Drawing]:
     """How far each variant stands from the reference row: bars from zero, so their lengths may be compared."""
-    known = [(here, part) for here in groups(result) for part in parts(here, result.reference) if any(e.ours for e in part)]
+    known = [
+        (here, part)
+        for here in groups(result)
+        for part in parts(here, result.reference)
+        if any(e.ours for e in part)
+    ]
     if not known:
         return []
     name = next((row.label for row in result.rows if row.key == result.reference), result.reference)
@@ -31,29 +36,55 @@ def differences(result: TableResult) -> list[Drawing]:
         from matplotlib.patches import Patch
 
         rows = max(len(part) for _, part in known)
-        keys = [Patch(fc=MAIN, label="ours, a tick per seed"), Patch(fc=PAPER, ec=INK, label="the paper")]
+        keys = [
+            Patch(fc=MAIN, label="ours, a tick per seed"),
+            Patch(fc=PAPER, ec=INK, label="the paper"),
+        ]
         frame = Frame(92 + 44 * rows, left=188 if wide else 158, right=40, top=50)
         figure, made = facets(
-            len(known), frame, source(result), wide=wide, legend=keys if any(h.has_paper for h, _ in known) else keys[:1]
+            len(known),
+            frame,
+            source(result),
+            wide=wide,
+            legend=keys if any(h.has_paper for h, _ in known) else keys[:1],
         )
         for axes, (here, part) in zip(made, known, strict=True):
             _bars(axes, here, part, result.reference)
             _base_line(axes, here, result.reference, frame)
             axes.set_ylim(-0.5, len(part) - 0.5)
             box = axes.get_position()  # bars of equal thickness in all facets
-            axes.set_position((box.x0, box.y1 - box.height * len(part) / rows, box.width, box.height * len(part) / rows))
+            axes.set_position(
+                (
+                    box.x0,
+                    box.y1 - box.height * len(part) / rows,
+                    box.width,
+                    box.height * len(part) / rows,
+                )
+            )
         return figure
 
     about = known[0][0].about.label
-    caption = f"Change of {about} in points against {name}; per seed, then averaged. Below zero is worse."
-    return [drawing(sketch, result.name, result.title, f"{caption} {_changes(known, result.reference)}", caption)]
+    caption = (
+        f"Change of {about} in points against {name}; per seed, then averaged. Below zero is worse."
+    )
+    return [
+        drawing(
+            sketch,
+            result.name,
+            result.title,
+            f"{caption} {_changes(known, result.reference)}",
+            caption,
+        )
+    ]
 
 
 def parts(here: Group, reference: str) -> list[list[Entry]]:
     """The rows to compare with the reference; those of beta and those of zeta apart, as in the paper's table; none without it."""
     if not any(entry.row.key == reference for entry in here.entries):
         return []
-    families = [[e for e in here.entries if e.row.key.startswith(prefix)] for prefix in ("zeta", "beta")]
+    families = [
+        [e for e in here.entries if e.row.key.startswith(prefix)] for prefix in ("zeta", "beta")
+    ]
     if all(families):
         return families
     others = [e for e in here.entries if e.row.key not in (reference, UCL) and (e.ours or e.paper)]
@@ -62,8 +93,14 @@ def parts(here: Group, reference: str) -> list[list[Entry]]:
 
 def change(entry: Entry, base: Entry) -> tuple[float | None, list[float], float | None]:
     """Ours (mean, per seed) and the paper's difference to the reference; seeds that both have."""
-    seeds = [s for s in (entry.ours.values if entry.ours else {}) if base.ours and s in base.ours.values]
-    each = [entry.ours.values[s] - base.ours.values[s] for s in seeds] if entry.ours and base.ours else []
+    seeds = [
+        s for s in (entry.ours.values if entry.ours else {}) if base.ours and s in base.ours.values
+    ]
+    each = (
+        [entry.ours.values[s] - base.ours.values[s] for s in seeds]
+        if entry.ours and base.ours
+        else []
+    )
     paper = entry.paper.mean - base.paper.mean if entry.paper and base.paper else None
     return (fmean(each) if each else None), each, paper
 
@@ -73,7 +110,10 @@ def _bars(axes: Axes, here: Group, part: Sequence[Entry], reference: str) -> Non
     ends = [0.0]
     for i, entry in enumerate(part):
         y, (ours, each, paper) = len(part) - 1 - i, change(entry, base)
-        for value, place, fill, edge in ((ours, y + 0.19, MAIN, MAIN), (paper, y - 0.19, PAPER, INK)):
+        for value, place, fill, edge in (
+            (ours, y + 0.19, MAIN, MAIN),
+            (paper, y - 0.19, PAPER, INK),
+        ):
             if value is not None:
                 axes.barh(place, value, 0.32, color=fill, ec=edge, lw=1.2, zorder=2)
                 tip = min([value, *each]) if value < 0 else max([value, *each])
@@ -101,12 +141,21 @@ def _bars(axes: Axes, here: Group, part: Sequence[Entry], reference: str) -> Non
 def _base_line(axes: Axes, here: Group, reference: str, frame: Frame) -> None:
     """Above a facet, from its left edge: the column, and what zero stands for."""
     base = next(entry for entry in here.entries if entry.row.key == reference)
-    known = ", ".join(f"{word} {s.mean:.2f}" for word, s in (("ours", base.ours), ("paper", base.paper)) if s)
+    known = ", ".join(
+        f"{word} {s.mean:.2f}" for word, s in (("ours", base.ours), ("paper", base.paper)) if s
+    )
     for text, up, style in (
         (here.column, 26, {"fontweight": "bold"}),
         (f"0 is {shorten(base.row.label, 30)}: {known}", 9, {"color": MUTED, "fontsize": SMALL}),
     ):
-        axes.annotate(text, (0, 1), (10 - frame.left, up), xycoords="axes fraction", textcoords="offset points", **style)
+        axes.annotate(
+            text,
+            (0, 1),
+            (10 - frame.left, up),
+            xycoords="axes fraction",
+            textcoords="offset points",
+            **style,
+        )
 
 
 def _two_lines(label: str) -> str:
@@ -120,6 +169,9 @@ def _changes(known: Sequence[tuple[Group, Sequence[Entry]]], reference: str) -> 
         base = next(entry for entry in here.entries if entry.row.key == reference)
         shifts = [(entry.row.label, change(entry, base)[0]) for entry in part]
         told.append(
-            f"{here.column}: " + ", ".join(f"{label} {signed(value, 2)}" for label, value in shifts if value is not None)
+            f"{here.column}: "
+            + ", ".join(
+                f"{label} {signed(value, 2)}" for label, value in shifts if value is not None
+            )
         )
     return "; ".join(told) + "."

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedgsca.paper.canvas import NARROW, WIDE, Drawing, Frame, drawing, facets
-from fedgsca.paper.result import TableResult
-from fedgsca.paper.words import source
-from fedgsca.report.draw import INK, MAIN, PAPER, SHADE, shorten
+from fedgsca.paper.captions import source
+from fedgsca.paper.figure_output import NARROW, WIDE, Drawing, Frame, drawing, facets
+from fedgsca.paper.table_result import TableResult
+from fedgsca.report.plot_style import INK, MAIN, PAPER, SHADE, shorten
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -37,12 +37,21 @@ def confusions(result: TableResult) -> list[Drawing]:
 
 
 def _drawing(
-    result: TableResult, column: str, shares: Mapping[str, np.ndarray], name: str, *, all_rows: bool = False
+    result: TableResult,
+    column: str,
+    shares: Mapping[str, np.ndarray],
+    name: str,
+    *,
+    all_rows: bool = False,
 ) -> Drawing:
     """Two with the names of the classes, or many with their numbers only and the names below."""
     count = len(next(iter(shares.values())))
     classes = [str(name) for name in result.series.get("classes") or range(1, count + 1)]
-    foot = source(result) + (f" Classes: {', '.join(f'{i + 1} {name}' for i, name in enumerate(classes))}." if all_rows else "")
+    foot = source(result) + (
+        f" Classes: {', '.join(f'{i + 1} {name}' for i, name in enumerate(classes))}."
+        if all_rows
+        else ""
+    )
 
     def sketch(wide: bool) -> Figure:
         across = 4 if all_rows else 2
@@ -56,7 +65,9 @@ def _drawing(
             _heat(axes, f"{label}, {column}", values, names, side / count)
         return figure
 
-    told = "; ".join(f"{label} {100 * float(np.trace(v)) / count:.1f} %" for label, v in shares.items())
+    told = "; ".join(
+        f"{label} {100 * float(np.trace(v)) / count:.1f} %" for label, v in shares.items()
+    )
     caption = (
         f"{column}: percent of the true class (row) that is predicted as each class (column); mean over the seeds, last round. "
         f"Mean of the diagonal: {told}."
@@ -83,7 +94,10 @@ def _heat(axes: Axes, label: str, values: np.ndarray, names: Sequence[str], cell
         v = float(values[i, j])
         axes.add_patch(Rectangle((j - 0.5, i - 0.5), 1, 1, fc=MAIN, lw=0, alpha=round(v, 2)))
         if size >= 6:
-            style: dict[str, Any] = {"color": PAPER if v > 0.55 else INK, "fontweight": "bold" if i == j else "normal"}
+            style: dict[str, Any] = {
+                "color": PAPER if v > 0.55 else INK,
+                "fontweight": "bold" if i == j else "normal",
+            }
             axes.text(j, i, f"{100 * v:.0f}", ha="center", va="center", fontsize=size, **style)
     edges = np.arange(1, count) - 0.5
     axes.vlines(edges, -0.5, count - 0.5, color=PAPER, lw=2)

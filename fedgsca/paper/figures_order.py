@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from fedgsca.paper.canvas import Drawing, Frame, drawing, facets
-from fedgsca.paper.marks import Entry, Group, groups
-from fedgsca.paper.result import TableResult
-from fedgsca.paper.words import rho_text, source
-from fedgsca.report.draw import MUTED, PAPER, SMALL, colour, dash, shorten, slot
+from fedgsca.paper.captions import rho_text, source
+from fedgsca.paper.figure_output import Drawing, Frame, drawing, facets
+from fedgsca.paper.ranking import Entry, Group, groups
+from fedgsca.paper.table_result import TableResult
+from fedgsca.report.plot_style import MUTED, PAPER, SMALL, colour, dash, shorten, slot
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -25,7 +25,12 @@ def orders(result: TableResult) -> list[Drawing]:
     def sketch(wide: bool) -> Figure:
         room = 150 if wide else 132
         rows = max(len(here.entries) for here in known)
-        figure, made = facets(len(known), Frame(64 + 25 * rows, room, room, top=52, bottom=10), source(result), wide=wide)
+        figure, made = facets(
+            len(known),
+            Frame(64 + 25 * rows, room, room, top=52, bottom=10),
+            source(result),
+            wide=wide,
+        )
         for axes, here in zip(made, known, strict=True):
             _slopes(axes, here, result.reference)
         return figure
@@ -36,7 +41,9 @@ def orders(result: TableResult) -> list[Drawing]:
         f"Methods ordered by {about}, the best on top: left as in the paper, right here, with the numbers. "
         "ρ is Spearman's correlation of the two orders; 1 is the same order."
     )
-    return [drawing(sketch, "order", "The paper's order and ours", f"Order by {about}. {alt}.", caption)]
+    return [
+        drawing(sketch, "order", "The paper's order and ours", f"Order by {about}. {alt}.", caption)
+    ]
 
 
 def _slopes(axes: Axes, here: Group, reference: str) -> None:
@@ -46,7 +53,9 @@ def _slopes(axes: Axes, here: Group, reference: str) -> None:
         s, strong = slot(entry.row.key), entry.row.key == reference
         assert entry.paper is not None and entry.ours is not None  # chosen above
         y = (places[0][i], places[1][i])
-        axes.plot((0, 1), y, color=colour(s), ls=dash(s), lw=3 if strong else 2, zorder=3 if strong else 2)
+        axes.plot(
+            (0, 1), y, color=colour(s), ls=dash(s), lw=3 if strong else 2, zorder=3 if strong else 2
+        )
         axes.plot((0, 1), y, "o", ls="", color=colour(s), ms=8, mec=PAPER, mew=1.2, zorder=4)
         weight = "bold" if strong else "normal"
         left, right = (
@@ -54,9 +63,24 @@ def _slopes(axes: Axes, here: Group, reference: str) -> None:
             f"{entry.ours.mean:.1f}  {shorten(entry.row.label, 12)}",
         )
         axes.annotate(
-            left, (0, y[0]), (-10, 0), textcoords="offset points", ha="right", va="center", fontsize=SMALL, fontweight=weight
+            left,
+            (0, y[0]),
+            (-10, 0),
+            textcoords="offset points",
+            ha="right",
+            va="center",
+            fontsize=SMALL,
+            fontweight=weight,
         )
-        axes.annotate(right, (1, y[1]), (10, 0), textcoords="offset points", va="center", fontsize=SMALL, fontweight=weight)
+        axes.annotate(
+            right,
+            (1, y[1]),
+            (10, 0),
+            textcoords="offset points",
+            va="center",
+            fontsize=SMALL,
+            fontweight=weight,
+        )
     axes.set_ylim(len(both) + 0.5, 0.5)
     axes.set_xlim(-0.02, 1.02)
     axes.set_axis_off()

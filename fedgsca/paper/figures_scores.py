@@ -5,12 +5,12 @@ from __future__ import annotations
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from fedgsca.paper.canvas import Drawing, Frame, drawing, facets
-from fedgsca.paper.marks import Entry, groups
-from fedgsca.paper.result import TableResult
-from fedgsca.paper.words import source
-from fedgsca.report.draw import GRID, INK, MAIN, PAPER, shorten
-from fedgsca.report.words import signed
+from fedgsca.paper.captions import source
+from fedgsca.paper.figure_output import Drawing, Frame, drawing, facets
+from fedgsca.paper.ranking import Entry, groups
+from fedgsca.paper.table_result import TableResult
+from fedgsca.report.plot_style import GRID, INK, MAIN, PAPER, shorten
+from fedgsca.report.sentences import signed
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -22,7 +22,10 @@ def _keys() -> list[Any]:
     from matplotlib.lines import Line2D
 
     hollow = Line2D([], [], marker="o", ls="", mfc=PAPER, mec=INK, mew=1.6, ms=8, label="the paper")
-    return [hollow, Line2D([], [], marker="o", ls="", color=MAIN, ms=8, label="ours, with each seed")]
+    return [
+        hollow,
+        Line2D([], [], marker="o", ls="", color=MAIN, ms=8, label="ours, with each seed"),
+    ]
 
 
 def beside_paper(result: TableResult) -> list[Drawing]:
@@ -46,7 +49,11 @@ def beside_paper(result: TableResult) -> list[Drawing]:
         return figure
 
     gaps = [entry.gap for here in known for entry in here.entries if entry.gap is not None]
-    alt = f"Paper and ours beside each other; the mean gap is {signed(fmean(gaps), 2)} points." if gaps else "Our numbers."
+    alt = (
+        f"Paper and ours beside each other; the mean gap is {signed(fmean(gaps), 2)} points."
+        if gaps
+        else "Our numbers."
+    )
     return [
         drawing(
             sketch,
@@ -62,7 +69,15 @@ def _pair(axes: Axes, y: int, entry: Entry) -> None:
     if entry.paper and entry.ours:
         axes.plot([entry.paper.mean, entry.ours.mean], [y, y], color=GRID, lw=5, zorder=1)
     if entry.ours:
-        axes.plot(list(entry.ours.values.values()), [y] * len(entry.ours.values), "|", color=MAIN, ms=9, mew=1.2, alpha=0.7)
+        axes.plot(
+            list(entry.ours.values.values()),
+            [y] * len(entry.ours.values),
+            "|",
+            color=MAIN,
+            ms=9,
+            mew=1.2,
+            alpha=0.7,
+        )
         axes.plot(entry.ours.mean, y, "o", color=MAIN, ms=8, mec=PAPER, mew=1, zorder=4)
     if entry.paper:
         axes.errorbar(

@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import TYPE_CHECKING
 
-from fedgsca.paper.canvas import Drawing, Frame, drawing, facets
+from fedgsca.paper.captions import source
+from fedgsca.paper.figure_output import Drawing, Frame, drawing, facets
 from fedgsca.paper.figures_curves import BySeed, over_rounds, places
-from fedgsca.paper.result import Row, TableResult
-from fedgsca.paper.words import source
-from fedgsca.report.draw import MUTED, PAPER, SMALL, colour, end_labels
-from fedgsca.report.words import plural, seconds
+from fedgsca.paper.table_result import Row, TableResult
+from fedgsca.report.plot_style import MUTED, PAPER, SMALL, colour, end_labels
+from fedgsca.report.sentences import plural, seconds
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -20,20 +20,28 @@ if TYPE_CHECKING:
 BASELINE = "fedavg"
 
 
-def time_to_peak(f1: Mapping[str, BySeed], clock: Mapping[str, BySeed], key: str) -> list[float | None]:
+def time_to_peak(
+    f1: Mapping[str, BySeed], clock: Mapping[str, BySeed], key: str
+) -> list[float | None]:
     """Per seed: seconds until a row first reaches FedAvg's best F1 of that seed; None if it never does."""
     found: list[float | None] = []
     for seed, base in (f1.get(BASELINE) or {}).items():
         mine, times = f1.get(key, {}).get(seed), clock.get(key, {}).get(seed)
         if base and mine and times:
-            found.append(next((t for value, t in zip(mine, times, strict=False) if value >= max(base)), None))
+            found.append(
+                next((t for value, t in zip(mine, times, strict=False) if value >= max(base)), None)
+            )
     return found
 
 
 def efficiency(result: TableResult) -> list[Drawing]:
     """F1 over the time of training, and when FedAvg's peak is reached."""
     f1, clock = result.series.get("f1") or {}, result.series.get("seconds") or {}
-    known = [c for c in result.columns if (f1.get(c) or {}).get(BASELINE) and (clock.get(c) or {}).get(BASELINE)]
+    known = [
+        c
+        for c in result.columns
+        if (f1.get(c) or {}).get(BASELINE) and (clock.get(c) or {}).get(BASELINE)
+    ]
     if not known:
         return []
 
@@ -45,12 +53,22 @@ def efficiency(result: TableResult) -> list[Drawing]:
             _race(axes, column, result.rows, f1[column], clock[column])
         return figure
 
-    told = [_told(row, time_to_peak(f1[c], clock[c], row.key), c) for c in known for row in result.rows]
+    told = [
+        _told(row, time_to_peak(f1[c], clock[c], row.key), c) for c in known for row in result.rows
+    ]
     caption = (
         "F1 over the time of training. Thin lines: seeds; thick lines: their mean, round by round. Dashed: FedAvg's best F1, "
         "mean of the seeds. Dots: mean time at which a seed first reaches FedAvg's best F1 of the same seed."
     )
-    return [drawing(sketch, "efficiency", "Time to reach FedAvg's peak", " ".join(told), f"{' '.join(told)} {caption}")]
+    return [
+        drawing(
+            sketch,
+            "efficiency",
+            "Time to reach FedAvg's peak",
+            " ".join(told),
+            f"{' '.join(told)} {caption}",
+        )
+    ]
 
 
 def _told(row: Row, times: Sequence[float | None], column: str) -> str:
@@ -59,12 +77,24 @@ def _told(row: Row, times: Sequence[float | None], column: str) -> str:
         return f"{row.label} has not run yet ({column})."
     if not reached:
         return f"{row.label} never reaches FedAvg's peak ({column})."
-    missing = f" in {len(reached)} of {plural(len(times), 'seed')}" if len(reached) < len(times) else ""
+    missing = (
+        f" in {len(reached)} of {plural(len(times), 'seed')}" if len(reached) < len(times) else ""
+    )
     return f"{row.label} reaches FedAvg's peak after {seconds(fmean(reached))}{missing} ({column})."
 
 
-def _race(axes: Axes, column: str, rows: Sequence[Row], f1: Mapping[str, BySeed], clock: Mapping[str, BySeed]) -> None:
-    unit, word = (60.0, "min") if max(t[-1] for here in clock.values() for t in here.values() if t) >= 180 else (1.0, "s")
+def _race(
+    axes: Axes,
+    column: str,
+    rows: Sequence[Row],
+    f1: Mapping[str, BySeed],
+    clock: Mapping[str, BySeed],
+) -> None:
+    unit, word = (
+        (60.0, "min")
+        if max(t[-1] for here in clock.values() for t in here.values() if t) >= 180
+        else (1.0, "s")
+    )
     slots = places(rows)
     peak = fmean(max(values) for values in f1[BASELINE].values() if values)
     ends, values = [(peak, "FedAvg's peak", MUTED)], [peak]
@@ -79,10 +109,14 @@ def _race(axes: Axes, column: str, rows: Sequence[Row], f1: Mapping[str, BySeed]
         shade = colour(slots[row.key])
         for seed in mine:
             pairs = list(zip(times.get(seed, ()), mine[seed], strict=False))
-            axes.plot([t / unit for t, _ in pairs], [v for _, v in pairs], color=shade, lw=0.8, alpha=0.45)
+            axes.plot(
+                [t / unit for t, _ in pairs], [v for _, v in pairs], color=shade, lw=0.8, alpha=0.45
+            )
         mean = [fmean(scores[at]) for at in both]
         axes.plot([fmean(ticks[at]) / unit for at in both], mean, color=shade, lw=2.5, zorder=3)
-        values += [v for at in both if at > len(both) / 8 for v in scores[at]]  # the steep start may enter from below
+        values += [
+            v for at in both if at > len(both) / 8 for v in scores[at]
+        ]  # the steep start may enter from below
         ends.append((mean[-1], row.label, shade))
         each = time_to_peak(f1, clock, row.key)
         reached = [t / unit for t in each if t is not None]
@@ -103,4 +137,11 @@ def _goal(axes: Axes, at: float, peak: float, shade: str, text: str) -> None:
     """Where the peak is reached, with the time below."""
     axes.plot(at, peak, "o", color=shade, ms=10, mec=PAPER, mew=1.5, zorder=5)
     axes.plot([at, at], [axes.get_ylim()[0], peak], color=shade, lw=1.4, ls=(0, (1, 2)), zorder=1)
-    axes.annotate(text, (at, 0), (5, 7), xycoords=("data", "axes fraction"), textcoords="offset points", fontsize=SMALL)
+    axes.annotate(
+        text,
+        (at, 0),
+        (5, 7),
+        xycoords=("data", "axes fraction"),
+        textcoords="offset points",
+        fontsize=SMALL,
+    )

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from fedgsca.files import write_atomic
 from fedgsca.paper.figures import figures
-from fedgsca.paper.html import to_html
-from fedgsca.paper.latex import to_latex
-from fedgsca.paper.result import TableResult
+from fedgsca.paper.html_table import to_html
+from fedgsca.paper.latex_table import to_latex
+from fedgsca.paper.table_result import TableResult
 from fedgsca.paper.text_tables import print_table, to_csv, to_markdown
+from fedgsca.support.files import write_atomic
 
 __all__ = ["print_table", "render"]
 

@@ -7,9 +7,7 @@ import io
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from fedgsca.paper.marks import Entry, Group, Mark, Panel, group, panels, split
-from fedgsca.paper.result import Score, TableResult
-from fedgsca.paper.words import (
+from fedgsca.paper.captions import (
     agreement,
     heading,
     legend,
@@ -21,7 +19,9 @@ from fedgsca.paper.words import (
     third_name,
     third_text,
 )
-from fedgsca.report.tables import escape_cell
+from fedgsca.paper.ranking import Entry, Group, Mark, Panel, group, panels, split
+from fedgsca.paper.table_result import Score, TableResult
+from fedgsca.report.comparison_tables import escape_cell
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -51,12 +51,16 @@ def to_markdown(result: TableResult) -> str:
 
 def _markdown_table(result: TableResult, panel: Panel) -> Iterator[str]:
     names = [
-        f"{name} {head.lower()}" for here, name in zip(panel.groups, panel.names, strict=True) for head in heads(result, here)
+        f"{name} {head.lower()}"
+        for here, name in zip(panel.groups, panel.names, strict=True)
+        for head in heads(result, here)
     ]
     yield "| " + " | ".join(["", *map(escape_cell, names)]) + " |"
     yield "|" + "|".join(["---", *["--:"] * len(names)]) + "|"
     for i, row in enumerate(panel.rows):
-        cells = [cell for here in panel.groups for cell in _markdown_cells(result, here, here.entries[i])]
+        cells = [
+            cell for here in panel.groups for cell in _markdown_cells(result, here, here.entries[i])
+        ]
         yield "| " + " | ".join([escape_cell(row.label), *cells]) + " |"
 
 
@@ -67,7 +71,11 @@ def _markdown_cells(result: TableResult, here: Group, entry: Entry) -> list[str]
         return f"{shown} {std_text(score, here.about)}".rstrip()
 
     ours = marked(entry.ours, entry.our_mark) + tail_text(entry).replace("*", "\\*")
-    return [marked(entry.paper, entry.paper_mark), ours, third_text(result, entry, here.about)] if here.has_paper else [ours]
+    return (
+        [marked(entry.paper, entry.paper_mark), ours, third_text(result, entry, here.about)]
+        if here.has_paper
+        else [ours]
+    )
 
 
 def to_csv(result: TableResult) -> str:
@@ -79,7 +87,8 @@ def to_csv(result: TableResult) -> str:
         for metric in result.metrics:
             here = group(result, column, metric)
             writer.writerows(
-                ["" if value is None else value for value in _csv_line(result, here, entry)] for entry in here.entries
+                ["" if value is None else value for value in _csv_line(result, here, entry)]
+                for entry in here.entries
             )
     return text.getvalue()
 
@@ -97,7 +106,7 @@ def _csv_line(result: TableResult, here: Group, entry: Entry) -> list[object]:
 
 def print_table(result: TableResult) -> None:
     """Best bold and second best underlined on a terminal; where there are no styles, ▲ and △."""
-    from fedgsca.cli import screen
+    from fedgsca.support import console as screen
 
     console = screen.console()
     screen.say(heading(result), "bold")
@@ -110,7 +119,10 @@ def print_table(result: TableResult) -> None:
             screen.say(said, "dim")
     words = " ".join(legend(result))
     screen.say(
-        words if console.is_terminal else words.replace("Best bold, second best underlined", "Best ▲, second best △"), "dim"
+        words
+        if console.is_terminal
+        else words.replace("Best bold, second best underlined", "Best ▲, second best △"),
+        "dim",
     )
     for note in result.notes:
         screen.say(f"Note: {note}", "dim")
@@ -120,33 +132,52 @@ def _print_panel(result: TableResult, panel: Panel, *, styles: bool) -> None:
     from rich import box
     from rich.table import Table
 
-    from fedgsca.cli import screen
+    from fedgsca.support import console as screen
 
     label = f" ({scale_label(result)})" if result.scale == "mini" else ""
     table = Table(
-        box=box.SIMPLE_HEAD, title=panel.title + label, title_justify="left", title_style="bold", padding=(0, 1, 0, 0)
+        box=box.SIMPLE_HEAD,
+        title=panel.title + label,
+        title_justify="left",
+        title_style="bold",
+        padding=(0, 1, 0, 0),
     )
     table.add_column("", no_wrap=True)
     for here, name in zip(panel.groups, panel.names, strict=True):
         for head in heads(result, here):
-            table.add_column(f"{name}\n{head.lower()}", justify="left" if head in ("Paper", "Ours") else "right", no_wrap=True)
+            table.add_column(
+                f"{name}\n{head.lower()}",
+                justify="left" if head in ("Paper", "Ours") else "right",
+                no_wrap=True,
+            )
     for i, row in enumerate(panel.rows):
-        cells = [cell for here in panel.groups for cell in _terminal_cells(result, here, here.entries[i], styles)]
+        cells = [
+            cell
+            for here in panel.groups
+            for cell in _terminal_cells(result, here, here.entries[i], styles)
+        ]
         table.add_row(row.label, *cells)
     screen.show(table)
 
 
-def _terminal_cells(result: TableResult, here: Group, entry: Entry, styles: bool) -> list[Text | str]:
+def _terminal_cells(
+    result: TableResult, here: Group, entry: Entry, styles: bool
+) -> list[Text | str]:
     from rich.text import Text
 
     def marked(score: Score | None, mark: Mark) -> Text:
         sign = "" if styles else {"best": "▲", "second": "△", "": " "}[mark]
         pad = " " * (width - len(mean_text(score, here.about)))
-        text = Text(pad).append(sign + mean_text(score, here.about), {"best": "bold", "second": "underline", "": ""}[mark])
+        text = Text(pad).append(
+            sign + mean_text(score, here.about),
+            {"best": "bold", "second": "underline", "": ""}[mark],
+        )
         return text.append(f" {std_text(score, here.about):<{spread}}")
 
     shown = [score for each in here.entries for score in (each.paper, each.ours)]
-    width = max(len(mean_text(score, here.about)) for score in shown)  # digits stand below each other
+    width = max(
+        len(mean_text(score, here.about)) for score in shown
+    )  # digits stand below each other
     spread = max(len(std_text(score, here.about)) for score in shown)
     ours = marked(entry.ours, entry.our_mark).append(tail_text(entry))
     if not here.has_paper:

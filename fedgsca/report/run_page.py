@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from statistics import median
 
-from fedgsca.report.blocks import Page, Section, Tile
-from fedgsca.report.read import LAST, Run
+from fedgsca.report.elements import Page, Section, Tile
+from fedgsca.report.run_reader import LAST, Run
 from fedgsca.report.sections_facts import (
     PHASES,
     configuration_section,
@@ -17,8 +17,13 @@ from fedgsca.report.sections_facts import (
 )
 from fedgsca.report.sections_labels import labels_section
 from fedgsca.report.sections_selector import found_section, quality_section, selection_section
-from fedgsca.report.sections_training import classes_section, learning_section, stability_section, thresholds_section
-from fedgsca.report.words import (
+from fedgsca.report.sections_training import (
+    classes_section,
+    learning_section,
+    stability_section,
+    thresholds_section,
+)
+from fedgsca.report.sentences import (
     NBSP,
     found,
     headline,
@@ -57,7 +62,9 @@ def run_page(run: Run) -> Page:
         lead=lead(run),
         tiles=_tiles(run),
         sections=[section for make in ORDER if (section := make(run)) is not None],
-        banner="" if run.result is not None else f"Unfinished, round {len(run.metrics)} of {run.planned}",
+        banner=""
+        if run.result is not None
+        else f"Unfinished, round {len(run.metrics)} of {run.planned}",
         footer=f"fedgsca {run.setup.get('version', '')} · {run.path.resolve().name}",
     )
 
@@ -71,7 +78,9 @@ def _subtitle(run: Run) -> str:
     model = run.config.get("model", {})
     parts = [
         plural(len(run.sites), "site"),
-        "the sites' own labels" if own_data(run) else f"noise {run.config.get('noise', {}).get('spec', '0')}",
+        "the sites' own labels"
+        if own_data(run)
+        else f"noise {run.config.get('noise', {}).get('spec', '0')}",
         plural(run.planned, "round"),
     ]
     parts.append(f"seed {run.config.get('seed', 0)}")
@@ -86,19 +95,40 @@ def _tiles(run: Run) -> list[Tile]:
     if value is not None:
         tail = min(LAST, len(lines)) or LAST
         tiles.append(
-            Tile("Macro F1", score(value), "%", f"mean of the last {tail} rounds" if tail > 1 else "one round", strong=True)
+            Tile(
+                "Macro F1",
+                score(value),
+                "%",
+                f"mean of the last {tail} rounds" if tail > 1 else "one round",
+                strong=True,
+            )
         )
     if lines:
         best, last = max(lines, key=lambda line: float(line["f1"])), lines[-1]
         tiles.append(
-            Tile("Best round", score(best["f1"]), "%", f"round {int(best['round']) + 1}; the last has {score(last['f1'])}")
+            Tile(
+                "Best round",
+                score(best["f1"]),
+                "%",
+                f"round {int(best['round']) + 1}; the last has {score(last['f1'])}",
+            )
         )
-        tiles.append(Tile("Recall", score(headline(run, "recall")), "%", f"precision {score(headline(run, 'precision'))} %"))
+        tiles.append(
+            Tile(
+                "Recall",
+                score(headline(run, "recall")),
+                "%",
+                f"precision {score(headline(run, 'precision'))} %",
+            )
+        )
     share, flagged = wrong_share(run), found(run)["flagged"]
     if flagged is not None:
         tiles.append(
             Tile(
-                "Labels flagged", f"{100 * flagged:.0f}", "%", f"{percent(share)} are wrong" if share is not None else "suspect"
+                "Labels flagged",
+                f"{100 * flagged:.0f}",
+                "%",
+                f"{percent(share)} are wrong" if share is not None else "suspect",
             )
         )
     elif share:
@@ -106,5 +136,12 @@ def _tiles(run: Run) -> list[Tile]:
     if run.timing:
         each = median(sum(float(line.get(phase) or 0) for phase in PHASES) for line in run.timing)
         amount, unit = seconds(each).split(NBSP)
-        tiles.append(Tile("Time per round", amount, unit, f"all {len(run.sites)} sites" if len(run.sites) > 1 else ""))
+        tiles.append(
+            Tile(
+                "Time per round",
+                amount,
+                unit,
+                f"all {len(run.sites)} sites" if len(run.sites) > 1 else "",
+            )
+        )
     return tiles

@@ -4,13 +4,33 @@ from __future__ import annotations
 
 from statistics import median
 
-from fedgsca.files import size_text
-from fedgsca.report.blocks import MANY, Block, Bullets, Cell, Fold, Heat, Heats, Section, Table, folded, heat_of, heats_width
-from fedgsca.report.read import Run, number
-from fedgsca.report.words import count, noise_name, percent, plural, seconds, spans
+from fedgsca.report.elements import (
+    MANY,
+    Block,
+    Bullets,
+    Cell,
+    Fold,
+    Heat,
+    Heats,
+    Section,
+    Table,
+    folded,
+    heat_of,
+    heats_width,
+)
+from fedgsca.report.run_reader import Run, number
+from fedgsca.report.sentences import count, noise_name, percent, plural, seconds, spans
+from fedgsca.support.files import size_text
 
-MATRICES, SMALL_MATRIX = 4, 8  # matrices on the open page, the rest is folded; classes in one that fits beside another
-PHASES = {"exchange": "Sites train and reply", "evaluate": "Test the global model", "save": "Save the checkpoint"}
+MATRICES, SMALL_MATRIX = (
+    4,
+    8,
+)  # matrices on the open page, the rest is folded; classes in one that fits beside another
+PHASES = {
+    "exchange": "Sites train and reply",
+    "evaluate": "Test the global model",
+    "save": "Save the checkpoint",
+}
 
 
 def sites_section(run: Run) -> Section | None:
@@ -18,20 +38,39 @@ def sites_section(run: Run) -> Section | None:
     if not sites:
         return None
     known, chosen = any(run.realised(name) for name in sites), run.last_selection
-    head = ["Site", "Images", *(["Noise added", "Labels wrong"] if known else []), *(["Labels flagged"] if chosen else [])]
+    head = [
+        "Site",
+        "Images",
+        *(["Noise added", "Labels wrong"] if known else []),
+        *(["Labels flagged"] if chosen else []),
+    ]
     rows: list[list[str | Cell]] = []
     for name, site in sites.items():
         row: list[str | Cell] = [name, count(site.get("num_samples"))]
         if known:
-            row += [noise_name(str(site.get("noise", ""))), percent((run.realised(name) or {}).get("rate"), 1)]
+            row += [
+                noise_name(str(site.get("noise", ""))),
+                percent((run.realised(name) or {}).get("rate"), 1),
+            ]
         if chosen:
             row.append(percent(chosen.get(name, {}).get("delta"), 1))
         rows.append(row)
-    blocks: list[Block] = [folded(Table("Sites, in the order of the experiment", head, rows, words=(2,) if known else ()))]
+    blocks: list[Block] = [
+        folded(
+            Table("Sites, in the order of the experiment", head, rows, words=(2,) if known else ())
+        )
+    ]
     mix = [[int(value) for value in site.get("given_per_class", [])] for site in sites.values()]
     if all(mix) and run.classes:
         shares = [[value / max(sum(row), 1) for value in row] for row in mix]
-        heat = Heat("Given labels by site and class", list(sites), run.classes, shares, mix, "site ↓ label →")
+        heat = Heat(
+            "Given labels by site and class",
+            list(sites),
+            run.classes,
+            shares,
+            mix,
+            "site ↓ label →",
+        )
         note = "Percent of the site's images, with the number below."
         blocks.append(Fold("Which classes each site holds", [Heats([heat], note=note)]))
     said = "Images never leave their site; only model weights and a few numbers do."
@@ -53,7 +92,10 @@ def transitions_section(run: Run) -> Section | None:
     if heats[shown:]:
         more = heats[shown:MANY]
         blocks.append(
-            Fold(f"{len(more)} more of {plural(len(heats), 'noisy site')}", [Heats(more, heats_width(len(run.classes)))])
+            Fold(
+                f"{len(more)} more of {plural(len(heats), 'noisy site')}",
+                [Heats(more, heats_width(len(run.classes)))],
+            )
         )
     intro = "What the noise did to the labels of every noisy site: rows are true classes, columns the labels that were given."
     return Section("transitions", "The noise that was added", intro, blocks)
@@ -70,21 +112,43 @@ def _time(run: Run) -> list[Block]:
     spent = {key: [float(line.get(key) or 0) for line in run.timing] for key in PHASES}
     whole = sum(map(sum, spent.values())) or 1.0
     rows: list[list[str | Cell]] = [
-        [PHASES[key], seconds(median(each)), seconds(sum(each)), Cell(percent(sum(each) / whole), sum(each) / whole)]
+        [
+            PHASES[key],
+            seconds(median(each)),
+            seconds(sum(each)),
+            Cell(percent(sum(each) / whole), sum(each) / whole),
+        ]
         for key, each in spent.items()
     ]
     peak = number((run.result or {}).get("peak_memory_mb"))
     note = (f"Peak memory {peak:,.0f} MB. " if peak else "") + _slowest(run)
-    return [Table("Where the time goes", ["Phase", "Median per round", "All rounds", "Share"], rows, bars=(3,), note=note)]
+    return [
+        Table(
+            "Where the time goes",
+            ["Phase", "Median per round", "All rounds", "Share"],
+            rows,
+            bars=(3,),
+            note=note,
+        )
+    ]
 
 
 def _traffic(run: Run) -> list[Block]:
     rows = []
     for key, text in (("bytes_down", "Server to sites"), ("bytes_up", "Sites to server")):
-        values = [int(value) for line in run.metrics if (value := number(line.get(key))) is not None]
+        values = [
+            int(value) for line in run.metrics if (value := number(line.get(key))) is not None
+        ]
         if values:
             usual = int(median(values))
-            rows.append([text, size_text(usual // max(len(run.sites), 1)), size_text(usual), size_text(sum(values))])
+            rows.append(
+                [
+                    text,
+                    size_text(usual // max(len(run.sites), 1)),
+                    size_text(usual),
+                    size_text(sum(values)),
+                ]
+            )
     head = ["Direction", "One site, one round", "All sites, one round", "All rounds"]
     return [Table("What travels", head, rows)] if rows else []
 
@@ -93,7 +157,10 @@ def _slowest(run: Run) -> str:
     names = {name for line in run.timing for name in line.get("sites", {})}
     if len(names) < 2:
         return ""
-    each = {name: median(float(line["sites"][name]) for line in run.timing if name in line["sites"]) for name in sorted(names)}
+    each = {
+        name: median(float(line["sites"][name]) for line in run.timing if name in line["sites"])
+        for name in sorted(names)
+    }
     slowest = max(each, key=each.__getitem__)
     usual = seconds(median(each.values()))
     return f"Slowest site: {slowest}, {seconds(each[slowest])} per round; the median over the sites is {usual}."
@@ -112,12 +179,24 @@ def events_section(run: Run) -> Section | None:
             refused.setdefault((name, str(reason)), []).append(at)
     if guards:
         note = "What these sites had selected looked like a collapse; in these rounds they trained on all given labels instead."
-        rows = [[name, spans(rounds), count(len(rounds))] for name, rounds in sorted(guards.items())]
-        blocks.append(Table("Where the guard stepped in", ["Site", "Rounds", "Times"], rows, words=(1,), note=note))
+        rows = [
+            [name, spans(rounds), count(len(rounds))] for name, rounds in sorted(guards.items())
+        ]
+        blocks.append(
+            Table(
+                "Where the guard stepped in",
+                ["Site", "Rounds", "Times"],
+                rows,
+                words=(1,),
+                note=note,
+            )
+        )
     if refused:
         rows = [[name, reason, spans(rounds)] for (name, reason), rounds in sorted(refused.items())]
         note = "A refused update is left out of the mean; the round goes on with the others."
-        blocks.append(Table("Refused updates", ["Site", "Reason", "Rounds"], rows, words=(1, 2), note=note))
+        blocks.append(
+            Table("Refused updates", ["Site", "Reason", "Rounds"], rows, words=(1, 2), note=note)
+        )
     warnings = [str(text) for text in run.setup.get("warnings", [])]
     if warnings:
         blocks.append(Bullets(warnings, "Warnings and notes about the data"))
@@ -130,13 +209,19 @@ def configuration_section(run: Run) -> Section | None:
         "Configuration": run.setup.get("fingerprint") or result.get("fingerprint"),
         "Data": data.get("fingerprint") or result.get("data_fingerprint"),
         "Images": " × ".join(map(str, data.get("shape", ()))),
-        "Test images": count(run.setup["test"]) if number(run.setup.get("test")) is not None else "",
+        "Test images": count(run.setup["test"])
+        if number(run.setup.get("test")) is not None
+        else "",
         "fedgsca": run.setup.get("version") or result.get("version"),
         "Machine": result.get("machine"),
     }
     rows = [[name, str(value)] for name, value in facts.items() if value]
-    blocks: list[Block] = [Table("Fingerprints and versions", ["What", "Value"], rows, words=(1,))] if rows else []
+    blocks: list[Block] = (
+        [Table("Fingerprints and versions", ["What", "Value"], rows, words=(1,))] if rows else []
+    )
     if run.config_text:
         blocks.append(Fold("Full configuration (config.toml)", text=run.config_text))
-    intro = "The same configuration and data give the same model, byte for byte, on the same machine."
+    intro = (
+        "The same configuration and data give the same model, byte for byte, on the same machine."
+    )
     return Section("configuration", "To repeat this run", intro, blocks) if blocks else None

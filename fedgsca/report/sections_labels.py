@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from fedgsca.report.before import earlier, other_differences
-from fedgsca.report.blocks import Block, Bullets, Cell, Section, Table, folded
-from fedgsca.report.read import Run, number
-from fedgsca.report.words import count, percent, plural, score, signed, wrong_share
+from fedgsca.report.elements import Block, Bullets, Cell, Section, Table, folded
+from fedgsca.report.previous_run import earlier, other_differences
+from fedgsca.report.run_reader import Run, number
+from fedgsca.report.sentences import count, percent, plural, score, signed, wrong_share
 
 
 def labels_section(run: Run) -> Section | None:
@@ -18,7 +18,9 @@ def labels_section(run: Run) -> Section | None:
     blocks: list[Block] = []
     pairs = labels.get("review", {}).get("pairs", labels.get("differ")) or []
     if pairs:
-        rows: list[list[str | Cell]] = [[f"{pair['from']} → {pair['to']}", count(pair["count"])] for pair in pairs]
+        rows: list[list[str | Cell]] = [
+            [f"{pair['from']} → {pair['to']}", count(pair["count"])] for pair in pairs
+        ]
         blocks.append(folded(Table("Changed labels", ["Old → new", "Labels"], rows)))
     if before is not None and run.result is not None:
         blocks += _compared(run, before)
@@ -37,7 +39,9 @@ def _intro(labels: Mapping[str, Any], pairs: list[Mapping[str, Any]]) -> str:
     text += f"{count(counts['changed'])} changed, {count(counts['confirmed'])} confirmed"
     open_ones = counts["disputed"] + counts["unsure"]
     return text + (
-        f", {count(open_ones)} left as they were because nobody could tell or opinions differ." if open_ones else "."
+        f", {count(open_ones)} left as they were because nobody could tell or opinions differ."
+        if open_ones
+        else "."
     )
 
 
@@ -48,7 +52,10 @@ def _compared(run: Run, before: Mapping[str, Any]) -> list[Block]:
         for key, name in (("f1", "Macro F1"), ("recall", "Recall"), ("precision", "Precision"))
     ]
     old, new = before.get("per_class") or {}, result.get("per_class") or {}
-    rows += [_row(f"F1 of {name}", (old.get(name) or {}).get("f1"), (new.get(name) or {}).get("f1")) for name in run.classes]
+    rows += [
+        _row(f"F1 of {name}", (old.get(name) or {}).get("f1"), (new.get(name) or {}).get("f1"))
+        for name in run.classes
+    ]
     was, now = number(before.get("wrong")), wrong_share(run)
     if was is not None and now is not None:
         rows.append(["Wrong labels", percent(was, 1), percent(now, 1), ""])
@@ -63,7 +70,12 @@ def _compared(run: Run, before: Mapping[str, Any]) -> list[Block]:
     ]
     others = other_differences(run, before)
     if others:
-        blocks.append(Bullets(others[:12], "The runs differ in more than the labels, so the change is not due to them alone"))
+        blocks.append(
+            Bullets(
+                others[:12],
+                "The runs differ in more than the labels, so the change is not due to them alone",
+            )
+        )
     return blocks
 
 

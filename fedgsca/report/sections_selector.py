@@ -4,16 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fedgsca.report.blocks import MANY, Block, Cell, Gallery, Key, Picture, Section, Table, folded
-from fedgsca.report.draw import DASHES, shorten
-from fedgsca.report.plots_selector import loss_histogram, noise_dumbbells, noise_over_rounds, quality_over_rounds
-from fedgsca.report.read import Losses, Run, Tree, number
-from fedgsca.report.words import count, percent, ratio
+from fedgsca.report.elements import MANY, Block, Cell, Gallery, Key, Picture, Section, Table, folded
+from fedgsca.report.plot_style import DASHES, shorten
+from fedgsca.report.run_reader import Losses, Run, Tree, number
+from fedgsca.report.selector_plots import (
+    loss_histogram,
+    noise_dumbbells,
+    noise_over_rounds,
+    quality_over_rounds,
+)
+from fedgsca.report.sentences import count, percent, ratio
 
 
 def selection_section(run: Run) -> Section | None:
     """Loss histograms with the two Gaussians and the threshold (Eq. 1-7)."""
-    seen = {name: losses for name in run.sites if (losses := run.losses.get(name)) is not None and losses.losses.size}
+    seen = {
+        name: losses
+        for name in run.sites
+        if (losses := run.losses.get(name)) is not None and losses.losses.size
+    }
     if not seen:
         return None
     shown = seen
@@ -22,7 +31,10 @@ def selection_section(run: Run) -> Section | None:
         shown = {name: seen[name] for name in seen if name in worst}
     monotone = bool(run.config.get(run.method, {}).get("selector", {}).get("monotone", True))
     pictures = [
-        Picture(loss_histogram(name, losses, _title(name, losses), monotone=monotone), _histogram_alt(name, losses))
+        Picture(
+            loss_histogram(name, losses, _title(name, losses), monotone=monotone),
+            _histogram_alt(name, losses),
+        )
         for name, losses in shown.items()
     ]
     known = any(losses.wrong is not None for losses in shown.values())
@@ -43,7 +55,9 @@ def selection_section(run: Run) -> Section | None:
         note += " The colours show the truth, which only a simulation knows; the selector does not."
     if len(seen) > MANY:
         note += f" Drawn: the {MANY} of {len(seen)} sites with the most flagged labels."
-    return Section("selection", "What the selector sees", intro, [Gallery(pictures, "half", legend, note)])
+    return Section(
+        "selection", "What the selector sees", intro, [Gallery(pictures, "half", legend, note)]
+    )
 
 
 def _title(name: str, losses: Losses) -> str:
@@ -60,23 +74,41 @@ def _histogram_alt(name: str, losses: Losses) -> str:
 
 def found_section(run: Run) -> Section | None:
     """delta_k (Eq. 8) against the share of wrong labels."""
-    chosen = {name: site for name, site in run.last_selection.items() if number(site.get("delta")) is not None}
+    chosen = {
+        name: site
+        for name, site in run.last_selection.items()
+        if number(site.get("delta")) is not None
+    }
     if not chosen:
         return None
     known = any(run.realised(name) for name in chosen)
-    rows = [(name, (run.realised(name) or {}).get("rate"), float(site["delta"])) for name, site in chosen.items()]
+    rows = [
+        (name, (run.realised(name) or {}).get("rate"), float(site["delta"]))
+        for name, site in chosen.items()
+    ]
     if len(rows) > MANY:
         gallery = Gallery([Picture(noise_dumbbells(rows), _found_alt(rows))], "wide", _dots(known))
     else:
         highest = max(
-            [*(value for _, value, _ in rows if value is not None), *(max(run.series(name, "delta")[1]) for name in chosen)]
+            [
+                *(value for _, value, _ in rows if value is not None),
+                *(max(run.series(name, "delta")[1]) for name in chosen),
+            ]
         )
         top = 100 * min(1.03, max(0.1, 1.15 * highest))
         pictures = [
-            Picture(noise_over_rounds(run, name, top), _found_alt([(name, present, share)])) for name, present, share in rows
+            Picture(noise_over_rounds(run, name, top), _found_alt([(name, present, share)]))
+            for name, present, share in rows
         ]
-        lines = [Key("flagged by the selector", "clean"), *([Key("really wrong", "noisy", "line", (4, 2.5))] if known else [])]
-        gallery = Gallery(pictures, "quarter", [*lines, *([Key("warm-up", "shade", "block")] if run.selecting_from else [])])
+        lines = [
+            Key("flagged by the selector", "clean"),
+            *([Key("really wrong", "noisy", "line", (4, 2.5))] if known else []),
+        ]
+        gallery = Gallery(
+            pictures,
+            "quarter",
+            [*lines, *([Key("warm-up", "shade", "block")] if run.selecting_from else [])],
+        )
     title = "Noise found against noise present" if known else "Noise found"
     intro = "The share of its labels that each site flags (δ)" + (
         ", beside the share that is really wrong. The closer the two, the better the federation knows its own noise."
@@ -87,13 +119,19 @@ def found_section(run: Run) -> Section | None:
 
 
 def _dots(known: bool) -> list[Key]:
-    return [Key("flagged by the selector", "clean", "dot"), *([Key("really wrong", "noisy", "ring")] if known else [])]
+    return [
+        Key("flagged by the selector", "clean", "dot"),
+        *([Key("really wrong", "noisy", "ring")] if known else []),
+    ]
 
 
 def _found_alt(rows: Sequence[tuple[str, float | None, float]]) -> str:
     said = []
     for name, wrong, share in rows:
-        said.append(f"{name}: {percent(share)} flagged" + (f", {percent(wrong)} wrong" if wrong is not None else ""))
+        said.append(
+            f"{name}: {percent(share)} flagged"
+            + (f", {percent(wrong)} wrong" if wrong is not None else "")
+        )
     return "; ".join(said) + "."
 
 
@@ -108,7 +146,9 @@ COLUMNS = {
 def quality_section(run: Run) -> Section | None:
     """Precision, recall and AUROC of "noisy", pseudo-labels and their accuracy: last round as a table, all rounds as curves."""
     chosen = run.last_selection
-    judged = [key for key in COLUMNS if any(number(site.get(key)) is not None for site in chosen.values())]
+    judged = [
+        key for key in COLUMNS if any(number(site.get(key)) is not None for site in chosen.values())
+    ]
     if not judged:
         return None
     level = percent(run.config.get(run.method, {}).get("noise_level", 0.1))
@@ -120,14 +160,38 @@ def quality_section(run: Run) -> Section | None:
         "At a clean site every flag is a false alarm. Pseudo-labels are suspect images for which the model was sure enough of "
         f"an answer; a site that flags less than {level} uses none and keeps all its given labels."
     )
-    head = ["Site", "Kept", "Flagged", "Precision", "Recall", "AUROC", "Pseudo-labels", "Right ones"]
+    head = [
+        "Site",
+        "Kept",
+        "Flagged",
+        "Precision",
+        "Recall",
+        "AUROC",
+        "Pseudo-labels",
+        "Right ones",
+    ]
     rows = [_judged(name, site) for name, site in chosen.items()]
-    blocks: list[Block] = [folded(Table("Selection in the last round", head, rows, bars=(3, 4, 5, 7), note=note))]
+    blocks: list[Block] = [
+        folded(Table("Selection in the last round", head, rows, bars=(3, 4, 5, 7), note=note))
+    ]
     noisy = [name for name in chosen if (run.realised(name) or {}).get("rate")]
     if any(len(run.series(name, key)[0]) > 1 for name in noisy for key in judged):
-        pictures = [Picture(quality_over_rounds(run, key, COLUMNS[key], noisy), _trend_alt(run, key, noisy)) for key in judged]
-        legend = [Key(name, f"s{i}", "line", DASHES[i]) for i, name in enumerate(noisy)] if len(noisy) <= len(DASHES) else []
-        blocks.append(Gallery(pictures, "quarter", legend or [Key("mean of the noisy sites", "ink"), Key("one site", "grid")]))
+        pictures = [
+            Picture(quality_over_rounds(run, key, COLUMNS[key], noisy), _trend_alt(run, key, noisy))
+            for key in judged
+        ]
+        legend = (
+            [Key(name, f"s{i}", "line", DASHES[i]) for i, name in enumerate(noisy)]
+            if len(noisy) <= len(DASHES)
+            else []
+        )
+        blocks.append(
+            Gallery(
+                pictures,
+                "quarter",
+                legend or [Key("mean of the noisy sites", "ink"), Key("one site", "grid")],
+            )
+        )
     return Section("quality", "How good the selection is", intro, blocks)
 
 
@@ -136,7 +200,14 @@ def _judged(name: str, site: Tree) -> list[str | Cell]:
     made = number(site.get("pseudo", site.get("pseudo_count"))) or 0.0
     flagged = count(size - kept) if kept is not None else "–"
     quality = [_bar(site.get(key)) for key in ("noisy_precision", "noisy_recall", "noisy_auroc")]
-    return [name, count(kept), flagged, *quality, count(made), _bar(site.get("pseudo_accuracy") if made else None)]
+    return [
+        name,
+        count(kept),
+        flagged,
+        *quality,
+        count(made),
+        _bar(site.get("pseudo_accuracy") if made else None),
+    ]
 
 
 def _bar(value: object) -> Cell:
@@ -145,4 +216,8 @@ def _bar(value: object) -> Cell:
 
 def _trend_alt(run: Run, key: str, sites: Sequence[str]) -> str:
     ends = [(name, values[-1]) for name in sites if (values := run.series(name, key)[1])]
-    return f"{COLUMNS[key]} over rounds, in the end " + ", ".join(f"{name} {value:.2f}" for name, value in ends) + "."
+    return (
+        f"{COLUMNS[key]} over rounds, in the end "
+        + ", ".join(f"{name} {value:.2f}" for name, value in ends)
+        + "."
+    )

@@ -5,10 +5,16 @@ from __future__ import annotations
 import numpy as np
 
 from fedgsca.metrics import per_class
-from fedgsca.report.blocks import Cell, Gallery, Heats, Key, Picture, Section, Table, heat_of
-from fedgsca.report.plots import class_thresholds, guarded_rounds, learning_curve, refused_rounds, stability_curve
-from fedgsca.report.read import LAST, Run, number
-from fedgsca.report.words import count, score, wrong_share
+from fedgsca.report.elements import Cell, Gallery, Heats, Key, Picture, Section, Table, heat_of
+from fedgsca.report.plots import (
+    class_thresholds,
+    guarded_rounds,
+    learning_curve,
+    refused_rounds,
+    stability_curve,
+)
+from fedgsca.report.run_reader import LAST, Run, number
+from fedgsca.report.sentences import count, score, wrong_share
 
 
 def learning_section(run: Run) -> Section | None:
@@ -18,7 +24,10 @@ def learning_section(run: Run) -> Section | None:
     legend = [Key("test set", "s0")]
     if any("val_f1" in line for line in lines):
         legend.append(Key("validation set", "s2", "line", (5, 2)))
-    legend += [Key("best round", "s0", "ring"), Key(f"mean of the last {min(LAST, len(lines))}", "s0-soft", "block")]
+    legend += [
+        Key("best round", "s0", "ring"),
+        Key(f"mean of the last {min(LAST, len(lines))}", "s0-soft", "block"),
+    ]
     if run.selecting_from:
         legend.append(Key("warm-up: all labels are used", "shade", "block"))
     if guarded_rounds(run):
@@ -36,7 +45,13 @@ def learning_section(run: Run) -> Section | None:
         "learning",
         "How well it learned",
         intro,
-        [Gallery([Picture(learning_curve(run), alt, narrow=learning_curve(run, wide=False))], "wide", legend)],
+        [
+            Gallery(
+                [Picture(learning_curve(run), alt, narrow=learning_curve(run, wide=False))],
+                "wide",
+                legend,
+            )
+        ],
     )
 
 
@@ -63,15 +78,30 @@ def classes_section(run: Run) -> Section | None:
         "percent of the row, with the number of images below. A perfect model has 100 % on the diagonal."
     )
     table = Table(
-        f"Scores of every class in {where}", ["Class", "F1", "Recall", "Precision", "Test images"], rows, bars=(1, 2, 3)
+        f"Scores of every class in {where}",
+        ["Class", "F1", "Recall", "Precision", "Test images"],
+        rows,
+        bars=(1, 2, 3),
     )
-    return Section("classes", "Class by class", intro, [Heats([heat_of(f"Confusion matrix of {where}", names, matrix)]), table])
+    return Section(
+        "classes",
+        "Class by class",
+        intro,
+        [Heats([heat_of(f"Confusion matrix of {where}", names, matrix)]), table],
+    )
 
 
 def thresholds_section(run: Run) -> Section | None:
     size = len(run.classes)
-    kept = {name: site["thresholds"] for name, site in run.last_selection.items() if len(site.get("thresholds") or ()) == size}
-    told = {c: [v for values in kept.values() if (v := number(values[c])) is not None] for c in range(size)}
+    kept = {
+        name: site["thresholds"]
+        for name, site in run.last_selection.items()
+        if len(site.get("thresholds") or ()) == size
+    }
+    told = {
+        c: [v for values in kept.values() if (v := number(values[c])) is not None]
+        for c in range(size)
+    }
     means = {c: sum(values) / len(values) for c, values in told.items() if values}
     if not means:
         return None
@@ -82,9 +112,15 @@ def thresholds_section(run: Run) -> Section | None:
         "A suspect image gets the model's own opinion as its new label (a pseudo-label) if the model is confident enough. "
         "How confident depends on the class: where the model is still unsure, less is asked, so that rare classes get a chance."
     )
-    picture = Picture(class_thresholds(kept, run.classes), alt, narrow=class_thresholds(kept, run.classes, wide=False))
+    picture = Picture(
+        class_thresholds(kept, run.classes),
+        alt,
+        narrow=class_thresholds(kept, run.classes, wide=False),
+    )
     legend = [Key("one site", "s0", "dot"), Key("range over the sites", "s0-soft", "block")]
-    return Section("thresholds", "How sure a new label must be", intro, [Gallery([picture], "wide", legend)])
+    return Section(
+        "thresholds", "How sure a new label must be", intro, [Gallery([picture], "wide", legend)]
+    )
 
 
 def stability_section(run: Run) -> Section | None:
@@ -100,5 +136,10 @@ def stability_section(run: Run) -> Section | None:
         "stability",
         "How steady the training is",
         intro,
-        [Gallery([Picture(stability_curve(run), alt, narrow=stability_curve(run, wide=False))], "wide")],
+        [
+            Gallery(
+                [Picture(stability_curve(run), alt, narrow=stability_curve(run, wide=False))],
+                "wide",
+            )
+        ],
     )

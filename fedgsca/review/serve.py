@@ -23,7 +23,9 @@ def bind(port: int | None) -> socket.socket:
     """A listening place on this machine only: the port asked for, or the first free one from 8765 on."""
     for candidate in [port] if port is not None else range(PORT, PORT + TRIES):
         place = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-        place.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a port that was just given back, never one in use
+        place.setsockopt(
+            socket.SOL_SOCKET, socket.SO_REUSEADDR, 1
+        )  # a port that was just given back, never one in use
         try:
             place.bind((HOST, candidate))
             place.listen()  # now, so that a second server finds the port taken
@@ -32,9 +34,17 @@ def bind(port: int | None) -> socket.socket:
             place.close()
             if port is not None:
                 why = error.strerror or str(error)
-                raise ConfigError(f"port {port} cannot be used: {why}", fix="choose another --port, or leave it out") from None
+                raise ConfigError(
+                    "todo.serve-1",
+                    f"port {port} cannot be used: {why}",
+                    fix="choose another --port, or leave it out",
+                ) from None
     last = PORT + TRIES - 1
-    raise ConfigError(f"ports {PORT} to {last} are all in use", fix="stop a review that is still running, or choose a --port")
+    raise ConfigError(
+        "todo.serve-2",
+        f"ports {PORT} to {last} are all in use",
+        fix="stop a review that is still running, or choose a --port",
+    )
 
 
 def need_server() -> None:
@@ -42,6 +52,7 @@ def need_server() -> None:
     lacking = [name for name in ("starlette", "uvicorn") if find_spec(name) is None]
     if lacking:
         raise MissingExtraError(
+            "todo.serve-3",
             f"the review page needs packages that are not installed: {', '.join(lacking)}",
             fix="pip install -c constraints.txt 'fedgsca[review]'",
         )
@@ -51,7 +62,7 @@ def make_server(session: Session, place: socket.socket) -> tuple[uvicorn.Server,
     """The server for a place that is bound, and the address that opens the page."""
     import uvicorn
 
-    from fedgsca.review.app import make_app
+    from fedgsca.review.web_app import make_app
 
     number, token = int(place.getsockname()[1]), secrets.token_urlsafe(32)
     config = uvicorn.Config(

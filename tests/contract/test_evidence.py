@@ -9,16 +9,20 @@ import pytest
 from safetensors.numpy import load_file
 from toys import CLASSES, ROUNDS, SITES, digest, toy_config
 
-from fedgsca.audit.evidence import read_evidence, sites_with_evidence
-from fedgsca.engine.federation import run
-from fedgsca.methods.base import load_all
+from fedgsca.engine.label_evidence import read_evidence, sites_with_evidence
+from fedgsca.engine.rounds import run
+from fedgsca.methods.base import load_methods
 
-METHODS = sorted(load_all())
+METHODS = sorted(load_methods())
 every_method = pytest.mark.parametrize("method", METHODS)
 
 
 def files(folder: Path) -> dict[str, str]:
-    return {str(path.relative_to(folder)): digest(path) for path in sorted((folder / "evidence").rglob("*")) if path.is_file()}
+    return {
+        str(path.relative_to(folder)): digest(path)
+        for path in sorted((folder / "evidence").rglob("*"))
+        if path.is_file()
+    }
 
 
 @every_method
@@ -28,7 +32,9 @@ def test_is_kept_and_changes_no_byte_of_the_training(method: str, tmp_path: Path
     run(toy_config(method, frozen=True, audit__enabled=False), tmp_path / "off")
     assert digest(tmp_path / "on" / "metrics.jsonl") == digest(tmp_path / "off" / "metrics.jsonl")
     one, two = (load_file(tmp_path / name / "model.safetensors") for name in ("on", "off"))
-    assert {name: array.tobytes() for name, array in one.items()} == {name: array.tobytes() for name, array in two.items()}
+    assert {name: array.tobytes() for name, array in one.items()} == {
+        name: array.tobytes() for name, array in two.items()
+    }
     assert not (tmp_path / "off" / "evidence").exists()
     assert sites_with_evidence(tmp_path / "on") == [f"site-{i + 1}" for i in range(SITES)]
     found = read_evidence(tmp_path / "on", "site-2")
@@ -73,7 +79,10 @@ def test_a_repeated_round_counts_once(tmp_path: Path) -> None:
 
 def test_the_model_is_asked_before_it_trains(tmp_path: Path) -> None:
     """Round 0 only: the evidence is that of the first model, whatever the sites did with it afterwards."""
-    slow, fast = (toy_config("fedavg", frozen=True, audit__first=0, audit__last=1, train__lr=lr) for lr in (1e-6, 0.5))
+    slow, fast = (
+        toy_config("fedavg", frozen=True, audit__first=0, audit__last=1, train__lr=lr)
+        for lr in (1e-6, 0.5)
+    )
     run(slow, tmp_path / "slow", stop_after=2)
     run(fast, tmp_path / "fast", stop_after=2)
     one, two = (read_evidence(tmp_path / name, "site-3") for name in ("slow", "fast"))

@@ -22,16 +22,16 @@ from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 from localgrid import LocalGrid, over_flower
 from PIL import Image
 
-from fedgsca.audit.decisions import Decision, Decisions
-from fedgsca.audit.table import read_audit
 from fedgsca.cli import execute
 from fedgsca.config import Config, load_config
-from fedgsca.engine import remote
+from fedgsca.engine import site_node as remote
 from fedgsca.engine.flower import client_app, from_node_config
-from fedgsca.engine.folder import read_lines
-from fedgsca.engine.remote import SiteSettings
-from fedgsca.methods.base import load_all
-from fedgsca.report.html import write_report
+from fedgsca.engine.site_node import SiteSettings
+from fedgsca.experiment.run_folder import read_lines
+from fedgsca.label_audit.audit_table import read_audit
+from fedgsca.label_audit.decisions import Decision, Decisions
+from fedgsca.methods.base import load_methods
+from fedgsca.report.html_page import write_report
 
 NAMES, CLASSES, SIZE = ("berlin", "lyon"), ("class 0", "class 1", "class 2"), 12
 PLANTED = b"planted"  # compared in small letters
@@ -45,11 +45,15 @@ def hospital(folder: Path, seed: int) -> list[bytes]:
     """Images whose names, folder and groups are planted; returns what no message may contain: pixels and pieces of the files."""
     (folder / "PLANTED-WARD").mkdir(parents=True)
     labels, secrets, rows = np.arange(36) % 3, list[bytes](), ["file,label,group,split"]
-    for i, (label, picture) in enumerate(zip(labels, toy_images(labels, size=SIZE, seed=seed), strict=True)):
+    for i, (label, picture) in enumerate(
+        zip(labels, toy_images(labels, size=SIZE, seed=seed), strict=True)
+    ):
         file = folder / "PLANTED-WARD" / f"PLANTED-PATIENT-{i:04d}.png"
         Image.fromarray(picture).save(file)
         # every sixth group has images in both splits: that is worth a note, and the note has the group's name
-        rows.append(f"PLANTED-WARD/{file.name},{CLASSES[label]},PLANTED-GROUP-{i % 6},{'test' if i % 4 == 0 else 'train'}")
+        rows.append(
+            f"PLANTED-WARD/{file.name},{CLASSES[label]},PLANTED-GROUP-{i % 6},{'test' if i % 4 == 0 else 'train'}"
+        )
         line = picture[SIZE // 2]
         secrets += [line.tobytes(), line.astype(np.float32).tobytes(), file.read_bytes()[60:90]]
     (folder / "labels.csv").write_text("\n".join(rows) + "\n")
@@ -92,14 +96,20 @@ class Tap:
 def outside(tap: Tap, out: Path, told: Listener) -> dict[str, bytes]:
     """All that is outside the sites, by where it was found."""
     found = {f"message {i}": data for i, data in enumerate(tap.crossed)}
-    found |= {str(path.relative_to(out)): path.read_bytes() for path in sorted(out.rglob("*")) if path.is_file()}
+    found |= {
+        str(path.relative_to(out)): path.read_bytes()
+        for path in sorted(out.rglob("*"))
+        if path.is_file()
+    }
     return {**found, "printed": "\n".join(told.messages).encode()}
 
 
 def go(config: Config, tmp_path: Path, place: Any = None) -> dict[str, bytes]:
     out, told, tap = tmp_path / "run", Listener(), Tap()
     names = dict(enumerate(NAMES, start=1))
-    over_flower(config, LocalGrid(client_app(place or at_home(tmp_path)), len(NAMES), tap, names), out, told)
+    over_flower(
+        config, LocalGrid(client_app(place or at_home(tmp_path)), len(NAMES), tap, names), out, told
+    )
     write_report(out)
     return outside(tap, out, told)
 
@@ -111,31 +121,53 @@ def where(found: dict[str, bytes], secrets: list[bytes] | None = None) -> list[s
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("method", sorted(load_all()))
-def test_no_message_and_no_file_of_the_coordinator_has_a_name_or_a_pixel(method: str, tmp_path: Path) -> None:
-    secrets = [secret for seed, name in enumerate(NAMES) for secret in hospital(home(tmp_path, name), seed)]
+@pytest.mark.parametrize("method", sorted(load_methods()))
+def test_no_message_and_no_file_of_the_coordinator_has_a_name_or_a_pixel(
+    method: str, tmp_path: Path
+) -> None:
+    secrets = [
+        secret for seed, name in enumerate(NAMES) for secret in hospital(home(tmp_path, name), seed)
+    ]
     found = go(consortium(method), tmp_path)
     assert where(found, secrets) == []
     lines = read_lines(tmp_path / "run" / "metrics.jsonl")
     assert len(lines) == 3 and not any(line["refused"] for line in lines), "the sites did take part"
-    assert {"config.toml", "metrics.jsonl", "status.json", "report.html", "model.safetensors"} <= set(found)
+    assert {
+        "config.toml",
+        "metrics.jsonl",
+        "status.json",
+        "report.html",
+        "model.safetensors",
+    } <= set(found)
 
 
-def test_each_hospital_audits_and_corrects_its_own_labels_and_the_coordinator_learns_nothing(tmp_path: Path) -> None:
+def test_each_hospital_audits_and_corrects_its_own_labels_and_the_coordinator_learns_nothing(
+    tmp_path: Path,
+) -> None:
     """With site.toml and nothing of the coordinator's: the list, a decision, the corrected labels."""
     for seed, name in enumerate(NAMES):
         hospital(home(tmp_path, name), seed)
     before = go(consortium("fedavg"), tmp_path)
     for name in NAMES:
         house = home(tmp_path, name)
-        (house / "site.toml").write_text(f'name = "{name}"\ndata = "{house}"\nstate = "{house / "state"}"\n')
+        (house / "site.toml").write_text(
+            f'name = "{name}"\ndata = "{house}"\nstate = "{house / "state"}"\n'
+        )
         assert execute(["audit", str(house / "site.toml"), "--quiet"]) == 0
         [audit] = (house / "state").glob(f"*/audit/{name}")
         first = next(read_audit(audit).suspects())
-        Decisions(audit).add(Decision("anna", first.row, first.id, first.hash, first.given, "accept", first.suggested))
+        Decisions(audit).add(
+            Decision(
+                "anna", first.row, first.id, first.hash, first.given, "accept", first.suggested
+            )
+        )
         assert execute(["apply", str(audit)]) == 0
         assert f"{first.id},{first.suggested}" in (house / "labels.corrected.csv").read_text()
-    after = {name: data for name, data in outside(Tap(), tmp_path / "run", Listener()).items() if name != "printed"}
+    after = {
+        name: data
+        for name, data in outside(Tap(), tmp_path / "run", Listener()).items()
+        if name != "printed"
+    }
     assert after == {name: before[name] for name in after} and where(after) == []
 
 
@@ -149,7 +181,11 @@ def missing(house: Path) -> None:
 
 def unlabelled(house: Path) -> None:
     sheet = house / "labels.csv"
-    sheet.write_text(sheet.read_text().replace("PLANTED-PATIENT-0003.png,class 0", "PLANTED-PATIENT-0003.png,PLANTED-DISEASE"))
+    sheet.write_text(
+        sheet.read_text().replace(
+            "PLANTED-PATIENT-0003.png,class 0", "PLANTED-PATIENT-0003.png,PLANTED-DISEASE"
+        )
+    )
 
 
 def torn(house: Path) -> None:
@@ -173,26 +209,32 @@ def test_trouble_with_a_file_is_told_without_its_name(
     assert PLANTED in caplog.text.lower().encode(), "the hospital's own log has the details"
 
 
-def test_a_bug_or_a_broken_setting_at_a_site_is_told_without_details(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bug_or_a_broken_setting_at_a_site_is_told_without_details(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for seed, name in enumerate(NAMES):
         hospital(home(tmp_path, name), seed)
-    real = remote.Bench.visit
+    real = remote.SiteRunner.run_round
 
     def buggy(self: Any, name: str, payload: Any) -> Any:
         if name == "lyon":
             raise ValueError(f"cannot index {home(tmp_path, name)}/PLANTED-PATIENT-0007.png")
         return real(self, name, payload)
 
-    monkeypatch.setattr(remote.Bench, "visit", buggy)
+    monkeypatch.setattr(remote.SiteRunner, "run_round", buggy)
     found = go(consortium("fedavg", train__rounds=1), tmp_path / "a", at_home(tmp_path))
     assert where(found) == [] and b"it failed with ValueError" in found["metrics.jsonl"]
 
     def unreadable(context: Context) -> Any:
         if context.node_config["partition-id"] == 1:
-            raise PermissionError(13, "Permission denied", "/PLANTED-HOUSE/site.toml")  # nothing that read_settings foresees
+            raise PermissionError(
+                13, "Permission denied", "/PLANTED-HOUSE/site.toml"
+            )  # nothing that read_settings foresees
         return at_home(tmp_path)(context)
 
-    found = go(consortium("fedavg", train__rounds=1, federation__deadline=1), tmp_path / "b", unreadable)
+    found = go(
+        consortium("fedavg", train__rounds=1, federation__deadline=1), tmp_path / "b", unreadable
+    )
     assert where(found) == [] and b"it failed with PermissionError" in found["metrics.jsonl"]
 
 
@@ -206,7 +248,9 @@ def test_a_file_of_settings_that_is_not_there_is_not_named(tmp_path: Path) -> No
         return from_node_config(context)
 
     found = go(consortium("fedavg", train__rounds=1, federation__deadline=1), tmp_path, place)
-    assert where(found) == [] and b"the configuration cannot be used there" in found["metrics.jsonl"]
+    assert (
+        where(found) == [] and b"the configuration cannot be used there" in found["metrics.jsonl"]
+    )
 
 
 def test_a_leak_would_be_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -216,7 +260,12 @@ def test_a_leak_would_be_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     damaged(home(tmp_path, "lyon"))
     monkeypatch.setattr(remote, "public_reason", str)
     found = where(go(consortium("fedavg", train__rounds=1), tmp_path))
-    assert {"metrics.jsonl", "report.html", "printed"} <= set(found) and any(name.startswith("message") for name in found)
+    assert {"metrics.jsonl", "report.html", "printed"} <= set(found) and any(
+        name.startswith("message") for name in found
+    )
     buffer = io.BytesIO()
     np.save(buffer, np.frombuffer(b"planted", np.uint8))
-    assert where({"array": buffer.getvalue()}) == ["array"] and logging.getLogger("fedgsca.engine.remote").disabled is False
+    assert (
+        where({"array": buffer.getvalue()}) == ["array"]
+        and logging.getLogger("fedgsca.engine.site_node").disabled is False
+    )

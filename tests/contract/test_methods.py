@@ -14,16 +14,20 @@ from toys import CLASSES, ROUNDS, SITES, Listener, Meddler, outcome, toy_config,
 
 from fedgsca.config import Config
 from fedgsca.engine import checkpoint
-from fedgsca.engine.federation import run
-from fedgsca.engine.folder import read_lines
 from fedgsca.engine.local import Reply
+from fedgsca.engine.rounds import run
 from fedgsca.errors import QuorumError, UpdateError
-from fedgsca.methods.base import load_all, make_method
+from fedgsca.experiment.run_folder import read_lines
+from fedgsca.methods.base import load_methods, make_method
 from fedgsca.models.build import feature_width
 from fedgsca.wire import Payload, Update, check_extras, check_update
 
-METHODS = sorted(load_all())
-CODES = {"C": CLASSES, "D": feature_width("cnn"), "K": SITES}  # the toy's numbers for the symbols of a declaration
+METHODS = sorted(load_methods())
+CODES = {
+    "C": CLASSES,
+    "D": feature_width("cnn"),
+    "K": SITES,
+}  # the toy's numbers for the symbols of a declaration
 
 
 @dataclass(frozen=True)
@@ -47,7 +51,7 @@ class Done:
 
 def complete(config: Config, folder: Path, **meddling: object) -> Done:
     engine, listener = Meddler(config, folder, **meddling), Listener()  # type: ignore[arg-type]
-    run(config, folder, engine=engine, watcher=listener)
+    run(config, folder, engine=engine, observer=listener)
     return Done(config, folder, engine.payloads, engine.replies, listener.messages)
 
 
@@ -70,7 +74,7 @@ def shapes(messages: list[Payload] | list[Update]) -> dict[str, tuple[int, ...]]
 
 
 def test_everything_that_crosses_is_declared(reference: Done) -> None:
-    kind = load_all()[reference.config.method]
+    kind = load_methods()[reference.config.method]
     assert len(reference.updates) == ROUNDS * 4
     for payload in reference.payloads:
         check_extras("payload", payload.extras, kind.downloads, CODES)
@@ -80,10 +84,12 @@ def test_everything_that_crosses_is_declared(reference: Done) -> None:
 
 
 def test_declarations_are_in_words_and_in_sizes_that_no_site_chooses(method: str) -> None:
-    kind = load_all()[method]
+    kind = load_methods()[method]
     for extra in [*kind.uploads.values(), *kind.downloads.values()]:
         assert len(extra.what) > 5, "a hospital reads this before it agrees"
-        assert all(isinstance(part, int) or part in CODES for part in extra.shape), "C, D, K or a fixed number; never samples"
+        assert all(isinstance(part, int) or part in CODES for part in extra.shape), (
+            "C, D, K or a fixed number; never samples"
+        )
 
 
 @pytest.mark.parametrize("odd", ["one_class", "five_samples"])
@@ -91,7 +97,9 @@ def test_runs_with_an_odd_site_and_its_messages_look_like_all_others(
     method: str, odd: str, reference: Done, tmp_path: Path
 ) -> None:
     """A site with one class, a site with five samples: both are heard; and nothing that crosses grows with the samples."""
-    done = complete(toy_config(method, source=toy_folder(odd), noise__spec="0-S40-P20-0"), tmp_path / "run")
+    done = complete(
+        toy_config(method, source=toy_folder(odd), noise__spec="0-S40-P20-0"), tmp_path / "run"
+    )
     assert [sorted(line["sites"]) for line in done.lines] == [["a", "b", "c", "d"]] * ROUNDS  # type: ignore[call-overload]
     assert not any(line["refused"] for line in done.lines)
     for ours, theirs in ((done.payloads, reference.payloads), (done.updates, reference.updates)):
@@ -104,7 +112,12 @@ def test_messages_survive_the_wire(reference: Done) -> None:
     from fedgsca.wire import decode_payload, decode_update, encode_payload, encode_update
 
     def same(a: object, b: object) -> bool:
-        return isinstance(a, np.ndarray) and isinstance(b, np.ndarray) and a.dtype == b.dtype and a.tobytes() == b.tobytes()
+        return (
+            isinstance(a, np.ndarray)
+            and isinstance(b, np.ndarray)
+            and a.dtype == b.dtype
+            and a.tobytes() == b.tobytes()
+        )
 
     for sent, got in (
         (reference.payloads[-1], decode_payload(encode_payload(reference.payloads[-1]))),
@@ -112,11 +125,16 @@ def test_messages_survive_the_wire(reference: Done) -> None:
     ):
         for before, after in ((sent.weights, got.weights), (sent.extras, got.extras)):  # type: ignore[attr-defined]
             assert set(before) == set(after)
-            assert all(np.shape(before[n]) == np.shape(after[n]) and same(np.asarray(before[n]), after[n]) for n in before)
+            assert all(
+                np.shape(before[n]) == np.shape(after[n]) and same(np.asarray(before[n]), after[n])
+                for n in before
+            )
 
 
-def test_an_undeclared_download_is_refused(reference: Done, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    kind = load_all()[reference.config.method]
+def test_an_undeclared_download_is_refused(
+    reference: Done, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kind = load_methods()[reference.config.method]
     honest = kind.broadcast
 
     def leaky(self: object, state: object, round: int) -> Payload:
@@ -150,11 +168,13 @@ def test_keeps_nothing_outside_state_and_store(reference: Done, tmp_path: Path) 
 def cheap_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Worker processes that need not import torch one by one. The kill tests start real ones."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["fedgsca.engine.federation"])
+    context.set_forkserver_preload(["fedgsca.engine.rounds"])
     monkeypatch.setattr("fedgsca.engine.local.multiprocessing.get_context", lambda kind: context)
 
 
-def test_two_processes_give_the_same_bytes(reference: Done, tmp_path: Path, cheap_processes: None) -> None:
+def test_two_processes_give_the_same_bytes(
+    reference: Done, tmp_path: Path, cheap_processes: None
+) -> None:
     run(reference.config, tmp_path / "run", jobs=2)
     assert outcome(tmp_path / "run") == outcome(reference.folder)
 
@@ -164,7 +184,10 @@ def test_another_seed_gives_another_model(reference: Done, tmp_path: Path) -> No
     run(config, tmp_path / "run", stop_after=1)
     state = checkpoint.latest(tmp_path / "run" / "checkpoint", config.fingerprint())
     assert state is not None
-    assert any(not np.array_equal(state.weights[n], reference.payloads[1].weights[n]) for n in state.weights)
+    assert any(
+        not np.array_equal(state.weights[n], reference.payloads[1].weights[n])
+        for n in state.weights
+    )
 
 
 # ---- frozen backbones: quick, so the trouble is made here ----
@@ -179,7 +202,9 @@ def test_runs_on_frozen_features_and_sends_only_the_head(frozen: Done, reference
     sent = frozen.payloads[0].weights
     assert all(name.startswith("head.") for name in sent)
     assert len(frozen.lines) == ROUNDS and not any(line["refused"] for line in frozen.lines)
-    assert all(np.array_equal(sent[name], reference.payloads[0].weights[name]) for name in sent), "one start for both modes"
+    assert all(np.array_equal(sent[name], reference.payloads[0].weights[name]) for name in sent), (
+        "one start for both modes"
+    )
 
 
 def test_frozen_run_stopped_and_resumed(frozen: Done, tmp_path: Path) -> None:
@@ -196,8 +221,11 @@ def test_runs_without_noise(method: str, tmp_path: Path) -> None:
 
 def nothing_to_say(update: Update, method: str) -> dict[str, np.ndarray]:
     """NaN wherever the method declares that it may come."""
-    declared = load_all()[method].uploads
-    return {name: np.full_like(value, np.nan) if declared[name].nan else value for name, value in update.extras.items()}
+    declared = load_methods()[method].uploads
+    return {
+        name: np.full_like(value, np.nan) if declared[name].nan else value
+        for name, value in update.extras.items()
+    }
 
 
 def absurd(update: Update) -> dict[str, np.ndarray]:
@@ -216,10 +244,15 @@ def spoil(method: str, round: int, reply: Reply) -> Reply:
     broken = {
         (1, "site-2"): lambda: Reply("site-2", None, "the disk of site-2 is full"),
         (2, "site-3"): lambda: replace(
-            reply, update=replace(update, weights={**update.weights, name: update.weights[name] * np.nan})
+            reply,
+            update=replace(update, weights={**update.weights, name: update.weights[name] * np.nan}),
         ),
-        (3, "site-1"): lambda: replace(reply, update=replace(update, extras={**update.extras, "patients": np.zeros(25)})),
-        (3, "site-3"): lambda: replace(reply, update=replace(update, extras=nothing_to_say(update, method))),
+        (3, "site-1"): lambda: replace(
+            reply, update=replace(update, extras={**update.extras, "patients": np.zeros(25)})
+        ),
+        (3, "site-3"): lambda: replace(
+            reply, update=replace(update, extras=nothing_to_say(update, method))
+        ),
         (4, "site-2"): lambda: replace(
             reply, update=replace(update, weights={**update.weights, name: np.zeros(2, np.float32)})
         ),
@@ -231,7 +264,9 @@ def spoil(method: str, round: int, reply: Reply) -> Reply:
 @pytest.fixture(scope="module")
 def storm(method: str, tmp_path_factory: pytest.TempPathFactory) -> Done:
     folder = tmp_path_factory.mktemp("storm") / "run"
-    return complete(toy_config(method, frozen=True), folder, change=partial(spoil, method), absent=ABSENT)
+    return complete(
+        toy_config(method, frozen=True), folder, change=partial(spoil, method), absent=ABSENT
+    )
 
 
 def test_a_missing_site_does_not_stop_the_others(storm: Done) -> None:
@@ -245,8 +280,15 @@ def test_a_missing_site_does_not_stop_the_others(storm: Done) -> None:
 def test_a_bad_update_is_named_and_left_out(storm: Done) -> None:
     refused = {int(str(line["round"])): line["refused"] for line in storm.lines if line["refused"]}
     expected = {1: ["site-2"], 2: ["site-3"], 3: ["site-1"], 4: ["site-2"]}
-    reasons = ["the disk of site-2 is full", "not finite", "patients is not declared", "has shape (2,)"]
-    if storm.updates[-1].extras:  # the method has numbers of its own, and one site sent 1e30 in the last round
+    reasons = [
+        "the disk of site-2 is full",
+        "not finite",
+        "patients is not declared",
+        "has shape (2,)",
+    ]
+    if storm.updates[
+        -1
+    ].extras:  # the method has numbers of its own, and one site sent 1e30 in the last round
         expected[5] = ["site-2"]
         reasons.append("believable")
     assert {round: list(who) for round, who in refused.items()} == expected  # type: ignore[call-overload]
@@ -254,7 +296,9 @@ def test_a_bad_update_is_named_and_left_out(storm: Done) -> None:
     for reason in reasons:
         assert reason in text
         assert any(reason in message for message in storm.said), "a person is told"
-    assert all(np.isfinite(value).all() for payload in storm.payloads for value in payload.weights.values())
+    assert all(
+        np.isfinite(value).all() for payload in storm.payloads for value in payload.weights.values()
+    )
 
 
 def test_without_a_quorum_the_run_stops_and_can_go_on(frozen: Done, tmp_path: Path) -> None:
@@ -282,7 +326,7 @@ def test_without_a_quorum_the_run_stops_and_can_go_on(frozen: Done, tmp_path: Pa
 
 
 def test_introduces_itself(method: str) -> None:
-    kind = load_all()[method]
+    kind = load_methods()[method]
     assert kind.name == method == method.lower() and len(kind.paper) > 20
     assert all(info.description or info.annotation for info in kind.Options.model_fields.values())
     assert make_method(method, {}, 10) is not None

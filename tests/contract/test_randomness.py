@@ -14,8 +14,8 @@ import torch
 from toys import toy_config
 
 import fedgsca
-from fedgsca.engine.federation import run
-from fedgsca.methods.base import load_all
+from fedgsca.engine.rounds import run
+from fedgsca.methods.base import load_methods
 from fedgsca.rng import stream, torch_stream
 
 PACKAGE = Path(fedgsca.__file__).parent
@@ -33,7 +33,16 @@ DRAWS = {
     "randn_like",
     "randint_like",
 }
-IN_PLACE = {"uniform_", "normal_", "random_", "bernoulli_", "exponential_", "log_normal_", "geometric_", "cauchy_"}
+IN_PLACE = {
+    "uniform_",
+    "normal_",
+    "random_",
+    "bernoulli_",
+    "exponential_",
+    "log_normal_",
+    "geometric_",
+    "cauchy_",
+}
 HARMLESS_INIT = {"zeros_", "ones_", "constant_", "eye_", "dirac_"}
 GENERATORS = {"Generator", "PCG64", "SeedSequence", "BitGenerator"}
 DROPS = {
@@ -59,7 +68,11 @@ ESTIMATORS = {
     "resample",
 }
 FORBIDDEN_MODULES = {"random", "secrets"}
-SECRET_PLACES = {"review", "deploy", "privacy"}  # tokens, keys and privacy noise: nobody may be able to draw them again
+SECRET_PLACES = {
+    "review",
+    "deploy",
+    "privacy",
+}  # tokens, keys and privacy noise: nobody may be able to draw them again
 
 
 def culprits(source: str, allowed: frozenset[str] = frozenset()) -> list[str]:
@@ -67,12 +80,22 @@ def culprits(source: str, allowed: frozenset[str] = frozenset()) -> list[str]:
     found: list[str] = []
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import | ast.ImportFrom):
-            names = [a.name for a in node.names] if isinstance(node, ast.Import) else [node.module or ""]
-            found += [f"{node.lineno}: import {name}" for name in names if name.split(".")[0] in FORBIDDEN_MODULES - allowed]
+            names = (
+                [a.name for a in node.names]
+                if isinstance(node, ast.Import)
+                else [node.module or ""]
+            )
+            found += [
+                f"{node.lineno}: import {name}"
+                for name in names
+                if name.split(".")[0] in FORBIDDEN_MODULES - allowed
+            ]
             if isinstance(node, ast.ImportFrom) and node.module in ("torch", "numpy.random"):
                 taken = {a.name for a in node.names} - GENERATORS
                 found += [
-                    f"{node.lineno}: from {node.module} import {n}" for n in taken if n in DRAWS or node.module != "torch"
+                    f"{node.lineno}: from {node.module} import {n}"
+                    for n in taken
+                    if n in DRAWS or node.module != "torch"
                 ]
         if isinstance(node, ast.Call) and (why := _call(node)):
             found.append(f"{node.lineno}: {why}")
@@ -103,15 +126,24 @@ def _call(node: ast.Call) -> str | None:
         return f"{name} without generator"
     if last in DROPS:
         return f"{name} draws from torch's global generator"
-    if last in ESTIMATORS and root != "rng" and "random_state" not in keywords and not isinstance(node.func, ast.Attribute):
+    if (
+        last in ESTIMATORS
+        and root != "rng"
+        and "random_state" not in keywords
+        and not isinstance(node.func, ast.Attribute)
+    ):
         return f"{name} without random_state"
     return "hash is salted per process" if name == "hash" else None
 
 
-@pytest.mark.parametrize("path", sorted(PACKAGE.rglob("*.py")), ids=lambda path: str(path.relative_to(PACKAGE)))
+@pytest.mark.parametrize(
+    "path", sorted(PACKAGE.rglob("*.py")), ids=lambda path: str(path.relative_to(PACKAGE))
+)
 def test_source_draws_only_from_named_streams(path: Path) -> None:
     secret = SECRET_PLACES & {Path(part).stem for part in path.relative_to(PACKAGE).parts}
-    assert culprits(path.read_text(encoding="utf-8"), frozenset({"secrets"} if secret else ())) == []
+    assert (
+        culprits(path.read_text(encoding="utf-8"), frozenset({"secrets"} if secret else ())) == []
+    )
 
 
 @pytest.mark.parametrize(
@@ -148,10 +180,12 @@ def untouched() -> Iterator[None]:
     before = states()
     yield
     after = states()
-    assert [a == b for a, b in zip(before, after, strict=True)] == [True] * 3, "torch, numpy, random"
+    assert [a == b for a, b in zip(before, after, strict=True)] == [True] * 3, (
+        "torch, numpy, random"
+    )
 
 
-@pytest.mark.parametrize("method", sorted(load_all()))
+@pytest.mark.parametrize("method", sorted(load_methods()))
 def test_a_run_neither_reads_nor_moves_global_generators(method: str, tmp_path: Path) -> None:
     models = []
     for seed in (1, 2):
@@ -181,11 +215,19 @@ def test_a_run_needs_no_network(method: str, tmp_path: Path, socket_disabled: No
 
 
 def test_the_same_address_gives_the_same_numbers() -> None:
-    assert stream(0, "noise", "site-1").random(5).tolist() == stream(0, "noise", "site-1").random(5).tolist()
-    assert torch.equal(torch.rand(5, generator=torch_stream(3, "a")), torch.rand(5, generator=torch_stream(3, "a")))
+    assert (
+        stream(0, "noise", "site-1").random(5).tolist()
+        == stream(0, "noise", "site-1").random(5).tolist()
+    )
+    assert torch.equal(
+        torch.rand(5, generator=torch_stream(3, "a")), torch.rand(5, generator=torch_stream(3, "a"))
+    )
 
 
-@pytest.mark.parametrize("other", [(1, "a", 1), (0, "b", 1), (0, "a", 2), (0, "a", "1"), (0, "a"), (0, "a", 1, 0), (0, "a1")])
+@pytest.mark.parametrize(
+    "other",
+    [(1, "a", 1), (0, "b", 1), (0, "a", 2), (0, "a", "1"), (0, "a"), (0, "a", 1, 0), (0, "a1")],
+)
 def test_every_part_of_an_address_counts(other: tuple[int | str, ...]) -> None:
     seed, *path = other
     assert stream(0, "a", 1).random() != stream(int(seed), *path).random()

@@ -13,12 +13,12 @@ import pytest
 from toys import toy_config, toy_folder, toy_npz
 from typer.testing import CliRunner
 
-from fedgsca.audit.images import Images
-from fedgsca.audit.table import read_audit
-from fedgsca.audit.whereabouts import Place, find
 from fedgsca.cli import app
-from fedgsca.engine.federation import run
+from fedgsca.engine.rounds import run
 from fedgsca.errors import ConfigError, DataError, RunFolderError
+from fedgsca.label_audit.audit_images import Images
+from fedgsca.label_audit.audit_table import read_audit
+from fedgsca.label_audit.locate import Place, find
 
 RUNNER = CliRunner()
 
@@ -40,7 +40,12 @@ def audit(*arguments: object) -> str:
 
 def test_all_sites_of_a_simulation(made: Path) -> None:
     shown = audit(made)
-    assert "site-1" in shown and "site-4" in shown and "truly wrong" in shown and "fedgsca review" in shown
+    assert (
+        "site-1" in shown
+        and "site-4" in shown
+        and "truly wrong" in shown
+        and "fedgsca review" in shown
+    )
     found = read_audit(made / "audit" / "site-2")
     entries = list(found.suspects())
     assert sorted(s.row for s in entries) == list(range(len(found)))
@@ -74,7 +79,10 @@ def test_the_test_labels_are_locked(made: Path) -> None:
     assert not (made / "audit" / "test").exists()
     audit(made, "--split", "test", "--unlock-test")
     found = read_audit(made / "audit" / "test")
-    assert found.header["split"] == "test" and "without making the model better" in found.header["warning"]
+    assert (
+        found.header["split"] == "test"
+        and "without making the model better" in found.header["warning"]
+    )
     assert len(Images.open(found.path)) == len(found) == 30
     assert "without making the model better" in (found.path / "gallery.html").read_text()
     shutil.rmtree(found.path)
@@ -85,7 +93,9 @@ def test_moved_data_is_found_with_an_option(tmp_path: Path) -> None:
     shutil.copy(toy_npz(), here)
     run(toy_config("fedavg", source=here, train__rounds=2), tmp_path / "run")
     here.rename(there)
-    with pytest.raises(DataError, match=r"the run names its data as .*here\.npz, and that is not found") as refused:
+    with pytest.raises(
+        DataError, match=r"the run names its data as .*here\.npz, and that is not found"
+    ) as refused:
         audit(tmp_path / "run")
     assert "--data PATH" in refused.value.fix
     audit(tmp_path / "run", "--data", there, "--site", "site-2")
@@ -140,10 +150,10 @@ def test_a_comparison_is_told_to_name_a_cell(tmp_path: Path) -> None:
 def test_a_hospital_audits_from_its_own_folder(tmp_path: Path) -> None:
     """The state folder of a site of a deployment: no config.toml, no model, one site, images of its own."""
     from fedgsca.config import build, merge
-    from fedgsca.engine.local import Bench
+    from fedgsca.engine.local import SiteRunner
+    from fedgsca.experiment.deployment import prepare_site
     from fedgsca.methods.base import make_method
     from fedgsca.site import weights_of
-    from fedgsca.views import prepare_site
 
     data = toy_folder("five_samples")
     tree = merge(toy_config("fedavg").to_tree(), {
@@ -151,12 +161,14 @@ def test_a_hospital_audits_from_its_own_folder(tmp_path: Path) -> None:
         "federation": {"sites": ["north", "south"]}, "train": {"rounds": 4},
     })  # fmt: skip
     config = build(tree)
-    bench = Bench(prepare_site(config, "north", str(data)), make_method("fedavg", {}, 4), tmp_path)
-    state = bench.method.start(weights_of(bench.model))
+    runner = SiteRunner(
+        prepare_site(config, "north", str(data)), make_method("fedavg", {}, 4), tmp_path
+    )
+    state = runner.method.start(weights_of(runner.model))
     for round in range(4):
-        reply = bench.visit("north", bench.method.broadcast(state, round))
+        reply = runner.run_round("north", runner.method.broadcast(state, round))
         assert reply.update is not None
-        state = bench.method.aggregate(state, iter([reply.update]))
+        state = runner.method.aggregate(state, iter([reply.update]))
     with pytest.raises(ConfigError, match="images of its own"):
         audit(tmp_path)
     audit(tmp_path, "--data", data)
@@ -168,12 +180,16 @@ def test_a_hospital_audits_from_its_own_folder(tmp_path: Path) -> None:
 def test_a_hospital_names_its_kit_or_its_settings_instead_of_a_folder(tmp_path: Path) -> None:
     state, kit = tmp_path / "state", tmp_path / "kit"
     kit.mkdir()
-    (kit / "site.toml").write_text(f'name = "north"\nstate = "{state}"\ndata = "/images"\nlabels = "~/new.csv"\n')
+    (kit / "site.toml").write_text(
+        f'name = "north"\nstate = "{state}"\ndata = "/images"\nlabels = "~/new.csv"\n'
+    )
     with pytest.raises(RunFolderError, match="holds no evidence"):
         find(kit)
     (state / ("a" * 16) / "evidence").mkdir(parents=True)
     for given in (kit, kit / "site.toml"):
-        assert find(given) == Place(state / ("a" * 16), "/images", str(Path("~/new.csv").expanduser()))
+        assert find(given) == Place(
+            state / ("a" * 16), "/images", str(Path("~/new.csv").expanduser())
+        )
     assert find(state) == Place(state / ("a" * 16)) == find(state / ("a" * 16))
     (state / ("b" * 16) / "evidence").mkdir(parents=True)
     with pytest.raises(RunFolderError, match="of 2 experiments") as told:

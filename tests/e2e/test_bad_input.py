@@ -17,8 +17,8 @@ from toys import digest, outcome, toy_config, toy_folder, toy_images, toy_npz, t
 
 from fedgsca import cli
 from fedgsca.config import Config, to_toml
-from fedgsca.engine import federation
-from fedgsca.engine.folder import RunFolder
+from fedgsca.engine import rounds as federation
+from fedgsca.experiment.run_folder import RunFolder
 
 CONFIG, DATA, WEIGHTS, QUORUM, FOLDER = 2, 3, 4, 6, 7
 
@@ -43,13 +43,19 @@ class Shell:
 
 
 @pytest.fixture
-def shell(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Shell:
+def shell(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Shell:
     monkeypatch.chdir(tmp_path)
     return Shell(capsys)
 
 
 def tree(folder: Path) -> dict[str, str]:
-    return {str(p.relative_to(folder)): digest(p) for p in sorted(folder.rglob("*")) if p.is_file() and p.name != ".lock"}
+    return {
+        str(p.relative_to(folder)): digest(p)
+        for p in sorted(folder.rglob("*"))
+        if p.is_file() and p.name != ".lock"
+    }
 
 
 def write_config(folder: Path, config: Config) -> Path:
@@ -91,7 +97,11 @@ GOOD = [f"{i:02d}.jpg,class {i % 3}" for i in range(24)]
 
 FOLDERS: dict[str, tuple[list[str], str, tuple[str, ...]]] = {
     "one image": (GOOD[:1], "file,label", ("too few images",)),
-    "one class": ([f"{i:02d}.jpg,tumour" for i in range(24)], "file,label", ("one label", "tumour")),
+    "one class": (
+        [f"{i:02d}.jpg,tumour" for i in range(24)],
+        "file,label",
+        ("one label", "tumour"),
+    ),
     "no rows": ([], "file,label", ("labels.csv",)),
     "missing file": ([*GOOD, "99.jpg,class 1"], "file,label", ("99.jpg",)),
     "duplicate": ([*GOOD, GOOD[3]], "file,label", ("03.jpg",)),
@@ -128,10 +138,14 @@ def test_a_corrupt_jpeg_is_named_and_may_be_left_out(shell: Shell, tmp_path: Pat
 
 
 def test_a_class_that_a_site_lacks_is_warned_about_and_runs(shell: Shell, tmp_path: Path) -> None:
-    path = write_config(tmp_path, toy_config("fedavg", source=toy_folder("one_class"), noise__spec="0", train__rounds=1))
+    path = write_config(
+        tmp_path,
+        toy_config("fedavg", source=toy_folder("one_class"), noise__spec="0", train__rounds=1),
+    )
     assert shell("run", "--config", path, "--out", "out")[0] == 0
     assert any(
-        "d holds one class only: class 1" in w for w in json.loads((tmp_path / "out" / "setup.json").read_text())["warnings"]
+        "d holds one class only: class 1" in w
+        for w in json.loads((tmp_path / "out" / "setup.json").read_text())["warnings"]
     )
 
 
@@ -173,15 +187,38 @@ def test_noise_that_cannot_be_meant(spec: str, hint: str, shell: Shell, tmp_path
         ("noise.given", "file,label\ntrain/1,tumour\n", "no class is called"),
     ],
 )
-def test_noise_files_that_do_not_fit(name: str, text: str, hint: str, shell: Shell, tmp_path: Path) -> None:
+def test_noise_files_that_do_not_fit(
+    name: str, text: str, hint: str, shell: Shell, tmp_path: Path
+) -> None:
     (tmp_path / "n.csv").write_text(text)
     spec = "M" if name == "noise.matrix" else "0"
-    said = shell.fails(CONFIG, "run", "--data", toy_npz(), "--noise", spec, "--set", f"{name}=n.csv", "--out", "out")
+    said = shell.fails(
+        CONFIG,
+        "run",
+        "--data",
+        toy_npz(),
+        "--noise",
+        spec,
+        "--set",
+        f"{name}=n.csv",
+        "--out",
+        "out",
+    )
     assert hint in said and not (tmp_path / "out").exists()
 
 
 def test_weights_that_do_not_fit_are_listed(shell: Shell, tmp_path: Path) -> None:
-    words = ["run", "--data", toy_npz(), "--model", "cnn-groupnorm", "--set", f"model.weights={toy_weights()}", "--out", "out"]
+    words = [
+        "run",
+        "--data",
+        toy_npz(),
+        "--model",
+        "cnn-groupnorm",
+        "--set",
+        f"model.weights={toy_weights()}",
+        "--out",
+        "out",
+    ]
     for frozen in ([], ["--frozen"]):
         said = shell.fails(WEIGHTS, *words, *frozen)
         assert "unknown" in said and "layers.1.running_mean" in said and "model.name" in said
@@ -191,10 +228,14 @@ def test_weights_that_do_not_fit_are_listed(shell: Shell, tmp_path: Path) -> Non
 # ---- training ----
 
 
-def test_training_that_diverges_stops_with_the_names_of_the_sites(shell: Shell, tmp_path: Path) -> None:
+def test_training_that_diverges_stops_with_the_names_of_the_sites(
+    shell: Shell, tmp_path: Path
+) -> None:
     """Every update is NaN or infinite: all are refused, the round is not counted, and what was trained before is kept."""
     good = toy_config("fedavg", train__rounds=3)
-    path = write_config(tmp_path, good.model_copy(update={"train": good.train.model_copy(update={"lr": 1e30})}))
+    path = write_config(
+        tmp_path, good.model_copy(update={"train": good.train.model_copy(update={"lr": 1e30})})
+    )
     said = shell.fails(QUORUM, "run", "--config", path, "--out", "out")
     assert "0 of 4 sites" in said and "site-1" in said and "not finite" in said and "resume" in said
     assert not (tmp_path / "out" / "result.json").exists()
@@ -211,7 +252,9 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> tuple[Config, Path]:
     return config, folder
 
 
-def test_a_folder_of_another_experiment(shell: Shell, reference: tuple[Config, Path], tmp_path: Path) -> None:
+def test_a_folder_of_another_experiment(
+    shell: Shell, reference: tuple[Config, Path], tmp_path: Path
+) -> None:
     config, finished = reference
     before = tree(finished)
     path = write_config(tmp_path, config.model_copy(update={"seed": 5}))
@@ -229,7 +272,9 @@ def test_a_folder_that_is_no_run(shell: Shell, tmp_path: Path) -> None:
     shell.fails(FOLDER, "run", "--data", toy_npz(), "--out", tmp_path / "file" / "run")
 
 
-def test_two_processes_in_one_folder(shell: Shell, reference: tuple[Config, Path], tmp_path: Path) -> None:
+def test_two_processes_in_one_folder(
+    shell: Shell, reference: tuple[Config, Path], tmp_path: Path
+) -> None:
     config, finished = reference
     folder, path = tmp_path / "out", write_config(tmp_path, config)
     federation.run(config, folder, stop_after=2)
@@ -264,7 +309,9 @@ DAMAGE: dict[str, Callable[[bytes], bytes]] = {
 
 
 @pytest.mark.parametrize("damage", DAMAGE)
-def test_a_damaged_checkpoint_is_passed_over(damage: str, reference: tuple[Config, Path], tmp_path: Path) -> None:
+def test_a_damaged_checkpoint_is_passed_over(
+    damage: str, reference: tuple[Config, Path], tmp_path: Path
+) -> None:
     config, finished = reference
     folder = tmp_path / "run"
     federation.run(config, folder, stop_after=4)
@@ -288,7 +335,9 @@ def test_without_any_sound_checkpoint_nothing_is_thrown_away(
 
 
 @pytest.mark.parametrize("tail", [b'{"round": 3, "f1', b"\x00" * 512, b"\xff\xfe", b"\n\n"])
-def test_a_log_with_a_torn_end_is_mended(tail: bytes, reference: tuple[Config, Path], tmp_path: Path) -> None:
+def test_a_log_with_a_torn_end_is_mended(
+    tail: bytes, reference: tuple[Config, Path], tmp_path: Path
+) -> None:
     config, finished = reference
     folder = tmp_path / "run"
     federation.run(config, folder, stop_after=3)
@@ -310,7 +359,10 @@ def test_a_half_written_cache_is_rebuilt(
         path.write_bytes(path.read_bytes()[:-100])
     federation.run(config, tmp_path / "second")
     for folder in (tmp_path / "first", tmp_path / "second"):
-        assert all(digest(folder / n) == digest(finished / n) for n in ("model.safetensors", "metrics.jsonl"))
+        assert all(
+            digest(folder / n) == digest(finished / n)
+            for n in ("model.safetensors", "metrics.jsonl")
+        )
 
 
 # ---- a full disk ----
@@ -345,7 +397,9 @@ FILES = [
 
 
 @pytest.mark.parametrize("part", [*FILES, "result.json"])
-def test_a_full_disk_loses_nothing(part: str, shell: Shell, reference: tuple[Config, Path], tmp_path: Path) -> None:
+def test_a_full_disk_loses_nothing(
+    part: str, shell: Shell, reference: tuple[Config, Path], tmp_path: Path
+) -> None:
     config, finished = reference
     path = write_config(tmp_path, config)
     late = 3 if part in ("metrics.jsonl", "timing.jsonl", "/checkpoint/", "/store/") else 1
@@ -364,7 +418,9 @@ def tiny_disk(tmp_path: Path) -> Iterator[Path]:
     place.mkdir()
     if (
         os.geteuid() != 0
-        or subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", place], capture_output=True).returncode
+        or subprocess.run(
+            ["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", place], capture_output=True
+        ).returncode
     ):
         pytest.skip("mounting needs root")
     yield place

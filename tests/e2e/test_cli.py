@@ -14,7 +14,7 @@ import pytest
 from toys import outcome, toy_npz
 
 from fedgsca import cli
-from fedgsca.engine import federation
+from fedgsca.engine import rounds as federation
 from fedgsca.errors import QuorumError, RunFolderError
 
 
@@ -36,18 +36,37 @@ class Shell:
 
 
 @pytest.fixture
-def shell(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Shell:
+def shell(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Shell:
     monkeypatch.chdir(tmp_path)
     return Shell(capsys)
 
 
 def tiny(*more: str) -> list[str]:
     """Flags of an experiment that takes a second."""
-    return ["--data", str(toy_npz()), "--rounds", "2", "--set", "train.batch_size=8", "--set", "train.threads=1", *more]
+    return [
+        "--data",
+        str(toy_npz()),
+        "--rounds",
+        "2",
+        "--set",
+        "train.batch_size=8",
+        "--set",
+        "train.threads=1",
+        *more,
+    ]
 
 
 # selects as soon as there is a fit, and fits the narrow heaps of losses that a few rounds on toys give
-EAGER = ("--set", "fedgsca.warmup=0", "--set", "fedgsca.wait_for_health=false", "--set", "fedgsca.selector.var_floor=0.001")
+EAGER = (
+    "--set",
+    "fedgsca.warmup=0",
+    "--set",
+    "fedgsca.wait_for_health=false",
+    "--set",
+    "fedgsca.selector.var_floor=0.001",
+)
 
 
 # ---- help ----
@@ -60,9 +79,22 @@ def test_help_imports_nothing_heavy() -> None:
         "heavy = {'torch', 'numpy', 'sklearn', 'matplotlib', 'pydantic', 'monai', 'PIL', 'jinja2'} & set(sys.modules)\n"
         "sys.exit(f'imported: {heavy}' if heavy else code)"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
-    for command in ("demo", "run", "resume", "compare", "report", "data", "noise", "wire", "methods", "config"):
+    for command in (
+        "demo",
+        "run",
+        "resume",
+        "compare",
+        "report",
+        "data",
+        "noise",
+        "wire",
+        "methods",
+        "config",
+    ):
         assert command in done.stdout
 
 
@@ -94,7 +126,14 @@ def test_run_names_its_folder_and_shows_what_it_found(shell: Shell, tmp_path: Pa
     code, out, err = shell("run", *tiny("--noise", "0-S40-P20-C20", "--rounds", "5", *EAGER))
     assert code == 0, err
     folder = tmp_path / "runs" / f"{toy_npz().stem}-fedgsca-0-S40-P20-C20-s0"
-    for name in ("config.toml", "setup.json", "metrics.jsonl", "model.safetensors", "result.json", "report.html"):
+    for name in (
+        "config.toml",
+        "setup.json",
+        "metrics.jsonl",
+        "model.safetensors",
+        "result.json",
+        "report.html",
+    ):
         assert (folder / name).is_file(), name
     result = json.loads((folder / "result.json").read_text())
     assert f"macro F1 {result['f1']:.1f}" in out
@@ -121,7 +160,11 @@ def test_a_folder_is_the_same_with_a_slash_at_its_end() -> None:
         ("/", "/"),
         ("dicom:/", "dicom:/"),
     ):
-        assert make_config(None, None, data=typed).data.source == make_tree(None, None, data=typed)["data"]["source"] == kept
+        assert (
+            make_config(None, None, data=typed).data.source
+            == make_tree(None, None, data=typed)["data"]["source"]
+            == kept
+        )
 
 
 def test_run_json_is_all_there_is_on_stdout(shell: Shell) -> None:
@@ -134,7 +177,9 @@ def test_quiet_means_silent(shell: Shell) -> None:
     assert shell("run", *tiny("--method", "fedavg", "--out", "a"), "--quiet") == (0, "", "")
 
 
-def test_ctrl_c_says_how_to_go_on_and_resume_ends_in_the_same_bytes(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_says_how_to_go_on_and_resume_ends_in_the_same_bytes(
+    shell: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
     words = tiny("--noise", "S40", *EAGER)
     assert shell("run", *words, "--out", "whole", "--quiet")[0] == 0
     run = federation.run
@@ -181,18 +226,31 @@ def test_preset_paper_is_explained_and_warned_about(shell: Shell) -> None:
 # ---- compare, demo ----
 
 
-def test_compare_writes_tables_and_goes_on_where_it_stopped(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
-    import fedgsca.cells
+def test_compare_writes_tables_and_goes_on_where_it_stopped(
+    shell: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import fedgsca.grid.runner
 
-    run, broken = fedgsca.cells.run, True
+    run, broken = fedgsca.grid.runner.run, True
 
     def sometimes(config: Any, out: Path, **more: Any) -> Any:
         if broken and out.name == "fedgsca-S40-s1":
-            raise QuorumError("site-2 is on fire", fix="put it out")
+            raise QuorumError("todo.test-cli-1", "site-2 is on fire", fix="put it out")
         return run(config, out, **more)
 
-    monkeypatch.setattr(fedgsca.cells, "run", sometimes)
-    words = tiny("--methods", "fedavg,fedgsca", "--noise", "S40", "--seeds", "2", "--set", "fedgsca.warmup=1", "--out", "c")
+    monkeypatch.setattr(fedgsca.grid.runner, "run", sometimes)
+    words = tiny(
+        "--methods",
+        "fedavg,fedgsca",
+        "--noise",
+        "S40",
+        "--seeds",
+        "2",
+        "--set",
+        "fedgsca.warmup=1",
+        "--out",
+        "c",
+    )
     code, out, err = shell("compare", *words)
     assert code == 1
     assert "fedgsca-S40-s1 failed: site-2 is on fire" in err and "1 of 6 runs failed" in err
@@ -215,20 +273,28 @@ def test_compare_writes_tables_and_goes_on_where_it_stopped(shell: Shell, monkey
         made = tomllib.loads((folder / cell["path"] / "config.toml").read_text())
         assert made.get("fedgsca", {}).get("warmup") == (1 if cell["method"] == "fedgsca" else None)
     assert "FedGSCA" in (folder / "compare.md").read_text()
-    assert {row["method"] for row in csv.DictReader((folder / "compare.csv").open())} >= {"fedavg", "fedgsca"}
+    assert {row["method"] for row in csv.DictReader((folder / "compare.csv").open())} >= {
+        "fedavg",
+        "fedgsca",
+    }
     assert (folder / "report.html").stat().st_size > 1000
 
     again = json.loads(shell("resume", "c", "--json")[1])
     assert again["cells"] == found["cells"] and again["failed"] == {}
     code, _, err = shell("compare", *words, "--rounds", "3")
-    assert code == 7 and "holds another comparison" in err and "train.rounds: 2 there, 3 here" in err
+    assert (
+        code == 7 and "holds another comparison" in err and "train.rounds: 2 there, 3 here" in err
+    )
 
 
 def test_demo_is_a_tour(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
-    import fedgsca.demo
+    import fedgsca.grid.demo_plan
 
-    small = {"data": {"source": "synthetic", "train": 96, "test": 48, "sites": 4}, "train": {"rounds": 2, "threads": 1}}
-    monkeypatch.setattr(fedgsca.demo, "RECIPE", small)
+    small = {
+        "data": {"source": "synthetic", "train": 96, "test": 48, "sites": 4},
+        "train": {"rounds": 2, "threads": 1},
+    }
+    monkeypatch.setattr(fedgsca.grid.demo_plan, "RECIPE", small)
     code, out, err = shell("demo", "--out", "d")
     assert code == 0, err
     assert "4 hospitals" in out and "40 % (any class) at hospital 2" in out
@@ -287,7 +353,11 @@ def test_list_bad_fails_where_a_run_would_not_start(shell: Shell) -> None:
     Path("gone").mkdir()
     Path("gone/labels.csv").write_text("file,label\n1.png,a\n")
     code, out, _ = shell("data", "check", "gone", "--list-bad", "--json")
-    assert code == 3 and json.loads(out)["bad"] == [] and "1 missing file" in json.loads(out)["problems"][0]["text"]
+    assert (
+        code == 3
+        and json.loads(out)["bad"] == []
+        and "1 missing file" in json.loads(out)["problems"][0]["text"]
+    )
     Path("one/a").mkdir(parents=True)
     Image.new("RGB", (16, 16)).save("one/a/1.png")
     code, _, err = shell("data", "check", "one")
@@ -306,29 +376,50 @@ def test_noise_preview_tells_nominal_and_realised(shell: Shell) -> None:
     assert shell.json(*words, "--seed", "1")["sites"][1]["counts"] != found["sites"][1]["counts"]
     code, out, _ = shell(*words)
     assert code == 0 and "P20: transition matrix" in out and "realised" in out
-    assert len(shell.json("noise", "preview", "S40", "--data", toy_npz(), "--sites", "3")["sites"]) == 3
+    assert (
+        len(shell.json("noise", "preview", "S40", "--data", toy_npz(), "--sites", "3")["sites"])
+        == 3
+    )
 
 
 def test_the_preview_is_what_a_run_gets(shell: Shell) -> None:
-    shell("run", *tiny("--method", "fedavg", "--noise", "0-S40-P20-C20", "--seed", "5", "--out", "a", "--quiet"))
+    shell(
+        "run",
+        *tiny(
+            "--method", "fedavg", "--noise", "0-S40-P20-C20", "--seed", "5", "--out", "a", "--quiet"
+        ),
+    )
     sites = json.loads((Path("a") / "setup.json").read_text())["sites"]
     found = shell.json("noise", "preview", "0-S40-P20-C20", "--data", toy_npz(), "--seed", "5")
-    assert [site["counts"] for site in found["sites"]] == [site["realised"]["counts"] for site in sites.values()]
+    assert [site["counts"] for site in found["sites"]] == [
+        site["realised"]["counts"] for site in sites.values()
+    ]
 
 
 def test_wire_tells_what_a_run_sends(shell: Shell) -> None:
     found = shell.json("wire", "fedgsca", "--data", toy_npz())
     up = found["leaves"]
     assert {extra["name"]: extra["shape"] for extra in up["extras"]}["selector"] == [6]
-    assert {extra["name"]: extra["shape"] for extra in up["extras"]}["thresholds"] == [found["classes"]]
-    assert sum(group["bytes"] for group in up["weights"]) == up["weights_bytes"] < up["message_bytes"]
+    assert {extra["name"]: extra["shape"] for extra in up["extras"]}["thresholds"] == [
+        found["classes"]
+    ]
+    assert (
+        sum(group["bytes"] for group in up["weights"]) == up["weights_bytes"] < up["message_bytes"]
+    )
     result = shell.json("run", *tiny("--out", "a"))
     sent = found["sites"] * (up["weights_bytes"] + up["extras_bytes"])
     assert result["bytes_per_round"]["up"] == sent
     beside = {row["name"]: row["shape"] for row in found["deployment"]}
-    assert beside == {"seconds": [], "error": None, "confusion": [found["classes"]] * 2, "test_loss": []}
+    assert beside == {
+        "seconds": [],
+        "error": None,
+        "confusion": [found["classes"]] * 2,
+        "test_loss": [],
+    }
     down = found["arrives"]
-    assert result["bytes_per_round"]["down"] == found["sites"] * (down["weights_bytes"] + down["extras_bytes"])
+    assert result["bytes_per_round"]["down"] == found["sites"] * (
+        down["weights_bytes"] + down["extras_bytes"]
+    )
 
 
 def test_wire_in_words(shell: Shell) -> None:
@@ -342,12 +433,26 @@ def test_wire_in_words(shell: Shell) -> None:
 
 
 def test_wire_tells_what_privacy_does_to_each_number(shell: Shell) -> None:
-    found = shell.json("wire", "fedgsca", "--data", toy_npz(), "--set", "privacy.clip=2", "--set", "privacy.noise=3")
-    fates = {extra["name"]: (extra["privacy"], extra["sent"]) for extra in found["leaves"]["extras"]}
+    found = shell.json(
+        "wire",
+        "fedgsca",
+        "--data",
+        toy_npz(),
+        "--set",
+        "privacy.clip=2",
+        "--set",
+        "privacy.noise=3",
+    )
+    fates = {
+        extra["name"]: (extra["privacy"], extra["sent"]) for extra in found["leaves"]["extras"]
+    }
     assert fates["selector"] == ("clamped, noised", True) and fates["delta"] == ("not sent", False)
     code, out, _ = shell("wire", "fedgp")
     assert code == 0 and "cannot be protected" in out and "fedgp cannot run under privacy" in out
-    assert "noise of std 6 on each" in shell("wire", "fedavg", "--set", "privacy.clip=2", "--set", "privacy.noise=3")[1]
+    assert (
+        "noise of std 6 on each"
+        in shell("wire", "fedavg", "--set", "privacy.clip=2", "--set", "privacy.noise=3")[1]
+    )
 
 
 def test_the_budget_before_a_run(shell: Shell) -> None:
@@ -355,18 +460,27 @@ def test_the_budget_before_a_run(shell: Shell) -> None:
     asked = shell.json("privacy", "fedgsca", "--rounds", "100", "--epsilon", "8")
     told = shell.json("privacy", "fedgsca", "--rounds", "100", "--noise", str(asked["noise"]))
     assert 7.8 < told["epsilon"] == asked["epsilon"] <= 8
-    assert shell.json("privacy", "fedavg", "--rounds", "100", "--epsilon", "8")["noise"] < asked["noise"], "it sends less"
+    assert (
+        shell.json("privacy", "fedavg", "--rounds", "100", "--epsilon", "8")["noise"]
+        < asked["noise"]
+    ), "it sends less"
     code, out, _ = shell("privacy", "fedavg", "--rounds", "100", "--noise", "4")
     assert code == 0 and "epsilon 35.1 at delta 1e-05" in out
 
 
-def test_a_file_of_another_user_is_named_and_no_bug(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_of_another_user_is_named_and_no_bug(
+    shell: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def closed(path: Path) -> bool:
         raise PermissionError(13, "Permission denied", str(path))
 
     monkeypatch.setattr(Path, "is_dir", closed)
     code, _, err = shell("audit", "/opt/fedgsca/berlin")
-    assert code == RunFolderError.exit_code and "Error: /opt/fedgsca/berlin" in err and "sudo -u fedgsca" in err
+    assert (
+        code == RunFolderError.exit_code
+        and "Error: /opt/fedgsca/berlin" in err
+        and "sudo -u fedgsca" in err
+    )
 
 
 def test_methods_and_their_options(shell: Shell) -> None:
@@ -384,7 +498,11 @@ def test_methods_and_their_options(shell: Shell) -> None:
 def test_config_resolves_and_differs(shell: Shell) -> None:
     code, out, _ = shell("config", "--noise", "S40", "--set", "fedgsca.guard.max_delta=0.6")
     tree = tomllib.loads(out)
-    assert code == 0 and tree["noise"]["spec"] == "S40" and tree["fedgsca"]["guard"]["max_delta"] == 0.6
+    assert (
+        code == 0
+        and tree["noise"]["spec"] == "S40"
+        and tree["fedgsca"]["guard"]["max_delta"] == 0.6
+    )
     Path("c.toml").write_text(out)
     assert shell("config", "--config", "c.toml")[1] == out  # what is written reads back as itself
     keys = {row["key"] for row in shell.json("config", "--diff", "paper")}
@@ -401,14 +519,22 @@ def test_config_resolves_and_differs(shell: Shell) -> None:
         (["run", "--method", "fedgcsa"], 2, "did you mean fedgsca?"),
         (["wire", "fedgcsa"], 2, "did you mean fedgsca?"),
         (["methods", "fedgcsa"], 2, "did you mean fedgsca?"),
-        (["privacy", "fedgp", "--rounds", "9", "--noise", "1"], 2, "cannot run under privacy: it needs centroids"),
+        (
+            ["privacy", "fedgp", "--rounds", "9", "--noise", "1"],
+            2,
+            "cannot run under privacy: it needs centroids",
+        ),
         (["privacy", "fedavg", "--rounds", "9"], 2, "give --noise or --epsilon"),
         (["privacy", "fedavg", "--rounds", "9", "--noise", "-1"], 2, "above 0"),
         (["privacy", "fedavg", "--rounds", "9", "--noise", "nan"], 2, "above 0"),
         (["privacy", "fedavg", "--rounds", "9", "--epsilon", "inf"], 2, "above 0"),
         (["run", "--set", "privacy.clip=-1"], 2, "privacy.clip: Input should be greater than 0"),
         (["run", "--set", "privacy.noise=2"], 2, "privacy.clip: Field required"),
-        (["run", "--method", "fednoro", "--set", "privacy.clip=1"], 2, "cannot be protected: class_losses"),
+        (
+            ["run", "--method", "fednoro", "--set", "privacy.clip=1"],
+            2,
+            "cannot be protected: class_losses",
+        ),
         (["compare", "--methods", "fedavg,fedgcsa"], 2, "did you mean fedgsca?"),
         (["run", "--set", "train.rouns=3", "--set", "train.lr=fast"], 2, "did you mean rounds?"),
         (["run", "--set", "train.rouns=3", "--set", "train.lr=fast"], 2, "2 problems"),
@@ -417,7 +543,11 @@ def test_config_resolves_and_differs(shell: Shell) -> None:
         (["run", "--config", "missing.toml"], 2, "missing.toml does not exist"),
         (["run", "--noise", "0-S40-Q20-C20"], 2, "part 3 is 'Q20'"),
         (["run", "--noise", "0-S40"], 2, "describes 2 sites, but there are 4"),
-        (["compare", "--noise", "S40", "--noise", "0-S40"], 2, "describes 2 sites, but there are 4"),
+        (
+            ["compare", "--noise", "S40", "--noise", "0-S40"],
+            2,
+            "describes 2 sites, but there are 4",
+        ),
         (["compare", "--seeds", "many"], 2, "--seeds"),
         (["run", "--model", "resnet19"], 2, "resnet18"),
         (["run", "--data", "empty"], 3, "Fix:"),
@@ -435,7 +565,9 @@ def test_mistakes(shell: Shell, words: list[str], code: int, message: str) -> No
     found, out, err = shell(*words)
     assert (found, out) == (code, "")
     assert message in err and "Traceback" not in err
-    assert not Path("runs").exists() or not list(Path("runs").iterdir())  # nothing is left that blocks the corrected command
+    assert not Path("runs").exists() or not list(
+        Path("runs").iterdir()
+    )  # nothing is left that blocks the corrected command
 
 
 def test_a_folder_belongs_to_its_experiment(shell: Shell) -> None:

@@ -17,14 +17,23 @@ from toys import Listener, outcome, toy_config
 
 pytest.importorskip("flwr")
 
-from deployment import Deployment, Process, deployment, descendants, listening, make_certificates, make_key, program
+from deployment import (
+    Deployment,
+    Process,
+    deployment,
+    descendants,
+    listening,
+    make_certificates,
+    make_key,
+    program,
+)
 
 from fedgsca.config import Config, load_config
-from fedgsca.engine.app import write_app
-from fedgsca.engine.federation import run
-from fedgsca.engine.folder import read_lines
-from fedgsca.engine.status import read_status
+from fedgsca.deploy.flower_app import write_app
+from fedgsca.engine.round_status import read_status
+from fedgsca.engine.rounds import run
 from fedgsca.errors import RunFolderError
+from fedgsca.experiment.run_folder import read_lines
 
 pytestmark = pytest.mark.slow
 NAMES = [f"site-{k}" for k in range(1, 5)]
@@ -50,7 +59,7 @@ class Ear(Listener):
 
     heard: frozenset[str] = frozenset()
 
-    def round_done(self, line: dict[str, Any], seconds: float) -> None:
+    def on_round_done(self, line: dict[str, Any], seconds: float) -> None:
         self.heard = self.heard or frozenset(listening([os.getpid(), *descendants(os.getpid())]))
 
 
@@ -86,17 +95,21 @@ def complete(link: Deployment, config: Config, out: Path) -> str:
 
 
 @pytest.mark.parametrize("method", ["fedgsca", "fednoro"])
-def test_deployment_and_simulation_end_in_the_bytes_of_one_process(method: str, link: Deployment, tmp_path: Path) -> None:
+def test_deployment_and_simulation_end_in_the_bytes_of_one_process(
+    method: str, link: Deployment, tmp_path: Path
+) -> None:
     config = toy_config(method, train__rounds=3)
     run(config, tmp_path / "here")
     complete(link, config, tmp_path / "deployed")
     assert outcome(tmp_path / "deployed") == outcome(tmp_path / "here")
     assert (tmp_path / "deployed" / "report.html").exists()
-    from fedgsca.engine.flower import simulate  # before ray, which reads its settings when it is imported
+    from fedgsca.engine.flower import (
+        simulate,  # before ray, which reads its settings when it is imported
+    )
 
     pytest.importorskip("ray")
     ear = Ear()
-    simulate(config, tmp_path / "simulated", jobs=2, watcher=ear)
+    simulate(config, tmp_path / "simulated", jobs=2, observer=ear)
     assert outcome(tmp_path / "simulated") == outcome(tmp_path / "here")
     assert ear.heard and all(address in LOOPBACK for address in ear.heard), ear.heard
     assert not any("ray" in program(number) for number in descendants(os.getpid()))
@@ -107,7 +120,9 @@ def test_a_killed_coordinator_goes_on_from_its_checkpoint(link: Deployment, tmp_
     run(config, tmp_path / "here")
     first = link.run(write_app(config, out))
     until(lambda: len(lines(out)) >= 2)
-    coordinators = [n for n in descendants(link.processes[0].handle.pid) if "flwr-serverapp" in program(n)]
+    coordinators = [
+        n for n in descendants(link.processes[0].handle.pid) if "flwr-serverapp" in program(n)
+    ]
     assert coordinators
     for number in coordinators:
         os.kill(number, 9)
@@ -129,7 +144,9 @@ def test_a_killed_superlink_loses_no_finished_round(link: Deployment, tmp_path: 
     link.processes.remove(started)
     link.processes.append(link.processes[0])
     link.processes[0] = started
-    until(lambda: unlocked(out, config), 120)  # the old coordinator notices in a moment that its SuperLink is gone
+    until(
+        lambda: unlocked(out, config), 120
+    )  # the old coordinator notices in a moment that its SuperLink is gone
     complete(link, config, out)
     assert outcome(out) == outcome(tmp_path / "here")
 
@@ -137,7 +154,10 @@ def test_a_killed_superlink_loses_no_finished_round(link: Deployment, tmp_path: 
 def test_a_killed_site_is_named_and_comes_back(link: Deployment, tmp_path: Path) -> None:
     """The rounds go on with three sites; a supervisor at the fourth tries again until the SuperLink takes it back."""
     # the deadline is for a machine on which a round takes minutes; Flower itself notices a dead node after one
-    config, out = toy_config("fedavg", train__rounds=40, federation__deadline=600), tmp_path / "deployed"
+    config, out = (
+        toy_config("fedavg", train__rounds=40, federation__deadline=600),
+        tmp_path / "deployed",
+    )
     process = link.run(write_app(config, out))
     until(lambda: len(lines(out)) >= 1, run=process)
     node = next(p for p in link.processes if p.name == "site-2" and p.running)
@@ -152,11 +172,15 @@ def test_a_killed_site_is_named_and_comes_back(link: Deployment, tmp_path: Path)
         if not again.running:  # refused while the SuperLink still believes in the dead one
             time.sleep(5)
             again = link.supernode("site-2")
-        return any("site-2" in line["sites"] for line in lines(out) if line["round"] > left["round"])
+        return any(
+            "site-2" in line["sites"] for line in lines(out) if line["round"] > left["round"]
+        )
 
     until(back, run=process)
     status = read_status(out)
-    assert status is not None and status["state"] == "running" and status["round"] == len(lines(out))
+    assert (
+        status is not None and status["state"] == "running" and status["round"] == len(lines(out))
+    )
     process.stop()
     link.command("stop", run_number(process.text), "here")
 
@@ -165,12 +189,16 @@ def run_number(text: str) -> str:
     return text.partition("Successfully started run ")[2].split()[0]
 
 
-def test_a_wrong_certificate_and_an_unknown_key_are_turned_away(link: Deployment, tmp_path: Path) -> None:
+def test_a_wrong_certificate_and_an_unknown_key_are_turned_away(
+    link: Deployment, tmp_path: Path
+) -> None:
     make_certificates(tmp_path, name="other")
     wrong = link.supernode("site-1", ca=tmp_path / "other.crt")
     make_key(tmp_path / "stranger")
     unknown = link.supernode("site-1", key=tmp_path / "stranger")
-    assert (unknown.wait(90) != 0 and "could not be activated" in unknown.text) or "Failed to activate" in unknown.text
+    assert (
+        unknown.wait(90) != 0 and "could not be activated" in unknown.text
+    ) or "Failed to activate" in unknown.text
     until(lambda: "CERTIFICATE_VERIFY_FAILED" in wrong.text or not wrong.running, 90)
     assert "certificate" in wrong.text.lower()
     wrong.stop()
@@ -199,7 +227,9 @@ def tiny_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of one page, where this may be mounted."""
     path = tmp_path / "tiny"
     path.mkdir()
-    made = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4k", "none", str(path)], capture_output=True)
+    made = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=4k", "none", str(path)], capture_output=True
+    )
     if made.returncode:
         pytest.skip("a small file system cannot be mounted here")
     yield path
@@ -229,7 +259,10 @@ def test_what_is_wrong_at_a_hospital_is_named(tmp_path: Path, tiny_disk: Path) -
         link.env["PYTHONPATH"] = everyone
         complete(link, config, out)
     line = lines(out)[0]
-    assert sorted(line["sites"]) == ["a-good", "b-good"] and set(line["tested"]) >= {"a-good", "b-good"}
+    assert sorted(line["sites"]) == ["a-good", "b-good"] and set(line["tested"]) >= {
+        "a-good",
+        "b-good",
+    }
     assert "class list" in line["refused"]["c-classes"]
     assert "it has fedgsca 0.0.9" in line["refused"]["d-version"]
     assert "cannot write to its disk" in line["refused"]["e-disk"]

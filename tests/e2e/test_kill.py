@@ -17,13 +17,14 @@ from pathlib import Path
 import pytest
 from toys import outcome, toy_config
 
-from fedgsca import files
 from fedgsca.config import Config, to_toml
-from fedgsca.engine import checkpoint, federation
-from fedgsca.engine.folder import RunFolder, read_lines
-from fedgsca.engine.local import Bench
-from fedgsca.methods.base import load_all
-from fedgsca.store import Store
+from fedgsca.engine import checkpoint
+from fedgsca.engine import rounds as federation
+from fedgsca.engine.local import SiteRunner
+from fedgsca.experiment.run_folder import RunFolder, read_lines
+from fedgsca.methods.base import load_methods
+from fedgsca.site_store import Store
+from fedgsca.support import files
 
 ROOT = Path(__file__).parents[2]
 # a method with private memory at its sites has the most to lose; the contract tests stop all methods between rounds
@@ -57,7 +58,12 @@ def command(log: Path, *args: str) -> subprocess.Popen[bytes]:
     """`fedgsca ARGS` as a process of its own; what it complains about goes to the log."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     with open(log, "wb") as errors:
-        return subprocess.Popen([sys.executable, "-m", "fedgsca", *args, "--quiet"], cwd=ROOT, env=environment, stderr=errors)
+        return subprocess.Popen(
+            [sys.executable, "-m", "fedgsca", *args, "--quiet"],
+            cwd=ROOT,
+            env=environment,
+            stderr=errors,
+        )
 
 
 def children(pid: int) -> list[int]:
@@ -80,7 +86,9 @@ def alive(pid: int) -> bool:
 
 
 @pytest.mark.parametrize(("jobs", "after"), [(1, 1), (1, 6), (2, 3)])
-def test_a_killed_command_is_resumed(long: tuple[Config, Path], jobs: int, after: int, tmp_path: Path) -> None:
+def test_a_killed_command_is_resumed(
+    long: tuple[Config, Path], jobs: int, after: int, tmp_path: Path
+) -> None:
     config, reference = long
     file, folder, log = tmp_path / "c.toml", tmp_path / "run", tmp_path / "log"
     file.write_text(to_toml(config))
@@ -91,23 +99,35 @@ def test_a_killed_command_is_resumed(long: tuple[Config, Path], jobs: int, after
     assert process.wait() == -signal.SIGKILL, log.read_text()
     assert not (folder / "result.json").exists()
     assert jobs == 1 or len(workers) >= jobs
-    wait_for(lambda: not any(map(alive, workers)), "the workers to leave: they must not become orphans", 10)
+    wait_for(
+        lambda: not any(map(alive, workers)),
+        "the workers to leave: they must not become orphans",
+        10,
+    )
     if jobs == 1:
         federation.run(config, folder)
     else:
-        assert command(log, "resume", str(folder), "--jobs", str(jobs)).wait(timeout=300) == 0, log.read_text()
+        assert command(log, "resume", str(folder), "--jobs", str(jobs)).wait(timeout=300) == 0, (
+            log.read_text()
+        )
     assert outcome(folder) == outcome(reference)
     assert not list(folder.rglob("*.tmp")), "no litter"
 
 
-def test_a_lost_worker_is_named_and_nothing_is_lost(long: tuple[Config, Path], tmp_path: Path) -> None:
+def test_a_lost_worker_is_named_and_nothing_is_lost(
+    long: tuple[Config, Path], tmp_path: Path
+) -> None:
     """One of two worker processes is killed (out of memory, say): the run stops with advice, and goes on with one."""
     config, reference = long
     file, folder, log = tmp_path / "c.toml", tmp_path / "run", tmp_path / "log"
     file.write_text(to_toml(config))
     process = command(log, "run", "--config", str(file), "--out", str(folder), "--jobs", "2")
     wait_for(lambda: lines(folder) >= 2 or process.poll() is not None, "two rounds")
-    trainers = [pid for pid in children(process.pid) if "spawn_main" in Path(f"/proc/{pid}/cmdline").read_text()]
+    trainers = [
+        pid
+        for pid in children(process.pid)
+        if "spawn_main" in Path(f"/proc/{pid}/cmdline").read_text()
+    ]
     os.kill(trainers[0], signal.SIGKILL)
     assert process.wait(timeout=120) == 1
     said = log.read_text()
@@ -170,10 +190,10 @@ def half_a_file(ending: str, which: int) -> Callable[[], None]:
 
 
 POINTS: dict[str, Callable[[], None]] = {
-    "before anything was trained": on_call(Bench, "visit", 1, before=True),
+    "before anything was trained": on_call(SiteRunner, "run_round", 1, before=True),
     "after config.toml, before setup.json": half_a_file("setup.json", 1),
-    "between two sites": on_call(Bench, "visit", 10, before=True),
-    "after the last site of a round": on_call(Bench, "visit", 12, before=False),
+    "between two sites": on_call(SiteRunner, "run_round", 10, before=True),
+    "after the last site of a round": on_call(SiteRunner, "run_round", 12, before=False),
     "after a site remembered, before it answered": on_call(Store, "write", 11, before=False),
     "in the middle of a site's memory": half_a_file("/store/", 6),
     "before a log line": on_call(RunFolder, "append_metrics", 3, before=True),
@@ -222,7 +242,7 @@ def test_killed_again_and_again(short: tuple[Config, Path], tmp_path: Path) -> N
     assert outcome(tmp_path / "run") == outcome(reference)
 
 
-@pytest.fixture(params=sorted(set(load_all()) - {METHOD}))
+@pytest.fixture(params=sorted(set(load_methods()) - {METHOD}))
 def other(request: pytest.FixtureRequest) -> Iterator[str]:
     yield str(request.param)
 
@@ -230,7 +250,12 @@ def other(request: pytest.FixtureRequest) -> Iterator[str]:
 def test_every_method_survives_a_kill_between_sites(other: str, tmp_path: Path) -> None:
     """Half of the sites have finished the round and written their memory, the others have not."""
     config = toy_config(other, frozen=True)
-    assert os.WTERMSIG(fork(config, tmp_path / "killed", on_call(Bench, "visit", 15, before=True))) == signal.SIGKILL
+    assert (
+        os.WTERMSIG(
+            fork(config, tmp_path / "killed", on_call(SiteRunner, "run_round", 15, before=True))
+        )
+        == signal.SIGKILL
+    )
     for name in ("killed", "whole"):
         federation.run(config, tmp_path / name)
     assert outcome(tmp_path / "killed") == outcome(tmp_path / "whole")

@@ -20,12 +20,14 @@ from browser import Browser, browser, chromium
 from toys import toy_images, toy_npz
 
 pytest.importorskip("starlette")
-from fedgsca.audit.images import Images
-from fedgsca.audit.table import read_audit
+from fedgsca.label_audit.audit_images import Images
+from fedgsca.label_audit.audit_table import read_audit
 from fedgsca.review.serve import bind, make_server
 from fedgsca.review.session import Session
 
-pytestmark = pytest.mark.skipif(chromium() is None, reason="no Chromium is installed (Debian: apt-get install chromium)")
+pytestmark = pytest.mark.skipif(
+    chromium() is None, reason="no Chromium is installed (Debian: apt-get install chromium)"
+)
 
 
 @contextmanager
@@ -51,7 +53,9 @@ def served(folder: Path, *, blind: bool = False) -> Iterator[str]:
     """The same in a thread of this process, which need not import everything again."""
     audit = read_audit(folder)
     with bind(None) as place:
-        running, address = make_server(Session(audit, Images.open(audit), "anna", blind=blind), place)
+        running, address = make_server(
+            Session(audit, Images.open(audit), "anna", blind=blind), place
+        )
         thread = Thread(target=running.run, kwargs={"sockets": [place]})
         thread.start()
         try:
@@ -87,7 +91,9 @@ def test_accept_change_undo_kill_the_server_and_go_on(window: Browser, folder: P
         port = address.split(":")[2].partition("/")[0]
         window.open(address)
         at(window, 1)
-        assert "token" not in window.js("location.href"), "the secret is taken out of the address bar"
+        assert "token" not in window.js("location.href"), (
+            "the secret is taken out of the address bar"
+        )
         suggested, given = window.text("#suggested"), window.text("#given")
         window.press("a")
         at(window, 2)
@@ -107,17 +113,31 @@ def test_accept_change_undo_kill_the_server_and_go_on(window: Browser, folder: P
         window.press("u")
         at(window, 4)
         saved = lines(folder)
-        assert [d["action"] for d in saved] == ["accept", saved[1]["action"], "keep", "undo", "unsure"]
-        assert (saved[0]["label"], saved[0]["given"], saved[0]["reviewer"]) == (suggested, given, "anna")
+        assert [d["action"] for d in saved] == [
+            "accept",
+            saved[1]["action"],
+            "keep",
+            "undo",
+            "unsure",
+        ]
+        assert (saved[0]["label"], saved[0]["given"], saved[0]["reviewer"]) == (
+            suggested,
+            given,
+            "anna",
+        )
         assert saved[1]["reason"] == "kau" and (saved[1]["label"] or saved[1]["given"]) == chosen
-        assert saved[3]["row"] == saved[2]["row"] == saved[4]["row"] and 0 < saved[0]["seconds"] < 60
+        assert (
+            saved[3]["row"] == saved[2]["row"] == saved[4]["row"] and 0 < saved[0]["seconds"] < 60
+        )
         assert not window.messages, "nothing was blocked by the policy, nothing failed"
 
         os.kill(process.pid, signal.SIGKILL)
         process.wait()
         window.press("k")
         window.wait("!document.querySelector('#alert').hidden")
-        assert "NOT saved" in window.text("#alert") and window.text("#item-title").startswith("Image 4 of")
+        assert "NOT saved" in window.text("#alert") and window.text("#item-title").startswith(
+            "Image 4 of"
+        )
         assert len(lines(folder)) == 5
 
     with server(folder, "--port", port) as (_, address):
@@ -135,7 +155,9 @@ def test_accept_change_undo_kill_the_server_and_go_on(window: Browser, folder: P
         assert [d["action"] for d in lines(folder)][5:] == ["undo", "keep", "keep"]
 
 
-def test_the_keyboard_alone_is_enough_and_the_page_says_what_happens(window: Browser, folder: Path) -> None:
+def test_the_keyboard_alone_is_enough_and_the_page_says_what_happens(
+    window: Browser, folder: Path
+) -> None:
     with served(folder) as address:
         window.open(address)
         at(window, 1)
@@ -143,8 +165,12 @@ def test_the_keyboard_alone_is_enough_and_the_page_says_what_happens(window: Bro
         reached = []
         for _ in range(25):
             window.press("Tab")
-            reached.append(window.js("document.activeElement.dataset.action || document.activeElement.id"))
-        assert {"filter", "viewer", "accept", "keep", "choose", "unsure", "undo", "note"} <= set(reached)
+            reached.append(
+                window.js("document.activeElement.dataset.action || document.activeElement.id")
+            )
+        assert {"filter", "viewer", "accept", "keep", "choose", "unsure", "undo", "note"} <= set(
+            reached
+        )
         assert window.js(
             "[...document.querySelectorAll('button')].every(b => (b.innerText || b.ariaLabel || b.textContent).trim())"
         )
@@ -152,11 +178,15 @@ def test_the_keyboard_alone_is_enough_and_the_page_says_what_happens(window: Bro
         window.press("Enter")
         at(window, 2)
         assert window.text("#live").startswith("Saved:") and "Image 2 of 10" in window.text("#live")
-        assert window.js("document.activeElement.dataset.action") == "accept", "the focus stays where it was"
+        assert window.js("document.activeElement.dataset.action") == "accept", (
+            "the focus stays where it was"
+        )
         before = window.text("#zoom")
         window.press("+")
         window.press("x")
-        assert window.text("#zoom") != before and window.js("document.querySelector('#viewer').classList.contains('pixels')")
+        assert window.text("#zoom") != before and window.js(
+            "document.querySelector('#viewer').classList.contains('pixels')"
+        )
         window.press("n")
         at(window, 3)
         window.press("p")
@@ -172,7 +202,9 @@ def test_the_keyboard_alone_is_enough_and_the_page_says_what_happens(window: Bro
 
 
 @pytest.mark.parametrize(("width", "height"), [(390, 844), (1280, 800), (1920, 1080)])
-def test_everything_fits_on_the_screen(window: Browser, folder: Path, width: int, height: int) -> None:
+def test_everything_fits_on_the_screen(
+    window: Browser, folder: Path, width: int, height: int
+) -> None:
     window.screen(width, height, mobile=width < 500)
     try:
         with served(folder) as address:
@@ -183,7 +215,9 @@ def test_everything_fits_on_the_screen(window: Browser, folder: Path, width: int
                 edge = window.js(
                     f"(b => [b.left, b.top, b.right, b.bottom])(document.querySelector('[data-action={name}]').getBoundingClientRect())"
                 )
-                assert edge[0] >= 0 and edge[1] >= 0 and edge[2] <= width and edge[3] <= height, name
+                assert edge[0] >= 0 and edge[1] >= 0 and edge[2] <= width and edge[3] <= height, (
+                    name
+                )
     finally:
         window.screen(1920, 1080)
 
@@ -193,7 +227,11 @@ def wordy(tmp_path: Path) -> Path:
     """An audit with twelve classes whose names are long, one of them longer than any line."""
     from PIL import Image
 
-    names = ["Plattenepithelkarzinom-in-situ mit Verhornungsstörung", "Schleimhaut" * 9, "Normalbefund"]
+    names = [
+        "Plattenepithelkarzinom-in-situ mit Verhornungsstörung",
+        "Schleimhaut" * 9,
+        "Normalbefund",
+    ]
     names += [f"Befundklasse {i}, Bindegewebsvermehrung" for i in range(9)]
     rows = [(i, names[i % 12], "test" if i >= 48 else "train") for i in range(60)]
     (tmp_path / "data").mkdir()
@@ -206,7 +244,9 @@ def wordy(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize(("width", "height"), [(390, 844), (1280, 800)])
-def test_long_names_neither_overflow_nor_hide_the_buttons(window: Browser, wordy: Path, width: int, height: int) -> None:
+def test_long_names_neither_overflow_nor_hide_the_buttons(
+    window: Browser, wordy: Path, width: int, height: int
+) -> None:
     window.screen(width, height, mobile=width < 500)
     inside = "[...document.querySelectorAll(%r)].every(e => e.scrollWidth <= e.clientWidth + 1)"
     try:
@@ -217,7 +257,9 @@ def test_long_names_neither_overflow_nor_hide_the_buttons(window: Browser, wordy
                 assert window.js("document.documentElement.scrollWidth") <= width
                 assert window.js(inside % ".choices button, #labels > div, #side")
                 for name in ("unsure", "undo", "next"):
-                    low = window.js(f"document.querySelector('[data-action={name}]').getBoundingClientRect().bottom")
+                    low = window.js(
+                        f"document.querySelector('[data-action={name}]').getBoundingClientRect().bottom"
+                    )
                     assert low <= height, name
     finally:
         window.screen(1920, 1080)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from fedgsca.engine.folder import read_lines
+from fedgsca.experiment.run_folder import read_lines
 
 pytest.importorskip("flwr")
 pytest.importorskip("efficientnet_lite_pytorch")
@@ -29,8 +29,15 @@ def example(folder: Path, *more: str) -> Iterator[subprocess.Popen[str]]:
     """The running example. Whatever the test does, its processes are gone afterwards."""
     env = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
     with open(folder.with_suffix(".txt"), "w") as said:
-        command = [sys.executable, str(ROOT / "examples/three_hospitals/run.py"), str(folder), *more]
-        child = subprocess.Popen(command, stdout=said, stderr=said, text=True, env=env, start_new_session=True)
+        command = [
+            sys.executable,
+            str(ROOT / "examples/three_hospitals/run.py"),
+            str(folder),
+            *more,
+        ]
+        child = subprocess.Popen(
+            command, stdout=said, stderr=said, text=True, env=env, start_new_session=True
+        )
     try:
         yield child
     finally:
@@ -54,10 +61,14 @@ def left(folder: Path) -> list[int]:
     return found
 
 
-def until(condition: Callable[[], bool], child: subprocess.Popen[str], seconds: float = LONG) -> None:
+def until(
+    condition: Callable[[], bool], child: subprocess.Popen[str], seconds: float = LONG
+) -> None:
     end = time.monotonic() + seconds
     while not condition():
-        assert time.monotonic() < end and child.poll() is None, "the example has ended, or takes too long"
+        assert time.monotonic() < end and child.poll() is None, (
+            "the example has ended, or takes too long"
+        )
         time.sleep(0.2)
 
 
@@ -76,7 +87,10 @@ def test_it_trains_loses_a_hospital_gets_it_back_and_audits(tmp_path: Path) -> N
     assert without and any("lyon" in line["sites"] for line in lines if line["round"] > without[-1])
     assert all({"berlin", "turin"} <= set(line["sites"]) for line in lines)
     assert "lyon is killed" in said and "lyon is back" in said and "none has evidence" in said
-    lists = {name: list((folder / "hospitals" / name / "state").glob(f"*/audit/{name}/audit.csv")) for name in NAMES}
+    lists = {
+        name: list((folder / "hospitals" / name / "state").glob(f"*/audit/{name}/audit.csv"))
+        for name in NAMES
+    }
     assert all(len(found) == 1 for found in lists.values())
     assert not list((folder / "kits/coordinator").rglob("audit*"))
 

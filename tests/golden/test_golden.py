@@ -17,12 +17,12 @@ import pytest
 import torch
 from toys import toy_config, toy_npz
 
-from fedgsca.candidates import by_similarity
-from fedgsca.engine.federation import run
-from fedgsca.engine.folder import read_lines
-from fedgsca.experiment import prepare
+from fedgsca.engine.rounds import run
+from fedgsca.experiment.run_folder import read_lines
+from fedgsca.experiment.simulation import prepare
 from fedgsca.models.build import build_classifier
 from fedgsca.noise import corrupt, parse_noise
+from fedgsca.noise.candidates import by_similarity
 from fedgsca.rng import stream, torch_stream
 from fedgsca.site import weights_of
 
@@ -35,8 +35,12 @@ POINTS = 6.0  # of macro F1: three or four of the toy's 90 test images
 def sha(*arrays: np.ndarray) -> str:
     result = hashlib.sha256()
     for array in arrays:
-        kind = {"f": "<f4" if array.dtype == np.float32 else "<f8", "i": "<i8", "u": "u1"}[array.dtype.kind]
-        result.update(repr(array.shape).encode() + np.ascontiguousarray(array, dtype=kind).tobytes())
+        kind = {"f": "<f4" if array.dtype == np.float32 else "<f8", "i": "<i8", "u": "u1"}[
+            array.dtype.kind
+        ]
+        result.update(
+            repr(array.shape).encode() + np.ascontiguousarray(array, dtype=kind).tobytes()
+        )
     return result.hexdigest()[:32]
 
 
@@ -57,7 +61,9 @@ def given_labels() -> dict[str, str]:
     found = {}
     for spec in ("S40", "P20", "C20", "S10"):
         noise = parse_noise(spec, 1)[0]
-        found[spec] = sha(corrupt(truth, noise, num_classes=5, candidates=table, rng=stream(0, "noise", "site-1")))
+        found[spec] = sha(
+            corrupt(truth, noise, num_classes=5, candidates=table, rng=stream(0, "noise", "site-1"))
+        )
     return found
 
 
@@ -75,7 +81,11 @@ def initial_weights() -> dict[str, Any]:
     """Uniform draws are the same everywhere; normal ones go through the processor's logarithm, so their sums are kept instead."""
     weights = weights_of(build_classifier("cnn", 4, seed=0))
     head = sha(weights["head.weight"], weights["head.bias"])
-    sums = {name: round(float(np.abs(w).sum(dtype=np.float64)), 3) for name, w in weights.items() if w.ndim == 4}
+    sums = {
+        name: round(float(np.abs(w).sum(dtype=np.float64)), 3)
+        for name, w in weights.items()
+        if w.ndim == 4
+    }
     return {"head": head, "names": list(weights), "absolute sums": sums}
 
 
@@ -89,7 +99,12 @@ def curves(folder: Path) -> dict[str, Any]:
     found = {}
     for method in METHODS:
         config = toy_config(
-            method, frozen=True, source=toy_npz(240, 90, 12), train__lr=0.01, train__rounds=8, train__augment="none"
+            method,
+            frozen=True,
+            source=toy_npz(240, 90, 12),
+            train__lr=0.01,
+            train__rounds=8,
+            train__augment="none",
         )
         run(config, folder / method)
         rows = read_lines(folder / method / "metrics.jsonl")
@@ -119,7 +134,9 @@ def kept(found: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("what", ["streams", "given labels", "sites", "candidates"])
-def test_what_comes_from_streams_is_exact(what: str, found: dict[str, Any], kept: dict[str, Any]) -> None:
+def test_what_comes_from_streams_is_exact(
+    what: str, found: dict[str, Any], kept: dict[str, Any]
+) -> None:
     assert found[what] == kept[what]
 
 

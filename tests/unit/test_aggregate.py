@@ -32,7 +32,11 @@ def test_hand_example() -> None:
 
 def test_types_and_shapes_stay() -> None:
     mean = weighted_mean(updates(4), {})
-    assert mean["w"].dtype == np.float32 and mean["n"].dtype == np.int64 and mean["s"].dtype == np.float32
+    assert (
+        mean["w"].dtype == np.float32
+        and mean["n"].dtype == np.int64
+        and mean["s"].dtype == np.float32
+    )
     assert mean["n"].shape == () and mean["s"].shape == ()
     assert mean["n"] == 2  # a counter takes the maximum
 

@@ -13,16 +13,16 @@ import pytest
 from audits import toy_audit
 from toys import toy_config, toy_folder, toy_npz
 
-from fedgsca.audit.apply import apply
-from fedgsca.audit.changes import log_path, read_log
-from fedgsca.audit.decisions import FILE, Decision, Decisions
-from fedgsca.audit.table import Audit, Suspect, read_audit
 from fedgsca.cli import execute
-from fedgsca.cli.summary import show_run
+from fedgsca.cli.run_summary import show_run
+from fedgsca.data.label_changes import log_path, read_log
 from fedgsca.data.load import load
-from fedgsca.engine.federation import run
+from fedgsca.engine.rounds import run
 from fedgsca.errors import DataError, RunFolderError
-from fedgsca.report.html import write_report
+from fedgsca.label_audit.apply_decisions import apply
+from fedgsca.label_audit.audit_table import Audit, Suspect, read_audit
+from fedgsca.label_audit.decisions import FILE, Decision, Decisions
+from fedgsca.report.html_page import write_report
 
 FLAGS: dict[str, Any] = {"noise__spec": "0"}
 
@@ -33,7 +33,10 @@ def master(tmp_path_factory: pytest.TempPathFactory) -> Path:
     base = tmp_path_factory.mktemp("apply")
     shutil.copytree(toy_folder("five_samples"), base / "data")
     text = (
-        (base / "data" / "labels.csv").read_text().replace("file,label,site,split", "File;Label;Site;Split").replace(",", ";")
+        (base / "data" / "labels.csv")
+        .read_text()
+        .replace("file,label,site,split", "File;Label;Site;Split")
+        .replace(",", ";")
     )
     (base / "data" / "labels.csv").write_text(text)  # as a spreadsheet of another country writes it
     toy_audit(base / "run", "a", base / "data", **FLAGS)
@@ -52,11 +55,26 @@ def audit(master: Path, tmp_path: Path) -> Audit:
     return read_audit(made / "run" / "audit" / "a")
 
 
-def decide(audit: Audit, position: int, action: str, *, who: str = "anna", label: str | None = None, **more: Any) -> Suspect:
+def decide(
+    audit: Audit,
+    position: int,
+    action: str,
+    *,
+    who: str = "anna",
+    label: str | None = None,
+    **more: Any,
+) -> Suspect:
     (suspect,) = audit.at([position])
     new = {"accept": suspect.suggested, "change": label}.get(action)
-    facts = {"row": suspect.row, "id": suspect.id, "hash": suspect.hash, "given": suspect.given} | more
-    Decisions(audit.path).add(Decision(reviewer=who, action=action, label=new, reason="seen", **facts))
+    facts = {
+        "row": suspect.row,
+        "id": suspect.id,
+        "hash": suspect.hash,
+        "given": suspect.given,
+    } | more
+    Decisions(audit.path).add(
+        Decision(reviewer=who, action=action, label=new, reason="seen", **facts)
+    )
     return suspect
 
 
@@ -72,33 +90,58 @@ def test_only_the_labels_that_people_agree_on_change(audit: Audit) -> None:
     data = audit.path.parents[2] / "data"
     original = (data / "labels.csv").read_bytes()
     done = apply(audit.path)
-    assert done.file == (data / "labels.corrected.csv").resolve() and (data / "labels.csv").read_bytes() == original
+    assert (
+        done.file == (data / "labels.corrected.csv").resolve()
+        and (data / "labels.csv").read_bytes() == original
+    )
     assert done.counts == {"looked_at": 4, "changed": 1, "confirmed": 1, "unsure": 1, "disputed": 1}
     before = [line.split(";") for line in original.decode().splitlines()]
     after = cells(done.file)
     assert after[0] == before[0], "the columns are those of the original"
     differing = [(a, b) for a, b in zip(before, after, strict=True) if a != b]
     assert differing == [
-        ([changed.id, changed.given, *differing[0][0][2:]], [changed.id, changed.suggested, *differing[0][0][2:]])
+        (
+            [changed.id, changed.given, *differing[0][0][2:]],
+            [changed.id, changed.suggested, *differing[0][0][2:]],
+        )
     ]
     assert kept.id != changed.id
     (change,) = json.loads(log_path(done.file).read_text())["changes"]
-    assert (change["id"], change["old"], change["new"]) == (changed.id, changed.given, changed.suggested)
-    assert (change["reviewers"], change["reason"], change["site"]) == ("anna", "seen", "a") and change["time"]
-    assert cells(log_path(done.file, "csv"))[1][:4] == ["a", changed.id, changed.given, changed.suggested]
+    assert (change["id"], change["old"], change["new"]) == (
+        changed.id,
+        changed.given,
+        changed.suggested,
+    )
+    assert (change["reviewers"], change["reason"], change["site"]) == (
+        "anna",
+        "seen",
+        "a",
+    ) and change["time"]
+    assert cells(log_path(done.file, "csv"))[1][:4] == [
+        "a",
+        changed.id,
+        changed.given,
+        changed.suggested,
+    ]
 
 
 def test_a_preferred_reviewer_settles_what_is_disputed(audit: Audit) -> None:
     suspect = decide(audit, 0, "accept")
     decide(audit, 0, "keep", who="bert")
     assert apply(audit.path, prefer="bert").file is None, "nothing changes, so nothing is written"
-    assert [change.new for change in apply(audit.path, prefer="anna").changes] == [suspect.suggested]
+    assert [change.new for change in apply(audit.path, prefer="anna").changes] == [
+        suspect.suggested
+    ]
 
 
 def test_nothing_is_ever_overwritten(audit: Audit, tmp_path: Path) -> None:
     decide(audit, 0, "accept")
     names = [apply(audit.path).file for _ in range(3)]
-    assert [path.name for path in names if path] == ["labels.corrected.csv", "labels.corrected-2.csv", "labels.corrected-3.csv"]
+    assert [path.name for path in names if path] == [
+        "labels.corrected.csv",
+        "labels.corrected-2.csv",
+        "labels.corrected-3.csv",
+    ]
     (tmp_path / "mine.csv").write_text("precious")
     with pytest.raises(RunFolderError, match="nothing is overwritten"):
         apply(audit.path, out=tmp_path / "mine.csv")
@@ -110,7 +153,9 @@ def test_nothing_is_ever_overwritten(audit: Audit, tmp_path: Path) -> None:
     [({"hash": "0" * 64}, "another one"), ({"id": "stranger.png"}, "not in the data"), ({"row": 9999}, "not in the data"),
      ({"given": "class 9"}, "another label")],
 )  # fmt: skip
-def test_decisions_about_other_images_are_refused(audit: Audit, wrong: dict[str, Any], why: str) -> None:
+def test_decisions_about_other_images_are_refused(
+    audit: Audit, wrong: dict[str, Any], why: str
+) -> None:
     decide(audit, 0, "accept")
     decide(audit, 1, "accept", **wrong)
     with pytest.raises(DataError, match=why):
@@ -168,7 +213,9 @@ def test_a_corrected_folder_is_used_and_its_test_labels_are_locked(audit: Audit)
 # ---- retraining ----
 
 
-def test_before_and_after_stand_in_the_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_before_and_after_stand_in_the_report(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """A simulation: wrong labels are corrected, the same sites train again, and both results are shown."""
     source = shutil.copy(toy_npz(), tmp_path / "toy.npz")
     audit = toy_audit(tmp_path / "run", source=Path(source))
@@ -176,27 +223,42 @@ def test_before_and_after_stand_in_the_report(tmp_path: Path, capsys: pytest.Cap
     done = apply(audit.path)
     assert done.file == (tmp_path / "toy.labels.corrected.csv").resolve() and done.noisy
     again = toy_config(
-        "fedavg", source=Path(source), train__rounds=1, noise__spec="0", data__labels=str(done.file), data__sites=4
+        "fedavg",
+        source=Path(source),
+        train__rounds=1,
+        noise__spec="0",
+        data__labels=str(done.file),
+        data__sites=4,
     )
     run(again, tmp_path / "again")
     setup = [json.loads((tmp_path / name / "setup.json").read_text()) for name in ("run", "again")]
-    assert [s["num_samples"] for s in setup[0]["sites"].values()] == [s["num_samples"] for s in setup[1]["sites"].values()]
+    assert [s["num_samples"] for s in setup[0]["sites"].values()] == [
+        s["num_samples"] for s in setup[1]["sites"].values()
+    ]
     told = setup[1]["labels"]["review"]
     assert sum(pair["count"] for pair in told["pairs"]) == len(suspects)
     assert told["before"]["f1"] == json.loads((tmp_path / "run" / "result.json").read_text())["f1"]
     page = write_report(tmp_path / "again").read_text()
-    assert "Corrected labels" in page and "Before (run) and after" in page and "anna looked at 3 labels" in page
+    assert (
+        "Corrected labels" in page
+        and "Before (run) and after" in page
+        and "anna looked at 3 labels" in page
+    )
     assert "Corrected labels" not in write_report(tmp_path / "run").read_text()
-    results = [json.loads((tmp_path / name / "result.json").read_text()) for name in ("run", "again")]
+    results = [
+        json.loads((tmp_path / name / "result.json").read_text()) for name in ("run", "again")
+    ]
     for name, result in zip(("run", "again"), results, strict=True):
         show_run(tmp_path / name, result)
     said = [line for line in capsys.readouterr().out.splitlines() if line.startswith("before")]
-    assert len(said) == 1 and said[0].startswith(f"before  macro F1 {results[0]['f1']:.1f} (run), now {results[1]['f1']:.1f}")
+    assert len(said) == 1 and said[0].startswith(
+        f"before  macro F1 {results[0]['f1']:.1f} (run), now {results[1]['f1']:.1f}"
+    )
     assert said[0].endswith("3 labels corrected by anna")
 
 
 def test_corrected_labels_leave_every_image_at_its_site(audit: Audit, tmp_path: Path) -> None:
-    from fedgsca.experiment import prepare
+    from fedgsca.experiment.simulation import prepare
 
     table = load(str(toy_npz()))
     file = tmp_path / "labels.csv"
@@ -221,7 +283,9 @@ def test_a_log_counts_only_for_the_very_file(audit: Audit) -> None:
     assert read_log(file) is None
 
 
-def test_the_summary_of_a_review_names_the_next_step(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_summary_of_a_review_names_the_next_step(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     audit = toy_audit(tmp_path / "run")
     assert execute(["review", str(audit.path), "--summary"]) == 0
     assert "fedgsca apply" not in capsys.readouterr().out, "nothing has been decided yet"

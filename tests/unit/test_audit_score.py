@@ -5,16 +5,18 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fedgsca.audit import score
-from fedgsca.audit.evidence import Evidence, add, means
-from fedgsca.audit.measure import against_truth
-from fedgsca.audit.second import by_neighbours
+from fedgsca.engine.label_evidence import Evidence, add, means
+from fedgsca.label_audit import score
+from fedgsca.label_audit.ranking_quality import against_truth
+from fedgsca.label_audit.second_opinion import by_neighbours
 from fedgsca.rng import stream
 
 CLASSES = ("normal", "serrated", "adenoma")
 
 
-def evidence(truth: np.ndarray, given: np.ndarray, *, classes: int = 3, sure: float = 4.0, rounds: int = 5) -> Evidence:
+def evidence(
+    truth: np.ndarray, given: np.ndarray, *, classes: int = 3, sure: float = 4.0, rounds: int = 5
+) -> Evidence:
     """A model that has learned the truth fairly well: logits of the true class raised by `sure`, with noise."""
     rng, sums = stream(0, "evidence"), dict[str, np.ndarray]()
     base = rng.normal(0, 1, (len(truth), classes))
@@ -91,9 +93,20 @@ def test_confident_joint_by_hand() -> None:
 
 
 def test_the_reason_is_in_words() -> None:
-    seen = Evidence(12, np.zeros(2), np.array([[0.02, 0.05, 0.93], [0.2, 0.7, 0.1]]), np.array([[0, 1, 11], [1, 10, 1]]))
-    assert score.reason(seen, 0, 1, 2, CLASSES) == "given serrated, the model says adenoma with 0.93 in 11 of 12 rounds"
-    assert score.reason(seen, 1, 1, 0, CLASSES) == "given serrated, the model agrees with 0.70 in 10 of 12 rounds"
+    seen = Evidence(
+        12,
+        np.zeros(2),
+        np.array([[0.02, 0.05, 0.93], [0.2, 0.7, 0.1]]),
+        np.array([[0, 1, 11], [1, 10, 1]]),
+    )
+    assert (
+        score.reason(seen, 0, 1, 2, CLASSES)
+        == "given serrated, the model says adenoma with 0.93 in 11 of 12 rounds"
+    )
+    assert (
+        score.reason(seen, 1, 1, 0, CLASSES)
+        == "given serrated, the model agrees with 0.70 in 10 of 12 rounds"
+    )
 
 
 def test_clean_examples_are_agreed_upon_in_every_round() -> None:
@@ -127,7 +140,7 @@ def test_neighbours_outvote_a_wrong_label() -> None:
 
 def test_cleanlab_is_a_second_opinion() -> None:
     pytest.importorskip("cleanlab")
-    from fedgsca.audit.cleanlab import out_of_sample, quality
+    from fedgsca.label_audit.cleanlab_scores import out_of_sample, quality
 
     rng = stream(0, "cl")
     labels = np.arange(80) % 2

@@ -14,9 +14,9 @@ from audits import toy_audit
 from PIL import Image
 from toys import toy_folder
 
-from fedgsca.audit.images import Images, content_hash
-from fedgsca.audit.table import Audit, Suspect, read_audit, write_audit
 from fedgsca.errors import DataError, RunFolderError
+from fedgsca.label_audit.audit_images import Images, content_hash
+from fedgsca.label_audit.audit_table import Audit, Suspect, read_audit, write_audit
 
 CLASSES = ["normal", "serrated", "adenoma"]
 HEADER = {"run": "../..", "site": "a", "classes": CLASSES, "data": {}, "summary": {}}
@@ -33,7 +33,9 @@ def suspect(rank: int, **changes: object) -> Suspect:
 @pytest.fixture
 def audit(tmp_path: Path) -> Audit:
     entries = (suspect(i, given=CLASSES[i % 2], suggested=CLASSES[1 + i % 2]) for i in range(1, 51))
-    return write_audit(tmp_path / "audit" / "a", HEADER, entries, {"normal": [{"row": 3, "hash": "ab"}]})
+    return write_audit(
+        tmp_path / "audit" / "a", HEADER, entries, {"normal": [{"row": 3, "hash": "ab"}]}
+    )
 
 
 def test_what_is_written_is_read_back_in_order(audit: Audit) -> None:
@@ -57,7 +59,13 @@ def test_a_window_needs_neither_the_start_nor_the_whole_list(audit: Audit) -> No
 
 
 def test_names_survive_and_no_cell_is_a_formula(tmp_path: Path) -> None:
-    odd = suspect(1, id='=cmd|"/c calc"!A1', reason="naïve, 日本\nline", posterior=0.25, opinions={"cleanlab": ("normal", 0.5)})
+    odd = suspect(
+        1,
+        id='=cmd|"/c calc"!A1',
+        reason="naïve, 日本\nline",
+        posterior=0.25,
+        opinions={"cleanlab": ("normal", 0.5)},
+    )
     made = write_audit(tmp_path, HEADER, [odd, suspect(2, id="-1+1", others=())], {})
     assert next(made.suspects()) == odd
     rows = list(csv.reader(io.StringIO((tmp_path / "audit.csv").read_text(encoding="utf-8"))))

@@ -7,7 +7,16 @@ import pytest
 import torch
 
 from fedgsca.aggregate import WeightedMean
-from fedgsca.blocks import class_means, log_prior, masked_mean, model_distance, nearer_second, rampup, rounds_of, two_means
+from fedgsca.methods.parts.statistics import (
+    class_means,
+    log_prior,
+    masked_mean,
+    model_distance,
+    nearer_second,
+    rampup,
+    rounds_of,
+    two_means,
+)
 from fedgsca.rng import stream
 from fedgsca.train import Batch, cross_entropy, proximal
 
@@ -61,7 +70,11 @@ def test_two_means_of_what_cannot_be_divided_is_one_centre_twice(points: np.ndar
 
 
 def test_model_distance_ignores_counters() -> None:
-    a = {"w": np.array([3.0, 0.0], np.float32), "b": np.array(4.0, np.float32), "count": np.array(7)}
+    a = {
+        "w": np.array([3.0, 0.0], np.float32),
+        "b": np.array(4.0, np.float32),
+        "count": np.array(7),
+    }
     b = {"w": np.zeros(2, np.float32), "b": np.array(0.0, np.float32), "count": np.array(0)}
     assert model_distance(a, b, "layers") == pytest.approx(7.0)
     assert model_distance(a, b, "flat") == pytest.approx(5.0)
@@ -78,16 +91,25 @@ def test_mean_over_nothing_is_zero_and_moves_nothing() -> None:
 
 def test_proximal_term_has_no_gradient_at_its_anchor() -> None:
     model = torch.nn.Linear(5, 3)
-    batch = Batch(torch.randn(8, 5, generator=torch.Generator().manual_seed(0)), torch.arange(8) % 3, np.arange(8))
+    batch = Batch(
+        torch.randn(8, 5, generator=torch.Generator().manual_seed(0)),
+        torch.arange(8) % 3,
+        np.arange(8),
+    )
     anchor = [parameter.detach().clone() for parameter in model.parameters()]
     plain = torch.autograd.grad(cross_entropy(model, batch), list(model.parameters()))
-    both = torch.autograd.grad(cross_entropy(model, batch) + proximal(model, anchor, 10.0), list(model.parameters()))
+    both = torch.autograd.grad(
+        cross_entropy(model, batch) + proximal(model, anchor, 10.0), list(model.parameters())
+    )
     assert all(torch.equal(a, b) for a, b in zip(plain, both, strict=True))
 
 
 def test_weighted_mean_keeps_integers_and_reproduces_a_single_site() -> None:
     rng, mean = stream(0, "mean"), WeightedMean()
-    models = [{"w": rng.normal(size=5).astype(np.float32), "count": np.array(k, np.int64)} for k in range(4)]
+    models = [
+        {"w": rng.normal(size=5).astype(np.float32), "count": np.array(k, np.int64)}
+        for k in range(4)
+    ]
     for model, weight in zip(models, (1, 0, 0, 0), strict=True):
         mean.add(model, weight)
     found = mean.result()

@@ -18,7 +18,7 @@ import pytest
 from fedgsca.data import cache
 from fedgsca.data.cache import cache_folder, cached_array, cached_rows
 from fedgsca.errors import DataError, RunFolderError
-from fedgsca.files import abandoned, beside, size_text, write_atomic
+from fedgsca.support.files import abandoned, beside, size_text, write_atomic
 
 
 class Counted:
@@ -95,9 +95,22 @@ def empty_manifest(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "damage", [truncate, flip(0), flip(30), flip(127), flip(150), flip(-1), halve_manifest, drop_array, empty_manifest]
+    "damage",
+    [
+        truncate,
+        flip(0),
+        flip(30),
+        flip(127),
+        flip(150),
+        flip(-1),
+        halve_manifest,
+        drop_array,
+        empty_manifest,
+    ],
 )
-def test_damage_is_noticed_rebuilt_and_told(tmp_path: Path, damage: Callable[[Path], None], caplog: Any) -> None:
+def test_damage_is_noticed_rebuilt_and_told(
+    tmp_path: Path, damage: Callable[[Path], None], caplog: Any
+) -> None:
     fill = Counted()
     get(fill, tmp_path)
     damage(tmp_path)
@@ -108,7 +121,9 @@ def test_damage_is_noticed_rebuilt_and_told(tmp_path: Path, damage: Callable[[Pa
     assert fill.calls == 2  # the rebuilt entry is sound
 
 
-def test_large_arrays_are_checked_by_sample(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_arrays_are_checked_by_sample(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(cache, "_WHOLE", 0)
     fill = Counted()
     get(fill, tmp_path)
@@ -183,13 +198,19 @@ def test_rows_stream_with_fewer_than_announced(tmp_path: Path) -> None:
 
 def test_digest_names_the_content(tmp_path: Path) -> None:
     def entry(key: str, value: int) -> cache.Cached:
-        return cached_rows(key, (2,), np.uint8, lambda extra: [np.full((4, 2), value, np.uint8)], 4, tmp_path)
+        return cached_rows(
+            key, (2,), np.uint8, lambda extra: [np.full((4, 2), value, np.uint8)], 4, tmp_path
+        )
 
     assert entry("a", 1).digest == entry("b", 1).digest != entry("c", 2).digest
 
 
 def build(folder: str) -> int:
-    return int(cached_array("k", (200, 200), np.uint8, lambda a: a.fill(os.getpid() % 251), Path(folder))[0, 0])
+    return int(
+        cached_array("k", (200, 200), np.uint8, lambda a: a.fill(os.getpid() % 251), Path(folder))[
+            0, 0
+        ]
+    )
 
 
 def test_two_processes_build_the_same_key(tmp_path: Path) -> None:
@@ -201,7 +222,9 @@ def test_two_processes_build_the_same_key(tmp_path: Path) -> None:
     assert len(np.unique(last)) == 1 and int(last[0, 0]) in values
 
 
-def test_no_space_is_noticed_before_writing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_space_is_noticed_before_writing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     usage = type("usage", (), {"free": 3_000_000})()
     monkeypatch.setattr(cache.shutil, "disk_usage", lambda path: usage)
     with pytest.raises(DataError, match=r"needs 9\.0 GB and the disk has 3\.0 MB") as caught:
@@ -223,7 +246,9 @@ def test_disk_fills_up_while_writing(tmp_path: Path, tiny_files: None) -> None:
     with pytest.raises(DataError, match="FEDGSCA_CACHE"):
         cached_array("k", (1000, 1000), np.uint8, Counted(), tmp_path)
     with pytest.raises(DataError, match="FEDGSCA_CACHE"):
-        cached_rows("k", (1000,), np.uint8, lambda extra: [np.zeros((1000, 1000), np.uint8)], 1000, tmp_path)
+        cached_rows(
+            "k", (1000,), np.uint8, lambda extra: [np.zeros((1000, 1000), np.uint8)], 1000, tmp_path
+        )
     assert list(tmp_path.iterdir()) == []
 
 
@@ -249,7 +274,9 @@ def test_write_atomic_replaces_and_makes_folders(tmp_path: Path) -> None:
     assert [p.name for p in path.parent.iterdir()] == ["b.json"]
 
 
-def test_write_atomic_keeps_the_old_file_when_the_disk_is_full(tmp_path: Path, tiny_files: None) -> None:
+def test_write_atomic_keeps_the_old_file_when_the_disk_is_full(
+    tmp_path: Path, tiny_files: None
+) -> None:
     path = tmp_path / "b.json"
     write_atomic(path, b"old")
     with pytest.raises(RunFolderError, match="no space left") as caught:
@@ -258,7 +285,9 @@ def test_write_atomic_keeps_the_old_file_when_the_disk_is_full(tmp_path: Path, t
     assert [p.name for p in tmp_path.iterdir()] == ["b.json"]
 
 
-def test_write_atomic_interrupted_before_the_rename(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_write_atomic_interrupted_before_the_rename(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / "b.json"
     write_atomic(path, b"old")
 
@@ -286,6 +315,8 @@ def test_manifest_is_plain_json(tmp_path: Path) -> None:
     assert json.loads(only(tmp_path, "*.json").read_text())["key"] == "k"
 
 
-@pytest.mark.parametrize(("size", "text"), [(812, "812 B"), (3_400_000, "3.4 MB"), (6_000_000_000_000, "6.0 TB")])
+@pytest.mark.parametrize(
+    ("size", "text"), [(812, "812 B"), (3_400_000, "3.4 MB"), (6_000_000_000_000, "6.0 TB")]
+)
 def test_size_text(size: int, text: str) -> None:
     assert size_text(size) == text

@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedgsca.candidates import TABLES, by_features, by_similarity, from_file, table_for
 from fedgsca.errors import ConfigError
 from fedgsca.noise import SiteNoise, transition_matrix
+from fedgsca.noise.candidates import TABLES, by_features, by_similarity, from_file, table_for
 from fedgsca.rng import stream
 
 # FedGP's order of the ten Kvasir-Capsule classes, in the data set's own spelling
@@ -65,9 +65,18 @@ def test_similarity_finds_the_look_alikes() -> None:
     rng = stream(0, "look-alikes")
     shade = np.array([20, 40, 200, 230, 120])  # 0 and 1 are dark, 2 and 3 bright
     labels = np.repeat(np.arange(5), 30)
-    images = (shade[labels, None, None, None] + rng.integers(0, 10, (150, 29, 21, 3))).astype(np.uint8)
+    images = (shade[labels, None, None, None] + rng.integers(0, 10, (150, 29, 21, 3))).astype(
+        np.uint8
+    )
     table = by_similarity(images, labels, 6, k=1)
-    assert table == {0: (1,), 1: (0,), 2: (3,), 3: (2,), 4: (2,), 5: ()}  # class 5 has no images: any other
+    assert table == {
+        0: (1,),
+        1: (0,),
+        2: (3,),
+        3: (2,),
+        4: (2,),
+        5: (),
+    }  # class 5 has no images: any other
     assert by_similarity(images, labels, 6) == by_similarity(images, labels, 6, k=2)
     assert all(len(by_similarity(images, labels, 5, k=9)[c]) == 4 for c in range(5))
 
@@ -75,7 +84,11 @@ def test_similarity_finds_the_look_alikes() -> None:
 def test_similarity_sees_layout_not_only_colour() -> None:
     images = np.zeros((30, 16, 16, 3), dtype=np.uint8)
     labels = np.repeat([0, 1, 2], 10)
-    images[:10, :, :8], images[10:20, :, 8:], images[20:, :14, 8:] = 200, 200, 200  # left half, right half, most of the right
+    images[:10, :, :8], images[10:20, :, 8:], images[20:, :14, 8:] = (
+        200,
+        200,
+        200,
+    )  # left half, right half, most of the right
     assert by_similarity(images, labels, 3, k=1)[1] == (2,)
     assert by_similarity(images[:10], labels[:10], 3) == {0: (), 1: (), 2: ()}
 
@@ -85,7 +98,13 @@ def test_features_find_the_look_alikes() -> None:
     labels = np.repeat(np.arange(4), 500)
     features = centre[labels] + stream(0, "features").normal(0, 3, (2000, 2))
     features[:, 1] *= 1e6  # a scale is no similarity
-    assert by_features(features.astype(np.float32), labels, 5, k=1) == {0: (1,), 1: (0,), 2: (3,), 3: (2,), 4: ()}
+    assert by_features(features.astype(np.float32), labels, 5, k=1) == {
+        0: (1,),
+        1: (0,),
+        2: (3,),
+        3: (2,),
+        4: (),
+    }
 
 
 def write(tmp_path: Path, text: str) -> Path:
@@ -95,7 +114,9 @@ def write(tmp_path: Path, text: str) -> Path:
 
 
 def test_a_file_of_names(tmp_path: Path) -> None:
-    path = write(tmp_path, '"Foreign Body" = ["ulcer"]\nulcer = ["Foreign body", "Blood"]\nBlood = "any"\n')
+    path = write(
+        tmp_path, '"Foreign Body" = ["ulcer"]\nulcer = ["Foreign body", "Blood"]\nBlood = "any"\n'
+    )
     assert from_file(path, ["Ulcer", "Blood", "Foreign body"]) == {0: (2, 1), 1: (), 2: (0,)}
 
 

@@ -6,9 +6,9 @@ from collections import Counter
 
 import pytest
 
-from fedgsca.cells import Cell, Shard, parse_shard
 from fedgsca.config import Config
 from fedgsca.errors import ConfigError
+from fedgsca.grid.runner import Cell, Shard, parse_shard
 
 ROWS, COLUMNS, SEEDS = ("fedavg", "fedgp", "fedgsca"), ("S40", "S50"), (0, 1, 2)
 CELLS = [
@@ -22,7 +22,9 @@ CELLS = [
 @pytest.mark.parametrize("count", [1, 2, 3, 4, 5, 7, 18, 40])
 def test_shards_are_disjoint_complete_and_share_every_row(count: int) -> None:
     parts = [Shard(i + 1, count).part(CELLS) for i in range(count)]
-    assert sorted(cell.name for part in parts for cell in part) == sorted(cell.name for cell in CELLS)
+    assert sorted(cell.name for part in parts for cell in part) == sorted(
+        cell.name for cell in CELLS
+    )
     assert max(map(len, parts)) - min(map(len, parts)) <= 1
     for row in ROWS:
         shares = [Counter(cell.row for cell in part)[row] for part in parts]

@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
-import fedgsca.cells as cells
-from fedgsca.cells import Cell
-from fedgsca.compare import (
+import fedgsca.grid.runner as cells
+from fedgsca.engine.rounds import RunObserver, SilentObserver
+from fedgsca.errors import ConfigError, QuorumError, RunFolderError
+from fedgsca.grid.comparison import (
     Plan,
     check_folder,
     collect,
@@ -22,8 +23,7 @@ from fedgsca.compare import (
     read_tuned,
     run_plan,
 )
-from fedgsca.engine.federation import Silent, Watcher
-from fedgsca.errors import ConfigError, QuorumError, RunFolderError
+from fedgsca.grid.runner import Cell
 
 PLAN = Plan(("fedavg", "fedgsca"), ("S40", "0-S40-P20-C20"), (0, 1), title="a test")
 
@@ -36,9 +36,9 @@ class Crowd:
         self.ended: list[str] = []
         self.errors: list[str] = []
 
-    def watch(self, cell: Cell) -> Watcher:
+    def watch(self, cell: Cell) -> RunObserver:
         self.started.append(cell.name)
-        return Silent()
+        return SilentObserver()
 
     def finished(self, cell: Cell, result: Mapping[str, Any]) -> None:
         self.ended.append(cell.name)
@@ -64,7 +64,7 @@ def engine(monkeypatch: pytest.MonkeyPatch) -> dict[str, Exception]:
     """An engine that trains nothing: F1 is 80 without wrong labels, 60 otherwise; cells named in the dictionary fail."""
     broken: dict[str, Exception] = {}
 
-    def run(config: Any, out: Path, *, jobs: int, watcher: Watcher) -> dict[str, Any]:
+    def run(config: Any, out: Path, *, jobs: int, observer: RunObserver) -> dict[str, Any]:
         if out.name in broken:
             raise broken[out.name]
         out.mkdir(parents=True)
@@ -99,7 +99,10 @@ def test_all_methods_start_with_the_baseline_and_end_with_ours() -> None:
 
 
 def test_a_noise_has_one_spelling() -> None:
-    assert parse_noises(["s40%", "S40", "clean-S40-p20-C20", "0-S40-P20-C20"]) == ("S40", "0-S40-P20-C20")
+    assert parse_noises(["s40%", "S40", "clean-S40-p20-C20", "0-S40-P20-C20"]) == (
+        "S40",
+        "0-S40-P20-C20",
+    )
     with pytest.raises(ConfigError, match="X9"):
         parse_noises(["X9"])
 
@@ -128,7 +131,12 @@ def test_the_clean_reference_is_the_cell_of_noise_0() -> None:
 
 
 def test_options_of_a_method_apply_to_it_alone() -> None:
-    plan = Plan(("fedavg", "fedprox", "fedgsca"), ("S40",), (0,), {"fedprox": {"mu": 0.5}, "train": {"rounds": 3}})
+    plan = Plan(
+        ("fedavg", "fedprox", "fedgsca"),
+        ("S40",),
+        (0,),
+        {"fedprox": {"mu": 0.5}, "train": {"rounds": 3}},
+    )
     found = {cell.config.method: cell.config for cell in plan.cells() if cell.role == "method"}
     assert found["fedprox"].options["mu"] == 0.5
     assert "mu" not in found["fedgsca"].options
@@ -152,10 +160,23 @@ def test_a_plan_survives_its_file(tmp_path: Path, engine: dict[str, Exception]) 
 
 
 def test_compare_json_has_the_agreed_form(tmp_path: Path, engine: dict[str, Exception]) -> None:
-    outcome = run_plan(Plan(("fedavg", "fedgsca"), ("S40", "0"), (0, 2), clean=True, title="a test"), tmp_path, Crowd())
+    outcome = run_plan(
+        Plan(("fedavg", "fedgsca"), ("S40", "0"), (0, 2), clean=True, title="a test"),
+        tmp_path,
+        Crowd(),
+    )
     found = json.loads((tmp_path / "compare.json").read_text())
     assert found == outcome.compare
-    assert set(found) == {"title", "data", "noises", "methods", "seeds", "cells", "ceiling", "clean"}
+    assert set(found) == {
+        "title",
+        "data",
+        "noises",
+        "methods",
+        "seeds",
+        "cells",
+        "ceiling",
+        "clean",
+    }
     assert (found["title"], found["data"], found["seeds"]) == ("a test", "toy", [0, 2])
     assert found["ceiling"] == {"S40": {"0": 80.0, "2": 80.0}}
     assert found["clean"] == {"0": 80.0, "2": 80.0}
@@ -176,19 +197,26 @@ def test_compare_json_has_the_agreed_form(tmp_path: Path, engine: dict[str, Exce
     }
 
 
-def test_a_failed_cell_does_not_stop_the_others(tmp_path: Path, engine: dict[str, Exception]) -> None:
-    engine["fedgsca-S40-s0"] = QuorumError("too few sites", fix="mend them")
+def test_a_failed_cell_does_not_stop_the_others(
+    tmp_path: Path, engine: dict[str, Exception]
+) -> None:
+    engine["fedgsca-S40-s0"] = QuorumError("todo.test-compare-1", "too few sites", fix="mend them")
     engine["ceiling-S40-s1"] = RuntimeError("a bug")
     crowd = Crowd()
     outcome = run_plan(PLAN, tmp_path, crowd)
-    assert outcome.failed == {"fedgsca-S40-s0": "too few sites", "ceiling-S40-s1": "RuntimeError: a bug"}
+    assert outcome.failed == {
+        "fedgsca-S40-s0": "too few sites",
+        "ceiling-S40-s1": "RuntimeError: a bug",
+    }
     assert crowd.errors == list(outcome.failed)
     assert len(outcome.compare["cells"]) == 7
     assert outcome.compare["ceiling"]["S40"] == {"0": 80.0}
 
 
-def test_a_second_start_runs_only_what_is_missing(tmp_path: Path, engine: dict[str, Exception]) -> None:
-    engine["fedgsca-S40-s0"] = QuorumError("too few sites", fix="mend them")
+def test_a_second_start_runs_only_what_is_missing(
+    tmp_path: Path, engine: dict[str, Exception]
+) -> None:
+    engine["fedgsca-S40-s0"] = QuorumError("todo.test-compare-2", "too few sites", fix="mend them")
     run_plan(PLAN, tmp_path, Crowd())
     engine.clear()
     crowd = Crowd()
@@ -205,27 +233,54 @@ def test_a_comparison_can_grow(tmp_path: Path, engine: dict[str, Exception]) -> 
     assert len(outcome.compare["cells"]) == 12
 
 
-def test_other_methods_and_noises_join_what_the_folder_has(tmp_path: Path, engine: dict[str, Exception]) -> None:
-    run_plan(Plan(("fedavg",), ("S40",), (0, 1), {"train": {"rounds": 3}}, title="a test"), tmp_path, Crowd())
+def test_other_methods_and_noises_join_what_the_folder_has(
+    tmp_path: Path, engine: dict[str, Exception]
+) -> None:
+    run_plan(
+        Plan(("fedavg",), ("S40",), (0, 1), {"train": {"rounds": 3}}, title="a test"),
+        tmp_path,
+        Crowd(),
+    )
     crowd = Crowd()
-    run_plan(Plan(("fedprox",), ("S20",), (1,), {"train": {"rounds": 3}, "fedprox": {"mu": 0.5}}), tmp_path, crowd)
+    run_plan(
+        Plan(("fedprox",), ("S20",), (1,), {"train": {"rounds": 3}, "fedprox": {"mu": 0.5}}),
+        tmp_path,
+        crowd,
+    )
     assert crowd.started == ["fedprox-S20-s1"]
     found = json.loads((tmp_path / "compare.json").read_text())
-    assert (found["title"], found["methods"], found["noises"]) == ("a test", ["fedavg", "fedprox"], ["S40", "S20"])
-    assert [cell["path"] for cell in found["cells"]] == ["cells/fedavg-S40-s0", "cells/fedavg-S40-s1", "cells/fedprox-S20-s1"]
+    assert (found["title"], found["methods"], found["noises"]) == (
+        "a test",
+        ["fedavg", "fedprox"],
+        ["S40", "S20"],
+    )
+    assert [cell["path"] for cell in found["cells"]] == [
+        "cells/fedavg-S40-s0",
+        "cells/fedavg-S40-s1",
+        "cells/fedprox-S20-s1",
+    ]
     assert found["ceiling"] == {"S40": {"0": 80.0, "1": 80.0}}
 
 
-def test_a_comparison_with_other_settings_does_not_join(tmp_path: Path, engine: dict[str, Exception]) -> None:
+def test_a_comparison_with_other_settings_does_not_join(
+    tmp_path: Path, engine: dict[str, Exception]
+) -> None:
     run_plan(Plan(("fedavg",), ("S40",), (0,), {"train": {"rounds": 3}}), tmp_path, Crowd())
     crowd = Crowd()
-    for tree in ({"train": {"rounds": 4}}, {"train": {"rounds": 3}, "fedavg": {}, "data": {"sites": 3}}):
-        with pytest.raises(RunFolderError, match=r"another comparison(.|\n)*(rounds|sites): [34] there, [34] here"):
+    for tree in (
+        {"train": {"rounds": 4}},
+        {"train": {"rounds": 3}, "fedavg": {}, "data": {"sites": 3}},
+    ):
+        with pytest.raises(
+            RunFolderError, match=r"another comparison(.|\n)*(rounds|sites): [34] there, [34] here"
+        ):
             run_plan(Plan(("fedprox",), ("S40",), (0,), tree), tmp_path, crowd)
     assert crowd.started == []
 
 
-def test_a_plan_file_that_is_damaged_is_replaced(tmp_path: Path, engine: dict[str, Exception]) -> None:
+def test_a_plan_file_that_is_damaged_is_replaced(
+    tmp_path: Path, engine: dict[str, Exception]
+) -> None:
     run_plan(PLAN, tmp_path, Crowd())
     (tmp_path / "plan.json").write_text("{")
     crowd = Crowd()
@@ -242,7 +297,9 @@ def test_foreign_folders_are_left_alone(tmp_path: Path) -> None:
         check_folder(PLAN.cells(), tmp_path / "thesis.txt")
 
 
-def test_an_interrupted_comparison_keeps_its_numbers(tmp_path: Path, engine: dict[str, Exception]) -> None:
+def test_an_interrupted_comparison_keeps_its_numbers(
+    tmp_path: Path, engine: dict[str, Exception]
+) -> None:
     engine["ceiling-S40-s0"] = KeyboardInterrupt()  # type: ignore[assignment]
     with pytest.raises(KeyboardInterrupt):
         run_plan(PLAN, tmp_path, Crowd())
@@ -252,13 +309,24 @@ def test_an_interrupted_comparison_keeps_its_numbers(tmp_path: Path, engine: dic
 
 def test_tuned_settings_reach_their_method_and_fedavgs_references_only(tmp_path: Path) -> None:
     path = tmp_path / "tuned.toml"
-    path.write_text("[fedavg.train]\nlr = 0.003\n[fedgsca.train]\nlr = 0.03\n[fedgsca.fedgsca]\nwarmup = 20\n")
-    plan = Plan(("fedavg", "fedprox", "fedgsca"), ("S40",), (0,), {"train": {"lr": 0.5}}, clean=True, tuned=read_tuned(path))
+    path.write_text(
+        "[fedavg.train]\nlr = 0.003\n[fedgsca.train]\nlr = 0.03\n[fedgsca.fedgsca]\nwarmup = 20\n"
+    )
+    plan = Plan(
+        ("fedavg", "fedprox", "fedgsca"),
+        ("S40",),
+        (0,),
+        {"train": {"lr": 0.5}},
+        clean=True,
+        tuned=read_tuned(path),
+    )
     rates = {cell.name: cell.config.train.lr for cell in plan.cells()}
     assert rates == {
         "fedavg-S40-s0": 0.003, "fedprox-S40-s0": 0.5, "fedgsca-S40-s0": 0.03, "ceiling-S40-s0": 0.003, "fedavg-0-s0": 0.003,
     }  # fmt: skip
-    assert [cell.config.options["warmup"] for cell in plan.cells() if cell.config.method == "fedgsca"] == [20]
+    assert [
+        cell.config.options["warmup"] for cell in plan.cells() if cell.config.method == "fedgsca"
+    ] == [20]
 
 
 def test_a_tuned_file_for_an_unknown_method_is_refused(tmp_path: Path) -> None:

@@ -25,13 +25,17 @@ def possibility(p: np.ndarray, y: int, alpha: float, beta: float) -> np.ndarray:
 
 def inside_by_all_subsets(p: np.ndarray, poss: np.ndarray) -> bool:
     """Eq. 15 as printed: every subset of the classes."""
-    subsets = itertools.chain.from_iterable(itertools.combinations(range(len(p)), k) for k in range(1, len(p) + 1))
+    subsets = itertools.chain.from_iterable(
+        itertools.combinations(range(len(p)), k) for k in range(1, len(p) + 1)
+    )
     return all(p[list(s)].sum() <= poss[list(s)].max() + 1e-12 for s in subsets)
 
 
 def projection(p: np.ndarray, poss: np.ndarray, alpha: float) -> np.ndarray:
     full = poss == 1.0
-    return np.where(full, (1 - alpha) * p / p[full].sum(), alpha * p / max(p[~full].sum(), 1e-300))  # Eq. 16
+    return np.where(
+        full, (1 - alpha) * p / p[full].sum(), alpha * p / max(p[~full].sum(), 1e-300)
+    )  # Eq. 16
 
 
 def defined_loss(p: np.ndarray, y: int, alpha: float, beta: float) -> float:
@@ -44,7 +48,9 @@ def defined_loss(p: np.ndarray, y: int, alpha: float, beta: float) -> float:
 
 def test_hand_numbers() -> None:
     half = rcl_loss(logits_of(0.5, 0.3, 0.2), torch.tensor([0]), beta=0.75)
-    assert half.item() == pytest.approx(0.95 * math.log(0.95 / 0.5) + 0.05 * math.log(0.05 / 0.5), abs=1e-12)
+    assert half.item() == pytest.approx(
+        0.95 * math.log(0.95 / 0.5) + 0.05 * math.log(0.05 / 0.5), abs=1e-12
+    )
     assert half.item() == pytest.approx(0.49464, abs=1e-5)
     assert rcl_loss(logits_of(0.96, 0.03, 0.01), torch.tensor([0])).item() == 0.0
 
@@ -57,7 +63,9 @@ def test_hand_numbers() -> None:
     alpha=st.sampled_from([0.001, 0.05, 0.3, 0.7]),
     beta=st.sampled_from([0.1, 0.3, 0.55, 0.75, 1.0]),
 )
-def test_closed_form_is_the_definition_with_five_classes(seed: int, y: int, scale: float, alpha: float, beta: float) -> None:
+def test_closed_form_is_the_definition_with_five_classes(
+    seed: int, y: int, scale: float, alpha: float, beta: float
+) -> None:
     logits = stream(seed, "logits").normal(0, scale, 5)
     p = np.exp(logits - logits.max())
     p /= p.sum()
@@ -81,14 +89,20 @@ def test_gradient_is_p_minus_its_projection() -> None:
     (gradient,) = torch.autograd.grad(loss.sum(), logits)
     probs = logits.detach().softmax(dim=1).numpy()
     assert 20 < int((loss > 0).sum()) < 180  # both cases occur
-    for p, y, value, g in zip(probs, labels.numpy(), loss.detach().numpy(), gradient.numpy(), strict=True):
-        expected = p - projection(p, possibility(p, y, 0.05, 0.6), 0.05) if value > 0 else np.zeros(5)
+    for p, y, value, g in zip(
+        probs, labels.numpy(), loss.detach().numpy(), gradient.numpy(), strict=True
+    ):
+        expected = (
+            p - projection(p, possibility(p, y, 0.05, 0.6), 0.05) if value > 0 else np.zeros(5)
+        )
         np.testing.assert_allclose(g, expected, atol=1e-10)
 
 
 def test_gradient_is_the_slope_of_the_loss() -> None:
     """By finite differences, because the projection is held constant inside the loss."""
-    logits = torch.randn(40, 6, dtype=torch.float64, generator=torch_stream(2, "slope"), requires_grad=True)
+    logits = torch.randn(
+        40, 6, dtype=torch.float64, generator=torch_stream(2, "slope"), requires_grad=True
+    )
     labels = torch.arange(40) % 6
     assert torch.autograd.gradcheck(lambda z: rcl_loss(z, labels, alpha=0.05, beta=0.5), (logits,))
 
@@ -98,8 +112,12 @@ def test_confident_disagreement_relaxes_the_label() -> None:
     z = logits_of(0.17, 0.80, 0.03)
     assert rcl_loss(z, torch.tensor([0]), beta=0.75).item() == 0.0
     assert rcl_loss(z, torch.tensor([0]), beta=0.85).item() > 1.0
-    assert rcl_loss(logits_of(0.25, 0.75), torch.tensor([0]), beta=0.7).item() == 0.0  # A holds every class
-    exact = torch.tensor([[0.0, 0.0]], dtype=torch.float64)  # p = 0.5 exactly: ">= beta" includes equality
+    assert (
+        rcl_loss(logits_of(0.25, 0.75), torch.tensor([0]), beta=0.7).item() == 0.0
+    )  # A holds every class
+    exact = torch.tensor(
+        [[0.0, 0.0]], dtype=torch.float64
+    )  # p = 0.5 exactly: ">= beta" includes equality
     assert rcl_loss(exact, torch.tensor([0]), beta=0.5).item() == 0.0
 
 
@@ -150,15 +168,23 @@ def test_half_precision_is_computed_in_float32() -> None:
 
 def test_alpha_has_a_floor() -> None:
     z = logits_of(0.5, 0.5)
-    assert rcl_loss(z, torch.tensor([0]), alpha=0.0).item() == rcl_loss(z, torch.tensor([0]), alpha=1e-3).item()
+    assert (
+        rcl_loss(z, torch.tensor([0]), alpha=0.0).item()
+        == rcl_loss(z, torch.tensor([0]), alpha=1e-3).item()
+    )
 
 
 def test_ucl_leaves_out_contradicted_samples_and_is_rcl_otherwise() -> None:
     labels = torch.tensor([0])
     contradicted = logits_of(0.05, 0.80, 0.15)
     assert ucl_loss(contradicted, labels, beta=0.75).item() == 0.0
-    assert rcl_loss(contradicted, labels, beta=0.75).item() > 0.0  # S1 = 0.85: RCL still asks for 0.95
-    for z in (logits_of(0.5, 0.3, 0.2), logits_of(0.80, 0.15, 0.05)):  # nobody, or only the label itself, reaches beta
+    assert (
+        rcl_loss(contradicted, labels, beta=0.75).item() > 0.0
+    )  # S1 = 0.85: RCL still asks for 0.95
+    for z in (
+        logits_of(0.5, 0.3, 0.2),
+        logits_of(0.80, 0.15, 0.05),
+    ):  # nobody, or only the label itself, reaches beta
         assert ucl_loss(z, labels).item() == pytest.approx(rcl_loss(z, labels).item(), abs=1e-15)
 
 

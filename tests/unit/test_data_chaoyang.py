@@ -13,12 +13,12 @@ import papers
 import pytest
 
 from fedgsca.config import load_config
+from fedgsca.data.align_classes import with_classes
 from fedgsca.data.checks import check_source
-from fedgsca.data.classes import with_classes
 from fedgsca.data.load import load
 from fedgsca.errors import DataError
-from fedgsca.experiment import prepare
-from fedgsca.views import prepare_site
+from fedgsca.experiment.deployment import prepare_site
+from fedgsca.experiment.simulation import prepare
 
 
 @pytest.fixture(scope="session")
@@ -45,21 +45,33 @@ def test_one_pathologist_is_drawn_per_image_and_the_majority_is_the_reference(wh
     assert not differ[~train].any() and 0 < differ.sum() < 24, "a third of the doubtful half, about"
     assert (table.given[differ] == (table.labels[differ] + 1) % 4).all()
     other = load(f"chaoyang:{whole}", seed=2)
-    assert other.given is not None and (other.given != table.given).any() and (other.labels == table.labels).all()
+    assert (
+        other.given is not None
+        and (other.given != table.given).any()
+        and (other.labels == table.labels).all()
+    )
     assert any("label drawn" in note and f"{differ.sum()} of 48" in note for note in table.notes)
 
 
 def test_three_sites_train_on_the_drawn_labels(whole: Path) -> None:
     experiment = prepare(load_config(data__source=f"chaoyang:{whole}", method="fedavg"))
-    assert list(experiment.sites) == ["site-1", "site-2", "site-3"] and set(experiment.truth) == set(experiment.sites)
+    assert list(experiment.sites) == ["site-1", "site-2", "site-3"] and set(
+        experiment.truth
+    ) == set(experiment.sites)
     assert {noise.kind for noise in experiment.noise.values()} == {"F"}
-    released = prepare(load_config(data__source=f"chaoyang:{whole}", data__label="released", method="fedavg"))
+    released = prepare(
+        load_config(data__source=f"chaoyang:{whole}", data__label="released", method="fedavg")
+    )
     assert released.truth == {}, "nobody knows how many released labels are wrong"
-    simulated = load_config(data__source=f"chaoyang:{whole}", data__label="majority", noise__spec="S40")
+    simulated = load_config(
+        data__source=f"chaoyang:{whole}", data__label="majority", noise__spec="S40"
+    )
     assert prepare(simulated).truth
 
 
-def test_a_site_of_a_deployment_trains_on_the_drawn_labels_in_any_order_of_classes(whole: Path) -> None:
+def test_a_site_of_a_deployment_trains_on_the_drawn_labels_in_any_order_of_classes(
+    whole: Path,
+) -> None:
     table = load(f"chaoyang:{whole}")
     order = tuple(reversed(table.classes))
     turned = with_classes(table, order)
@@ -67,7 +79,11 @@ def test_a_site_of_a_deployment_trains_on_the_drawn_labels_in_any_order_of_class
     assert [order[c] for c in turned.given] == [table.classes[c] for c in table.given]
     config = load_config(data__classes=list(order), method="fedavg")
     site = prepare_site(config, "north", f"chaoyang:{whole}").sites["north"]
-    assert site.labels.tolist() == turned.given[turned.rows("train")].tolist() != turned.labels[turned.rows("train")].tolist()
+    assert (
+        site.labels.tolist()
+        == turned.given[turned.rows("train")].tolist()
+        != turned.labels[turned.rows("train")].tolist()
+    )
 
 
 def test_without_pathologists_the_released_label(tmp_path: Path) -> None:
@@ -80,7 +96,10 @@ def test_without_pathologists_the_released_label(tmp_path: Path) -> None:
 
 
 def test_where_all_three_differ_the_released_label_counts(root: Path) -> None:
-    edit(root / "train_annotators.json", lambda es: [e | {"label_A": 1, "label_B": 2, "label_C": 3} for e in es])
+    edit(
+        root / "train_annotators.json",
+        lambda es: [e | {"label_A": 1, "label_B": 2, "label_C": 3} for e in es],
+    )
     table = load(f"chaoyang:{root}", label="majority")
     assert np.bincount(table.labels[table.split == "train"]).tolist() == [12] * 4
     assert any("48 images where all three differ" in note for note in table.notes)
@@ -90,7 +109,9 @@ def test_names_do_not_tell_the_label(root: Path) -> None:
     table = load(f"chaoyang:{root}")
     assert not any(re.search(r"-\d\.jpg$|-\d$", str(i), flags=re.IGNORECASE) for i in table.ids)
     assert len(set(table.ids.tolist())) == len(table)
-    assert table.groups is not None and table.groups[0] == "100_4", "the slide is what stands before -IMG"
+    assert table.groups is not None and table.groups[0] == "100_4", (
+        "the slide is what stands before -IMG"
+    )
     twin = "train/100_4-IMG000x014-1.JPG"  # differs from the first image in the digit only
     shutil.copy(root / "train/100_4-IMG000x014-0.JPG", root / twin)
     edit(root / "train.json", lambda es: [*es, {"name": twin, "label": 1}])
@@ -104,13 +125,22 @@ def test_a_slide_on_both_sides_is_told(root: Path) -> None:
     (root / old).rename(root / new)
     edit(root / "test.json", lambda es: [{**es[0], "name": new}, *es[1:]])
     report = check_source(f"chaoyang:{root}")
-    assert report.ok and any("1 of 8 slides stand in more than one split" in warning for warning in report.warnings)
+    assert report.ok and any(
+        "1 of 8 slides stand in more than one split" in warning for warning in report.warnings
+    )
 
 
 def test_check_compares_with_the_published_numbers(whole: Path) -> None:
     report = check_source(f"chaoyang:{whole}", label="released", fast=True)
-    assert report.published["train"]["adenocarcinoma"] == 1404 and report.published["test"]["all"] == 2139
-    assert [name for name, _ in report.lists] == ["train.json", "train_annotators.json", "test.json"]
+    assert (
+        report.published["train"]["adenocarcinoma"] == 1404
+        and report.published["test"]["all"] == 2139
+    )
+    assert [name for name, _ in report.lists] == [
+        "train.json",
+        "train_annotators.json",
+        "test.json",
+    ]
 
 
 # ---- mistakes ----
@@ -139,7 +169,10 @@ def test_lists_that_are_none(root: Path, tmp_path: Path) -> None:
 def test_half_a_data_set(root: Path, tmp_path: Path) -> None:
     edit(root / "train_annotators.json", lambda es: es[:-2])
     assert "2 of 48 training images have no labels" in refused(root, label="drawn").message
-    edit(root / "train_annotators.json", lambda es: [{**e, "name": e["name"].replace("IMG", "PIC")} for e in es])
+    edit(
+        root / "train_annotators.json",
+        lambda es: [{**e, "name": e["name"].replace("IMG", "PIC")} for e in es],
+    )
     assert "not in train.json" in refused(root).message
     (root / "train_annotators.json").unlink()
     shutil.rmtree(root / "test")

@@ -10,9 +10,9 @@ import pytest
 from PIL import Image
 
 from fedgsca.data.checks import check_source
-from fedgsca.data.csvfile import read_sheet
 from fedgsca.data.table import Table, check, fingerprint
 from fedgsca.errors import DataError
+from fedgsca.support.csv_table import read_csv_table
 
 
 @pytest.fixture
@@ -24,7 +24,9 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     lines = ["file,label,group,split,site"]
     for i in range(40):
         Image.fromarray(rng.integers(0, 256, (10, 12, 3), dtype=np.uint8)).save(folder / f"{i}.png")
-        lines.append(f"{i}.png,{'ab'[i % 2]},p{i // 4},{'test' if i >= 32 else 'train'},{'north' if i % 3 else 'south'}")
+        lines.append(
+            f"{i}.png,{'ab'[i % 2]},p{i // 4},{'test' if i >= 32 else 'train'},{'north' if i % 3 else 'south'}"
+        )
     (folder / "labels.csv").write_text("\n".join(lines))
     return folder
 
@@ -58,7 +60,12 @@ def test_problems_of_the_list_and_of_the_images_together(root: Path) -> None:
 def test_warnings_about_leaks_copies_classes_and_empty_frames(root: Path) -> None:
     Image.new("RGB", (12, 10)).save(root / "0.png")
     (root / "33.png").write_bytes((root / "1.png").read_bytes())
-    text = (root / "labels.csv").read_text().replace("39.png,b,p9", "39.png,c,p0").replace("38.png,a", "38.png,c")
+    text = (
+        (root / "labels.csv")
+        .read_text()
+        .replace("39.png,b,p9", "39.png,c,p0")
+        .replace("38.png,a", "38.png,c")
+    )
     (root / "labels.csv").write_text(text)
     report = check_source(str(root))
     warnings = "\n".join(report.warnings)
@@ -90,11 +97,22 @@ def test_one_class_is_a_problem(root: Path) -> None:
 
 
 def test_other_sources(tmp_path: Path) -> None:
-    images, labels = np.random.default_rng(0).integers(0, 256, (30, 8, 8), dtype=np.uint8), np.arange(30) % 2
-    np.savez(tmp_path / "x.npz", train_images=images, train_labels=labels, test_images=images[:5], test_labels=labels[:5])
+    images, labels = (
+        np.random.default_rng(0).integers(0, 256, (30, 8, 8), dtype=np.uint8),
+        np.arange(30) % 2,
+    )
+    np.savez(
+        tmp_path / "x.npz",
+        train_images=images,
+        train_labels=labels,
+        test_images=images[:5],
+        test_labels=labels[:5],
+    )
     report = check_source(str(tmp_path / "x.npz"), cache_dir=tmp_path)
     assert report.ok and report.counts["train"] == {"class 0": 15, "class 1": 15}
-    assert report.warnings == ("5 images stand in more than one split, 5 of the copies in the test set",)
+    assert report.warnings == (
+        "5 images stand in more than one split, 5 of the copies in the test set",
+    )
     assert report.bad == ()
 
 
@@ -147,6 +165,9 @@ def test_fingerprint_covers_every_part() -> None:
 def test_sheet_survives_spreadsheets(tmp_path: Path) -> None:
     path = tmp_path / "x.csv"
     path.write_text('Image File;label;;\r\n"a;b.png";  x ;;\r\n\r\nc.png;y\r\n')
-    sheet = read_sheet(path)
+    sheet = read_csv_table(path)
     assert sheet.columns == ("imagefile", "label")
-    assert sheet.rows == ((2, {"imagefile": "a;b.png", "label": "x"}), (4, {"imagefile": "c.png", "label": "y"}))
+    assert sheet.rows == (
+        (2, {"imagefile": "a;b.png", "label": "x"}),
+        (4, {"imagefile": "c.png", "label": "y"}),
+    )

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fedgsca.data import folder
-from fedgsca.data.decode import Unreadable, decode, fit, inspect, white_level
-from fedgsca.data.listing import Problem, list_folder
+from fedgsca.data.decode.image_files import Unreadable, decode, fit, inspect, white_level
+from fedgsca.data.file_list import Problem, list_folder
 from fedgsca.data.load import load
+from fedgsca.data.readers import folder
 from fedgsca.data.split import split_rows
 from fedgsca.data.table import Table
 from fedgsca.errors import DataError
@@ -22,7 +22,9 @@ Make = Callable[..., Path]
 
 
 def picture(seed: int, size: tuple[int, int] = (12, 12)) -> Image.Image:
-    return Image.fromarray(np.random.default_rng(seed).integers(0, 256, (size[1], size[0], 3), dtype=np.uint8))
+    return Image.fromarray(
+        np.random.default_rng(seed).integers(0, 256, (size[1], size[0], 3), dtype=np.uint8)
+    )
 
 
 @pytest.fixture
@@ -35,7 +37,11 @@ def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
         root.mkdir(exist_ok=True)
         for i in range(count):
             picture(i).save(root / f"a{i}.png")
-        lines = [f"a{i}.png,{'tumour' if i % 2 else 'normal'}" for i in range(count)] if rows is None else rows
+        lines = (
+            [f"a{i}.png,{'tumour' if i % 2 else 'normal'}" for i in range(count)]
+            if rows is None
+            else rows
+        )
         (root / "labels.csv").write_text("\n".join([header, *lines]))
         return root
 
@@ -72,7 +78,10 @@ def test_images_labels_and_ids_in_list_order(make: Make) -> None:
 
 
 def test_all_columns(make: Make) -> None:
-    rows = [f"a{i}.png,{i % 2},p{i // 4},{'test' if i > 7 else 'Training'},{'north' if i < 5 else 'south'}" for i in range(10)]
+    rows = [
+        f"a{i}.png,{i % 2},p{i // 4},{'test' if i > 7 else 'Training'},{'north' if i < 5 else 'south'}"
+        for i in range(10)
+    ]
     table = read(make(rows, "file,label,group,split,site"))
     assert table.groups is not None and table.groups[4] == "p1"
     assert table.site is not None and table.site.tolist() == ["north"] * 5 + ["south"] * 5
@@ -83,25 +92,54 @@ def test_all_columns(make: Make) -> None:
 @pytest.mark.parametrize("separator", [",", ";", "\t"])
 def test_encodings_and_separators(make: Make, encoding: str, separator: str) -> None:
     root = make()
-    lines = [" File ", "LABEL"], *([f"a{i}.png", "gutartig" if i % 2 else "bösartig"] for i in range(10))
-    (root / "labels.csv").write_bytes("\r\n".join(separator.join(line) for line in lines).encode(encoding))
+    lines = (
+        [" File ", "LABEL"],
+        *([f"a{i}.png", "gutartig" if i % 2 else "bösartig"] for i in range(10)),
+    )
+    (root / "labels.csv").write_bytes(
+        "\r\n".join(separator.join(line) for line in lines).encode(encoding)
+    )
     table = read(root)
     assert table.classes == ("bösartig", "gutartig")
     assert any("Windows-1252" in note for note in table.notes) == (encoding == "cp1252")
 
 
 def test_numbers_are_ordered_as_numbers(make: Make) -> None:
-    assert read(make([f"a{i}.png,{(2, 10, 1)[i % 3]}" for i in range(10)])).classes == ("1", "2", "10")
+    assert read(make([f"a{i}.png,{(2, 10, 1)[i % 3]}" for i in range(10)])).classes == (
+        "1",
+        "2",
+        "10",
+    )
 
 
 @pytest.mark.parametrize(
     ("rows", "header", "message", "fix"),
     [
-        (["a0.png,x", "gone.png,y", "lost.png,y"], "file,label", "2 missing files: gone.png, lost.png", "remove their lines"),
-        (["a0.png,x", "a1.png,y", "./a0.png,x"], "file,label", "1 file listed more than once: a0.png", "one line per image"),
+        (
+            ["a0.png,x", "gone.png,y", "lost.png,y"],
+            "file,label",
+            "2 missing files: gone.png, lost.png",
+            "remove their lines",
+        ),
+        (
+            ["a0.png,x", "a1.png,y", "./a0.png,x"],
+            "file,label",
+            "1 file listed more than once: a0.png",
+            "one line per image",
+        ),
         (["a0.png,x", "a1.png,"], "file,label", "1 empty cell in column label: line 3", "fill in"),
-        (["a0.png,x", "../cache.png,y", "/etc/x.png,y"], "file,label", "2 paths that leave the folder", "relative"),
-        (["a0.png,x,1"], "file,label,pacient", "'pacient'", "allowed are file, label, group, split, site"),
+        (
+            ["a0.png,x", "../cache.png,y", "/etc/x.png,y"],
+            "file,label",
+            "2 paths that leave the folder",
+            "relative",
+        ),
+        (
+            ["a0.png,x,1"],
+            "file,label,pacient",
+            "'pacient'",
+            "allowed are file, label, group, split, site",
+        ),
         (["a0.png,x"], "file,lable", r"'lable' \(did you mean label\?\)", "allowed"),
         (["a0.png,x"], "file,lable", "1 missing column: label", "first line"),
         (["a0.png,x,later"], "file,label,split", "1 unknown split: later", "train, val or test"),
@@ -113,11 +151,23 @@ def test_numbers_are_ordered_as_numbers(make: Make) -> None:
         ([], "", "empty", "header"),
         ([f"a{i}.png,x" for i in range(10)], "file,label", "one label", "two classes"),
         (["a0.png,x"], "file,label", "too few images", "add images"),
-        (["a0.png,x,train", "a1.png,y,train"], "file,label,split", "no test images", "split = test"),
-        (["a0.png,x,test", "a1.png,y,test"], "file,label,split", "training split is empty", "split = train"),
+        (
+            ["a0.png,x,train", "a1.png,y,train"],
+            "file,label,split",
+            "no test images",
+            "split = test",
+        ),
+        (
+            ["a0.png,x,test", "a1.png,y,test"],
+            "file,label,split",
+            "training split is empty",
+            "split = train",
+        ),
     ],
 )
-def test_bad_lists_are_refused_with_the_fix(make: Make, rows: list[str], header: str, message: str, fix: str) -> None:
+def test_bad_lists_are_refused_with_the_fix(
+    make: Make, rows: list[str], header: str, message: str, fix: str
+) -> None:
     with pytest.raises(DataError, match=message) as caught:
         read(make(rows, header))
     assert fix in caught.value.fix
@@ -180,7 +230,9 @@ def test_corrupt_and_truncated_images_are_named(make: Make) -> None:
     root = make()
     (root / "a2.png").write_bytes(b"not an image")
     (root / "a5.png").write_bytes((root / "a5.png").read_bytes()[:200])
-    with pytest.raises(DataError, match=r"2 of 10 images in .* cannot be read, first: a2.png \(not a JPEG") as caught:
+    with pytest.raises(
+        DataError, match=r"2 of 10 images in .* cannot be read, first: a2.png \(not a JPEG"
+    ) as caught:
         read(root)
     assert "a5.png" in caught.value.message and "--list-bad" in caught.value.fix
     assert [name for name, _ in folder.list_bad(list_folder(root))] == ["a2.png", "a5.png"]
@@ -278,7 +330,10 @@ def test_transparency_is_white(tmp_path: Path) -> None:
     assert (decode(tmp_path / "x.png", 8) == 255).all()
 
 
-@pytest.mark.parametrize(("peak", "white"), [(200, 255), (255, 255), (256, 4095), (4095, 4095), (4096, 65535), (65535, 65535)])
+@pytest.mark.parametrize(
+    ("peak", "white"),
+    [(200, 255), (255, 255), (256, 4095), (4095, 4095), (4096, 65535), (65535, 65535)],
+)
 def test_white_level(peak: int, white: int) -> None:
     assert white_level(peak) == white
 
@@ -289,7 +344,9 @@ def test_sixteen_bit_grey(tmp_path: Path, suffix: str) -> None:
     Image.fromarray(values).save(tmp_path / f"x{suffix}")
     assert inspect(tmp_path / f"x{suffix}").peak == 65535
     pixels = decode(tmp_path / f"x{suffix}", 12, 65535)
-    assert (pixels[..., 0] == np.rint(values / 257)).all() and (pixels[..., 0] == pixels[..., 2]).all()
+    assert (pixels[..., 0] == np.rint(values / 257)).all() and (
+        pixels[..., 0] == pixels[..., 2]
+    ).all()
 
 
 def test_one_scale_for_all_deep_images_of_a_set(make: Make) -> None:
@@ -298,7 +355,9 @@ def test_one_scale_for_all_deep_images_of_a_set(make: Make) -> None:
     for i in range(10):
         Image.fromarray(np.full((12, 12), 4000 if i else 1000, np.uint16)).save(root / f"a{i}.png")
     table = read(root)
-    assert table.images[0].max() == round(1000 * 255 / 4095) and table.images[1].max() == round(4000 * 255 / 4095)
+    assert table.images[0].max() == round(1000 * 255 / 4095) and table.images[1].max() == round(
+        4000 * 255 / 4095
+    )
     assert any("4095 is white" in note for note in table.notes)
 
 
@@ -362,7 +421,11 @@ def test_made_split_is_seeded_stratified_and_told(make: Make) -> None:
     test = table.rows("test")
     assert np.bincount(table.labels[test]).tolist() == [4, 4]
     assert any("no split column: 8 of 40 images" in note for note in table.notes)
-    assert load(str(root), seed=1).split.tolist() == table.split.tolist() != load(str(root), seed=2).split.tolist()
+    assert (
+        load(str(root), seed=1).split.tolist()
+        == table.split.tolist()
+        != load(str(root), seed=2).split.tolist()
+    )
     assert len(load(str(root), test_fraction=0.5).rows("test")) == 20
 
 
@@ -387,6 +450,8 @@ def test_made_split_never_takes_a_whole_class() -> None:
 
 
 def test_empty_group_is_its_own(make: Make) -> None:
-    table = read(make([f"a{i}.png,{i % 2},{'p' if i < 4 else ''}" for i in range(10)], "file,label,group"))
+    table = read(
+        make([f"a{i}.png,{i % 2},{'p' if i < 4 else ''}" for i in range(10)], "file,label,group")
+    )
     assert table.groups is not None and len(set(table.groups.tolist())) == 7
     assert any("6 images without a group" in note for note in table.notes)

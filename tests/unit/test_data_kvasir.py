@@ -11,15 +11,15 @@ import numpy as np
 import papers
 import pytest
 
-from fedgsca.candidates import KVASIR, table_for
 from fedgsca.config import load_config
 from fedgsca.data.checks import check_source
-from fedgsca.data.kvasir import list_kvasir
-from fedgsca.data.kvasir_facts import CLASSES
 from fedgsca.data.load import Options, load
+from fedgsca.data.readers.kvasir import list_kvasir
+from fedgsca.data.readers.kvasir_facts import CLASSES
 from fedgsca.data.table import Table
 from fedgsca.errors import ConfigError, DataError
-from fedgsca.experiment import prepare
+from fedgsca.experiment.simulation import prepare
+from fedgsca.noise.candidates import KVASIR, table_for
 
 
 @pytest.fixture(scope="session")
@@ -41,12 +41,23 @@ def read(root: Path, **options: str) -> Table:
 
 def test_fedgp_files_decide_split_sites_and_labels(whole: Path) -> None:
     table = read(whole)
-    assert table.classes == CLASSES and len(table) == 200 and table.site is not None and table.groups is not None
+    assert (
+        table.classes == CLASSES
+        and len(table) == 200
+        and table.site is not None
+        and table.groups is not None
+    )
     with open(whole / "train-4clients-B-shuffle.csv", newline="") as handle:
         listed = {
-            f"{row['category']}/{row['imgname'].partition('_')[2]}": int(row["clean_label"]) for row in csv.DictReader(handle)
+            f"{row['category']}/{row['imgname'].partition('_')[2]}": int(row["clean_label"])
+            for row in csv.DictReader(handle)
         }
-    mine = {str(i): int(label) for i, label in zip(table.ids[table.site == "B"], table.labels[table.site == "B"], strict=True)}
+    mine = {
+        str(i): int(label)
+        for i, label in zip(
+            table.ids[table.site == "B"], table.labels[table.site == "B"], strict=True
+        )
+    }
     assert mine == listed
     assert Counter(table.split.tolist()) == {"train": 140, "val": 20, "test": 40}
     assert table.groups[0] == str(table.ids[0]).split("/")[1][:16]
@@ -55,24 +66,38 @@ def test_fedgp_files_decide_split_sites_and_labels(whole: Path) -> None:
 
 def test_the_clients_are_the_sites_unless_asked_otherwise(whole: Path) -> None:
     source = f"kvasir:{whole}"
-    assert list(prepare(load_config(data__source=source, method="fedavg")).sites) == ["A", "B", "C", "D"]
+    assert list(prepare(load_config(data__source=source, method="fedavg")).sites) == [
+        "A",
+        "B",
+        "C",
+        "D",
+    ]
     assert load_config(data__source=source, data__sites=4).data.partition == "column"
     assert load_config(data__source=source, data__sites=3).data.partition == "stratified"
-    assert load_config(data__source=source, sets=["data.split=video"]).data.partition == "stratified"
+    assert (
+        load_config(data__source=source, sets=["data.split=video"]).data.partition == "stratified"
+    )
 
 
 def test_video_split_keeps_every_video_on_one_side(whole: Path) -> None:
     table = read(whole, split="video")
     assert table.groups is not None and table.site is None
     sides = {str(g): set(table.split[table.groups == g].tolist()) for g in np.unique(table.groups)}
-    assert all(len(side) == 1 for side in sides.values()) and set.union(*sides.values()) == {"train", "val", "test"}
+    assert all(len(side) == 1 for side in sides.values()) and set.union(*sides.values()) == {
+        "train",
+        "val",
+        "test",
+    }
 
 
 def test_frame_split_is_the_protocol_and_says_that_it_is_ours(root: Path) -> None:
     for path in root.glob("*.csv"):
         path.unlink()
     table = read(root)
-    assert Counter(table.split.tolist()) == {"train": 140, "val": 20, "test": 40} and table.site is not None
+    assert (
+        Counter(table.split.tolist()) == {"train": 140, "val": 20, "test": 40}
+        and table.site is not None
+    )
     assert Counter(table.site[table.split == "train"].tolist()) == dict.fromkeys("ABCD", 35)
     assert any("split frame" in note and "not its published split" in note for note in table.notes)
     again = load(f"kvasir:{root}", seed=5)
@@ -87,14 +112,18 @@ def test_official_folds_with_their_spellings(whole: Path) -> None:
 
 
 def test_noisy_sets_are_given_labels_over_the_truth(whole: Path) -> None:
-    experiment = prepare(load_config(data__source=f"kvasir:{whole}", data__label="symm-0.2", method="fedavg"))
+    experiment = prepare(
+        load_config(data__source=f"kvasir:{whole}", data__label="symm-0.2", method="fedavg")
+    )
     clean = read(whole)
     assert (experiment.table.labels == clean.labels).all()
     for name, samples in experiment.sites.items():
         assert experiment.noise[name].kind == "F"
         assert np.mean(samples.labels != experiment.truth[name]) == pytest.approx(0.2, abs=0.01)
     with pytest.raises(ConfigError, match="already"):
-        prepare(load_config(data__source=f"kvasir:{whole}", data__label="symm-0.2", noise__spec="S20"))
+        prepare(
+            load_config(data__source=f"kvasir:{whole}", data__label="symm-0.2", noise__spec="S20")
+        )
     with pytest.raises(DataError, match="csv files are missing") as caught:
         read(whole, label="pair-0.4")
     assert "noisy sets found there: symm-0.2" in caught.value.fix
@@ -105,13 +134,20 @@ def test_corrected_labels_replace_the_given_ones_not_the_truth(whole: Path, tmp_
     lines = [f"{table.ids[row]},{table.classes[table.labels[row]]}" for row in table.rows("train")]
     (tmp_path / "fixed.csv").write_text("file,label\n" + "\n".join(lines))
     fixed = load(f"kvasir:{whole}", label="symm-0.2", labels=tmp_path / "fixed.csv")
-    assert fixed.given is not None and (fixed.given == fixed.labels).all() and (fixed.labels == table.labels).all()
+    assert (
+        fixed.given is not None
+        and (fixed.given == fixed.labels).all()
+        and (fixed.labels == table.labels).all()
+    )
 
 
 def test_the_papers_candidates_apply(whole: Path) -> None:
     table = table_for(read(whole).classes)
     assert table is not None
-    assert [CLASSES[c] for c in table[CLASSES.index("Ulcer")]] == ["Pylorus", "Foreign body"] and table[0] == ()
+    assert [CLASSES[c] for c in table[CLASSES.index("Ulcer")]] == [
+        "Pylorus",
+        "Foreign body",
+    ] and table[0] == ()
     assert len(table) == len(KVASIR)
 
 
@@ -125,7 +161,12 @@ def test_real_lists_as_published(tmp_path: Path) -> None:
                 (tmp_path / row["category"]).mkdir(exist_ok=True)
                 (tmp_path / row["category"] / row["imgname"].partition("_")[2]).touch()
     report = check_source(f"kvasir:{tmp_path}", splits=papers.SHARED, fast=True)
-    assert report.ok and report.sites == report.published_sites == {"A": 2536, "B": 2536, "C": 2532, "D": 2529}
+    assert report.ok and report.sites == report.published_sites == {
+        "A": 2536,
+        "B": 2536,
+        "C": 2532,
+        "D": 2529,
+    }
     for split, classes in report.published.items():
         assert {**report.counts[split], "all": sum(report.counts[split].values())} == classes
     assert "2894 of 2894 test images come from a video that is also in training" in report.warnings
@@ -133,10 +174,16 @@ def test_real_lists_as_published(tmp_path: Path) -> None:
     noisy = list_kvasir(tmp_path, Options(splits=papers.SHARED, label="pair-0.4"))
     train = [row for row in noisy.rows if row.split == "train"]
     moved = [row for row in train if row.given != row.label]
-    assert not noisy.problems and len(train) == 10133 and len(moved) / len(train) == pytest.approx(0.4, abs=0.02)
+    assert (
+        not noisy.problems
+        and len(train) == 10133
+        and len(moved) / len(train) == pytest.approx(0.4, abs=0.02)
+    )
     assert all((CLASSES.index(row.label) + 1) % 10 == CLASSES.index(row.given) for row in moved)
     apart = check_source(f"kvasir:{tmp_path}", split="video", fast=True)
-    assert apart.ok and not any("stand in more than one split" in warning for warning in apart.warnings)
+    assert apart.ok and not any(
+        "stand in more than one split" in warning for warning in apart.warnings
+    )
     assert all(apart.counts[split][name] for split in ("train", "test") for name in CLASSES)
 
 
@@ -164,8 +211,13 @@ def test_renamed_and_missing_folders(root: Path) -> None:
     (root / "Ileocecal valve").rename(root / "Ileocecal valv")
     shutil.rmtree(root / "Ulcer")
     error = refused(root, split="video")
-    assert "2 class folders are missing: Ileocecal valve (is it 'Ileocecal valv'?), Ulcer" in error.message
-    (root / "Ileocecal valv").rename(root / "ileocecal_valve")  # only signs and capitals differ: the same class
+    assert (
+        "2 class folders are missing: Ileocecal valve (is it 'Ileocecal valv'?), Ulcer"
+        in error.message
+    )
+    (root / "Ileocecal valv").rename(
+        root / "ileocecal_valve"
+    )  # only signs and capitals differ: the same class
     assert "1 class folder is missing: Ulcer" in refused(root, split="video").message
 
 
@@ -174,11 +226,19 @@ def test_missing_images_of_the_lists(root: Path) -> None:
     for path in gone:
         path.unlink()
     error = refused(root)
-    assert "3 of 200 listed images are missing: Pylorus/" in error.message and "--skip-unreadable" in error.fix
+    assert (
+        "3 of 200 listed images are missing: Pylorus/" in error.message
+        and "--skip-unreadable" in error.fix
+    )
     table = load(f"kvasir:{root}", skip_unreadable=True)
-    assert len(table) == 197 and any("3 of 200 listed images are missing and left out" in note for note in table.notes)
+    assert len(table) == 197 and any(
+        "3 of 200 listed images are missing and left out" in note for note in table.notes
+    )
     report = check_source(f"kvasir:{root}")
-    assert not report.ok and sum(report.counts["train"].values()) + sum(report.counts["test"].values()) < 180
+    assert (
+        not report.ok
+        and sum(report.counts["train"].values()) + sum(report.counts["test"].values()) < 180
+    )
 
 
 def test_half_of_the_lists(root: Path) -> None:
@@ -195,7 +255,10 @@ def test_lists_that_say_something_else(root: Path) -> None:
     path.write_text("\ufeff" + text, encoding="utf-8")  # a BOM is no mistake
     assert len(read(root)) == 200
     path.write_text(text.replace("Ulcer", "Ulcr"))
-    assert "'Ulcr' in line" in refused(root).message and "did you mean 'Ulcer'?" in refused(root).message
+    assert (
+        "'Ulcr' in line" in refused(root).message
+        and "did you mean 'Ulcer'?" in refused(root).message
+    )
     path.write_text(text.replace("Ulcer,4", "Ulcer,5"))
     assert "name, class and number disagree" in refused(root).message
     path.write_text(text.replace("category", "kind"))
@@ -208,7 +271,10 @@ def test_damaged_images(root: Path) -> None:
     path = next(iter(sorted((root / "Erosion").iterdir())))
     path.write_bytes(path.read_bytes()[:200])
     error = refused(root)
-    assert "1 of 200 images" in error.message and f"fedgsca data check kvasir:{root} --list-bad" in error.fix
+    assert (
+        "1 of 200 images" in error.message
+        and f"fedgsca data check kvasir:{root} --list-bad" in error.fix
+    )
     assert [name for name, _ in check_source(f"kvasir:{root}").bad] == [f"Erosion/{path.name}"]
     assert len(load(f"kvasir:{root}", skip_unreadable=True)) == 199
 
@@ -223,7 +289,9 @@ def test_damaged_images(root: Path) -> None:
         ("chaoyang:x", "split", "published", "leave data.split out"),
     ],
 )
-def test_options_of_other_sources_are_refused_before_anything_is_read(source: str, key: str, value: str, said: str) -> None:
+def test_options_of_other_sources_are_refused_before_anything_is_read(
+    source: str, key: str, value: str, said: str
+) -> None:
     with pytest.raises(ConfigError) as caught:
         load(source, **{key: value})  # type: ignore[arg-type]
     assert said in caught.value.fix

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedgsca.data import synthetic
 from fedgsca.data.load import READERS, load
-from fedgsca.data.npz import read_npz
+from fedgsca.data.readers.npz import read_npz
+from fedgsca.data.readers.synthetic import images as synthetic
 from fedgsca.data.table import Table
 from fedgsca.errors import DataError
 
@@ -56,7 +56,11 @@ def test_rows_in_order_with_their_splits(save: Save) -> None:
 
 def test_flat_labels_and_no_validation(save: Save) -> None:
     made = arrays()
-    made = {k: v.reshape(-1) if k.endswith("labels") else v for k, v in made.items() if not k.startswith("val")}
+    made = {
+        k: v.reshape(-1) if k.endswith("labels") else v
+        for k, v in made.items()
+        if not k.startswith("val")
+    }
     table = load(str(save(made)))
     assert set(table.split) == {"train", "test"}
 
@@ -141,7 +145,9 @@ def put(key: str, value: Any) -> Callable[[Arrays], Arrays]:
         (put("train_labels", np.zeros((6, 1), np.uint8)), "one label"),
     ],
 )
-def test_wrong_contents_are_refused(save: Save, change: Callable[[Arrays], Arrays], message: str) -> None:
+def test_wrong_contents_are_refused(
+    save: Save, change: Callable[[Arrays], Arrays], message: str
+) -> None:
     with pytest.raises(DataError, match=message) as caught:
         load(str(save(change(arrays()))))
     assert caught.value.fix
@@ -212,20 +218,33 @@ def test_synthetic_is_rendered_once(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     for table in (first, second):
         assert (table.images == rendered.images).all() and (table.labels == rendered.labels).all()
         assert table.fingerprint == rendered.fingerprint and table.classes == rendered.classes
-        assert table.split.tolist() == rendered.split.tolist() and table.ids.tolist() == rendered.ids.tolist()
+        assert (
+            table.split.tolist() == rendered.split.tolist()
+            and table.ids.tolist() == rendered.ids.tolist()
+        )
 
 
-def write_labels(path: Path, table: Table, changes: dict[str, str], header: str = "id,label") -> Path:
-    rows = {str(table.ids[r]): table.classes[table.labels[r]] for r in table.rows("train")} | changes
-    path.write_text("\n".join([header, *(f"{i},{label}" for i, label in rows.items() if label != "-")]))
+def write_labels(
+    path: Path, table: Table, changes: dict[str, str], header: str = "id,label"
+) -> Path:
+    rows = {
+        str(table.ids[r]): table.classes[table.labels[r]] for r in table.rows("train")
+    } | changes
+    path.write_text(
+        "\n".join([header, *(f"{i},{label}" for i, label in rows.items() if label != "-")])
+    )
     return path
 
 
 def test_corrected_labels_replace_by_id(save: Save, tmp_path: Path) -> None:
     path = save(arrays())
     table = load(str(path))
-    same = table.classes[table.labels[table.rows("test")[0]]]  # a line that repeats a locked label does no harm
-    fixed = write_labels(tmp_path / "fixed.csv", table, {"train/0": "class 2", "train/4": "0", "test/0": same})
+    same = table.classes[
+        table.labels[table.rows("test")[0]]
+    ]  # a line that repeats a locked label does no harm
+    fixed = write_labels(
+        tmp_path / "fixed.csv", table, {"train/0": "class 2", "train/4": "0", "test/0": same}
+    )
     corrected = load(str(path), labels=fixed)
     assert corrected.labels[:6].tolist() == [2, 1, 2, 0, 0, 2]
     assert (corrected.labels[6:] == table.labels[6:]).all()
@@ -238,11 +257,16 @@ def test_corrected_labels_replace_by_id(save: Save, tmp_path: Path) -> None:
     [
         ({"train/99": "class 0", "other": "class 0"}, "2 unknown ids, first: train/99"),
         ({"train/3": "-"}, "1 training images without a label, first: train/3"),
-        ({"test/0": "class 1"}, "1 val or test images with another label, whose labels are locked, first: test/0"),
+        (
+            {"test/0": "class 1"},
+            "1 val or test images with another label, whose labels are locked, first: test/0",
+        ),
         ({"train/1": "class 9"}, "1 unknown classes, first: class 9"),
     ],
 )
-def test_corrected_labels_that_do_not_fit(save: Save, tmp_path: Path, changes: dict[str, str], message: str) -> None:
+def test_corrected_labels_that_do_not_fit(
+    save: Save, tmp_path: Path, changes: dict[str, str], message: str
+) -> None:
     path = save(arrays())
     fixed = write_labels(tmp_path / "fixed.csv", load(str(path)), changes)
     with pytest.raises(DataError, match=message):

@@ -10,11 +10,11 @@ import numpy as np
 import papers
 import pytest
 
-from fedgsca.candidates import ODIR, table_for
 from fedgsca.data.checks import check_source
 from fedgsca.data.load import load
-from fedgsca.data.odir_keywords import CLASSES, class_of_eye
+from fedgsca.data.readers.odir_keywords import CLASSES, class_of_eye
 from fedgsca.errors import DataError, MissingExtraError
+from fedgsca.noise.candidates import ODIR, table_for
 
 pytest.importorskip("openpyxl")
 TABLE = "Training Set/Annotation/training annotation (English).xlsx"
@@ -35,14 +35,18 @@ def test_published_layout_by_patient(whole: Path) -> None:
     assert table.classes == CLASSES and Counter(table.split.tolist()) == {"train": 64, "test": 48}
     assert table.groups is not None
     for patient in ("3", "40"):
-        assert set(table.labels[table.groups == patient].tolist()) == {int(patient) % 8}, "both eyes have the patient's class"
+        assert set(table.labels[table.groups == patient].tolist()) == {int(patient) % 8}, (
+            "both eyes have the patient's class"
+        )
     assert np.bincount(table.labels[table.split == "train"]).tolist() == [8] * 8
     assert {"split published", "label patient"} <= {note.split(":")[0] for note in table.notes}
 
 
 def test_by_eye_the_other_eye_may_be_normal(whole: Path) -> None:
     table = load(f"odir:{whole}", label="eye")
-    label = {str(i).rsplit("/", 1)[1]: CLASSES[c] for i, c in zip(table.ids, table.labels, strict=True)}
+    label = {
+        str(i).rsplit("/", 1)[1]: CLASSES[c] for i, c in zip(table.ids, table.labels, strict=True)
+    }
     assert (label["2_left.jpg"], label["2_right.jpg"]) == ("Glaucoma", "Normal")
     assert label["3_left.jpg"] == label["3_right.jpg"] == "Cataract"
 
@@ -96,13 +100,25 @@ def test_kaggle_layout_draws_a_test_set_of_whole_patients(tmp_path: Path, inner:
 def test_the_papers_candidates_apply(whole: Path) -> None:
     table = table_for(load(f"odir:{whole}").classes)
     assert table is not None and len(table) == len(ODIR)
-    assert {CLASSES[c]: [CLASSES[w] for w in wrong] for c, wrong in table.items()}["Diabetes"] == ["Glaucoma", "Hypertension"]
+    assert {CLASSES[c]: [CLASSES[w] for w in wrong] for c, wrong in table.items()}["Diabetes"] == [
+        "Glaucoma",
+        "Hypertension",
+    ]
 
 
 def test_check_compares_with_the_published_numbers(whole: Path) -> None:
     report = check_source(f"odir:{whole}", fast=True)
-    assert report.ok and report.fingerprint == "" and report.group_word == "patient" and report.groups == 56
-    assert (report.tree[0].folder, report.tree[0].images, report.tree[0].published) == ("Training Set/Images/", 64, 7000)
+    assert (
+        report.ok
+        and report.fingerprint == ""
+        and report.group_word == "patient"
+        and report.groups == 56
+    )
+    assert (report.tree[0].folder, report.tree[0].images, report.tree[0].published) == (
+        "Training Set/Images/",
+        64,
+        7000,
+    )
     assert report.published["train"] == {"all": 7000, "Normal": 2280} and len(report.lists) == 3
     assert any("instead of 7000" in warning for warning in report.warnings)
 
@@ -128,7 +144,11 @@ def test_tables_that_are_none(root: Path) -> None:
 
 
 def test_headers_in_other_spellings_are_read(root: Path) -> None:
-    papers.workbook(root / TABLE, papers.patients(32), [name.upper().replace("-", " ") for name in papers.HEADER])
+    papers.workbook(
+        root / TABLE,
+        papers.patients(32),
+        [name.upper().replace("-", " ") for name in papers.HEADER],
+    )
     assert len(load(f"odir:{root}")) == 112
 
 
@@ -138,7 +158,10 @@ def test_rows_that_say_nothing(root: Path) -> None:
     rows[1][3] = None
     papers.workbook(root / TABLE, rows)
     message = refused(root).message
-    assert "without a 1 in NDGCAHMO: line 2" in message and "without a patient or a file: line 3" in message
+    assert (
+        "without a 1 in NDGCAHMO: line 2" in message
+        and "without a patient or a file: line 3" in message
+    )
 
 
 def test_half_a_data_set(root: Path) -> None:
@@ -148,7 +171,9 @@ def test_half_a_data_set(root: Path) -> None:
     assert any("split patient" in note for note in load(f"odir:{root}").notes)
     assert "data.split=patient" in refused(root, split="published").fix
     (root / "Training Set" / "Images" / "4_left.jpg").unlink()
-    assert "1 of 64 listed images is missing: Training Set/Images/4_left.jpg" in refused(root).message
+    assert (
+        "1 of 64 listed images is missing: Training Set/Images/4_left.jpg" in refused(root).message
+    )
     (root / "Training Set" / "Images").rename(root / "Training Set" / "Pictures")
     assert "has no folder Images" in refused(root).message
 
@@ -160,7 +185,9 @@ def test_wrong_roots(root: Path, tmp_path: Path) -> None:
     assert "it is empty" in refused(tmp_path / "empty").message
 
 
-def test_without_the_extra_the_line_that_installs_it_is_told(whole: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedgsca.data.xlsx.find_spec", lambda name: None)
+def test_without_the_extra_the_line_that_installs_it_is_told(
+    whole: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fedgsca.data.readers.xlsx.find_spec", lambda name: None)
     with pytest.raises(MissingExtraError, match=r"fedgsca\[odir\]"):
         load(f"odir:{whole}")

@@ -9,13 +9,15 @@ from typing import Any
 
 import pytest
 
-from fedgsca.audit import decisions as module
-from fedgsca.audit.decisions import FILE, Decision, Decisions
-from fedgsca.audit.opinions import agreement, cohens_kappa, consensus, pace, summarise
 from fedgsca.errors import ConfigError, RunFolderError
+from fedgsca.label_audit import decisions as module
+from fedgsca.label_audit.consensus import agreement, cohens_kappa, consensus, pace, summarise
+from fedgsca.label_audit.decisions import FILE, Decision, Decisions
 
 
-def made(row: int, action: str = "accept", *, who: str = "anna", label: str | None = None, **more: Any) -> Decision:
+def made(
+    row: int, action: str = "accept", *, who: str = "anna", label: str | None = None, **more: Any
+) -> Decision:
     new = {"accept": "b", "change": label or "c"}.get(action)
     return Decision(who, row, f"{row}.png", f"hash-{row}", "a", action, new, **more)
 
@@ -31,7 +33,12 @@ def test_a_decision_is_on_the_disk_when_add_returns(tmp_path: Path) -> None:
     Decisions(tmp_path).add(made(3, reason="mitoses", seconds=2.5))
     (line,) = (tmp_path / FILE).read_text().splitlines()
     told = json.loads(line)
-    assert told["reviewer"] == "anna" and told["row"] == 3 and told["reason"] == "mitoses" and told["label"] == "b"
+    assert (
+        told["reviewer"] == "anna"
+        and told["row"] == 3
+        and told["reason"] == "mitoses"
+        and told["label"] == "b"
+    )
     assert told["time"].endswith("+00:00") and told["hash"] == "hash-3"
     assert actions(tmp_path) == {3: "accept"}
 
@@ -81,7 +88,9 @@ def test_a_line_cut_short_by_a_crash_costs_that_line_only(tmp_path: Path) -> Non
     assert Decisions(tmp_path).of("anna").keys() == {1, 3} and Decisions(tmp_path).damaged == 1
 
 
-@pytest.mark.parametrize("line", ["", "\0\0\0", "nonsense", "[]", "{}", '{"row": "1"}', '{"reviewer": 3}'])
+@pytest.mark.parametrize(
+    "line", ["", "\0\0\0", "nonsense", "[]", "{}", '{"row": "1"}', '{"reviewer": 3}']
+)
 def test_lines_that_are_no_decisions_are_skipped(tmp_path: Path, line: str) -> None:
     Decisions(tmp_path).add(made(1))
     with open(tmp_path / FILE, "a") as handle:
@@ -101,7 +110,9 @@ def test_two_servers_on_one_file_see_each_other(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("part", [0, 10])
-def test_a_full_disk_is_said_and_leaves_no_half_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part: int) -> None:
+def test_a_full_disk_is_said_and_leaves_no_half_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part: int
+) -> None:
     store = Decisions(tmp_path)
     store.add(made(1))
     before, write = (tmp_path / FILE).read_bytes(), os.write
@@ -138,7 +149,9 @@ def test_kappa_by_hand() -> None:
 
 def test_agreement_counts_only_labels_that_both_gave(tmp_path: Path) -> None:
     store = Decisions(tmp_path)
-    for row, (anna, bert) in enumerate([("accept", "accept"), ("keep", "accept"), ("unsure", "keep"), ("keep", "keep")]):
+    for row, (anna, bert) in enumerate(
+        [("accept", "accept"), ("keep", "accept"), ("unsure", "keep"), ("keep", "keep")]
+    ):
         store.add(made(row, anna))
         store.add(made(row, bert, who="bert"))
     store.add(made(9))
@@ -146,20 +159,36 @@ def test_agreement_counts_only_labels_that_both_gave(tmp_path: Path) -> None:
     assert (found["both"], found["n"], found["agree"]) == (4, 3, 2)
     assert [case["row"] for case in found["conflicts"]] == [1, 2]
     whole = summarise(store)
-    assert whole["reviewers"]["anna"]["actions"] == {"accept": 2, "keep": 2, "change": 0, "unsure": 1}
+    assert whole["reviewers"]["anna"]["actions"] == {
+        "accept": 2,
+        "keep": 2,
+        "change": 0,
+        "unsure": 1,
+    }
     assert whole["agreement"][0]["reviewers"] == ["anna", "bert"]
 
 
 def test_only_unanimous_labels_are_settled_unless_somebody_is_preferred(tmp_path: Path) -> None:
     store = Decisions(tmp_path)
-    for row, (anna, bert) in enumerate([("accept", "accept"), ("keep", "change"), ("unsure", "accept"), ("unsure", "unsure")]):
+    for row, (anna, bert) in enumerate(
+        [("accept", "accept"), ("keep", "change"), ("unsure", "accept"), ("unsure", "unsure")]
+    ):
         store.add(made(row, anna))
         store.add(made(row, bert, who="bert"))
     store.add(made(7, "keep"))
     plain = consensus(store)
-    assert plain.settled.keys() == {0, 7} and plain.disputed.keys() == {1, 2} and plain.unsure.keys() == {3}
+    assert (
+        plain.settled.keys() == {0, 7}
+        and plain.disputed.keys() == {1, 2}
+        and plain.unsure.keys() == {3}
+    )
     preferred = consensus(store, prefer="bert")
-    assert {row: said[0].final for row, said in preferred.settled.items()} == {0: "b", 1: "c", 2: "b", 7: "a"}
+    assert {row: said[0].final for row, said in preferred.settled.items()} == {
+        0: "b",
+        1: "c",
+        2: "b",
+        7: "a",
+    }
     with pytest.raises(ConfigError, match="carl"):
         consensus(store, prefer="carl")
 

@@ -26,19 +26,19 @@ from toys import toy_folder
 pytest.importorskip("cryptography")
 
 import fedgsca
-from fedgsca.accountant import epsilon
 from fedgsca.cli import execute
 from fedgsca.config import build, merge
-from fedgsca.deploy import reach as way
+from fedgsca.deploy import check_connection as way
 from fedgsca.deploy.certificates import Signed, make_authority, make_pair, make_server, read_key
-from fedgsca.deploy.check import check_kit, hospital_key, own_data, room, same_versions
 from fedgsca.deploy.check_coordinator import free, judging, port, server_certificate
-from fedgsca.deploy.contents import KEY, versions
+from fedgsca.deploy.check_kit import check_kit, hospital_key, own_data, room, same_versions
+from fedgsca.deploy.consortium import read_plan
+from fedgsca.deploy.kit_files import KEY, versions
 from fedgsca.deploy.kits import add_hospital, make_kits
-from fedgsca.deploy.plan import read_plan
-from fedgsca.deploy.status import view
-from fedgsca.engine.remote import SiteSettings, read_settings, state_folder
+from fedgsca.deploy.status_view import view
+from fedgsca.engine.site_node import SiteSettings, read_settings, state_folder
 from fedgsca.errors import ConfigError, RunFolderError
+from fedgsca.privacy.accountant import epsilon
 
 PLAN = """
 name = "Test"
@@ -72,9 +72,15 @@ def contents(path: Path) -> dict[str, bytes]:
 def test_the_example_is_a_valid_plan(tmp_path: Path) -> None:
     assert execute(["deploy", "init", "--example", str(tmp_path / "c.toml")]) == 0
     plan, config = read_plan(tmp_path / "c.toml")
-    assert config.federation.sites == tuple(h.name for h in plan.hospitals) and config.data.source == "sites"
+    assert (
+        config.federation.sites == tuple(h.name for h in plan.hospitals)
+        and config.data.source == "sites"
+    )
     assert config.data.sites == len(plan.hospitals)
-    assert execute(["deploy", "init", "--example", str(tmp_path / "c.toml")]) == RunFolderError.exit_code
+    assert (
+        execute(["deploy", "init", "--example", str(tmp_path / "c.toml")])
+        == RunFolderError.exit_code
+    )
 
 
 def test_all_problems_of_a_plan_are_told_at_once(tmp_path: Path) -> None:
@@ -100,22 +106,43 @@ def test_a_kit_holds_one_hospitals_secret_and_no_other(plan: Path, tmp_path: Pat
     authority = (tmp_path / "kits/authority/ca.key").read_bytes()
     server = (tmp_path / "kits/coordinator/server.key").read_bytes()
     for name, kit in kits.items():
-        foreign = [authority, server, *(secret for other, secret in secrets.items() if other != name)]
+        foreign = [
+            authority,
+            server,
+            *(secret for other, secret in secrets.items() if other != name),
+        ]
         assert not any(secret.strip() in data for secret in foreign for data in kit.values())
-        assert sorted(file for file, data in kit.items() if b"PRIVATE KEY" in data) == [KEY, "node.key"]
-        assert read_key(kit[KEY]).fits((tmp_path / f"kits/coordinator/keys/{name}.pub").read_bytes())
-        assert b"RestartSec=75" in kit[f"fedgsca-{name}.service"] and b"superlink.example.org:8000" in kit["start.sh"]
+        assert sorted(file for file, data in kit.items() if b"PRIVATE KEY" in data) == [
+            KEY,
+            "node.key",
+        ]
+        assert read_key(kit[KEY]).fits(
+            (tmp_path / f"kits/coordinator/keys/{name}.pub").read_bytes()
+        )
+        assert (
+            b"RestartSec=75" in kit[f"fedgsca-{name}.service"]
+            and b"superlink.example.org:8000" in kit["start.sh"]
+        )
         assert len(kit["README.md"].splitlines()) < 75
     coordinator = [path for path in (tmp_path / "kits/coordinator").rglob("*") if path.is_file()]
-    assert [path.name for path in coordinator if b"PRIVATE KEY" in path.read_bytes()] == ["server.key"]
+    assert [path.name for path in coordinator if b"PRIVATE KEY" in path.read_bytes()] == [
+        "server.key"
+    ]
 
 
 def test_secrets_are_readable_by_their_owner_only(plan: Path, tmp_path: Path) -> None:
     made = make_kits(*read_plan(plan), tmp_path / "kits")
-    for path in (*made, tmp_path / "kits/authority/ca.key", tmp_path / "kits/coordinator/server.key"):
+    for path in (
+        *made,
+        tmp_path / "kits/authority/ca.key",
+        tmp_path / "kits/coordinator/server.key",
+    ):
         assert stat.S_IMODE(path.stat().st_mode) == 0o600, path
     with zipfile.ZipFile(made[0]) as archive:
-        modes = {entry.filename.partition("/")[2]: entry.external_attr >> 16 & 0o777 for entry in archive.infolist()}
+        modes = {
+            entry.filename.partition("/")[2]: entry.external_attr >> 16 & 0o777
+            for entry in archive.infolist()
+        }
     assert modes[KEY] == modes["node.key"] == 0o600 and modes["start.sh"] == 0o755
 
 
@@ -143,15 +170,27 @@ def test_the_settings_of_a_kit_are_what_a_site_reads(plan: Path, tmp_path: Path)
     kit = contents(make_kits(consortium, config, tmp_path / "kits")[1])
     (tmp_path / "site.toml").write_bytes(kit["site.toml"])
     settings = read_settings(tmp_path / "site.toml")
-    assert (settings.name, settings.data, settings.fingerprint) == ("lyon", "/data/x", config.fingerprint())
-    assert f"fedgsca review {state_folder(settings, config.fingerprint())}/audit/lyon " in kit["README.md"].decode()
+    assert (settings.name, settings.data, settings.fingerprint) == (
+        "lyon",
+        "/data/x",
+        config.fingerprint(),
+    )
+    assert (
+        f"fedgsca review {state_folder(settings, config.fingerprint())}/audit/lyon "
+        in kit["README.md"].decode()
+    )
 
 
 def test_a_kit_installs_the_wheel_that_comes_with_it(plan: Path, tmp_path: Path) -> None:
     hospital = contents(make_kits(*read_plan(plan), tmp_path / "kits")[0])["README.md"].decode()
     for told in (hospital, (tmp_path / "kits/coordinator/README.md").read_text()):
-        assert f"pip install -c constraints.txt './fedgsca-{fedgsca.__version__}-py3-none-any.whl[flower" in told
-        assert told.index("sudo chown") < told.index("-m venv"), "the folder in /opt belongs to root before"
+        assert (
+            f"pip install -c constraints.txt './fedgsca-{fedgsca.__version__}-py3-none-any.whl[flower"
+            in told
+        )
+        assert told.index("sudo chown") < told.index("-m venv"), (
+            "the folder in /opt belongs to root before"
+        )
     (finding,) = (f for f in same_versions({**versions(), "fedgsca": "0.0"}) if f.state == "FAIL")
     assert finding.fix is not None and "wheel" in finding.fix
 
@@ -161,7 +200,8 @@ def test_under_privacy_the_coordinator_installs_and_checks_the_accountant(
 ) -> None:
     pytest.importorskip("opacus")
     plan.write_text(
-        PLAN + f'[experiment.privacy]\nclip = 0.1\nnoise = 4.0\n[experiment.federation]\ntest = "{toy_folder("one_class")}"\n'
+        PLAN
+        + f'[experiment.privacy]\nclip = 0.1\nnoise = 4.0\n[experiment.federation]\ntest = "{toy_folder("one_class")}"\n'
     )
     zips = make_kits(*read_plan(plan), tmp_path / "kits")
     kit = tmp_path / "kits" / "coordinator"
@@ -188,13 +228,21 @@ def unpacked(plan: Path, folder: Path) -> Path:
 def probe(kit: Path, **env: str) -> subprocess.CompletedProcess[str]:
     """What env.sh finds: the interpreter, and the first folder of the path."""
     script = 'set -eu; kit=$1; . "$kit/env.sh"; echo "$python"; echo "${PATH%%:*}"'
-    return subprocess.run(["sh", "-c", script, "sh", str(kit)], env=env, capture_output=True, text=True, check=False)
+    return subprocess.run(
+        ["sh", "-c", script, "sh", str(kit)], env=env, capture_output=True, text=True, check=False
+    )
 
 
 def test_scripts_find_the_python_that_has_fedgsca(plan: Path, tmp_path: Path) -> None:
-    kit, here = unpacked(plan, tmp_path), {"PATH": "/usr/bin:/bin", "PYTHONPATH": str(Path(fedgsca.__file__).parents[1])}
+    kit, here = (
+        unpacked(plan, tmp_path),
+        {"PATH": "/usr/bin:/bin", "PYTHONPATH": str(Path(fedgsca.__file__).parents[1])},
+    )
     scripts = sysconfig.get_path("scripts")
-    assert probe(kit, **here, FEDGSCA_PYTHON=sys.executable).stdout.splitlines() == [sys.executable, scripts]
+    assert probe(kit, **here, FEDGSCA_PYTHON=sys.executable).stdout.splitlines() == [
+        sys.executable,
+        scripts,
+    ]
     own = kit / ".venv/bin/python"
     own.parent.mkdir(parents=True)
     own.write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
@@ -206,7 +254,10 @@ def test_scripts_find_the_python_that_has_fedgsca(plan: Path, tmp_path: Path) ->
         for tool in ("sh", "mkdir"):
             (folder / tool).symlink_to(str(shutil.which(tool)))
         own.rename(folder / name)
-        assert probe(kit, **{**here, "PATH": str(folder)}).stdout.splitlines() == [str(folder / name), scripts]
+        assert probe(kit, **{**here, "PATH": str(folder)}).stdout.splitlines() == [
+            str(folder / name),
+            scripts,
+        ]
         own = folder / name
 
 
@@ -216,7 +267,11 @@ def test_a_python_without_fedgsca_is_told_with_its_fix(plan: Path, tmp_path: Pat
     other.chmod(0o755)
     for env in ({"FEDGSCA_PYTHON": str(other)}, {"FEDGSCA_PYTHON": "/nowhere/python"}):
         found = probe(kit, PATH="/usr/bin:/bin", **env)
-        assert found.returncode == 1 and "no fedgsca" in found.stderr and "Fix: step 1 of" in found.stderr
+        assert (
+            found.returncode == 1
+            and "no fedgsca" in found.stderr
+            and "Fix: step 1 of" in found.stderr
+        )
 
 
 # ---- the check ----
@@ -250,7 +305,9 @@ def serving(folder: Path, signed: Signed, *, code: int = 2003, shift: float = 0.
     context.load_cert_chain(file)
 
     class Quiet(http.server.ThreadingHTTPServer):
-        def handle_error(self, request: object, client_address: object) -> None: ...  # clients that distrust us hang up
+        def handle_error(
+            self, request: object, client_address: object
+        ) -> None: ...  # clients that distrust us hang up
 
     server = Quiet(("127.0.0.1", 0), type("Configured", (Answer,), {"code": code, "shift": shift}))
     server.socket = context.wrap_socket(server.socket, server_side=True)
@@ -281,7 +338,11 @@ def test_a_good_server_passes_and_tells_whether_the_key_is_registered(tmp_path: 
     assert {state for state, _ in found.values()} == {"ok"}
     with serving(tmp_path, signed, code=2004, shift=-30) as port:
         found = checked(tmp_path, authority, port)
-    assert found["key registered"][0] == "FAIL" and found["clock"][0] == "FAIL" and "ahead of" in found["clock"][1]
+    assert (
+        found["key registered"][0] == "FAIL"
+        and found["clock"][0] == "FAIL"
+        and "ahead of" in found["clock"][1]
+    )
     with serving(tmp_path, signed, code=17) as port:
         assert checked(tmp_path, authority, port)["key registered"][0] == "unknown"
 
@@ -290,14 +351,18 @@ def test_each_kind_of_wrong_certificate_is_named(tmp_path: Path) -> None:
     authority, long_ago = make_authority("ours"), datetime.datetime(2020, 1, 1, tzinfo=datetime.UTC)
     cases = {
         "not signed by this consortium": make_server(make_authority("theirs"), ["127.0.0.1"]),
-        "it is not for 127.0.0.1, but for: other.example.org": make_server(authority, ["other.example.org"]),
+        "it is not for 127.0.0.1, but for: other.example.org": make_server(
+            authority, ["other.example.org"]
+        ),
         "expired": make_server(authority, ["127.0.0.1"], days=9, now=long_ago),
         "9 days left": make_server(authority, ["127.0.0.1"], days=10),
     }
     for words, signed in cases.items():
         with serving(tmp_path, signed) as port:
             found = checked(tmp_path, authority, port)
-        assert found["certificate"][0] == "FAIL" and words in found["certificate"][1], found["certificate"]
+        assert found["certificate"][0] == "FAIL" and words in found["certificate"][1], found[
+            "certificate"
+        ]
         assert "clock" not in found
 
 
@@ -324,26 +389,45 @@ def test_a_key_that_others_can_read_or_that_is_none_fails(tmp_path: Path) -> Non
 
 def test_versions_data_classes_and_disk(plan: Path, tmp_path: Path) -> None:
     assert {finding.state for finding in same_versions(versions())} == {"ok"}
-    assert [f.what for f in same_versions({**versions(), "flwr": "1.0"}) if f.state == "FAIL"] == ["version of flwr"]
+    assert [f.what for f in same_versions({**versions(), "flwr": "1.0"}) if f.state == "FAIL"] == [
+        "version of flwr"
+    ]
     _, config = read_plan(plan)
-    site = SiteSettings(name="berlin", state=str(tmp_path / "state"), data=str(toy_folder("one_class")))
+    site = SiteSettings(
+        name="berlin", state=str(tmp_path / "state"), data=str(toy_folder("one_class"))
+    )
     assert {finding.what: finding.state for finding in own_data(config, site)}["classes"] == "ok"
-    other = config.model_copy(update={"data": config.data.model_copy(update={"classes": ("class 0", "class 1")})})
+    other = config.model_copy(
+        update={"data": config.data.model_copy(update={"classes": ("class 0", "class 1")})}
+    )
     states = {finding.what: finding.state for finding in own_data(other, site)}
     assert states["data"] == "ok" and states["classes"] == "FAIL"
-    gone = {f.what: f for f in own_data(config, site.model_copy(update={"data": str(tmp_path / "gone")}))}
+    gone = {
+        f.what: f
+        for f in own_data(config, site.model_copy(update={"data": str(tmp_path / "gone")}))
+    }
     assert gone["data"].state == "FAIL" and gone["data"].fix and gone["classes"].state == "unknown"
-    assert room("disk", tmp_path, 10**18).state == "FAIL" and room("disk", tmp_path / "new", 1).state == "ok"
+    assert (
+        room("disk", tmp_path, 10**18).state == "FAIL"
+        and room("disk", tmp_path / "new", 1).state == "ok"
+    )
 
 
-def test_the_command_prints_findings_and_fails(plan: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    plan.write_text(PLAN.replace("superlink.example.org", "127.0.0.1").replace("address", "port = 1, address"))
+def test_the_command_prints_findings_and_fails(
+    plan: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plan.write_text(
+        PLAN.replace("superlink.example.org", "127.0.0.1").replace("address", "port = 1, address")
+    )
     made = make_kits(*read_plan(plan), tmp_path / "kits")
     with zipfile.ZipFile(io.BytesIO(made[0].read_bytes())) as archive:
         archive.extractall(tmp_path)
     assert execute(["deploy", "check", str(tmp_path / "berlin"), "--json"]) == 1
     found = {f["what"]: f["state"] for f in json.loads(capsys.readouterr().out)["findings"]}
-    assert found["port"] == found["data"] == "FAIL" and found["version of fedgsca"] == found["site.toml"] == "ok"
+    assert (
+        found["port"] == found["data"] == "FAIL"
+        and found["version of fedgsca"] == found["site.toml"] == "ok"
+    )
     assert execute(["deploy", "check", str(tmp_path)]) == ConfigError.exit_code
 
 
@@ -352,7 +436,9 @@ def test_the_command_prints_findings_and_fails(plan: Path, tmp_path: Path, capsy
 
 @pytest.fixture
 def coordinator(plan: Path, tmp_path: Path) -> Path:
-    plan.write_text(PLAN.replace("address", f'listen = "127.0.0.1", port = {unused_port()}, address'))
+    plan.write_text(
+        PLAN.replace("address", f'listen = "127.0.0.1", port = {unused_port()}, address')
+    )
     make_kits(*read_plan(plan), tmp_path / "kits")
     return tmp_path / "kits" / "coordinator"
 
@@ -371,19 +457,30 @@ def states(kit: Path) -> dict[str, tuple[str, str]]:
 def test_a_good_coordinator_passes(coordinator: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert execute(["deploy", "check", str(coordinator)]) == 0
     shown = capsys.readouterr().out
-    assert "ready to start" in shown and "is free; no SuperLink runs yet" in shown and "hospitals' keys: berlin, lyon" in shown
+    assert (
+        "ready to start" in shown
+        and "is free; no SuperLink runs yet" in shown
+        and "hospitals' keys: berlin, lyon" in shown
+    )
     assert "superlink.example.org, 10.0.0.7, 127.0.0.1" in shown
 
 
 def test_each_fault_of_a_certificate_is_told_with_the_way_to_renew_it(coordinator: Path) -> None:
-    authority, hosts = coordinator.parent / "authority", read_plan(coordinator.parents[1] / "consortium.toml")[0].hosts
+    authority, hosts = (
+        coordinator.parent / "authority",
+        read_plan(coordinator.parents[1] / "consortium.toml")[0].hosts,
+    )
     ours = Signed((authority / "ca.crt").read_bytes(), (authority / "ca.key").read_bytes())
     cases = {
         "9 days left": make_server(ours, hosts, days=10),
         "it is not for 10.0.0.7": make_server(ours, [host for host in hosts if host != "10.0.0.7"]),
         "not signed by the authority": make_server(make_authority("theirs"), hosts),
-        "not valid yet": make_server(ours, hosts, now=datetime.datetime.now(datetime.UTC) + datetime.timedelta(days=2)),
-        "not the key of": Signed(make_server(ours, hosts).certificate, make_server(ours, hosts).key),
+        "not valid yet": make_server(
+            ours, hosts, now=datetime.datetime.now(datetime.UTC) + datetime.timedelta(days=2)
+        ),
+        "not the key of": Signed(
+            make_server(ours, hosts).certificate, make_server(ours, hosts).key
+        ),
         "damaged": Signed(b"something", b"else"),
     }
     for words, signed in cases.items():
@@ -394,12 +491,17 @@ def test_each_fault_of_a_certificate_is_told_with_the_way_to_renew_it(coordinato
     signed = make_server(ours, ["2001:DB8:0::1"])
     (coordinator / "server.pem").write_bytes(signed.certificate)
     (coordinator / "server.key").write_bytes(signed.key)
-    assert server_certificate(coordinator, ["2001:DB8:0::1"]).state == "ok", "another way to write 2001:db8::1"
+    assert server_certificate(coordinator, ["2001:DB8:0::1"]).state == "ok", (
+        "another way to write 2001:db8::1"
+    )
     spaced = coordinator.rename(coordinator.with_name("a kit"))
     (spaced / "server.key").chmod(0o640)
     assert server_certificate(spaced, ["2001:db8::1"]).fix == f"chmod 600 '{spaced}/server.key'"
     (spaced / "server.pem").unlink()
-    assert server_certificate(spaced, list(hosts)).text == "server.pem cannot be read: No such file or directory"
+    assert (
+        server_certificate(spaced, list(hosts)).text
+        == "server.pem cannot be read: No such file or directory"
+    )
 
 
 def test_a_renewed_certificate_has_the_names_of_the_file_and_the_old_authority(
@@ -408,10 +510,14 @@ def test_a_renewed_certificate_has_the_names_of_the_file_and_the_old_authority(
     kits, before = coordinator.parent, (coordinator / "server.pem").read_bytes()
     keys = {path: path.read_bytes() for path in kits.rglob("*.zip")}
     experiment = (coordinator / "experiment.toml").read_bytes()
-    plan.write_text(plan.read_text().replace('"10.0.0.7"', '"10.0.0.8"').replace("rounds = 2", "rounds = 3"))
+    plan.write_text(
+        plan.read_text().replace('"10.0.0.7"', '"10.0.0.8"').replace("rounds = 2", "rounds = 3")
+    )
     assert execute(["deploy", "init", str(plan), "--renew-server", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["certificate"] == str(coordinator / "server.pem")
-    assert (coordinator / "server.pem").read_bytes() != before and "10.0.0.8" in states(coordinator)["certificate"][1]
+    assert (coordinator / "server.pem").read_bytes() != before and "10.0.0.8" in states(
+        coordinator
+    )["certificate"][1]
     assert {state for state, _ in states(coordinator).values()} == {"ok"}
     assert (coordinator / "experiment.toml").read_bytes() == experiment
     assert {path: path.read_bytes() for path in kits.rglob("*.zip")} == keys
@@ -431,8 +537,14 @@ def test_keys_port_and_test_images_of_the_coordinator(
     (keys / "lyon.pub").rename(keys / "stranger.pub")
     with socket.create_server(("127.0.0.1", number)):
         found = states(coordinator)
-    assert found["hospitals' keys"] == ("FAIL", "lyon has none") and found["further keys"][0] == "unknown"
-    assert found["port"][0] == "FAIL" and f"{number} is taken, and not by a SuperLink" in found["port"][1]
+    assert (
+        found["hospitals' keys"] == ("FAIL", "lyon has none")
+        and found["further keys"][0] == "unknown"
+    )
+    assert (
+        found["port"][0] == "FAIL"
+        and f"{number} is taken, and not by a SuperLink" in found["port"][1]
+    )
     (keys / "lyon.pub").write_bytes((keys / "berlin.pub").read_bytes() + b" a comment")
     (keys / "stranger.pub").write_text("ssh-rsa nonsense")
     text = states(coordinator)["hospitals' keys"][1]
@@ -440,20 +552,32 @@ def test_keys_port_and_test_images_of_the_coordinator(
     tested = {"federation": {"test": str(toy_folder("one_class"))}}
     _, config = read_plan(plan)
     assert judging(build(merge(config.to_tree(), tested))).state == "ok"
-    assert judging(build(merge(config.to_tree(), {"federation": {"test": str(tmp_path / "gone")}}))).state == "FAIL"
+    assert (
+        judging(
+            build(merge(config.to_tree(), {"federation": {"test": str(tmp_path / "gone")}}))
+        ).state
+        == "FAIL"
+    )
     assert free("203.0.113.1", number).text == "203.0.113.1 is no address of this machine"
 
 
 def test_a_superlink_of_this_consortium_may_listen(coordinator: Path, tmp_path: Path) -> None:
-    signed = Signed((coordinator / "server.pem").read_bytes(), (coordinator / "server.key").read_bytes())
+    signed = Signed(
+        (coordinator / "server.pem").read_bytes(), (coordinator / "server.key").read_bytes()
+    )
     with serving(tmp_path, signed) as number:
-        assert port("127.0.0.1", "127.0.0.1", number, coordinator / "ca.crt").text == f"the SuperLink listens on {number}"
+        assert (
+            port("127.0.0.1", "127.0.0.1", number, coordinator / "ca.crt").text
+            == f"the SuperLink listens on {number}"
+        )
 
 
 # ---- the run ----
 
 
-def test_the_status_tells_who_is_awaited_and_since_when(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_status_tells_who_is_awaited_and_since_when(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     sites = {
         "b": {"state": "awaited: update", "since": "2026-01-01T00:00:00Z"},
         "a": {"state": "answered", "since": "2026-01-01T00:00:50Z"},
@@ -469,11 +593,21 @@ def test_the_status_tells_who_is_awaited_and_since_when(tmp_path: Path, capsys: 
     }
     (tmp_path / "status.json").write_text(json.dumps(known))
     seen = view(tmp_path, datetime.datetime(2026, 1, 1, 0, 1, tzinfo=datetime.UTC))
-    assert seen.awaited == ("b",) and [row.seconds for row in seen.sites] == [10, 60] and seen.silent == 10
+    assert (
+        seen.awaited == ("b",)
+        and [row.seconds for row in seen.sites] == [10, 60]
+        and seen.silent == 10
+    )
     assert execute(["deploy", "status", str(tmp_path)]) == 0
     shown = capsys.readouterr().out
     assert "round 3 of 9 done, last F1 61.5" in shown and "awaited: update" in shown
     (tmp_path / "status.json").write_text(json.dumps({**known, "state": "finished"}))
-    assert [row.state for row in view(tmp_path).sites] == ["answered", "done"] and view(tmp_path).awaited == ()
+    assert [row.state for row in view(tmp_path).sites] == ["answered", "done"] and view(
+        tmp_path
+    ).awaited == ()
     (tmp_path / "status.json").write_text('{"sites": 3}')
-    assert execute(["deploy", "status", str(tmp_path)]) == execute(["deploy", "status", str(tmp_path / "x")]) == 7
+    assert (
+        execute(["deploy", "status", str(tmp_path)])
+        == execute(["deploy", "status", str(tmp_path / "x")])
+        == 7
+    )

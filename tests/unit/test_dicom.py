@@ -20,17 +20,24 @@ from pydicom.uid import MPEG2MPML, JPEG2000Lossless, JPEGBaseline8Bit, JPEGLossl
 from toys import toy_images
 
 from fedgsca.cli import execute
-from fedgsca.data import checks, dicom
-from fedgsca.data.decode import Unreadable, decode, inspect
-from fedgsca.data.dicom import numbered, read_image
+from fedgsca.data import checks
+from fedgsca.data.decode import dicom
+from fedgsca.data.decode.dicom import numbered, read_image
+from fedgsca.data.decode.image_files import Unreadable, decode, inspect
 from fedgsca.data.load import load
 from fedgsca.errors import DataError, MissingExtraError
 
 
 def shown(tmp_path: Path, values: Any, dtype: str = "uint16", **elements: Any) -> list[int]:
     """The grey levels that a row of stored values becomes."""
-    pixels = read_image(write_dicom(tmp_path / "x.dcm", np.array([values], dtype=dtype), **elements))[0]
-    assert pixels.dtype == np.uint8 and (pixels[..., 0] == pixels[..., 1]).all() and (pixels[..., 0] == pixels[..., 2]).all()
+    pixels = read_image(
+        write_dicom(tmp_path / "x.dcm", np.array([values], dtype=dtype), **elements)
+    )[0]
+    assert (
+        pixels.dtype == np.uint8
+        and (pixels[..., 0] == pixels[..., 1]).all()
+        and (pixels[..., 0] == pixels[..., 2]).all()
+    )
     return pixels[0, :, 0].tolist()
 
 
@@ -44,13 +51,31 @@ def test_linear_window(tmp_path: Path) -> None:
 
 
 def test_exact_window(tmp_path: Path) -> None:
-    got = shown(tmp_path, [50, 75, 100, 150, 151], WindowCenter=100, WindowWidth=100, VOILUTFunction="LINEAR_EXACT")
+    got = shown(
+        tmp_path,
+        [50, 75, 100, 150, 151],
+        WindowCenter=100,
+        WindowWidth=100,
+        VOILUTFunction="LINEAR_EXACT",
+    )
     assert got == [0, 64, 128, 255, 255]
 
 
 def test_sigmoid_window(tmp_path: Path) -> None:
-    got = shown(tmp_path, [0, 75, 100, 125, 9000], WindowCenter=100, WindowWidth=100, VOILUTFunction="SIGMOID")
-    assert got == [round(255 / (1 + np.exp(4.0))), round(255 / (1 + np.e)), 128, round(255 / (1 + np.exp(-1))), 255]
+    got = shown(
+        tmp_path,
+        [0, 75, 100, 125, 9000],
+        WindowCenter=100,
+        WindowWidth=100,
+        VOILUTFunction="SIGMOID",
+    )
+    assert got == [
+        round(255 / (1 + np.exp(4.0))),
+        round(255 / (1 + np.e)),
+        128,
+        round(255 / (1 + np.exp(-1))),
+        255,
+    ]
 
 
 def test_a_window_of_width_one_is_a_step(tmp_path: Path) -> None:
@@ -58,37 +83,62 @@ def test_a_window_of_width_one_is_a_step(tmp_path: Path) -> None:
 
 
 def test_of_several_windows_the_first(tmp_path: Path) -> None:
-    assert shown(tmp_path, [0, 50, 100], WindowCenter=[50, 400], WindowWidth=[101, 2000]) == [1, 129, 255]
+    assert shown(tmp_path, [0, 50, 100], WindowCenter=[50, 400], WindowWidth=[101, 2000]) == [
+        1,
+        129,
+        255,
+    ]
 
 
 def test_rescale_comes_before_the_window(tmp_path: Path) -> None:
     """Hounsfield units: 1024 stored is 0 HU, the middle of the window."""
-    elements = {"RescaleSlope": 1, "RescaleIntercept": -1024, "WindowCenter": 0.5, "WindowWidth": 401}
+    elements = {
+        "RescaleSlope": 1,
+        "RescaleIntercept": -1024,
+        "WindowCenter": 0.5,
+        "WindowWidth": 401,
+    }
     assert shown(tmp_path, [0, 824, 1024, 1224], **elements) == [0, 0, 128, 255]
 
 
 def test_signed_values(tmp_path: Path) -> None:
-    assert shown(tmp_path, [-1000, -100, 0, 100], "int16", WindowCenter=0.5, WindowWidth=201) == [0, 0, 128, 255]
+    assert shown(tmp_path, [-1000, -100, 0, 100], "int16", WindowCenter=0.5, WindowWidth=201) == [
+        0,
+        0,
+        128,
+        255,
+    ]
 
 
 @pytest.mark.parametrize("bits", [10, 12, 14, 15])
 def test_bits_above_the_stored_ones_do_not_count(tmp_path: Path, bits: int) -> None:
     """Old files keep overlays there."""
     top = (1 << bits) - 1
-    elements = {"BitsStored": bits, "WindowCenter": top / 2, "WindowWidth": top, "VOILUTFunction": "LINEAR_EXACT"}
+    elements = {
+        "BitsStored": bits,
+        "WindowCenter": top / 2,
+        "WindowWidth": top,
+        "VOILUTFunction": "LINEAR_EXACT",
+    }
     assert shown(tmp_path, [0, top, 1 << bits, top | (1 << bits)], **elements) == [0, 255, 0, 255]
 
 
 def test_monochrome1_is_inverted(tmp_path: Path) -> None:
     elements = {"WindowCenter": 50, "WindowWidth": 100, "VOILUTFunction": "LINEAR_EXACT"}
     plain = shown(tmp_path, [0, 20, 100], **elements)
-    assert shown(tmp_path, [0, 20, 100], PhotometricInterpretation="MONOCHROME1", **elements) == [255 - v for v in plain]
+    assert shown(tmp_path, [0, 20, 100], PhotometricInterpretation="MONOCHROME1", **elements) == [
+        255 - v for v in plain
+    ]
 
 
 def test_eight_bits_without_a_window_are_shown_as_they_are(tmp_path: Path) -> None:
     assert shown(tmp_path, [7, 100, 200], "uint8") == [7, 100, 200]
     assert shown(tmp_path, [-128, 0, 127], "int8") == [0, 128, 255]
-    assert shown(tmp_path, [7, 100, 200], "uint8", RescaleSlope=2, RescaleIntercept=-1000) == [7, 100, 200]
+    assert shown(tmp_path, [7, 100, 200], "uint8", RescaleSlope=2, RescaleIntercept=-1000) == [
+        7,
+        100,
+        200,
+    ]
 
 
 def test_deep_images_without_a_window_are_stretched_over_their_middle(tmp_path: Path) -> None:
@@ -108,7 +158,14 @@ def test_a_flat_image_is_black(tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", ["MONOCHROME1", "MONOCHROME2"])
 def test_padding_is_black_in_both_polarities(tmp_path: Path, kind: str) -> None:
     elements = {"WindowCenter": 0.5, "WindowWidth": 3001, "PhotometricInterpretation": kind}
-    got = shown(tmp_path, [-2000, -1500, 0], "int16", PixelPaddingValue=-2000, PixelPaddingRangeLimit=-1500, **elements)
+    got = shown(
+        tmp_path,
+        [-2000, -1500, 0],
+        "int16",
+        PixelPaddingValue=-2000,
+        PixelPaddingRangeLimit=-1500,
+        **elements,
+    )
     assert got == [0, 0, 128]
 
 
@@ -124,12 +181,20 @@ def test_modality_table(tmp_path: Path) -> None:
     """Stored 10, 11, 12 mean 0, 400, 100; what is below or above takes the first or last entry."""
     item = lut(10, 16, [0, 400, 100])
     elements = {"WindowCenter": 200, "WindowWidth": 400, "VOILUTFunction": "LINEAR_EXACT"}
-    assert shown(tmp_path, [3, 10, 11, 12, 99], ModalityLUTSequence=[item], **elements) == [0, 0, 255, 64, 64]
+    assert shown(tmp_path, [3, 10, 11, 12, 99], ModalityLUTSequence=[item], **elements) == [
+        0,
+        0,
+        255,
+        64,
+        64,
+    ]
 
 
 def test_tone_table_beats_the_window(tmp_path: Path) -> None:
     item = lut(5, 8, [10, 20, 255])
-    assert shown(tmp_path, [0, 5, 6, 7, 99], VOILUTSequence=[item], WindowCenter=1, WindowWidth=1) == [10, 10, 20, 255, 255]
+    assert shown(
+        tmp_path, [0, 5, 6, 7, 99], VOILUTSequence=[item], WindowCenter=1, WindowWidth=1
+    ) == [10, 10, 20, 255, 255]
 
 
 # ---- colour ----
@@ -145,7 +210,10 @@ def colours(path: Path) -> np.ndarray:
 def test_rgb_by_pixel_and_by_plane(tmp_path: Path) -> None:
     assert (colours(write_dicom(tmp_path / "a.dcm", RED)) == RED).all()
     planes = RED.transpose(2, 0, 1).tobytes()
-    assert (colours(write_dicom(tmp_path / "b.dcm", RED, PlanarConfiguration=1, PixelData=planes)) == RED).all()
+    assert (
+        colours(write_dicom(tmp_path / "b.dcm", RED, PlanarConfiguration=1, PixelData=planes))
+        == RED
+    ).all()
 
 
 def test_sixteen_bit_rgb(tmp_path: Path) -> None:
@@ -159,8 +227,14 @@ def test_ybr_full(tmp_path: Path) -> None:
 
 def test_ybr_full_422(tmp_path: Path) -> None:
     """Two pixels share their colour: Y Y Cb Cr."""
-    packed = b"".join(bytes([p[0][0], p[1][0], p[0][1], p[0][2]]) for p in (RED_YBR[0, :2], RED_YBR[0, 2:]))
-    got = colours(write_dicom(tmp_path / "a.dcm", RED_YBR, PhotometricInterpretation="YBR_FULL_422", PixelData=packed))
+    packed = b"".join(
+        bytes([p[0][0], p[1][0], p[0][1], p[0][2]]) for p in (RED_YBR[0, :2], RED_YBR[0, 2:])
+    )
+    got = colours(
+        write_dicom(
+            tmp_path / "a.dcm", RED_YBR, PhotometricInterpretation="YBR_FULL_422", PixelData=packed
+        )
+    )
     assert np.abs(got - RED).max() <= 2
 
 
@@ -168,10 +242,18 @@ def test_ybr_full_422(tmp_path: Path) -> None:
 def test_palette(tmp_path: Path, bits: int, scale: int, dtype: str) -> None:
     """Also eight bits an entry, stored in sixteen."""
     elements: dict[str, Any] = {"PhotometricInterpretation": "PALETTE COLOR"}
-    for name, entries in {"Red": [0, 255, 10, 9], "Green": [0, 128, 20, 8], "Blue": [0, 0, 30, 7]}.items():
+    for name, entries in {
+        "Red": [0, 255, 10, 9],
+        "Green": [0, 128, 20, 8],
+        "Blue": [0, 0, 30, 7],
+    }.items():
         elements[f"{name}PaletteColorLookupTableDescriptor"] = [4, 0, bits]
-        elements[f"{name}PaletteColorLookupTableData"] = (np.array(entries) * scale).astype(dtype).tobytes()
-    got = colours(write_dicom(tmp_path / "a.dcm", np.array([[0, 1, 2, 200]], dtype=np.uint8), **elements))
+        elements[f"{name}PaletteColorLookupTableData"] = (
+            (np.array(entries) * scale).astype(dtype).tobytes()
+        )
+    got = colours(
+        write_dicom(tmp_path / "a.dcm", np.array([[0, 1, 2, 200]], dtype=np.uint8), **elements)
+    )
     assert got.tolist() == [[[0, 0, 0], [255, 128, 0], [10, 20, 30], [9, 8, 7]]]
 
 
@@ -215,7 +297,12 @@ def test_run_length_encoding_and_jpeg_2000_lose_nothing(tmp_path: Path, kind: st
         elements = {**elements, "PhotometricInterpretation": "YBR_RCT"}
     frames = encapsulate([packed.getvalue()])
     assert np.array_equal(
-        colours(write_dicom(tmp_path / "j2k.dcm", pixels, syntax=JPEG2000Lossless, PixelData=frames, **elements)), wanted
+        colours(
+            write_dicom(
+                tmp_path / "j2k.dcm", pixels, syntax=JPEG2000Lossless, PixelData=frames, **elements
+            )
+        ),
+        wanted,
     )
 
 
@@ -241,7 +328,10 @@ IMAGE = np.arange(64, dtype=np.uint16).reshape(8, 8)
         ({"Rows": None}, "without an image"),
         ({"syntax": JPEGLosslessSV1, "PixelData": encapsulate([b"\xff\xd8"])}, "pylibjpeg-libjpeg"),
         ({"syntax": MPEG2MPML, "PixelData": encapsulate([b"\0\0"])}, "not one of a still image"),
-        ({"syntax": JPEGBaseline8Bit, "PixelData": encapsulate([b"\xff\xd8\xff\xd9"])}, "JPEG Baseline"),
+        (
+            {"syntax": JPEGBaseline8Bit, "PixelData": encapsulate([b"\xff\xd8\xff\xd9"])},
+            "JPEG Baseline",
+        ),
         ({"WindowCenter": [], "Rows": 9}, "cut off"),
     ],
 )
@@ -250,16 +340,23 @@ def test_the_reason_is_told(tmp_path: Path, elements: dict[str, Any], said: str)
 
 
 def test_the_missing_decoder_and_the_syntax_are_named(tmp_path: Path) -> None:
-    path = write_dicom(tmp_path / "a.dcm", IMAGE, syntax=JPEGLosslessSV1, PixelData=encapsulate([b"\xff\xd8"]))
+    path = write_dicom(
+        tmp_path / "a.dcm", IMAGE, syntax=JPEGLosslessSV1, PixelData=encapsulate([b"\xff\xd8"])
+    )
     assert "1.2.840.10008.1.2.4.70" in reason(path)
-    assert reason(path).endswith("pip install python-gdcm, or pip install pylibjpeg pylibjpeg-libjpeg")
+    assert reason(path).endswith(
+        "pip install python-gdcm, or pip install pylibjpeg pylibjpeg-libjpeg"
+    )
 
 
 def test_files_that_are_cut_off_or_something_else(tmp_path: Path) -> None:
     whole = write_dicom(tmp_path / "a.dcm", IMAGE).read_bytes()
     for length in (0, 100, 140, 200, len(whole) // 2, len(whole) - 40):
         (tmp_path / "cut.dcm").write_bytes(whole[:length])
-        assert any(word in reason(tmp_path / "cut.dcm") for word in ("not a DICOM file", "damaged", "without"))
+        assert any(
+            word in reason(tmp_path / "cut.dcm")
+            for word in ("not a DICOM file", "damaged", "without")
+        )
     (tmp_path / "b.dcm").write_bytes(b"\x89PNG is not DICOM" * 40)
     assert reason(tmp_path / "b.dcm") == "not a DICOM file" == inspect(tmp_path / "b.dcm").problem
 
@@ -268,7 +365,9 @@ def test_reading_is_silent(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> 
     """pydicom's warnings quote the values they complain about."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        path = write_dicom(tmp_path / "a.dcm", IMAGE, PatientBirthDate="1931-05-17 or so", PatientID="x" * 100)
+        path = write_dicom(
+            tmp_path / "a.dcm", IMAGE, PatientBirthDate="1931-05-17 or so", PatientID="x" * 100
+        )
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         dicom._pydicom.cache_clear()
@@ -276,7 +375,9 @@ def test_reading_is_silent(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> 
     assert not caplog.records
 
 
-def test_the_extra_is_named_when_it_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_extra_is_named_when_it_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = write_dicom(tmp_path / "a.dcm", IMAGE)
     real = builtins.__import__
 
@@ -304,7 +405,11 @@ def grey_set(tmp_path: Path, count: int = 24, **more: Any) -> Path:
 @pytest.mark.parametrize("prefix", ["", "dicom:"])
 def test_a_folder_of_dicom_files_is_a_data_set(tmp_path: Path, prefix: str) -> None:
     table = load(f"{prefix}{grey_set(tmp_path)}")
-    assert table.images.shape == (24, 12, 12, 3) and table.classes == ("class 0", "class 1", "class 2")
+    assert table.images.shape == (24, 12, 12, 3) and table.classes == (
+        "class 0",
+        "class 1",
+        "class 2",
+    )
     assert table.groups is not None and len(set(table.groups)) == 12
     for group in set(table.groups):
         assert len(set(table.split[table.groups == group])) == 1, "a patient is in one split only"
@@ -354,25 +459,50 @@ def planted(*folders: Path) -> list[str]:
     import hashlib
 
     words = [NAME, NAME.split("^")[0], BIRTH, *(f"MRN-77{i:04d}" for i in range(12))]
-    words += [digest(word.encode()).hexdigest()[:12] for word in words[3:] for digest in (hashlib.md5, hashlib.sha256)]
+    words += [
+        digest(word.encode()).hexdigest()[:12]
+        for word in words[3:]
+        for digest in (hashlib.md5, hashlib.sha256)
+    ]
     needles = [word.encode(code) for word in words for code in ("utf-8", "utf-16-le")]
     files = [path for folder in folders for path in folder.rglob("*") if path.is_file()]
     assert len(files) > 10
     return [str(path) for path in files if any(needle in path.read_bytes() for needle in needles)]
 
 
-def test_no_patient_in_any_output(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_patient_in_any_output(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setenv("FEDGSCA_CACHE", str(tmp_path / "cache"))
     root = grey_set(tmp_path)
     assert len(planted(root)) == 24, "the search finds what was planted"
     (root / "003.dcm").write_bytes((root / "003.dcm").read_bytes()[:-100])
-    run = ["run", "--data", f"dicom:{root}", "--rounds", "2", "--noise", "S40", "--skip-unreadable", "--partition", "group"]
+    run = [
+        "run",
+        "--data",
+        f"dicom:{root}",
+        "--rounds",
+        "2",
+        "--noise",
+        "S40",
+        "--skip-unreadable",
+        "--partition",
+        "group",
+    ]
     run += ["--set", "train.threads=1", "--set", "fedgsca.warmup=0", "--out", str(tmp_path / "run")]
-    use = ["predict", str(tmp_path / "run"), str(root), "--out", str(tmp_path / "run" / "predicted.csv")]
+    use = [
+        "predict",
+        str(tmp_path / "run"),
+        str(root),
+        "--out",
+        str(tmp_path / "run" / "predicted.csv"),
+    ]
     look = [["data", "check", str(root)], ["data", "check", str(root), "--list-bad"]]
     for command in (*look, run, use, ["export", str(tmp_path / "run"), "--format", "torchscript"]):
         execute(command)
-    assert (tmp_path / "run" / "predicted.csv").is_file() and (tmp_path / "run" / "export-torchscript").is_dir()
+    assert (tmp_path / "run" / "predicted.csv").is_file() and (
+        tmp_path / "run" / "export-torchscript"
+    ).is_dir()
     said = capsys.readouterr()
     assert (tmp_path / "run" / "report.html").is_file() and "003.dcm" in said.out
     assert NAME not in said.out + said.err and "MRN-" not in said.out + said.err

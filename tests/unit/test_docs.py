@@ -15,13 +15,19 @@ import typer
 from toys import toy_config
 
 from fedgsca.cli import app
-from fedgsca.config import load_config
+from fedgsca.config import METHODS, load_config
 from fedgsca.errors import ConfigError
-from fedgsca.methods.base import REGISTRY, load_all
+from fedgsca.methods.base import load_methods
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [
-    path for path in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))) if path.exists()
+    path
+    for path in (
+        ROOT / "README.md",
+        ROOT / "CONTRIBUTING.md",
+        *sorted((ROOT / "docs").glob("*.md")),
+    )
+    if path.exists()
 ]
 METHOD_FILE = "fedsmall"  # the example in CONTRIBUTING.md; not a method of this package
 
@@ -38,7 +44,11 @@ def lines(text: str) -> Iterator[str]:
 
 def example() -> str:
     """The complete method file in CONTRIBUTING.md."""
-    blocks = re.findall(r"^```python\n(.*?)^```", (ROOT / "CONTRIBUTING.md").read_text("utf-8"), flags=re.MULTILINE | re.DOTALL)
+    blocks = re.findall(
+        r"^```python\n(.*?)^```",
+        (ROOT / "CONTRIBUTING.md").read_text("utf-8"),
+        flags=re.MULTILINE | re.DOTALL,
+    )
     (found,) = [block for block in blocks if "@register" in block]
     return str(found)
 
@@ -50,14 +60,21 @@ def example() -> str:
 def test_relative_links_resolve(path: Path) -> None:
     targets = re.findall(r"\]\(([^)\s]+)\)", path.read_text("utf-8"))
     broken = [
-        t for t in targets if "://" not in t and not t.startswith("#") and not (path.parent / t.partition("#")[0]).exists()
+        t
+        for t in targets
+        if "://" not in t
+        and not t.startswith("#")
+        and not (path.parent / t.partition("#")[0]).exists()
     ]
     assert not broken
 
 
 def test_every_page_is_reached_from_another() -> None:
     linked = {
-        (p.parent / t).resolve() for p in PAGES for t in re.findall(r"\]\(([^)\s#]+)\)", p.read_text("utf-8")) if "://" not in t
+        (p.parent / t).resolve()
+        for p in PAGES
+        for t in re.findall(r"\]\(([^)\s#]+)\)", p.read_text("utf-8"))
+        if "://" not in t
     }
     assert [p.name for p in PAGES if p.name != "README.md" and p.resolve() not in linked] == []
 
@@ -65,7 +82,8 @@ def test_every_page_is_reached_from_another() -> None:
 @page
 def test_nothing_of_a_machine_is_told(path: Path) -> None:
     assert not re.findall(
-        r"(?<![\w.~])/(?:tmp|home|work|root|mnt)/\S*|localhost|\b\d+\.\d+\.\d+\.\d+\b", path.read_text("utf-8")
+        r"(?<![\w.~])/(?:tmp|home|work|root|mnt)/\S*|localhost|\b\d+\.\d+\.\d+\.\d+\b",
+        path.read_text("utf-8"),
     )
 
 
@@ -88,7 +106,9 @@ def mentions(path: Path) -> Iterator[tuple[str, list[str]]]:
     """(command, options) of every `fedgsca ...` in code, whether in a block or between backticks."""
     text, code = path.read_text("utf-8"), []
     for block in re.split(r"^```.*$", text, flags=re.MULTILINE)[1::2]:
-        typed = re.findall(r"^\$ (fedgsca .*)", block, flags=re.MULTILINE)  # the other lines are what was answered
+        typed = re.findall(
+            r"^\$ (fedgsca .*)", block, flags=re.MULTILINE
+        )  # the other lines are what was answered
         code += typed or re.findall(r"^fedgsca .*", block, flags=re.MULTILINE)
     code += re.findall(r"`(fedgsca [^`]+)`", text)
     for words in (re.sub(r"\s#\s.*", "", piece).split()[1:] for piece in code):
@@ -104,7 +124,11 @@ def test_commands_and_their_options_exist(path: Path) -> None:
     known = commands()
     for name, options in mentions(path):
         assert name in known, f"{path.name}: fedgsca {name}"
-        valid = {flag for parameter in known[name].params for flag in (*parameter.opts, *parameter.secondary_opts)} | {"--help"}
+        valid = {
+            flag
+            for parameter in known[name].params
+            for flag in (*parameter.opts, *parameter.secondary_opts)
+        } | {"--help"}
         assert set(options) <= valid, f"{path.name}: fedgsca {name}"
 
 
@@ -120,24 +144,22 @@ def test_every_command_is_in_the_reference() -> None:
 @pytest.fixture
 def ninth(tmp_path: Path) -> Iterator[ModuleType]:
     """The example, imported from the page, registered for the duration of a test."""
-    load_all()
+    load_methods()
     file = tmp_path / f"{METHOD_FILE}.py"
     file.write_text(example(), encoding="utf-8")
     spec = importlib.util.spec_from_file_location(METHOD_FILE, file)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    before = dict(REGISTRY)
     spec.loader.exec_module(module)
     yield module
-    REGISTRY.clear()
-    REGISTRY.update(before)
+    METHODS.unregister(METHOD_FILE)
 
 
 def valid(item: str) -> str | None:
     """Why --set `item` is refused, or None. A value in capitals (FILE, LR) is a placeholder: only its key counts."""
     section, value = item.split(".")[0], item.partition("=")[2]
     try:
-        load_config(sets=[item], method=section if section in REGISTRY else None)
+        load_config(sets=[item], method=section if section in METHODS.load() else None)
     except ConfigError as error:
         return None if value.isupper() and "unknown key" not in error.message else error.message
     return None
@@ -151,7 +173,7 @@ def test_configuration_keys_exist_and_take_the_values_shown(path: Path, ninth: M
 
 
 def test_a_wrong_key_would_be_noticed() -> None:
-    load_all()
+    load_methods()
     assert valid("train.lrr=1") and valid("train.lr=fast") and valid("fedgsca.zetta=LR")
     assert valid("train.lr=LR") is None and valid("fedgsca.selector.clip=none") is None
 
@@ -169,14 +191,20 @@ def test_the_options_named_in_the_method_pages_exist() -> None:
 
 
 def test_the_example_registers_and_runs_a_round(ninth: ModuleType, tmp_path: Path) -> None:
-    from fedgsca.engine.federation import run
-    from fedgsca.engine.folder import read_lines
+    from fedgsca.engine.rounds import run
+    from fedgsca.experiment.run_folder import read_lines
 
-    assert set(REGISTRY) - {path.stem for path in (ROOT / "fedgsca" / "methods").glob("*.py")} == {METHOD_FILE}
+    assert set(METHODS.load()) - {
+        path.stem for path in (ROOT / "fedgsca" / "methods").glob("*.py")
+    } == {METHOD_FILE}
     result = run(toy_config(METHOD_FILE, frozen=True, train__rounds=2), tmp_path / "run")
     assert result["method"] == METHOD_FILE
-    first, second = (line["sites"]["site-1"] for line in read_lines(tmp_path / "run" / "metrics.jsonl"))
-    assert first["kept"] == first["num_samples"] > second["kept"] > 0, "all samples in the warm-up, fewer after it"
+    first, second = (
+        line["sites"]["site-1"] for line in read_lines(tmp_path / "run" / "metrics.jsonl")
+    )
+    assert first["kept"] == first["num_samples"] > second["kept"] > 0, (
+        "all samples in the warm-up, fewer after it"
+    )
     assert not any(line["refused"] for line in read_lines(tmp_path / "run" / "metrics.jsonl"))
 
 

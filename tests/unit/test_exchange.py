@@ -14,10 +14,10 @@ from audits import toy_audit
 from toys import toy_npz
 
 from fedgsca import cli
-from fedgsca.audit.decisions import FILE, Decision, Decisions
-from fedgsca.audit.exchange import bring_in, export
-from fedgsca.audit.table import Audit, read_audit
 from fedgsca.errors import DataError, RunFolderError
+from fedgsca.label_audit.audit_table import Audit, read_audit
+from fedgsca.label_audit.decisions import FILE, Decision, Decisions
+from fedgsca.label_audit.exchange import bring_in, export
 
 KINDS = ("cleanlab", "label-studio", "fiftyone")
 NAMES = {"cleanlab": "issues.csv", "label-studio": "tasks.json", "fiftyone": "dataset"}
@@ -39,11 +39,19 @@ def audit(master: Path, tmp_path: Path) -> Audit:
 def review(audit: Audit) -> dict[int, tuple[str, str | None, str]]:
     """One decision of every kind, by anna."""
     store = Decisions(audit.path)
-    for suspect, action in zip(audit.window(0, 5), ("accept", "keep", "unsure", "change"), strict=False):
-        third = next(name for name in audit.classes if name not in (suspect.given, suspect.suggested))
+    for suspect, action in zip(
+        audit.window(0, 5), ("accept", "keep", "unsure", "change"), strict=False
+    ):
+        third = next(
+            name for name in audit.classes if name not in (suspect.given, suspect.suggested)
+        )
         label = {"accept": suspect.suggested, "change": third}.get(action)
         facts = (suspect.row, suspect.id, suspect.hash, suspect.given)
-        store.add(Decision("anna", *facts, action, label, reason='=odd, "quoted"' if action == "change" else ""))
+        store.add(
+            Decision(
+                "anna", *facts, action, label, reason='=odd, "quoted"' if action == "change" else ""
+            )
+        )
     return state(audit, "anna")
 
 
@@ -63,7 +71,9 @@ def test_decisions_survive_the_way_there_and_back(audit: Audit, tmp_path: Path, 
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_list_that_nobody_looked_at_brings_no_decisions(audit: Audit, tmp_path: Path, kind: str) -> None:
+def test_a_list_that_nobody_looked_at_brings_no_decisions(
+    audit: Audit, tmp_path: Path, kind: str
+) -> None:
     export(audit, kind, tmp_path / NAMES[kind])
     assert bring_in(audit, kind, tmp_path / NAMES[kind]) == {}
     with pytest.raises(RunFolderError, match="nothing is overwritten"):
@@ -72,17 +82,25 @@ def test_a_list_that_nobody_looked_at_brings_no_decisions(audit: Audit, tmp_path
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("what", ["image", "name", "class"])
-def test_what_belongs_elsewhere_is_refused_as_a_whole(audit: Audit, tmp_path: Path, kind: str, what: str) -> None:
+def test_what_belongs_elsewhere_is_refused_as_a_whole(
+    audit: Audit, tmp_path: Path, kind: str, what: str
+) -> None:
     review(audit)
     export(audit, kind, tmp_path / NAMES[kind])
     (audit.path / FILE).unlink()
     file = tmp_path / NAMES[kind] / "labels.json" if kind == "fiftyone" else tmp_path / NAMES[kind]
     last = audit.window(3, 1)[0]
     third = next(name for name in audit.classes if name not in (last.given, last.suggested))
-    old, new = {"image": (last.hash, "f" * 64), "name": (last.id, "train/99999"), "class": (third, "no such class")}[what]
+    old, new = {
+        "image": (last.hash, "f" * 64),
+        "name": (last.id, "train/99999"),
+        "class": (third, "no such class"),
+    }[what]
     text = file.read_text()
     if what == "class" and kind != "cleanlab":
-        text = text.replace(f'"choices": ["{old}"]', f'"choices": ["{new}"]').replace(f'"label": "{old}"', f'"label": "{new}"')
+        text = text.replace(f'"choices": ["{old}"]', f'"choices": ["{new}"]').replace(
+            f'"label": "{old}"', f'"label": "{new}"'
+        )
     else:
         text = text.replace(old, new)
     file.write_text(text)
@@ -93,7 +111,9 @@ def test_what_belongs_elsewhere_is_refused_as_a_whole(audit: Audit, tmp_path: Pa
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("content", ["", "{", "[]x", '{"labels": 3}', "[{}]", "a,b\n1,2\n", "\x00"])
-def test_a_damaged_file_is_an_error_in_words(audit: Audit, tmp_path: Path, kind: str, content: str) -> None:
+def test_a_damaged_file_is_an_error_in_words(
+    audit: Audit, tmp_path: Path, kind: str, content: str
+) -> None:
     (tmp_path / "file").write_text(content)
     try:
         assert bring_in(audit, kind, tmp_path / "file") == {}
@@ -105,9 +125,17 @@ def test_a_damaged_file_is_an_error_in_words(audit: Audit, tmp_path: Path, kind:
 def test_cleanlab_columns(audit: Audit, tmp_path: Path) -> None:
     export(audit, "cleanlab", tmp_path / "all.csv", everything=True)
     rows = list(csv.DictReader((tmp_path / "all.csv").read_text().splitlines()))
-    assert len(rows) == len(audit) and {"given_label", "predicted_label", "label_quality", "is_label_issue"} <= set(rows[0])
+    assert len(rows) == len(audit) and {
+        "given_label",
+        "predicted_label",
+        "label_quality",
+        "is_label_issue",
+    } <= set(rows[0])
     quality = [float(row["label_quality"]) for row in rows]
-    assert quality == sorted(quality) and {row["is_label_issue"] for row in rows} == {"True", "False"}
+    assert quality == sorted(quality) and {row["is_label_issue"] for row in rows} == {
+        "True",
+        "False",
+    }
 
 
 def test_a_file_of_cleanlab_itself_comes_in_as_its_opinion(audit: Audit, tmp_path: Path) -> None:
@@ -131,8 +159,20 @@ def test_label_studio_tasks_and_an_export_of_several_people(audit: Audit, tmp_pa
     suggested = tasks[0]["predictions"][0]["result"][0]["value"]["choices"][0]
 
     def annotation(person: Any, label: str, when: str, **more: Any) -> dict[str, Any]:
-        value = {"from_name": "label", "to_name": "image", "type": "choices", "value": {"choices": [label]}}
-        return {"completed_by": person, "updated_at": when, "lead_time": 3.2, "was_cancelled": False, "result": [value], **more}
+        value = {
+            "from_name": "label",
+            "to_name": "image",
+            "type": "choices",
+            "value": {"choices": [label]},
+        }
+        return {
+            "completed_by": person,
+            "updated_at": when,
+            "lead_time": 3.2,
+            "was_cancelled": False,
+            "result": [value],
+            **more,
+        }
 
     given = tasks[0]["data"]["given"]
     tasks[0]["annotations"] = [
@@ -151,9 +191,13 @@ def test_fiftyone_folder(audit: Audit, tmp_path: Path) -> None:
     export(audit, "fiftyone", tmp_path / "set")
     whole = json.loads((tmp_path / "set" / "labels.json").read_text())
     assert whole["classes"] == list(audit.classes)
-    assert {f"{name}.png" for name in whole["labels"]} == {path.name for path in (tmp_path / "set" / "data").iterdir()}
+    assert {f"{name}.png" for name in whole["labels"]} == {
+        path.name for path in (tmp_path / "set" / "data").iterdir()
+    }
     name = next(iter(whole["labels"]))
-    whole["labels"][name]["label"] = audit.classes.index(whole["labels"][name]["attributes"]["suggested"])  # a number will do
+    whole["labels"][name]["label"] = audit.classes.index(
+        whole["labels"][name]["attributes"]["suggested"]
+    )  # a number will do
     (tmp_path / "set" / "labels.json").write_text(json.dumps(whole))
     assert bring_in(audit, "fiftyone", tmp_path / "set") == {"fiftyone": 1}
 
@@ -170,27 +214,40 @@ def test_fiftyone_exports_labels_alone_unless_asked_for_more(audit: Audit, tmp_p
         (tmp_path / "labels.json").write_text(json.dumps({"classes": classes, "labels": targets}))
         assert bring_in(audit, "fiftyone", tmp_path / "labels.json") == {"fiftyone": 1}
         assert state(audit, "fiftyone") == {one.row: ("accept", one.suggested, "")}
-    (tmp_path / "labels.json").write_text(json.dumps({"labels": {f"row-{one.row}-{'0' * 12}": two.suggested}}))
+    (tmp_path / "labels.json").write_text(
+        json.dumps({"labels": {f"row-{one.row}-{'0' * 12}": two.suggested}})
+    )
     with pytest.raises(DataError, match=r"row-\d+-0+: no such image"):
         bring_in(audit, "fiftyone", tmp_path / "labels.json")
 
 
 def test_the_short_form_of_label_studio_is_named(audit: Audit, tmp_path: Path) -> None:
-    (tmp_path / "min.json").write_text(json.dumps([{"id": 4, "image": "x.png", "label": "class 1", "annotator": 1}]))
+    (tmp_path / "min.json").write_text(
+        json.dumps([{"id": 4, "image": "x.png", "label": "class 1", "annotator": 1}])
+    )
     with pytest.raises(DataError, match="not JSON-MIN"):
         bring_in(audit, "label-studio", tmp_path / "min.json")
 
 
 def test_the_commands(audit: Audit, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = str(tmp_path / "issues.csv")
-    assert cli.execute(["exchange", "export", str(audit.path), "--format", "cleanlab", "-o", out]) == 0
+    assert (
+        cli.execute(["exchange", "export", str(audit.path), "--format", "cleanlab", "-o", out]) == 0
+    )
     assert cli.execute(["exchange", "import", str(audit.path), out, "--format", "cleanlab"]) == 0
     assert "holds no decisions" in capsys.readouterr().out
-    assert cli.execute(["exchange", "export", str(audit.path), "--format", "excel", "-o", f"{out}x"]) == 3
+    assert (
+        cli.execute(["exchange", "export", str(audit.path), "--format", "excel", "-o", f"{out}x"])
+        == 3
+    )
     review(audit)
     assert cli.execute(["apply", str(audit.path), "--out", str(tmp_path / "new.csv")]) == 0
     told = capsys.readouterr().out
-    assert "4 labels were looked at: 2 change, 1 are confirmed" in told and "--labels" in told and "--noise 0" in told
+    assert (
+        "4 labels were looked at: 2 change, 1 are confirmed" in told
+        and "--labels" in told
+        and "--noise 0" in told
+    )
     assert cli.execute(["review", str(audit.path), "--summary"]) == 0
     assert "anna" in capsys.readouterr().out
     assert cli.execute(["review", str(audit.path), "--reviewer", " "]) == 2

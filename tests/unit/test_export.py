@@ -14,13 +14,16 @@ from torch.nn import functional as F
 from toys import CLASSES, toy_config, toy_images, toy_npz
 
 from fedgsca.config import to_toml
-from fedgsca.engine.federation import run
-from fedgsca.engine.folder import read_lines
+from fedgsca.engine.rounds import run
 from fedgsca.errors import FedgscaError, MissingExtraError, RunFolderError, WeightsError
-from fedgsca.export import check, formats, onnxfile, whole
-from fedgsca.export.model import open_model
-from fedgsca.export.trained import as_evaluated, read_trained
-from fedgsca.export.write import export
+from fedgsca.experiment.run_folder import read_lines
+from fedgsca.export import end_to_end as whole
+from fedgsca.export import formats
+from fedgsca.export import onnx_format as onnxfile
+from fedgsca.export import self_check as check
+from fedgsca.export.exported_model import open_model
+from fedgsca.export.trained_model import as_evaluated, read_trained
+from fedgsca.export.write_export import export
 
 IMAGES = toy_images(np.arange(30) % CLASSES, seed=5)
 
@@ -42,16 +45,24 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 @pytest.mark.parametrize("format", ["safetensors", "torchscript"])
 @pytest.mark.parametrize("name", ["whole", "frozen", "personal"])
-def test_the_exported_model_gives_the_same_numbers(runs: dict[str, Path], tmp_path: Path, name: str, format: str) -> None:
+def test_the_exported_model_gives_the_same_numbers(
+    runs: dict[str, Path], tmp_path: Path, name: str, format: str
+) -> None:
     made = export(runs[name], format, tmp_path / "out")
     assert sorted(p.name for p in made.path.iterdir()) == sorted(
         ["MODEL_CARD.md", "check.json", "model.json", formats.FORMATS[format].file]
     )
     model, reference = open_model(made.path), as_evaluated(read_trained(runs[name]))
     assert np.abs(model.probabilities(IMAGES) - reference(IMAGES)).max() < 1e-5
-    assert np.abs(model.probabilities(IMAGES[:1]) - reference(IMAGES[:1])).max() < 1e-5, "a batch of one"
+    assert np.abs(model.probabilities(IMAGES[:1]) - reference(IMAGES[:1])).max() < 1e-5, (
+        "a batch of one"
+    )
     record = json.loads((made.path / "check.json").read_text())
-    assert record["passed"] and record["inputs"] == "test images" and record["images"] == 30 == record["same_class"]
+    assert (
+        record["passed"]
+        and record["inputs"] == "test images"
+        and record["images"] == 30 == record["same_class"]
+    )
 
 
 def test_onnx(runs: dict[str, Path], tmp_path: Path) -> None:
@@ -60,38 +71,69 @@ def test_onnx(runs: dict[str, Path], tmp_path: Path) -> None:
     pytest.importorskip("onnxscript")
     made = export(runs["frozen"], "onnx", tmp_path / "out")
     assert made.check.passed and made.check.largest_difference < 1e-5
-    session = onnxruntime.InferenceSession(made.path / "model.onnx", providers=["CPUExecutionProvider"])
+    session = onnxruntime.InferenceSession(
+        made.path / "model.onnx", providers=["CPUExecutionProvider"]
+    )
     (entry,) = session.get_inputs()
-    assert (entry.name, entry.type, entry.shape) == ("images", "tensor(uint8)", ["batch", 12, 12, 3])
-    assert json.loads(session.get_modelmeta().custom_metadata_map["classes"]) == list(open_model(made.path).classes)
+    assert (entry.name, entry.type, entry.shape) == (
+        "images",
+        "tensor(uint8)",
+        ["batch", 12, 12, 3],
+    )
+    assert json.loads(session.get_modelmeta().custom_metadata_map["classes"]) == list(
+        open_model(made.path).classes
+    )
     reference = as_evaluated(read_trained(runs["frozen"]))
     for count in (1, 7, 30):
         (got,) = session.run(None, {"images": IMAGES[:count]})
-        assert got.shape == (count, CLASSES) and np.abs(got - reference(IMAGES[:count])).max() < 1e-5
+        assert (
+            got.shape == (count, CLASSES) and np.abs(got - reference(IMAGES[:count])).max() < 1e-5
+        )
 
 
 @pytest.mark.parametrize("old, new", [(12, 16), (40, 16), (28, 96), (9, 9)])
 def test_resizing_by_matrices_is_the_one_of_training(old: int, new: int) -> None:
     image = torch.from_numpy(IMAGES[:1].astype(np.float32)).permute(0, 3, 1, 2)
     image = F.interpolate(image, size=(old, old))
-    wanted = F.interpolate(image, size=(new, new), mode="bilinear", align_corners=False, antialias=True)
+    wanted = F.interpolate(
+        image, size=(new, new), mode="bilinear", align_corners=False, antialias=True
+    )
     matrix = whole._resizing(old, new)
     torch.testing.assert_close(matrix @ image @ matrix.T, wanted, rtol=1e-4, atol=1e-3)
 
 
 def test_description_is_enough_to_use_the_model(runs: dict[str, Path], tmp_path: Path) -> None:
-    about = json.loads((export(runs["frozen"], "safetensors", tmp_path / "out").path / "model.json").read_text())
-    assert about["classes"] == json.loads((runs["frozen"] / "setup.json").read_text())["data"]["classes"]
-    assert (about["architecture"], about["head"], about["frozen_backbone"]) == ("cnn", "centroid", True)
-    assert about["input"]["height"] == about["input"]["width"] == 12 and about["inside_model"]["resize_to"] == 16
-    assert about["training"]["fingerprint"] == json.loads((runs["frozen"] / "result.json").read_text())["fingerprint"]
-    assert str(toy_npz().parent) not in json.dumps(about), "paths of the machine that trained are nobody's business"
+    about = json.loads(
+        (export(runs["frozen"], "safetensors", tmp_path / "out").path / "model.json").read_text()
+    )
+    assert (
+        about["classes"]
+        == json.loads((runs["frozen"] / "setup.json").read_text())["data"]["classes"]
+    )
+    assert (about["architecture"], about["head"], about["frozen_backbone"]) == (
+        "cnn",
+        "centroid",
+        True,
+    )
+    assert (
+        about["input"]["height"] == about["input"]["width"] == 12
+        and about["inside_model"]["resize_to"] == 16
+    )
+    assert (
+        about["training"]["fingerprint"]
+        == json.loads((runs["frozen"] / "result.json").read_text())["fingerprint"]
+    )
+    assert str(toy_npz().parent) not in json.dumps(about), (
+        "paths of the machine that trained are nobody's business"
+    )
 
 
 # ---- the check ----
 
 
-def test_a_wrong_file_is_not_exported(runs: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_file_is_not_exported(
+    runs: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     kind = formats.FORMATS["safetensors"]
 
     def a_little_off(path: Path, about: object) -> object:
@@ -107,7 +149,9 @@ def test_a_wrong_file_is_not_exported(runs: dict[str, Path], tmp_path: Path, mon
 @pytest.mark.parametrize("answer", [float("nan"), float("inf")])
 def test_nonsense_does_not_pass(runs: dict[str, Path], answer: float) -> None:
     trained = read_trained(runs["whole"])
-    record = check.compare(trained, as_evaluated(trained), lambda images: np.full((len(images), CLASSES), answer))
+    record = check.compare(
+        trained, as_evaluated(trained), lambda images: np.full((len(images), CLASSES), answer)
+    )
     assert not record.passed
 
 
@@ -129,10 +173,15 @@ def test_without_the_data_random_images_are_compared(tmp_path: Path, change: str
 
 
 def test_card_tells_what_the_run_found(runs: dict[str, Path], tmp_path: Path) -> None:
-    card = (export(runs["whole"], "safetensors", tmp_path / "out").path / "MODEL_CARD.md").read_text()
+    card = (
+        export(runs["whole"], "safetensors", tmp_path / "out").path / "MODEL_CARD.md"
+    ).read_text()
     result = json.loads((runs["whole"] / "result.json").read_text())
     for name, part in result["per_class"].items():
-        assert f"| {name} | {part['precision']:.1f} | {part['recall']:.1f} | {part['f1']:.1f} | {part['support']} |" in card
+        assert (
+            f"| {name} | {part['precision']:.1f} | {part['recall']:.1f} | {part['f1']:.1f} | {part['support']} |"
+            in card
+        )
     last = read_lines(runs["whole"] / "metrics.jsonl")[-1]["sites"]
     setup = json.loads((runs["whole"] / "setup.json").read_text())["sites"]
     wrong, flagged = setup["site-2"]["realised"]["rate"], last["site-2"]["delta"]
@@ -143,8 +192,13 @@ def test_card_tells_what_the_run_found(runs: dict[str, Path], tmp_path: Path) ->
 
 
 def test_card_of_a_method_that_flags_nothing(runs: dict[str, Path], tmp_path: Path) -> None:
-    card = (export(runs["personal"], "safetensors", tmp_path / "out").path / "MODEL_CARD.md").read_text()
-    assert "No site reported how many of its labels look wrong" in card and "Labels flagged" not in card
+    card = (
+        export(runs["personal"], "safetensors", tmp_path / "out").path / "MODEL_CARD.md"
+    ).read_text()
+    assert (
+        "No site reported how many of its labels look wrong" in card
+        and "Labels flagged" not in card
+    )
 
 
 def test_a_coordinator_that_has_no_images(runs: dict[str, Path], tmp_path: Path) -> None:
@@ -159,12 +213,18 @@ def test_a_coordinator_that_has_no_images(runs: dict[str, Path], tmp_path: Path)
     (copy / "config.toml").write_text(to_toml(config))
     setup |= {"sites": {name: {} for name in setup["sites"]}, "test": 0}
     (copy / "setup.json").write_text(json.dumps(setup))
-    lines = [{k: v for k, v in line.items() if k not in ("f1", "confusion")} for line in read_lines(copy / "metrics.jsonl")]
+    lines = [
+        {k: v for k, v in line.items() if k not in ("f1", "confusion")}
+        for line in read_lines(copy / "metrics.jsonl")
+    ]
     (copy / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     made = export(copy, "safetensors", tmp_path / "out")
     card = (made.path / "MODEL_CARD.md").read_text()
     assert made.check.inputs == "random images" and "No round was tested" in card
-    assert "| Site | Images |\n" in card and f"| site-1 | {lines[-1]['sites']['site-1']['num_samples']} |" in card
+    assert (
+        "| Site | Images |\n" in card
+        and f"| site-1 | {lines[-1]['sites']['site-1']['num_samples']} |" in card
+    )
     assert "simulat" not in card
 
 
@@ -193,7 +253,9 @@ def test_folders_that_are_no_runs(runs: dict[str, Path], tmp_path: Path) -> None
         export(runs["whole"], "safetensors", tmp_path / "full")
 
 
-def test_another_weights_file_under_the_frozen_backbone(runs: dict[str, Path], tmp_path: Path) -> None:
+def test_another_weights_file_under_the_frozen_backbone(
+    runs: dict[str, Path], tmp_path: Path
+) -> None:
     from safetensors.torch import save_file
 
     from fedgsca.models.build import build_backbone
@@ -203,12 +265,16 @@ def test_another_weights_file_under_the_frozen_backbone(runs: dict[str, Path], t
     save_file(dict(build_backbone("cnn", seed=78).state_dict()), tmp_path / "other.safetensors")
     text = (copy / "config.toml").read_text()
     line = next(line for line in text.splitlines() if line.startswith("weights ="))
-    (copy / "config.toml").write_text(text.replace(line, f'weights = "{tmp_path / "other.safetensors"}"'))
+    (copy / "config.toml").write_text(
+        text.replace(line, f'weights = "{tmp_path / "other.safetensors"}"')
+    )
     with pytest.raises(WeightsError, match="not the file that the run began with"):
         export(copy, "safetensors", tmp_path / "out")
 
 
-def test_classes_and_weights_that_do_not_belong_together(runs: dict[str, Path], tmp_path: Path) -> None:
+def test_classes_and_weights_that_do_not_belong_together(
+    runs: dict[str, Path], tmp_path: Path
+) -> None:
     copy = tmp_path / "run"
     shutil.copytree(runs["whole"], copy)
     setup = json.loads((copy / "setup.json").read_text())

@@ -10,7 +10,16 @@ import torch
 from helpers import toy_experiment
 from torch import nn
 
-from fedgsca.methods.fedcorr import FINE_TUNE, PRE_PROCESS, USUAL, FedCorr, FedCorrOptions, distance, noise_level, sample_losses
+from fedgsca.methods.fedcorr import (
+    FINE_TUNE,
+    PRE_PROCESS,
+    USUAL,
+    FedCorr,
+    FedCorrOptions,
+    distance,
+    noise_level,
+    sample_losses,
+)
 from fedgsca.rng import stream
 from fedgsca.wire import Payload
 
@@ -24,12 +33,16 @@ def softmax_of_rest(p_own: float, classes: int = 10) -> np.ndarray:
 
 @pytest.mark.parametrize(("p_own", "loss"), [(1.0, 1.4612), (0.5, 1.9126), (0.0, 2.4031)])
 def test_double_softmax_losses(p_own: float, loss: float) -> None:
-    assert sample_losses(softmax_of_rest(p_own), np.array([0]), "double_softmax") == pytest.approx([loss], abs=1e-4)
+    assert sample_losses(softmax_of_rest(p_own), np.array([0]), "double_softmax") == pytest.approx(
+        [loss], abs=1e-4
+    )
 
 
 def test_double_softmax_is_bounded_where_cross_entropy_is_not() -> None:
     surely_wrong = np.eye(10)[[1]]
-    assert sample_losses(surely_wrong, np.array([0]), "double_softmax") == pytest.approx([np.log(np.e + 9)])
+    assert sample_losses(surely_wrong, np.array([0]), "double_softmax") == pytest.approx(
+        [np.log(np.e + 9)]
+    )
     assert sample_losses(surely_wrong, np.array([0]), "ce")[0] > 20
 
 
@@ -81,10 +94,14 @@ def test_without_the_verdict_nothing_is_corrected(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("noise", [MIXED, (0.5, 0.0, 0.0, 0.0), (0.4, 0.0, 0.5, 0.4)])
-def test_lid_parts_the_noisy_sites_and_site_and_server_agree(tmp_path: Path, noise: tuple[float, ...]) -> None:
+def test_lid_parts_the_noisy_sites_and_site_and_server_agree(
+    tmp_path: Path, noise: tuple[float, ...]
+) -> None:
     # with 100 samples a clean site's LID varies by 0.1 from site to site, half the gap; with 200 the groups stand apart
     toy = toy_experiment(tmp_path, "fedcorr", noise=noise, samples=200, rounds=10, options=QUICK)
-    state = toy.run(5)  # the verdict on the last pre-processing round is carried out in the round after it
+    state = toy.run(
+        5
+    )  # the verdict on the last pre-processing round is carried out in the round after it
     boundary = float(state.extras["lid_boundary"])
     by_server = [float(state.extras[f"lid/{name}"]) > boundary for name in sorted(toy.sites)]
     by_site = [float(toy.updates[name].extras["noise_level"]) > 0 for name in sorted(toy.sites)]
@@ -115,7 +132,9 @@ def test_if_no_site_is_clean_all_fine_tune(tmp_path: Path) -> None:
         options={**QUICK, "split_guard": 1e9, "one_group": "noisy"},
     )
     toy.run(7)
-    assert all(float(u.extras["noise_level"]) > 0.1 for u in toy.updates.values()), "one group: every site judges itself"
+    assert all(float(u.extras["noise_level"]) > 0.1 for u in toy.updates.values()), (
+        "one group: every site judges itself"
+    )
     assert all(bool(u.extras["trains"]) for u in toy.updates.values())
 
 
@@ -140,19 +159,34 @@ def test_overrides_persist_and_the_given_labels_are_never_touched(tmp_path: Path
 
 def test_the_proximal_term_holds_noisy_sites_back(tmp_path: Path) -> None:
     def moved(**options: object) -> float:
-        toy = toy_experiment(tmp_path / str(options), "fedcorr", noise=MIXED, rounds=10, options={**QUICK, **options})
+        toy = toy_experiment(
+            tmp_path / str(options), "fedcorr", noise=MIXED, rounds=10, options={**QUICK, **options}
+        )
         state = toy.run(3)
         payload = toy.method.broadcast(state, state.round)
-        return float(np.linalg.norm(toy.visit("site-3", payload).weights["head.weight"] - payload.weights["head.weight"]))
+        return float(
+            np.linalg.norm(
+                toy.run_round("site-3", payload).weights["head.weight"]
+                - payload.weights["head.weight"]
+            )
+        )
 
     free = moved(beta=0.0)
     assert moved(beta=5.0, prox="squared") < free
-    assert moved(beta=0.5, prox="norm") < free  # a norm pulls with the same force however near: more would overshoot
+    assert (
+        moved(beta=0.5, prox="norm") < free
+    )  # a norm pulls with the same force however near: more would overshoot
 
 
 def test_works_on_images(tmp_path: Path) -> None:
     toy = toy_experiment(
-        tmp_path, "fedcorr", noise=MIXED, samples=24, rounds=4, images=True, options={"stage1": 0.25, "stage2": 0.25}
+        tmp_path,
+        "fedcorr",
+        noise=MIXED,
+        samples=24,
+        rounds=4,
+        images=True,
+        options={"stage1": 0.25, "stage2": 0.25},
     )
     state = toy.run(4)
     assert int(state.extras["stage"]) == USUAL

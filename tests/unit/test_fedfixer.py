@@ -10,7 +10,14 @@ import pytest
 import torch
 from helpers import toy_experiment
 
-from fedgsca.methods.fedfixer import FedFixerOptions, Pair, confidence_at, confidence_loss, label_and_mean, sieve
+from fedgsca.methods.fedfixer import (
+    FedFixerOptions,
+    Pair,
+    confidence_at,
+    confidence_loss,
+    label_and_mean,
+    sieve,
+)
 from fedgsca.rng import stream
 from fedgsca.train import batches
 from fedgsca.wire import Update
@@ -43,7 +50,9 @@ def test_with_b_one_the_loss_is_the_log_odds_against_the_geometric_mean() -> Non
     p = torch.softmax(logits, dim=1)
     geometric = p.log().mean(dim=1).exp()
     expected = -torch.log(p[torch.arange(20), y] / geometric)
-    assert torch.allclose(confidence_loss(*label_and_mean(logits, y, uniform(6)), 1.0).double(), expected, atol=1e-5)
+    assert torch.allclose(
+        confidence_loss(*label_and_mean(logits, y, uniform(6)), 1.0).double(), expected, atol=1e-5
+    )
 
 
 def test_the_loss_is_bounded_where_wrong_classes_vanish() -> None:
@@ -94,7 +103,9 @@ def test_each_model_trains_on_what_the_other_one_trusts(tmp_path: Path) -> None:
     site.model.head.weight.data.zero_()  # w is undecided: it keeps every sample
     pair = Pair(FedFixerOptions(distance=0.0, personal_decay=0.0), site, 0, sieving=True)
     batch = next(iter(batches(site, 0, np.flatnonzero(site.labels != 0))))
-    pair.phi.head.bias.data[:] = torch.tensor([5.0, 0.0, 0.0, 0.0])  # sure of class 0, which is not in the batch
+    pair.phi.head.bias.data[:] = torch.tensor(
+        [5.0, 0.0, 0.0, 0.0]
+    )  # sure of class 0, which is not in the batch
     before_w, before_phi = site.model.head.weight.clone(), pair.phi.head.weight.clone()
     trusted = pair.step(batch)
     assert not trusted.any()
@@ -110,15 +121,22 @@ def test_without_its_ideas_it_is_fedavg(tmp_path: Path) -> None:
         assert fixer.weights[name] == pytest.approx(value, abs=1e-5)
 
 
-def test_the_server_weighs_sites_by_selected_samples_and_keeps_theta_if_there_are_none(tmp_path: Path) -> None:
+def test_the_server_weighs_sites_by_selected_samples_and_keeps_theta_if_there_are_none(
+    tmp_path: Path,
+) -> None:
     toy = toy_experiment(tmp_path, "fedfixer")
     state = replace(toy.start(), weights={"w": np.array([7.0])})
 
     def sent(*selected: float) -> list[Update]:
-        return [Update(f"s{k}", 10, {"w": np.array([float(k)])}, {"selected": np.array(n)}) for k, n in enumerate(selected)]
+        return [
+            Update(f"s{k}", 10, {"w": np.array([float(k)])}, {"selected": np.array(n)})
+            for k, n in enumerate(selected)
+        ]
 
     assert toy.method.aggregate(state, sent(1.0, 3.0)).weights["w"] == pytest.approx([0.75])
-    assert toy.method.aggregate(state, sent(np.nan, 1e9)).weights["w"] == pytest.approx([1.0])  # no more than it has
+    assert toy.method.aggregate(state, sent(np.nan, 1e9)).weights["w"] == pytest.approx(
+        [1.0]
+    )  # no more than it has
     assert toy.method.aggregate(state, sent(0.0, 0.0)).weights["w"] == pytest.approx([7.0])
 
 
@@ -129,9 +147,15 @@ def test_a_large_step_does_not_make_the_pull_overshoot(tmp_path: Path) -> None:
     assert toy.accuracy(state.weights) > 0.8
 
 
-@pytest.mark.parametrize("options", [{"personal_steps": 5}, {"prior": "labels"}, {"personal": "keep"}])
+@pytest.mark.parametrize(
+    "options", [{"personal_steps": 5}, {"prior": "labels"}, {"personal": "keep"}]
+)
 def test_the_switches_change_the_result(tmp_path: Path, options: dict[str, object]) -> None:
     default = toy_experiment(tmp_path / "a", "fedfixer", options=QUICK | {"warmup": 1}).run(3)
-    changed = toy_experiment(tmp_path / "b", "fedfixer", options=QUICK | {"warmup": 1} | options).run(3)
+    changed = toy_experiment(
+        tmp_path / "b", "fedfixer", options=QUICK | {"warmup": 1} | options
+    ).run(3)
     assert changed.weights["head.weight"].tobytes() != default.weights["head.weight"].tobytes()
-    assert (tmp_path / "b").exists() is (options == {"personal": "keep"})  # a private memory only where it is asked for
+    assert (tmp_path / "b").exists() is (
+        options == {"personal": "keep"}
+    )  # a private memory only where it is asked for

@@ -10,9 +10,18 @@ import pytest
 import torch
 from helpers import CLASSES, Toy, toy_experiment
 
-from fedgsca.graph import CentroidGNN
 from fedgsca.methods.base import ServerState
-from fedgsca.methods.fedgp import DIM, PURIFY, SLOTS, Embedded, FedGP, FedGPOptions, core_set, purify
+from fedgsca.methods.fedgp import (
+    DIM,
+    PURIFY,
+    SLOTS,
+    Embedded,
+    FedGP,
+    FedGPOptions,
+    core_set,
+    purify,
+)
+from fedgsca.methods.parts.graph import CentroidGNN
 from fedgsca.rng import stream
 from fedgsca.train import Evaluation, evaluate
 from fedgsca.wire import Update
@@ -23,7 +32,9 @@ QUICK = {"warmup": 0.4}  # of 10 rounds
 
 def toy(folder: Path, noise: tuple[float, ...] = NOISY, **changes: object) -> Toy:
     options = {**QUICK, **changes}
-    return toy_experiment(folder, "fedgp", noise=noise, samples=80, rounds=10, spread=0.8, options=options)
+    return toy_experiment(
+        folder, "fedgp", noise=noise, samples=80, rounds=10, spread=0.8, options=options
+    )
 
 
 def members(run: Toy, name: str) -> tuple[np.ndarray, np.ndarray]:
@@ -37,7 +48,9 @@ def test_the_purified_set_is_cleaner_than_the_given_labels(tmp_path: Path) -> No
     for name in run.sites:
         clean, labels = members(run, name)
         assert clean.mean() > 0.5
-        assert np.mean(labels[clean] == run.truth[name][clean]) > 0.85  # 0.6 of the given ones are right
+        assert (
+            np.mean(labels[clean] == run.truth[name][clean]) > 0.85
+        )  # 0.6 of the given ones are right
         assert (run.observed[name]["label_accuracy_after"] or 0) > 0.8
     assert run.accuracy(state.weights) > 0.85
 
@@ -51,7 +64,9 @@ def test_it_only_grows(tmp_path: Path) -> None:
         for name, (clean, labels) in before.items():
             now, new_labels = members(run, name)
             assert bool(now[clean].all())
-            np.testing.assert_array_equal(new_labels[clean], labels[clean], err_msg="members keep their label")
+            np.testing.assert_array_equal(
+                new_labels[clean], labels[clean], err_msg="members keep their label"
+            )
 
 
 def test_core_set_takes_the_smallest_losses_of_every_class() -> None:
@@ -86,7 +101,9 @@ def test_joining_needs_agreement_of_both_centroids_and_confidence() -> None:
     w_bar = np.array([[1.0, 0.1, 0.1], [0.1, 1.0, 0.1]])
     core = core_set(seen.losses, given, 0.2)
     swapped = purify(seen, given, {}, w_bar[::-1].copy(), FedGPOptions())
-    np.testing.assert_array_equal(swapped.clean, core)  # server and client disagree about everything
+    np.testing.assert_array_equal(
+        swapped.clean, core
+    )  # server and client disagree about everything
     unsure = purify(seen, given, {}, w_bar, FedGPOptions(confidence=0.95))
     np.testing.assert_array_equal(unsure.clean, core)
 
@@ -108,7 +125,9 @@ def test_the_gnn_turns_the_stack_into_a_classifier(tmp_path: Path) -> None:
         return float(np.mean((f @ centroids.T).argmax(axis=1) == run.test.labels))
 
     assert accuracy(dict(payload.extras)) > 0.85
-    assert any(not np.array_equal(first.extras[name], state.extras[name]) for name in CentroidGNN.NAMES), "the GNN is trained"
+    assert any(
+        not np.array_equal(first.extras[name], state.extras[name]) for name in CentroidGNN.NAMES
+    ), "the GNN is trained"
 
 
 def test_the_other_sites_centroids_mend_a_broken_classifier_through_the_gnn(tmp_path: Path) -> None:
@@ -118,11 +137,18 @@ def test_the_other_sites_centroids_mend_a_broken_classifier_through_the_gnn(tmp_
     """
 
     def mended(folder: str, turn_stack: int = 0, **options: float) -> float:
-        run, w = toy(tmp_path / folder, noise=(0.0, 0.0, 0.0, 0.0), warmup=1.0, **options), "head.centroids.weight"
+        run, w = (
+            toy(tmp_path / folder, noise=(0.0, 0.0, 0.0, 0.0), warmup=1.0, **options),
+            "head.centroids.weight",
+        )
         state = run.run(4)
-        payload = run.method.broadcast(replace(state, weights={**state.weights, w: np.roll(state.weights[w], 1, axis=0)}), 4)
+        payload = run.method.broadcast(
+            replace(state, weights={**state.weights, w: np.roll(state.weights[w], 1, axis=0)}), 4
+        )
         stack = np.roll(payload.extras["stack"], turn_stack, axis=1)
-        returned = run.visit("site-1", replace(payload, extras={**payload.extras, "stack": stack}))
+        returned = run.run_round(
+            "site-1", replace(payload, extras={**payload.extras, "stack": stack})
+        )
         return run.accuracy({**state.weights, w: returned.weights[w]})
 
     assert mended("with") > 0.9
@@ -139,7 +165,8 @@ def test_a_class_that_a_site_does_not_have_takes_the_servers_centroid(tmp_path: 
     state = run.start()
     payload = run.method.broadcast(state, 0)
     np.testing.assert_array_equal(
-        run.visit("site-1", payload).extras["centroids"][3], state.weights["head.centroids.weight"][3]
+        run.run_round("site-1", payload).extras["centroids"][3],
+        state.weights["head.centroids.weight"][3],
     )
     run.run(6)  # into purification
     assert np.isfinite(run.updates["site-1"].extras["centroids"]).all()
@@ -159,15 +186,28 @@ def default(tmp_path_factory: pytest.TempPathFactory) -> np.ndarray:
 
 
 @pytest.mark.parametrize(
-    "change", [{"w_update": "ema"}, {"clean_label": "given"}, {"weighting": "uniform"}, {"negative": 0.0}, {"rho": 0.0}]
+    "change",
+    [
+        {"w_update": "ema"},
+        {"clean_label": "given"},
+        {"weighting": "uniform"},
+        {"negative": 0.0},
+        {"rho": 0.0},
+    ],
 )
-def test_every_switch_makes_a_difference(tmp_path: Path, change: dict[str, object], default: np.ndarray) -> None:
+def test_every_switch_makes_a_difference(
+    tmp_path: Path, change: dict[str, object], default: np.ndarray
+) -> None:
     assert not np.array_equal(uneven(tmp_path, **change), default)
 
 
 def update(site: str, value: float) -> Update:
     gnn = CentroidGNN.initial(DIM, stream(0, "test"))
-    extras = {"centroids": np.full((CLASSES, DIM), value, np.float32), "purified": np.array(3), **gnn}
+    extras = {
+        "centroids": np.full((CLASSES, DIM), value, np.float32),
+        "purified": np.array(3),
+        **gnn,
+    }
     return Update(site, 10, {"head.centroids.weight": np.zeros((CLASSES, DIM), np.float32)}, extras)
 
 
@@ -205,7 +245,8 @@ def test_a_diverged_site_does_not_spoil_the_stack() -> None:
 def test_the_gnn_begins_the_same_for_the_same_experiment_only() -> None:
     method = FedGP(FedGPOptions(), 10)
     begin = [
-        method.start({"head.centroids.weight": np.full((2, DIM), v, np.float32)}).extras["gnn_w1"] for v in (1.0, 1.0, 2.0)
+        method.start({"head.centroids.weight": np.full((2, DIM), v, np.float32)}).extras["gnn_w1"]
+        for v in (1.0, 1.0, 2.0)
     ]
     np.testing.assert_array_equal(begin[0], begin[1])
     assert not np.array_equal(begin[0], begin[2])
@@ -213,7 +254,9 @@ def test_the_gnn_begins_the_same_for_the_same_experiment_only() -> None:
 
 
 def test_works_on_images(tmp_path: Path) -> None:
-    run = toy_experiment(tmp_path, "fedgp", noise=NOISY, samples=24, rounds=3, images=True, options={"warmup": 0.34})
+    run = toy_experiment(
+        tmp_path, "fedgp", noise=NOISY, samples=24, rounds=3, images=True, options={"warmup": 0.34}
+    )
     state = run.run(3)
     assert int(state.extras["stage"]) == PURIFY
     assert all(np.isfinite(u.extras["centroids"]).all() for u in run.updates.values())
@@ -227,7 +270,9 @@ def test_the_centroid_of_a_few_images_stays_at_the_site(tmp_path: Path) -> None:
     run.sites["site-1"] = replace(whole, inputs=whole.inputs[rows], labels=whole.labels[rows])
     run.truth["site-1"] = run.truth["site-1"][rows]
     state = run.start()
-    sent = run.visit("site-1", run.method.broadcast(state, 0)).extras["centroids"]
+    sent = run.run_round("site-1", run.method.broadcast(state, 0)).extras["centroids"]
     received = state.weights["head.centroids.weight"]
     np.testing.assert_array_equal(sent[3], received[3])
-    assert not np.isclose(sent[:3], received[:3]).all(axis=1).any(), "the others are this site's own"
+    assert not np.isclose(sent[:3], received[:3]).all(axis=1).any(), (
+        "the others are this site's own"
+    )

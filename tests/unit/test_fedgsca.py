@@ -11,8 +11,8 @@ from helpers import CLASSES, WIDTH, Toy, toy_experiment
 from safetensors.numpy import load_file
 from toys import toy_config
 
-from fedgsca.engine.federation import run
-from fedgsca.engine.folder import read_lines
+from fedgsca.engine.rounds import run
+from fedgsca.experiment.run_folder import read_lines
 from fedgsca.methods.base import ServerState
 from fedgsca.methods.fedgsca import Selection
 from fedgsca.models.build import build_head_only
@@ -25,7 +25,14 @@ NOW = {"warmup": 1, "wait_for_health": False}  # select from the second round on
 
 def toy(folder: Path, **changes: Any) -> Toy:
     options = changes.pop("options", {})
-    settings: dict[str, Any] = {"noise": (0.0, 0.4, 0.3), "samples": 80, "spread": 1.6, "rounds": 8, "lr": 0.2, **changes}
+    settings: dict[str, Any] = {
+        "noise": (0.0, 0.4, 0.3),
+        "samples": 80,
+        "spread": 1.6,
+        "rounds": 8,
+        "lr": 0.2,
+        **changes,
+    }
     return toy_experiment(folder, "fedgsca", options={**NOW, **options}, **settings)
 
 
@@ -34,18 +41,29 @@ def start() -> dict[str, np.ndarray]:
     return weights_of(build_head_only(WIDTH, CLASSES, seed=0))
 
 
-def visit(made: Toy, selector: Selector | None, *, selecting: bool = True, round: int = 0, site: str = "site-2") -> Update:
+def run_round(
+    made: Toy,
+    selector: Selector | None,
+    *,
+    selecting: bool = True,
+    round: int = 0,
+    site: str = "site-2",
+) -> Update:
     """One site's round under a selector of our choice."""
     weights = start()
     array = selector.to_array() if selector else NO_SELECTOR.copy()
-    return made.visit(site, Payload(round, weights, {"selector": array, "selecting": np.array(int(selecting))}))
+    return made.run_round(
+        site, Payload(round, weights, {"selector": array, "selecting": np.array(int(selecting))})
+    )
 
 
 def same(one: Update | ServerState, other: Update | ServerState) -> bool:
     return all(np.array_equal(one.weights[name], other.weights[name]) for name in one.weights)
 
 
-EVERYTHING_WRONG = Selector(mean=(-9.0, 0.0), var=(0.01, 4.0), weight=(0.5, 0.5))  # no loss is as small as "clean" wants it
+EVERYTHING_WRONG = Selector(
+    mean=(-9.0, 0.0), var=(0.01, 4.0), weight=(0.5, 0.5)
+)  # no loss is as small as "clean" wants it
 EVERYTHING_RIGHT = Selector(mean=(0.0, 30.0), var=(4.0, 0.01), weight=(0.5, 0.5))
 
 
@@ -53,12 +71,20 @@ EVERYTHING_RIGHT = Selector(mean=(0.0, 30.0), var=(4.0, 0.01), weight=(0.5, 0.5)
 
 
 @pytest.mark.parametrize("frozen", [False, True])
-def test_without_selection_and_credal_loss_it_is_fedavg_bit_for_bit(frozen: bool, tmp_path: Path) -> None:
+def test_without_selection_and_credal_loss_it_is_fedavg_bit_for_bit(
+    frozen: bool, tmp_path: Path
+) -> None:
     run(toy_config("fedavg", frozen=frozen), tmp_path / "a")
-    run(toy_config("fedgsca", frozen=frozen, fedgsca__selection=False, fedgsca__loss="ce"), tmp_path / "b")
+    run(
+        toy_config("fedgsca", frozen=frozen, fedgsca__selection=False, fedgsca__loss="ce"),
+        tmp_path / "b",
+    )
     one, other = (load_file(tmp_path / x / "model.safetensors") for x in "ab")
     assert set(one) == set(other) and all(one[n].tobytes() == other[n].tobytes() for n in one)
-    curves = [[(x["f1"], x["loss"], x["stability"]) for x in read_lines(tmp_path / x / "metrics.jsonl")] for x in "ab"]
+    curves = [
+        [(x["f1"], x["loss"], x["stability"]) for x in read_lines(tmp_path / x / "metrics.jsonl")]
+        for x in "ab"
+    ]
     assert curves[0] == curves[1]
 
 
@@ -68,7 +94,12 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "full": {},
     "without RCL": {"loss": "ce"},
     "without RCL and ATP": {"loss": "ce", "thresholds": "fixed", "zeta": 0.7},
-    "without RCL, ATP and GSS": {"loss": "ce", "thresholds": "fixed", "zeta": 0.7, "selector": {"scope": "own"}},
+    "without RCL, ATP and GSS": {
+        "loss": "ce",
+        "thresholds": "fixed",
+        "zeta": 0.7,
+        "selector": {"scope": "own"},
+    },
     "CSS instead of GSS": {"selector": {"scope": "own"}},
     "UCL": {"loss": "ucl"},
     "beta constant": {"beta_schedule": "constant"},
@@ -88,17 +119,30 @@ VARIANTS: dict[str, dict[str, Any]] = {
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Toy, ServerState]]:
-    made = {name: toy(tmp_path_factory.mktemp("v"), options=options) for name, options in VARIANTS.items()}
+    made = {
+        name: toy(tmp_path_factory.mktemp("v"), options=options)
+        for name, options in VARIANTS.items()
+    }
     return {name: (t, t.run(8)) for name, t in made.items()}
 
 
-def test_every_variant_runs_and_none_is_another(finished: dict[str, tuple[Toy, ServerState]]) -> None:
-    twins = [(a, b) for a in finished for b in finished if a < b and same(finished[a][1], finished[b][1])]
+def test_every_variant_runs_and_none_is_another(
+    finished: dict[str, tuple[Toy, ServerState]],
+) -> None:
+    twins = [
+        (a, b) for a in finished for b in finished if a < b and same(finished[a][1], finished[b][1])
+    ]
     assert twins == []
-    assert all(np.isfinite(value).all() for _, state in finished.values() for value in state.weights.values())
+    assert all(
+        np.isfinite(value).all()
+        for _, state in finished.values()
+        for value in state.weights.values()
+    )
 
 
-def test_the_full_method_finds_the_wrong_labels(finished: dict[str, tuple[Toy, ServerState]]) -> None:
+def test_the_full_method_finds_the_wrong_labels(
+    finished: dict[str, tuple[Toy, ServerState]],
+) -> None:
     made, _ = finished["full"]
     for site in ("site-2", "site-3"):
         seen = made.observed[site]
@@ -106,7 +150,9 @@ def test_the_full_method_finds_the_wrong_labels(finished: dict[str, tuple[Toy, S
         assert seen["pseudo_accuracy"] is None or seen["pseudo_accuracy"] > 0.7
 
 
-def test_the_full_method_beats_plain_averaging(finished: dict[str, tuple[Toy, ServerState]], tmp_path: Path) -> None:
+def test_the_full_method_beats_plain_averaging(
+    finished: dict[str, tuple[Toy, ServerState]], tmp_path: Path
+) -> None:
     made, state = finished["full"]
     plain = toy(tmp_path, options={"selection": False, "loss": "ce"})
     assert made.accuracy(state.weights) > plain.accuracy(plain.run(8).weights)
@@ -140,20 +186,20 @@ def test_it_waits_until_the_selector_was_healthy_twice(tmp_path: Path) -> None:
 
 def test_no_selector_means_all_labels(tmp_path: Path) -> None:
     made = toy(tmp_path)
-    without, resting = visit(made, None), visit(made, EVERYTHING_WRONG, selecting=False)
+    without, resting = run_round(made, None), run_round(made, EVERYTHING_WRONG, selecting=False)
     assert float(without.extras["delta"]) == 0.0 and int(without.extras["clean"]) == 80
     assert float(resting.extras["delta"]) == 0.0
 
 
 def test_a_site_with_few_flags_trains_on_all_its_labels(tmp_path: Path) -> None:
     made = toy(tmp_path, options={"loss": "ce"})
-    flagged = visit(made, EVERYTHING_RIGHT)
-    assert float(flagged.extras["delta"]) == 0.0 and same(flagged, visit(made, None))
+    flagged = run_round(made, EVERYTHING_RIGHT)
+    assert float(flagged.extras["delta"]) == 0.0 and same(flagged, run_round(made, None))
 
 
 def test_a_site_too_small_for_a_fit_says_so_and_still_trains(tmp_path: Path) -> None:
     made = toy(tmp_path, samples=8)
-    update = visit(made, EVERYTHING_RIGHT)
+    update = run_round(made, EVERYTHING_RIGHT)
     assert np.isnan(update.extras["selector"]).all()
     assert not all(np.array_equal(update.weights[n], w) for n, w in start().items())
     state = made.run(3)  # nobody has a fit: the server has no selector, and goes on
@@ -170,7 +216,9 @@ def almost_all_wrong(made: Toy, site: str = "site-2") -> Selector:
 
     site_ = made.site(site)
     site_.load(start())
-    losses = class_relative(evaluate(made.model, site_.samples, site_.device).losses, site_.labels, site_.num_classes)
+    losses = class_relative(
+        evaluate(made.model, site_.samples, site_.device).losses, site_.labels, site_.num_classes
+    )
     low = float(np.quantile(losses, 0.1))
     return Selector(mean=(low - 1.0, low + 1.0), var=(0.01, 0.01), weight=(0.5, 0.5))
 
@@ -178,28 +226,30 @@ def almost_all_wrong(made: Toy, site: str = "site-2") -> Selector:
 def test_the_guard_falls_back_to_the_given_labels_and_reports_it(tmp_path: Path) -> None:
     made = toy(tmp_path, options={"loss": "ce"})
     selector = almost_all_wrong(made)
-    guarded, plain = visit(made, selector), visit(made, None)
+    guarded, plain = run_round(made, selector), run_round(made, None)
     assert int(guarded.extras["guard"]) == 1 and float(guarded.extras["delta"]) > 0.8
     assert int(guarded.extras["pseudo"]) == 0 and same(guarded, plain)
     made = toy(tmp_path / "off", options={"loss": "ce", "guard": {"enabled": False}})
-    trusting = visit(made, selector)
+    trusting = run_round(made, selector)
     assert int(trusting.extras["guard"]) == 0 and not same(trusting, plain)
 
 
 def test_the_guard_also_works_when_every_label_is_flagged(tmp_path: Path) -> None:
     made = toy(tmp_path, options={"loss": "ce"})
-    guarded = visit(made, EVERYTHING_WRONG)
+    guarded = run_round(made, EVERYTHING_WRONG)
     assert float(guarded.extras["delta"]) == 1.0 and int(guarded.extras["guard"]) == 1
-    assert same(guarded, visit(made, None)), "it trains on the given labels, it does not rest"
+    assert same(guarded, run_round(made, None)), "it trains on the given labels, it does not rest"
 
 
 def test_limits_of_the_guard_are_options(tmp_path: Path) -> None:
     made = toy(tmp_path, options={"guard": {"max_delta": 1.0, "max_shift": 1.0, "min_class": 1000}})
-    assert int(visit(made, almost_all_wrong(made)).extras["guard"]) == 0
+    assert int(run_round(made, almost_all_wrong(made)).extras["guard"]) == 0
 
 
 def test_guard_events_reach_the_result(tmp_path: Path) -> None:
-    config = toy_config("fedgsca", frozen=True, fedgsca__noise_level=0.0, fedgsca__guard={"max_delta": 1e-9})
+    config = toy_config(
+        "fedgsca", frozen=True, fedgsca__noise_level=0.0, fedgsca__guard={"max_delta": 1e-9}
+    )
     result = run(config, tmp_path / "run")
     lines = read_lines(tmp_path / "run" / "metrics.jsonl")
     counted = sum(site["guard"] for line in lines for site in line["sites"].values())
@@ -221,14 +271,18 @@ def test_memory_is_the_normalised_mean_over_rounds(tmp_path: Path) -> None:
         state = made.round(state)
         kept = made.site("site-2").recall(t + 1)
         weights = 0.5 ** np.arange(t, -1, -1)
-        assert np.allclose(kept["losses"], np.tensordot(weights / weights.sum(), np.array(seen), axes=1))
+        assert np.allclose(
+            kept["losses"], np.tensordot(weights / weights.sum(), np.array(seen), axes=1)
+        )
     assert float(made.site("site-2").recall(4)["count"]) == 4
 
 
 def test_memory_never_crosses(tmp_path: Path) -> None:
     made = toy(tmp_path)
     made.run(3)
-    largest = max(np.size(value) for update in made.updates.values() for value in update.extras.values())
+    largest = max(
+        np.size(value) for update in made.updates.values() for value in update.extras.values()
+    )
     assert largest <= 6
 
 
@@ -237,13 +291,15 @@ def test_own_and_global_scope_differ_only_in_the_selector_used(tmp_path: Path) -
     made = toy(tmp_path / "global")
     for t in (own, made):
         t.run(1)
-    one, other = (visit(t, EVERYTHING_WRONG, round=1) for t in (own, made))
+    one, other = (run_round(t, EVERYTHING_WRONG, round=1) for t in (own, made))
     assert float(other.extras["delta"]) == 1.0, "the shared selector is believed"
     assert float(one.extras["delta"]) < 1.0, "the shared selector is ignored"
 
 
 def test_a_threshold_that_rests_on_a_few_images_stays_at_the_site() -> None:
     own = np.array([0.8, 0.1, 0.8, 0.4])
-    chosen = Selection(np.arange(3), np.zeros(3), np.ones(3, bool), own, behind=np.array([40, 4, 0, 5]))
+    chosen = Selection(
+        np.arange(3), np.zeros(3), np.ones(3, bool), own, behind=np.array([40, 4, 0, 5])
+    )
     np.testing.assert_array_equal(chosen.told, [0.8, np.nan, 0.8, 0.4])
     np.testing.assert_array_equal(chosen.thresholds, own)

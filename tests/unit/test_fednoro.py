@@ -10,8 +10,8 @@ import pytest
 import torch
 from helpers import CLASSES, Toy, toy_experiment
 
-from fedgsca.blocks import rampup
 from fedgsca.methods.fednoro import FedNoRo, FedNoRoOptions, distance_weights, grouping, is_noisy
+from fedgsca.methods.parts.statistics import rampup
 from fedgsca.site import Samples
 from fedgsca.train import Batch
 
@@ -43,7 +43,9 @@ def test_the_nearer_of_two_noisy_sites_weighs_more() -> None:
 
 @pytest.mark.parametrize("noisy", [[True] * 3, [False] * 3])
 def test_with_one_kind_of_site_the_weights_are_fedavgs(noisy: list[bool]) -> None:
-    assert distance_weights([{"w": np.array([float(k)])} for k in range(3)], [1, 2, 3], noisy, "layers") == [1.0, 2.0, 3.0]
+    assert distance_weights(
+        [{"w": np.array([float(k)])} for k in range(3)], [1, 2, 3], noisy, "layers"
+    ) == [1.0, 2.0, 3.0]
 
 
 def test_equal_models_do_not_divide_by_zero() -> None:
@@ -63,13 +65,17 @@ def test_grouping_fills_absent_classes_and_survives_classes_that_say_nothing() -
     assert [is_noisy(row, rule) for row in losses] == [False, False, True]
 
 
-@pytest.mark.parametrize("losses", [np.full((4, 3), 0.7), np.array([[0.2, 0.9, 0.1]]), np.full((4, 3), np.nan)])
+@pytest.mark.parametrize(
+    "losses", [np.full((4, 3), 0.7), np.array([[0.2, 0.9, 0.1]]), np.full((4, 3), np.nan)]
+)
 def test_sites_that_cannot_be_told_apart_are_all_clean(losses: np.ndarray) -> None:
     rule = grouping(losses)
     assert not any(is_noisy(row, rule) for row in losses)
 
 
-@pytest.mark.parametrize("noise", [(0.0, 0.0, 0.5, 0.5), (0.5, 0.0, 0.0, 0.0), (0.4, 0.5, 0.0, 0.4)])
+@pytest.mark.parametrize(
+    "noise", [(0.0, 0.0, 0.5, 0.5), (0.5, 0.0, 0.0, 0.0), (0.4, 0.5, 0.0, 0.4)]
+)
 def test_it_flags_the_noisy_sites(tmp_path: Path, noise: tuple[float, ...]) -> None:
     toy = toy_experiment(tmp_path, "fednoro", noise=noise, options=QUICK)
     toy.run(6)
@@ -79,7 +85,9 @@ def test_it_flags_the_noisy_sites(tmp_path: Path, noise: tuple[float, ...]) -> N
 def test_site_and_server_come_to_the_same_verdict_and_keep_it(tmp_path: Path) -> None:
     toy = toy_experiment(tmp_path, "fednoro", options=QUICK)
     state = toy.run(5)  # the fifth round is the switch
-    at_server = [int(is_noisy(u.extras["class_losses"], state.extras)) for u in toy.updates.values()]
+    at_server = [
+        int(is_noisy(u.extras["class_losses"], state.extras)) for u in toy.updates.values()
+    ]
     for _ in range(3):
         state = toy.round(state)
         assert verdicts(toy) == at_server
@@ -92,7 +100,11 @@ def test_what_is_sent_carries_no_site_and_no_sample(tmp_path: Path) -> None:
         state = toy.round(state)
         sent.append(set(next(iter(toy.updates.values())).extras))
     assert sent == [set()] * 4 + [{"class_losses"}, {"noisy"}]
-    assert {name: value.shape for name, value in state.extras.items()} == {"low": (4,), "high": (4,), "centres": (2, 4)}
+    assert {name: value.shape for name, value in state.extras.items()} == {
+        "low": (4,),
+        "high": (4,),
+        "centres": (2, 4),
+    }
 
 
 def test_a_site_that_was_away_at_the_switch_judges_itself_later(tmp_path: Path) -> None:
@@ -115,14 +127,21 @@ def test_noisy_sites_count_less_from_the_switch_on(tmp_path: Path) -> None:
     state = toy.run(5)
     models = [u.weights["head.weight"].astype(np.float64) for u in toy.updates.values()]
     shares = np.array([1.0, 1.0, 1.0, np.exp(-1)])
-    assert state.weights["head.weight"] == pytest.approx(np.tensordot(shares / shares.sum(), models, axes=1), abs=1e-6)
+    assert state.weights["head.weight"] == pytest.approx(
+        np.tensordot(shares / shares.sum(), models, axes=1), abs=1e-6
+    )
 
 
 def test_distillation_acts_at_noisy_sites_only(tmp_path: Path) -> None:
     """A heavy teacher holds a noisy site near the received model; a clean site does not notice."""
     moved = {}
     for strength in (0.0, 1.0):
-        toy = toy_experiment(tmp_path / str(strength), "fednoro", rounds=10, options={"warmup": 4, "strength": strength})
+        toy = toy_experiment(
+            tmp_path / str(strength),
+            "fednoro",
+            rounds=10,
+            options={"warmup": 4, "strength": strength},
+        )
         state = toy.run(5)
         toy.round(replace(state, round=8))  # beyond the end of the ramp
         moved[strength] = {
@@ -145,11 +164,15 @@ def test_the_adjusted_loss_counts_a_rare_class_more(tmp_path: Path) -> None:
     torch.nn.init.zeros_(undecided.weight)
     torch.nn.init.zeros_(undecided.bias)
     one = torch.zeros(1, 16)
-    losses = [objective(undecided, Batch(one, torch.tensor([c]), np.array([0]))).item() for c in (0, 1)]
+    losses = [
+        objective(undecided, Batch(one, torch.tensor([c]), np.array([0]))).item() for c in (0, 1)
+    ]
     assert losses[1] - losses[0] == pytest.approx(np.log(57 / 3), rel=1e-5)
 
 
-@pytest.mark.parametrize("labels", [np.full(20, 2), np.array([0, 1, 1, 3, 3]), np.array([], dtype=np.int64)])
+@pytest.mark.parametrize(
+    "labels", [np.full(20, 2), np.array([0, 1, 1, 3, 3]), np.array([], dtype=np.int64)]
+)
 def test_odd_sites_pass_through_all_stages(tmp_path: Path, labels: np.ndarray) -> None:
     toy = toy_experiment(tmp_path, "fednoro", options=QUICK)
     first = toy.sites["site-1"]
@@ -167,5 +190,5 @@ def test_says_nothing_about_a_class_with_a_few_images(tmp_path: Path) -> None:
     rows = np.flatnonzero((whole.labels != 2) | (np.cumsum(whole.labels == 2) <= 4))
     toy.sites["site-1"] = replace(whole, inputs=whole.inputs[rows], labels=whole.labels[rows])
     toy.truth["site-1"] = toy.truth["site-1"][rows]
-    sent = toy.visit("site-1", toy.method.broadcast(toy.start(), 0)).extras["class_losses"]
+    sent = toy.run_round("site-1", toy.method.broadcast(toy.start(), 0)).extras["class_losses"]
     assert np.isfinite(sent).tolist() == [True, True, False, True]

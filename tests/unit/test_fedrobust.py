@@ -24,7 +24,9 @@ def loss_of(toy: Toy, name: str, memory: dict[str, np.ndarray]) -> float:
     affine = Affine(FedRobustOptions(), site, memory)
     with torch.no_grad():
         model = site.model.eval()
-        found = [cross_entropy(model, replace(batch, x=affine(batch.x))) for batch in batches(site, 0)]
+        found = [
+            cross_entropy(model, replace(batch, x=affine(batch.x))) for batch in batches(site, 0)
+        ]
     return float(torch.stack(found).mean())
 
 
@@ -37,7 +39,9 @@ def test_with_radii_zero_it_is_fedavg_to_the_byte(tmp_path: Path, images: bool) 
     moved = toy_experiment(tmp_path / "c", "fedrobust", **size).run(rounds)
     for name, value in plain.weights.items():
         assert still.weights[name].tobytes() == value.tobytes(), name
-    assert any(moved.weights[name].tobytes() != value.tobytes() for name, value in plain.weights.items())
+    assert any(
+        moved.weights[name].tobytes() != value.tobytes() for name, value in plain.weights.items()
+    )
 
 
 @pytest.mark.parametrize("images", [False, True])
@@ -66,13 +70,18 @@ def test_the_map_found_in_training_makes_the_sites_own_data_harder(tmp_path: Pat
 
 def test_the_map_stays_within_its_radii_and_never_leaves(tmp_path: Path) -> None:
     strong = {"matrix_lr": 5.0, "shift_lr": 5.0, "matrix_penalty": 0.0, "shift_penalty": 0.0}
-    toy = toy_experiment(tmp_path, "fedrobust", images=True, noise=(0.0, 0.4), samples=30, options=strong)
+    toy = toy_experiment(
+        tmp_path, "fedrobust", images=True, noise=(0.0, 0.4), samples=30, options=strong
+    )
     state = toy.run(2)
     memory = toy.site("site-1").recall(99)
     assert memory["matrix"].shape == (3, 3) and memory["shift"].shape == (3,)
     assert float(np.linalg.norm(memory["matrix"])) == pytest.approx(0.4, rel=1e-4)
     assert float(np.linalg.norm(memory["shift"])) == pytest.approx(0.2, rel=1e-4)
-    assert all(not update.extras and set(update.weights) == set(state.weights) for update in toy.updates.values())
+    assert all(
+        not update.extras and set(update.weights) == set(state.weights)
+        for update in toy.updates.values()
+    )
 
 
 def test_the_map_survives_a_restart_and_matters(tmp_path: Path) -> None:
@@ -99,6 +108,11 @@ def test_equal_weights_ignore_the_number_of_samples(tmp_path: Path) -> None:
     toy = toy_experiment(tmp_path, "fedrobust", options={"weights": "equal"})
     state = toy.start()
     toy.round(state)
-    updates = [replace(u, num_samples=n) for u, n in zip(toy.updates.values(), (1, 10, 100, 1000), strict=True)]
+    updates = [
+        replace(u, num_samples=n)
+        for u, n in zip(toy.updates.values(), (1, 10, 100, 1000), strict=True)
+    ]
     found = toy.method.aggregate(state, iter(updates)).weights["head.bias"]
-    assert found == pytest.approx(np.mean([u.weights["head.bias"] for u in updates], axis=0), abs=1e-6)
+    assert found == pytest.approx(
+        np.mean([u.weights["head.bias"] for u in updates], axis=0), abs=1e-6
+    )

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedgsca.engine.federation import run
+from fedgsca.engine.rounds import run
 from fedgsca.errors import RunFolderError
 from tests.toys import toy_config, toy_npz
 

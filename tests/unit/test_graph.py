@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedgsca.graph import (
+from fedgsca.methods.parts.graph import (
     CentroidGNN,
     class_means,
     complementary,
@@ -24,7 +24,9 @@ def embeddings(n: int, d: int = 6, seed: int = 0) -> np.ndarray:
     return np.maximum(stream(seed, "test", "graph").normal(0.3, 1.0, (n, d)), 0.0)
 
 
-def dense_propagation(rest: np.ndarray, clean: np.ndarray, votes: np.ndarray, clean_votes: np.ndarray, a: float) -> np.ndarray:
+def dense_propagation(
+    rest: np.ndarray, clean: np.ndarray, votes: np.ndarray, clean_votes: np.ndarray, a: float
+) -> np.ndarray:
     """The published formula, written with the full matrix and a solver."""
     r = len(rest)
     both = np.concatenate([rest, clean])
@@ -44,7 +46,8 @@ def test_propagation_solves_the_published_system(alpha: float) -> None:
     rest, clean = embeddings(40), embeddings(25, seed=1)
     votes, anchors = rng.random((40, 4)), rng.random((25, 4))  # no ties
     np.testing.assert_array_equal(
-        propagate(rest, clean, votes, anchors, alpha), dense_propagation(rest, clean, votes, anchors, alpha)
+        propagate(rest, clean, votes, anchors, alpha),
+        dense_propagation(rest, clean, votes, anchors, alpha),
     )
 
 
@@ -54,7 +57,9 @@ def test_neighbours_decide_where_the_two_classifiers_disagree() -> None:
     rest = np.array([[0.1, 1.0], [1.0, 0.1]])
     split = np.ones((2, 2))  # one vote for either class
     assert propagate(rest, clean, split, anchors, 0.5).tolist() == [1, 0]
-    assert propagate(rest, clean, split, anchors, 0.0).tolist() == [0, 0], "without the graph there is nothing to decide by"
+    assert propagate(rest, clean, split, anchors, 0.0).tolist() == [0, 0], (
+        "without the graph there is nothing to decide by"
+    )
 
 
 def test_propagation_with_nobody_on_one_side() -> None:
@@ -77,16 +82,25 @@ def test_degree_centroids_weigh_by_friends() -> None:
 def test_an_outlier_moves_the_degree_centroid_less_than_the_mean() -> None:
     features = np.array([[1.0, 0.0]] * 5 + [[0.0, 1.0]])
     labels, fallback = np.zeros(6, int), np.zeros((1, 2))
-    assert degree_centroids(features, labels, fallback)[0, 1] < class_means(features, labels, fallback)[0, 1]
+    assert (
+        degree_centroids(features, labels, fallback)[0, 1]
+        < class_means(features, labels, fallback)[0, 1]
+    )
 
 
 def test_class_means_fall_back_for_an_absent_class() -> None:
-    found = class_means(np.array([[1.0, 3.0], [3.0, 5.0]]), np.array([1, 1]), np.array([[9.0, 9.0], [0.0, 0.0]]))
+    found = class_means(
+        np.array([[1.0, 3.0], [3.0, 5.0]]), np.array([1, 1]), np.array([[9.0, 9.0], [0.0, 0.0]])
+    )
     np.testing.assert_array_equal(found, [[9.0, 9.0], [2.0, 4.0]])
 
 
 def test_neighbour_probs_average_the_most_similar_of_the_same_label() -> None:
-    features, probs, labels = embeddings(50), stream(2, "test").dirichlet(np.ones(3), 50), np.arange(50) % 2
+    features, probs, labels = (
+        embeddings(50),
+        stream(2, "test").dirichlet(np.ones(3), 50),
+        np.arange(50) % 2,
+    )
     rows = np.array([4, 11, 30])
     found = neighbour_probs(features, probs, labels, 5, rows)
     cosine = unit_rows(features) @ unit_rows(features).T
@@ -95,14 +109,20 @@ def test_neighbour_probs_average_the_most_similar_of_the_same_label() -> None:
         near = same[np.argsort(-cosine[row, same])[:5]]
         assert row in near
         np.testing.assert_allclose(found[i], probs[near].mean(axis=0))
-    np.testing.assert_allclose(neighbour_probs(features, probs, labels, 1), probs, err_msg="the nearest is the sample itself")
+    np.testing.assert_allclose(
+        neighbour_probs(features, probs, labels, 1),
+        probs,
+        err_msg="the nearest is the sample itself",
+    )
 
 
 def test_complementary_spares_the_label_and_one_rival() -> None:
     averaged = np.array([[0.1, 0.2, 0.3, 0.4], [0.7, 0.1, 0.15, 0.05]])
     mask = complementary(averaged, np.array([0, 0]))
     np.testing.assert_array_equal(mask, [[False, True, True, False], [False, True, False, True]])
-    assert not complementary(np.array([[0.4, 0.6]]), np.array([0])).any(), "two classes: nothing left to exclude"
+    assert not complementary(np.array([[0.4, 0.6]]), np.array([0])).any(), (
+        "two classes: nothing left to exclude"
+    )
 
 
 def test_negative_loss_counts_only_excluded_classes() -> None:
@@ -114,7 +134,9 @@ def test_negative_loss_counts_only_excluded_classes() -> None:
 
 
 def test_nearest_centroid_ignores_length() -> None:
-    assert nearest_centroid(np.array([[3.0, 1.0], [0.1, 0.2]]), np.array([[0.1, 0.0], [0.0, 90.0]])).tolist() == [0, 1]
+    assert nearest_centroid(
+        np.array([[3.0, 1.0], [0.1, 0.2]]), np.array([[0.1, 0.0], [0.0, 90.0]])
+    ).tolist() == [0, 1]
 
 
 def gnn(dim: int = 6, keep: float = 0.5, **changes: np.ndarray) -> CentroidGNN:
@@ -148,7 +170,9 @@ def test_centroids_hear_each_other_through_the_graph_only() -> None:
     """Without the two layers a class's output depends on its own rows of the stack alone; with them, on its neighbours too."""
 
     def influence_of_another_class(network: CentroidGNN) -> float:
-        stack = torch.from_numpy(stream(8, "test").random((3, 4, 6)).astype(np.float32)).requires_grad_()
+        stack = torch.from_numpy(
+            stream(8, "test").random((3, 4, 6)).astype(np.float32)
+        ).requires_grad_()
         network(stack)[0].square().sum().backward()
         assert stack.grad is not None
         return float(stack.grad[:, 1:].abs().sum())
@@ -159,8 +183,12 @@ def test_centroids_hear_each_other_through_the_graph_only() -> None:
 
 def test_gnn_gradients_reach_every_parameter_and_survive_the_wire() -> None:
     network = gnn()
-    network(torch.from_numpy(stream(6, "test").random((2, 3, 6)).astype(np.float32))).square().sum().backward()
+    network(
+        torch.from_numpy(stream(6, "test").random((2, 3, 6)).astype(np.float32))
+    ).square().sum().backward()
     assert all(p.grad is not None and bool(p.grad.abs().sum() > 0) for p in network.parameters())
     again = CentroidGNN(network.arrays())
-    assert all(torch.equal(a, b) for a, b in zip(network.parameters(), again.parameters(), strict=True))
+    assert all(
+        torch.equal(a, b) for a, b in zip(network.parameters(), again.parameters(), strict=True)
+    )
     assert sum(a.size for a in CentroidGNN.initial(64, stream(0)).values()) == 8448

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from fedgsca.lid import lid_from_distances, mean_lid, nearest_distances, two_groups
+from fedgsca.methods.parts.lid import lid_from_distances, mean_lid, nearest_distances, two_groups
 from fedgsca.rng import stream
 
 
@@ -24,7 +24,9 @@ def test_nearest_distances_agree_with_all_pairs_also_where_points_nearly_coincid
     points[1] = points[0] + 1e-10  # the digits that |a|^2 + |b|^2 - 2ab loses
     direct = np.linalg.norm(points[:, None] - points[None], axis=2)
     np.fill_diagonal(direct, np.inf)
-    np.testing.assert_allclose(nearest_distances(points, 20), np.sort(direct, axis=1)[:, :20], rtol=1e-12)
+    np.testing.assert_allclose(
+        nearest_distances(points, 20), np.sort(direct, axis=1)[:, :20], rtol=1e-12
+    )
 
 
 def test_points_on_a_line_have_a_smaller_lid_than_points_in_space() -> None:

@@ -28,11 +28,17 @@ def test_scores_are_scikit_learns(seed: int, classes: int, n: int) -> None:
     matrix = confusion(true, predicted, classes)
     names = list(range(classes))
     np.testing.assert_array_equal(matrix, confusion_matrix(true, predicted, labels=names))
-    p, r, f, support = precision_recall_fscore_support(true, predicted, labels=names, average=None, zero_division=0)
+    p, r, f, support = precision_recall_fscore_support(
+        true, predicted, labels=names, average=None, zero_division=0
+    )
     ours = scores(matrix)
-    np.testing.assert_allclose([ours.f1, ours.recall, ours.precision], [100 * f.mean(), 100 * r.mean(), 100 * p.mean()])
+    np.testing.assert_allclose(
+        [ours.f1, ours.recall, ours.precision], [100 * f.mean(), 100 * r.mean(), 100 * p.mean()]
+    )
     for row, expected in zip(per_class(matrix), zip(f, r, p, support, strict=True), strict=True):
-        np.testing.assert_allclose([row["f1"], row["recall"], row["precision"]], 100 * np.array(expected[:3]))
+        np.testing.assert_allclose(
+            [row["f1"], row["recall"], row["precision"]], 100 * np.array(expected[:3])
+        )
         assert row["support"] == expected[3]
 
 
@@ -59,8 +65,15 @@ def test_auroc_hand_numbers() -> None:
 
 
 def test_detection() -> None:
-    flagged, wrong = np.array([True, True, True, False, False]), np.array([True, False, True, True, False])
-    assert detection(flagged, wrong) == {"precision": pytest.approx(2 / 3), "recall": pytest.approx(2 / 3), "rate": 0.6}
+    flagged, wrong = (
+        np.array([True, True, True, False, False]),
+        np.array([True, False, True, True, False]),
+    )
+    assert detection(flagged, wrong) == {
+        "precision": pytest.approx(2 / 3),
+        "recall": pytest.approx(2 / 3),
+        "rate": 0.6,
+    }
     nothing = np.zeros(5, dtype=bool)
     assert detection(nothing, wrong) == {"precision": None, "recall": 0.0, "rate": 0.0}
     assert detection(flagged, nothing) == {"precision": 0.0, "recall": None, "rate": 0.6}
@@ -89,7 +102,12 @@ def test_headline_is_the_mean_of_the_last_five() -> None:
 
 def test_the_light_modules_import_nothing_heavy() -> None:
     code = (
-        "import sys, fedgsca.metrics, fedgsca.selector, fedgsca.pseudo_label, fedgsca.noise, fedgsca.candidates;"
+        "import sys, fedgsca.metrics, fedgsca.selector, fedgsca.pseudo_label, fedgsca.noise, fedgsca.noise.candidates;"
         "print(sorted({m.split('.')[0] for m in sys.modules} & {'torch', 'sklearn', 'scipy', 'matplotlib', 'PIL', 'monai'}))"
     )
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "[]"
+    assert (
+        subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, check=True
+        ).stdout.strip()
+        == "[]"
+    )

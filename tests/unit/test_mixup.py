@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from fedgsca.mixup import mixup, mixup_cross_entropy
+from fedgsca.methods.parts.mixup import mixup, mixup_cross_entropy
 from fedgsca.rng import stream
 from fedgsca.train import Batch
 
@@ -21,7 +21,9 @@ def test_inputs_and_labels_have_the_same_partner_and_share() -> None:
     labels = torch.arange(6)
     mixed, other, lam = mixup(torch.eye(6), labels, 1.0, stream(0, "test"))
     assert 0 < lam < 1
-    expected = lam * torch.eye(6) + (1 - lam) * torch.eye(6)[other]  # rows of eye are named by their label
+    expected = (
+        lam * torch.eye(6) + (1 - lam) * torch.eye(6)[other]
+    )  # rows of eye are named by their label
     torch.testing.assert_close(mixed, expected)
     assert sorted(other.tolist()) == labels.tolist(), "partners are a permutation of the batch"
 

@@ -11,8 +11,15 @@ import torch
 from toys import toy_config, toy_npz, toy_weights
 
 from fedgsca.errors import ConfigError
-from fedgsca.experiment import prepare
-from fedgsca.models.build import build_backbone, build_classifier, build_head_only, feature_width, spec_of, trainable_names
+from fedgsca.experiment.simulation import prepare
+from fedgsca.models.build import (
+    build_backbone,
+    build_classifier,
+    build_head_only,
+    feature_width,
+    spec_of,
+    trainable_names,
+)
 from fedgsca.models.device import prepare_device
 from fedgsca.site import weights_of
 
@@ -33,7 +40,10 @@ def test_images_to_features_to_logits(name: str, head: str) -> None:
 
 @pytest.mark.parametrize("size", [12, 28, 33, 64])
 def test_any_image_size_gives_the_same_width(size: int) -> None:
-    assert build_classifier("cnn", 3, seed=0).features(torch.zeros(2, 3, size, size)).shape == (2, feature_width("cnn"))
+    assert build_classifier("cnn", 3, seed=0).features(torch.zeros(2, 3, size, size)).shape == (
+        2,
+        feature_width("cnn"),
+    )
 
 
 def test_same_seed_same_bytes_other_seed_other_bytes() -> None:
@@ -48,7 +58,9 @@ def test_values_are_finite_and_scaled_like_the_layers_want_them() -> None:
     width = feature_width("cnn")
     assert np.abs(weights["head.weight"]).max() <= width**-0.5 and not weights["head.bias"].any()
     conv = weights["backbone.layers.4.weight"]
-    assert conv.std() == pytest.approx((2 / (conv.shape[0] * 9)) ** 0.5, rel=0.05)  # fan-out of a 3 x 3 kernel
+    assert conv.std() == pytest.approx(
+        (2 / (conv.shape[0] * 9)) ** 0.5, rel=0.05
+    )  # fan-out of a 3 x 3 kernel
     assert (
         weights["backbone.layers.1.running_var"].tolist() == [1.0] * 32
         and weights["backbone.layers.1.num_batches_tracked"] == 0
@@ -100,10 +112,15 @@ def test_packaged_network_does_not_draw_at_random_while_it_trains() -> None:
 def test_features_are_made_once_and_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     config = toy_config("fedavg", frozen=True)
     first = prepare(config)
-    monkeypatch.setattr("fedgsca.models.features.extract", lambda *_, **__: pytest.fail("computed again"))
+    monkeypatch.setattr(
+        "fedgsca.models.features.extract", lambda *_, **__: pytest.fail("computed again")
+    )
     again = prepare(config)
     for name, samples in first.sites.items():
-        assert samples.inputs.dtype == np.float32 and samples.inputs.shape == (len(samples), feature_width("cnn"))
+        assert samples.inputs.dtype == np.float32 and samples.inputs.shape == (
+            len(samples),
+            feature_width("cnn"),
+        )
         assert np.array_equal(samples.inputs, again.sites[name].inputs)
 
 
@@ -119,7 +136,8 @@ def test_other_weights_give_other_features(tmp_path: Path) -> None:
     other = tmp_path / "other.safetensors"
     save_file(dict(build_backbone("cnn", seed=78).state_dict()), other)
     ours, theirs = (
-        prepare(toy_config("fedavg", frozen=True, model__weights=str(p))).test.inputs for p in (toy_weights(), other)
+        prepare(toy_config("fedavg", frozen=True, model__weights=str(p))).test.inputs
+        for p in (toy_weights(), other)
     )
     assert not np.allclose(ours, theirs)
 
@@ -132,7 +150,9 @@ def test_frozen_without_weights_is_refused() -> None:
 
 def test_packaged_weights_exist_for_one_model_only() -> None:
     with pytest.raises(ConfigError, match="no weights are packaged for cnn"):
-        prepare(toy_config("fedavg", model__frozen=True, model__name="cnn", model__weights="packaged"))
+        prepare(
+            toy_config("fedavg", model__frozen=True, model__name="cnn", model__weights="packaged")
+        )
 
 
 def test_features_do_not_depend_on_the_seed() -> None:
@@ -153,7 +173,7 @@ def test_a_device_that_is_not_there(name: str, hint: str) -> None:
 
 
 def test_large_arrays_are_gathered_not_copied() -> None:
-    from fedgsca.experiment import _Rows
+    from fedgsca.experiment.simulation import _Rows
 
     images = np.load(toy_npz())["train_images"]
     rows = np.array([5, 3, 100])

@@ -39,7 +39,8 @@ def test_specifications(spec: str, expected: list[tuple[str, float]]) -> None:
 
 
 @pytest.mark.parametrize(
-    "spec", ["", "S", "40", "X40", "S40-", "S101", "S-40-0-0", "S40,P20", "S40 P20", "0-S40-P20-Q", "S1e2"]
+    "spec",
+    ["", "S", "40", "X40", "S40-", "S101", "S-40-0-0", "S40,P20", "S40 P20", "0-S40-P20-Q", "S1e2"],
 )
 def test_nonsense_is_refused_with_an_example(spec: str) -> None:
     with pytest.raises(ConfigError) as error:
@@ -85,7 +86,11 @@ def test_no_noise_changes_nothing_and_copies() -> None:
 
 
 def test_symmetric_noise_is_uniform_over_the_other_classes() -> None:
-    counts = np.array(realised(LABELS, corrupt(LABELS, SiteNoise("S", 0.4), num_classes=C, rng=stream(0, "S")), C)["counts"])
+    counts = np.array(
+        realised(
+            LABELS, corrupt(LABELS, SiteNoise("S", 0.4), num_classes=C, rng=stream(0, "S")), C
+        )["counts"]
+    )
     for true in range(C):
         for label in range(C):
             assert within(counts[true, label], 2000, 0.6 if true == label else 0.1)
@@ -99,12 +104,20 @@ def test_pairflip_moves_only_to_the_next_class() -> None:
 
 
 def test_asymmetric_noise_draws_from_the_candidates_only() -> None:
-    given_labels = corrupt(LABELS, SiteNoise("C", 0.5), num_classes=C, candidates=CANDIDATES, rng=stream(0, "C"))
+    given_labels = corrupt(
+        LABELS, SiteNoise("C", 0.5), num_classes=C, candidates=CANDIDATES, rng=stream(0, "C")
+    )
     counts = np.array(realised(LABELS, given_labels, C)["counts"])
-    assert counts[1, 0] == counts[1, 4] == 0 and within(counts[1, 2], 2000, 0.25) and within(counts[1, 3], 2000, 0.25)
+    assert (
+        counts[1, 0] == counts[1, 4] == 0
+        and within(counts[1, 2], 2000, 0.25)
+        and within(counts[1, 3], 2000, 0.25)
+    )
     assert within(counts[2, 1], 2000, 0.5)
     for anything in (0, 3):  # () and "any": every other class
-        assert all(within(counts[anything, other], 2000, 0.125) for other in range(C) if other != anything)
+        assert all(
+            within(counts[anything, other], 2000, 0.125) for other in range(C) if other != anything
+        )
 
 
 @pytest.mark.parametrize(
@@ -143,7 +156,13 @@ def test_any_matrix() -> None:
 
 @pytest.mark.parametrize(
     "matrix",
-    [[[1.0, 0.0]], [[0.5, 0.4], [0, 1]], [[1.5, -0.5], [0, 1]], [[np.nan, 1], [0, 1]], np.zeros((0, 0))],
+    [
+        [[1.0, 0.0]],
+        [[0.5, 0.4], [0, 1]],
+        [[1.5, -0.5], [0, 1]],
+        [[np.nan, 1], [0, 1]],
+        np.zeros((0, 0)),
+    ],
     ids=["not square", "sums to 0.9", "negative", "nan", "empty"],
 )
 def test_bad_matrices_are_refused(matrix: object) -> None:
@@ -178,7 +197,10 @@ def test_rounding_cannot_reach_an_impossible_label() -> None:
 
 
 def test_the_same_stream_gives_the_same_labels() -> None:
-    a, b = (corrupt(LABELS, SiteNoise("S", 0.4), num_classes=C, rng=stream(7, "noise", "site-1")) for _ in range(2))
+    a, b = (
+        corrupt(LABELS, SiteNoise("S", 0.4), num_classes=C, rng=stream(7, "noise", "site-1"))
+        for _ in range(2)
+    )
     np.testing.assert_array_equal(a, b)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fedgsca.paper.paired import paired_p, t_test, two_sided
+from fedgsca.paper.paired_test import paired_p, t_test, two_sided
 from fedgsca.rng import stream
 
 
@@ -13,7 +13,9 @@ def test_p_is_that_of_scipy(n: int) -> None:
     stats = pytest.importorskip("scipy.stats")
     for trial in range(20):
         differences = stream(trial, "paired", n).normal(0.5, 1.0, n)
-        assert t_test(differences.tolist()) == pytest.approx(stats.ttest_1samp(differences, 0.0).pvalue, abs=1e-12)
+        assert t_test(differences.tolist()) == pytest.approx(
+            stats.ttest_1samp(differences, 0.0).pvalue, abs=1e-12
+        )
 
 
 def test_two_sided_by_hand() -> None:

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from fedgsca.errors import ConfigError
-from fedgsca.paper import numbers
-from fedgsca.paper.cost import PASSES, paper_hours, seconds_left
-from fedgsca.paper.grids import DATASETS, GRIDS, METHODS, SCORES, TABLES
-from fedgsca.paper.plan import Request, check_settings, choose
-from fedgsca.paper.result import Scale
-from fedgsca.paper.scale import MINI_ROUNDS, warmups
+from fedgsca.paper import printed_numbers as numbers
+from fedgsca.paper.experiments import DATASETS, GRIDS, METHODS, SCORES, TABLES
+from fedgsca.paper.request import Request, check_settings, choose
+from fedgsca.paper.run_time import PASSES, paper_hours, seconds_left
+from fedgsca.paper.scales import MINI_ROUNDS, warmups
+from fedgsca.paper.table_result import Scale
 
 PUBLISHED = Path(__file__).resolve().parents[3] / "shared" / "paper" / "tables.json"
 ROOTS = tuple(f"{name}:ROOT" for name in DATASETS)
@@ -24,20 +24,30 @@ grids = pytest.mark.parametrize("name", list(GRIDS))
 
 def request(name: str, scale: Scale = "paper", **tree: Any) -> Request:
     grid = GRIDS[name]
-    rows, columns = tuple(line.key for line in grid.lines), tuple(column.key for column in grid.columns)
-    return Request(name, scale, ROOTS, rows, columns, (0, 1, 2, 3, 4) if scale == "paper" else (0, 1, 2), tree)
+    rows, columns = (
+        tuple(line.key for line in grid.lines),
+        tuple(column.key for column in grid.columns),
+    )
+    return Request(
+        name, scale, ROOTS, rows, columns, (0, 1, 2, 3, 4) if scale == "paper" else (0, 1, 2), tree
+    )
 
 
 @grids
 def test_every_printed_number_has_its_place(name: str) -> None:
     grid, found = GRIDS[name], numbers.printed(name)
-    lines, columns = {line.key: line for line in grid.lines}, {column.key: column for column in grid.columns}
+    lines, columns = (
+        {line.key: line for line in grid.lines},
+        {column.key: column for column in grid.columns},
+    )
     for row, scores in found.rows.items():
         for column, metrics in scores.items():
             assert grid.runs(lines[row], columns[column])
             assert set(metrics) <= set(grid.metrics)
     if name in TABLES:
-        assert all(set(found.rows[row][column]) == set(SCORES) for row in METHODS for column in columns)
+        assert all(
+            set(found.rows[row][column]) == set(SCORES) for row in METHODS for column in columns
+        )
     assert grid.reference in lines
     assert len(lines) == len(grid.lines) and len(columns) == len(grid.columns)
 
@@ -55,7 +65,9 @@ def test_numbers_are_the_published_ones() -> None:
 
     def leaves(tree: Any) -> list[float]:
         if isinstance(tree, dict):
-            return [value for key, part in tree.items() if "drops" not in key for value in leaves(part)]
+            return [
+                value for key, part in tree.items() if "drops" not in key for value in leaves(part)
+            ]
         if isinstance(tree, list):
             return [value for part in tree for value in leaves(part)]
         return [float(tree)] if isinstance(tree, int | float) else []
@@ -70,7 +82,9 @@ def test_numbers_are_the_published_ones() -> None:
                         ours += [score.mean] if score.std is None else [score.mean, score.std]
     assert Counter(ours) == Counter(leaves(reference))
     first = reference["tables"]["kvasir_hetero_type"]["results"]["FedGSCA"]["0-S40-P20-C20"]["f1"]
-    assert numbers.printed("kvasir-types").rows["fedgsca"]["0-S40-P20-C20"]["f1"].mean == first["mean"]
+    assert (
+        numbers.printed("kvasir-types").rows["fedgsca"]["0-S40-P20-C20"]["f1"].mean == first["mean"]
+    )
 
 
 def test_derived_numbers_follow_from_what_they_name() -> None:
@@ -87,10 +101,23 @@ def test_cells_follow_the_papers_protocol(name: str) -> None:
     assert len(cells) == len({cell.name for cell in cells}) == 5 * GRIDS[name].size
     for cell in cells:
         train, config = cell.config.train, cell.config
-        assert (train.rounds, train.epochs, train.batch_size, train.lr, train.weight_decay) == (100, 1, 128, 0.01, 1e-6)
-        assert (train.momentum, train.lr_steps, config.data.image_size, config.model.name) == (0.0, (0.7, 0.9), 224, "resnet50")
+        assert (train.rounds, train.epochs, train.batch_size, train.lr, train.weight_decay) == (
+            100,
+            1,
+            128,
+            0.01,
+            1e-6,
+        )
+        assert (train.momentum, train.lr_steps, config.data.image_size, config.model.name) == (
+            0.0,
+            (0.7, 0.9),
+            224,
+            "resnet50",
+        )
         assert config.data.sites == (3 if config.data.source == "chaoyang:ROOT" else 4)
-        assert config.noise.spec == ("0" if config.data.source == "chaoyang:ROOT" else noises[cell.column])
+        assert config.noise.spec == (
+            "0" if config.data.source == "chaoyang:ROOT" else noises[cell.column]
+        )
 
 
 @grids
@@ -111,9 +138,15 @@ def test_warmups_keep_their_share_of_the_rounds() -> None:
 
 
 def test_ablations_remove_one_part_after_the_other() -> None:
-    cells = {cell.row: cell.config.options for cell in request("ablation").cells() if cell.column == "kvasir 0-S10-P10-C10"}
+    cells = {
+        cell.row: cell.config.options
+        for cell in request("ablation").cells()
+        if cell.column == "kvasir 0-S10-P10-C10"
+    }
     full = cells["fedgsca"]
-    changed = {row: {key for key in full if options[key] != full[key]} for row, options in cells.items()}
+    changed = {
+        row: {key for key in full if options[key] != full[key]} for row, options in cells.items()
+    }
     assert changed["fedgsca-no-rcl"] == {"loss"}
     assert changed["fedgsca-no-rcl-atp"] == {"loss", "thresholds", "zeta"}
     assert changed["fedgsca-no-rcl-atp-gss"] == {"loss", "thresholds", "zeta", "selector"}
@@ -166,8 +199,12 @@ def test_missing_data_is_told_with_the_way_out() -> None:
 
 def test_cost_grows_with_the_grid() -> None:
     assert set(PASSES) == set(METHODS)
-    assert paper_hours(GRIDS["kvasir-rates"]) == pytest.approx(2 * paper_hours(GRIDS["kvasir-symmetric"]))
-    assert paper_hours(GRIDS["efficiency"], seeds=1) == pytest.approx((133 + 133 * 4.2 / 3) * 100 / 3600)
+    assert paper_hours(GRIDS["kvasir-rates"]) == pytest.approx(
+        2 * paper_hours(GRIDS["kvasir-symmetric"])
+    )
+    assert paper_hours(GRIDS["efficiency"], seeds=1) == pytest.approx(
+        (133 + 133 * 4.2 / 3) * 100 / 3600
+    )
 
 
 def test_time_left_follows_the_finished_cells() -> None:
@@ -175,5 +212,7 @@ def test_time_left_follows_the_finished_cells() -> None:
     assert seconds_left(cells, {}) is None
     one = {cells[0].name: {"seconds": {"total": 30.0}}}
     assert cells[0].row == "fedavg"
-    assert seconds_left(cells, one) == pytest.approx(4 * 30 + 5 * 30 * PASSES["fedgsca"] / PASSES["fedavg"])
+    assert seconds_left(cells, one) == pytest.approx(
+        4 * 30 + 5 * 30 * PASSES["fedgsca"] / PASSES["fedavg"]
+    )
     assert seconds_left(cells, {cell.name: {"seconds": {"total": 1.0}} for cell in cells}) == 0

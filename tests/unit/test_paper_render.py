@@ -15,10 +15,10 @@ import pytest
 
 from fedgsca.paper.figures import figures
 from fedgsca.paper.figures_time import time_to_peak
-from fedgsca.paper.latex import escape, to_latex
-from fedgsca.paper.marks import group, panels, spearman
+from fedgsca.paper.latex_table import escape, to_latex
+from fedgsca.paper.ranking import group, panels, spearman
 from fedgsca.paper.render import print_table, render
-from fedgsca.paper.result import Row, Score, TableResult
+from fedgsca.paper.table_result import Row, Score, TableResult
 from fedgsca.paper.text_tables import to_csv, to_markdown
 from tests.paper_results import METHODS, confusion, curves, partial, table
 
@@ -26,7 +26,9 @@ NOISE = "0-S10-P10-C10"
 CLASSES = ["normal", "adenoma <b>&</b>", "a class with quite a long name"]
 
 
-def simple(paper: dict[str, float | None], ours: dict[str, float | None], **changes: Any) -> TableResult:
+def simple(
+    paper: dict[str, float | None], ours: dict[str, float | None], **changes: Any
+) -> TableResult:
     """One column, one metric: key -> number."""
     rows = tuple(
         Row(
@@ -58,9 +60,13 @@ def experiments() -> dict[str, TableResult]:
     return {
         "comparison": table(),
         "real thing": table(scale="paper", shift=-0.4, seeds=5),
-        "chaoyang": table(name="chaoyang", columns=("real",), series={"classes": CLASSES, "confusion": matrices}),
+        "chaoyang": table(
+            name="chaoyang", columns=("real",), series={"classes": CLASSES, "confusion": matrices}
+        ),
         "ablation": ablation(),
-        "sensitivity": table(name="sensitivity", columns=(NOISE,), reference="zeta-0.8", labels=sensitivity),
+        "sensitivity": table(
+            name="sensitivity", columns=(NOISE,), reference="zeta-0.8", labels=sensitivity
+        ),
         "stability": table(
             name="stability",
             columns=(NOISE,),
@@ -90,14 +96,22 @@ def ablation() -> TableResult:
     }
     parts, levels = ("kvasir " + NOISE,), ("kvasir S10", "kvasir S40")
     made = table(
-        name="ablation", columns=(*parts, *levels), labels=labels, reference="full", paper={"full": 90.0, "no-rcl": 88.5}
+        name="ablation",
+        columns=(*parts, *levels),
+        labels=labels,
+        reference="full",
+        paper={"full": 90.0, "no-rcl": 88.5},
     )
     rows = []
     for row in made.rows:
         mine = {"full": made.columns, "ucl": levels}.get(row.key, parts)
         paper = {c: v for c, v in row.paper.items() if c in parts}
         ours = {c: v for c, v in row.ours.items() if c in mine}
-        rows.append(Row(row.key, row.label, paper, ours, {c: v for c, v in row.p_value.items() if c in mine}))
+        rows.append(
+            Row(
+                row.key, row.label, paper, ours, {c: v for c, v in row.p_value.items() if c in mine}
+            )
+        )
     return TableResult(**{**vars(made), "rows": tuple(rows)})
 
 
@@ -105,10 +119,16 @@ def ablation() -> TableResult:
 
 
 def test_best_and_second_are_marked_among_the_papers_numbers_and_among_ours() -> None:
-    here = group(simple({"a": 80.0, "b": 79.0, "c": 70.0}, {"a": 60.0, "b": 61.0, "c": 62.0}), "S40", "f1")
+    here = group(
+        simple({"a": 80.0, "b": 79.0, "c": 70.0}, {"a": 60.0, "b": 61.0, "c": 62.0}), "S40", "f1"
+    )
     assert [entry.paper_mark for entry in here.entries] == ["best", "second", ""]
     assert [entry.our_mark for entry in here.entries] == ["", "second", "best"]
-    assert [(entry.paper_rank, entry.our_rank) for entry in here.entries] == [(1, 3), (2, 2), (3, 1)]
+    assert [(entry.paper_rank, entry.our_rank) for entry in here.entries] == [
+        (1, 3),
+        (2, 2),
+        (3, 1),
+    ]
 
 
 def test_equal_as_printed_is_equal_and_leaves_no_second() -> None:
@@ -119,9 +139,15 @@ def test_equal_as_printed_is_equal_and_leaves_no_second() -> None:
 
 
 def test_a_missing_number_is_never_marked_and_has_no_rank() -> None:
-    here = group(simple({"a": 80.0, "b": 79.0, "c": 70.0}, {"a": None, "b": 61.0, "c": 62.0}), "S40", "f1")
+    here = group(
+        simple({"a": 80.0, "b": 79.0, "c": 70.0}, {"a": None, "b": 61.0, "c": 62.0}), "S40", "f1"
+    )
     assert [entry.our_mark for entry in here.entries] == ["", "second", "best"]
-    assert [(entry.paper_rank, entry.our_rank) for entry in here.entries] == [(None, None), (1, 2), (2, 1)]
+    assert [(entry.paper_rank, entry.our_rank) for entry in here.entries] == [
+        (None, None),
+        (1, 2),
+        (2, 1),
+    ]
     alone = group(simple({}, {"a": 80.0, "b": None}), "S40", "f1")
     assert [entry.our_mark for entry in alone.entries] == ["", ""]
 
@@ -135,14 +161,21 @@ def test_less_is_better_where_it_is_a_cost() -> None:
 
 def test_numbers_that_are_no_percentages_keep_three_digits_whatever_their_size() -> None:
     scores = {"a": 0.001234, "b": 27.12, "c": 133.0}
-    rows = tuple(Row(key, key, {}, {"S40": {"stability": Score(value, value / 10)}}, {}) for key, value in scores.items())
-    text = to_markdown(TableResult(**{**vars(table(columns=("S40",), metrics=("stability",))), "rows": rows}))
+    rows = tuple(
+        Row(key, key, {}, {"S40": {"stability": Score(value, value / 10)}}, {})
+        for key, value in scores.items()
+    )
+    text = to_markdown(
+        TableResult(**{**vars(table(columns=("S40",), metrics=("stability",))), "rows": rows})
+    )
     assert "**0.00123** ± 0.00012" in text and "<u>27.1</u> ± 2.7" in text and "| 133 ± 13" in text
 
 
 def test_a_subset_without_the_reference_has_no_differences_to_draw() -> None:
     made = ablation()
-    result = TableResult(**{**vars(made), "rows": tuple(row for row in made.rows if row.key != made.reference)})
+    result = TableResult(
+        **{**vars(made), "rows": tuple(row for row in made.rows if row.key != made.reference)}
+    )
     assert [each.name for each in figures(result)] == ["rcl-ucl"]
     assert "UCL instead of RCL" in to_markdown(result) and "UCL instead of RCL" in to_latex(result)
 
@@ -182,7 +215,9 @@ def test_time_to_peak_is_the_first_round_that_reaches_fedavgs_best_of_the_same_s
 
 
 def test_markdown_marks_numbers_and_shows_gaps_at_paper_scale_only() -> None:
-    result = simple({"a": 80.0, "b": 79.0, "c": 70.0}, {"a": 60.0, "b": 61.0, "c": 62.0}, scale="paper")
+    result = simple(
+        {"a": 80.0, "b": 79.0, "c": 70.0}, {"a": 60.0, "b": 61.0, "c": 62.0}, scale="paper"
+    )
     text = to_markdown(result)
     assert "| a | **80.00** | 60.00 | −20.00 |" in text
     assert "| b | <u>79.00</u> | <u>61.00</u> | −18.00 |" in text
@@ -202,10 +237,14 @@ def test_csv_has_every_number_once() -> None:
                 assert float(line["paper_mean"]) == row.paper[column][metric].mean
                 assert line["ours_mean"] == ("" if ours is None else str(ours.mean))
                 by_seed = dict(part.split(":") for part in line["ours_by_seed"].split())
-                assert {seed: float(value) for seed, value in by_seed.items()} == ({} if ours is None else ours.values)
+                assert {seed: float(value) for seed, value in by_seed.items()} == (
+                    {} if ours is None else ours.values
+                )
                 assert (line["scale"], line["data"], line["gap"]) == ("mini", "pathmnist_small", "")
     real = csv.DictReader(io.StringIO(to_csv(table(scale="paper"))))
-    assert all(float(line["gap"]) == float(line["ours_mean"]) - float(line["paper_mean"]) for line in real)
+    assert all(
+        float(line["gap"]) == float(line["ours_mean"]) - float(line["paper_mean"]) for line in real
+    )
 
 
 def test_terminal_shows_marks_also_without_styles(capsys: pytest.CaptureFixture[str]) -> None:
@@ -224,7 +263,9 @@ def test_latex_escapes_everything() -> None:
     assert escape("漢") == "?" and escape("two\nlines, p\N{NO-BREAK SPACE}<") == "two lines, p~$<$"
 
 
-def test_latex_is_balanced_and_every_line_has_the_declared_cells(experiments: dict[str, TableResult]) -> None:
+def test_latex_is_balanced_and_every_line_has_the_declared_cells(
+    experiments: dict[str, TableResult],
+) -> None:
     for result in [*experiments.values(), *map(partial, experiments.values())]:
         text = to_latex(result)
         bare = re.sub(r"\\[{}]", "", text[text.index(r"\begin") :])
@@ -262,7 +303,9 @@ def test_latex_compiles(experiments: dict[str, TableResult], tmp_path: Path) -> 
 
 
 @pytest.fixture(scope="module")
-def rendered(experiments: dict[str, TableResult], tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Path]]:
+def rendered(
+    experiments: dict[str, TableResult], tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, list[Path]]:
     out = tmp_path_factory.mktemp("rendered")
     return {name: render(result, out / name) for name, result in experiments.items()}
 
@@ -288,7 +331,9 @@ def test_every_experiment_writes_every_format_labelled_and_alone(
                 if each.suffix == ".svg":
                     ElementTree.fromstring(text)
                     assert "<text" in text
-                label = ("mini scale", "mini,") if result.scale == "mini" else ("paper scale", "paper,")
+                label = (
+                    ("mini scale", "mini,") if result.scale == "mini" else ("paper scale", "paper,")
+                )
                 assert any(word in text.lower() for word in label), each
                 assert result.data in text.replace("\\_", "_"), each
 
@@ -301,7 +346,9 @@ def test_the_same_result_gives_the_same_bytes(
             assert a.read_bytes() == b.read_bytes(), a.name
 
 
-def test_an_unfinished_table_says_so_and_renders(experiments: dict[str, TableResult], tmp_path: Path) -> None:
+def test_an_unfinished_table_says_so_and_renders(
+    experiments: dict[str, TableResult], tmp_path: Path
+) -> None:
     for name in ("comparison", "ablation"):
         render(partial(experiments[name]), tmp_path / name)
         page = (tmp_path / name / "report.html").read_text()
@@ -320,7 +367,14 @@ def test_a_table_without_any_run_shows_the_papers_numbers(tmp_path: Path) -> Non
 
 
 def test_a_figure_leaves_out_seeds_that_have_not_come_as_far() -> None:
-    made = table(name="stability", columns=(NOISE,), labels={"fedavg": "FedAvg"}, series=curves((NOISE,), ["fedavg"]))
+    made = table(
+        name="stability",
+        columns=(NOISE,),
+        labels={"fedavg": "FedAvg"},
+        series=curves((NOISE,), ["fedavg"]),
+    )
     made.series["stability"][NOISE]["fedavg"]["1"] = []
-    made.series["stability"][NOISE]["fedavg"]["2"] = made.series["stability"][NOISE]["fedavg"]["2"][:5]
+    made.series["stability"][NOISE]["fedavg"]["2"] = made.series["stability"][NOISE]["fedavg"]["2"][
+        :5
+    ]
     assert [each.name for each in figures(made)] == ["stability"]

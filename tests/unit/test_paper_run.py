@@ -11,20 +11,22 @@ import papers
 import pytest
 from toys import toy_npz, toy_weights
 
-import fedgsca.cells as cells
-from fedgsca.cells import finished_cells, folder_of
+import fedgsca.grid.runner as cells
 from fedgsca.cli import execute
-from fedgsca.engine.federation import Silent
-from fedgsca.engine.federation import run as real_run
+from fedgsca.engine.rounds import SilentObserver
+from fedgsca.engine.rounds import run as real_run
+from fedgsca.grid.runner import finished_cells, folder_of
 from fedgsca.paper import render
-from fedgsca.paper.collect import METRICS, Run, collect
-from fedgsca.paper.plan import read_request
-from fedgsca.paper.result import TableResult, load
+from fedgsca.paper.collect_scores import METRICS, Run, collect
+from fedgsca.paper.request import read_request
+from fedgsca.paper.table_result import TableResult, load
 
 ROWS = "fedavg,fedprox,fedgsca"
 
 
-def words(*more: str, name: Sequence[str] = ("table", "chaoyang"), rounds: int = 2, seeds: str = "2") -> list[str]:
+def words(
+    *more: str, name: Sequence[str] = ("table", "chaoyang"), rounds: int = 2, seeds: str = "2"
+) -> list[str]:
     sets = (
         "model.name=cnn",
         "model.frozen=true",
@@ -65,15 +67,26 @@ def plain(whole: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_table_has_the_papers_numbers_beside_ours(whole: Path) -> None:
     found = load(whole)
-    assert (found.name, found.scale, found.columns, found.seeds) == ("chaoyang", "mini", ("real",), (0, 1))
+    assert (found.name, found.scale, found.columns, found.seeds) == (
+        "chaoyang",
+        "mini",
+        ("real",),
+        (0, 1),
+    )
     assert (found.done, found.total) == (6, 6)
     assert [row.label for row in found.rows] == ["FedAvg", "FedProx", "FedGSCA"]
     for row in found.rows:
         assert set(row.paper["real"]) == set(row.ours["real"]) == {"f1", "recall", "precision"}
         assert list(row.ours["real"]["f1"].values) == ["0", "1"]
-        result = json.loads((whole / "cells" / f"{row.key}-chaoyang-real-s1" / "result.json").read_bytes())
+        result = json.loads(
+            (whole / "cells" / f"{row.key}-chaoyang-real-s1" / "result.json").read_bytes()
+        )
         assert row.ours["real"]["f1"].values["1"] == result["f1"]
-        assert len(found.series["f1"]["real"][row.key]["0"]) == len(found.series["seconds"]["real"][row.key]["0"]) == 2
+        assert (
+            len(found.series["f1"]["real"][row.key]["0"])
+            == len(found.series["seconds"]["real"][row.key]["0"])
+            == 2
+        )
         assert sum(map(sum, found.series["confusion"]["real"][row.key])) == 30
     assert found.rows[0].paper["real"]["f1"].mean == 69.33
     assert found.rows[2].p_value == {"real": {"f1": None, "recall": None, "precision": None}}
@@ -85,12 +98,15 @@ def test_what_is_not_the_papers_is_said(whole: Path) -> None:
     assert "Mini scale: " in notes and "instead of Chaoyang, frozen cnn, 2 rounds" in notes
     assert "Partial: 3 of 8 rows, 2 of 3 seeds" in notes
     assert "C11" in notes and "stood in for" in notes
-    assert "CK-asymmetric candidates: the two most similar classes, measured on clean cnn features" in notes
+    assert (
+        "CK-asymmetric candidates: the two most similar classes, measured on clean cnn features"
+        in notes
+    )
     assert "paired two-sided t-test against FedGSCA over 2 seeds" in notes
     assert "fedgsca 5 → 1 rounds" in notes and "fednoro" not in notes
-    assert "Mini scale" in (whole / "table.md").read_text(encoding="utf-8") or "mini scale" in (whole / "table.md").read_text(
-        "utf-8"
-    )
+    assert "Mini scale" in (whole / "table.md").read_text(encoding="utf-8") or "mini scale" in (
+        whole / "table.md"
+    ).read_text("utf-8")
 
 
 def test_shards_in_one_folder_give_the_same_table(whole: Path, tmp_path: Path) -> None:
@@ -100,15 +116,26 @@ def test_shards_in_one_folder_give_the_same_table(whole: Path, tmp_path: Path) -
     assert same(tmp_path / "t") == same(whole)
 
 
-def test_folders_of_two_machines_are_merged(whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_folders_of_two_machines_are_merged(
+    whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     for part in ("1", "2"):
         table(tmp_path / part, "--methods", ROWS, "--shard", f"{part}/2")
     merged = table(
-        tmp_path / "t", "--methods", ROWS, "--only-render", "--merge", str(tmp_path / "1"), "--merge", str(tmp_path / "2")
+        tmp_path / "t",
+        "--methods",
+        ROWS,
+        "--only-render",
+        "--merge",
+        str(tmp_path / "1"),
+        "--merge",
+        str(tmp_path / "2"),
     )
     assert merged.done == 6
     assert same(tmp_path / "t") == same(whole)
-    assert execute(words("--out", str(tmp_path / "u"), "--merge", str(tmp_path / "1"), rounds=3)) == 7
+    assert (
+        execute(words("--out", str(tmp_path / "u"), "--merge", str(tmp_path / "1"), rounds=3)) == 7
+    )
     assert "train.rounds: 2 there, 3 here" in capsys.readouterr().err
 
 
@@ -121,8 +148,8 @@ def test_rows_asked_for_later_join(whole: Path, tmp_path: Path) -> None:
 def stop_after(monkeypatch: pytest.MonkeyPatch, runs: int, rounds: int) -> None:
     """Ctrl-C in the given round of the run after so many."""
 
-    class Impatient(Silent):
-        def round_done(self, line: dict[str, Any], seconds: float) -> None:
+    class Impatient(SilentObserver):
+        def on_round_done(self, line: dict[str, Any], seconds: float) -> None:
             if line["round"] + 1 >= rounds:
                 raise KeyboardInterrupt
 
@@ -130,7 +157,9 @@ def stop_after(monkeypatch: pytest.MonkeyPatch, runs: int, rounds: int) -> None:
 
     def run(config: Any, out: Path, **more: Any) -> dict[str, Any]:
         done.append(out)
-        return real_run(config, out, **(more | ({"watcher": Impatient()} if len(done) > runs else {})))
+        return real_run(
+            config, out, **(more | ({"observer": Impatient()} if len(done) > runs else {}))
+        )
 
     monkeypatch.setattr(cells, "run", run)
 
@@ -147,11 +176,17 @@ def test_a_stopped_table_shows_what_it_has_and_goes_on(
     assert not (out / "cells" / "fedavg-chaoyang-real-s0" / "checkpoint").exists()
     assert execute(["resume", str(out)]) == 0
     said = capsys.readouterr().err
-    assert "2 of 6 runs are done" in said and "going on after round 1 of 2" in said and "4 runs to do, about" in said
+    assert (
+        "2 of 6 runs are done" in said
+        and "going on after round 1 of 2" in said
+        and "4 runs to do, about" in said
+    )
     assert same(out) == same(whole)
 
 
-def test_another_experiment_in_the_folder_is_refused(whole: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_another_experiment_in_the_folder_is_refused(
+    whole: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     before = (whole / "experiment.json").read_bytes()
     assert execute(words("--out", str(whole), rounds=3)) == 7
     assert execute(words("--out", str(whole), name=("stability",))) == 7
@@ -163,7 +198,10 @@ def test_another_experiment_in_the_folder_is_refused(whole: Path, capsys: pytest
     ("damage", "said"),
     [
         (lambda out: (out / "experiment.json").write_text("{"), "experiment.json is damaged"),
-        (lambda out: next(out.glob("cells/*/result.json")).write_text(""), "result.json is damaged"),
+        (
+            lambda out: next(out.glob("cells/*/result.json")).write_text(""),
+            "result.json is damaged",
+        ),
         (lambda out: next(out.glob("cells/*/setup.json")).unlink(), "is damaged"),
     ],
 )
@@ -176,11 +214,18 @@ def test_damaged_files_are_named(
     assert said in capsys.readouterr().err
 
 
-def test_cells_that_saw_other_data_do_not_mix(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_cells_that_saw_other_data_do_not_mix(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     table(tmp_path / "t", "--methods", "fedavg,fedprox", seeds="1")
     path = tmp_path / "t" / "cells" / "fedprox-chaoyang-real-s0" / "result.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"data_fingerprint": "another"}))
-    assert execute(words("--out", str(tmp_path / "t"), "--methods", "fedavg", "--only-render", seeds="1")) == 7
+    assert (
+        execute(
+            words("--out", str(tmp_path / "t"), "--methods", "fedavg", "--only-render", seeds="1")
+        )
+        == 7
+    )
     assert "different data" in capsys.readouterr().err
 
 
@@ -198,10 +243,17 @@ def test_time_to_the_peak_is_that_of_the_same_seed() -> None:
 def test_efficiency_and_stability_have_their_metrics(tmp_path: Path) -> None:
     found = table(tmp_path / "e", name=("efficiency",), rounds=3, seeds="1")
     scores = {row.key: row.ours["0-S40-P20-C20"] for row in found.rows}
-    assert scores["fedavg"]["minutes_to_peak"].mean * 60 <= 3 * scores["fedavg"]["seconds_per_round"].mean * 1.001
-    found = table(tmp_path / "s", "--methods", "css,fedgsca", name=("stability",), seeds="1", rounds=6)
+    assert (
+        scores["fedavg"]["minutes_to_peak"].mean * 60
+        <= 3 * scores["fedavg"]["seconds_per_round"].mean * 1.001
+    )
+    found = table(
+        tmp_path / "s", "--methods", "css,fedgsca", name=("stability",), seeds="1", rounds=6
+    )
     assert all(row.ours["0-S10-P10-C10"]["stability"].mean > 0 for row in found.rows)
-    assert [len(found.series["stability"]["0-S10-P10-C10"][key]["0"]) for key in ("css", "fedgsca")] == [6, 6]
+    assert [
+        len(found.series["stability"]["0-S10-P10-C10"][key]["0"]) for key in ("css", "fedgsca")
+    ] == [6, 6]
 
 
 def test_the_request_and_its_cells_are_found_again(whole: Path) -> None:
@@ -214,8 +266,28 @@ def test_the_request_and_its_cells_are_found_again(whole: Path) -> None:
 
 def test_the_papers_own_data_and_its_choices_are_named(tmp_path: Path) -> None:
     root = papers.chaoyang(tmp_path / "chaoyang")
-    asked = ("--data", f"chaoyang:{root}", "--no-weights", "--methods", "fedavg", "--seeds", "1", "--out", str(tmp_path / "t"))
-    small = ("--model", "cnn", "--rounds", "1", "--set", "data.image_size=16", "--set", "train.threads=1", "--quiet")
+    asked = (
+        "--data",
+        f"chaoyang:{root}",
+        "--no-weights",
+        "--methods",
+        "fedavg",
+        "--seeds",
+        "1",
+        "--out",
+        str(tmp_path / "t"),
+    )
+    small = (
+        "--model",
+        "cnn",
+        "--rounds",
+        "1",
+        "--set",
+        "data.image_size=16",
+        "--set",
+        "train.threads=1",
+        "--quiet",
+    )
     assert execute(["table", "chaoyang", *asked, *small]) == 0
     found = load(tmp_path / "t")
     notes = " ".join(found.notes)
@@ -233,13 +305,35 @@ def test_the_papers_own_data_and_its_choices_are_named(tmp_path: Path) -> None:
         (["table"], 2, "which table?"),
         (["table", "chaoyang"], 2, "--no-weights"),
         (["table", "chaoyang", "--no-weights"], 2, "chaoyang:ROOT"),
-        (["table", "chaoyang", "--weights", "absent.torch", "--data", "chaoyang:x"], 4, "does not exist"),
-        (["ablation", "--scale", "mini"], 2, "needs data"),
-        (["ablation", "--scale", "mini", "--no-weights", "--data", "synthetic"], 2, "--scale paper"),
-        (["table", "chaoyang", "--scale", "mini", "--data", "absent.npz"], 3, "absent.npz"),
-        (["table", "chaoyang", "--scale", "mini", "--data", "synthetic", "--set", "seed=3"], 2, "varies or fixes"),
         (
-            ["table", "chaoyang", "--scale", "mini", "--data", "absent.npz", "--only-render", "--out", "absent"],
+            ["table", "chaoyang", "--weights", "absent.torch", "--data", "chaoyang:x"],
+            4,
+            "does not exist",
+        ),
+        (["ablation", "--scale", "mini"], 2, "needs data"),
+        (
+            ["ablation", "--scale", "mini", "--no-weights", "--data", "synthetic"],
+            2,
+            "--scale paper",
+        ),
+        (["table", "chaoyang", "--scale", "mini", "--data", "absent.npz"], 3, "absent.npz"),
+        (
+            ["table", "chaoyang", "--scale", "mini", "--data", "synthetic", "--set", "seed=3"],
+            2,
+            "varies or fixes",
+        ),
+        (
+            [
+                "table",
+                "chaoyang",
+                "--scale",
+                "mini",
+                "--data",
+                "absent.npz",
+                "--only-render",
+                "--out",
+                "absent",
+            ],
             7,
             "no experiment",
         ),

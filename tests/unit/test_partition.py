@@ -12,7 +12,9 @@ from fedgsca.data.table import Table
 from fedgsca.errors import ConfigError, DataError, FedgscaError
 
 
-def table(n: int = 203, classes: int = 4, seed: int = 0, test: int = 20, **changes: object) -> Table:
+def table(
+    n: int = 203, classes: int = 4, seed: int = 0, test: int = 20, **changes: object
+) -> Table:
     rng = np.random.default_rng(seed)
     total = n + test
     made = Table(
@@ -35,7 +37,9 @@ def grouped(sizes: list[int], test: int = 4) -> Table:
 def covers(made: Table, parts: Parts) -> bool:
     """Every training row at exactly one site, ascending."""
     rows = np.concatenate(list(parts.values()))
-    return sorted(rows.tolist()) == made.rows("train").tolist() and all((np.diff(p) > 0).all() for p in parts.values())
+    return sorted(rows.tolist()) == made.rows("train").tolist() and all(
+        (np.diff(p) > 0).all() for p in parts.values()
+    )
 
 
 @pytest.mark.parametrize("sites", [1, 4, 7, 203])
@@ -72,7 +76,9 @@ def test_small_alpha_is_more_uneven() -> None:
 
     def unevenness(alpha: float) -> float:
         parts = partition(made, sites=5, scheme="dirichlet", alpha=alpha, seed=0)
-        shares = np.array([np.bincount(made.labels[p], minlength=4) for p in parts.values()]) / np.bincount(made.labels[:2000])
+        shares = np.array(
+            [np.bincount(made.labels[p], minlength=4) for p in parts.values()]
+        ) / np.bincount(made.labels[:2000])
         return float(shares.std())
 
     assert unevenness(0.1) > 2 * unevenness(100.0)
@@ -108,16 +114,30 @@ def test_site_column_names_the_sites() -> None:
         (table(), {"sites": 0}, "0 sites"),
         (table(), {"sites": 2, "scheme": "group"}, "no group"),
         (table(), {"sites": 2, "scheme": "column"}, "no site column"),
-        (grouped([5, 5]), {"sites": 3, "scheme": "group"}, "2 groups cannot be divided over 3 sites"),
-        (table(n=2, test=0, site=np.array(["a", "b"])), {"sites": 3, "scheme": "column"}, "names 2: a, b"),
-        (table(n=2, test=0, site=np.array(["a", "../b"])), {"sites": 2, "scheme": "column"}, "cannot name a site"),
+        (
+            grouped([5, 5]),
+            {"sites": 3, "scheme": "group"},
+            "2 groups cannot be divided over 3 sites",
+        ),
+        (
+            table(n=2, test=0, site=np.array(["a", "b"])),
+            {"sites": 3, "scheme": "column"},
+            "names 2: a, b",
+        ),
+        (
+            table(n=2, test=0, site=np.array(["a", "../b"])),
+            {"sites": 2, "scheme": "column"},
+            "cannot name a site",
+        ),
         (table(), {"sites": 2, "scheme": "dirichlet", "alpha": 0}, "alpha"),
         (table(), {"sites": 8, "scheme": "dirichlet", "min_samples": 30}, "need 240"),
         (table(), {"sites": 8, "min_samples": 30}, "fewer than 30"),
         (table(), {"sites": 8, "scheme": "iid"}, "unknown partition"),
     ],
 )
-def test_impossible_partitions_say_why(made: Table, options: dict[str, object], message: str) -> None:
+def test_impossible_partitions_say_why(
+    made: Table, options: dict[str, object], message: str
+) -> None:
     with pytest.raises(FedgscaError, match=message) as caught:
         partition(made, **options)  # type: ignore[arg-type]
     assert isinstance(caught.value, ConfigError | DataError) and caught.value.fix
@@ -145,7 +165,9 @@ def test_leakage_counts_without_names() -> None:
     groups = np.array(["p1", "p1", "p2", "p3", "p1", "p3", "p9", "p3"])
     made = table(n=4, test=4, groups=groups, split=np.array(["train"] * 4 + ["test"] * 3 + ["val"]))
     first, second = leakage(made)
-    assert first.startswith("2 of 4 groups stand in more than one split (1 in train + test, 1 in train + val + test)")
+    assert first.startswith(
+        "2 of 4 groups stand in more than one split (1 in train + test, 1 in train + val + test)"
+    )
     assert second == "2 of 3 test images come from a group that is also in training"
     assert "p1" not in first + second
 

@@ -16,11 +16,11 @@ from PIL import Image
 from toys import CLASSES, toy_config, toy_images
 
 from fedgsca.cli import execute
-from fedgsca.engine.federation import run
-from fedgsca.engine.folder import read_lines
-from fedgsca.export.model import Model, open_model
-from fedgsca.export.write import export
-from fedgsca.predict import Picture, find_pictures, labelled_pictures, predict
+from fedgsca.engine.rounds import run
+from fedgsca.experiment.run_folder import read_lines
+from fedgsca.export.exported_model import Model, open_model
+from fedgsca.export.prediction import Picture, find_pictures, labelled_pictures, predict
+from fedgsca.export.write_export import export
 
 
 def image_folder(root: Path, *, deep: bool = False, count: int = 72) -> Path:
@@ -52,7 +52,10 @@ def data(base: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def trained(base: Path, data: Path) -> Path:
-    run(toy_config("fedavg", source=data, noise__spec="0", train__rounds=4, data__image_size=12), base / "run")
+    run(
+        toy_config("fedavg", source=data, noise__spec="0", train__rounds=4, data__image_size=12),
+        base / "run",
+    )
     return base / "run"
 
 
@@ -65,7 +68,9 @@ def last_confusion(run: Path) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("kind", ["whole", "frozen", "deep", "dicom"])
-def test_predict_repeats_the_test_of_the_run(tmp_path: Path, kind: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_predict_repeats_the_test_of_the_run(
+    tmp_path: Path, kind: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Through files and csv: images of any shape, grey values of 16 bits on the scale of the training set, DICOM windows."""
     if kind == "dicom":
         pytest.importorskip("pydicom")
@@ -73,20 +78,41 @@ def test_predict_repeats_the_test_of_the_run(tmp_path: Path, kind: str, capsys: 
 
         labels = np.arange(36) % CLASSES
         root = dicom_folder(
-            tmp_path / "set", labels, toy_images(labels), split=["test" if i % 4 == 3 else "train" for i in range(36)]
+            tmp_path / "set",
+            labels,
+            toy_images(labels),
+            split=["test" if i % 4 == 3 else "train" for i in range(36)],
         )
     else:
         root = image_folder(tmp_path / "set", deep=kind == "deep")
-    config = toy_config("fedavg", frozen=kind == "frozen", source=root, data__partition="stratified", train__rounds=4)
+    config = toy_config(
+        "fedavg",
+        frozen=kind == "frozen",
+        source=root,
+        data__partition="stratified",
+        train__rounds=4,
+    )
     run(config, tmp_path / "run")
     folder = export(tmp_path / "run", "torchscript", tmp_path / "out").path
     for model in (tmp_path / "run", folder):
-        words = ["predict", str(model), str(root), "--score", "--split", "test", "--out", str(tmp_path / "p.csv"), "--json"]
+        words = [
+            "predict",
+            str(model),
+            str(root),
+            "--score",
+            "--split",
+            "test",
+            "--out",
+            str(tmp_path / "p.csv"),
+            "--json",
+        ]
         capsys.readouterr()
         assert execute(words) == 0
         summary = json.loads(capsys.readouterr().out)
         assert summary["confusion"] == last_confusion(tmp_path / "run")
-        assert summary["f1"] == pytest.approx(read_lines(tmp_path / "run" / "metrics.jsonl")[-1]["f1"])
+        assert summary["f1"] == pytest.approx(
+            read_lines(tmp_path / "run" / "metrics.jsonl")[-1]["f1"]
+        )
 
 
 def test_the_white_level_of_the_training_set_is_kept(tmp_path: Path) -> None:
@@ -100,23 +126,33 @@ def test_the_white_level_of_the_training_set_is_kept(tmp_path: Path) -> None:
         return np.full((len(images), CLASSES), 1 / CLASSES)
 
     model = open_model(tmp_path / "run")
-    assert model.white == 4095 == open_model(export(tmp_path / "run", "safetensors", tmp_path / "out").path).white
+    assert (
+        model.white
+        == 4095
+        == open_model(export(tmp_path / "run", "safetensors", tmp_path / "out").path).white
+    )
     dark = root / "img" / "004.png"
     predict(replace(model, probabilities=watch), [Picture("x", dark)], io.BytesIO(), batch=1)
-    predict(replace(model, probabilities=watch, white=None), [Picture("x", dark)], io.BytesIO(), batch=1)
+    predict(
+        replace(model, probabilities=watch, white=None), [Picture("x", dark)], io.BytesIO(), batch=1
+    )
     kept, alone = seen
     assert kept.max() <= 255 * 255 // 4095 + 1 < alone.max()
 
 
 def test_the_table(trained: Path, data: Path, tmp_path: Path) -> None:
-    assert execute(["predict", str(trained), str(data), "--out", str(tmp_path / "p.csv"), "-q"]) == 0
+    assert (
+        execute(["predict", str(trained), str(data), "--out", str(tmp_path / "p.csv"), "-q"]) == 0
+    )
     rows = table(tmp_path / "p.csv")
     assert list(rows[0]) == ["file", "predicted", "probability", "class 0", "class 1", "class 2"]
     assert [row["file"] for row in rows] == [f"img/{i:03d}.png" for i in range(72)]
     for row in rows:
         probs = {name: float(row[name]) for name in row if name.startswith("class")}
         assert sum(probs.values()) == pytest.approx(1, abs=1e-5)
-        assert row["predicted"] == max(probs, key=probs.__getitem__) and float(row["probability"]) == max(probs.values())
+        assert row["predicted"] == max(probs, key=probs.__getitem__) and float(
+            row["probability"]
+        ) == max(probs.values())
 
 
 def test_batches_change_nothing_and_bound_the_memory(trained: Path, data: Path) -> None:
@@ -134,8 +170,13 @@ def test_batches_change_nothing_and_bound_the_memory(trained: Path, data: Path) 
         to = io.BytesIO()
         predict(replace(model, probabilities=watch), find_pictures([data]), to, batch=batch)
         assert largest == batch
-        written.append([[float(v) for v in row.split(b",")[2:]] for row in to.getvalue().splitlines()[1:]])
-    assert np.abs(np.array(written[0]) - written[1]).max() < 1e-5 and np.abs(np.array(written[0]) - written[2]).max() < 1e-5
+        written.append(
+            [[float(v) for v in row.split(b",")[2:]] for row in to.getvalue().splitlines()[1:]]
+        )
+    assert (
+        np.abs(np.array(written[0]) - written[1]).max() < 1e-5
+        and np.abs(np.array(written[0]) - written[2]).max() < 1e-5
+    )
 
 
 def test_names_of_files_and_of_several_folders(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -148,20 +189,44 @@ def test_names_of_files_and_of_several_folders(data: Path, monkeypatch: pytest.M
     assert find_pictures([Path("set"), Path("set/img")])[72].name == "set/img/000.png"
 
 
-def test_one_image_to_stdout(trained: Path, data: Path, capfdbinary: pytest.CaptureFixture[bytes]) -> None:
+def test_one_image_to_stdout(
+    trained: Path, data: Path, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
     assert execute(["predict", str(trained), str(data / "img" / "000.png")]) == 0
     out, err = capfdbinary.readouterr()
-    assert len(out.splitlines()) == 2 and out.startswith(b"file,predicted,probability,") and b"1 image" in err
+    assert (
+        len(out.splitlines()) == 2
+        and out.startswith(b"file,predicted,probability,")
+        and b"1 image" in err
+    )
 
 
-def test_score_compares_with_the_labels(trained: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_score_compares_with_the_labels(
+    trained: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     capsys.readouterr()
-    assert execute(["predict", str(trained), str(data), "--score", "--out", str(tmp_path / "p.csv"), "--json"]) == 0
+    assert (
+        execute(
+            [
+                "predict",
+                str(trained),
+                str(data),
+                "--score",
+                "--out",
+                str(tmp_path / "p.csv"),
+                "--json",
+            ]
+        )
+        == 0
+    )
     summary = json.loads(capsys.readouterr().out)
     labels = {f"img/{i:03d}.png": f"class {i % CLASSES}" for i in range(72)}
     right = sum(row["predicted"] == labels[row["file"]] for row in table(tmp_path / "p.csv"))
     assert summary["accuracy"] == pytest.approx(100 * right / 72) and summary["images"] == 72
-    assert execute(["predict", str(trained), str(data), "--score", "--out", str(tmp_path / "p.csv")]) == 0
+    assert (
+        execute(["predict", str(trained), str(data), "--score", "--out", str(tmp_path / "p.csv")])
+        == 0
+    )
     said = capsys.readouterr().err
     assert f"accuracy {100 * right / 72:.1f}" in said and "marked for training" in said
 
@@ -187,7 +252,12 @@ def test_unreadable_files_are_named_and_have_no_row(
     words = ["predict", str(trained), str(mixed), "--out", str(tmp_path / "p.csv")]
     assert execute(words) == 3
     said = capsys.readouterr().err
-    assert "unreadable: b.png" in said and "unreadable: c.jpg" in said and "2 of 3 images" in said and "notes" not in said
+    assert (
+        "unreadable: b.png" in said
+        and "unreadable: c.jpg" in said
+        and "2 of 3 images" in said
+        and "notes" not in said
+    )
     assert [row["file"] for row in table(tmp_path / "p.csv")] == ["a.png"]
     assert execute([*words, "--skip-unreadable"]) == 0
     (mixed / "a.png").unlink()
@@ -212,17 +282,28 @@ def test_unreadable_files_are_named_and_have_no_row(
     ],
 )
 def test_mistakes(
-    trained: Path, data: Path, base: Path, words: list[str], code: int, said: str, capsys: pytest.CaptureFixture[str]
+    trained: Path,
+    data: Path,
+    base: Path,
+    words: list[str],
+    code: int,
+    said: str,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     (base / "empty").mkdir(exist_ok=True)
     (base / "other").mkdir(exist_ok=True)
     (base / "other" / "x.png").write_bytes((data / "img" / "000.png").read_bytes())
     (base / "other" / "labels.csv").write_text("file,label\nx.png,zebra\n")
-    assert execute(["predict", *(word.format(run=trained, base=base, data=data) for word in words)]) == code
+    assert (
+        execute(["predict", *(word.format(run=trained, base=base, data=data) for word in words)])
+        == code
+    )
     assert said in capsys.readouterr().err
 
 
-def test_a_failure_leaves_the_old_table(trained: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failure_leaves_the_old_table(
+    trained: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "p.csv").write_text("old")
     real = open_model(trained)
     calls = 0
@@ -237,9 +318,16 @@ def test_a_failure_leaves_the_old_table(trained: Path, data: Path, tmp_path: Pat
     def broken(path: Path) -> Model:
         return replace(real, probabilities=fails)
 
-    monkeypatch.setattr("fedgsca.export.model.open_model", broken)
-    assert execute(["predict", str(trained), str(data), "--batch", "8", "--out", str(tmp_path / "p.csv")]) == 130
-    assert [path.name for path in tmp_path.iterdir()] == ["p.csv"] and (tmp_path / "p.csv").read_text() == "old"
+    monkeypatch.setattr("fedgsca.export.exported_model.open_model", broken)
+    assert (
+        execute(
+            ["predict", str(trained), str(data), "--batch", "8", "--out", str(tmp_path / "p.csv")]
+        )
+        == 130
+    )
+    assert [path.name for path in tmp_path.iterdir()] == ["p.csv"] and (
+        tmp_path / "p.csv"
+    ).read_text() == "old"
 
 
 def test_a_full_disk(trained: Path, data: Path) -> None:
@@ -249,7 +337,9 @@ def test_a_full_disk(trained: Path, data: Path) -> None:
         predict(open_model(trained), find_pictures([data])[:2], to, batch=2)
 
 
-def test_a_reader_that_has_seen_enough(trained: Path, data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_reader_that_has_seen_enough(
+    trained: Path, data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """`| head -1` is not a bug."""
     reader, writer = os.pipe()
     os.close(reader)
@@ -260,4 +350,6 @@ def test_a_reader_that_has_seen_enough(trained: Path, data: Path, monkeypatch: p
 
 def test_labels_of_a_folder_keep_the_order_of_the_list(data: Path) -> None:
     pictures = labelled_pictures(data, ["class 0", "class 1", "class 2"], "test")
-    assert len(pictures) == 24 and pictures[0].label == "class 0" and pictures[0].name == "img/006.png"
+    assert (
+        len(pictures) == 24 and pictures[0].label == "class 0" and pictures[0].name == "img/006.png"
+    )

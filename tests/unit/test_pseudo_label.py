@@ -39,7 +39,15 @@ def clean_mask(n: int, flagged: int) -> np.ndarray:
 
 @pytest.mark.parametrize(
     ("n", "flagged", "noisy"),
-    [(10, 1, True), (10, 0, False), (2536, 253, False), (2536, 254, True), (30, 3, True), (0, 0, False), (1, 1, True)],
+    [
+        (10, 1, True),
+        (10, 0, False),
+        (2536, 253, False),
+        (2536, 254, True),
+        (30, 3, True),
+        (0, 0, False),
+        (1, 1, True),
+    ],
 )
 def test_a_tenth_is_exact(n: int, flagged: int, noisy: bool) -> None:
     assert is_noisy_client(clean_mask(n, flagged)) is noisy
@@ -59,13 +67,17 @@ def test_literal_thresholds_follow_the_share_of_a_class() -> None:
 
 
 def test_per_class_thresholds_follow_the_confidence_of_a_class() -> None:
-    np.testing.assert_allclose(class_thresholds(PROBS, CLEAN, average="per_class"), [0.8, 0.8 * 0.6 / 0.8, 0.8])
+    np.testing.assert_allclose(
+        class_thresholds(PROBS, CLEAN, average="per_class"), [0.8, 0.8 * 0.6 / 0.8, 0.8]
+    )
 
 
 def test_without_clean_evidence_the_base_threshold_holds() -> None:
     nobody = np.zeros(8, dtype=bool)
     for average in ("literal", "per_class"):
-        np.testing.assert_array_equal(class_thresholds(PROBS, nobody, base=0.7, average=average), [0.7] * 3)  # type: ignore[arg-type]
+        np.testing.assert_array_equal(
+            class_thresholds(PROBS, nobody, base=0.7, average=average), [0.7] * 3
+        )  # type: ignore[arg-type]
 
 
 def test_unknown_average_is_an_error() -> None:
@@ -86,13 +98,17 @@ def test_thresholds_lie_between_zero_and_the_base(seed: int, classes: int, n: in
 def test_only_confident_noisy_samples_are_relabelled() -> None:
     labels, keep = assign(PROBS, CLEAN, class_thresholds(PROBS, CLEAN))
     np.testing.assert_array_equal(labels, [0, 0, 0, 1, 1, 0, 2, 2])
-    np.testing.assert_array_equal(keep, [False] * 4 + [True, False, True, False])  # 0.5 >= 0.2, 0.79 < 0.8, 0.8 >= 0.8
+    np.testing.assert_array_equal(
+        keep, [False] * 4 + [True, False, True, False]
+    )  # 0.5 >= 0.2, 0.79 < 0.8, 0.8 >= 0.8
 
 
 def test_training_set_of_a_noisy_site() -> None:
     rows, labels = training_set(GIVEN, PROBS, CLEAN, class_thresholds(PROBS, CLEAN))
     np.testing.assert_array_equal(rows, [0, 1, 2, 3, 4, 6])
-    np.testing.assert_array_equal(labels, [0, 0, 1, 1, 1, 2])  # given where clean (rows 0-3), the model's elsewhere
+    np.testing.assert_array_equal(
+        labels, [0, 0, 1, 1, 1, 2]
+    )  # given where clean (rows 0-3), the model's elsewhere
     np.testing.assert_array_equal(GIVEN, [0, 0, 1, 1, 2, 2, 0, 1])  # never overwritten
 
 
@@ -116,6 +132,8 @@ def test_guard_speaks_only_when_something_is_wrong() -> None:
     assert guard_reason(given_labels, given_labels, 0.8, 3) is None  # the limit itself passes
     assert "86%" in str(guard_reason(given_labels, given_labels, 0.86, 3))
     assert "class 2 (10 given)" in str(guard_reason(given_labels, given_labels[:150], 0.3, 3))
-    assert guard_reason(given_labels[:159], given_labels[:150], 0.3, 3) is None  # nine given: too few to judge
+    assert (
+        guard_reason(given_labels[:159], given_labels[:150], 0.3, 3) is None
+    )  # nine given: too few to judge
     towards_one = np.concatenate([given_labels, np.full(1000, 2)])
     assert "moved by 0.8" in str(guard_reason(given_labels, towards_one, 0.3, 3))

@@ -18,11 +18,15 @@ import numpy as np
 import pytest
 
 from fedgsca.errors import RunFolderError
-from fedgsca.report.html import write_report
-from fedgsca.report.tables import compare_rows, to_csv, to_markdown
+from fedgsca.report.comparison_tables import compare_rows, to_csv, to_markdown
+from fedgsca.report.html_page import write_report
 from fedgsca.rng import stream
 
-CLASSES = ["normal", "tumour <b>grade 2</b> & $\\alpha$", "a class with quite a long name for a table"]
+CLASSES = [
+    "normal",
+    "tumour <b>grade 2</b> & $\\alpha$",
+    "a class with quite a long name for a table",
+]
 CONFIG = """seed = 0
 method = "{method}"
 
@@ -45,7 +49,14 @@ Line = dict[str, Any]
 def site_line(rng: np.random.Generator, classes: int, rate: float, round: int) -> Line:
     """What FedGSCA logs of one site: nothing but zeros during warm-up; later it flags 5 % more than is wrong."""
     if round < WARMUP:
-        idle = {"delta": 0.0, "clean": SIZE, "pseudo": 0, "thresholds": [0.0] * classes, "tau": 0.7, "guard": 0}
+        idle = {
+            "delta": 0.0,
+            "clean": SIZE,
+            "pseudo": 0,
+            "thresholds": [0.0] * classes,
+            "tau": 0.7,
+            "guard": 0,
+        }
         return {"num_samples": SIZE, "selector": [None] * 6, **idle}
     flagged = int(SIZE * (rate + 0.05) + 0.5)
     hits = 0.9 * rate * SIZE
@@ -60,22 +71,51 @@ def site_line(rng: np.random.Generator, classes: int, rate: float, round: int) -
 def write_setup(path: Path, classes: list[str], rates: dict[str, float], truth: bool) -> None:
     c, sites = len(classes), {}
     for name, rate in rates.items():
-        sites[name] = {"num_samples": SIZE, "given_per_class": [SIZE // c] * c, "noise": f"S{rate * 100:.0f}" if rate else "0"}
+        sites[name] = {
+            "num_samples": SIZE,
+            "given_per_class": [SIZE // c] * c,
+            "noise": f"S{rate * 100:.0f}" if rate else "0",
+        }
         if truth:
             counts = SIZE / c * (np.eye(c) * (1 - rate) + (1 - np.eye(c)) * rate / (c - 1))
-            sites[name]["realised"] = {"samples": SIZE, "rate": rate, "counts": counts.round().astype(int).tolist()}
-    data = {"name": "tissue", "fingerprint": "d" * 64, "classes": classes, "shape": [500, 32, 32, 3]}
-    setup = {"data": data, "test": 100, "sites": sites, "warnings": ["two <groups> stand on both sides"], "version": "0.1.0"}
+            sites[name]["realised"] = {
+                "samples": SIZE,
+                "rate": rate,
+                "counts": counts.round().astype(int).tolist(),
+            }
+    data = {
+        "name": "tissue",
+        "fingerprint": "d" * 64,
+        "classes": classes,
+        "shape": [500, 32, 32, 3],
+    }
+    setup = {
+        "data": data,
+        "test": 100,
+        "sites": sites,
+        "warnings": ["two <groups> stand on both sides"],
+        "version": "0.1.0",
+    }
     (path / "setup.json").write_text(json.dumps(setup | {"fingerprint": "c" * 64}))
 
 
-def write_losses(path: Path, rates: dict[str, float], round: int, rng: np.random.Generator, truth: bool) -> None:
+def write_losses(
+    path: Path, rates: dict[str, float], round: int, rng: np.random.Generator, truth: bool
+) -> None:
     path.mkdir()
     for name, rate in rates.items():
         wrong = rng.random(SIZE) < rate
         losses = np.where(wrong, rng.normal(4, 1.2, SIZE), rng.exponential(0.3, SIZE))
-        kept = {"losses": losses, "clean": losses < 2, "clean_probability": (losses < 2) * 1.0, "cut": np.array(0.8)}
-        kept |= {"selector": np.array([0.2, 4.0, 0.3, 2.0, 0.7, 0.3]), **({"wrong": wrong} if truth else {})}
+        kept = {
+            "losses": losses,
+            "clean": losses < 2,
+            "clean_probability": (losses < 2) * 1.0,
+            "cut": np.array(0.8),
+        }
+        kept |= {
+            "selector": np.array([0.2, 4.0, 0.3, 2.0, 0.7, 0.3]),
+            **({"wrong": wrong} if truth else {}),
+        }
         np.savez(path / f"{name}.npz", round=np.array(round), **kept)
 
 
@@ -98,18 +138,33 @@ def make_run(
             "round": t, "lr": 0.02 if t < 0.7 * rounds else 0.002, "stability": 0.5**t, "f1": value, "recall": value - 1,
             "precision": value + 1, "loss": 0.4, "confusion": matrix, "bytes_up": 4000, "bytes_down": 4000, "refused": {},
         }  # fmt: skip
-        line["sites"] = {n: site_line(rng, c, r, t) if method == "fedgsca" else {"num_samples": SIZE} for n, r in rates.items()}
+        line["sites"] = {
+            n: site_line(rng, c, r, t) if method == "fedgsca" else {"num_samples": SIZE}
+            for n, r in rates.items()
+        }
         for name, site in line["sites"].items():
-            line["sites"][name] = {k: v for k, v in site.items() if truth or not k.startswith(("noisy_", "pseudo_"))}
+            line["sites"][name] = {
+                k: v for k, v in site.items() if truth or not k.startswith(("noisy_", "pseudo_"))
+            }
         lines.append(line)
-        timing.append({"round": t, "sites": dict.fromkeys(rates, 0.5), "exchange": 1.0, "evaluate": 0.2, "save": 0.01})
+        timing.append(
+            {
+                "round": t,
+                "sites": dict.fromkeys(rates, 0.5),
+                "exchange": 1.0,
+                "evaluate": 0.2,
+                "save": 0.01,
+            }
+        )
     for name, rows in (("metrics", lines), ("timing", timing)):
         (path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     if method == "fedgsca" and done > WARMUP:
         write_losses(path / "losses", rates, done - 1, rng, truth)
     if done == rounds:
         scores = {"f1": f1, "recall": f1 - 1, "precision": f1 + 1}
-        (path / "result.json").write_text(json.dumps(scores | {"method": method, "data": "tissue", "rounds": rounds}))
+        (path / "result.json").write_text(
+            json.dumps(scores | {"method": method, "data": "tissue", "rounds": rounds})
+        )
     return path
 
 
@@ -162,7 +217,9 @@ def test_page_needs_nothing_but_itself(gsca: str) -> None:
 def test_every_reference_within_the_page_has_its_target_and_ids_are_unique(gsca: str) -> None:
     ids = re.findall(r'\bid="([^"]+)"', gsca)
     assert len(ids) == len(set(ids))
-    assert {*re.findall(r'href="#([^"]+)"', gsca), *re.findall(r"url\(#([^)]+)\)", gsca)} <= set(ids)
+    assert {*re.findall(r'href="#([^"]+)"', gsca), *re.findall(r"url\(#([^)]+)\)", gsca)} <= set(
+        ids
+    )
 
 
 def test_headline_is_the_mean_of_the_last_five_rounds(gsca: str) -> None:
@@ -225,9 +282,9 @@ def test_without_the_truth_nothing_is_claimed_about_it(tmp_path: Path) -> None:
     text = page(make_run(tmp_path / "a", truth=False))
     assert not {"quality", "transitions"} & set(sections(text))
     assert "how many of the given labels are wrong is not known" in words(text)
-    assert "really wrong" not in text and "wrong label" not in words(text).replace("wrong labels gather", "").replace(
-        "fits right", ""
-    )
+    assert "really wrong" not in text and "wrong label" not in words(text).replace(
+        "wrong labels gather", ""
+    ).replace("fits right", "")
     assert "taken as clean" in text
 
 
@@ -275,7 +332,9 @@ def test_guard_and_refused_updates_are_told_and_drawn(tmp_path: Path) -> None:
     assert "The guard against collapse stepped in 3 times and 1 update was refused." in said
     assert "site-2 4–5, 7 3" in said  # rounds from 1, then how many
     assert "site-1 conv1 is <not> finite 6" in said
-    assert "guard stepped in" in said and "update refused" in said  # in the legend of the learning curve
+    assert (
+        "guard stepped in" in said and "update refused" in said
+    )  # in the legend of the learning curve
 
 
 def test_validation_and_rounds_without_evaluation(tmp_path: Path) -> None:
@@ -295,9 +354,15 @@ def test_the_truth_is_claimed_only_where_it_is_known(tmp_path: Path) -> None:
     assert "The test labels are not corrupted by the run" in words(page(make_run(tmp_path / "a")))
     own = make_run(tmp_path / "b", truth=False)
     assert "The test labels are not corrupted by the run" in words(page(own)), "the built-in images"
-    (own / "config.toml").write_text((own / "config.toml").read_text().replace('"synthetic"', '"my_images"'))
+    (own / "config.toml").write_text(
+        (own / "config.toml").read_text().replace('"synthetic"', '"my_images"')
+    )
     text = words(page(own))
-    assert "The test labels are taken as given" in text and "corrupted" not in text and "truly" not in text
+    assert (
+        "The test labels are taken as given" in text
+        and "corrupted" not in text
+        and "truly" not in text
+    )
 
 
 @pytest.mark.usefixtures("sketch")
@@ -338,7 +403,9 @@ def test_folder_that_is_no_run_is_refused_with_a_fix(tmp_path: Path) -> None:
 SCORES = {"fedavg": (70.0, 72.0), "fedprox": (71.0, 72.0), "fedgsca": (78.0, 79.0)}  # by seed
 
 
-def make_compare(path: Path, *, runs: bool = True, scores: dict[str, tuple[float, float]] = SCORES) -> Path:
+def make_compare(
+    path: Path, *, runs: bool = True, scores: dict[str, tuple[float, float]] = SCORES
+) -> Path:
     path.mkdir(parents=True)
     cells = []
     for method, values in scores.items():
@@ -346,21 +413,39 @@ def make_compare(path: Path, *, runs: bool = True, scores: dict[str, tuple[float
             name = f"{method}-0-S40-s{seed}"
             if runs:
                 make_run(path / "cells" / name, method=method, f1=f1, seed=seed)
-            cost = {"seconds_per_round": 2.0 if method == "fedgsca" else 1.6, "bytes_up": 4000, "bytes_down": 4000}
+            cost = {
+                "seconds_per_round": 2.0 if method == "fedgsca" else 1.6,
+                "bytes_up": 4000,
+                "bytes_down": 4000,
+            }
             score = {"f1": f1, "recall": f1 - 1, "precision": f1 + 1, "best_f1": f1 + 2}
             cells.append(
-                {"method": method, "label": method.title(), "noise": "0-S40", "seed": seed, "path": f"cells/{name}"}
+                {
+                    "method": method,
+                    "label": method.title(),
+                    "noise": "0-S40",
+                    "seed": seed,
+                    "path": f"cells/{name}",
+                }
                 | score
                 | cost
             )
-    plan = {"title": "", "data": "tissue", "noises": ["0-S40"], "methods": list(scores), "seeds": [0, 1]}
+    plan = {
+        "title": "",
+        "data": "tissue",
+        "noises": ["0-S40"],
+        "methods": list(scores),
+        "seeds": [0, 1],
+    }
     compare = plan | {"cells": cells, "ceiling": {"0-S40": {"0": 80.0, "1": 82.0}}}
     (path / "compare.json").write_text(json.dumps(compare))
     return path
 
 
 def test_rows_have_mean_deviation_recovery_and_ranks(tmp_path: Path) -> None:
-    rows = compare_rows(json.loads((make_compare(tmp_path / "c", runs=False) / "compare.json").read_text()))
+    rows = compare_rows(
+        json.loads((make_compare(tmp_path / "c", runs=False) / "compare.json").read_text())
+    )
     assert [row.method for row in rows] == ["fedavg", "fedprox", "fedgsca", "ceiling"]
     by_name = {row.method: row for row in rows}
     ours, base = by_name["fedgsca"], by_name["fedavg"]
@@ -373,25 +458,47 @@ def test_rows_have_mean_deviation_recovery_and_ranks(tmp_path: Path) -> None:
 
 def test_equal_numbers_share_the_first_place_and_nobody_is_second(tmp_path: Path) -> None:
     path = make_compare(
-        tmp_path / "c", runs=False, scores={"fedavg": (70.0, 70.0), "fedprox": (70.0, 70.02), "fedgsca": (60.0, 60.0)}
+        tmp_path / "c",
+        runs=False,
+        scores={"fedavg": (70.0, 70.0), "fedprox": (70.0, 70.02), "fedgsca": (60.0, 60.0)},
     )
-    rows = [row for row in compare_rows(json.loads((path / "compare.json").read_text())) if not row.reference]
+    rows = [
+        row
+        for row in compare_rows(json.loads((path / "compare.json").read_text()))
+        if not row.reference
+    ]
     assert ["f1" in row.best for row in rows] == [True, True, False]
     assert not any("f1" in row.second for row in rows)
 
 
 def test_no_recovery_where_noise_costs_nothing_and_no_deviation_of_one_seed() -> None:
-    cells = [{"method": m, "noise": "S10", "seed": 0, "f1": f1} for m, f1 in (("fedavg", 80.0), ("fedgsca", 80.2))]
-    rows = compare_rows({"noises": ["S10"], "methods": ["fedavg", "fedgsca"], "cells": cells, "ceiling": {"S10": {"0": 80.3}}})
+    cells = [
+        {"method": m, "noise": "S10", "seed": 0, "f1": f1}
+        for m, f1 in (("fedavg", 80.0), ("fedgsca", 80.2))
+    ]
+    rows = compare_rows(
+        {
+            "noises": ["S10"],
+            "methods": ["fedavg", "fedgsca"],
+            "cells": cells,
+            "ceiling": {"S10": {"0": 80.3}},
+        }
+    )
     assert all(row.recovery is None for row in rows)
     assert rows[0].f1 is not None and rows[0].f1.std is None
     assert compare_rows({"cells": []}) == []
 
 
 def test_markdown_and_csv_carry_the_same_rows(tmp_path: Path) -> None:
-    rows = compare_rows(json.loads((make_compare(tmp_path / "c", runs=False) / "compare.json").read_text()))
+    rows = compare_rows(
+        json.loads((make_compare(tmp_path / "c", runs=False) / "compare.json").read_text())
+    )
     text = to_markdown(rows)
-    assert "| 0-S40 | Fedgsca | **78.5 ± 0.7** |" in text and "<u>71.5 ± 0.7</u>" in text and "| 0.75 |" in text
+    assert (
+        "| 0-S40 | Fedgsca | **78.5 ± 0.7** |" in text
+        and "<u>71.5 ± 0.7</u>" in text
+        and "| 0.75 |" in text
+    )
     assert len({line.count("|") for line in text.splitlines()}) == 1
     table = list(csv.DictReader(io.StringIO(to_csv(rows))))
     assert [float(row["f1_mean"]) for row in table] == [71.0, 71.5, 78.5, 81.0]
@@ -402,8 +509,19 @@ def test_comparison_page(tmp_path: Path) -> None:
     text = page(make_compare(tmp_path / "c"))
     said = words(text)
     assert "Fedgsca is best with a macro F1 of 78.5 ± 0.7 %" in said
-    assert "; it stands 7.5 points above Fedavg and wins back 0.75 of what the wrong labels cost" in said
-    assert sections(text) == ["result", "learning", "confusion", "found", "stability", "cost", "runs"]
+    assert (
+        "; it stands 7.5 points above Fedavg and wins back 0.75 of what the wrong labels cost"
+        in said
+    )
+    assert sections(text) == [
+        "result",
+        "learning",
+        "confusion",
+        "found",
+        "stability",
+        "cost",
+        "runs",
+    ]
     assert "<strong>78.5 ± 0.7</strong>" in text and "<u>71.5 ± 0.7</u>" in text
     assert "1.25 ×" in said  # 2.0 s against FedAvg's 1.6 s
     assert "://" not in text and "<b>grade" not in text and "Unfinished" not in text
@@ -412,7 +530,13 @@ def test_comparison_page(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("sketch")
 def test_comparison_says_so_when_our_method_loses(tmp_path: Path) -> None:
-    said = words(page(make_compare(tmp_path / "c", runs=False, scores={"fedavg": (75.0, 76.0), "fedgsca": (70.0, 71.0)})))
+    said = words(
+        page(
+            make_compare(
+                tmp_path / "c", runs=False, scores={"fedavg": (75.0, 76.0), "fedgsca": (70.0, 71.0)}
+            )
+        )
+    )
     assert "Fedavg is best" in said and "Fedgsca stands 5.0 points below Fedavg" in said
     assert "wins back" not in said and "−0.92" in said  # a negative recovery, in the table
 
@@ -434,5 +558,10 @@ def test_unfinished_comparison_says_so(tmp_path: Path) -> None:
 
 
 def test_tables_are_light_enough_for_the_command_line() -> None:
-    heavy = "import sys, fedgsca.report.tables; print([m for m in ('torch', 'matplotlib', 'jinja2') if m in sys.modules])"
-    assert run_process([sys.executable, "-c", heavy], capture_output=True, text=True, check=True).stdout.strip() == "[]"
+    heavy = "import sys, fedgsca.report.comparison_tables; print([m for m in ('torch', 'matplotlib', 'jinja2') if m in sys.modules])"
+    assert (
+        run_process(
+            [sys.executable, "-c", heavy], capture_output=True, text=True, check=True
+        ).stdout.strip()
+        == "[]"
+    )

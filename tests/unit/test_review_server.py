@@ -16,18 +16,23 @@ from toys import toy_npz
 
 pytest.importorskip("starlette")
 
-from fedgsca.audit import decisions
-from fedgsca.audit.images import Images
-from fedgsca.audit.table import read_audit
 from fedgsca.errors import ConfigError
-from fedgsca.review.app import make_app
-from fedgsca.review.guard import Guard
+from fedgsca.label_audit import decisions
+from fedgsca.label_audit.audit_images import Images
+from fedgsca.label_audit.audit_table import read_audit
+from fedgsca.review.request_guard import Guard
 from fedgsca.review.serve import bind
 from fedgsca.review.session import Filter, Session
+from fedgsca.review.web_app import make_app
 
 PORT, TOKEN = 8765, "the-secret"
 HOST = f"127.0.0.1:{PORT}"
-SAME = {"host": HOST, "origin": f"http://{HOST}", "sec-fetch-site": "same-origin", "content-type": "application/json"}
+SAME = {
+    "host": HOST,
+    "origin": f"http://{HOST}",
+    "sec-fetch-site": "same-origin",
+    "content-type": "application/json",
+}
 
 
 @pytest.fixture(scope="module")
@@ -64,10 +69,16 @@ class Answer:
         return json.loads(self.body)
 
 
-def ask(app: Guard, path: str, *, method: str = "GET", body: Any = None, **headers: str | None) -> Answer:
+def ask(
+    app: Guard, path: str, *, method: str = "GET", body: Any = None, **headers: str | None
+) -> Answer:
     """One request as the browser of a reviewer would send it; a header given as None is left out."""
     data = b"" if body is None else json.dumps(body).encode()
-    sent: dict[str, str | None] = {**SAME, "content-length": str(len(data)), "cookie": f"{app.cookie}={app.session}"}
+    sent: dict[str, str | None] = {
+        **SAME,
+        "content-length": str(len(data)),
+        "cookie": f"{app.cookie}={app.session}",
+    }
     sent |= {name.replace("_", "-"): value for name, value in headers.items()}
     route, _, query = path.partition("?")
     scope = {
@@ -94,7 +105,13 @@ def first(app: Guard, count: int = 1) -> list[dict[str, Any]]:
 
 
 def decide(app: Guard, item: dict[str, Any], action: str, **more: Any) -> Answer:
-    body = {"row": item["row"], "hash": item["hash"], "action": action, "request": f"r{item['row']}{action}", **more}
+    body = {
+        "row": item["row"],
+        "hash": item["hash"],
+        "action": action,
+        "request": f"r{item['row']}{action}",
+        **more,
+    }
     return ask(app, "/api/decide", method="POST", body=body)
 
 
@@ -105,7 +122,13 @@ DATA = ("/", "/review.js", "/api/about", "/api/items", "/api/summary", "/image/0
 
 @pytest.mark.parametrize("path", DATA)
 def test_without_the_secret_nothing_is_told(app: Guard, path: str) -> None:
-    for wrong in (path, f"{path}?token=", f"{path}?token=wrong", f"{path}?token=the-secre", f"{path}?token=%ff%00é"):
+    for wrong in (
+        path,
+        f"{path}?token=",
+        f"{path}?token=wrong",
+        f"{path}?token=the-secre",
+        f"{path}?token=%ff%00é",
+    ):
         answer = ask(app, wrong, cookie=None)
         assert answer.status == 403 and "set-cookie" not in answer.headers
     assert ask(app, path, cookie=f"{app.cookie}=guess").status == 403
@@ -117,10 +140,15 @@ def test_the_token_opens_the_page_and_becomes_a_cookie_that_scripts_cannot_read(
     cookie = answer.headers["set-cookie"]
     assert "HttpOnly" in cookie and "SameSite=Strict" in cookie and TOKEN not in cookie
     assert ask(app, "/api/about", cookie=cookie.partition(";")[0]).status == 200
-    assert ask(app, f"/api/about?token={TOKEN}", cookie=None).status == 403, "the token opens the page, nothing else"
+    assert ask(app, f"/api/about?token={TOKEN}", cookie=None).status == 403, (
+        "the token opens the page, nothing else"
+    )
 
 
-@pytest.mark.parametrize("host", ["evil.example", "evil.example:8765", "127.0.0.1", "127.0.0.1:80", "0.0.0.0:8765", "", None])
+@pytest.mark.parametrize(
+    "host",
+    ["evil.example", "evil.example:8765", "127.0.0.1", "127.0.0.1:80", "0.0.0.0:8765", "", None],
+)
 def test_a_name_that_was_made_to_point_here_is_refused(app: Guard, host: str | None) -> None:
     for path in ("/api/items", f"/?token={TOKEN}"):
         assert ask(app, path, host=host).status == 421
@@ -142,7 +170,9 @@ def test_localhost_is_another_name_of_this_machine(app: Guard) -> None:
         {"sec_fetch_site": "same-site"},
     ],
 )
-def test_a_decision_from_another_page_is_refused(app: Guard, folder: Path, headers: dict[str, str | None]) -> None:
+def test_a_decision_from_another_page_is_refused(
+    app: Guard, folder: Path, headers: dict[str, str | None]
+) -> None:
     item = first(app)[0]
     body = {"row": item["row"], "hash": item["hash"], "action": "keep"}
     assert ask(app, "/api/decide", method="POST", body=body, **headers).status == 403
@@ -180,9 +210,18 @@ def test_every_answer_carries_the_strict_headers(app: Guard, path: str, cookie: 
 def test_the_page_asks_nobody_else_and_has_no_script_inside(app: Guard) -> None:
     for path in ("/", "/review.js", "/viewer.js", "/style.css"):
         text = ask(app, path).body.decode()
-        assert "http://" not in text and "https://" not in text and "//cdn" not in text and "innerHTML" not in text
+        assert (
+            "http://" not in text
+            and "https://" not in text
+            and "//cdn" not in text
+            and "innerHTML" not in text
+        )
     page = ask(app, "/").body.decode()
-    assert "<style" not in page and " style=" not in page and " on" not in page.replace(" only", "")[: page.index("<body")]
+    assert (
+        "<style" not in page
+        and " style=" not in page
+        and " on" not in page.replace(" only", "")[: page.index("<body")]
+    )
 
 
 # ---- images ----
@@ -190,7 +229,17 @@ def test_the_page_asks_nobody_else_and_has_no_script_inside(app: Guard) -> None:
 
 @pytest.mark.parametrize(
     "row",
-    ["-1", "100000", "0.5", "..%2f..%2fetc%2fpasswd", "../0", "%00", "1e3", "0/../../config.toml", "99999999999999999999"],
+    [
+        "-1",
+        "100000",
+        "0.5",
+        "..%2f..%2fetc%2fpasswd",
+        "../0",
+        "%00",
+        "1e3",
+        "0/../../config.toml",
+        "99999999999999999999",
+    ],
 )
 def test_images_go_by_row_and_by_nothing_else(app: Guard, row: str) -> None:
     for kind in ("image", "thumbnail", "api/examples"):
@@ -230,15 +279,22 @@ def test_the_list_comes_in_order_of_suspicion_and_decided_labels_leave_it(app: G
     left = ask(app, "/api/items?open=1&count=2").json
     assert left["items"][0]["row"] == three["row"] and left["decided"] == 2
     again = first(app)[0]
-    assert again["decision"]["action"] == "accept" and again["decision"]["label"] == one["suggested"]
+    assert (
+        again["decision"]["action"] == "accept" and again["decision"]["label"] == one["suggested"]
+    )
 
 
-def test_choosing_the_given_class_is_keep_and_the_suggested_one_is_accept(app: Guard, folder: Path) -> None:
+def test_choosing_the_given_class_is_keep_and_the_suggested_one_is_accept(
+    app: Guard, folder: Path
+) -> None:
     one, two = first(app, 2)
     decide(app, one, "change", label=one["given"])
     decide(app, two, "change", label=two["suggested"])
     lines = [json.loads(line) for line in (folder / "decisions.jsonl").read_text().splitlines()]
-    assert [(line["action"], line["label"]) for line in lines] == [("keep", None), ("accept", two["suggested"])]
+    assert [(line["action"], line["label"]) for line in lines] == [
+        ("keep", None),
+        ("accept", two["suggested"]),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -246,9 +302,16 @@ def test_choosing_the_given_class_is_keep_and_the_suggested_one_is_accept(app: G
     [{"row": 10**6}, {"row": "0"}, {"row": None}, {"hash": "0" * 64}, {"hash": None}, {"action": "delete"}, {"action": "undo"},
      {"action": "change", "label": "no such class"}, {"action": "change"}],
 )  # fmt: skip
-def test_what_makes_no_sense_is_refused_in_words(app: Guard, folder: Path, wrong: dict[str, Any]) -> None:
+def test_what_makes_no_sense_is_refused_in_words(
+    app: Guard, folder: Path, wrong: dict[str, Any]
+) -> None:
     item = first(app)[0]
-    answer = ask(app, "/api/decide", method="POST", body={"row": item["row"], "hash": item["hash"], "action": "keep", **wrong})
+    answer = ask(
+        app,
+        "/api/decide",
+        method="POST",
+        body={"row": item["row"], "hash": item["hash"], "action": "keep", **wrong},
+    )
     assert answer.status == 409 and answer.json["error"] and answer.json["fix"]
     assert not (folder / "decisions.jsonl").exists()
 
@@ -267,7 +330,9 @@ def test_a_full_disk_is_told_to_the_page(app: Guard, monkeypatch: pytest.MonkeyP
 def test_undo_names_the_image_to_go_back_to(app: Guard) -> None:
     item = first(app, 2)[1]
     decide(app, item, "unsure")
-    assert ask(app, "/api/undo", method="POST", body={"request": "u"}).json["undone"] == {"row": item["row"]}
+    assert ask(app, "/api/undo", method="POST", body={"request": "u"}).json["undone"] == {
+        "row": item["row"]
+    }
     assert ask(app, f"/api/place/{item['row']}").json == {"position": 1}
     assert ask(app, "/api/undo", method="POST", body={}).json["undone"] is None
 
@@ -276,14 +341,25 @@ def test_a_filter_by_class_pair_shows_that_pair_only(app: Guard) -> None:
     pairs = ask(app, "/api/about").json["pairs"]
     assert sum(pair["labels"] for pair in pairs) == 100
     chosen = pairs[0]
-    found = ask(app, f"/api/items?scope=all&count=50&given={chosen['given']}&suggested={chosen['suggested']}").json
+    found = ask(
+        app,
+        f"/api/items?scope=all&count=50&given={chosen['given']}&suggested={chosen['suggested']}",
+    ).json
     assert found["total"] == chosen["labels"]
-    assert {(item["given"], item["suggested"]) for item in found["items"]} == {(chosen["given"], chosen["suggested"])}
-    assert ask(app, "/api/items?given=nonsense").status == 409 and ask(app, "/api/items?start=-1").status == 400
+    assert {(item["given"], item["suggested"]) for item in found["items"]} == {
+        (chosen["given"], chosen["suggested"])
+    }
+    assert (
+        ask(app, "/api/items?given=nonsense").status == 409
+        and ask(app, "/api/items?start=-1").status == 400
+    )
 
 
 def test_reviewers_do_not_see_each_other_but_their_agreement_is_counted(folder: Path) -> None:
-    anna, bert = (make_app(session(folder, reviewer=name), port=PORT, token=TOKEN) for name in ("anna", "bert"))
+    anna, bert = (
+        make_app(session(folder, reviewer=name), port=PORT, token=TOKEN)
+        for name in ("anna", "bert")
+    )
     for item in first(anna, 4):
         decide(anna, item, "accept")
     assert first(bert)[0]["decision"] is None
@@ -299,7 +375,14 @@ def test_reviewers_do_not_see_each_other_but_their_agreement_is_counted(folder: 
 def test_a_blind_reviewer_is_told_no_label_before_the_decision(folder: Path) -> None:
     app = make_app(session(folder, blind=True), port=PORT, token=TOKEN)
     about, item = ask(app, "/api/about").json, first(app)[0]
-    assert about["pairs"] == [] and set(item) == {"position", "row", "id", "hash", "rank", "decision"}
+    assert about["pairs"] == [] and set(item) == {
+        "position",
+        "row",
+        "id",
+        "hash",
+        "rank",
+        "decision",
+    }
     examples = ask(app, f"/api/examples/{item['row']}").json["examples"]
     assert [group["label"] for group in examples] == about["classes"]
     answer = decide(app, item, "change", label=about["classes"][0]).json

@@ -28,7 +28,9 @@ GOOD = Selector(mean=(0.2, 4.0), var=(0.04, 1.0), weight=(0.7, 0.3))
 def draw(n: int, selector: Selector = GOOD, seed: int = 0) -> np.ndarray:
     rng = stream(seed, "test", "losses")
     component = (rng.random(n) < selector.weight[1]).astype(int)
-    return rng.normal(np.array(selector.mean)[component], np.sqrt(np.array(selector.var))[component])
+    return rng.normal(
+        np.array(selector.mean)[component], np.sqrt(np.array(selector.var))[component]
+    )
 
 
 def test_fit_recovers_the_mixture_it_was_drawn_from() -> None:
@@ -42,7 +44,9 @@ def test_fit_agrees_with_scikit_learn() -> None:
 
     losses = draw(3000)
     ours = fit_selector(losses, var_floor=1e-9, max_steps=500, tol=1e-12)
-    reference = GaussianMixture(2, reg_covar=1e-12, max_iter=500, tol=1e-12, means_init=[[0.2], [4.0]]).fit(losses[:, None])
+    reference = GaussianMixture(
+        2, reg_covar=1e-12, max_iter=500, tol=1e-12, means_init=[[0.2], [4.0]]
+    ).fit(losses[:, None])
     theirs = [reference.means_.ravel(), reference.covariances_.ravel(), reference.weights_]
     assert ours is not None
     np.testing.assert_allclose(ours.to_array(), np.concatenate(theirs), rtol=1e-5)
@@ -61,7 +65,9 @@ def test_variance_floor_is_a_lower_bound() -> None:
     fit = fit_selector(draw(20_000), var_floor=0.25)
     assert fit is not None
     assert fit.var[0] == 0.25  # the clean heap has 0.04
-    assert fit.var[1] == pytest.approx(1.0, rel=0.1)  # the other one is wider than the floor and stays as it is
+    assert fit.var[1] == pytest.approx(
+        1.0, rel=0.1
+    )  # the other one is wider than the floor and stays as it is
 
 
 def test_two_heaps_a_nat_and_a_half_apart_stay_two() -> None:
@@ -76,7 +82,9 @@ def test_two_heaps_a_nat_and_a_half_apart_stay_two() -> None:
 
 def test_a_start_with_coinciding_components_is_left() -> None:
     losses = draw(1000)
-    stuck = Selector((losses.mean(), losses.mean() + 1e-9), (losses.var(), losses.var()), (0.99, 0.01))
+    stuck = Selector(
+        (losses.mean(), losses.mean() + 1e-9), (losses.var(), losses.var()), (0.99, 0.01)
+    )
     fit, fresh = fit_selector(losses, stuck), fit_selector(losses)
     assert fit is not None and fresh is not None
     np.testing.assert_allclose(fit.to_array(), fresh.to_array(), rtol=1e-6)
@@ -96,8 +104,13 @@ def test_warm_start_at_a_selector_that_is_far_away_still_fits_or_declines() -> N
         pytest.param(2.3 + 1e-6 * draw(500), id="almost identical"),
         pytest.param(np.append(draw(500), np.nan), id="nan"),
         pytest.param(np.append(draw(500), np.inf), id="inf"),
-        pytest.param(stream(0, "one heap").normal(2.2, 0.2, 500), id="one narrow heap: means closer than 0.1"),
-        pytest.param(np.append(stream(0, "heap").normal(0.2, 0.1, 999), 9.0), id="one outlier is not a component"),
+        pytest.param(
+            stream(0, "one heap").normal(2.2, 0.2, 500), id="one narrow heap: means closer than 0.1"
+        ),
+        pytest.param(
+            np.append(stream(0, "heap").normal(0.2, 0.1, 999), 9.0),
+            id="one outlier is not a component",
+        ),
     ],
 )
 def test_degenerate_losses_have_no_selector(losses: np.ndarray) -> None:
@@ -106,7 +119,11 @@ def test_degenerate_losses_have_no_selector(losses: np.ndarray) -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(
-    losses=st.lists(st.one_of(st.floats(0, 10), st.sampled_from([0.0, 9.21, 1e-300, 1e4])), min_size=0, max_size=60),
+    losses=st.lists(
+        st.one_of(st.floats(0, 10), st.sampled_from([0.0, 9.21, 1e-300, 1e4])),
+        min_size=0,
+        max_size=60,
+    ),
     floor=st.sampled_from([0.0, 1e-6, 0.25]),
 )
 def test_any_finite_losses_give_none_or_a_valid_selector(losses: list[float], floor: float) -> None:
@@ -149,7 +166,10 @@ def random_selectors(count: int) -> list[Selector]:
     mean = np.sort(rng.uniform(0, 9, (count, 2)), axis=1)
     var = 10.0 ** rng.uniform(-4, 1.5, (count, 2))
     weight = rng.uniform(0.005, 0.995, count)
-    return [Selector((m[0], m[1]), (v[0], v[1]), (w, 1 - w)) for m, v, w in zip(mean, var, weight, strict=True)]
+    return [
+        Selector((m[0], m[1]), (v[0], v[1]), (w, 1 - w))
+        for m, v, w in zip(mean, var, weight, strict=True)
+    ]
 
 
 def test_merge_does_not_depend_on_the_order_and_stays_sorted() -> None:
@@ -189,7 +209,9 @@ def test_posterior_is_bayes_rule() -> None:
 
     s = Selector((0.5, 3.0), (0.4, 1.5), (0.6, 0.4))
     clean, noisy = 0.6 * normal(1.7, 0.5, 0.4), 0.4 * normal(1.7, 3.0, 1.5)
-    assert clean_probability(np.array([1.7]), s)[0] == pytest.approx(clean / (clean + noisy), rel=1e-12)
+    assert clean_probability(np.array([1.7]), s)[0] == pytest.approx(
+        clean / (clean + noisy), rel=1e-12
+    )
 
 
 @pytest.mark.parametrize(
@@ -214,8 +236,12 @@ def test_class_relative_puts_every_class_on_the_sites_level() -> None:
     shifted = class_relative(losses, labels, 4)
     for c in (0, 1):
         assert np.quantile(shifted[labels == c], 0.25) == pytest.approx(np.quantile(losses, 0.25))
-        assert shifted[labels == c].std() == pytest.approx(losses[labels == c].std())  # a shift, not a squeeze
-    np.testing.assert_array_equal(shifted[labels == 2], losses[labels == 2])  # four samples: left alone
+        assert shifted[labels == c].std() == pytest.approx(
+            losses[labels == c].std()
+        )  # a shift, not a squeeze
+    np.testing.assert_array_equal(
+        shifted[labels == 2], losses[labels == 2]
+    )  # four samples: left alone
 
 
 def test_class_relative_saves_a_hard_class_from_being_flagged() -> None:

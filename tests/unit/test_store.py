@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from fedgsca.errors import RunFolderError
-from fedgsca.store import Store
+from fedgsca.site_store import Store
 
 
 @pytest.fixture
@@ -58,10 +58,17 @@ def test_keeps_only_what_a_restart_may_need(store: Store) -> None:
 
 
 def test_numbers_and_types_come_back(store: Store) -> None:
-    arrays = {"count": np.array(3), "flags": np.array([True, False]), "probs": np.arange(6.0).reshape(2, 3).T}
+    arrays = {
+        "count": np.array(3),
+        "flags": np.array([True, False]),
+        "probs": np.arange(6.0).reshape(2, 3).T,
+    }
     store.write(0, arrays)
     back = store.before(1)
-    assert all(back[n].shape == a.shape and back[n].dtype == a.dtype and np.array_equal(back[n], a) for n, a in arrays.items())
+    assert all(
+        back[n].shape == a.shape and back[n].dtype == a.dtype and np.array_equal(back[n], a)
+        for n, a in arrays.items()
+    )
 
 
 def test_damage_is_named(store: Store) -> None:

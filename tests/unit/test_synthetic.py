@@ -7,11 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedgsca.candidates import table_for
-from fedgsca.data.sheet import contact_sheet, save_sheet
-from fedgsca.data.synthetic import CANDIDATES, CLASSES, render
+from fedgsca.data.contact_sheet import contact_sheet, save_sheet
+from fedgsca.data.readers.synthetic.images import CANDIDATES, CLASSES, render
 from fedgsca.data.table import Table
 from fedgsca.errors import ConfigError
+from fedgsca.noise.candidates import table_for
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +43,9 @@ def test_splits_have_the_asked_sizes_and_differ(small: Table) -> None:
     assert len(np.unique(flat, axis=0)) == len(small)
 
 
-def test_every_class_is_there_and_the_largest_is_three_to_five_times_the_smallest(small: Table) -> None:
+def test_every_class_is_there_and_the_largest_is_three_to_five_times_the_smallest(
+    small: Table,
+) -> None:
     counts = np.bincount(small.labels[small.rows("train")], minlength=len(CLASSES))
     assert len(CLASSES) >= 4 and counts.min() > 0
     assert 3 <= counts.max() / counts.min() <= 5
@@ -52,7 +54,9 @@ def test_every_class_is_there_and_the_largest_is_three_to_five_times_the_smalles
 def test_slides_never_cross_splits_and_hold_several_classes(small: Table) -> None:
     assert small.groups is not None
     per_split = [set(small.groups[small.rows(split)]) for split in ("train", "val", "test")]
-    assert not (per_split[0] & per_split[1] or per_split[0] & per_split[2] or per_split[1] & per_split[2])
+    assert not (
+        per_split[0] & per_split[1] or per_split[0] & per_split[2] or per_split[1] & per_split[2]
+    )
     first = small.labels[small.groups == small.groups[0]]
     assert len(np.unique(first)) >= 4
 
@@ -74,10 +78,14 @@ def test_images_of_a_slide_share_its_stain(small: Table) -> None:
 def test_colour_alone_does_not_tell_the_classes_apart() -> None:
     """Nearest class mean in mean colour and contrast stays far below what a network reaches; chance is 1 in 6."""
     table = render(seed=0, train=192, test=192)
-    summary = np.concatenate([table.images.mean(axis=(1, 2)), table.images.std(axis=(1, 2))], axis=1)
+    summary = np.concatenate(
+        [table.images.mean(axis=(1, 2)), table.images.std(axis=(1, 2))], axis=1
+    )
     summary = (summary - summary.mean(axis=0)) / summary.std(axis=0)
     train, test = table.rows("train"), table.rows("test")
-    centres = np.stack([summary[train][table.labels[train] == c].mean(axis=0) for c in range(table.num_classes)])
+    centres = np.stack(
+        [summary[train][table.labels[train] == c].mean(axis=0) for c in range(table.num_classes)]
+    )
     guess = ((summary[test][:, None] - centres[None]) ** 2).sum(axis=2).argmin(axis=1)
     recall = [float((guess[table.labels[test] == c] == c).mean()) for c in range(table.num_classes)]
     assert np.mean(recall) < 0.75
@@ -88,10 +96,18 @@ def test_a_field_is_the_same_scene_at_every_size(size: int) -> None:
     """Averaged down to 4 x 4 tiles, another resolution shows the same picture."""
     from PIL import Image
 
-    small, other = render(seed=1, train=12, test=0, size=32).images, render(seed=1, train=12, test=0, size=size).images
+    small, other = (
+        render(seed=1, train=12, test=0, size=32).images,
+        render(seed=1, train=12, test=0, size=size).images,
+    )
     assert other.shape == (12, size, size, 3)
     tiles = [
-        np.stack([np.asarray(Image.fromarray(image).resize((4, 4), Image.Resampling.BOX), dtype=float) for image in images])
+        np.stack(
+            [
+                np.asarray(Image.fromarray(image).resize((4, 4), Image.Resampling.BOX), dtype=float)
+                for image in images
+            ]
+        )
         for images in (small, other)
     ]
     assert np.abs(tiles[0] - tiles[1]).mean() < 4
@@ -110,7 +126,8 @@ def test_every_class_has_two_other_classes_as_candidates() -> None:
 
 def test_the_noise_generator_uses_the_same_candidates() -> None:
     assert table_for(CLASSES) == {
-        CLASSES.index(name): tuple(CLASSES.index(o) for o in others) for name, others in CANDIDATES.items()
+        CLASSES.index(name): tuple(CLASSES.index(o) for o in others)
+        for name, others in CANDIDATES.items()
     }
 
 
@@ -120,7 +137,11 @@ def test_contact_sheet_shows_each_class_in_its_row(small: Table) -> None:
     for label in range(len(CLASSES)):
         shown = sheet[2 + label * 34 : 34 + label * 34, 2:34]
         source = np.flatnonzero((small.images == shown).all(axis=(1, 2, 3)))
-        assert len(source) == 1 and small.labels[source[0]] == label and small.split[source[0]] == "train"
+        assert (
+            len(source) == 1
+            and small.labels[source[0]] == label
+            and small.split[source[0]] == "train"
+        )
 
 
 def test_contact_sheet_leaves_white_where_a_class_has_too_few_images(small: Table) -> None:
@@ -134,4 +155,7 @@ def test_saved_sheet_has_room_for_the_names(small: Table, tmp_path: Path) -> Non
 
     path = save_sheet(small, tmp_path / "sheet.png")
     with Image.open(path) as page:
-        assert page.width > 2 * contact_sheet(small).shape[1] and page.height == 2 * contact_sheet(small).shape[0]
+        assert (
+            page.width > 2 * contact_sheet(small).shape[1]
+            and page.height == 2 * contact_sheet(small).shape[0]
+        )

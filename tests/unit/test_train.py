@@ -11,11 +11,11 @@ from torch import nn
 from toys import CLASSES, toy_config, toy_images
 
 from fedgsca import train as training
-from fedgsca.augment import augment
+from fedgsca.models.augment import augment
 from fedgsca.models.build import build_classifier
 from fedgsca.rng import stream
 from fedgsca.site import Samples, Site, weights_of
-from fedgsca.store import Store
+from fedgsca.site_store import Store
 from fedgsca.train import SGD, batches, cross_entropy, evaluate, train
 
 CPU = torch.device("cpu")
@@ -26,7 +26,9 @@ def site(tmp_path: Path) -> Site:
     labels = np.arange(33, dtype=np.int64) % CLASSES
     samples = Samples(toy_images(labels), labels, CLASSES)
     hyper = toy_config("fedavg", train__batch_size=8).train
-    return Site("north", samples, hyper, 0, build_classifier("cnn", CLASSES, seed=0), CPU, Store(tmp_path))
+    return Site(
+        "north", samples, hyper, 0, build_classifier("cnn", CLASSES, seed=0), CPU, Store(tmp_path)
+    )
 
 
 # ---- batches ----
@@ -34,7 +36,12 @@ def site(tmp_path: Path) -> Site:
 
 def test_a_pass_sees_every_sample_once_but_not_a_batch_of_one(site: Site) -> None:
     rows = [batch.rows for batch in batches(site, 0)]
-    assert [len(r) for r in rows] == [8, 8, 8, 8]  # 33 samples: the last batch would hold one, which BatchNorm cannot take
+    assert [len(r) for r in rows] == [
+        8,
+        8,
+        8,
+        8,
+    ]  # 33 samples: the last batch would hold one, which BatchNorm cannot take
     assert len(set(np.concatenate(rows).tolist())) == 32
 
 
@@ -51,7 +58,11 @@ def test_order_follows_round_epoch_and_site_and_nothing_else(site: Site) -> None
 
 def test_chosen_rows_and_labels_stay_together(site: Site) -> None:
     rows, labels = np.array([4, 9, 2, 30]), np.array([2, 0, 1, 1])
-    seen = {int(r): int(y) for b in batches(site, 0, rows, labels) for r, y in zip(b.rows, b.y, strict=True)}
+    seen = {
+        int(r): int(y)
+        for b in batches(site, 0, rows, labels)
+        for r, y in zip(b.rows, b.y, strict=True)
+    }
     assert seen == {4: 2, 9: 0, 2: 1, 30: 1}
 
 
@@ -71,7 +82,9 @@ def test_one_sample_or_none_trains_nothing(site: Site) -> None:
 def test_epochs_repeat_with_other_shuffles(site: Site) -> None:
     site.hyper = site.hyper.model_copy(update={"epochs": 3})
     seen: list[tuple[int, ...]] = []
-    train(site, 0, lambda model, batch: seen.append(tuple(batch.rows)) or cross_entropy(model, batch))  # type: ignore[func-returns-value]
+    train(
+        site, 0, lambda model, batch: seen.append(tuple(batch.rows)) or cross_entropy(model, batch)
+    )  # type: ignore[func-returns-value]
     assert len(seen) == 12 and len(set(seen)) == 12
 
 
@@ -92,7 +105,10 @@ def test_sgd_is_torch_s_sgd(momentum: float, decay: float) -> None:
             optimiser.zero_grad()
             model(x).square().mean().backward()
             optimiser.step()
-    assert all(torch.allclose(a, b, atol=1e-7) for a, b in zip(ours.parameters(), theirs.parameters(), strict=True))
+    assert all(
+        torch.allclose(a, b, atol=1e-7)
+        for a, b in zip(ours.parameters(), theirs.parameters(), strict=True)
+    )
 
 
 # ---- evaluation ----
@@ -121,7 +137,9 @@ def test_evaluation_changes_nothing_and_repeats_itself(site: Site) -> None:
     assert all(np.array_equal(before[n], w) for n, w in weights_of(site.model).items())
 
 
-def test_a_sample_s_result_does_not_depend_on_its_neighbours(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sample_s_result_does_not_depend_on_its_neighbours(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
     whole = evaluate(site.model, site.samples, CPU)
     monkeypatch.setattr(training, "EVAL_BATCH", 5)
     assert np.allclose(whole.probs, evaluate(site.model, site.samples, CPU).probs, atol=1e-6)
@@ -145,7 +163,11 @@ def pictures(count: int = 16, height: int = 6, width: int = 6) -> torch.Tensor:
 
 
 def symmetries(image: torch.Tensor) -> list[torch.Tensor]:
-    return [turned.flip(dims) for turned in (image, image.transpose(1, 2)) for dims in ((), (1,), (2,), (1, 2))]
+    return [
+        turned.flip(dims)
+        for turned in (image, image.transpose(1, 2))
+        for dims in ((), (1,), (2,), (1, 2))
+    ]
 
 
 @pytest.mark.parametrize("kind", ["flips", "dihedral"])
@@ -168,7 +190,14 @@ def test_no_augmentation_and_images_that_are_not_square() -> None:
 
 def test_rotation_keeps_shape_range_and_stream() -> None:
     one, same = (augment(pictures(), "rotate", stream(3, "r")) for _ in range(2))
-    assert one.shape == (16, 3, 6, 6) and torch.equal(one, same) and one.min() >= 0 and one.max() <= 255
+    assert (
+        one.shape == (16, 3, 6, 6)
+        and torch.equal(one, same)
+        and one.min() >= 0
+        and one.max() <= 255
+    )
     assert not torch.equal(one, augment(pictures(), "rotate", stream(4, "r")))
     flat = torch.full((2, 3, 6, 6), 77, dtype=torch.uint8)
-    assert torch.allclose(augment(flat, "rotate", stream(0, "r")), torch.tensor(77.0)), "no dark corners"
+    assert torch.allclose(augment(flat, "rotate", stream(0, "r")), torch.tensor(77.0)), (
+        "no dark corners"
+    )

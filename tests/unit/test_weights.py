@@ -39,8 +39,15 @@ WRAPPINGS: dict[str, Callable[[State], object]] = {
     "model in checkpoint": lambda s: {"model": {"state_dict": s}},
     "data parallel": lambda s: prefixed(s, "module."),
     "parallel encoder": lambda s: {"net": prefixed(s, "module.encoder.")},
-    "with a head": lambda s: {**s, "fc.weight": torch.zeros(1000, 128), "fc.bias": torch.zeros(1000)},
-    "encoder and a bare head": lambda s: {**prefixed(s, "backbone."), "head.weight": torch.zeros(9, 128)},
+    "with a head": lambda s: {
+        **s,
+        "fc.weight": torch.zeros(1000, 128),
+        "fc.bias": torch.zeros(1000),
+    },
+    "encoder and a bare head": lambda s: {
+        **prefixed(s, "backbone."),
+        "head.weight": torch.zeros(9, 128),
+    },
     "no counters": lambda s: {n: v for n, v in s.items() if not n.endswith("num_batches_tracked")},
 }
 
@@ -60,13 +67,19 @@ def test_a_safetensors_file(trained: State, tmp_path: Path) -> None:
 def test_the_model_file_of_a_finished_run(model: str, tmp_path: Path) -> None:
     """What `fedgsca run` writes starts the next run, or becomes a frozen backbone."""
     network = build_classifier(model, 7, seed=9)
-    save_file({name: value.contiguous() for name, value in network.state_dict().items()}, tmp_path / "model.safetensors")
+    save_file(
+        {name: value.contiguous() for name, value in network.state_dict().items()},
+        tmp_path / "model.safetensors",
+    )
     assert fits(tmp_path / "model.safetensors", dict(network.backbone.state_dict()), model)
 
 
 def test_torchvision_names_fit_the_resnet(tmp_path: Path) -> None:
     state = dict(build_backbone("resnet18", seed=4).state_dict())
-    torch.save({"state_dict": {**prefixed(state, "module."), "module.fc.weight": torch.zeros(1000, 512)}}, tmp_path / "r.pth")
+    torch.save(
+        {"state_dict": {**prefixed(state, "module."), "module.fc.weight": torch.zeros(1000, 512)}},
+        tmp_path / "r.pth",
+    )
     assert fits(tmp_path / "r.pth", state, "resnet18")
     with pytest.raises(WeightsError, match="does not fit"):
         load_backbone(build_backbone("cnn", seed=0), tmp_path / "r.pth")

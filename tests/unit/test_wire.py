@@ -27,7 +27,15 @@ MEANS = np.zeros((3, 8))
 
 
 def update(**changes: object) -> Update:
-    return Update(**{"site": "north", "num_samples": 10, "weights": WEIGHTS, "extras": {"means": MEANS}, **changes})  # type: ignore[arg-type]
+    return Update(
+        **{
+            "site": "north",
+            "num_samples": 10,
+            "weights": WEIGHTS,
+            "extras": {"means": MEANS},
+            **changes,
+        }
+    )  # type: ignore[arg-type]
 
 
 def test_a_good_update_passes() -> None:
@@ -38,17 +46,34 @@ def test_a_good_update_passes() -> None:
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"weights": {"layer.weight": WEIGHTS["layer.weight"]}}, "1 weights are missing, first: layer.count"),
+        (
+            {"weights": {"layer.weight": WEIGHTS["layer.weight"]}},
+            "1 weights are missing, first: layer.count",
+        ),
         ({"weights": {**WEIGHTS, "other": np.zeros(1)}}, "1 weights are unknown, first: other"),
         (
             {"weights": {**WEIGHTS, "layer.weight": np.ones((3, 2), np.float32)}},
             r"layer.weight has shape \(3, 2\) instead of \(2, 3\)",
         ),
-        ({"weights": {**WEIGHTS, "layer.weight": np.ones((2, 3))}}, "layer.weight has type float64 instead of float32"),
-        ({"weights": {**WEIGHTS, "layer.count": np.array(7.0)}}, "layer.count has type float64 instead of int64"),
-        ({"weights": {**WEIGHTS, "layer.weight": np.full((2, 3), np.nan, np.float32)}}, "6 values that are not finite"),
         (
-            {"weights": {**WEIGHTS, "layer.weight": np.array([[1, np.inf, 1], [1, 1, 1]], np.float32)}},
+            {"weights": {**WEIGHTS, "layer.weight": np.ones((2, 3))}},
+            "layer.weight has type float64 instead of float32",
+        ),
+        (
+            {"weights": {**WEIGHTS, "layer.count": np.array(7.0)}},
+            "layer.count has type float64 instead of int64",
+        ),
+        (
+            {"weights": {**WEIGHTS, "layer.weight": np.full((2, 3), np.nan, np.float32)}},
+            "6 values that are not finite",
+        ),
+        (
+            {
+                "weights": {
+                    **WEIGHTS,
+                    "layer.weight": np.array([[1, np.inf, 1], [1, 1, 1]], np.float32),
+                }
+            },
             "1 values that are not finite",
         ),
         ({"num_samples": -1}, "num_samples is -1"),
@@ -56,7 +81,10 @@ def test_a_good_update_passes() -> None:
         ({"num_samples": 10**400}, "num_samples is 1000"),
         ({"extras": {}}, "means is missing"),
         ({"extras": {"means": MEANS, "images": np.zeros((10, 8, 8, 3))}}, "images is not declared"),
-        ({"extras": {"means": np.zeros((10, 8))}}, r"means has shape \(10, 8\), declared \('C', 'D'\) = \(3, 8\)"),
+        (
+            {"extras": {"means": np.zeros((10, 8))}},
+            r"means has shape \(10, 8\), declared \('C', 'D'\) = \(3, 8\)",
+        ),
         ({"extras": {"means": MEANS, "rate": np.zeros(1)}}, r"rate has shape \(1,\)"),
         ({"extras": {"means": np.full((3, 8), "patient")}}, "not a number"),
     ],
@@ -75,7 +103,11 @@ def test_many_problems_are_counted_not_poured_out() -> None:
 
 
 def test_messages_keep_names_types_shapes_and_bytes() -> None:
-    extras = {"scalar": np.array(1.5), "flags": np.array([True, False]), "empty": np.zeros((0, 3), np.float32)}
+    extras = {
+        "scalar": np.array(1.5),
+        "flags": np.array([True, False]),
+        "empty": np.zeros((0, 3), np.float32),
+    }
     strided = np.arange(12, dtype=np.float32).reshape(3, 4).T
     sent = Update("Süd 1", 3, {"a": strided, **WEIGHTS}, extras)
     got = decode_update(encode_update(sent))
@@ -83,7 +115,9 @@ def test_messages_keep_names_types_shapes_and_bytes() -> None:
     for before, after in ((sent.weights, got.weights), (sent.extras, got.extras)):
         assert sorted(before) == sorted(after)
         for name in before:
-            assert before[name].dtype == after[name].dtype and before[name].shape == after[name].shape
+            assert (
+                before[name].dtype == after[name].dtype and before[name].shape == after[name].shape
+            )
             assert np.array_equal(before[name], after[name])
     payload = decode_payload(encode_payload(Payload(12, WEIGHTS, extras)))
     assert payload.round == 12 and set(payload.extras) == set(extras)
@@ -102,7 +136,10 @@ def test_metadata_are_sorted_and_still_readable() -> None:
     data = save_tensors(WEIGHTS, notes)
     assert data == save_tensors(WEIGHTS, dict(reversed(notes.items())))
     back = load(data)
-    assert all(np.array_equal(back[name], WEIGHTS[name]) and back[name].shape == WEIGHTS[name].shape for name in WEIGHTS)
+    assert all(
+        np.array_equal(back[name], WEIGHTS[name]) and back[name].shape == WEIGHTS[name].shape
+        for name in WEIGHTS
+    )
     assert (int.from_bytes(data[:8], "little") + 8) % 8 == 0
     import tempfile
 
@@ -125,7 +162,10 @@ def test_num_bytes() -> None:
 
 def test_values_out_of_the_declared_range_are_refused() -> None:
     """One diverged or malicious site must not move the numbers that all sites are judged by."""
-    declared = {"share": Extra((), "a share", low=0, high=1), "fit": Extra((2,), "a fit; NaN: none", nan=True)}
+    declared = {
+        "share": Extra((), "a share", low=0, high=1),
+        "fit": Extra((2,), "a fit; NaN: none", nan=True),
+    }
     check_extras("site", {"share": np.array(0.5), "fit": np.array([np.nan, 1.0])}, declared, {})
     for name, value, word in (
         ("share", np.array(1.5), "believable"),

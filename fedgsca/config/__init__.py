@@ -1,0 +1,55 @@
+"""Configuration: frozen data, read from TOML and --set, checked as a whole, written back with every default."""
+
+from fedgsca.config.loading import (
+    build,
+    describe,
+    differences,
+    flat,
+    load_config,
+    merge,
+    parse_set,
+    read_toml,
+    to_toml,
+)
+from fedgsca.config.presets import PRESETS
+from fedgsca.config.schema import (
+    METHODS,
+    SITES_SOURCE,
+    AuditConfig,
+    Config,
+    DataConfig,
+    FederationConfig,
+    MethodSchema,
+    ModelConfig,
+    NoiseConfig,
+    PrivacyConfig,
+    Section,
+    TrainConfig,
+    Tree,
+)
+
+__all__ = [
+    "METHODS",
+    "PRESETS",
+    "SITES_SOURCE",
+    "AuditConfig",
+    "Config",
+    "DataConfig",
+    "FederationConfig",
+    "MethodSchema",
+    "ModelConfig",
+    "NoiseConfig",
+    "PrivacyConfig",
+    "Section",
+    "TrainConfig",
+    "Tree",
+    "build",
+    "describe",
+    "differences",
+    "flat",
+    "load_config",
+    "merge",
+    "parse_set",
+    "read_toml",
+    "to_toml",
+]

@@ -1,0 +1,1 @@
+"""The built-in tissue images, drawn by formulas: no download, no licence."""

@@ -1,0 +1,1 @@
+"""Helpers without any knowledge of federated learning: files, text, console, csv, registries."""
