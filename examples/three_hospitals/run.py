@@ -21,7 +21,8 @@ from parties import Failed, Parties, free_port, listens
 
 from fedgsca.cli import execute
 from fedgsca.deploy.consortium import read_plan
-from fedgsca.support.console import duration, grid, note, say, show
+from fedgsca.support.console import grid, note, say, show
+from fedgsca.support.text import duration
 
 if TYPE_CHECKING:
     from rich.table import Table

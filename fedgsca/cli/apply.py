@@ -13,7 +13,7 @@ from fedgsca.cli.options import Json
 from fedgsca.support.console import emit, note, say
 
 if TYPE_CHECKING:
-    from fedgsca.label_audit.apply_decisions import Applied
+    from fedgsca.label_audit.apply_decisions import CorrectedLabels
 
 Folder = Annotated[
     Path, typer.Argument(metavar="AUDIT", help="RUN/audit/SITE, or RUN for all its reviewed sites")
@@ -40,9 +40,9 @@ def add(app: typer.Typer) -> None:
 def apply_command(
     audit: Folder, prefer: Prefer = None, out: Out = None, json: Json = False
 ) -> None:
-    from fedgsca.label_audit.apply_decisions import apply
+    from fedgsca.label_audit.apply_decisions import apply_decisions
 
-    done = apply(audit, prefer=prefer, out=out)
+    done = apply_decisions(audit, prefer=prefer, out=out)
     if json:
         emit(
             {
@@ -55,7 +55,7 @@ def apply_command(
         _show(done)
 
 
-def _show(done: Applied) -> None:
+def _show(done: CorrectedLabels) -> None:
     from fedgsca.data.label_changes import count_pairs, log_path
 
     counts = done.counts

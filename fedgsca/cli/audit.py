@@ -10,7 +10,8 @@ import typer
 
 from fedgsca.cli.options import Json, Quiet
 from fedgsca.errors import ConfigError
-from fedgsca.support.console import emit, grid, note, percent, say, show, warn
+from fedgsca.support.console import emit, grid, note, say, show, warn
+from fedgsca.support.text import percent
 
 if TYPE_CHECKING:
     from fedgsca.label_audit.audit_table import Audit
@@ -93,18 +94,18 @@ def audit(
             fix="audit the training labels; if you must look at the test labels: --split test --unlock-test",
         )
     from fedgsca.engine.label_evidence import sites_with_evidence
-    from fedgsca.label_audit.audit_images import Images
+    from fedgsca.label_audit.audit_images import AuditImages
     from fedgsca.label_audit.build_audit import audit_site
     from fedgsca.label_audit.gallery import write_gallery
-    from fedgsca.label_audit.locate import find
-    from fedgsca.label_audit.site_data import held_test, open_sites, pick
+    from fedgsca.label_audit.locate import locate_evidence
+    from fedgsca.label_audit.site_data import select_test_split, open_sites, select_site
 
     place = find(run)
     run = place.folder
     unknown = sorted(set(site or ()) - set(sites_with_evidence(run)))
     held = open_sites(run, source=data or place.data, labels=labels or place.labels)
-    chosen: list[SiteData] = [pick(run, held, name) for name in (unknown or site or sorted(held))]
-    chosen = [held_test(chosen[0])] if split is Split.test else chosen
+    chosen: list[SiteData] = [select_site(run, held, name) for name in (unknown or site or sorted(held))]
+    chosen = [select_test_split(chosen[0])] if split is Split.test else chosen
     unfinished = _unfinished(run)
     if unfinished and not quiet:
         warn(unfinished)
@@ -120,7 +121,7 @@ def audit(
             opinions=second_opinion or (),
             split=split.value,
         )
-        write_gallery(Images(one, found), unfinished=unfinished)
+        write_gallery(AuditImages(one, found), unfinished=unfinished)
         made.append(found)
     if json:
         emit({"audits": [{"path": str(found.path), **found.header} for found in made]})

@@ -33,8 +33,8 @@ from fedgsca.support.console import emit, grid, note, say, show, stoppable, warn
 
 if TYPE_CHECKING:
     from fedgsca.engine.rounds import RunObserver
-    from fedgsca.grid.comparison import Outcome, Plan
-    from fedgsca.grid.runner import Cell
+    from fedgsca.grid.comparison import ComparisonOutcome, ComparisonPlan
+    from fedgsca.grid.runner import GridCell
 
 Methods = Annotated[str, typer.Option("--methods", help="names joined by commas, or all")]
 Noises = Annotated[
@@ -87,13 +87,13 @@ def compare(
     quiet: Quiet = False,
     json: Json = False,
 ) -> None:
-    from fedgsca.grid.comparison import Plan, parse_methods, parse_noises, parse_seeds, read_tuned
+    from fedgsca.grid.comparison import ComparisonPlan, parse_methods, parse_noises, parse_seeds, read_tuned
 
     tree = make_tree(
         config, sets, data=data, rounds=rounds, sites=sites, partition=partition, labels=labels, model=model, frozen=frozen,
         skip_unreadable=skip_unreadable, preset=preset,
     )  # fmt: skip
-    plan = Plan(
+    plan = ComparisonPlan(
         parse_methods(methods), parse_noises(noise or ["0-S40-P20-C20"]), parse_seeds(seeds), tree, ceiling, clean, title or "",
         read_tuned(tuned) if tuned else {},
     )  # fmt: skip
@@ -105,7 +105,7 @@ def compare(
     )
 
 
-def _explain(plan: Plan) -> None:
+def _explain(plan: ComparisonPlan) -> None:
     from fedgsca.cli.show_config import explain_preset
 
     for cell in {cell.config.method: cell for cell in plan.cells()}.values():
@@ -115,18 +115,18 @@ def _explain(plan: Plan) -> None:
 
 
 class Shown:
-    """The comparison's audience: hands the engine a observer per cell and names what failed."""
+    """The comparison's observer: hands the engine a observer per cell and names what failed."""
 
     def __init__(self, display: Display) -> None:
         self.display = display
 
-    def watch(self, cell: Cell) -> RunObserver:
+    def observe(self, cell: GridCell) -> RunObserver:
         return self.display.watch(cell.name)
 
-    def finished(self, cell: Cell, result: Mapping[str, Any]) -> None:
+    def on_run_done(self, cell: GridCell, result: Mapping[str, Any]) -> None:
         self.display.done(cell.name, f"F1 {result['f1']:.1f}")
 
-    def failed(self, cell: Cell, error: Exception) -> None:
+    def on_run_failed(self, cell: GridCell, error: Exception) -> None:
         self.display.done(cell.name, "failed")
         if isinstance(error, FedgscaError):
             self.display.tell(f"{cell.name} failed: {error.message}\nFix: {error.fix}", "red")
@@ -137,7 +137,7 @@ class Shown:
             )
 
 
-def execute(plan: Plan, out: Path, *, jobs: int, quiet: bool, json: bool) -> Outcome:
+def execute(plan: ComparisonPlan, out: Path, *, jobs: int, quiet: bool, json: bool) -> ComparisonOutcome:
     """Start or continue; then tables, report and, if cells failed, an error."""
     from fedgsca.grid.comparison import check_folder, run_plan, write_tables
     from fedgsca.grid.runner import finished_cells

@@ -10,7 +10,8 @@ import typer
 
 from fedgsca.cli.options import Json
 from fedgsca.errors import ConfigError
-from fedgsca.support.console import console, duration, emit, grid, number, say, show
+from fedgsca.support.console import console, emit, grid, say, show
+from fedgsca.support.text import duration, number
 
 Plan = Annotated[Path, typer.Argument(metavar="FILE", help="consortium.toml")]
 Out = Annotated[

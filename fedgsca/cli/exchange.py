@@ -35,7 +35,7 @@ def export_command(
     audit: Folder, kind: Kind, out: Out, all_labels: All = False, reviewer: Whose = None
 ) -> None:
     from fedgsca.label_audit.audit_table import read_audit
-    from fedgsca.label_audit.exchange import export
+    from fedgsca.label_audit.exchange import export_suspects
 
     for path in export(read_audit(audit), kind, out, everything=all_labels, reviewer=reviewer):
         say(f"written  {path}")
@@ -44,9 +44,9 @@ def export_command(
 def import_command(audit: Folder, file: File, kind: Kind, reviewer: Who = None) -> None:
     from fedgsca.cli.review import reviewer_name
     from fedgsca.label_audit.audit_table import read_audit
-    from fedgsca.label_audit.exchange import bring_in
+    from fedgsca.label_audit.exchange import import_verdicts
 
-    counts = bring_in(
+    counts = import_verdicts(
         read_audit(audit),
         kind,
         file,

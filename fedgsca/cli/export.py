@@ -10,7 +10,7 @@ import typer
 
 from fedgsca.cli.options import Json, Quiet
 from fedgsca.support.console import emit, say, warn
-from fedgsca.support.files import size_text
+from fedgsca.support.text import size_text
 
 
 class Kind(StrEnum):

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fedgsca.cli.options import ConfigFile, Data, Json, Seed, Sets, Sites, make_config
-from fedgsca.support.console import emit, grid, note, percent, say, show
+from fedgsca.support.console import emit, grid, note, say, show
+from fedgsca.support.text import percent
 
 if TYPE_CHECKING:
     import numpy as np

@@ -150,7 +150,7 @@ def _command(name: str) -> Command:
                 fix="--set model.weights=FILE, with --model",
             )
         request = Request(
-            name, scale.value, tuple(data or ()), choose("--methods", methods, (line.key for line in grid.lines)),
+            name, scale.value, tuple(data or ()), choose("--methods", methods, (line.key for line in grid.rows)),
             choose("--settings", settings, (column.key for column in grid.columns)), parse_seeds(seeds or str(SEEDS_OF[scale.value])),
             tree, no_weights,
         )  # fmt: skip

@@ -16,9 +16,9 @@ def show_list(*, json: bool) -> None:
     found: list[dict[str, Any]] = [
         {
             "command": f"fedgsca table {name}" if name in TABLES else f"fedgsca {name}",
-            "paper": printed(name).where,
+            "paper": printed(name).place,
             "title": each.title,
-            "rows": [line.key for line in each.lines],
+            "rows": [line.key for line in each.rows],
             "settings": [column.key for column in each.columns],
             "runs": {scale: seeds * each.size for scale, seeds in SEEDS_OF.items()},
             "paper_hours": round(paper_hours(each)),

@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any
 from fedgsca.cli.compare import Shown, complain_failed
 from fedgsca.engine.progress import Display, display
 from fedgsca.errors import RunFolderError
-from fedgsca.support.console import duration, emit, note, say, stoppable
+from fedgsca.support.console import emit, note, say, stoppable
+from fedgsca.support.text import duration
 
 if TYPE_CHECKING:
     from fedgsca.engine.rounds import RunObserver
-    from fedgsca.grid.runner import Cell, Results, Shard
+    from fedgsca.grid.runner import GridCell, Results, Shard
     from fedgsca.paper.request import Request
     from fedgsca.paper.table_result import TableResult
 
@@ -22,23 +23,23 @@ if TYPE_CHECKING:
 class Timed:
     """Tells after every cell how long the rest will take."""
 
-    def __init__(self, display: Display, cells: Sequence[Cell], results: Results) -> None:
+    def __init__(self, display: Display, cells: Sequence[GridCell], results: Results) -> None:
         self.shown, self.display, self.cells, self.results = Shown(display), display, cells, results
 
-    def watch(self, cell: Cell) -> RunObserver:
-        return self.shown.watch(cell)
+    def observe(self, cell: GridCell) -> RunObserver:
+        return self.shown.observe(cell)
 
-    def finished(self, cell: Cell, result: Mapping[str, Any]) -> None:
-        self.shown.finished(cell, result)
+    def on_run_done(self, cell: GridCell, result: Mapping[str, Any]) -> None:
+        self.shown.on_run_done(cell, result)
         left = time_left(self.cells, self.results)
         if left:
             self.display.tell(left, "dim")
 
-    def failed(self, cell: Cell, error: Exception) -> None:
-        self.shown.failed(cell, error)
+    def on_run_failed(self, cell: GridCell, error: Exception) -> None:
+        self.shown.on_run_failed(cell, error)
 
 
-def time_left(cells: Sequence[Cell], results: Results) -> str:
+def time_left(cells: Sequence[GridCell], results: Results) -> str:
     from fedgsca.paper.run_time import seconds_left
 
     missing = sum(cell.name not in results for cell in cells)
@@ -106,7 +107,7 @@ def execute(
 
 
 def _show_state(
-    asked: Sequence[Cell], mine: Sequence[Cell], results: Results, shard: Shard
+    asked: Sequence[GridCell], mine: Sequence[GridCell], results: Results, shard: Shard
 ) -> None:
     """What is done and what is to do."""
     part = f"; shard {shard} has {len(mine)} of them" if shard.count > 1 else ""

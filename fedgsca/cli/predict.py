@@ -14,8 +14,9 @@ import typer
 
 from fedgsca.cli.options import Json, Quiet
 from fedgsca.errors import ConfigError, DataError
-from fedgsca.support.console import console, emit, grid, note, number, warn
+from fedgsca.support.console import console, emit, grid, note, warn
 from fedgsca.support.files import open_atomic
+from fedgsca.support.text import number
 
 if TYPE_CHECKING:
     from fedgsca.export.exported_model import Model

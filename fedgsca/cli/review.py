@@ -10,7 +10,8 @@ import typer
 
 from fedgsca.cli.options import Json
 from fedgsca.errors import ConfigError
-from fedgsca.support.console import emit, grid, note, number, percent, say, show, warn
+from fedgsca.support.console import emit, grid, note, say, show, warn
+from fedgsca.support.text import number, percent
 
 Folder = Annotated[
     Path, typer.Argument(metavar="AUDIT", help="folder of one site's audit, RUN/audit/SITE")
@@ -57,20 +58,20 @@ def review(
 
     opened = read_audit(audit)
     if summary or json:
-        from fedgsca.label_audit.consensus import summarise
+        from fedgsca.label_audit.consensus import summarise_decisions
         from fedgsca.label_audit.decisions import Decisions
 
-        found = summarise(Decisions(opened.path))
+        found = summarise_decisions(Decisions(opened.path))
         emit(found) if json else _show(found, opened.path)
         return
     name = reviewer_name(reviewer)
-    from fedgsca.review.serve import need_server, serve
+    from fedgsca.review.serve import require_server_packages, serve
 
-    need_server()  # before the images are read
-    from fedgsca.label_audit.audit_images import Images
+    require_server_packages()  # before the images are read
+    from fedgsca.label_audit.audit_images import AuditImages
     from fedgsca.review.session import Session
 
-    session = Session(opened, Images.open(opened), name, blind=blind)
+    session = Session(opened, AuditImages.open(opened), name, blind=blind)
 
     def tell(address: str) -> None:
         say(f"review  {address}", "bold")

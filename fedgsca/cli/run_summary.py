@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from fedgsca.support.console import duration, grid, number, percent, say, show
-from fedgsca.support.files import size_text
+from fedgsca.support.console import grid, say, show
+from fedgsca.support.text import duration, number, percent, size_text
 
 # metric of a site -> heading; only those that the method reports are shown
 _COLUMNS = {

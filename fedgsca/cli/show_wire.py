@@ -24,7 +24,7 @@ from fedgsca.cli.options import (
     make_config,
 )
 from fedgsca.support.console import emit, grid, say, show
-from fedgsca.support.files import size_text
+from fedgsca.support.text import size_text
 
 if TYPE_CHECKING:
     from fedgsca.config import Config

@@ -19,7 +19,7 @@ from fedgsca.deploy.check_result import Finding, failed, passed, unknown
 from fedgsca.deploy.kit_files import KEY, KIT, versions
 from fedgsca.engine.site_node import SiteSettings, read_settings
 from fedgsca.errors import ClassListError, ConfigError, FedgscaError
-from fedgsca.support.files import size_text
+from fedgsca.support.text import size_text
 
 RESERVE = 1_000_000_000  # bytes for the method's memory, Flower's files and logs
 

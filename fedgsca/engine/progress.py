@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol
 
-from fedgsca.support.console import console, duration, note
+from fedgsca.support.console import console, note
+from fedgsca.support.text import duration
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID

@@ -40,7 +40,7 @@ from fedgsca.report.elements import (
 from fedgsca.report.plot_style import DASHES, slot
 from fedgsca.report.run_reader import Run, Tree, number, read_run
 from fedgsca.report.sentences import method_name, plural, score, seconds
-from fedgsca.support.files import size_text
+from fedgsca.support.text import size_text
 
 TILES = 5
 REPORTED = {

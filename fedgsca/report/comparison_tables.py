@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from statistics import fmean, stdev
 from typing import Any
 
-from fedgsca.support.files import size_text
+from fedgsca.support.text import size_text
 
 BASELINE = "fedavg"
 RANKED = ("f1", "recall", "precision", "best_f1")  # percent, more is better

@@ -20,7 +20,7 @@ from fedgsca.report.elements import (
 )
 from fedgsca.report.run_reader import Run, number
 from fedgsca.report.sentences import count, noise_name, percent, plural, seconds, spans
-from fedgsca.support.files import size_text
+from fedgsca.support.text import size_text
 
 MATRICES, SMALL_MATRIX = (
     4,

@@ -90,21 +90,3 @@ def stoppable(out: Path) -> Iterator[None]:
     except KeyboardInterrupt:
         note(f"\nstopped; continue with `fedgsca resume {out}`", "bold yellow")
         raise
-
-
-def number(value: float | None, digits: int = 1) -> str:
-    return "–" if value is None else f"{value:.{digits}f}"
-
-
-def percent(share: float | None) -> str:
-    return "–" if share is None else f"{100 * share:.1f} %"
-
-
-def duration(seconds: float) -> str:
-    """48 s, 3 min 20 s, 2 h 5 min."""
-    whole = round(seconds)
-    if whole < 60:
-        return f"{seconds:.1f} s" if seconds < 9.95 else f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60} s"
-    return f"{whole // 3600} h {whole % 3600 // 60} min"

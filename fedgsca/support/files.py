@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import IO
 
 from fedgsca.errors import RunFolderError
+from fedgsca.support.text import size_text
 
 # disk full, quota used up, and the file-size limit of the shell or container: all mean "no room"
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -123,13 +124,3 @@ def remove_quietly(path: Path) -> None:
     """Delete a file if it is there; cleaning up must not hide the error that made it necessary."""
     with contextlib.suppress(OSError):
         path.unlink()
-
-
-def size_text(size: int) -> str:
-    """A byte count for people: 812 B, 3.4 MB, 6.0 GB."""
-    value = float(size)
-    for unit in ("B", "KB", "MB", "GB"):
-        if value < 1000:
-            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
-        value /= 1000
-    return f"{value:.1f} TB"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fedgsca.report.sentences import NBSP
+from fedgsca.support.text import NBSP
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:

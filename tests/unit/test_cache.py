@@ -18,7 +18,8 @@ import pytest
 from fedgsca.data import cache
 from fedgsca.data.cache import cache_folder, cached_array, cached_rows
 from fedgsca.errors import DataError, RunFolderError
-from fedgsca.support.files import abandoned, beside, size_text, write_atomic
+from fedgsca.support.files import abandoned, beside, write_atomic
+from fedgsca.support.text import size_text
 
 
 class Counted:

@@ -1,0 +1,153 @@
+"""Numbers and lists as text, and the nearest name for a misspelled one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+NBSP = "\N{NO-BREAK SPACE}"
+MINUS = "\N{MINUS SIGN}"
+DASH = "\N{EN DASH}"  # a value that is missing
+
+# What fold_name removes: spaces, tabs, underscores, and hyphens in their several forms.
+_SEPARATORS = frozenset(" \t\n_-\N{NO-BREAK SPACE}\N{HYPHEN}\N{NON-BREAKING HYPHEN}\N{EN DASH}")
+
+
+def number(value: float | None, digits: int = 1) -> str:
+    """A number with a fixed count of digits after the point: 71.3; a dash if there is none."""
+    return DASH if value is None else f"{value:.{digits}f}"
+
+
+def percent(share: float | None, digits: int = 1, space: str = " ") -> str:
+    """A share of 1 as a percentage: 0.204 -> 20.4 %; a dash if there is none."""
+    return DASH if share is None else f"{100 * share:.{digits}f}{space}%"
+
+
+def signed(value: float, digits: int = 1) -> str:
+    """A difference with its sign: +0.12, −0.12; a difference that rounds to zero has no sign."""
+    text = f"{value:+.{digits}f}".replace("-", MINUS)
+    is_zero = float(f"{value:.{digits}f}") == 0
+    return text[1:] if is_zero else text
+
+
+def count(value: int) -> str:
+    """A count with separators: 12,345."""
+    return f"{value:,d}"
+
+
+def plural(quantity: int, noun: str, nouns: str | None = None) -> str:
+    """A count with its noun: 1 site, 1,200 sites. `nouns` is an irregular plural."""
+    if quantity == 1:
+        return f"1 {noun}"
+    return f"{count(quantity)} {nouns or noun + 's'}"
+
+
+def join_words(words: Sequence[str], conjunction: str = "and") -> str:
+    """Words as a list in a sentence: a; a and b; a, b and c. No words give an empty text."""
+    if len(words) < 2:
+        return "".join(words)
+    return f"{', '.join(words[:-1])} {conjunction} {words[-1]}"
+
+
+def duration(seconds: float) -> str:
+    """A time span: 4.2 s, 48 s, 3 min 20 s, 2 h 5 min."""
+    if seconds < 9.95:
+        return f"{seconds:.1f} s"
+    full = round(seconds)
+    if full < 60:
+        return f"{full} s"
+    if full < 3600:
+        return f"{full // 60} min {full % 60} s"
+    return f"{full // 3600} h {full % 3600 // 60} min"
+
+
+def size_text(size: float) -> str:
+    """A number of bytes: 812 B, 3.4 MB, 6.0 GB (powers of 1000)."""
+    if size < 1000:
+        return f"{size:.0f} B"
+    value = size / 1000
+    for unit in ("KB", "MB", "GB"):
+        if value < 1000:
+            return f"{value:.1f} {unit}"
+        value /= 1000
+    return f"{value:.1f} TB"
+
+
+def fold_name(name: str) -> str:
+    """A name without the differences people do not see: capitals, spaces, hyphens, underscores.
+
+    For comparing spellings. Two different names can fold to the same text ("HER2" and "HER2-"), so
+    look for an exact match first. A name of nothing but such characters stays as it is.
+    """
+    folded = name.casefold()
+    letters = [character for character in folded if character not in _SEPARATORS]
+    return "".join(letters) or folded
+
+
+def suggest(word: str, candidates: Iterable[str]) -> str | None:
+    """The candidate that a misspelled or shortened word most likely meant, or None.
+
+    A candidate must be really similar, because a wrong suggestion misleads: it differs only in
+    capitals, spaces and hyphens, or by at most a third of the letters (an exchange of two
+    neighbours counts once), or it is the only one that begins with the word or contains it.
+    """
+    folded = fold_name(word)
+    names = {}
+    for candidate in candidates:
+        names.setdefault(fold_name(candidate), candidate)
+    if folded in names:
+        return names[folded]
+    for find in (_only_completion, _nearest_name, _only_container):
+        name = find(folded, list(names))
+        if name is not None:
+            return names[name]
+    return None
+
+
+def did_you_mean(word: str, candidates: Iterable[str]) -> str:
+    """The beginning of a fix: "did you mean 'fedavg'? ", or an empty text."""
+    suggestion = suggest(word, candidates)
+    return "" if suggestion is None else f"did you mean {suggestion!r}? "
+
+
+def _only_completion(word: str, names: Sequence[str]) -> str | None:
+    """The only name that begins with the word (2 letters or more)."""
+    names = [name for name in names if len(word) >= 2 and name.startswith(word)]
+    return names[0] if len(names) == 1 else None
+
+
+def _nearest_name(word: str, names: Sequence[str]) -> str | None:
+    """The name with the smallest edit distance, at most a third of the word; the first of a tie."""
+    limit = len(word) // 3
+    nearest = None
+    for name in names:
+        if len(word) < 4 and name[:1] != word[:1]:
+            continue  # gpu and cpu: in so short a word the first letter is not a slip
+        if abs(len(name) - len(word)) > limit:
+            continue
+        distance = _edit_distance(word, name)
+        if distance <= limit:
+            nearest = name
+            limit = distance - 1
+    return nearest
+
+
+def _only_container(word: str, names: Sequence[str]) -> str | None:
+    """The only name that contains the word (3 letters or more)."""
+    names = [name for name in names if len(word) >= 3 and word in name]
+    return names[0] if len(names) == 1 else None
+
+
+def _edit_distance(a: str, b: str) -> int:
+    """Insertions, deletions, replacements and exchanges of neighbours that turn `a` into `b`."""
+    before_last: list[int] = []
+    last = list(range(len(b) + 1))
+    for i, letter in enumerate(a, 1):
+        row = [i]
+        for j, other in enumerate(b, 1):
+            cost = min(last[j] + 1, row[j - 1] + 1, last[j - 1] + (letter != other))
+            if i > 1 and j > 1 and letter == b[j - 2] and a[i - 2] == other:
+                cost = min(cost, before_last[j - 2] + 1)
+            row.append(cost)
+        before_last = last
+        last = row
+    return last[-1]
