@@ -1,4 +1,4 @@
-"""Errors a user can act on: each has a stable code and says what is wrong, where, and how to fix it.
+"""Errors a user can act on: a stable code, what is wrong and where, and how to fix it.
 
 `assert` and plain exceptions are left for our own bugs. The command line prints these without a
 traceback and exits with the class's exit code, so that a script can tell a typo from a full disk.
@@ -6,10 +6,14 @@ traceback and exits with the class's exit code, so that a script can tell a typo
 A code such as `data.duplicate-column` never changes its meaning; the wording of a message may.
 docs/errors.md lists all codes. It is generated from the source, so a code is always a literal:
 
-    raise DataError("data.duplicate-column", f"duplicate column {name!r} in {path}", fix="rename one of the two columns")
+    raise DataError(
+        "data.duplicate-column", f"{path} has two columns {name!r}", fix="rename one of them"
+    )
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 
 class FedgscaError(Exception):
@@ -38,11 +42,37 @@ class FedgscaError(Exception):
             "exit_code": self.exit_code,
         }
 
+    def __reduce__(self) -> tuple[object, ...]:
+        """Errors cross process boundaries; the default would call the class with the message only."""
+        return (_restore_error, (type(self), self.__dict__.copy()))
+
+
+def _restore_error(kind: type[FedgscaError], attributes: dict[str, object]) -> FedgscaError:
+    error = kind.__new__(kind, attributes["message"])
+    error.__dict__.update(attributes)
+    return error
+
 
 class ConfigError(FedgscaError):
-    """A configuration value, command line option or noise specification that makes no sense."""
+    """A configuration value, command line option or noise specification that makes no sense.
+
+    `problems` are single problems that were collected and are reported together, one line each;
+    they are appended to the message, so do not repeat them in it.
+    """
 
     exit_code = 2
+
+    def __init__(self, code: str, message: str, *, fix: str, problems: Sequence[str] = ()) -> None:
+        lines = [f"\n  {problem}" for problem in problems]
+        super().__init__(code, message + "".join(lines), fix=fix)
+        self.problems = tuple(problems)
+
+    def to_json(self) -> dict[str, object]:
+        """The error as `--json` prints it, with `problems` as a list where there are several."""
+        fields = super().to_json()
+        if self.problems:
+            fields["problems"] = list(self.problems)
+        return fields
 
 
 class DataError(FedgscaError):
