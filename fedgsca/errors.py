@@ -31,7 +31,7 @@ class FedgscaError(Exception):
         self.fix = fix
 
     def __str__(self) -> str:
-        return f"{self.message} [{self.code}]\nFix: {self.fix}"
+        return f"[{self.code}] {self.message}\nFix: {self.fix}"
 
     def to_json(self) -> dict[str, object]:
         """The error as `--json` prints it."""
@@ -43,7 +43,7 @@ class FedgscaError(Exception):
         }
 
     def __reduce__(self) -> tuple[object, ...]:
-        """Errors cross process boundaries; the default would call the class with the message only."""
+        """Pickle all attributes: errors travel from worker processes to the main one."""
         return (_restore_error, (type(self), self.__dict__.copy()))
 
 
