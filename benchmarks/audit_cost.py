@@ -40,7 +40,7 @@ def runner(folder: Path, enabled: bool, case: dict[str, Any]) -> SiteRunner:
 
 
 def seconds(made: SiteRunner, round: int) -> float:
-    payload = made.method.broadcast(made.method.start(weights_of(made.model)), round)
+    payload = made.method.broadcast(made.method.start(weights_of(made.model), seed=0), round)
     began = time.process_time()
     made.run_round("site-1", payload)
     return time.process_time() - began

@@ -58,7 +58,9 @@ class Rounds:
     def __init__(self, config: Config, folder: Path) -> None:
         self.runner: SiteRunner = open_runner(config, folder)
         self.engine = LocalEngine(self.runner)
-        self.state: ServerState = self.runner.method.start(weights_of(self.runner.model))
+        self.state: ServerState = self.runner.method.start(
+            weights_of(self.runner.model), config.seed
+        )
 
     def step(self) -> None:
         method = self.runner.method

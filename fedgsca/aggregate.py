@@ -54,10 +54,15 @@ class WeightedMean:
         return mean
 
 
+def count_samples(update: Update) -> float:
+    """n_k, the weight of a site in FedAvg."""
+    return float(update.num_samples)
+
+
 def weighted_mean(
     updates: Iterable[Update],
     fallback: Arrays,
-    weight: Callable[[Update], float] = lambda update: float(update.num_samples),
+    weight: Callable[[Update], float] = count_samples,
 ) -> dict[str, np.ndarray]:
     """FedAvg's server step (weights n_k / N); with no usable update the model stays what it was."""
     mean = WeightedMean()

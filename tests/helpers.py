@@ -71,9 +71,8 @@ class Toy:
         )
 
     def start(self) -> ServerState:
-        return self.method.start(
-            {name: tensor.numpy().copy() for name, tensor in self.model.state_dict().items()}
-        )
+        weights = {name: tensor.numpy().copy() for name, tensor in self.model.state_dict().items()}
+        return self.method.start(weights, seed=0)
 
     def run_round(self, name: str, payload: Payload) -> Update:
         site = self.site(name)

@@ -125,7 +125,7 @@ def measure(config: Config) -> dict[str, Any]:
     experiment = prepare(_few(config))
     with tempfile.TemporaryDirectory() as folder:
         runner = SiteRunner(experiment, method, Path(folder))
-        payload = method.broadcast(method.start(weights_of(runner.model)), 0)
+        payload = method.broadcast(method.start(weights_of(runner.model), config.seed), 0)
         check_extras("payload", payload.extras, method.downloads, experiment.dims)
         update = runner.update(payload, runner.site(min(experiment.sites)))
         check_update(update, payload.weights, method.uploads, experiment.dims)

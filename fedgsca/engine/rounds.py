@@ -159,7 +159,7 @@ def run(
         runner = SiteRunner(experiment, method, out)
         folder.write_setup(experiment)
         state = checkpoint.latest(folder.checkpoints, config.fingerprint()) or method.start(
-            weights_of(runner.model)
+            weights_of(runner.model), config.seed
         )
         folder.cut_metrics(state.round)
         observer.on_start(experiment, state.round)

@@ -1,10 +1,14 @@
-"""What a method is: four functions, a declaration of what crosses, and typed options.
+"""The contract of a method: four functions, a declaration of what travels, and typed options.
 
     start -> [ broadcast -> local_update at every site -> aggregate ] x rounds
 
-The client half (local_update) runs inside the hospital and sees the payload and its own Site. The server half (start, broadcast,
-aggregate) sees only what crossed the wire. Stages live in the server state and travel in the payload. A method keeps nothing in
-`self` between calls: another process, or a restarted one, must be able to go on.
+The client half (`local_update`) runs inside the hospital and sees the payload and its own `Site`.
+The server half (`start`, `broadcast`, `aggregate`) sees only what travelled. Stages live in the
+server state and reach the sites in the payload. A method stores nothing in `self` between calls, so
+that another process, or a restarted one, can continue the run.
+
+A new method is one file: a class that derives from `Method` and is decorated with `@register`.
+Everything that names, draws, prices or logs a method reads the attributes below.
 """
 
 from __future__ import annotations
@@ -23,54 +27,105 @@ if TYPE_CHECKING:
 
 
 class MethodOptions(BaseModel):
-    """Options of a method: immutable, typed, unknown keys are errors."""
+    """Options of a method: immutable and typed; unknown keys are errors."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
 @dataclass(frozen=True)
 class ServerState:
-    """All that the coordinator remembers between rounds; this is what a checkpoint holds."""
+    """Everything that the coordinator remembers between rounds. A checkpoint holds exactly this."""
 
-    round: int  # the next round to run, zero based
+    # the next round to run, zero-based
+    round: int
     weights: Arrays
-    extras: Arrays = field(default_factory=dict)  # selector, stage, verdicts: small named arrays
+    # small named arrays, such as a selector, a stage or the groups of sites
+    extras: Arrays = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Logged:
+    """What a method leaves for the log and the report, beside what travels. All of it is optional.
+
+    selection   names of `site.note` arrays that are stored, with their true flags, for the loss
+                histograms of the report (simulations only); nothing is stored without "losses"
+    events      uploads that are 1 when something unusual happened at a site in a round, and the
+                clause that describes it, such as {"guard": "the collapse guard stepped in"}
+    """
+
+    selection: tuple[str, ...] = ("losses", "clean", "clean_probability", "selector", "cut")
+    events: Mapping[str, str] = field(default_factory=dict)
 
 
 class Method(Protocol):
-    """See the module's text. `uploads` and `downloads` name every array that travels beside the weights."""
+    """A federated learning method. See the text of this module; only `name` has no default.
 
+    `uploads` and `downloads` declare every array that travels beside the weights. What is not
+    declared is refused.
+    """
+
+    # as in the configuration and on the command line, lower case
     name: ClassVar[str]
-    paper: ClassVar[str]
-    head: ClassVar[str]  # the classifier head it needs: "linear" for all but FedGP
-    uploads: ClassVar[Mapping[str, Extra]]
-    downloads: ClassVar[Mapping[str, Extra]]
-    Options: ClassVar[type[MethodOptions]]
+    # as in reports and tables; without one, the name
+    title: ClassVar[str] = ""
+    # the publication: authors, title, venue and year
+    paper: ClassVar[str] = ""
+    # position in tables and legends; the methods of the paper come first, in its order
+    order: ClassVar[int] = 100
+    # the classifier head that the method trains: "linear" or "centroid" (FedGP)
+    head: ClassVar[str] = "linear"
+    # cost of a round in passes over a site's data: a forward pass is 1, a training pass is 3
+    passes: ClassVar[float] = 3.0
+    uploads: ClassVar[Mapping[str, Extra]] = {}
+    downloads: ClassVar[Mapping[str, Extra]] = {}
+    logged: ClassVar[Logged] = Logged()
+    Options: ClassVar[type[MethodOptions]] = MethodOptions
 
-    def __init__(self, options: MethodOptions, rounds: int) -> None: ...
-    def start(self, weights: Arrays) -> ServerState: ...
-    def broadcast(self, state: ServerState, round: int) -> Payload: ...
-    def local_update(self, payload: Payload, site: Site) -> Update: ...  # runs inside the hospital
-    def aggregate(
-        self, state: ServerState, updates: Iterable[Update]
-    ) -> ServerState: ...  # one pass, in order of site names
+    options: MethodOptions
+    # the length of the run
+    rounds: int
+
+    def __init__(self, options: MethodOptions, rounds: int) -> None:
+        self.options = options
+        self.rounds = rounds
+
+    def start(self, weights: Arrays, seed: int) -> ServerState:
+        """The state before the first round. `seed` is the experiment's, for draws at the server."""
+        ...
+
+    def broadcast(self, state: ServerState, round: int) -> Payload:
+        """The message to every site at the beginning of a round."""
+        ...
+
+    def local_update(self, payload: Payload, site: Site) -> Update:
+        """One round of training at a site. This runs inside the hospital."""
+        ...
+
+    def aggregate(self, state: ServerState, updates: Iterable[Update]) -> ServerState:
+        """The next state. The updates arrive one by one, in the order of the sites' names."""
+        ...
 
 
 M = TypeVar("M", bound=type)
 
 
 def register(method: M) -> M:
-    """Class decorator: makes the method known to the command line, the tables, every engine and the contract tests."""
-    METHODS.register(method.name, method)  # type: ignore[attr-defined]
+    """Class decorator that offers a method to the command line, reports, engines and tests."""
+    described = cast("type[Method]", method)
+    if not described.title:
+        described.title = described.name
+    METHODS.register(described.name, method)
     return method
 
 
 def load_methods() -> Mapping[str, type[Method]]:
-    """All methods by name: those of this package and those of plugins."""
-    return cast("Mapping[str, type[Method]]", METHODS.load())
+    """All methods by name, in their table order: those of this package and those of plugins."""
+    methods = cast("Mapping[str, type[Method]]", METHODS.load())
+    names = sorted(methods, key=lambda name: (methods[name].order, name))
+    return {name: methods[name] for name in names}
 
 
 def make_method(name: str, options: Mapping[str, object], rounds: int) -> Method:
-    """The method with its options checked; `rounds` is the length of the run."""
+    """The method `name` with its options checked; `rounds` is the length of the run."""
     method = load_methods()[name]
     return method(method.Options.model_validate(options), rounds)

@@ -6,35 +6,27 @@ server: theta   <- sum_k (n_k / N) theta_k
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import ClassVar
+from collections.abc import Iterable
 
-from fedgsca.aggregate import weighted_mean
-from fedgsca.methods.base import MethodOptions, ServerState, register
+from fedgsca.methods.base import Method, ServerState, register
+from fedgsca.methods.parts.averaging import average_models, broadcast_model, start_from
 from fedgsca.site import Site
 from fedgsca.train import cross_entropy, train
-from fedgsca.wire import Arrays, Extra, Payload, Update
+from fedgsca.wire import Arrays, Payload, Update
 
 
 @register
-class FedAvg:
-    name: ClassVar[str] = "fedavg"
-    paper: ClassVar[str] = (
-        "McMahan et al., Communication-Efficient Learning of Deep Networks from Decentralized Data, AISTATS 2017"
-    )
-    head: ClassVar[str] = "linear"
-    uploads: ClassVar[Mapping[str, Extra]] = {}
-    downloads: ClassVar[Mapping[str, Extra]] = {}
-    Options = MethodOptions
+class FedAvg(Method):
+    name = "fedavg"
+    title = "FedAvg"
+    paper = "McMahan et al., Communication-Efficient Learning of Deep Networks from Decentralized Data, AISTATS 2017"
+    order = 1
 
-    def __init__(self, options: MethodOptions, rounds: int) -> None:
-        self.options, self.rounds = options, rounds
-
-    def start(self, weights: Arrays) -> ServerState:
-        return ServerState(0, weights)
+    def start(self, weights: Arrays, seed: int) -> ServerState:
+        return start_from(weights)
 
     def broadcast(self, state: ServerState, round: int) -> Payload:
-        return Payload(round, state.weights)
+        return broadcast_model(state, round)
 
     def local_update(self, payload: Payload, site: Site) -> Update:
         site.load(payload.weights)
@@ -42,4 +34,4 @@ class FedAvg:
         return Update(site.name, site.num_samples, site.weights())
 
     def aggregate(self, state: ServerState, updates: Iterable[Update]) -> ServerState:
-        return ServerState(state.round + 1, weighted_mean(updates, state.weights))
+        return average_models(state, updates)

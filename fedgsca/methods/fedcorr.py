@@ -47,7 +47,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from fedgsca.aggregate import WeightedMean
-from fedgsca.methods.base import MethodOptions, ServerState, register
+from fedgsca.methods.base import Method, MethodOptions, ServerState, register
 from fedgsca.methods.parts.lid import mean_lid, two_groups
 from fedgsca.methods.parts.mixup import mixup_cross_entropy
 from fedgsca.methods.parts.statistics import rounds_of
@@ -152,12 +152,14 @@ def distance(model: nn.Module, anchor: list[Tensor]) -> Tensor:
 
 
 @register
-class FedCorr:
-    name: ClassVar[str] = "fedcorr"
-    paper: ClassVar[str] = (
+class FedCorr(Method):
+    name = "fedcorr"
+    title = "FedCorr"
+    paper = (
         "Xu et al., FedCorr: Multi-Stage Federated Learning for Label Noise Correction, CVPR 2022"
     )
-    head: ClassVar[str] = "linear"
+    order = 4
+    passes = 3.1
     uploads: ClassVar[Mapping[str, Extra]] = {
         "lid": Extra(
             (),
@@ -185,9 +187,7 @@ class FedCorr:
         "train_limit": Extra((), "largest noise level of a site that fine-tunes", low=0, high=1),
     }
     Options = FedCorrOptions
-
-    def __init__(self, options: FedCorrOptions, rounds: int) -> None:
-        self.options, self.rounds = options, rounds
+    options: FedCorrOptions
 
     # ---- server ----
 
@@ -196,7 +196,7 @@ class FedCorr:
         second = first + (rounds_of(self.options.stage2, self.rounds) if self.options.stage2 else 0)
         return PRE_PROCESS if round < first else FINE_TUNE if round < second else USUAL
 
-    def start(self, weights: Arrays) -> ServerState:
+    def start(self, weights: Arrays, seed: int) -> ServerState:
         extras = {
             "stage": np.array(self._stage(0)),
             "lid_boundary": np.array(np.inf),

@@ -41,8 +41,8 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedgsca.aggregate import weighted_mean
-from fedgsca.methods.base import MethodOptions, ServerState, register
+from fedgsca.methods.base import Method, MethodOptions, ServerState, register
+from fedgsca.methods.parts.averaging import average_models, broadcast_model, start_from
 from fedgsca.methods.parts.statistics import log_prior, masked_mean
 from fedgsca.site import Site, weights_of
 from fedgsca.train import SGD, Batch, batches, optimiser, precision, proximal
@@ -95,36 +95,35 @@ def confidence_at(epoch: int, span: int, largest: float) -> float:
 
 
 @register
-class FedFixer:
-    name: ClassVar[str] = "fedfixer"
-    paper: ClassVar[str] = (
+class FedFixer(Method):
+    name = "fedfixer"
+    title = "FedFixer"
+    paper = (
         "Ji et al., FedFixer: Mitigating Heterogeneous Label Noise in Federated Learning, AAAI 2024"
     )
-    head: ClassVar[str] = "linear"
+    order = 6
+    passes = 6.0
     uploads: ClassVar[Mapping[str, Extra]] = {
         "selected": Extra(
             (), "samples on which the model was trained, averaged over local epochs", low=0
         )
     }
-    downloads: ClassVar[Mapping[str, Extra]] = {}
     Options = FedFixerOptions
-
-    def __init__(self, options: FedFixerOptions, rounds: int) -> None:
-        self.options, self.rounds = options, rounds
+    options: FedFixerOptions
 
     # ---- server ----
 
-    def start(self, weights: Arrays) -> ServerState:
-        return ServerState(0, weights)
+    def start(self, weights: Arrays, seed: int) -> ServerState:
+        return start_from(weights)
 
     def broadcast(self, state: ServerState, round: int) -> Payload:
-        return Payload(round, state.weights)
+        return broadcast_model(state, round)
 
     def aggregate(self, state: ServerState, updates: Iterable[Update]) -> ServerState:
         def selected(update: Update) -> float:
             return float(np.clip(np.nan_to_num(update.extras["selected"]), 0, update.num_samples))
 
-        return ServerState(state.round + 1, weighted_mean(updates, state.weights, selected))
+        return average_models(state, updates, selected)
 
     # ---- site ----
 

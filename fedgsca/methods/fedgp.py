@@ -49,7 +49,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedgsca.aggregate import WeightedMean
-from fedgsca.methods.base import MethodOptions, ServerState, register
+from fedgsca.methods.base import Method, MethodOptions, ServerState, register
 from fedgsca.methods.parts import graph
 from fedgsca.methods.parts.graph import CentroidGNN
 from fedgsca.methods.parts.statistics import rounds_of
@@ -156,12 +156,13 @@ class Embedded(nn.Module):
 
 
 @register
-class FedGP:
-    name: ClassVar[str] = "fedgp"
-    paper: ClassVar[str] = (
-        "Chen et al., FedGP: Federated Graph Purification for Medical Image Classification with Label Noise, MedIA 2023"
-    )
-    head: ClassVar[str] = "centroid"
+class FedGP(Method):
+    name = "fedgp"
+    title = "FedGP"
+    paper = "Chen et al., FedGP: Federated Graph Purification for Medical Image Classification with Label Noise, MedIA 2023"
+    order = 5
+    head = "centroid"
+    passes = 4.0
     uploads: ClassVar[Mapping[str, Extra]] = {
         "centroids": Extra(
             ("C", DIM),
@@ -183,9 +184,7 @@ class FedGP:
         **GNN_EXTRAS,
     }
     Options = FedGPOptions
-
-    def __init__(self, options: FedGPOptions, rounds: int) -> None:
-        self.options, self.rounds = options, rounds
+    options: FedGPOptions
 
     # ---- server ----
 
@@ -193,9 +192,9 @@ class FedGP:
         first = rounds_of(self.options.warmup, self.rounds) if self.options.warmup else 0
         return WARM_UP if round < first else PURIFY
 
-    def start(self, weights: Arrays) -> ServerState:
-        # the experiment's seed is in the initial head, and nowhere else here
-        seed = int.from_bytes(
+    def start(self, weights: Arrays, seed: int) -> ServerState:
+        # derived from the initial head, as before `start` received the seed: same bytes as 0.2
+        gnn_seed = int.from_bytes(
             hashlib.sha256(np.ascontiguousarray(weights[W]).tobytes()).digest()[:8], "little"
         )
         return ServerState(
@@ -203,7 +202,7 @@ class FedGP:
             weights,
             {
                 "stage": np.array(self._stage(0)),
-                **CentroidGNN.initial(DIM, stream(seed, "fedgp", "gnn")),
+                **CentroidGNN.initial(DIM, stream(gnn_seed, "fedgp", "gnn")),
             },
         )
 

@@ -29,7 +29,7 @@ from torch.nn import functional as F
 from fedgsca.aggregate import WeightedMean
 from fedgsca.credal import beta_at, rcl_loss, ucl_loss
 from fedgsca.errors import UpdateError
-from fedgsca.methods.base import MethodOptions, ServerState, register
+from fedgsca.methods.base import Logged, Method, MethodOptions, ServerState, register
 from fedgsca.pseudo_label import (
     assign,
     class_thresholds,
@@ -164,12 +164,12 @@ def _trusted(update: Update) -> Selector | None:
 
 
 @register
-class FedGSCA:
-    name: ClassVar[str] = "fedgsca"
-    paper: ClassVar[str] = (
-        "Ye et al., FedGSCA: Medical Federated Learning with Global Sample Selector and Client Adaptive Adjuster, 2025"
-    )
-    head: ClassVar[str] = "linear"
+class FedGSCA(Method):
+    name = "fedgsca"
+    title = "FedGSCA"
+    paper = "Ye et al., FedGSCA: Medical Federated Learning with Global Sample Selector and Client Adaptive Adjuster, 2025"
+    order = 8
+    passes = 4.2
     uploads: ClassVar[Mapping[str, Extra]] = {
         "selector": Extra(
             (6,),
@@ -218,14 +218,13 @@ class FedGSCA:
         "selector": Extra((6,), "the merged selector; NaN: none yet", nan=True),
         "selecting": Extra((), "1 once warm-up is over", low=0, high=1),
     }
+    logged: ClassVar[Logged] = Logged(events={"guard": "the collapse guard stepped in"})
     Options = FedGSCAOptions
-
-    def __init__(self, options: FedGSCAOptions, rounds: int) -> None:
-        self.options, self.rounds = options, rounds
+    options: FedGSCAOptions
 
     # ---- server ----
 
-    def start(self, weights: Arrays) -> ServerState:
+    def start(self, weights: Arrays, seed: int) -> ServerState:
         return ServerState(
             0,
             weights,

@@ -44,7 +44,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedgsca.aggregate import weighted_mean
-from fedgsca.methods.base import MethodOptions, ServerState, register
+from fedgsca.methods.base import Method, MethodOptions, ServerState, register
 from fedgsca.methods.parts.statistics import (
     class_means,
     log_prior,
@@ -126,12 +126,12 @@ def distance_weights(
 
 
 @register
-class FedNoRo:
-    name: ClassVar[str] = "fednoro"
-    paper: ClassVar[str] = (
-        "Wu et al., FedNoRo: Towards Noise-Robust Federated Learning by Addressing Class Imbalance and Label Noise, IJCAI 2023"
-    )
-    head: ClassVar[str] = "linear"
+class FedNoRo(Method):
+    name = "fednoro"
+    title = "FedNoRo"
+    paper = "Wu et al., FedNoRo: Towards Noise-Robust Federated Learning by Addressing Class Imbalance and Label Noise, IJCAI 2023"
+    order = 7
+    passes = 3.7
     uploads: ClassVar[Mapping[str, Extra]] = {
         "class_losses": Extra(
             ("C",),
@@ -165,6 +165,7 @@ class FedNoRo:
         ),
     }
     Options = FedNoRoOptions
+    options: FedNoRoOptions
 
     def __init__(self, options: FedNoRoOptions, rounds: int) -> None:
         self.options, self.rounds = options, rounds
@@ -172,7 +173,7 @@ class FedNoRo:
 
     # ---- server ----
 
-    def start(self, weights: Arrays) -> ServerState:
+    def start(self, weights: Arrays, seed: int) -> ServerState:
         return ServerState(0, weights)
 
     def stage(self, state: ServerState) -> int:

@@ -9,17 +9,16 @@ BatchNorm's running statistics are buffers and do not enter. With one local epoc
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import ClassVar
+from collections.abc import Iterable
 
 from pydantic import Field
 from torch import Tensor, nn
 
-from fedgsca.aggregate import weighted_mean
-from fedgsca.methods.base import MethodOptions, ServerState, register
+from fedgsca.methods.base import Method, MethodOptions, ServerState, register
+from fedgsca.methods.parts.averaging import average_models, broadcast_model, start_from
 from fedgsca.site import Site
 from fedgsca.train import Batch, cross_entropy, proximal, train
-from fedgsca.wire import Arrays, Extra, Payload, Update
+from fedgsca.wire import Arrays, Payload, Update
 
 
 class FedProxOptions(MethodOptions):
@@ -29,22 +28,19 @@ class FedProxOptions(MethodOptions):
 
 
 @register
-class FedProx:
-    name: ClassVar[str] = "fedprox"
-    paper: ClassVar[str] = "Li et al., Federated Optimization in Heterogeneous Networks, MLSys 2020"
-    head: ClassVar[str] = "linear"
-    uploads: ClassVar[Mapping[str, Extra]] = {}
-    downloads: ClassVar[Mapping[str, Extra]] = {}
+class FedProx(Method):
+    name = "fedprox"
+    title = "FedProx"
+    paper = "Li et al., Federated Optimization in Heterogeneous Networks, MLSys 2020"
+    order = 2
     Options = FedProxOptions
+    options: FedProxOptions
 
-    def __init__(self, options: FedProxOptions, rounds: int) -> None:
-        self.options, self.rounds = options, rounds
-
-    def start(self, weights: Arrays) -> ServerState:
-        return ServerState(0, weights)
+    def start(self, weights: Arrays, seed: int) -> ServerState:
+        return start_from(weights)
 
     def broadcast(self, state: ServerState, round: int) -> Payload:
-        return Payload(round, state.weights)
+        return broadcast_model(state, round)
 
     def local_update(self, payload: Payload, site: Site) -> Update:
         site.load(payload.weights)
@@ -57,4 +53,4 @@ class FedProx:
         return Update(site.name, site.num_samples, site.weights())
 
     def aggregate(self, state: ServerState, updates: Iterable[Update]) -> ServerState:
-        return ServerState(state.round + 1, weighted_mean(updates, state.weights))
+        return average_models(state, updates)

@@ -30,20 +30,20 @@ default by samples as for all methods here (with equal sites it is the same).
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import replace
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedgsca.aggregate import weighted_mean
-from fedgsca.methods.base import MethodOptions, ServerState, register
+from fedgsca.methods.base import Method, MethodOptions, ServerState, register
+from fedgsca.methods.parts.averaging import average_models, broadcast_model, start_from
 from fedgsca.site import Site
 from fedgsca.train import Batch, cross_entropy, train
-from fedgsca.wire import Arrays, Extra, Payload, Update
+from fedgsca.wire import Arrays, Payload, Update
 
 
 class FedRobustOptions(MethodOptions):
@@ -137,34 +137,27 @@ class Affine:
 
 
 @register
-class FedRobust:
-    name: ClassVar[str] = "fedrobust"
-    paper: ClassVar[str] = (
-        "Reisizadeh et al., Robust Federated Learning: The Case of Affine Distribution Shifts, NeurIPS 2020"
-    )
-    head: ClassVar[str] = "linear"
-    uploads: ClassVar[Mapping[str, Extra]] = {}
-    downloads: ClassVar[Mapping[str, Extra]] = {}
+class FedRobust(Method):
+    name = "fedrobust"
+    title = "FedRobust"
+    paper = "Reisizadeh et al., Robust Federated Learning: The Case of Affine Distribution Shifts, NeurIPS 2020"
+    order = 3
+    passes = 3.5
     Options = FedRobustOptions
-
-    def __init__(self, options: FedRobustOptions, rounds: int) -> None:
-        self.options, self.rounds = options, rounds
+    options: FedRobustOptions
 
     # ---- server ----
 
-    def start(self, weights: Arrays) -> ServerState:
-        return ServerState(0, weights)
+    def start(self, weights: Arrays, seed: int) -> ServerState:
+        return start_from(weights)
 
     def broadcast(self, state: ServerState, round: int) -> Payload:
-        return Payload(round, state.weights)
+        return broadcast_model(state, round)
 
     def aggregate(self, state: ServerState, updates: Iterable[Update]) -> ServerState:
         if self.options.weights == "equal":
-            return ServerState(
-                state.round + 1,
-                weighted_mean(updates, state.weights, lambda update: float(update.num_samples > 0)),
-            )
-        return ServerState(state.round + 1, weighted_mean(updates, state.weights))
+            return average_models(state, updates, lambda update: float(update.num_samples > 0))
+        return average_models(state, updates)
 
     # ---- site ----
 

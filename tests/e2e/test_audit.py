@@ -16,9 +16,9 @@ from typer.testing import CliRunner
 from fedgsca.cli import app
 from fedgsca.engine.rounds import run
 from fedgsca.errors import ConfigError, DataError, RunFolderError
-from fedgsca.label_audit.audit_images import Images
+from fedgsca.label_audit.audit_images import AuditImages
 from fedgsca.label_audit.audit_table import read_audit
-from fedgsca.label_audit.locate import Place, find
+from fedgsca.label_audit.locate import EvidenceLocation, locate_evidence
 
 RUNNER = CliRunner()
 
@@ -47,13 +47,13 @@ def test_all_sites_of_a_simulation(made: Path) -> None:
         and "fedgsca review" in shown
     )
     found = read_audit(made / "audit" / "site-2")
-    entries = list(found.suspects())
+    entries = list(found.ranked_labels())
     assert sorted(s.row for s in entries) == list(range(len(found)))
     assert [s.rank for s in entries] == list(range(1, len(found) + 1))
     assert all(a.suspicion >= b.suspicion for a, b in pairwise(entries))
     assert found.header["summary"]["truth"]["auroc"] > 0.6
     assert sum(c["labels"] for c in found.header["summary"]["per_class"]) == len(found)
-    images = Images.open(found.path)
+    images = AuditImages.open(found.path)
     assert all(images.hash(s.row) == s.hash for s in entries[:5])
     assert all(s.given != s.suggested and len(s.others) == 2 for s in entries)
 
@@ -83,7 +83,7 @@ def test_the_test_labels_are_locked(made: Path) -> None:
         found.header["split"] == "test"
         and "without making the model better" in found.header["warning"]
     )
-    assert len(Images.open(found.path)) == len(found) == 30
+    assert len(AuditImages.open(found.path)) == len(found) == 30
     assert "without making the model better" in (found.path / "gallery.html").read_text()
     shutil.rmtree(found.path)
 
@@ -99,7 +99,7 @@ def test_moved_data_is_found_with_an_option(tmp_path: Path) -> None:
         audit(tmp_path / "run")
     assert "--data PATH" in refused.value.fix
     audit(tmp_path / "run", "--data", there, "--site", "site-2")
-    assert len(Images.open(tmp_path / "run").png(0)) > 0
+    assert len(AuditImages.open(tmp_path / "run").png(0)) > 0
 
 
 def test_changed_data_is_refused(tmp_path: Path) -> None:
@@ -164,7 +164,7 @@ def test_a_hospital_audits_from_its_own_folder(tmp_path: Path) -> None:
     runner = SiteRunner(
         prepare_site(config, "north", str(data)), make_method("fedavg", {}, 4), tmp_path
     )
-    state = runner.method.start(weights_of(runner.model))
+    state = runner.method.start(weights_of(runner.model), seed=0)
     for round in range(4):
         reply = runner.run_round("north", runner.method.broadcast(state, round))
         assert reply.update is not None
@@ -174,7 +174,7 @@ def test_a_hospital_audits_from_its_own_folder(tmp_path: Path) -> None:
     audit(tmp_path, "--data", data)
     found = read_audit(tmp_path)
     assert found.header["site"] == "north" and "truth" not in found.header["summary"]
-    assert len(Images.open(found.path).png(0)) > 0
+    assert len(AuditImages.open(found.path).png(0)) > 0
 
 
 def test_a_hospital_names_its_kit_or_its_settings_instead_of_a_folder(tmp_path: Path) -> None:
@@ -184,17 +184,17 @@ def test_a_hospital_names_its_kit_or_its_settings_instead_of_a_folder(tmp_path: 
         f'name = "north"\nstate = "{state}"\ndata = "/images"\nlabels = "~/new.csv"\n'
     )
     with pytest.raises(RunFolderError, match="holds no evidence"):
-        find(kit)
+        locate_evidence(kit)
     (state / ("a" * 16) / "evidence").mkdir(parents=True)
     for given in (kit, kit / "site.toml"):
-        assert find(given) == Place(
+        assert locate_evidence(given) == EvidenceLocation(
             state / ("a" * 16), "/images", str(Path("~/new.csv").expanduser())
         )
-    assert find(state) == Place(state / ("a" * 16)) == find(state / ("a" * 16))
+    assert locate_evidence(state) == EvidenceLocation(state / ("a" * 16)) == locate_evidence(state / ("a" * 16))
     (state / ("b" * 16) / "evidence").mkdir(parents=True)
     with pytest.raises(RunFolderError, match="of 2 experiments") as told:
-        find(kit)
+        locate_evidence(kit)
     assert all(str(state / (letter * 16)) in told.value.fix for letter in "ab")
     with open(kit / "site.toml", "a") as file:
         file.write(f'fingerprint = "{"b" * 64}"\n')
-    assert find(kit).folder == state / ("b" * 16)
+    assert locate_evidence(kit).folder == state / ("b" * 16)

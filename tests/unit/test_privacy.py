@@ -109,7 +109,7 @@ def test_a_site_that_fails_in_the_method_sends_noise_only(
 ) -> None:
     config = toy_config("fedgsca", frozen=True, train__rounds=1, privacy__clip=1.0)
     runner = open_runner(config, tmp_path)
-    payload = runner.method.broadcast(runner.method.start(weights_of(runner.model)), 0)
+    payload = runner.method.broadcast(runner.method.start(weights_of(runner.model), seed=0), 0)
 
     def diverged(*_: Any) -> Any:
         raise UpdateError(
