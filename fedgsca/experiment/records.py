@@ -1,0 +1,432 @@
+"""The format of a run folder: one frozen record for every JSON file, documented by its fields.
+
+    metrics.jsonl          RoundRecord per line      the same bytes for the same experiment
+    timing.jsonl           TimingRecord per line     differs from run to run
+    setup.json             Setup
+    result.json            RunResult
+    status.json            RunStatus
+    before.json            PreviousRun
+    evidence/<site>/site.json   EvidenceHeader
+    audit/<site>/audit.json     AuditSummary
+    compare.json           Comparison
+
+Records are strict when written and tolerant when read (fedgsca.support.json_record), so that runs
+of older versions, unfinished runs and damaged runs can be read. Scores are percentages, rounds are
+counted from 0, times are seconds.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+from fedgsca.support.json_record import REMAINING_KEYS, Record, stored_as
+
+Matrix: TypeAlias = tuple[tuple[int, ...], ...]
+# a number, an array as nested lists, or None for "not available"
+SiteValue: TypeAlias = int | float | list[Any] | None
+
+
+def finite(value: object) -> float | None:
+    """The value as a float if it is a finite number, else None."""
+    if isinstance(value, int | float) and math.isfinite(value):
+        return float(value)
+    return None
+
+
+# ---- metrics.jsonl and timing.jsonl ----
+
+
+@dataclass(frozen=True)
+class SiteRecord(Record):
+    """One site in one round, as far as its update was usable."""
+
+    num_samples: int
+    # what the method declares in `uploads`, and in simulations the quality of its decisions
+    values: Mapping[str, SiteValue] = field(default_factory=dict, metadata=REMAINING_KEYS)
+
+    def number(self, name: str) -> float | None:
+        """One of the values as a finite number; None if the site has none."""
+        return finite(self.values.get(name))
+
+    def numbers(self, name: str) -> tuple[float | None, ...]:
+        """One of the values as a list of numbers; empty if the site has none."""
+        value = self.values.get(name)
+        if not isinstance(value, list):
+            return ()
+        return tuple(finite(item) for item in value)
+
+
+@dataclass(frozen=True)
+class PrivacyBudget(Record):
+    """What a site has spent so far: (epsilon, delta) for the site as a whole."""
+
+    epsilon: float
+    delta: float
+
+
+@dataclass(frozen=True)
+class RoundRecord(Record):
+    """A line of metrics.jsonl. Rounds in which the model was not tested have no scores."""
+
+    round: int
+    lr: float
+    stability: float | None  # mean change of the weights at the sites
+    bytes_up: int  # from all sites to the coordinator
+    bytes_down: int
+    sites: Mapping[str, SiteRecord]
+    # site -> why its update was not used
+    refusals: Mapping[str, str] = field(metadata=stored_as("refused"))
+    f1: float | None = None
+    recall: float | None = None
+    precision: float | None = None
+    loss: float | None = None
+    confusion: Matrix | None = None  # rows: true class
+    # site -> number of its test images, where the sites test the model
+    test_counts: Mapping[str, int] | None = field(default=None, metadata=stored_as("tested"))
+    val_f1: float | None = None
+    privacy: PrivacyBudget | None = None
+    extra: Mapping[str, Any] = field(default_factory=dict, metadata=REMAINING_KEYS)
+
+
+@dataclass(frozen=True)
+class TimingRecord(Record):
+    """A line of timing.jsonl."""
+
+    round: int
+    sites: Mapping[str, float]
+    exchange: float  # broadcast, training at the sites, aggregation
+    evaluate: float
+    save: float
+
+    @property
+    def total(self) -> float:
+        """The whole round."""
+        return self.exchange + self.evaluate + self.save
+
+
+# ---- result.json ----
+
+
+@dataclass(frozen=True)
+class BestRound(Record):
+    """The round with the highest F1 on the test images."""
+
+    round: int
+    f1: float
+
+
+@dataclass(frozen=True)
+class LastRound(Record):
+    """The scores of the last round that was tested."""
+
+    round: int
+    f1: float
+    recall: float
+    precision: float
+    confusion: Matrix
+
+
+@dataclass(frozen=True)
+class ClassScores(Record):
+    """One class in the last round; `support` is the number of its test images."""
+
+    f1: float
+    recall: float
+    precision: float
+    support: int
+
+
+@dataclass(frozen=True)
+class Timing(Record):
+    """Seconds: in total, and the median over rounds as a whole and of its three phases."""
+
+    total: float
+    per_round: float
+    exchange: float
+    evaluate: float
+    save: float
+
+
+@dataclass(frozen=True)
+class Traffic(Record):
+    """Bytes of a round, all sites together."""
+
+    up: int
+    down: int
+
+
+@dataclass(frozen=True)
+class RunResult(Record):
+    """The outcome of a finished run. `f1`, `recall`, `precision`: mean of the last five rounds."""
+
+    f1: float
+    recall: float
+    precision: float
+    best: BestRound
+    last: LastRound
+    per_class: Mapping[str, ClassScores]
+    method: str
+    noise: str
+    seed: int
+    data: str
+    rounds: int
+    seconds: Timing
+    peak_memory_mb: float
+    bytes_per_round: Traffic
+    guard_events: int
+    realised_noise: Mapping[str, float | None]  # site -> share of wrong labels, if it is known
+    fingerprint: str  # of the configuration
+    data_fingerprint: str
+    version: str
+    machine: str
+    privacy: PrivacyBudget | None = None
+    extra: Mapping[str, Any] = field(default_factory=dict, metadata=REMAINING_KEYS)
+
+
+@dataclass(frozen=True)
+class PreviousRun(Record):
+    """before.json: the run with which a run on corrected labels is compared."""
+
+    run: str
+    f1: float
+    recall: float
+    precision: float
+    per_class: Mapping[str, ClassScores]
+    wrong: float | None  # share of wrong labels, if it is known
+    config: Mapping[str, Any]  # flat: section.key -> value
+
+
+# ---- setup.json ----
+
+
+@dataclass(frozen=True)
+class RealisedNoise(Record):
+    """What the injected noise did to a site's labels."""
+
+    samples: int
+    rate: float | None  # share of wrong labels
+    counts: Matrix  # [true class][given class]
+
+
+@dataclass(frozen=True)
+class SiteSetup(Record):
+    """A site at the start of a run; empty for a site whose data is on another machine."""
+
+    num_samples: int | None = None
+    given_per_class: tuple[int, ...] | None = None
+    noise: str | None = None  # nominal, such as S40
+    # only where noise was injected
+    realised_noise: RealisedNoise | None = field(default=None, metadata=stored_as("realised"))
+
+
+@dataclass(frozen=True)
+class DataSetup(Record):
+    """The images of the run."""
+
+    name: str
+    fingerprint: str
+    classes: tuple[str, ...]
+    shape: tuple[int, ...]  # (n, height, width, channels)
+    white: int | None  # what 16-bit grey values were divided by, if there were any
+
+
+@dataclass(frozen=True)
+class LabelPair(Record):
+    """How many labels were changed from one class to another."""
+
+    old: str = field(metadata=stored_as("from"))
+    new: str = field(metadata=stored_as("to"))
+    count: int
+
+
+@dataclass(frozen=True)
+class LabelReview(Record):
+    """What the log beside a corrected labels file says about the review."""
+
+    counts: Mapping[str, int] | None = None
+    reviewers: tuple[str, ...] | None = None
+    pairs: tuple[LabelPair, ...] | None = None
+    previous_run: PreviousRun | None = field(default=None, metadata=stored_as("before"))
+
+
+@dataclass(frozen=True)
+class LabelsInUse(Record):
+    """The labels file that replaces the labels of the source."""
+
+    file: str
+    num_labels: int = field(metadata=stored_as("of"))
+    differ: tuple[LabelPair, ...] | None = None
+    review: LabelReview | None = None
+
+
+@dataclass(frozen=True)
+class Setup(Record):
+    """What a run starts from."""
+
+    data: DataSetup
+    test: int  # number of test images at the coordinator
+    sites: Mapping[str, SiteSetup]
+    warnings: tuple[str, ...]
+    fingerprint: str  # of the configuration
+    signature: str  # of images, sites, labels and weights: a run resumes only with the same
+    weights: str | None  # sha256 of the weights file
+    version: str
+    labels: LabelsInUse | None = None
+    extra: Mapping[str, Any] = field(default_factory=dict, metadata=REMAINING_KEYS)
+
+
+# ---- status.json ----
+
+
+@dataclass(frozen=True)
+class SiteStatus(Record):
+    """What the coordinator is waiting for at a site, and since when (UTC)."""
+
+    state: str
+    since: str
+
+
+@dataclass(frozen=True)
+class RunStatus(Record):
+    """The coordinator's progress, for people who look from outside."""
+
+    state: str
+    round: int
+    rounds: int
+    f1: float | None
+    sites: Mapping[str, SiteStatus]
+    messages: tuple[str, ...]
+    at: str = ""
+
+
+# ---- audit ----
+
+
+@dataclass(frozen=True)
+class EvidenceHeader(Record):
+    """evidence/<site>/site.json: which samples the evidence is about."""
+
+    site: str
+    samples: int
+    classes: tuple[str, ...]
+    fingerprint: str
+    config: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class AuditData(Record):
+    """Where the audited images and labels come from."""
+
+    source: str
+    labels: str | None
+    fingerprint: str
+
+
+@dataclass(frozen=True)
+class WrongEstimate(Record):
+    """How many labels are probably wrong, with an interval."""
+
+    count: int
+    low: int
+    high: int
+
+
+@dataclass(frozen=True)
+class ClassAudit(Record):
+    """The labels of one class."""
+
+    class_name: str = field(metadata=stored_as("class"))
+    labels: int
+    estimated_wrong: WrongEstimate
+    suspects: int
+
+
+@dataclass(frozen=True)
+class SuspectPair(Record):
+    """How many probably wrong labels say `given` where the model suggests `suggestion`."""
+
+    given: str
+    suggestion: str = field(metadata=stored_as("suggested"))
+    count: int
+
+
+@dataclass(frozen=True)
+class RankingTruth(Record):
+    """Quality of the ranking in a simulation, which knows the wrong labels."""
+
+    wrong: int
+    auroc: float | None
+    precision_at: Mapping[str, float | None]
+    recall_at: Mapping[str, float | None]
+    effort: Matrix  # (labels reviewed, wrong labels found)
+
+
+@dataclass(frozen=True)
+class LabelSummary(Record):
+    """The labels of a site as a whole."""
+
+    labels: int
+    estimated_wrong: WrongEstimate
+    suspects: int
+    per_class: tuple[ClassAudit, ...]
+    confusions: tuple[SuspectPair, ...]
+    truth: RankingTruth | None = None
+
+
+@dataclass(frozen=True)
+class AuditSummary(Record):
+    """audit.json: what was audited, and the summary."""
+
+    run: str  # relative to the audit's folder
+    site: str
+    data: AuditData
+    classes: tuple[str, ...]
+    method: str
+    rounds: tuple[int, ...]  # first round of the window, and the round after its last
+    evidence_rounds: int = field(metadata=stored_as("seen"))
+    split: str
+    warning: str | None
+    summary: LabelSummary
+    version: int
+    num_labels: int = field(metadata=stored_as("scored"))  # in the list
+    columns: tuple[str, ...]
+    extra: Mapping[str, Any] = field(default_factory=dict, metadata=REMAINING_KEYS)
+
+
+# ---- compare.json ----
+
+
+@dataclass(frozen=True)
+class ComparisonCell(Record):
+    """One finished run of a comparison."""
+
+    method: str
+    label: str  # the method's name for people
+    noise: str
+    seed: int
+    path: str  # relative to the comparison's folder
+    f1: float
+    recall: float
+    precision: float
+    best_f1: float
+    seconds_per_round: float
+    bytes_up: int | None
+    bytes_down: int | None
+
+
+@dataclass(frozen=True)
+class Comparison(Record):
+    """Methods x noises x seeds, as far as the runs are finished."""
+
+    title: str
+    data: str
+    noises: tuple[str, ...]
+    methods: tuple[str, ...]
+    seeds: tuple[int, ...]
+    cells: tuple[ComparisonCell, ...]
+    ceiling: Mapping[str, Mapping[str, float]]  # noise -> seed -> F1 without the wrong labels
+    clean: Mapping[str, float] | None = None  # seed -> F1 of FedAvg without noise
+    extra: Mapping[str, Any] = field(default_factory=dict, metadata=REMAINING_KEYS)

@@ -1,0 +1,136 @@
+"""Records keep the files of version 0.2.0 byte by byte, and read whatever a folder contains."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+from fedgsca.experiment.records import (
+    AuditSummary,
+    BestRound,
+    Comparison,
+    EvidenceHeader,
+    LabelsInUse,
+    PrivacyBudget,
+    RoundRecord,
+    RunResult,
+    Setup,
+    SiteRecord,
+    SiteSetup,
+    TimingRecord,
+)
+from fedgsca.support.json_record import Record
+
+FOLDER = Path(__file__).parents[1] / "data" / "run_0_2_0"
+
+
+@pytest.mark.parametrize(
+    ("name", "record_class", "sort_keys"),
+    [
+        ("setup.json", Setup, True),
+        ("result.json", RunResult, True),
+        ("compare.json", Comparison, True),
+        ("evidence/site-2/site.json", EvidenceHeader, False),
+        ("audit/site-2/audit.json", AuditSummary, False),
+    ],
+)
+def test_files_of_0_2_0_are_written_again_as_they_were(
+    name: str, record_class: type[Record], sort_keys: bool
+) -> None:
+    text = (FOLDER / name).read_text()
+    record = record_class.from_json(json.loads(text))
+    again = json.dumps(record.to_json(), indent=1, sort_keys=sort_keys)
+    assert again == text.rstrip("\n")
+    assert not getattr(record, "extra", {})
+
+
+@pytest.mark.parametrize(
+    ("name", "record_class"), [("metrics.jsonl", RoundRecord), ("timing.jsonl", TimingRecord)]
+)
+def test_lines_of_0_2_0_are_written_again_as_they_were(
+    name: str, record_class: type[Record]
+) -> None:
+    for line in (FOLDER / name).read_text().splitlines():
+        record = record_class.from_json(json.loads(line))
+        assert json.dumps(record.to_json(), sort_keys=True) == line
+        assert not getattr(record, "extra", {})
+
+
+def test_result_reads_well() -> None:
+    result = RunResult.from_json(json.loads((FOLDER / "result.json").read_text()))
+    assert (result.method, result.rounds, result.best.round) == ("fedgsca", 3, 2)
+    assert result.f1 == pytest.approx(9.51, abs=0.01)
+    assert result.per_class["muscle"].recall == 100.0
+    assert result.realised_noise == {"site-1": 0.0, "site-2": 0.45}
+    assert result.privacy is None
+
+
+def test_site_values_are_what_the_method_sent() -> None:
+    last_line = (FOLDER / "metrics.jsonl").read_text().splitlines()[-1]
+    site = RoundRecord.from_json(json.loads(last_line)).sites["site-2"]
+    assert site.num_samples == 20
+    assert site.number("tau") == pytest.approx(0.518, abs=0.001)
+    assert site.numbers("selector") == (None,) * 6
+    assert site.number("absent") is None
+    assert site.numbers("tau") == ()
+
+
+def test_unfinished_and_damaged_files_can_be_read() -> None:
+    result = RunResult.from_json({"f1": 80.0, "best": None, "seed": "seven", "per_class": [1]})
+    assert result.f1 == 80.0
+    assert math.isnan(result.recall)
+    assert (result.seed, result.per_class, result.best.round) == (0, {}, 0)
+    assert Setup.from_json(["not", "an", "object"]).sites == {}
+    assert RoundRecord.from_json({"round": 4}).f1 is None
+
+
+def test_unknown_keys_of_a_newer_version_are_kept() -> None:
+    tree = {"title": "t", "data": "d", "noises": [], "methods": [], "seeds": [], "cells": []}
+    comparison = Comparison.from_json(tree | {"ceiling": {}, "colour": "blue"})
+    assert comparison.extra == {"colour": "blue"}
+    assert comparison.to_json()["colour"] == "blue"
+
+
+def test_writing_is_strict() -> None:
+    with pytest.raises(TypeError, match=r"BestRound\.f1"):
+        BestRound(1, "80").to_json()  # type: ignore[arg-type]
+    with pytest.raises(TypeError):
+        BestRound(round=1)  # type: ignore[call-arg]
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        BestRound(1, 80.0).f1 = 81.0  # type: ignore[misc]
+
+
+def test_keys_without_a_value_are_left_out_or_null_as_declared() -> None:
+    record = RoundRecord(
+        round=0,
+        lr=0.1,
+        stability=None,
+        bytes_up=1,
+        bytes_down=2,
+        sites={"a": SiteRecord(3, {"delta": 0.5, "selector": [None, 1.0]})},
+        refusals={"b": "no reply"},
+        privacy=PrivacyBudget(epsilon=2.0, delta=1e-5),
+    )
+    tree = record.to_json()
+    assert tree["stability"] is None
+    assert "f1" not in tree
+    assert tree["sites"]["a"] == {"num_samples": 3, "delta": 0.5, "selector": [None, 1.0]}
+    assert tree["refused"] == {"b": "no reply"}
+    assert RoundRecord.from_json(json.loads(json.dumps(tree))) == record
+    assert SiteSetup().to_json() == {}
+
+
+def test_corrected_labels_keep_the_keys_on_disk() -> None:
+    before = {"run": "a", "f1": 70.0, "recall": 1.0, "precision": 2.0, "per_class": {}}
+    before |= {"wrong": None, "config": {"train.rounds": 3}}
+    pairs = [{"from": "x", "to": "y", "count": 2}]
+    review = {"counts": {"changed": 2}, "reviewers": ["r"], "pairs": pairs, "before": before}
+    tree = {"file": "labels.csv", "of": 9, "differ": pairs, "review": review}
+    labels = LabelsInUse.from_json(tree)
+    assert labels.to_json() == tree
+    assert labels.review is not None and labels.review.previous_run is not None
+    assert labels.review.previous_run.f1 == 70.0
