@@ -14,6 +14,7 @@ docs/errors.md lists all codes. It is generated from the source, so a code is al
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 
 
 class FedgscaError(Exception):
@@ -53,6 +54,14 @@ def _restore_error(kind: type[FedgscaError], attributes: dict[str, object]) -> F
     return error
 
 
+@dataclass(frozen=True)
+class ConfigProblem:
+    """One of several problems that are reported together, with a code of its own."""
+
+    code: str
+    message: str
+
+
 class ConfigError(FedgscaError):
     """A configuration value, command line option or noise specification that makes no sense.
 
@@ -62,8 +71,10 @@ class ConfigError(FedgscaError):
 
     exit_code = 2
 
-    def __init__(self, code: str, message: str, *, fix: str, problems: Sequence[str] = ()) -> None:
-        lines = [f"\n  {problem}" for problem in problems]
+    def __init__(
+        self, code: str, message: str, *, fix: str, problems: Sequence[ConfigProblem] = ()
+    ) -> None:
+        lines = [f"\n  {problem.message}" for problem in problems]
         super().__init__(code, message + "".join(lines), fix=fix)
         self.problems = tuple(problems)
 
@@ -71,7 +82,7 @@ class ConfigError(FedgscaError):
         """The error as `--json` prints it, with `problems` as a list where there are several."""
         fields = super().to_json()
         if self.problems:
-            fields["problems"] = list(self.problems)
+            fields["problems"] = [asdict(problem) for problem in self.problems]
         return fields
 
 
