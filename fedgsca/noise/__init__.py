@@ -1,25 +1,46 @@
-"""Label noise for simulations: what a site's labels became, and how."""
+"""Label noise for simulations: which labels a site was given, and how they came to be wrong.
 
-from fedgsca.noise.transition import (
-    EXAMPLE,
+A specification has one part per site, joined by "-": "0-S40-P20-C20" is a clean site, 40 %
+symmetric, 20 % pairflip and 20 % CK-asymmetric noise; "S40" alone is for every site. The kinds are
+classes in `fedgsca.noise.kinds`.
+"""
+
+from fedgsca.noise.base import (
+    CLEAN,
+    KINDS,
     Candidates,
-    Kind,
+    NoiseContext,
+    NoiseKind,
     SiteNoise,
+    list_kinds,
+    load_kinds,
+    register_kind,
+)
+from fedgsca.noise.specification import explain_specification, parse_noise, read_site_noise
+from fedgsca.noise.transition import (
+    RealisedNoise,
     corrupt,
     corrupt_with,
-    parse_noise,
     realised,
     transition_matrix,
 )
 
 __all__ = [
-    "EXAMPLE",
+    "CLEAN",
+    "KINDS",
     "Candidates",
-    "Kind",
+    "NoiseContext",
+    "NoiseKind",
+    "RealisedNoise",
     "SiteNoise",
     "corrupt",
     "corrupt_with",
+    "explain_specification",
+    "list_kinds",
+    "load_kinds",
     "parse_noise",
+    "read_site_noise",
     "realised",
+    "register_kind",
     "transition_matrix",
 ]

@@ -10,11 +10,27 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedgsca.errors import ConfigError, DataError
-from fedgsca.noise import SiteNoise, corrupt, corrupt_with, parse_noise, realised, transition_matrix
+from fedgsca.noise import (
+    KINDS,
+    Candidates,
+    NoiseContext,
+    NoiseKind,
+    SiteNoise,
+    corrupt,
+    corrupt_with,
+    explain_specification,
+    list_kinds,
+    parse_noise,
+    read_site_noise,
+    realised,
+    register_kind,
+    transition_matrix,
+)
+from fedgsca.noise.base import mix_with_identity
 from fedgsca.rng import stream
 
 C = 5
-CANDIDATES = {0: (), 1: (2, 3), 2: (1,), 3: "any", 4: (0, 1)}
+CANDIDATES: Candidates = {0: (), 1: (2, 3), 2: (1,), 3: "any", 4: (0, 1)}
 LABELS = np.repeat(np.arange(C), 2000)
 
 
@@ -45,23 +61,28 @@ def test_specifications(spec: str, expected: list[tuple[str, float]]) -> None:
 def test_nonsense_is_refused_with_an_example(spec: str) -> None:
     with pytest.raises(ConfigError) as error:
         parse_noise(spec, 4)
-    assert repr(spec) in str(error.value) and "0-S40-P20-C20" in error.value.fix
+    assert error.value.code == "noise.invalid-specification"
+    assert repr(spec) in error.value.message and "0-S40-P20-C20" in error.value.fix
 
 
 def test_the_message_points_at_the_bad_part() -> None:
-    with pytest.raises(ConfigError, match="part 2 is 'Z40', part 4 is 'S400'"):
+    with pytest.raises(ConfigError) as error:
         parse_noise("0-Z40-P20-S400", 4)
+    for part in ("part 2", "'Z40'", "part 4", "'S400'"):
+        assert part in error.value.message
+    assert "part 1" not in error.value.message and "part 3" not in error.value.message
 
 
 def test_the_number_of_parts_must_fit_the_sites() -> None:
-    with pytest.raises(ConfigError, match="describes 4 sites, but there are 3") as error:
+    with pytest.raises(ConfigError) as error:
         parse_noise("0-S40-P20-C20", 3)
+    assert error.value.code == "noise.wrong-number-of-parts"
     assert len(parse_noise(error.value.fix.split()[-1], 3)) == 3  # the suggested example works
 
 
 @given(st.lists(st.tuples(st.sampled_from("SPC"), st.integers(1, 1000)), min_size=2, max_size=6))
 def test_compact_form_reads_back(parts: list[tuple[str, int]]) -> None:
-    noise = [SiteNoise(kind, permille / 1000) for kind, permille in parts]  # type: ignore[arg-type]
+    noise = [SiteNoise(kind, permille / 1000) for kind, permille in parts]
     again = parse_noise("-".join(map(str, noise)), len(noise))
     assert [n.kind for n in again] == [n.kind for n in noise]
     np.testing.assert_allclose([n.rate for n in again], [n.rate for n in noise], atol=1e-12)
@@ -74,7 +95,7 @@ def test_compact_forms() -> None:
 @pytest.mark.parametrize("kind", ["none", "S", "P", "C"])
 @pytest.mark.parametrize("rate", [0.1, 0.4, 1.0])
 def test_transition_rows_sum_to_one_and_keep_the_rate(kind: str, rate: float) -> None:
-    matrix = transition_matrix(SiteNoise(kind, 0.0 if kind == "none" else rate), C, CANDIDATES)  # type: ignore[arg-type]
+    matrix = transition_matrix(SiteNoise(kind, 0.0 if kind == "none" else rate), C, CANDIDATES)
     np.testing.assert_allclose(matrix.sum(axis=1), 1.0)
     np.testing.assert_allclose(np.diag(matrix), 1.0 if kind == "none" else 1.0 - rate, atol=1e-15)
 
@@ -121,29 +142,48 @@ def test_asymmetric_noise_draws_from_the_candidates_only() -> None:
 
 
 @pytest.mark.parametrize(
-    ("candidates", "said"),
+    ("candidates", "named"),
     [
-        (None, "needs to know which classes"),
-        ({0: (1,), 1: (2,)}, "class 2 has none; class 3 has none; class 4 has none"),
-        (CANDIDATES | {1: (1,)}, "class 1 has"),
-        (CANDIDATES | {2: (7,)}, "class 2 has"),
-        (CANDIDATES | {2: "all"}, "class 2 has 'all'"),
+        ({0: (1,), 1: (2,)}, ("class 2", "class 3", "class 4")),
+        ({**CANDIDATES, 1: (1,)}, ("class 1", "(1,)")),
+        ({**CANDIDATES, 2: (7,)}, ("class 2", "(7,)")),
+        ({**CANDIDATES, 2: "all"}, ("class 2", "'all'")),
     ],
 )
-def test_candidates_that_do_not_fit_are_refused(candidates: object, said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
-        corrupt(LABELS, SiteNoise("C", 0.2), num_classes=C, candidates=candidates, rng=stream(0))  # type: ignore[arg-type]
+def test_candidates_that_do_not_fit_are_refused(
+    candidates: Candidates, named: tuple[str, ...]
+) -> None:
+    with pytest.raises(ConfigError) as error:
+        corrupt(LABELS, SiteNoise("C", 0.2), num_classes=C, candidates=candidates, rng=stream(0))
+    assert error.value.code == "noise.invalid-candidates"
+    assert all(text in error.value.message for text in named)
 
 
-@pytest.mark.parametrize("kind", ["M", "F"])
-def test_noise_from_files_has_no_formula(kind: str) -> None:
-    with pytest.raises(ConfigError, match="matrix"):
-        corrupt(LABELS, SiteNoise(kind, 0.0), num_classes=C, rng=stream(0))  # type: ignore[arg-type]
+@pytest.mark.parametrize(
+    ("kind", "code"),
+    [
+        ("C", "noise.missing-candidates"),
+        ("M", "noise.missing-matrix"),
+        ("F", "noise.no-transition-matrix"),
+    ],
+)
+def test_noise_that_needs_more_says_what(kind: str, code: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        corrupt(LABELS, SiteNoise(kind, 0.0), num_classes=C, rng=stream(0))
+    assert error.value.code == code
 
 
-def test_one_class_cannot_be_confused() -> None:
-    with pytest.raises(ConfigError, match="second class"):
-        corrupt(np.zeros(5, dtype=int), SiteNoise("S", 0.2), num_classes=1, rng=stream(0))
+@pytest.mark.parametrize("kind", ["S", "P", "C"])
+def test_one_class_cannot_be_confused(kind: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        corrupt(np.zeros(5, dtype=int), SiteNoise(kind, 0.2), num_classes=1, rng=stream(0))
+    assert error.value.code == "noise.single-class"
+
+
+def test_noise_m_draws_from_its_matrix() -> None:
+    matrix = np.roll(np.eye(C), 2, axis=1)
+    labels = corrupt(LABELS, SiteNoise("M", 0.0), num_classes=C, matrix=matrix, rng=stream(0))
+    np.testing.assert_array_equal(labels, (LABELS + 2) % C)
 
 
 def test_any_matrix() -> None:
@@ -155,25 +195,27 @@ def test_any_matrix() -> None:
 
 
 @pytest.mark.parametrize(
-    "matrix",
+    ("matrix", "code"),
     [
-        [[1.0, 0.0]],
-        [[0.5, 0.4], [0, 1]],
-        [[1.5, -0.5], [0, 1]],
-        [[np.nan, 1], [0, 1]],
-        np.zeros((0, 0)),
+        ([[1.0, 0.0]], "noise.matrix-not-square"),
+        ([[0.5, 0.4], [0, 1]], "noise.matrix-not-probabilities"),
+        ([[1.5, -0.5], [0, 1]], "noise.matrix-not-probabilities"),
+        ([[np.nan, 1], [0, 1]], "noise.matrix-not-probabilities"),
+        (np.zeros((0, 0)), "noise.matrix-not-square"),
     ],
     ids=["not square", "sums to 0.9", "negative", "nan", "empty"],
 )
-def test_bad_matrices_are_refused(matrix: object) -> None:
-    with pytest.raises(ConfigError, match="transition matrix"):
+def test_bad_matrices_are_refused(matrix: object, code: str) -> None:
+    with pytest.raises(ConfigError) as error:
         corrupt_with(np.array([0, 1]), np.array(matrix), stream(0))
+    assert error.value.code == code
 
 
 def test_labels_outside_the_classes_are_refused() -> None:
     for bad in ([0, 3], [-1, 0]):
-        with pytest.raises(DataError, match="3 classes"):
+        with pytest.raises(DataError) as error:
             corrupt_with(np.array(bad), np.eye(3), stream(0))
+        assert error.value.code == "noise.label-out-of-range"
 
 
 @given(seed=st.integers(0, 10**6), classes=st.integers(2, 8))
@@ -209,3 +251,70 @@ def test_realised_report() -> None:
     assert report == {"samples": 4, "rate": 0.25, "counts": [[1, 1, 0], [0, 2, 0], [0, 0, 0]]}
     json.dumps(report)
     assert realised(np.array([], dtype=int), np.array([], dtype=int), 2)["rate"] == 0.0
+
+
+# ---- kinds ----
+
+
+@pytest.mark.parametrize("text", ["0", "S40", "P2.5", "C20", "M", "F"])
+def test_every_written_form_is_read_back(text: str) -> None:
+    noise = read_site_noise(text)
+    assert noise is not None and str(noise) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "title", "nominal"),
+    [("0", "none", 0.0), ("S40", "symmetric 40 %", 0.4), ("M", "own matrix", None)],
+)
+def test_titles_and_nominal_rates(text: str, title: str, nominal: float | None) -> None:
+    noise = read_site_noise(text)
+    assert noise is not None and (noise.title, noise.nominal_rate) == (title, nominal)
+
+
+def test_what_each_kind_needs() -> None:
+    needs = {
+        kind.letter: (kind.needs_candidates, kind.needs_matrix, kind.is_clean, kind.is_recorded)
+        for kind in list_kinds()
+    }
+    assert needs == {
+        "none": (False, False, True, False),
+        "S": (False, False, False, False),
+        "P": (False, False, False, False),
+        "C": (True, False, False, False),
+        "M": (False, True, False, False),
+        "F": (False, False, False, True),
+    }
+
+
+def test_a_specification_cannot_ask_for_labels_from_a_file() -> None:
+    with pytest.raises(ConfigError) as error:
+        parse_noise("F", 2)
+    assert error.value.code == "noise.invalid-specification"
+
+
+def test_a_new_kind_is_one_class() -> None:
+    """Class-wise noise: only every second class is mislabelled."""
+
+    @register_kind
+    class EvenClasses(NoiseKind):
+        letter = "E"
+        title = "even classes"
+        description = "Only even classes are mislabelled, as class 1."
+        wrong_label = "class 1, if the class is even"
+
+        def transition_matrix(self, noise: SiteNoise, context: NoiseContext) -> np.ndarray:
+            wrong = np.eye(context.num_classes, dtype=bool)
+            wrong[::2] = np.arange(context.num_classes) == 1
+            return mix_with_identity(noise, wrong)
+
+    try:
+        noise = parse_noise("0-E50", 2)[1]
+        assert str(noise) == "E50" and noise.title == "even classes 50 %" and noise.is_drawn
+        assert noise.describe() == (
+            "labels 50 % of its images wrongly, as class 1, if the class is even"
+        )
+        assert "E = even classes" in explain_specification()
+        labels = corrupt(LABELS, noise, num_classes=C, rng=stream(0))
+        assert set(LABELS[labels != LABELS]) == {0, 2, 4} and set(labels[labels != LABELS]) == {1}
+    finally:
+        KINDS.unregister("E")

@@ -1,0 +1,181 @@
+"""The contract of a noise kind, and the noise of one site.
+
+A new kind is one file in `fedgsca/noise/kinds`: a class that derives from `NoiseKind` and is
+decorated with `@register_kind`. Specifications, previews, reports and help texts read its
+attributes; no other file has to change.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, TypeVar
+
+import numpy as np
+
+from fedgsca.errors import ConfigError
+from fedgsca.support.registry import Registry
+
+# class -> classes it is mistaken for; () or "any": every other class
+Candidates = Mapping[int, Sequence[int] | str]
+
+
+@dataclass(frozen=True)
+class SiteNoise:
+    """What happens to the labels of one site.
+
+    `kind` is the letter of a registered kind, "none" for a clean site. `rate` is the nominal share
+    of wrong labels, 0 to 1; 0 where a matrix decides. `parameters` are for kinds that need more
+    than a rate.
+    """
+
+    kind: str
+    rate: float
+    parameters: tuple[float, ...] = ()
+
+    def __str__(self) -> str:
+        """The part of a specification that means this noise, such as S40."""
+        return self.definition.write(self)
+
+    @property
+    def definition(self) -> NoiseKind:
+        """The registered kind."""
+        return load_kinds()[self.kind]
+
+    @property
+    def is_clean(self) -> bool:
+        """The labels stay as they are."""
+        return self.definition.is_clean
+
+    @property
+    def is_drawn(self) -> bool:
+        """Wrong labels are drawn here, rather than absent or read from a file."""
+        return not self.definition.is_clean and not self.definition.is_recorded
+
+    @property
+    def needs_candidates(self) -> bool:
+        """Drawing needs to know which classes are mistaken for which."""
+        return self.definition.needs_candidates
+
+    @property
+    def needs_matrix(self) -> bool:
+        """Drawing needs a transition matrix from a file."""
+        return self.definition.needs_matrix
+
+    @property
+    def nominal_rate(self) -> float | None:
+        """The share of wrong labels that was asked for; None where there is no such number."""
+        return self.rate if self.definition.has_rate else None
+
+    @property
+    def title(self) -> str:
+        """For people: "symmetric 40 %"."""
+        return self.definition.entitle(self)
+
+    def describe(self) -> str:
+        """What the site does, as the end of a sentence that begins with the site."""
+        return self.definition.describe(self)
+
+
+@dataclass(frozen=True)
+class NoiseContext:
+    """What a kind may use to draw labels, beside the true ones."""
+
+    num_classes: int
+    # for kinds with `needs_candidates`
+    candidates: Candidates | None = None
+    # (C, C), for kinds with `needs_matrix`
+    matrix: np.ndarray | None = None
+
+
+class NoiseKind:
+    """A kind of label noise. Most kinds define only the attributes and `transition_matrix`."""
+
+    # unique; in a specification it is followed by the rate in percent
+    letter: ClassVar[str]
+    # for reports: "symmetric"
+    title: ClassVar[str]
+    # for the documentation: one sentence
+    description: ClassVar[str]
+    # completes "labels 40 % of its images wrongly, as ..."
+    wrong_label: ClassVar[str] = "another class"
+    # position in lists and help texts
+    order: ClassVar[int] = 100
+    is_clean: ClassVar[bool] = False
+    # the labels are read from a file: nothing is drawn, and no specification can ask for it
+    is_recorded: ClassVar[bool] = False
+    has_rate: ClassVar[bool] = True
+    needs_candidates: ClassVar[bool] = False
+    needs_matrix: ClassVar[bool] = False
+
+    def parse(self, text: str) -> SiteNoise | None:
+        """The noise that an upper-case part of a specification means; None if it is another kind's.
+
+        The default reads the letter and a rate in percent: S40, S2.5, S40%. A rate of 0 is clean.
+        """
+        match = re.fullmatch(rf"{re.escape(self.letter)}(\d+(?:\.\d+)?|\.\d+)%?", text)
+        if match is None or float(match[1]) > 100:
+            return None
+        rate = float(match[1]) / 100
+        return SiteNoise(self.letter, rate) if rate > 0 else CLEAN
+
+    def write(self, noise: SiteNoise) -> str:
+        """The inverse of `parse`."""
+        return f"{self.letter}{noise.rate * 100:g}"
+
+    def entitle(self, noise: SiteNoise) -> str:
+        """For reports and tables: "symmetric 40 %"."""
+        return f"{self.title} {noise.rate * 100:g} %"
+
+    def describe(self, noise: SiteNoise) -> str:
+        """For previews, after the name of the site: "labels 40 % of its images wrongly, ..."."""
+        return f"labels {100 * noise.rate:g} % of its images wrongly, as {self.wrong_label}"
+
+    def transition_matrix(self, noise: SiteNoise, context: NoiseContext) -> np.ndarray:
+        """(C, C): probability of each given label (column) for each true class (row)."""
+        raise NotImplementedError
+
+
+# a site whose labels are all right
+CLEAN = SiteNoise("none", 0.0)
+KINDS: Registry[NoiseKind] = Registry("fedgsca.noise.kinds")
+
+K = TypeVar("K", bound=type[NoiseKind])
+
+
+def register_kind(kind: K) -> K:
+    """Class decorator that offers a kind to specifications, previews, reports and help texts."""
+    KINDS.register(kind.letter, kind())
+    return kind
+
+
+def load_kinds() -> Mapping[str, NoiseKind]:
+    """All kinds by letter: those of this package and those of plugins."""
+    return KINDS.load()
+
+
+def list_kinds() -> list[NoiseKind]:
+    """All kinds in the order of help texts."""
+    return sorted(load_kinds().values(), key=lambda kind: (kind.order, kind.letter))
+
+
+def mix_with_identity(noise: SiteNoise, wrong: np.ndarray) -> np.ndarray:
+    """(C, C): the true label with probability 1 - rate, else one of the `wrong` ones of its row.
+
+    wrong (C, C) bool says which label (column) may be given to which true class (row).
+    """
+    num_classes = len(wrong)
+    if num_classes < 2 and not noise.is_clean:
+        raise ConfigError(
+            "noise.single-class",
+            f"noise {noise} needs at least 2 classes, but the data has {num_classes}",
+            fix="use noise 0, or data with more classes",
+        )
+    wrong_rows = wrong / np.maximum(wrong.sum(axis=1, keepdims=True), 1)
+    return np.asarray((1.0 - noise.rate) * np.eye(num_classes) + noise.rate * wrong_rows)
+
+
+def other_classes(num_classes: int) -> np.ndarray:
+    """(C, C) bool: every label but the true one."""
+    return ~np.eye(num_classes, dtype=bool)

@@ -1,0 +1,39 @@
+"""0: no noise."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from fedgsca.noise.base import (
+    CLEAN,
+    NoiseContext,
+    NoiseKind,
+    SiteNoise,
+    mix_with_identity,
+    other_classes,
+    register_kind,
+)
+
+
+@register_kind
+class CleanLabels(NoiseKind):
+    letter = "none"
+    title = "none"
+    description = "Every label is right."
+    order = 0
+    is_clean = True
+
+    def parse(self, text: str) -> SiteNoise | None:
+        return CLEAN if text in ("0", "0%", "CLEAN", "NONE") else None
+
+    def write(self, noise: SiteNoise) -> str:
+        return "0"
+
+    def entitle(self, noise: SiteNoise) -> str:
+        return self.title
+
+    def describe(self, noise: SiteNoise) -> str:
+        return "labels every image correctly"
+
+    def transition_matrix(self, noise: SiteNoise, context: NoiseContext) -> np.ndarray:
+        return mix_with_identity(noise, other_classes(context.num_classes))

@@ -1,0 +1,62 @@
+"""Noise specifications as people type them: "0-S40-P20-C20", one part per site, or "S40" for all.
+
+The letters are those of the registered kinds (`fedgsca/noise/kinds`).
+"""
+
+from __future__ import annotations
+
+from fedgsca.errors import ConfigError
+from fedgsca.noise.base import SiteNoise, list_kinds
+
+
+def parse_noise(spec: str, sites: int) -> list[SiteNoise]:
+    """One SiteNoise per site from "0-S40-P20-C20" or, the same at every site, "S40".
+
+    Decimals, percent signs and lower case are accepted.
+    """
+    parts = [part.strip() for part in spec.split("-")]
+    noises = []
+    problems = []
+    for position, part in enumerate(parts, start=1):
+        noise = read_site_noise(part)
+        if noise is None or noise.definition.is_recorded:
+            problems.append(f"part {position} is {part!r}")
+        else:
+            noises.append(noise)
+    if problems:
+        raise ConfigError(
+            "noise.invalid-specification",
+            f"the noise specification {spec!r} is not valid: {', '.join(problems)}",
+            fix=f"write for example {explain_specification()}",
+        )
+    if len(parts) not in (1, sites):
+        example = "-".join(["0", *["S40"] * (sites - 1)])
+        raise ConfigError(
+            "noise.wrong-number-of-parts",
+            f"the noise specification {spec!r} has {len(parts)} parts for {sites} site(s)",
+            fix=f"write one part for all sites, or one part per site such as {example}",
+        )
+    return noises * sites if len(noises) == 1 else noises
+
+
+def read_site_noise(text: str) -> SiteNoise | None:
+    """The noise of one site as `str(SiteNoise)` writes it, or as a person types it; None if none.
+
+    Unlike `parse_noise` it also reads F, which run folders contain and specifications do not.
+    """
+    word = text.strip().upper()
+    for kind in list_kinds():
+        noise = kind.parse(word)
+        if noise is not None:
+            return noise
+    return None
+
+
+def explain_specification() -> str:
+    """What a specification means, in one line for help texts and errors."""
+    letters = ["0 = clean"]
+    for kind in list_kinds():
+        if not kind.is_clean and not kind.is_recorded:
+            letters.append(f"{kind.letter} = {kind.title}")
+    meaning = ", ".join(letters)
+    return f"0-S40-P20-C20, one part per site: {meaning}; rates are in percent"
