@@ -1,46 +1,50 @@
-"""Noise that comes from files: a transition matrix (one is built in), or given labels for every image."""
+"""Noise from files: a transition matrix (one is built in), or given labels for every image."""
 
 from __future__ import annotations
 
-import csv
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
 
-from fedgsca.errors import ConfigError
+from fedgsca.errors import ConfigError, ConfigProblem, DataError
+from fedgsca.support.csv_table import CsvTable, read_csv_table
 
-# How often pathologists A and B gave each label (rows) to the training images that C gave each label (columns); facts of the Chaoyang
-# data set: normal, serrated, adenocarcinoma, adenoma.
+# How often pathologists A and B gave each label (rows) to the training images to which C gave each
+# label (columns): facts of the Chaoyang data set; normal, serrated, adenocarcinoma, adenoma.
 _A = ((801, 77, 5, 12), (327, 638, 10, 15), (0, 2, 1383, 6), (2, 106, 6, 631))
 _B = ((1041, 288, 24, 97), (84, 465, 12, 161), (1, 6, 1349, 8), (4, 64, 19, 398))
+# problems of a file of given labels that are printed
+_MAX_PROBLEMS = 5
 
 
-def pathologists() -> np.ndarray:
-    """(4, 4): the label that one of the three, drawn at random, gives to an image whose true label is C's."""
-    given = [np.array(counts, dtype=np.float64).T for counts in (_A, _B)]
-    rates = [counts / counts.sum(axis=1, keepdims=True) for counts in given]
+def chaoyang_matrix() -> np.ndarray:
+    """(4, 4): the label of one of three pathologists, drawn at random, if C's label is true."""
+    counts = [np.array(table, dtype=np.float64).T for table in (_A, _B)]
+    rates = [table / table.sum(axis=1, keepdims=True) for table in counts]
     return np.asarray((rates[0] + rates[1] + np.eye(4)) / 3)
 
 
-MATRICES = {"chaoyang": pathologists}
+MATRICES = {"chaoyang": chaoyang_matrix}
 
 
 def read_matrix(name: str, num_classes: int) -> np.ndarray:
-    """A built-in matrix, or a (C, C) csv: row = true class, column = given class; rows must sum to one."""
+    """A built-in matrix, or a (C, C) csv: row = true class, column = given class."""
     path = Path(name)
     try:
         matrix = MATRICES[name]() if name in MATRICES else np.loadtxt(path, delimiter=",", ndmin=2)
     except (OSError, ValueError) as error:
         raise ConfigError(
-            "todo.label-files-1",
-            f"noise matrix {path} cannot be read: {error}",
-            fix="a csv of numbers, one row per true class",
+            "noise.unreadable-matrix",
+            f"the noise matrix {path} cannot be read: {error}",
+            fix="give a csv file of numbers, one row per true class",
         ) from None
     if matrix.shape != (num_classes, num_classes):
         raise ConfigError(
-            "todo.label-files-2",
-            f"noise matrix {path} is {matrix.shape}, the data has {num_classes} classes",
-            fix="one row and column per class",
+            "noise.matrix-shape",
+            f"the noise matrix {path} has the shape {matrix.shape}, "
+            f"but the data has {num_classes} classes",
+            fix="give one row and one column per class",
         )
     return matrix
 
@@ -48,40 +52,59 @@ def read_matrix(name: str, num_classes: int) -> np.ndarray:
 def read_given(
     path: Path, ids: np.ndarray, classes: tuple[str, ...], labels: np.ndarray
 ) -> np.ndarray:
-    """Given labels (n,) in row order from a csv with columns file,label (a class name or its number); rows not named keep `labels`."""
-    known, names = (
-        {str(name): row for row, name in enumerate(ids)},
-        {name: i for i, name in enumerate(classes)},
-    )
-    names |= {str(i): i for i in range(len(classes)) if str(i) not in names}
-    given, problems = labels.copy(), []
+    """(n,) given labels from a csv with the columns file and label (a class name or its number).
+
+    `ids` (n,) are the names of the images. Images that the file does not name keep `labels` (n,).
+    """
     try:
-        with open(path, newline="", encoding="utf-8-sig") as handle:
-            reader = csv.DictReader(handle)
-            if reader.fieldnames is None or not {"file", "label"} <= set(reader.fieldnames):
-                raise ConfigError(
-                    "todo.label-files-3",
-                    f"{path} lacks the columns file and label (found: {reader.fieldnames})",
-                    fix="first line: file,label",
-                )
-            for line, entry in enumerate(reader, start=2):
-                row, label = known.get(entry["file"] or ""), names.get(entry["label"] or "")
-                if row is None:
-                    problems.append(f"line {line}: no image is called {entry['file']!r}")
-                elif label is None:
-                    problems.append(f"line {line}: no class is called {entry['label']!r}")
-                else:
-                    given[row] = label
-    except (OSError, UnicodeDecodeError) as error:
+        table = read_csv_table(path)
+    except DataError as error:
         raise ConfigError(
-            "todo.label-files-4",
-            f"{path} cannot be read: {error}",
-            fix="check the path given to noise.given",
+            "noise.unreadable-labels-file",
+            error.message,
+            fix=f"check the file given to noise.given: {error.fix}",
         ) from None
+    if not {"file", "label"} <= set(table.columns):
+        raise ConfigError(
+            "noise.missing-columns",
+            f"{path} needs the columns file and label, but has {', '.join(table.header)}",
+            fix="begin the file with the line: file,label",
+        )
+    row_of = {str(name): row for row, name in enumerate(ids)}
+    given, problems = _apply_labels(table, row_of, _number_classes(classes), labels)
     if problems:
         raise ConfigError(
-            "todo.label-files-5",
-            f"{path} has {len(problems)} bad lines:\n  " + "\n  ".join(problems[:5]),
-            fix="use the names that `fedgsca data check` lists",
+            "noise.invalid-labels-file",
+            f"{path} has {len(problems)} invalid line(s):",
+            fix="use the file and class names that `fedgsca data check` lists",
+            problems=problems[:_MAX_PROBLEMS],
         )
     return given
+
+
+def _number_classes(classes: tuple[str, ...]) -> dict[str, int]:
+    """Class names and, where no class is called so, class numbers -> class index."""
+    index = {name: c for c, name in enumerate(classes)}
+    for c in range(len(classes)):
+        index.setdefault(str(c), c)
+    return index
+
+
+def _apply_labels(
+    table: CsvTable, row_of: Mapping[str, int], index: Mapping[str, int], labels: np.ndarray
+) -> tuple[np.ndarray, list[ConfigProblem]]:
+    """The labels with those of the table, and the lines that name no image or no class."""
+    given = labels.copy()
+    problems = []
+    for line, cells in table.rows:
+        file = cells["file"]
+        label = cells["label"]
+        if file not in row_of:
+            message = f"line {line}: unknown image {file!r}"
+            problems.append(ConfigProblem("noise.unknown-image", message))
+        elif label not in index:
+            message = f"line {line}: unknown class {label!r}"
+            problems.append(ConfigProblem("noise.unknown-class", message))
+        else:
+            given[row_of[file]] = index[label]
+    return given, problems

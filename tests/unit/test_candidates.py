@@ -1,4 +1,4 @@
-"""Misdiagnosis candidates: the paper's tables, files that people write, and the guess from the images."""
+"""Misdiagnosis candidates: the paper's tables, files that people write, and guesses from images."""
 
 from __future__ import annotations
 
@@ -124,19 +124,36 @@ def test_all_problems_of_a_file_at_once(tmp_path: Path) -> None:
     path = write(tmp_path, 'Ulcre = ["Blood"]\nBlood = ["Blood", "Forein body"]\nPylorus = 3\n')
     with pytest.raises(ConfigError) as error:
         from_file(path, ["Ulcer", "Blood", "Foreign body", "Pylorus"])
-    message = str(error.value)
-    for part in (
-        "'Ulcre' is no class of this data (did you mean 'Ulcer'?)",
-        "did you mean 'Foreign body'?",
-        "'Blood' lists itself",
-        "'Pylorus' must be a list of class names, found 3",
-        "class 'Ulcer' is missing",
-        "class 'Foreign body' is missing",
-    ):
-        assert part in message
+    assert error.value.code == "noise.invalid-candidates-file"
+    problems = [(problem.code, problem.message) for problem in error.value.problems]
+    expected = [
+        ("noise.unknown-class", ("'Ulcre'", "'Ulcer'?")),
+        ("noise.lists-itself", ("'Blood'",)),
+        ("noise.unknown-class", ("'Blood'", "'Forein body'", "'Foreign body'?")),
+        ("noise.not-a-list", ("'Pylorus'", "3")),
+        ("noise.missing-class", ("'Ulcer'",)),
+        ("noise.missing-class", ("'Foreign body'",)),
+        ("noise.missing-class", ("'Pylorus'",)),
+    ]
+    assert [code for code, _ in problems] == [code for code, _ in expected]
+    for (_, message), (_, parts) in zip(problems, expected, strict=True):
+        assert all(part in message for part in parts)
+
+
+def test_a_class_with_two_lines_is_refused(tmp_path: Path) -> None:
+    path = write(tmp_path, 'Ulcer = ["Blood"]\nulcer = ["Blood"]\nBlood = []\n')
+    with pytest.raises(ConfigError) as error:
+        from_file(path, ["Ulcer", "Blood"])
+    assert [problem.code for problem in error.value.problems] == ["noise.duplicate-class"]
+
+
+def test_exact_names_win_over_similar_ones(tmp_path: Path) -> None:
+    path = write(tmp_path, '"HER2" = ["HER2-"]\n"HER2-" = ["HER2"]\n')
+    assert from_file(path, ["HER2", "HER2-"]) == {0: (1,), 1: (0,)}
 
 
 def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
     for path in (tmp_path / "absent.toml", write(tmp_path, "not toml at all")):
-        with pytest.raises(ConfigError, match="cannot be read"):
+        with pytest.raises(ConfigError) as error:
             from_file(path, ["a", "b"])
+        assert error.value.code == "noise.unreadable-candidates"
