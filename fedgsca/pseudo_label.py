@@ -1,11 +1,17 @@
-"""ATP, adaptive-threshold pseudo-labels (Eq. 8-12 of the paper), and the site's training set for the round (Eq. 13).
+"""ATP, adaptive-threshold pseudo-labels (Eq. 8-13 of the paper): the training set of one round.
 
-A site whose selector flags at least a tenth of its labels drops the flagged labels and asks the received global model instead:
-its prediction becomes the label where it is confident enough for that class. Everything here lives for one round; the given
-labels are never overwritten.
+A site whose selector flags at least a tenth of its labels discards the flagged labels and asks the
+received global model instead: its prediction becomes the label where it is confident enough for
+that class. Everything here lasts one round; the given labels are never overwritten.
 
-Shapes throughout: probs (n, C) from the model as received, `clean` (n,) bool from the selector, labels (n,) int.
-Equation numbers count the paper's displayed equations.
+    delta_k   share of flagged labels                       Eq. 8       is_noisy_client
+    Avg_c, zeta_c   thresholds of the classes               Eq. 9-10    class_thresholds
+    y_hat, D^pseudo   predictions that pass                 Eq. 11-12   assign
+    D_hat     D^c and D^pseudo, or all of D_k               Eq. 13      training_set
+
+Shapes throughout: probs (n, C) are of the model as received, not yet trained on these labels; clean
+(n,) bool is D^c as the selector gives it; labels (n,) int. Equation numbers count the paper's
+displayed equations.
 """
 
 from __future__ import annotations
@@ -19,44 +25,50 @@ Average = Literal["literal", "per_class"]
 
 
 def is_noisy_client(clean: np.ndarray, threshold: float = 0.1) -> bool:
-    """delta_k = |D^n| / |D_k| >= threshold (Eq. 8), in whole numbers: 1 of 10 counts as a tenth whatever floats say."""
+    """delta_k = |D^n| / |D_k| >= threshold (Eq. 8).
+
+    The comparison is in integers: 1 of 10 is a tenth, whatever floating point says.
+    """
     limit = Fraction(str(threshold))
-    flagged = clean.size - int(np.count_nonzero(clean))
-    return clean.size > 0 and flagged * limit.denominator >= limit.numerator * clean.size
+    num_noisy = clean.size - int(np.count_nonzero(clean))
+    return clean.size > 0 and num_noisy * limit.denominator >= limit.numerator * clean.size
 
 
 def class_thresholds(
     probs: np.ndarray, clean: np.ndarray, *, base: float = 0.8, average: Average = "literal"
 ) -> np.ndarray:
-    """zeta_c (Eq. 10): `base` (the paper's zeta_0) for the class with the highest average confidence, lower for the others.
+    """(C,): zeta_c (Eq. 10), `base` (zeta_0) for the class with the highest Avg_c, else lower.
 
-    Avg_c (Eq. 9) sums the confidence of the clean samples predicted as c. "literal" divides by the number of all clean samples,
-    as printed: rare classes get very low thresholds. "per_class" divides by the number of those predicted as c, as the words
-    "average confidence for each class" say. A class never predicted on clean samples gets `base`: the literal 0 would accept
-    any guess for the very class that nothing speaks for.
+    Avg_c (Eq. 9) sums the confidence m_i of the clean samples that are predicted as c. "literal"
+    divides by the number of all clean samples, as printed: rare classes get very low thresholds.
+    "per_class" divides by the number of those predicted as c, as the words "average confidence for
+    each class" say. A class that is never predicted on clean samples gets `base`: the literal 0
+    would accept any guess for the very class without any evidence.
     """
-    confidence, predicted = probs.max(axis=1)[clean].astype(np.float64), probs.argmax(axis=1)[clean]
-    count = np.bincount(predicted, minlength=probs.shape[1])  # (C,) clean samples predicted as c
-    mass = np.bincount(
-        predicted, weights=confidence, minlength=probs.shape[1]
-    )  # (C,) their summed confidence
+    num_classes = probs.shape[1]
+    confidence = probs.max(axis=1)[clean].astype(np.float64)  # m_i of D^c
+    prediction = probs.argmax(axis=1)[clean]
+    count = np.bincount(prediction, minlength=num_classes)  # (C,) clean samples predicted as c
+    total = np.bincount(prediction, weights=confidence, minlength=num_classes)  # (C,) sums of m_i
     if average == "literal":
-        avg = mass / max(predicted.size, 1)
+        avg = total / max(prediction.size, 1)
     elif average == "per_class":
-        avg = mass / np.maximum(count, 1)
+        avg = total / np.maximum(count, 1)
     else:
-        raise ValueError(f"unknown average {average!r}: literal or per_class")
-    return (
-        np.where(count > 0, base * (avg / avg.max()), base)
-        if predicted.size
-        else np.full(avg.shape, base)
-    )
+        raise ValueError(f"unknown average {average!r}: use literal or per_class")
+    if prediction.size == 0:
+        return np.full(avg.shape, base)
+    return np.where(count > 0, base * (avg / avg.max()), base)
 
 
 def assign(
     probs: np.ndarray, clean: np.ndarray, thresholds: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """(labels, keep): the model's argmax for every sample (Eq. 11), and the noisy samples that pass, D^pseudo (Eq. 12)."""
+    """(labels, keep), both (n,): y_hat (Eq. 11), and the mask of D^pseudo (Eq. 12).
+
+    y_hat is the argmax of every sample; `keep` marks the noisy samples whose confidence reaches the
+    threshold (C,) of the predicted class.
+    """
     labels = probs.argmax(axis=1)
     return labels, ~clean & (probs.max(axis=1) >= thresholds[labels])
 
@@ -69,10 +81,11 @@ def training_set(
     *,
     noise_level: float = 0.1,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """D_hat (Eq. 13) as (row indices ascending, their labels).
+    """D_hat (Eq. 13) as (row indices in ascending order, their labels), both (m,).
 
-    A noisy site trains on D^c with given labels and D^pseudo with pseudo-labels; the other flagged samples rest this round. A
-    site with fewer flags than `noise_level` trains on all of D_k as given.
+    A noisy site trains on D^c with the given labels and on D^pseudo with pseudo-labels; its other
+    flagged samples are left out of this round. A site with a smaller share of flags than
+    `noise_level` trains on all of D_k as given.
     """
     if not is_noisy_client(clean, noise_level):
         return np.arange(labels.size), labels.copy()
@@ -81,18 +94,24 @@ def training_set(
     return rows, np.where(clean, labels, pseudo)[rows]
 
 
-def distribution_shift(given: np.ndarray, chosen: np.ndarray, num_classes: int) -> float:
-    """Total variation between two label distributions: 0 the same, 1 nothing in common (also if only one is empty)."""
-    if given.size == 0 or chosen.size == 0:
-        return 0.0 if given.size == chosen.size else 1.0
+# ---- the guard against collapse (not in the paper) ----
+
+
+def distribution_shift(given: np.ndarray, training: np.ndarray, num_classes: int) -> float:
+    """Total variation between the distributions of two label arrays.
+
+    0: the same; 1: nothing in common, also if only one of them is empty.
+    """
+    if given.size == 0 or training.size == 0:
+        return 0.0 if given.size == training.size else 1.0
     p = np.bincount(given, minlength=num_classes) / given.size
-    q = np.bincount(chosen, minlength=num_classes) / chosen.size
+    q = np.bincount(training, minlength=num_classes) / training.size
     return float(0.5 * np.abs(p - q).sum())
 
 
 def guard_reason(
     given_labels: np.ndarray,
-    chosen_labels: np.ndarray,
+    training_labels: np.ndarray,
     delta: float,
     num_classes: int,
     *,
@@ -100,19 +119,22 @@ def guard_reason(
     max_shift: float = 0.5,
     min_class: int = 10,
 ) -> str | None:
-    """Why this round's D_hat should not be trusted, in words for the log; None if it looks sane (not in the paper).
+    """Why this round's D_hat should not be trusted, for the log; None if it looks sane.
 
-    A model that trains on its own pseudo-labels can run away: more and more labels flagged, fewer and fewer classes left. These
-    are the three signs a site can see without knowing the truth. The answer is to train this round on D_k as given.
+    A model that trains on its own pseudo-labels can run away: more and more labels are flagged,
+    fewer and fewer classes are left. These are the three signs that a site can see without knowing
+    the truth. The remedy is to train this round on D_k as given.
     """
     if delta > max_delta:
         return f"{delta:.0%} of the labels are flagged (limit {max_delta:.0%})"
-    before = np.bincount(given_labels, minlength=num_classes)
-    after = np.bincount(chosen_labels, minlength=num_classes)
-    lost = np.flatnonzero((before >= min_class) & (after == 0))
-    if lost.size:
-        return f"no sample left of class {', '.join(map(str, lost))} ({', '.join(map(str, before[lost]))} given)"
-    shift = distribution_shift(given_labels, chosen_labels, num_classes)
+    given_counts = np.bincount(given_labels, minlength=num_classes)
+    training_counts = np.bincount(training_labels, minlength=num_classes)
+    empty = np.flatnonzero((given_counts >= min_class) & (training_counts == 0))
+    if empty.size:
+        classes = ", ".join(map(str, empty))
+        counts = ", ".join(map(str, given_counts[empty]))
+        return f"no sample left of class {classes} ({counts} given)"
+    shift = distribution_shift(given_labels, training_labels, num_classes)
     if shift > max_shift:
         return f"the class distribution moved by {shift:.2f} (limit {max_shift:.2f})"
     return None

@@ -46,7 +46,7 @@ from fedgsca.selector import (
     clean_threshold,
     clip_losses,
     fit_selector,
-    healthy,
+    is_healthy,
     merge_selectors,
     nearest_selector,
 )
@@ -245,7 +245,7 @@ class FedGSCA(Method):
             selectors.append(_trusted(update))
             sizes.append(update.num_samples)
         merged = merge_selectors(selectors, sizes) or Selector.from_array(state.extras["selector"])
-        streak = int(state.extras["healthy"]) + 1 if healthy(merged) else 0
+        streak = int(state.extras["healthy"]) + 1 if is_healthy(merged) else 0
         after = state.round + 1  # the round that will use this state
         ready = merged is not None and (streak >= 2 or not self.options.wait_for_health)
         selecting = bool(state.extras["selecting"]) or (ready and after >= self.options.warmup)
