@@ -21,7 +21,7 @@ from parties import Failed, Parties, free_port, listens
 
 from fedgsca.cli import execute
 from fedgsca.deploy.consortium import read_plan
-from fedgsca.support.console import grid, note, say, show
+from fedgsca.support.console import make_table, print_note, print_line, print_table
 from fedgsca.support.text import duration
 
 if TYPE_CHECKING:
@@ -48,17 +48,17 @@ def main() -> int:
             signal.signal(kind, lambda *_: sys.exit(143))  # so that `finally` is reached
         story(folder, options.port or free_port())
     except Failed as error:
-        note(f"Error: {error}", "bold red")
+        print_note(f"Error: {error}", "bold red")
         return 1
     except KeyboardInterrupt:
-        note("stopped; no process is left", "bold yellow")
+        print_note("stopped; no process is left", "bold yellow")
         return 130
     return 0
 
 
 def story(folder: Path, port: int) -> None:
     started = time.monotonic()
-    say(
+    print_line(
         "1. Images: 200 labels at each hospital, some of them wrong; 120 images of the coordinator to test on",
         "bold",
     )
@@ -69,7 +69,7 @@ def story(folder: Path, port: int) -> None:
     }
     write_images(folder / "coordinator-data", "test", len(NOISE), "0", train=24, test=120)
 
-    say("2. The coordinator makes the kits", "bold")
+    print_line("2. The coordinator makes the kits", "bold")
     plan = Path(__file__).with_name("consortium.toml").read_text()
     plan = plan.replace("port = 8000", f"port = {port}").replace(
         '"/data/test"', f'"{folder}/coordinator-data"'
@@ -86,21 +86,21 @@ def story(folder: Path, port: int) -> None:
 
     parties = Parties(folder, LIMIT)
     try:
-        say("3. The coordinator starts its SuperLink and registers the hospitals' keys", "bold")
+        print_line("3. The coordinator starts its SuperLink and registers the hospitals' keys", "bold")
         parties.start("superlink", coordinator / "superlink.sh")
         parties.until("the SuperLink listens", lambda: listens(port))
         for line in parties.script(coordinator / "register-keys.sh"):
-            say(line)
+            print_line(line)
 
-        say("4. Each hospital checks its machine, and connects", "bold")
+        print_line("4. Each hospital checks its machine, and connects", "bold")
         for name, kit in kits.items():
             said = parties.script(kit / "check.sh")
-            say(f"{name}: {len(said) - 1} checks, {said[-1]}")
+            print_line(f"{name}: {len(said) - 1} checks, {said[-1]}")
             parties.hospital(
                 name, kit / "start.sh", FEDGSCA_NODE_PORT=str(free_port())
             )  # one machine: a port for each
 
-        say("5. Training; the first round waits for all three", "bold")
+        print_line("5. Training; the first round waits for all three", "bold")
         parties.start("run", coordinator / "run.sh")
         taken = train(parties, run, rounds)
         parties.until("the report", lambda: (run / "report.html").exists())
@@ -108,24 +108,24 @@ def story(folder: Path, port: int) -> None:
     finally:
         parties.close()
 
-    say(
+    print_line(
         "6. Each hospital looks for wrong labels among its own; the coordinator has no part in it",
         "bold",
     )
     lists = {name: parties.script(kit / "audit.sh") for name, kit in kits.items()}
-    show(
+    print_table(
         results({name: judge(homes[name] / "state", truth[name]) for name in NOISE}, taken, rounds)
     )
     for line in lists[VICTIM][-4:]:
-        say(line)
+        print_line(line)
     count, found = traces(coordinator, NOISE)
     if found:
         raise Failed(f"the coordinator knows of single images: {found[0]}")
-    say(
+    print_line(
         f"{count} files at the coordinator: none has evidence, audits, or the name of a hospital's image"
     )
-    say(f"report   {run / 'report.html'}", "bold")
-    say(f"done in {duration(time.monotonic() - started)}; no process is left")
+    print_line(f"report   {run / 'report.html'}", "bold")
+    print_line(f"done in {duration(time.monotonic() - started)}; no process is left")
 
 
 def train(parties: Parties, run: Path, rounds: int) -> dict[str, int]:
@@ -139,16 +139,16 @@ def train(parties: Parties, run: Path, rounds: int) -> dict[str, int]:
             if name not in sites
         ]
         words += [f"{name} is back" for name in NOISE if name in sites and name in absent]
-        say(f"round {number:2}/{rounds}  F1 {line['f1']:.1f}  {'; '.join(words)}".rstrip())
+        print_line(f"round {number:2}/{rounds}  F1 {line['f1']:.1f}  {'; '.join(words)}".rstrip())
         absent = {name for name in NOISE if name not in sites}
         for name in sites:
             taken[name] += 1
         if number == DIES_AFTER:
             parties.kill(VICTIM)
-            say(f"{VICTIM} is killed; the coordinator will notice within a minute", "bold red")
+            print_line(f"{VICTIM} is killed; the coordinator will notice within a minute", "bold red")
         elif VICTIM in absent & parties.asleep:
             parties.wake(VICTIM)
-            say(f"{VICTIM} starts again", "bold green")
+            print_line(f"{VICTIM} starts again", "bold green")
     return taken
 
 
@@ -165,7 +165,7 @@ def results(worth: Mapping[str, Worth], taken: Mapping[str, int], rounds: int) -
         ]
         for name, w in worth.items()
     ]
-    return grid(
+    return make_table(
         ["hospital", "rounds", "labels", "wrong", "to review", "of these wrong", "precision"], rows
     )
 

@@ -36,7 +36,7 @@ from fedgsca.cli import paper_table as table
 from fedgsca.cli import show_config as config
 from fedgsca.cli import show_wire as wire
 from fedgsca.errors import FedgscaError, RunFolderError
-from fedgsca.support.console import complain
+from fedgsca.support.console import print_error
 
 MODULES = (
     demo,
@@ -126,7 +126,7 @@ def execute(argv: Sequence[str] | None = None) -> int:
         )
         return code if isinstance(code, int) else 0
     except FedgscaError as error:
-        complain(error.message, error.fix)
+        print_error(error.message, error.fix)
         return error.exit_code
     except click.ClickException as error:
         from typer.rich_utils import rich_format_error
@@ -136,7 +136,7 @@ def execute(argv: Sequence[str] | None = None) -> int:
     except (KeyboardInterrupt, click.Abort):
         return STOPPED
     except PermissionError as error:  # the files of a kit are user fedgsca's, and closed to others
-        complain(
+        print_error(
             f"{error.filename or error}: not allowed",
             "run it as a user who may: at a kit, sudo -u fedgsca; or change the modes",
         )

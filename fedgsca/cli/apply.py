@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fedgsca.cli.options import Json
-from fedgsca.support.console import emit, note, say
+from fedgsca.support.console import print_json, print_line, print_note
 
 if TYPE_CHECKING:
     from fedgsca.label_audit.apply_decisions import CorrectedLabels
@@ -44,7 +44,7 @@ def apply_command(
 
     done = apply_decisions(audit, prefer=prefer, out=out)
     if json:
-        emit(
+        print_json(
             {
                 "file": done.file,
                 "counts": done.counts,
@@ -59,32 +59,32 @@ def _show(done: CorrectedLabels) -> None:
     from fedgsca.data.label_changes import count_pairs, log_path
 
     counts = done.counts
-    say(
+    print_line(
         f"{counts['looked_at']} labels were looked at: {counts['changed']} change, {counts['confirmed']} are confirmed"
     )
     if counts["disputed"] or counts["unsure"]:
-        say(
+        print_line(
             f"{counts['disputed']} are disputed and {counts['unsure']} could not be told: these stay as they are"
         )
     pairs = count_pairs((change.old, change.new) for change in done.changes)
     for pair in pairs[:PAIRS]:
-        say(f"  {pair['from']} → {pair['to']}  {pair['count']}")
+        print_line(f"  {pair['from']} → {pair['to']}  {pair['count']}")
     if len(pairs) > PAIRS:
         rest = sum(pair["count"] for pair in pairs[PAIRS:])
-        say(f"  and {rest} labels of {len(pairs) - PAIRS} other pairs, all in the log")
+        print_line(f"  and {rest} labels of {len(pairs) - PAIRS} other pairs, all in the log")
     if done.file is None:
-        say("no label changes: nothing was written")
+        print_line("no label changes: nothing was written")
         return
     if done.left_out:
-        note(
+        print_note(
             f"{done.left_out} lines of the original name images that the run did not use; they are left out"
         )
-    say(f"labels  {done.file}", "bold")
-    say(f"log     {log_path(done.file)}")
+    print_line(f"labels  {done.file}", "bold")
+    print_line(f"log     {log_path(done.file)}")
     if not (
         done.run / "config.toml"
     ).exists():  # the state of a hospital: the coordinator has the configuration
-        say(f'retrain put labels = "{done.file}" into the site\'s settings before the next run')
+        print_line(f'retrain put labels = "{done.file}" into the site\'s settings before the next run')
         return
     again = [
         "fedgsca",
@@ -97,4 +97,4 @@ def _show(done: CorrectedLabels) -> None:
     if done.noisy:  # the file holds the labels as given, injected noise and all
         again += ["--noise", "0", "--set", "noise.given=none"]
     again += ["--out", str(done.run.with_name(f"{done.run.name}-corrected"))]
-    say(f"retrain {shlex.join(again)}")
+    print_line(f"retrain {shlex.join(again)}")

@@ -10,7 +10,14 @@ import typer
 
 from fedgsca.cli.options import Json, Quiet
 from fedgsca.errors import ConfigError
-from fedgsca.support.console import emit, grid, note, say, show, warn
+from fedgsca.support.console import (
+    make_table,
+    print_json,
+    print_line,
+    print_note,
+    print_table,
+    print_warning,
+)
 from fedgsca.support.text import percent
 
 if TYPE_CHECKING:
@@ -98,9 +105,9 @@ def audit(
     from fedgsca.label_audit.build_audit import audit_site
     from fedgsca.label_audit.gallery import write_gallery
     from fedgsca.label_audit.locate import locate_evidence
-    from fedgsca.label_audit.site_data import select_test_split, open_sites, select_site
+    from fedgsca.label_audit.site_data import open_sites, select_site, select_test_split
 
-    place = find(run)
+    place = locate_evidence(run)
     run = place.folder
     unknown = sorted(set(site or ()) - set(sites_with_evidence(run)))
     held = open_sites(run, source=data or place.data, labels=labels or place.labels)
@@ -108,11 +115,11 @@ def audit(
     chosen = [select_test_split(chosen[0])] if split is Split.test else chosen
     unfinished = _unfinished(run)
     if unfinished and not quiet:
-        warn(unfinished)
+        print_warning(unfinished)
     made = []
     for one in chosen:
         if not quiet and not json:
-            note(f"{one.site}: {len(one)} labels ...")
+            print_note(f"{one.site}: {len(one)} labels ...")
         found = audit_site(
             run,
             one,
@@ -124,7 +131,7 @@ def audit(
         write_gallery(AuditImages(one, found), unfinished=unfinished)
         made.append(found)
     if json:
-        emit({"audits": [{"path": str(found.path), **found.header} for found in made]})
+        print_json({"audits": [{"path": str(found.path), **found.header} for found in made]})
     elif not quiet:
         _show(made)
 
@@ -140,16 +147,16 @@ def _show(audits: list[Audit]) -> None:
     truth = any("truth" in found.header["summary"] for found in audits)
     head = ["site", "most frequent confusion", "labels", "probably wrong", "plausible", "to review"]
     head += ["truly wrong", "wrong in first 10 %", "AUROC"] if truth else []
-    show(grid(head, [_row(found.header, truth) for found in audits], left=2))
+    print_table(make_table(head, [_row(found.header, truth) for found in audits], text_columns=2))
     for found in audits:
         if found.header.get("warning"):
-            warn(str(found.header["warning"]))
+            print_warning(str(found.header["warning"]))
     folder = audits[0].path if len(audits) == 1 else audits[0].path.parent
     each = "" if len(audits) == 1 else "<site>/"
-    say(f"list     {folder}/{each}audit.csv (and suspects.jsonl)")
-    say(f"gallery  {folder}/{each}gallery.html", "bold")
-    say("These files hold file names and images of the site: keep them there.")
-    say(f"next     fedgsca review {audits[0].path}")
+    print_line(f"list     {folder}/{each}audit.csv (and suspects.jsonl)")
+    print_line(f"gallery  {folder}/{each}gallery.html", "bold")
+    print_line("These files hold file names and images of the site: keep them there.")
+    print_line(f"next     fedgsca review {audits[0].path}")
 
 
 def _row(header: Any, truth: bool) -> list[str]:

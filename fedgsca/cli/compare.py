@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -29,11 +28,20 @@ from fedgsca.cli.options import (
 )
 from fedgsca.engine.progress import Display, display
 from fedgsca.errors import FedgscaError
-from fedgsca.support.console import emit, grid, note, say, show, stoppable, warn
+from fedgsca.support.console import (
+    make_table,
+    print_json,
+    print_line,
+    print_note,
+    print_table,
+    print_warning,
+    resume_hint,
+)
 
 if TYPE_CHECKING:
     from fedgsca.engine.rounds import RunObserver
-    from fedgsca.grid.comparison import ComparisonOutcome, ComparisonPlan
+    from fedgsca.experiment.records import RunResult
+    from fedgsca.grid.comparison import ComparisonResult, ComparisonPlan
     from fedgsca.grid.runner import GridCell
 
 Methods = Annotated[str, typer.Option("--methods", help="names joined by commas, or all")]
@@ -87,7 +95,13 @@ def compare(
     quiet: Quiet = False,
     json: Json = False,
 ) -> None:
-    from fedgsca.grid.comparison import ComparisonPlan, parse_methods, parse_noises, parse_seeds, read_tuned
+    from fedgsca.grid.comparison import (
+        ComparisonPlan,
+        parse_methods,
+        parse_noises,
+        parse_seeds,
+        read_tuned,
+    )
 
     tree = make_tree(
         config, sets, data=data, rounds=rounds, sites=sites, partition=partition, labels=labels, model=model, frozen=frozen,
@@ -111,7 +125,7 @@ def _explain(plan: ComparisonPlan) -> None:
     for cell in {cell.config.method: cell for cell in plan.cells()}.values():
         explain_preset(cell.config)
     if plan.ceiling and "fedavg" not in plan.methods:
-        warn("recovery is measured against FedAvg: add fedavg to --methods to see it")
+        print_warning("recovery is measured against FedAvg: add fedavg to --methods to see it")
 
 
 class Shown:
@@ -123,8 +137,8 @@ class Shown:
     def observe(self, cell: GridCell) -> RunObserver:
         return self.display.watch(cell.name)
 
-    def on_run_done(self, cell: GridCell, result: Mapping[str, Any]) -> None:
-        self.display.done(cell.name, f"F1 {result['f1']:.1f}")
+    def on_run_done(self, cell: GridCell, result: RunResult) -> None:
+        self.display.done(cell.name, f"F1 {result.f1:.1f}")
 
     def on_run_failed(self, cell: GridCell, error: Exception) -> None:
         self.display.done(cell.name, "failed")
@@ -137,59 +151,49 @@ class Shown:
             )
 
 
-def execute(plan: ComparisonPlan, out: Path, *, jobs: int, quiet: bool, json: bool) -> ComparisonOutcome:
+def execute(plan: ComparisonPlan, out: Path, *, jobs: int, quiet: bool, json: bool) -> ComparisonResult:
     """Start or continue; then tables, report and, if cells failed, an error."""
     from fedgsca.grid.comparison import check_folder, run_plan, write_tables
-    from fedgsca.grid.runner import finished_cells
+    from fedgsca.grid.runner import finished_cells, raise_failures
 
     cells = {cell.name: cell for cell in plan.cells()}
     check_folder(cells.values(), out)
     done = finished_cells(cells.values(), out)
     if done and not quiet:
-        note(
+        print_note(
             f"{len(done)} of {len(cells)} runs are done"
             + (": " + ", ".join(done) if len(done) < len(cells) else ""),
             "green",
         )
-    with stoppable(out), display(quiet=quiet, runs=len(cells) - len(done)) as progress:
+    with resume_hint(out), display(quiet=quiet, runs=len(cells) - len(done)) as progress:
         outcome = run_plan(plan, out, Shown(progress), jobs=jobs)
-    if outcome.compare["cells"]:
+    if outcome.comparison.cells:
         from fedgsca.report.html_page import write_report
 
-        write_tables(out, outcome.compare)
+        write_tables(out, outcome.comparison)
         write_report(out)
         if json:
-            emit(
+            print_json(
                 {
-                    **outcome.compare,
-                    "failed": outcome.failed,
+                    **outcome.comparison.to_json(),
+                    "failed": outcome.failures,
                     "path": str(out),
                     "report": str(out / "report.html"),
                 }
             )
         elif not quiet:
-            show_table(outcome.compare)
-            say(f"report  {out / 'report.html'}", "bold")
-    complain_failed(outcome.failed, len(cells), out)
+            show_table(outcome)
+            print_line(f"report  {out / 'report.html'}", "bold")
+    raise_failures(outcome.failures, len(cells), out)
     return outcome
 
 
-def complain_failed(failed: Mapping[str, str], runs: int, out: Path) -> None:
-    """An error if any run of a grid failed."""
-    for first, reason in failed.items():
-        raise FedgscaError(
-            "todo.compare-1",
-            f"{len(failed)} of {runs} runs failed, first {first}: {reason}",
-            fix=f"mend the cause, then `fedgsca resume {out}`; finished runs are kept",
-        )
-
-
-def show_table(compare: Mapping[str, Any]) -> None:
+def show_table(outcome: ComparisonResult) -> None:
     """A table per noise: mean ± standard deviation over seeds; the best of each noise is marked."""
-    from fedgsca.report.comparison_tables import compare_rows, recovery_text, score_text
+    from fedgsca.report.comparison_tables import recovery_text, score_text
 
-    rows = compare_rows(compare)
-    say(f"\n{compare['title']}", "bold")
+    rows = outcome.rows
+    print_line(f"\n{outcome.comparison.title}", "bold")
     for noise in dict.fromkeys(row.noise for row in rows):
         cells = []
         for row in (row for row in rows if row.noise == noise):
@@ -204,16 +208,16 @@ def show_table(compare: Mapping[str, Any]) -> None:
                     str(row.seeds),
                 ]
             )
-        show(
-            grid(
+        print_table(
+            make_table(
                 ["method", *_SCORES.values(), "recovery", "s/round", "seeds"],
                 cells,
                 title=f"noise {noise}",
             )
         )
-    if compare.get("clean"):
-        clean = list(compare["clean"].values())
-        say(f"FedAvg on clean labels: F1 {sum(clean) / len(clean):.1f}")
-    say(
+    if outcome.comparison.clean:
+        clean = list(outcome.comparison.clean.values())
+        print_line(f"FedAvg on clean labels: F1 {sum(clean) / len(clean):.1f}")
+    print_line(
         "* best under this noise; recovery: share of the distance from FedAvg to the ceiling", "dim"
     )

@@ -9,7 +9,7 @@ import typer
 
 from fedgsca.cli.options import Json
 from fedgsca.errors import DataError, RunFolderError
-from fedgsca.support.console import emit, grid, say, show
+from fedgsca.support.console import make_table, print_json, print_line, print_table
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -63,7 +63,7 @@ def list_sources(json: Json = False) -> None:
     from fedgsca.data.load import READERS
 
     if json:
-        emit(
+        print_json(
             {
                 "sources": [
                     {"name": name, "form": reader.form, "what": reader.what}
@@ -72,11 +72,11 @@ def list_sources(json: Json = False) -> None:
             }
         )
     else:
-        show(
-            grid(
+        print_table(
+            make_table(
                 ["--data", "what it is"],
                 [[reader.form, reader.what] for reader in READERS.values()],
-                left=2,
+                text_columns=2,
             )
         )
 
@@ -108,7 +108,7 @@ def check(
         fast=fast and not list_bad,
     )
     if json:
-        emit(_bad(report) if list_bad else report.as_dict())
+        print_json(_bad(report) if list_bad else report.as_dict())
         if not report.ok:
             raise typer.Exit(DataError.exit_code)
         return
@@ -145,35 +145,35 @@ def _refusal(report: Report) -> DataError:
 def _show(report: Report) -> None:
     if report.tree:
         rows = [[b.folder, str(b.images), _beside(b.images, b.published)] for b in report.tree]
-        show(grid(["folder", "images", "published"], rows))
+        print_table(make_table(["folder", "images", "published"], rows))
     if report.counts:
         total = sum(sum(classes.values()) for classes in report.counts.values())
         pixels = f"{report.shape[1]}x{report.shape[0]} pixels" if report.shape else "not decoded"
-        say(f"{report.name}: {total} images, {pixels}, {len(report.classes)} classes", "bold")
-        show(_counts(report))
+        print_line(f"{report.name}: {total} images, {pixels}, {len(report.classes)} classes", "bold")
+        print_table(_counts(report))
         if report.stored:
             kinds = ", ".join(f"{size} ({count})" for size, count in report.stored[:4])
-            say(f"files   {kinds}{', ...' if len(report.stored) > 4 else ''}")
+            print_line(f"files   {kinds}{', ...' if len(report.stored) > 4 else ''}")
         if report.groups is not None:
-            say(f"{report.group_word + 's':<7} {report.groups}")
+            print_line(f"{report.group_word + 's':<7} {report.groups}")
         if report.sites:
-            say("sites   " + ", ".join(_site(report, name) for name in report.sites))
+            print_line("sites   " + ", ".join(_site(report, name) for name in report.sites))
         for name, digest in report.lists:
-            say(f"sha256  {digest}  {name}", "dim")
+            print_line(f"sha256  {digest}  {name}", "dim")
         if report.list_sha256:
-            say(f"sha256  {report.list_sha256}  all files with label, split and site", "dim")
+            print_line(f"sha256  {report.list_sha256}  all files with label, split and site", "dim")
         if report.fingerprint:
-            say(
+            print_line(
                 f"sha256  {report.fingerprint}"
                 + ("  images, labels and split" if report.tree else ""),
                 "dim",
             )
     for text in report.notes:
-        say(f"note: {text}")
+        print_line(f"note: {text}")
     for text in report.warnings:
-        say(f"warning: {text}", "yellow")
+        print_line(f"warning: {text}", "yellow")
     if report.ok:
-        say("ready to train on" if report.shape else "complete; no image was decoded", "green")
+        print_line("ready to train on" if report.shape else "complete; no image was decoded", "green")
 
 
 def _counts(report: Report) -> Table:
@@ -192,7 +192,7 @@ def _counts(report: Report) -> Table:
                     for n, name in zip(found, [*report.classes, "all"], strict=True)
                 ]
             )
-    return grid(head, zip([*report.classes, "all"], *columns, strict=True))
+    return make_table(head, zip([*report.classes, "all"], *columns, strict=True))
 
 
 def _beside(found: int, published: int | None) -> str:
@@ -237,4 +237,4 @@ def sheet(
             f"cannot write {out}: {error}",
             fix="choose another file ending in .png with -o",
         ) from None
-    say(f"sheet   {out}", "bold")
+    print_line(f"sheet   {out}", "bold")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fedgsca.cli.options import Jobs, Json, Quiet
-from fedgsca.support.console import say
+from fedgsca.support.console import print_line
 
 if TYPE_CHECKING:
     from fedgsca.noise import SiteNoise
@@ -56,24 +56,24 @@ def demo(
     if loud:
         config = plan.cells()[0].config
         noise = parse_noise(NOISE, config.data.sites)
-        say(
+        print_line(
             f"{len(noise)} hospitals train one classifier for tissue images; no image leaves its hospital."
         )
-        say(
+        print_line(
             "Wrong labels: "
             + ", ".join(f"{_wrong(part)} at hospital {k}" for k, part in enumerate(noise, 1))
             + "."
         )
-        say(
+        print_line(
             f"FedAvg believes every label, FedGSCA finds the suspect ones: {config.train.rounds} rounds each.\n"
         )
     outcome = execute(plan, out, jobs=jobs, quiet=quiet, json=json)
     sheet = write_demo_sheet(plan, out)
     if loud:
-        f1 = {cell["method"]: cell["f1"] for cell in outcome.compare["cells"]}
-        say(f"images  {sheet}")
+        f1 = {cell.method: cell.f1 for cell in outcome.comparison.cells}
+        print_line(f"images  {sheet}")
         gain = f1["fedgsca"] - f1["fedavg"]
         scores = f"{f1['fedavg']:.1f} with FedAvg, {f1['fedgsca']:.1f} with FedGSCA"
-        say(
+        print_line(
             f"\nMacro F1 {scores}: {abs(gain):.1f} points {'won' if gain >= 0 else 'lost'}.", "bold"
         )

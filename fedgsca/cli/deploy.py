@@ -10,7 +10,7 @@ import typer
 
 from fedgsca.cli.options import Json
 from fedgsca.errors import ConfigError
-from fedgsca.support.console import console, emit, grid, say, show
+from fedgsca.support.console import console, make_table, print_json, print_line, print_table
 from fedgsca.support.text import duration, number
 
 Plan = Annotated[Path, typer.Argument(metavar="FILE", help="consortium.toml")]
@@ -76,7 +76,7 @@ def init(
                 fix="fedgsca deploy init --example consortium.toml",
             )
         kits.write_example(plan)
-        say(f"example  {plan}", "bold")
+        print_line(f"example  {plan}", "bold")
         return
     consortium, config = read_plan(plan)
     folder = out or plan.parent / "kits"
@@ -89,9 +89,9 @@ def init(
             )
         path = kits.renew_server(consortium, folder)
         if json:
-            emit({"certificate": str(path)})
+            print_json({"certificate": str(path)})
         else:
-            say(
+            print_line(
                 f"certificate  {path}  (and server.key; copy both to the coordinator's machine and restart the SuperLink)"
             )
         return
@@ -101,7 +101,7 @@ def init(
         else kits.make_kits(consortium, config, folder)
     )
     if json:
-        emit(
+        print_json(
             {
                 "kits": [str(path) for path in made],
                 "coordinator": str(folder / "coordinator"),
@@ -110,14 +110,14 @@ def init(
         )
         return
     for path in made:
-        say(f"hospital     {path}  (a secret key is in it)")
-    say(f"coordinator  {folder / 'coordinator'}  (go on with its README.md)")
+        print_line(f"hospital     {path}  (a secret key is in it)")
+    print_line(f"coordinator  {folder / 'coordinator'}  (go on with its README.md)")
     if add_hospital:
-        say(
+        print_line(
             f'The experiment has changed. The other hospitals agree by fingerprint = "{config.fingerprint()}" in site.toml.'
         )
     else:
-        say(
+        print_line(
             f"authority    {folder / 'authority'}  (carry it away; no machine needs it for the training)"
         )
 
@@ -136,12 +136,12 @@ def check(kit: Kit = Path(), json: Json = False) -> None:
                 f"{finding.state:8}{finding.what}: {finding.text}", style=style, soft_wrap=True
             )
             if finding.fix:
-                say(f"        Fix: {finding.fix}")
+                print_line(f"        Fix: {finding.fix}")
     failures = sum(finding.state == "FAIL" for finding in found)
     if json:
-        emit({"ok": not failures, "findings": [asdict(finding) for finding in found]})
+        print_json({"ok": not failures, "findings": [asdict(finding) for finding in found]})
     else:
-        say(f"{failures} of {len(found)} checks failed" if failures else "ready to start", "bold")
+        print_line(f"{failures} of {len(found)} checks failed" if failures else "ready to start", "bold")
     if failures:
         raise typer.Exit(1)
 
@@ -155,7 +155,7 @@ def app(config: Experiment, run: NewRun) -> None:
 
     made = load_config(config)
     prepare_coordinator(made)  # what is wrong with the settings is told here, not in Flower's log
-    say(f"app  {write_app(made, run)}", "bold")
+    print_line(f"app  {write_app(made, run)}", "bold")
 
 
 @group.command("status")
@@ -165,15 +165,15 @@ def status(run: Run = Path("run"), json: Json = False) -> None:
 
     seen = view(run)
     if json:
-        emit({**asdict(seen), "awaited": seen.awaited})
+        print_json({**asdict(seen), "awaited": seen.awaited})
         return
     ago = "" if seen.silent is None else f"; last sign of life {duration(seen.silent)} ago"
-    say(f"{seen.state}{ago}", "bold")
-    say(f"round {seen.round} of {seen.rounds} done, last F1 {number(seen.f1)}")
+    print_line(f"{seen.state}{ago}", "bold")
+    print_line(f"round {seen.round} of {seen.rounds} done, last F1 {number(seen.f1)}")
     rows = [
         [row.site, row.state, row.since, "–" if row.seconds is None else duration(row.seconds)]
         for row in seen.sites
     ]
-    show(grid(["site", "state", "since", "for"], rows, left=3))
+    print_table(make_table(["site", "state", "since", "for"], rows, text_columns=3))
     for message in seen.messages[-5:]:
-        say(message, "dim")
+        print_line(message, "dim")

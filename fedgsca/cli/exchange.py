@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from fedgsca.support.console import say
+from fedgsca.support.console import print_line
 
 Folder = Annotated[
     Path, typer.Argument(metavar="AUDIT", help="folder of one site's audit, RUN/audit/SITE")
@@ -37,8 +37,8 @@ def export_command(
     from fedgsca.label_audit.audit_table import read_audit
     from fedgsca.label_audit.exchange import export_suspects
 
-    for path in export(read_audit(audit), kind, out, everything=all_labels, reviewer=reviewer):
-        say(f"written  {path}")
+    for path in export_suspects(read_audit(audit), kind, out, all_labels=all_labels, reviewer=reviewer):
+        print_line(f"written  {path}")
 
 
 def import_command(audit: Folder, file: File, kind: Kind, reviewer: Who = None) -> None:
@@ -53,6 +53,6 @@ def import_command(audit: Folder, file: File, kind: Kind, reviewer: Who = None) 
         reviewer=None if reviewer is None else reviewer_name(reviewer),
     )
     for name, count in sorted(counts.items()):
-        say(f"{count} decisions of {name}")
+        print_line(f"{count} decisions of {name}")
     if not counts:
-        say(f"{file} holds no decisions")
+        print_line(f"{file} holds no decisions")

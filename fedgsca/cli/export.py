@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from fedgsca.cli.options import Json, Quiet
-from fedgsca.support.console import emit, say, warn
+from fedgsca.support.console import print_json, print_line, print_warning
 from fedgsca.support.text import size_text
 
 
@@ -50,7 +50,7 @@ def export(
     made = write(run, format.value, out or run / f"export-{format.value}", checkpoint=checkpoint)
     file = made.path / made.about.file
     if json:
-        emit(
+        print_json(
             {
                 "path": str(made.path),
                 "file": str(file),
@@ -60,9 +60,9 @@ def export(
         )
         return
     if made.check.why:
-        warn(f"checked on random images only: {made.check.why}")
+        print_warning(f"checked on random images only: {made.check.why}")
     if not quiet:
-        say(f"model   {file} ({size_text(file.stat().st_size)})", "bold")
+        print_line(f"model   {file} ({size_text(file.stat().st_size)})", "bold")
         gap = f"largest difference {made.check.largest_difference:.1e}, limit {made.check.limit:g}"
-        say(f"check   {made.check.images} {made.check.inputs}: {gap}", "green")
-        say(f"card    {made.path / 'MODEL_CARD.md'} (some lines are yours to fill in)")
+        print_line(f"check   {made.check.images} {made.check.inputs}: {gap}", "green")
+        print_line(f"card    {made.path / 'MODEL_CARD.md'} (some lines are yours to fill in)")

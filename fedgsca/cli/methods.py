@@ -10,7 +10,7 @@ import typer
 
 from fedgsca.cli.options import Json
 from fedgsca.errors import ConfigError
-from fedgsca.support.console import emit, grid, say, show
+from fedgsca.support.console import make_table, print_json, print_line, print_table
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -35,10 +35,10 @@ def methods(name: Name = None, json: Json = False) -> None:
     if name is None:
         rows = [{"name": key, "paper": known[key].paper} for key in sorted(known)]
         if json:
-            emit({"methods": rows})
+            print_json({"methods": rows})
         else:
-            show(grid(["method", "paper"], [[row["name"], row["paper"]] for row in rows], left=2))
-            say(
+            print_table(make_table(["method", "paper"], [[row["name"], row["paper"]] for row in rows], text_columns=2))
+            print_line(
                 "`fedgsca methods NAME` lists a method's options; `fedgsca wire NAME` what it sends.",
                 "dim",
             )
@@ -46,20 +46,20 @@ def methods(name: Name = None, json: Json = False) -> None:
     method = find(name)
     options = [{**row, "key": f"{method.name}.{row['key']}"} for row in describe(method.Options)]
     if json:
-        emit({"name": method.name, "paper": method.paper, "options": options})
+        print_json({"name": method.name, "paper": method.paper, "options": options})
         return
-    say(f"{method.name}: {method.paper}", "bold")
+    print_line(f"{method.name}: {method.paper}", "bold")
     if not options:
-        say("no options of its own")
+        print_line("no options of its own")
         return
-    show(
-        grid(
+    print_table(
+        make_table(
             ["option", "type", "default", "what"],
             [[row["key"], row["type"], _plain(row["default"]), row["what"]] for row in options],
-            left=4,
+            text_columns=4,
         )
     )
-    say(
+    print_line(
         f"set with --set {options[0]['key']}={_plain(options[0]['default'])}, or in the [{method.name}] table of a TOML file",
         "dim",
     )

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fedgsca.cli.options import ConfigFile, Data, Json, Seed, Sets, Sites, make_config
-from fedgsca.support.console import emit, grid, note, say, show
+from fedgsca.support.console import make_table, print_json, print_line, print_note, print_table
 from fedgsca.support.text import percent
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ def preview(
     }
     classes = list(experiment.table.classes)
     if json:
-        emit(
+        print_json(
             {
                 "spec": spec,
                 "data": experiment.table.name,
@@ -85,7 +85,7 @@ def preview(
             }
         )
         return
-    say(f"{spec} on {experiment.table.name}, seed {made.seed}", "bold")
+    print_line(f"{spec} on {experiment.table.name}, seed {made.seed}", "bold")
     table = [
         [
             r["site"],
@@ -98,14 +98,14 @@ def preview(
         ]
         for r in rows
     ]
-    show(
-        grid(["site", "noise", "in words", "images", "nominal", "wrong", "realised"], table, left=3)
+    print_table(
+        make_table(["site", "noise", "in words", "images", "nominal", "wrong", "realised"], table, text_columns=3)
     )
     for name, matrix in matrices.items():
         if name != "0":
             _show_matrix(name, matrix, classes)
     for warning in experiment.warnings:
-        note(warning)
+        print_note(warning)
 
 
 def in_words(noise: SiteNoise) -> str:
@@ -152,10 +152,10 @@ def _site(experiment: Experiment, name: str) -> dict[str, Any]:
 
 def _show_matrix(name: str, matrix: list[list[float]], classes: list[str]) -> None:
     if len(classes) > _WIDE:
-        say(f"{name}: {len(classes)} classes are too many to show; use --json")
+        print_line(f"{name}: {len(classes)} classes are too many to show; use --json")
         return
     rows = [
         [label, *(f"{100 * p:.3g}" if p else "·" for p in row)]
         for label, row in zip(classes, matrix, strict=True)
     ]
-    show(grid(["true \\ given, %", *classes], rows, title=f"{name}: transition matrix"))
+    print_table(make_table(["true \\ given, %", *classes], rows, title=f"{name}: transition matrix"))

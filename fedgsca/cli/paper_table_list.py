@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from fedgsca.support.console import emit, grid, say, show
+from fedgsca.support.console import make_table, print_json, print_line, print_table
 
 
 def show_list(*, json: bool) -> None:
@@ -26,21 +26,21 @@ def show_list(*, json: bool) -> None:
         for name, each in GRIDS.items()
     ]
     if json:
-        emit({"experiments": found})
+        print_json({"experiments": found})
         return
     rows = [
         [e["command"], e["paper"], e["title"], str(len(e["rows"])), str(len(e["settings"])), str(e["runs"]["paper"]),
          f"{e['paper_hours']} h", str(e["runs"]["mini"])]
         for e in found
     ]  # fmt: skip
-    show(
-        grid(
-            ["command", "paper", "", "rows", "settings", "runs", "cost", "mini runs"], rows, left=3
+    print_table(
+        make_table(
+            ["command", "paper", "", "rows", "settings", "runs", "cost", "mini runs"], rows, text_columns=3
         )
     )
-    say(f"runs: {SEEDS} seeds at paper scale, {SEEDS_OF['mini']} at mini scale.", "dim")
-    say(
+    print_line(f"runs: {SEEDS} seeds at paper scale, {SEEDS_OF['mini']} at mini scale.", "dim")
+    print_line(
         "cost: hours on the paper's machine (two RTX 3090), estimated from its 133 s per FedAvg round, the methods' passes over the data",
         "dim",
     )
-    say("and the number of images; not measured. docs/reproducing.md has more.", "dim")
+    print_line("and the number of images; not measured. docs/reproducing.md has more.", "dim")

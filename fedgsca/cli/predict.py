@@ -14,7 +14,7 @@ import typer
 
 from fedgsca.cli.options import Json, Quiet
 from fedgsca.errors import ConfigError, DataError
-from fedgsca.support.console import console, emit, grid, note, warn
+from fedgsca.support.console import console, make_table, print_json, print_note, print_warning
 from fedgsca.support.files import open_atomic
 from fedgsca.support.text import number
 
@@ -101,15 +101,15 @@ def predict(
         labelled_pictures(images[0], opened.classes, part) if score else find_pictures(images)
     )
     if split is None and any(picture.split == "train" for picture in pictures):
-        warn("the score includes images that are marked for training; --split test leaves them out")
+        print_warning("the score includes images that are marked for training; --split test leaves them out")
     with _sink(out) as to:
         outcome = run(opened, pictures, to, batch=batch)
     summary = _summary(opened, outcome, out, score=score)
     if not (quiet and skip_unreadable):
         for name, reason in outcome.bad:
-            note(f"unreadable: {name} ({reason})", "yellow")
+            print_note(f"unreadable: {name} ({reason})", "yellow")
     if json:
-        emit(summary)
+        print_json(summary)
     elif not quiet and outcome.images:
         _show(summary)
     if outcome.bad and not (skip_unreadable and outcome.images):
@@ -162,7 +162,7 @@ def _summary(model: Model, outcome: Outcome, out: Path | None, *, score: bool) -
 def _show(summary: dict[str, Any]) -> None:
     """On stderr: stdout belongs to the csv."""
     where = f", written to {summary['out']}" if summary["out"] else ""
-    note(f"{summary['images']} image{'s' * (summary['images'] != 1)}{where}", "bold")
+    print_note(f"{summary['images']} image{'s' * (summary['images'] != 1)}{where}", "bold")
     parts = summary.get("per_class")
     head = ["class", "predicted", *(["labelled", "precision", "recall", "F1"] if parts else [])]
     rows = []
@@ -176,6 +176,6 @@ def _show(summary: dict[str, Any]) -> None:
             else []
         )
         rows.append([name, str(count), *more])
-    console(stderr=True).print(grid(head, rows))
+    console(stderr=True).print(make_table(head, rows))
     if parts:
-        note(f"accuracy {summary['accuracy']:.1f}   macro F1 {summary['f1']:.1f}", "bold")
+        print_note(f"accuracy {summary['accuracy']:.1f}   macro F1 {summary['f1']:.1f}", "bold")

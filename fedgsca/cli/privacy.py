@@ -10,7 +10,7 @@ import typer
 from fedgsca.cli.methods import find
 from fedgsca.cli.options import Json
 from fedgsca.errors import ConfigError
-from fedgsca.support.console import emit, say
+from fedgsca.support.console import print_json, print_line
 
 Name = Annotated[str, typer.Argument(metavar="METHOD", help="see `fedgsca methods`")]
 Rounds = Annotated[int, typer.Option("--rounds", min=1, help="rounds that a site answers")]
@@ -65,12 +65,12 @@ def privacy(
     found = {"method": kind.name, "rounds": rounds, "noise": noise, "delta": delta}
     found["epsilon"] = epsilon_of(noise, kind.uploads, rounds, delta)
     if json:
-        emit(found)
+        print_json(found)
         return
-    say(
+    print_line(
         f"{kind.name}, {rounds} rounds, noise {noise:g}: epsilon {found['epsilon']:.3g} at delta {delta:g}, for a site as a whole"
     )
-    say(
+    print_line(
         "in a configuration: privacy.clip (any), privacy.noise, privacy.delta; see docs/privacy.md",
         "dim",
     )

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from fedgsca.errors import RunFolderError
-from fedgsca.support.console import say
+from fedgsca.support.console import print_line
 
 Folder = Annotated[
     Path,
@@ -42,12 +41,12 @@ def report(path: Folder, before: Before = None) -> None:
     from fedgsca.report.html_page import write_report
 
     if (path / "compare.json").is_file():
-        from fedgsca.grid.comparison import write_tables
+        from fedgsca.grid.comparison import read_comparison, write_tables
 
-        write_tables(path, json.loads((path / "compare.json").read_bytes()))
+        write_tables(path, read_comparison(path))
     if before is not None:
-        from fedgsca.report.previous_run import remember
+        from fedgsca.report.previous_run import remember_previous
 
-        remember(path, before)
+        remember_previous(path, before)
     write_report(path)
-    say(f"report  {path / 'report.html'}", "bold")
+    print_line(f"report  {path / 'report.html'}", "bold")

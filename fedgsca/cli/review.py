@@ -10,7 +10,14 @@ import typer
 
 from fedgsca.cli.options import Json
 from fedgsca.errors import ConfigError
-from fedgsca.support.console import emit, grid, note, say, show, warn
+from fedgsca.support.console import (
+    make_table,
+    print_json,
+    print_line,
+    print_note,
+    print_table,
+    print_warning,
+)
 from fedgsca.support.text import number, percent
 
 Folder = Annotated[
@@ -62,7 +69,7 @@ def review(
         from fedgsca.label_audit.decisions import Decisions
 
         found = summarise_decisions(Decisions(opened.path))
-        emit(found) if json else _show(found, opened.path)
+        print_json(found) if json else _show(found, opened.path)
         return
     name = reviewer_name(reviewer)
     from fedgsca.review.serve import require_server_packages, serve
@@ -74,14 +81,14 @@ def review(
     session = Session(opened, AuditImages.open(opened), name, blind=blind)
 
     def tell(address: str) -> None:
-        say(f"review  {address}", "bold")
-        note(
+        print_line(f"review  {address}", "bold")
+        print_note(
             f"as {name}; decisions go to {session.decisions.path}; Ctrl-C ends, the same command goes on"
         )
 
     serve(session, port, tell)
     done = session.progress()
-    say(
+    print_line(
         f"\n{done['priority_decided']} of {done['priority']} labels of the priority list are decided, {done['decided']} in all"
     )
     if done["decided"]:
@@ -109,9 +116,9 @@ def _login() -> str:
 
 def _show(found: dict[str, Any], audit: Path) -> None:
     if found["damaged_lines"]:
-        warn(f"{found['damaged_lines']} lines of the decisions file are damaged and were skipped")
+        print_warning(f"{found['damaged_lines']} lines of the decisions file are damaged and were skipped")
     if not found["reviewers"]:
-        say("nothing has been decided yet")
+        print_line("nothing has been decided yet")
         return
     head = [
         "reviewer",
@@ -133,29 +140,29 @@ def _show(found: dict[str, Any], audit: Path) -> None:
         ]
         for name, p in found["reviewers"].items()
     ]
-    show(grid(head, rows))
+    print_table(make_table(head, rows))
     moves = [
         [name, c["given"], c["label"], str(c["count"])]
         for name, p in found["reviewers"].items()
         for c in p["confusions"]
     ]
     if moves:
-        show(grid(["reviewer", "given", "new", "labels"], moves, left=3))
+        print_table(make_table(["reviewer", "given", "new", "labels"], moves, text_columns=3))
     for pair in found["agreement"]:
         who, same = (
             " and ".join(pair["reviewers"]),
             percent(pair["agree"] / pair["n"] if pair["n"] else None),
         )
-        say(
+        print_line(
             f"{who}: {pair['n']} labels by both, {same} the same, Cohen's kappa {number(pair['kappa'], 2)}"
         )
         for case in pair["conflicts"][:20]:
             mine, theirs = (label or "cannot tell" for label in case["labels"])
-            say(f"  {case['id']}  given {case['given']}: {mine} / {theirs}")
+            print_line(f"  {case['id']}  given {case['given']}: {mine} / {theirs}")
         if len(pair["conflicts"]) > 20:
-            say(f"  ... and {len(pair['conflicts']) - 20} more (--json lists all)")
+            print_line(f"  ... and {len(pair['conflicts']) - 20} more (--json lists all)")
     _next(audit)
 
 
 def _next(audit: Path) -> None:
-    say(f"next    fedgsca apply {audit}")
+    print_line(f"next    fedgsca apply {audit}")

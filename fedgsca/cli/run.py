@@ -32,7 +32,7 @@ from fedgsca.cli.options import (
 )
 from fedgsca.engine.progress import display
 from fedgsca.errors import RunFolderError
-from fedgsca.support.console import emit, note, say, stoppable
+from fedgsca.support.console import print_json, print_line, print_note, resume_hint
 
 if TYPE_CHECKING:
     from fedgsca.config import Config
@@ -135,7 +135,7 @@ def train(
 
     finished = (out / "result.json").exists()
     label = f"{config.method} on {short(config.data.source)}"
-    with stoppable(out), display(quiet=quiet) as progress:
+    with resume_hint(out), display(quiet=quiet) as progress:
         if engine == "flower-sim" and not finished:
             from fedgsca.engine.flower import simulate
 
@@ -143,7 +143,7 @@ def train(
         else:
             result = federation.run(config, out, jobs=jobs, observer=progress.watch(label))
     if finished and not quiet:
-        note(f"{out} is finished: nothing left to run", "green")
+        print_note(f"{out} is finished: nothing left to run", "green")
     report = out / "report.html"
     if not (finished and report.exists()):
         from fedgsca.report.html_page import write_report
@@ -154,9 +154,9 @@ def train(
 
 def _conclude(out: Path, result: dict[str, Any], report: Path, *, quiet: bool, json: bool) -> None:
     if json:
-        emit({**result, "path": str(out), "report": str(report)})
+        print_json({**result, "path": str(out), "report": str(report)})
     elif not quiet:
         from fedgsca.cli.run_summary import show_run
 
         show_run(out, result)
-        say(f"report  {report}", "bold")
+        print_line(f"report  {report}", "bold")

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from fedgsca.support.console import grid, say, show
+from fedgsca.support.console import make_table, print_line, print_table
 from fedgsca.support.text import duration, number, percent, size_text
 
 # metric of a site -> heading; only those that the method reports are shown
@@ -24,35 +24,35 @@ _COLUMNS = {
 
 def show_run(out: Path, result: Mapping[str, Any]) -> None:
     """Scores, the sites with what was found of their wrong labels, time and traffic."""
-    say(
+    print_line(
         f"\n{result['method']} on {result['data']}, noise {result['noise']}, seed {result['seed']}, {result['rounds']} rounds",
         "bold",
     )
     tail = min(5, result["rounds"])
-    say(
+    print_line(
         f"macro F1 {result['f1']:.1f}   recall {result['recall']:.1f}   precision {result['precision']:.1f}"
         f"   (mean of the last {tail} rounds)" if tail > 1 else f"macro F1 {result['f1']:.1f}"
     )  # fmt: skip
     best, last = result["best"], result["last"]
-    say(f"best {best['f1']:.1f} after round {best['round'] + 1}, last {last['f1']:.1f}")
+    print_line(f"best {best['f1']:.1f} after round {best['round'] + 1}, last {last['f1']:.1f}")
     setup = json.loads((out / "setup.json").read_bytes())
     _before(setup, result)
-    show(_sites(out, setup))
+    print_table(_sites(out, setup))
     _selector(out)
     seconds, sent = result["seconds"], result["bytes_per_round"]
     guarded = result.get("guard_events", 0)
     if guarded:
-        say(f"the collapse guard stepped in {guarded} times (once per site and round)", "yellow")
-    say(f"time    {duration(seconds['total'])}, {duration(seconds['per_round'])} a round")
-    say(
+        print_line(f"the collapse guard stepped in {guarded} times (once per site and round)", "yellow")
+    print_line(f"time    {duration(seconds['total'])}, {duration(seconds['per_round'])} a round")
+    print_line(
         f"sent    {size_text(sent['down'])} to the sites and {size_text(sent['up'])} back, each round"
     )
     if "privacy" in result:
-        say(
+        print_line(
             f"privacy epsilon {result['privacy']['epsilon']:.3g} at delta {result['privacy']['delta']:g} for each site as a whole;"
         )
-        say("        in a simulation the noise comes from the public seed and protects nobody")
-    say(f"folder  {out}")
+        print_line("        in a simulation the noise comes from the public seed and protects nobody")
+    print_line(f"folder  {out}")
 
 
 def _selector(out: Path) -> None:
@@ -61,7 +61,7 @@ def _selector(out: Path) -> None:
 
     idle = idle_selector(read_run(out, with_losses=False))
     if idle:
-        say(idle, "yellow")
+        print_line(idle, "yellow")
 
 
 def _before(setup: Mapping[str, Any], result: Mapping[str, Any]) -> None:
@@ -69,13 +69,13 @@ def _before(setup: Mapping[str, Any], result: Mapping[str, Any]) -> None:
     review = (setup.get("labels") or {}).get("review") or {}
     before = review.get("before") or {}
     if before.get("f1") is not None:
-        from fedgsca.report.sentences import signed
+        from fedgsca.support.text import signed
 
         change = signed(result["f1"] - before["f1"], 1)
         changed = (
             f"{review['counts']['changed']} labels corrected by {', '.join(review['reviewers'])}"
         )
-        say(
+        print_line(
             f"before  macro F1 {before['f1']:.1f} ({before['run']}), now {result['f1']:.1f} ({change}); {changed}"
         )
 
@@ -92,10 +92,10 @@ def _sites(out: Path, setup: Mapping[str, Any]) -> Any:
         wrong = site.get("realised", {}).get("rate")
         found = [_cell(column, seen.get(name, {}).get(column)) for column in columns]
         rows.append([name, site["noise"], str(site["num_samples"]), percent(wrong), *found])
-    return grid(
+    return make_table(
         ["site", "noise", "images", "labels wrong", *(_COLUMNS[column] for column in columns)],
         rows,
-        left=2,
+        text_columns=2,
     )
 
 

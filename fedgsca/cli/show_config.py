@@ -24,7 +24,14 @@ from fedgsca.cli.options import (
     SkipUnreadable,
     make_config,
 )
-from fedgsca.support.console import console, emit, grid, say, show, warn
+from fedgsca.support.console import (
+    console,
+    make_table,
+    print_json,
+    print_line,
+    print_table,
+    print_warning,
+)
 
 if TYPE_CHECKING:
     from fedgsca.config import Config
@@ -69,17 +76,17 @@ def config(
     )  # fmt: skip
     if diff is None:
         if json:
-            emit(made.to_tree())
+            print_json(made.to_tree())
         else:
             typer.echo(to_toml(made), nl=False)
         return
     changed = against_preset(made, diff)
     if json:
-        emit([{"key": key, "here": mine, diff: theirs} for key, mine, theirs in changed])
+        print_json([{"key": key, "here": mine, diff: theirs} for key, mine, theirs in changed])
     elif changed:
-        show(_table(changed, "here", diff))
+        print_table(_table(changed, "here", diff))
     else:
-        say(f"the same as preset {diff}")
+        print_line(f"the same as preset {diff}")
 
 
 def against_preset(config: Config, preset: str) -> list[tuple[str, Any, Any]]:
@@ -103,8 +110,8 @@ def against_preset(config: Config, preset: str) -> list[tuple[str, Any, Any]]:
 
 
 def _table(changed: list[tuple[str, Any, Any]], mine: str, theirs: str) -> Any:
-    return grid(
-        ["key", mine, theirs], [[key, _value(a), _value(b)] for key, a, b in changed], left=3
+    return make_table(
+        ["key", mine, theirs], [[key, _value(a), _value(b)] for key, a, b in changed], text_columns=3
     )
 
 
@@ -121,7 +128,7 @@ def explain_preset(config: Config) -> None:
     if config.preset == "paper" and any(
         key.startswith(f"{config.method}.") for key, _, _ in changed
     ):
-        warn(
+        print_warning(
             "preset paper takes the equations literally: no warm-up, no variance floor, no monotone posterior, no guard. "
             "Networks from scratch do badly with it; docs/fedgsca.md says why."
         )

@@ -23,7 +23,7 @@ from fedgsca.cli.options import (
     Sites,
     make_config,
 )
-from fedgsca.support.console import emit, grid, say, show
+from fedgsca.support.console import make_table, print_json, print_line, print_table
 from fedgsca.support.text import size_text
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ def wire(
     )
     found = measure(made)
     if json:
-        emit(found)
+        print_json(found)
         return
     _show(found, made)
 
@@ -71,39 +71,39 @@ def _show(found: Mapping[str, Any], config: Config) -> None:
 
     up, down, sites = found["leaves"], found["arrives"], found["sites"]
     model = f"{found['model']}{' (head only)' if config.model.frozen else ''}"
-    say(
+    print_line(
         f"{found['method']}, {model}, {found['data']}: {found['classes']} classes, {sites} sites",
         "bold",
     )
-    say("\nLeaves a site every round", "bold")
+    print_line("\nLeaves a site every round", "bold")
     who = [
         ["site", "text", "", "as it is", "the site's name"],
         ["num_samples", "1 number", "", "as it is", "how many training images it holds"],
     ]
-    show(_table(up, who, "under privacy"))
+    print_table(_table(up, who, "under privacy"))
     bare = unprotected(load_methods()[config.method].uploads)
     if bare:
-        say(f"{config.method} cannot run under privacy: it needs {', '.join(bare)} as they are.")
+        print_line(f"{config.method} cannot run under privacy: it needs {', '.join(bare)} as they are.")
     elif config.privacy is None:
-        say("Privacy is off: all of it is sent as it is (docs/privacy.md).")
+        print_line("Privacy is off: all of it is sent as it is (docs/privacy.md).")
     else:
         clip, noise = config.privacy.clip, config.privacy.noise
         much = f"noise of std {noise * clip:g} on each number" if noise else "no noise"
-        say(f"Privacy is on: the change of all weights has norm {clip:g} at most, and {much}.")
-    say("\nArrives at a site every round", "bold")
-    show(_table(down, [["round", "1 number", "", "which round it is"]]))
+        print_line(f"Privacy is on: the change of all weights has norm {clip:g} at most, and {much}.")
+    print_line("\nArrives at a site every round", "bold")
+    print_table(_table(down, [["round", "1 number", "", "which round it is"]]))
     out, back = up["message_bytes"], down["message_bytes"]
-    say(f"one site: {size_text(out)} out, {size_text(back)} in, each round, with names and header")
-    say(
+    print_line(f"one site: {size_text(out)} out, {size_text(back)} in, each round, with names and header")
+    print_line(
         f"all {sites} sites: {size_text(sites * out)} out, {size_text(sites * back)} in, each round"
     )
-    say("\nLeaves a site in a deployment, too", "bold")
-    show(grid(["what", "size", "meaning"], [_deployed(row) for row in found["deployment"]], left=3))
-    say(
+    print_line("\nLeaves a site in a deployment, too", "bold")
+    print_table(make_table(["what", "size", "meaning"], [_deployed(row) for row in found["deployment"]], text_columns=3))
+    print_line(
         "Nothing else crosses: an array that is not declared is refused. Images, labels and file names stay.",
         "dim",
     )
-    say(
+    print_line(
         f"A method tells a number per class only if it rests on at least {SMALLEST_GROUP} images.",
         "dim",
     )
@@ -283,4 +283,4 @@ def _table(message: Mapping[str, Any], header: list[list[str]], fate: str | None
         "as one vector",
         "the model",
     )
-    return grid(["what", "size", "bytes", *([fate] if fate else []), "meaning"], rows, left=5)
+    return make_table(["what", "size", "bytes", *([fate] if fate else []), "meaning"], rows, text_columns=5)

@@ -1,4 +1,7 @@
-"""Where text goes: results to stdout, progress and warnings to stderr; with --json nothing but one JSON object on stdout."""
+"""Where text goes: results to stdout, progress and warnings to stderr.
+
+With --json, stdout holds nothing but one JSON object.
+"""
 
 from __future__ import annotations
 
@@ -7,17 +10,20 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-_PIPE_WIDTH = 200  # a pipe has no width: wide enough that no table of ours wraps
+_PIPE_WIDTH = 200  # a pipe has no width: wide enough that none of our tables wraps
 
 
 def console(*, stderr: bool = False) -> Console:
-    """A fresh one each time: it follows whatever sys.stdout is now. Our texts hold paths and class names, so no markup."""
+    """A new console, because sys.stdout may have been replaced since the last call.
+
+    Markup is off: our texts contain paths and class names.
+    """
     from rich.console import Console
 
     stream = sys.stderr if stderr else sys.stdout
@@ -25,40 +31,41 @@ def console(*, stderr: bool = False) -> Console:
     return Console(stderr=stderr, width=width, highlight=False, markup=False, emoji=False)
 
 
-def say(text: str = "", style: str | None = None) -> None:
-    """A line of the result."""
+def print_line(text: str = "", style: str | None = None) -> None:
+    """Print a line of the result on stdout."""
     console().print(text, style=style, soft_wrap=True)
 
 
-def note(text: str, style: str | None = "dim") -> None:
-    """A line for the person at the terminal, not part of the result."""
+def print_note(text: str, style: str | None = "dim") -> None:
+    """Print a line for the person at the terminal, not part of the result, on stderr."""
     console(stderr=True).print(text, style=style, soft_wrap=True)
 
 
-def warn(text: str) -> None:
-    note(f"warning: {text}", "yellow")
+def print_warning(text: str) -> None:
+    """Print a warning on stderr."""
+    print_note(f"warning: {text}", "yellow")
 
 
-def complain(message: str, fix: str) -> None:
-    """What is wrong and what to do about it."""
+def print_error(code: str, message: str, fix: str) -> None:
+    """Print what is wrong and what to do about it on stderr."""
     err = console(stderr=True)
-    err.print(f"Error: {message}", style="bold red", soft_wrap=True)
+    err.print(f"Error [{code}]: {message}", style="bold red", soft_wrap=True)
     err.print(f"Fix: {fix}", soft_wrap=True)
 
 
-def emit(value: Any) -> None:
-    """The JSON object of --json, alone on stdout."""
+def print_json(value: object) -> None:
+    """Print the JSON object of --json, alone on stdout."""
     print(json.dumps(value, indent=1, sort_keys=False, default=str))
 
 
-def grid(
+def make_table(
     headers: Sequence[str],
     rows: Iterable[Sequence[str]],
     *,
-    left: int = 1,
+    text_columns: int = 1,
     title: str | None = None,
 ) -> Table:
-    """A plain table: the first `left` columns are text, the others numbers."""
+    """A plain table: the first `text_columns` columns are text, the others numbers."""
     from rich import box
     from rich.table import Table
 
@@ -70,23 +77,25 @@ def grid(
         padding=(0, 1, 0, 0),
     )
     for i, header in enumerate(headers):
-        table.add_column(
-            header, justify="left" if i < left else "right", overflow="fold", no_wrap=i >= left
-        )
+        if i < text_columns:
+            table.add_column(header, justify="left", overflow="fold")
+        else:
+            table.add_column(header, justify="right", overflow="fold", no_wrap=True)
     for row in rows:
         table.add_row(*row)
     return table
 
 
-def show(table: Table) -> None:
+def print_table(table: Table) -> None:
+    """Print a table of the result on stdout."""
     console().print(table)
 
 
 @contextmanager
-def stoppable(out: Path) -> Iterator[None]:
-    """Ctrl-C while something runs in this folder: nothing is lost, and how to go on."""
+def resume_hint(out: Path) -> Iterator[None]:
+    """If the user presses Ctrl-C inside the block, print how to resume the run in this folder."""
     try:
         yield
     except KeyboardInterrupt:
-        note(f"\nstopped; continue with `fedgsca resume {out}`", "bold yellow")
+        print_note(f"\nstopped; continue with `fedgsca resume {out}`", "bold yellow")
         raise

@@ -1,4 +1,4 @@
-"""Small csv files as people make them: any common encoding, commas or semicolons, spaces and capitals in the header."""
+"""Small csv files as people make them: any common encoding, commas or semicolons."""
 
 from __future__ import annotations
 
@@ -7,106 +7,144 @@ import io
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, NamedTuple
 
 from fedgsca.errors import DataError
+from fedgsca.support.text import fold_name
+
+# A spreadsheet takes a cell that begins with one of these for a formula.
+_FORMULA_SIGNS = ("=", "+", "-", "@", "\t", "\r")
+
+
+class CsvRow(NamedTuple):
+    """One row: its line number in the file, and its stripped cells by folded column name."""
+
+    line: int
+    cells: dict[str, str]
 
 
 @dataclass(frozen=True)
 class CsvTable:
-    """Rows of stripped strings; columns by their plain name (lower case, no spaces)."""
+    """A csv file. `columns` are folded names (see fold_name), `header` the names in the file."""
 
-    columns: tuple[str, ...]  # plain
-    written: tuple[str, ...]  # as they stand in the file
-    rows: tuple[
-        tuple[int, dict[str, str]], ...
-    ]  # (line number in the file, values by plain column name)
+    columns: tuple[str, ...]
+    header: tuple[str, ...]
+    rows: tuple[CsvRow, ...]
     notes: tuple[str, ...] = ()
 
 
-def plain(name: str) -> str:
-    """A column name without what people vary: capitals, spaces, underscores, hyphens."""
-    return "".join(c for c in name.lower() if c not in " _-\t")
+class LabelLine(NamedTuple):
+    """One line of a csv of labels: its number in the file, the image and the label, as written."""
+
+    line: int
+    image_id: str
+    label: str
 
 
 def read_csv_table(path: Path) -> CsvTable:
-    """The file's rows; empty lines are skipped, a row with more cells than the header is an error."""
-    text, notes = _text(path)
-    delimiter = _delimiter(text.split("\n", 1)[0])
-    reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter)
-    try:
-        lines = [(reader.line_num, [cell.strip() for cell in row]) for row in reader]
-    except csv.Error as error:
-        raise DataError(
-            "todo.csv-table-1",
-            f"{path}: line {reader.line_num}: {error}",
-            fix="save the table again as csv",
-        ) from error
-    lines = [(number, cells) for number, cells in lines if any(cells)]
+    """Read a csv file, without empty lines; a row with more cells than the header is an error."""
+    text, notes = _decode_text(path)
+    delimiter = _detect_delimiter(text.split("\n", 1)[0])
+    lines = _split_cells(path, text, delimiter)
     if not lines:
         raise DataError(
-            "todo.csv-table-2",
-            f"{path}: the file is empty",
-            fix="it needs a header line and one line per image",
+            "data.empty-csv",
+            f"the csv file {path} is empty",
+            fix="write a header line and one line per image",
         )
     header = lines[0][1]
     while header and not header[-1]:  # spreadsheets like to leave empty columns behind
         header = header[:-1]
-    columns = tuple(plain(name) for name in header)
-    twice = [name for i, name in enumerate(columns) if name in columns[:i]]
-    if twice:
-        raise DataError(
-            "todo.csv-table-3",
-            f"{path}: the column {twice[0]!r} stands twice",
-            fix="keep one of them",
-        )
-    rows = []
-    for number, cells in lines[1:]:
-        if any(cells[len(columns) :]):
-            fix = f"quote cells that contain '{delimiter}'"
+    columns = [fold_name(name) for name in header]
+    for i, name in enumerate(columns):
+        if name in columns[:i]:
             raise DataError(
-                "todo.csv-table-4",
-                f"{path}: line {number} has {len(cells)} cells, the header {len(columns)}",
-                fix=fix,
+                "data.duplicate-column",
+                f"{path} has more than one column {name!r}",
+                fix="remove or rename one of them",
             )
-        padded = cells + [""] * (len(columns) - len(cells))
-        rows.append((number, dict(zip(columns, padded, strict=False))))
-    return CsvTable(columns, tuple(header), tuple(rows), notes)
+    rows = []
+    for line, cells in lines[1:]:
+        if any(cells[len(columns) :]):
+            raise DataError(
+                "data.csv-row-too-long",
+                f"line {line} of {path} has {len(cells)} cells, but the header has {len(columns)}",
+                fix=f"put quotes around cells that contain '{delimiter}'",
+            )
+        missing_cells = [""] * (len(columns) - len(cells))
+        rows.append(CsvRow(line, dict(zip(columns, cells + missing_cells, strict=False))))
+    return CsvTable(tuple(columns), tuple(header), tuple(rows), notes)
+
+
+def read_label_lines(path: Path) -> list[LabelLine]:
+    """Read labels from a csv with the columns file (or id) and label; other columns are ignored.
+
+    This is the only reader of such files: the same spellings, separators and encodings work
+    wherever labels are given.
+    """
+    table = read_csv_table(path)
+    id_columns = [name for name in ("id", "file") if name in table.columns]
+    if not id_columns or "label" not in table.columns:
+        raise DataError(
+            "data.missing-column",
+            f"{path} must have the columns file and label, but it has: {', '.join(table.header)}",
+            fix="write file,label in the first line",
+        )
+    lines = []
+    for line, cells in table.rows:
+        lines.append(LabelLine(line, cells[id_columns[0]], cells["label"]))
+    return lines
 
 
 def write_cells(handle: IO[bytes], cells: Sequence[object]) -> None:
-    """One csv line. A cell that a spreadsheet would take for a formula gets an apostrophe before it."""
+    """Write one csv line. A cell that looks like a formula gets an apostrophe in front of it."""
     text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerow([_harmless(cell) for cell in cells])
+    csv.writer(text, lineterminator="\n").writerow([_defuse_formula(cell) for cell in cells])
     handle.write(text.getvalue().encode())
 
 
-def _harmless(cell: object) -> object:
-    return (
-        f"'{cell}"
-        if isinstance(cell, str) and cell.startswith(("=", "+", "-", "@", "\t", "\r"))
-        else cell
-    )
+def _defuse_formula(cell: object) -> object:
+    if isinstance(cell, str) and cell.startswith(_FORMULA_SIGNS):
+        return f"'{cell}"
+    return cell
 
 
-def _delimiter(header: str) -> str:
+def _detect_delimiter(header: str) -> str:
     return max(",;\t", key=header.count)  # the comma wins ties: one column needs no separator
 
 
-def _text(path: Path) -> tuple[str, tuple[str, ...]]:
+def _split_cells(path: Path, text: str, delimiter: str) -> list[tuple[int, list[str]]]:
+    """The lines that are not empty, as (line number, stripped cells)."""
+    reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter)
+    lines = []
+    try:
+        for row in reader:
+            cells = [cell.strip() for cell in row]
+            if any(cells):
+                lines.append((reader.line_num, cells))
+    except csv.Error as error:
+        raise DataError(
+            "data.invalid-csv",
+            f"line {reader.line_num} of {path} is not valid csv: {error}",
+            fix="save the table as csv again",
+        ) from error
+    return lines
+
+
+def _decode_text(path: Path) -> tuple[str, tuple[str, ...]]:
+    """The file's text, and a note if its encoding had to be guessed."""
     try:
         data = path.read_bytes()
     except OSError as error:
         raise DataError(
-            "todo.csv-table-5",
-            f"{path}: {error.strerror}",
-            fix="check the path and that you may read the file",
+            "data.unreadable-csv",
+            f"the csv file {path} cannot be read: {error.strerror}",
+            fix="check the path and the permissions of the file",
         ) from error
     if data.startswith((b"\xff\xfe", b"\xfe\xff")):
         return data.decode("utf-16", errors="replace"), ()
     try:
         return data.decode("utf-8-sig"), ()
     except UnicodeDecodeError:
-        return data.decode("cp1252", errors="replace"), (
-            f"{path.name} is not UTF-8 and was read as Windows-1252",
-        )
+        note = f"{path.name} is not UTF-8 and was read as Windows-1252"
+        return data.decode("cp1252", errors="replace"), (note,)

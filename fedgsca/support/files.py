@@ -1,4 +1,4 @@
-"""Files appear whole or not at all: write beside, flush to the disk, rename over."""
+"""Files appear complete or not at all: write a temporary file, flush it to the disk, rename it."""
 
 from __future__ import annotations
 
@@ -16,31 +16,39 @@ from typing import IO
 from fedgsca.errors import RunFolderError
 from fedgsca.support.text import size_text
 
-# disk full, quota used up, and the file-size limit of the shell or container: all mean "no room"
-_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+# The disk is full, the quota is used up, or the shell or container limits the size of files.
+_DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_DAY = 24 * 3600.0
 
 
-def no_room(error: OSError) -> bool:
-    """Whether the write failed for want of space rather than for want of permission."""
-    return error.errno in _NO_ROOM
+def is_disk_full(error: OSError) -> bool:
+    """Whether a write failed for lack of space rather than for lack of permission."""
+    return error.errno in _DISK_FULL
 
 
-def beside(path: Path) -> Path:
-    """A temporary name in the same folder (rename is atomic only there), unique to this machine, process and thread."""
+def temporary_path(path: Path) -> Path:
+    """A temporary name, unique to this machine, process and thread.
+
+    It is in the same folder, because renaming is atomic only within one.
+    """
     return path.with_name(
         f"{path.name}.{platform.node()}-{os.getpid()}-{threading.get_ident()}.tmp"
     )
 
 
-def abandoned(temporary: Path) -> bool:
-    """Whether the maker of this temporary file is gone: a dead process of this machine, or a day without a write."""
+def is_abandoned(temporary: Path) -> bool:
+    """Whether the process that wrote this temporary file has ended.
+
+    That is so if it ran on this machine and does not exist any more, or if it has not written for
+    a day.
+    """
     try:
-        if time.time() - temporary.stat().st_mtime > 24 * 3600:
+        if time.time() - temporary.stat().st_mtime > _DAY:
             return True
-        maker, process, _ = temporary.name.rsplit("-", 2)
-        if not maker.endswith(f".{platform.node()}"):
+        machine, process_id, _ = temporary.name.rsplit("-", 2)
+        if not machine.endswith(f".{platform.node()}"):
             return False
-        os.kill(int(process), 0)  # signal 0 asks only whether the process exists
+        os.kill(int(process_id), 0)  # signal 0 only checks whether the process exists
     except ProcessLookupError:
         return True
     except (OSError, ValueError):
@@ -49,7 +57,10 @@ def abandoned(temporary: Path) -> bool:
 
 
 def sync_folder(folder: Path) -> None:
-    """Make a rename in this folder survive a power cut; a no-op where folders cannot be opened (Windows)."""
+    """Make a rename in this folder survive a power cut.
+
+    Does nothing where folders cannot be opened (Windows).
+    """
     with contextlib.suppress(OSError):
         handle = os.open(folder, os.O_RDONLY)
         try:
@@ -59,9 +70,9 @@ def sync_folder(folder: Path) -> None:
 
 
 def write_atomic(path: Path, data: bytes, *, mode: int = 0o666) -> None:
-    """Write a file so that a reader, or a crash at any moment, sees the old content or the new one and nothing between.
+    """Write a file so that readers, and a crash at any moment, find the old content or the new one.
 
-    `mode` is that of the file from its first byte on, less the umask: 0o600 for a secret.
+    `mode` applies from the first byte on, less the umask: use 0o600 for a secret.
     """
     with open_atomic(path, size=len(data), mode=mode) as handle:
         handle.write(data)
@@ -69,11 +80,11 @@ def write_atomic(path: Path, data: bytes, *, mode: int = 0o666) -> None:
 
 @contextlib.contextmanager
 def open_atomic(path: Path, *, size: int | None = None, mode: int = 0o666) -> Iterator[IO[bytes]]:
-    """The same for content that comes in pieces: the file appears when the block ends well, and not otherwise.
+    """Like write_atomic for content that comes in pieces: the file appears if the block succeeds.
 
-    `size`, where it is known, goes into the message of a full disk.
+    `size` in bytes, if given, is part of the error message when the disk is full.
     """
-    temporary = beside(path)
+    temporary = temporary_path(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with open(temporary, "wb", opener=lambda name, flags: os.open(name, flags, mode)) as handle:
@@ -83,35 +94,40 @@ def open_atomic(path: Path, *, size: int | None = None, mode: int = 0o666) -> It
         os.replace(temporary, path)
     except OSError as error:
         remove_quietly(temporary)
-        if no_room(error):
-            much = f" ({size_text(size)})" if size is not None else ""
+        if is_disk_full(error):
+            size_note = "" if size is None else f" ({size_text(size)})"
             raise RunFolderError(
-                "todo.files-1",
-                f"no space left to write {path}{much}; the file's previous content is untouched",
-                fix=f"free some space under {path.parent}, or choose another place with --out, then run the command again",
+                "file.disk-full",
+                f"no space is left to write {path}{size_note}; its previous content is intact",
+                fix=f"free some space under {path.parent} or choose another folder with --out,"
+                " then run the command again",
             ) from error
         raise RunFolderError(
-            "todo.files-2",
-            f"cannot write {path}: {error.strerror or error}",
-            fix=f"check that {path.parent} is a folder you may write to",
+            "file.cannot-write",
+            f"{path} cannot be written: {error.strerror or error}",
+            fix=f"check that {path.parent} is a folder that you may write to",
         ) from error
-    except BaseException:  # Ctrl-C between write and rename: leave no litter
+    except BaseException:  # Ctrl-C between writing and renaming: leave no temporary file
         remove_quietly(temporary)
         raise
     sync_folder(path.parent)
 
 
 @contextlib.contextmanager
-def locked(path: Path) -> Iterator[None]:
-    """One process at a time: waits until no other holds this lock file. A process that dies lets go of it."""
+def file_lock(path: Path) -> Iterator[None]:
+    """Let one process at a time run the block: wait until no other process holds this lock file.
+
+    The lock of a process that dies is released.
+    """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         handle = os.open(path, os.O_CREAT | os.O_RDWR)
     except OSError as error:
         raise RunFolderError(
-            "todo.files-3",
-            f"cannot write to {path.parent}: {error.strerror}",
-            fix="free some space there, or choose another --out",
+            "file.cannot-write",
+            f"the lock file {path} cannot be written: {error.strerror}",
+            fix=f"check that {path.parent} is a folder that you may write to, or choose another"
+            " folder with --out",
         ) from None
     try:
         fcntl.flock(handle, fcntl.LOCK_EX)
@@ -121,6 +137,6 @@ def locked(path: Path) -> Iterator[None]:
 
 
 def remove_quietly(path: Path) -> None:
-    """Delete a file if it is there; cleaning up must not hide the error that made it necessary."""
+    """Delete a file if it exists; cleaning up must not hide the error that made it necessary."""
     with contextlib.suppress(OSError):
         path.unlink()

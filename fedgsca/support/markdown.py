@@ -1,4 +1,4 @@
-"""Pieces of Markdown."""
+"""Tables in Markdown."""
 
 from __future__ import annotations
 
@@ -7,14 +7,24 @@ from collections.abc import Sequence
 from fedgsca.support.text import NBSP
 
 
-def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    """Lines of a table, and an empty one after it."""
+def markdown_table(
+    header: Sequence[str], rows: Sequence[Sequence[str]], *, text_columns: int | None = None
+) -> list[str]:
+    """The lines of a table, followed by an empty line.
 
-    def line(cells: Sequence[str]) -> str:
-        return "| " + " | ".join(_cell(cell) for cell in cells) + " |"
+    The columns after the first `text_columns` are numbers, aligned to the right; None: all are text.
+    """
+    num_text = len(header) if text_columns is None else text_columns
+    rule = "|" + "---|" * num_text + "--:|" * (len(header) - num_text)
+    lines = [_table_line(header), rule]
+    for row in rows:
+        lines.append(_table_line(row))
+    return [*lines, ""]
 
-    return [line(head), "|" + "---|" * len(head), *map(line, rows), ""]
+
+def _table_line(cells: Sequence[str]) -> str:
+    return "| " + " | ".join(_escape_cell(cell) for cell in cells) + " |"
 
 
-def _cell(text: str) -> str:
+def _escape_cell(text: str) -> str:
     return text.replace("|", "\\|").replace("\n", " ").replace(NBSP, " ")

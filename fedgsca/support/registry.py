@@ -1,4 +1,4 @@
-"""Extension points: named implementations that are found by import, so that no list has to be edited.
+"""Extension points: named implementations that are found by import, so that no list is edited.
 
 A registry knows the package whose modules hold the built-in implementations. It also loads what
 other installed packages offer through an entry point of the same name, and the modules named in
@@ -10,9 +10,11 @@ from __future__ import annotations
 import importlib
 import os
 import pkgutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from importlib.metadata import entry_points
 from typing import Generic, TypeVar
+
+from fedgsca.errors import ConfigError, FedgscaError
 
 T = TypeVar("T")
 
@@ -34,15 +36,19 @@ class Registry(Generic[T]):
         return item
 
     def unregister(self, name: str) -> None:
-        """Forget an implementation, for tests that register one for a while."""
+        """Remove an implementation, for tests that register one temporarily."""
         self._items.pop(name, None)
 
     def load(self) -> Mapping[str, T]:
         """All implementations by name, after importing every module that can register one."""
         if not self._is_loaded:
-            self._is_loaded = True
-            self._import_builtin()
-            self._import_plugins()
+            self._is_loaded = True  # before importing: a module that is loaded may call load()
+            try:
+                self._import_builtin()
+                self._import_plugins()
+            except BaseException:
+                self._is_loaded = False  # the next call reports the problem again
+                raise
         return self._items
 
     def _import_builtin(self) -> None:
@@ -54,7 +60,28 @@ class Registry(Generic[T]):
 
     def _import_plugins(self) -> None:
         for entry_point in entry_points(group=self.package):
-            entry_point.load()
+            _load_plugin(
+                f"the entry point {entry_point.name} = {entry_point.value}", entry_point.load
+            )
         for module in os.environ.get(PLUGINS_VARIABLE, "").split(","):
-            if module.strip():
-                importlib.import_module(module.strip())
+            import_plugin(module.strip())
+
+
+def import_plugin(module: str) -> None:
+    """Import a module by its dotted name, so that it registers its implementations."""
+    if module:
+        _load_plugin(f"the module {module}", lambda: importlib.import_module(module))
+
+
+def _load_plugin(plugin: str, load: Callable[[], object]) -> None:
+    try:
+        load()
+    except FedgscaError:
+        raise
+    except Exception as error:
+        raise ConfigError(
+            "plugin.cannot-load",
+            f"{plugin} cannot be loaded as a plugin: {type(error).__name__}: {error}",
+            fix="check that it is installed and can be imported, or remove it"
+            f" (modules are named in {PLUGINS_VARIABLE})",
+        ) from error
