@@ -1,24 +1,32 @@
 """FedGSCA (Ye et al., 2025): a global sample selector and a client that adapts to what it selects.
 
-One round at site k, given the global model theta and the global selector S (equations as in selector.py, pseudo_label.py, credal.py):
+One round at site k, given the global model theta and the global selector S:
 
-    A  losses and predictions of theta on D_k                     (no augmentation; averaged over rounds if selector.memory > 0)
-    B  tau_k (Eq. 5), posterior of "clean" under S (Eq. 6), D^c and D^n (Eq. 7), delta_k (Eq. 8)
-       delta_k <  0.1:  D_hat = D_k                                                                              (Eq. 13)
-       delta_k >= 0.1:  D_hat = D^c with given labels + D^pseudo with theta's predictions                        (Eq. 9-13)
-    C  theta_k <- E epochs of SGD on D_hat with the credal loss RCL at beta_t                                    (Eq. 14-17)
-    D  S_k <- two Gaussians fitted to the losses on D_k with the given labels, EM started at S                   (Eq. 1-3)
+    A  losses and predictions of theta on D_k                                   _evaluate
+       (no augmentation; a mean over the rounds so far if selector.memory > 0)
+    B  tau_k (Eq. 5), p("clean") under S (Eq. 6), D^c and D^n (Eq. 7)           _select
+       delta_k (Eq. 8) decides what the site trains on (Eq. 13):
+         delta_k <  0.1:  D_hat = D_k
+         delta_k >= 0.1:  D_hat = D^c with the given labels
+                                + D^pseudo with theta's predictions (Eq. 9-12)
+    C  theta_k <- E epochs of SGD on D_hat with the credal loss RCL at beta_t   _objective
+       (Eq. 14-17)
+    D  S_k <- two Gaussians fitted to the losses on D_k with the given labels,  fit_selector
+       EM started at S (Eq. 1-3)
 
-    server: theta <- sum_k n_k/N theta_k,   S <- sum_k n_k/N S_k over the sites with a valid fit                 (Eq. 4)
+    server: theta <- sum_k n_k/N theta_k                                        aggregate
+            S     <- sum_k n_k/N S_k over the sites with a valid fit (Eq. 4)
 
-What the paper leaves open and how it is settled here is in docs/fedgsca.md; preset `paper` takes the equations literally. The additions
-that are ours (all are options): warm-up until the selector is healthy, the variance floor, class-relative selection, memory, the guard.
+Eq. 1-7 are functions of fedgsca/selector.py, Eq. 8-13 of fedgsca/pseudo_label.py, Eq. 14-17 of
+fedgsca/credal.py. What the paper leaves open and how it is resolved here is in docs/fedgsca.md;
+preset `paper` takes the equations literally. Our additions, all of them options: warm-up until the
+selector is healthy, the variance floor, class-relative selection, memory, the guard.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
 import numpy as np
@@ -54,20 +62,31 @@ from fedgsca.site import Site
 from fedgsca.train import Batch, Objective, evaluate_site, train
 from fedgsca.wire import SMALLEST_GROUP, Arrays, Extra, Payload, Update
 
+# rounds in a row in which the merged selector must be healthy before selection begins
+HEALTHY_ROUNDS = 2
+# a beta that no probability reaches: only the given label is possible (label relaxation)
+ONLY_GIVEN_LABEL = 2.0
+# losses that vary less than this have no two modes
+MIN_LOSS_SPREAD = 1e-4
+
 
 class SelectorOptions(MethodOptions):
+    """How the selector is fitted and applied (Eq. 1-6)."""
+
     scope: Literal["global", "own"] = Field(
         "global", description="select by the merged selector (GSS) or by the site's own (CSS)"
     )
     losses_of: Literal["received", "trained"] = Field(
         "received",
-        description="model whose losses S_k is fitted to: as received (no second pass), or after training (the paper)",
+        description="model whose losses S_k is fitted to: as received (no second pass), "
+        "or after training (the paper)",
     )
     memory: float = Field(
         0.8,
         ge=0,
         lt=1,
-        description="share of the past in the running mean of losses and predictions; 0: this round only",
+        description="weight of the past in the running mean of losses and predictions; "
+        "0: this round only",
     )
     class_relative: bool = Field(
         True, description="compare a loss with those of the same given class"
@@ -78,6 +97,8 @@ class SelectorOptions(MethodOptions):
 
 
 class GuardOptions(MethodOptions):
+    """When a round's training set counts as a collapse (not in the paper)."""
+
     enabled: bool = Field(
         True,
         description="train on the given labels for a round in which D_hat looks like a collapse",
@@ -94,6 +115,8 @@ class GuardOptions(MethodOptions):
 
 
 class FedGSCAOptions(MethodOptions):
+    """Options of FedGSCA; the defaults are our reading of the paper."""
+
     selection: bool = Field(
         True, description="off: train on all given labels (with the chosen loss)"
     )
@@ -110,53 +133,124 @@ class FedGSCAOptions(MethodOptions):
     )
     doubtful: Literal["keep", "flag"] = Field(
         "keep",
-        description="labels with a clean probability between 1 - tau and tau: keep or flag (the paper)",
+        description="labels with a clean probability between 1 - tau and tau: "
+        "keep, or flag (the paper)",
     )
-    pseudo_labels: bool = Field(True, description="off: flagged samples rest")
+    pseudo_labels: bool = Field(True, description="off: flagged samples are left out of the round")
     thresholds: Literal["adaptive", "fixed"] = Field(
         "adaptive", description="class thresholds of Eq. 9-10, or zeta for all classes"
     )
-    zeta: float = Field(0.8, gt=0, le=1, description="zeta_0")
-    average: Literal["literal", "per_class"] = Field("literal", description="denominator of Avg_c")
-    loss: Literal["rcl", "ucl", "ce"] = "rcl"
-    alpha: float = Field(0.05, ge=1e-3, lt=1, description="label relaxation")
-    beta_start: float = Field(0.75, gt=0, le=1)
-    beta_end: float = Field(0.55, gt=0, le=1)
-    beta_schedule: Literal["cosine", "linear", "constant"] = "cosine"
+    zeta: float = Field(
+        0.8, gt=0, le=1, description="zeta_0, the highest confidence that a pseudo-label needs"
+    )
+    average: Literal["literal", "per_class"] = Field(
+        "literal",
+        description="denominator of Avg_c: all clean samples (as printed), "
+        "or those predicted as the class",
+    )
+    loss: Literal["rcl", "ucl", "ce"] = Field(
+        "rcl", description="robust credal loss, its uniform ablation, or cross-entropy"
+    )
+    alpha: float = Field(
+        0.05,
+        ge=1e-3,
+        lt=1,
+        description="label relaxation: possibility of the classes other than the label",
+    )
+    beta_start: float = Field(
+        0.75, gt=0, le=1, description="confidence from which another class is possible, at first"
+    )
+    beta_end: float = Field(0.55, gt=0, le=1, description="the same in the last round")
+    beta_schedule: Literal["cosine", "linear", "constant"] = Field(
+        "cosine", description="how beta falls from beta_start to beta_end over the rounds"
+    )
     credal_after_warmup: bool = Field(
         True,
-        description="during warm-up only the given label is plausible; a network that predicts one class for all would satisfy RCL",
+        description="during warm-up only the given label is possible; "
+        "otherwise a network that predicts one class for all would satisfy RCL",
     )
     diagnostics: bool = Field(
         True, description="also send delta, tau, thresholds, counts and guard (numbers for the log)"
     )
-    selector: SelectorOptions = SelectorOptions()  # type: ignore[call-arg]
-    guard: GuardOptions = GuardOptions()  # type: ignore[call-arg]
+    selector: SelectorOptions = Field(
+        SelectorOptions(),  # type: ignore[call-arg]
+        description="how the selector is fitted and applied",
+    )
+    guard: GuardOptions = Field(
+        GuardOptions(),  # type: ignore[call-arg]
+        description="the guard against collapse",
+    )
+
+
+@dataclass(frozen=True)
+class Outputs:
+    """Step A at one site: what the received model says about D_k."""
+
+    # (n,) clipped, and (n, C): means over the rounds so far
+    losses: np.ndarray
+    probs: np.ndarray
+    # of this round
+    tau: float
 
 
 @dataclass(frozen=True)
 class Selection:
-    """Step B at one site: D_hat and what led to it."""
+    """Step B at one site: D_hat and the decisions behind it."""
 
+    # (m,) and (m,): D_hat
     rows: np.ndarray
     labels: np.ndarray
-    clean: np.ndarray  # (n,) bool
-    thresholds: np.ndarray  # (C,)
-    pseudo: int = 0
+    # (n,) bool: D^c
+    clean: np.ndarray
+    # (C,) zeta_c
+    thresholds: np.ndarray
+    num_pseudo: int = 0
     delta: float = 0.0
+    # why the guard trains on the given labels; None: it does not
     guard: str | None = None
-    behind: np.ndarray | None = None  # (C,) samples that a class's threshold rests on
+    # (C,) number of samples behind each threshold; None: the thresholds are fixed
+    support: np.ndarray | None = None
 
     @property
-    def told(self) -> np.ndarray:
-        """Thresholds as they may leave the site: one that rests on a few images would tell the model's opinion of each."""
-        if self.behind is None:
+    def public_thresholds(self) -> np.ndarray:
+        """(C,) thresholds that may leave the site: NaN where one reflects a few images only."""
+        if self.support is None:
             return self.thresholds
-        return np.where((self.behind > 0) & (self.behind < SMALLEST_GROUP), np.nan, self.thresholds)
+        too_few = (self.support > 0) & (self.support < SMALLEST_GROUP)
+        return np.where(too_few, np.nan, self.thresholds)
 
 
-def _trusted(update: Update) -> Selector | None:
-    """A selector as a site sent it; six numbers that are none count as 'no fit', so that one site cannot stop the others."""
+@dataclass(frozen=True)
+class SelectionMemory:
+    """What a site remembers between rounds. It never leaves the site."""
+
+    # rounds in the means
+    count: float
+    # (6,) S_k of the last round with a fit
+    selector: np.ndarray
+    # (n,) and (n, C) means over the rounds so far; None: selector.memory is 0
+    losses: np.ndarray | None = None
+    probs: np.ndarray | None = None
+
+    @staticmethod
+    def recall(site: Site, round: int) -> SelectionMemory:
+        """The memory as it was before `round`; empty at first."""
+        arrays = site.recall(round)
+        if not arrays:
+            return SelectionMemory(0.0, NO_SELECTOR.copy())
+        count = float(arrays["count"])
+        return SelectionMemory(count, arrays["selector"], arrays.get("losses"), arrays.get("probs"))
+
+    def to_arrays(self) -> dict[str, np.ndarray]:
+        """The named arrays for `Site.remember`."""
+        arrays = {"count": np.array(self.count), "selector": self.selector}
+        if self.losses is not None and self.probs is not None:
+            arrays |= {"losses": self.losses, "probs": self.probs}
+        return arrays
+
+
+def read_selector(update: Update) -> Selector | None:
+    """The selector of a site; invalid numbers count as "no fit", so one site cannot stop others."""
     try:
         return Selector.from_array(update.extras["selector"])
     except UpdateError:
@@ -165,15 +259,21 @@ def _trusted(update: Update) -> Selector | None:
 
 @register
 class FedGSCA(Method):
+    """See the text of this module."""
+
     name = "fedgsca"
     title = "FedGSCA"
-    paper = "Ye et al., FedGSCA: Medical Federated Learning with Global Sample Selector and Client Adaptive Adjuster, 2025"
+    paper = (
+        "Ye et al., FedGSCA: Medical Federated Learning with Global Sample Selector and Client "
+        "Adaptive Adjuster, 2025"
+    )
     order = 8
     passes = 4.2
     uploads: ClassVar[Mapping[str, Extra]] = {
         "selector": Extra(
             (6,),
-            "means, variances and weights of the two Gaussians fitted to this site's losses; NaN: no fit",
+            "means, variances and weights of the two Gaussians fitted to this site's losses; "
+            "NaN: no fit",
             nan=True,
             inf=True,
             bounds=SELECTOR_BOUNDS,
@@ -198,7 +298,8 @@ class FedGSCA(Method):
         ),
         "thresholds": Extra(
             ("C",),
-            f"confidence that a pseudo-label of each class needs; NaN: rests on fewer than {SMALLEST_GROUP} images",
+            "confidence that a pseudo-label of each class needs; "
+            f"NaN: it reflects fewer than {SMALLEST_GROUP} images",
             optional=True,
             low=0,
             high=1,
@@ -225,186 +326,213 @@ class FedGSCA(Method):
     # ---- server ----
 
     def start(self, weights: Arrays, seed: int) -> ServerState:
-        return ServerState(
-            0,
-            weights,
-            {"selector": NO_SELECTOR.copy(), "healthy": np.array(0), "selecting": np.array(0)},
-        )
+        extras = {
+            "selector": NO_SELECTOR.copy(),
+            "healthy": np.array(0),
+            "selecting": np.array(0),
+        }
+        return ServerState(0, weights, extras)
 
     def broadcast(self, state: ServerState, round: int) -> Payload:
-        return Payload(
-            round,
-            state.weights,
-            {"selector": state.extras["selector"], "selecting": state.extras["selecting"]},
-        )
+        extras = {name: state.extras[name] for name in self.downloads}
+        return Payload(round, state.weights, extras)
 
     def aggregate(self, state: ServerState, updates: Iterable[Update]) -> ServerState:
-        mean, selectors, sizes = WeightedMean(), [], []
+        mean = WeightedMean()
+        selectors = []
+        sizes = []
         for update in updates:
             mean.add(update.weights, float(update.num_samples))
-            selectors.append(_trusted(update))
+            selectors.append(read_selector(update))
             sizes.append(update.num_samples)
-        merged = merge_selectors(selectors, sizes) or Selector.from_array(state.extras["selector"])
-        streak = int(state.extras["healthy"]) + 1 if is_healthy(merged) else 0
-        after = state.round + 1  # the round that will use this state
-        ready = merged is not None and (streak >= 2 or not self.options.wait_for_health)
-        selecting = bool(state.extras["selecting"]) or (ready and after >= self.options.warmup)
+        selector = merge_selectors(selectors, sizes)  # Eq. 4
+        if selector is None:
+            selector = Selector.from_array(state.extras["selector"])
+        healthy_rounds = int(state.extras["healthy"]) + 1 if is_healthy(selector) else 0
+        next_round = state.round + 1
+        selecting = bool(state.extras["selecting"]) or self._may_select(
+            selector, healthy_rounds, next_round
+        )
         extras = {
-            "selector": merged.to_array() if merged else NO_SELECTOR.copy(),
-            "healthy": np.array(streak),
+            "selector": NO_SELECTOR.copy() if selector is None else selector.to_array(),
+            "healthy": np.array(healthy_rounds),
             "selecting": np.array(int(selecting and self.options.selection)),
         }
-        return ServerState(after, mean.result() or dict(state.weights), extras)
+        return ServerState(next_round, mean.result() or dict(state.weights), extras)
+
+    def _may_select(self, selector: Selector | None, healthy_rounds: int, next_round: int) -> bool:
+        """Is the warm-up over? Once selection has begun, it does not stop."""
+        if selector is None or next_round < self.options.warmup:
+            return False
+        return healthy_rounds >= HEALTHY_ROUNDS or not self.options.wait_for_health
 
     # ---- site ----
 
     def local_update(self, payload: Payload, site: Site) -> Update:
         site.load(payload.weights)
         if not self.options.selection:
-            train(
-                site,
-                payload.round,
-                self._objective(payload.round, payload.round >= self.options.warmup),
-            )
-            return Update(
-                site.name, site.num_samples, site.weights(), {"selector": NO_SELECTOR.copy()}
-            )
-        tau, losses, probs, memory = self._look(payload.round, site)  # A
-        shared = Selector.from_array(payload.extras["selector"])
-        selector = (
-            Selector.from_array(memory["selector"])
-            if self.options.selector.scope == "own"
-            else shared
+            return self._update_without_selection(payload, site)
+        selecting = bool(payload.extras["selecting"])
+        memory = SelectionMemory.recall(site, payload.round)
+        # A: losses and predictions of theta on D_k
+        outputs, memory = self._evaluate(site, memory)
+        losses = self._selector_losses(outputs.losses, site)
+        # B: D_hat
+        selector = Selector.from_array(
+            memory.selector if self.options.selector.scope == "own" else payload.extras["selector"]
         )
-        scaled = self._scale(losses, site)
-        chosen = self._select(
-            site, scaled, probs, selector, tau, bool(payload.extras["selecting"])
-        )  # B
-        if len(chosen.rows) >= 2 and (chosen.guard or chosen.clean.any()):
-            train(
-                site,
-                payload.round,
-                self._objective(payload.round, bool(payload.extras["selecting"])),
-                chosen.rows,
-                chosen.labels,
-            )  # C
+        selection = self._select(site, losses, outputs, selector if selecting else None)
+        # C: theta_k
+        if len(selection.rows) >= 2 and (selection.guard or selection.clean.any()):
+            objective = self._objective(payload.round, selecting)
+            train(site, payload.round, objective, selection.rows, selection.labels)
         weights = site.weights()
+        # D: S_k
         if self.options.selector.losses_of == "trained":
-            scaled = self._scale(evaluate_site(site).losses, site)
-        fitted = fit_selector(scaled, selector, var_floor=self.options.selector.var_floor)  # D
-        own = (fitted.to_array() if fitted else NO_SELECTOR).copy()
-        site.remember(
-            payload.round, **{**memory, "selector": own if fitted else memory["selector"]}
-        )
-        extras: dict[str, np.ndarray] = {"selector": own}
+            losses = self._selector_losses(evaluate_site(site).losses, site)
+        fit = fit_selector(losses, selector, var_floor=self.options.selector.var_floor)
+        if fit is not None:
+            memory = replace(memory, selector=fit.to_array())
+        site.remember(payload.round, **memory.to_arrays())
+        extras = {"selector": NO_SELECTOR.copy() if fit is None else fit.to_array()}
         if self.options.diagnostics:
-            extras |= {
-                "delta": np.array(chosen.delta),
-                "tau": np.array(tau),
-                "clean": np.array(int(chosen.clean.sum())),
-                "pseudo": np.array(chosen.pseudo),
-                "thresholds": chosen.told,
-                "guard": np.array(int(chosen.guard is not None)),
-            }
+            extras |= _diagnostics(selection, outputs.tau)
         return Update(site.name, site.num_samples, weights, extras)
 
-    def _look(
-        self, round: int, site: Site
-    ) -> tuple[float, np.ndarray, np.ndarray, dict[str, np.ndarray]]:
-        """tau of this round, and losses (n,) and predictions (n, C) of the received model as a running mean over the rounds so far.
+    def _update_without_selection(self, payload: Payload, site: Site) -> Update:
+        """FedAvg with the credal loss, for `selection = false`."""
+        objective = self._objective(payload.round, payload.round >= self.options.warmup)
+        train(site, payload.round, objective)
+        extras = {"selector": NO_SELECTOR.copy()}
+        return Update(site.name, site.num_samples, site.weights(), extras)
 
-        A single global model can be a bad one (BatchNorm networks from scratch jump between rounds); the mean over rounds is steadier
-        and a label that was doubted in many rounds is more likely wrong than one doubted once.
+    def _evaluate(self, site: Site, memory: SelectionMemory) -> tuple[Outputs, SelectionMemory]:
+        """Step A: tau of this round; losses and predictions as a running mean over the rounds.
+
+        A single global model can be a bad one (BatchNorm networks trained from scratch jump between
+        rounds). The mean over rounds is steadier, and a label that was doubtful in many rounds is
+        more likely wrong than one that was doubtful once.
         """
-        seen = evaluate_site(site)
-        past, share = site.recall(round), self.options.selector.memory
-        clip = self.options.selector.clip
-        losses = clip_losses(seen.losses, clip if clip is not None else np.inf)
-        count = float(past["count"]) if past else 0.0
-        if share and count:
+        evaluation = evaluate_site(site)
+        losses = clip_losses(evaluation.losses, self._loss_cap)
+        probs = evaluation.probs
+        tau = clean_threshold(evaluation.losses)  # Eq. 5
+        m, count = self.options.selector.memory, memory.count
+        if not m:
+            return Outputs(losses, probs, tau), replace(memory, count=count + 1)
+        if memory.losses is not None and memory.probs is not None and count:
             # the weights of the rounds are normalised: (1 - m) (1, m, m^2, ...) / (1 - m^t)
-            old = share * (1 - share**count) / (1 - share ** (count + 1))
-            losses = old * past["losses"] + (1 - old) * losses
-            probs = old * past["probs"] + (1 - old) * seen.probs
-        else:
-            probs = seen.probs
-        memory = {
-            "count": np.array(count + 1),
-            "selector": past["selector"] if past else NO_SELECTOR.copy(),
-        }
-        if share:
-            memory |= {"losses": losses, "probs": probs}
-        return clean_threshold(seen.losses), losses, probs, memory
+            past = m * (1 - m**count) / (1 - m ** (count + 1))
+            losses = past * memory.losses + (1 - past) * losses
+            probs = past * memory.probs + (1 - past) * probs
+        memory = replace(memory, count=count + 1, losses=losses, probs=probs)
+        return Outputs(losses, probs, tau), memory
 
-    def _scale(self, losses: np.ndarray, site: Site) -> np.ndarray:
-        """Losses as the selector sees them."""
+    @property
+    def _loss_cap(self) -> float:
         clip = self.options.selector.clip
-        clipped = clip_losses(losses, clip if clip is not None else np.inf)
-        return (
-            class_relative(clipped, site.labels, site.num_classes)
-            if self.options.selector.class_relative
-            else clipped
-        )
+        return np.inf if clip is None else clip
+
+    def _selector_losses(self, losses: np.ndarray, site: Site) -> np.ndarray:
+        """(n,) losses as the selector sees them: clipped, and relative to their given class."""
+        losses = clip_losses(losses, self._loss_cap)
+        if not self.options.selector.class_relative:
+            return losses
+        return class_relative(losses, site.labels, site.num_classes)
 
     def _select(
-        self,
-        site: Site,
-        losses: np.ndarray,
-        probs: np.ndarray,
-        selector: Selector | None,
-        tau: float,
-        selecting: bool,
+        self, site: Site, losses: np.ndarray, outputs: Outputs, selector: Selector | None
     ) -> Selection:
-        everything = np.arange(site.num_samples)
-        options, nobody = self.options, np.zeros(site.num_classes)
-        if not selecting or selector is None or losses.std() < 1e-4:
-            return Selection(everything, site.labels, np.ones(site.num_samples, bool), nobody)
-        posterior = clean_probability(losses, selector, monotone=options.selector.monotone)
+        """Step B: D_hat (Eq. 13). Without a selector it is D_k."""
+        options = self.options
+        all_rows = np.arange(site.num_samples)
+        if selector is None or losses.std() < MIN_LOSS_SPREAD:
+            all_clean = np.ones(site.num_samples, bool)
+            return Selection(all_rows, site.labels, all_clean, np.zeros(site.num_classes))
+        tau = outputs.tau
+        posterior = clean_probability(losses, selector, monotone=options.selector.monotone)  # Eq. 6
         cut = tau if options.doubtful == "flag" else min(tau, 1.0 - tau)
-        sure, clean = (
-            posterior >= tau,
-            posterior >= cut,
-        )  # the latter: D^c and, unless they are flagged, the doubtful
-        delta = float(np.mean(~clean))
-        if options.thresholds == "adaptive":
-            thresholds = class_thresholds(probs, sure, base=options.zeta, average=options.average)
-            behind = np.bincount(probs[sure].argmax(axis=1), minlength=site.num_classes)
-        else:
-            thresholds, behind = np.full(site.num_classes, options.zeta), None
-        accept = thresholds if options.pseudo_labels else np.full(site.num_classes, np.inf)
+        clean = posterior >= cut  # D^c (Eq. 7) and, unless they are flagged, the doubtful labels
+        delta = float(np.mean(~clean))  # Eq. 8
+        thresholds, support = self._class_thresholds(outputs.probs, posterior >= tau)
+        limits = thresholds if options.pseudo_labels else np.full(site.num_classes, np.inf)
         rows, labels = training_set(
-            site.labels, probs, clean, accept, noise_level=options.noise_level
+            site.labels, outputs.probs, clean, limits, noise_level=options.noise_level
         )
-        predicted, kept = assign(probs, clean, accept)
-        noisy = is_noisy_client(clean, options.noise_level)
-        reason = None
-        if noisy and options.guard.enabled:
-            limits = options.guard.model_dump(exclude={"enabled"})
-            reason = guard_reason(site.labels, labels, delta, site.num_classes, **limits)
-        used = kept if noisy and not reason else np.zeros_like(kept)
+        is_noisy = is_noisy_client(clean, options.noise_level)
+        guard = self._guard_reason(site, labels, delta) if is_noisy else None
+        y_hat, pseudo = assign(outputs.probs, clean, limits)
+        if guard or not is_noisy:
+            pseudo = np.zeros_like(pseudo)
         site.note(
-            losses=losses, clean=clean, clean_probability=posterior, selector=selector.to_array(),
-            cut=np.array(cut), pseudo_rows=np.flatnonzero(used), pseudo_labels=predicted[used],
-        )  # fmt: skip
-        if reason:
-            return Selection(everything, site.labels, clean, thresholds, 0, delta, reason, behind)
-        return Selection(rows, labels, clean, thresholds, int(used.sum()), delta, behind=behind)
-
-    def _objective(self, round: int, widen: bool) -> Objective:
-        """The credal loss of this round. `widen`: other classes than the label may become plausible."""
-        o = self.options
-        beta = beta_at(
-            round, self.rounds, start=o.beta_start, end=o.beta_end, schedule=o.beta_schedule
+            losses=losses,
+            clean=clean,
+            clean_probability=posterior,
+            selector=selector.to_array(),
+            cut=np.array(cut),
+            pseudo_rows=np.flatnonzero(pseudo),
+            pseudo_labels=y_hat[pseudo],
         )
-        if o.credal_after_warmup and not widen:
-            beta = 2.0  # no class but the given one is fully plausible: label relaxation
+        if guard:
+            rows, labels = all_rows, site.labels
+        return Selection(rows, labels, clean, thresholds, int(pseudo.sum()), delta, guard, support)
+
+    def _class_thresholds(
+        self, probs: np.ndarray, clean: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray | None]:
+        """(C,) zeta_c (Eq. 9-10), and (C,) the number of samples behind each."""
+        options = self.options
+        num_classes = probs.shape[1]
+        if options.thresholds == "fixed":
+            return np.full(num_classes, options.zeta), None
+        thresholds = class_thresholds(probs, clean, base=options.zeta, average=options.average)
+        return thresholds, np.bincount(probs[clean].argmax(axis=1), minlength=num_classes)
+
+    def _guard_reason(self, site: Site, labels: np.ndarray, delta: float) -> str | None:
+        """Why D_hat with `labels` looks like a collapse; None if it does not."""
+        guard = self.options.guard
+        if not guard.enabled:
+            return None
+        return guard_reason(
+            site.labels,
+            labels,
+            delta,
+            site.num_classes,
+            max_delta=guard.max_delta,
+            max_shift=guard.max_shift,
+            min_class=guard.min_class,
+        )
+
+    def _objective(self, round: int, selecting: bool) -> Objective:
+        """Step C: the credal loss of this round (Eq. 14-17)."""
+        options = self.options
+        beta = beta_at(
+            round,
+            self.rounds,
+            start=options.beta_start,
+            end=options.beta_end,
+            schedule=options.beta_schedule,
+        )
+        if options.credal_after_warmup and not selecting:
+            beta = ONLY_GIVEN_LABEL
 
         def objective(model: nn.Module, batch: Batch) -> Tensor:
             logits = model(batch.x)
-            if o.loss == "ce":
+            if options.loss == "ce":
                 return F.cross_entropy(logits, batch.y)
-            return (rcl_loss if o.loss == "rcl" else ucl_loss)(
-                logits, batch.y, alpha=o.alpha, beta=beta
-            )
+            credal_loss = rcl_loss if options.loss == "rcl" else ucl_loss
+            return credal_loss(logits, batch.y, alpha=options.alpha, beta=beta)
 
         return objective
+
+
+def _diagnostics(selection: Selection, tau: float) -> dict[str, np.ndarray]:
+    """Numbers for the log. No step of the method reads them."""
+    return {
+        "delta": np.array(selection.delta),
+        "tau": np.array(tau),
+        "clean": np.array(int(selection.clean.sum())),
+        "pseudo": np.array(selection.num_pseudo),
+        "thresholds": selection.public_thresholds,
+        "guard": np.array(int(selection.guard is not None)),
+    }

@@ -1,4 +1,4 @@
-"""FedGSCA as a whole: what its switches do, when it selects, and what it does when selection goes wrong."""
+"""FedGSCA as a whole: its switches, when it selects, and what happens when selection fails."""
 
 from __future__ import annotations
 
@@ -7,9 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from helpers import CLASSES, WIDTH, Toy, toy_experiment
 from safetensors.numpy import load_file
-from toys import toy_config
 
 from fedgsca.engine.rounds import run
 from fedgsca.experiment.run_folder import read_lines
@@ -19,6 +17,8 @@ from fedgsca.models.build import build_head_only
 from fedgsca.selector import NO_SELECTOR, Selector
 from fedgsca.site import weights_of
 from fedgsca.wire import Payload, Update
+from tests.helpers import CLASSES, WIDTH, Toy, toy_experiment
+from tests.toys import toy_config
 
 NOW = {"warmup": 1, "wait_for_health": False}  # select from the second round on
 
@@ -297,9 +297,8 @@ def test_own_and_global_scope_differ_only_in_the_selector_used(tmp_path: Path) -
 
 
 def test_a_threshold_that_rests_on_a_few_images_stays_at_the_site() -> None:
-    own = np.array([0.8, 0.1, 0.8, 0.4])
-    chosen = Selection(
-        np.arange(3), np.zeros(3), np.ones(3, bool), own, behind=np.array([40, 4, 0, 5])
-    )
-    np.testing.assert_array_equal(chosen.told, [0.8, np.nan, 0.8, 0.4])
-    np.testing.assert_array_equal(chosen.thresholds, own)
+    thresholds = np.array([0.8, 0.1, 0.8, 0.4])
+    support = np.array([40, 4, 0, 5])
+    selection = Selection(np.arange(3), np.zeros(3), np.ones(3, bool), thresholds, support=support)
+    np.testing.assert_array_equal(selection.public_thresholds, [0.8, np.nan, 0.8, 0.4])
+    np.testing.assert_array_equal(selection.thresholds, thresholds)
