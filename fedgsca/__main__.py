@@ -2,7 +2,6 @@
 
 from fedgsca.cli import main
 
-if (
-    __name__ == "__main__"
-):  # worker processes import this module again and must not start a second command
+# Worker processes import this module again and must not start a second command.
+if __name__ == "__main__":
     main()

@@ -1,6 +1,7 @@
-"""The command line. A command group is a small module with `add(app)`; to add one, write the module and name it in MODULES.
+"""The command line. A command group is a small module with `add(app)`, named in MODULES.
 
-Commands import torch, numpy, scikit-learn and pydantic only when they run: `fedgsca --help` must answer at once.
+Commands import torch, numpy, scikit-learn and pydantic only when they run, so that
+`fedgsca --help` answers at once.
 """
 
 from __future__ import annotations
@@ -26,23 +27,23 @@ from fedgsca.cli import (
     export,
     methods,
     noise,
+    paper_table,
     predict,
     privacy,
     report,
     review,
     run,
+    show_config,
+    show_wire,
 )
-from fedgsca.cli import paper_table as table
-from fedgsca.cli import show_config as config
-from fedgsca.cli import show_wire as wire
-from fedgsca.errors import FedgscaError, RunFolderError
-from fedgsca.support.console import print_error
+from fedgsca.cli.error_output import from_click, from_permission_error, show_error
+from fedgsca.errors import FedgscaError
 
 MODULES = (
     demo,
     run,
     compare,
-    table,
+    paper_table,
     deploy,
     report,
     audit,
@@ -53,33 +54,37 @@ MODULES = (
     export,
     data,
     noise,
-    wire,
+    show_wire,
     privacy,
     methods,
-    config,
+    show_config,
 )
-ORDER = (
-    "demo", "run", "resume", "compare", "table", "ablation", "sensitivity", "stability", "efficiency", "deploy",
-    "report", "audit", "review", "apply", "exchange", "predict", "export", "data", "noise", "wire", "privacy", "methods",
-    "config",
-)  # fmt: skip
+COMMAND_ORDER = """
+    demo run resume compare table ablation sensitivity stability efficiency deploy report
+    audit review apply exchange predict export data noise wire privacy methods config
+""".split()
 
-STOPPED = 130  # what a shell reports for Ctrl-C
-BUG = 70  # EX_SOFTWARE
+INTERRUPT_EXIT_CODE = 130  # what a shell reports for Ctrl-C
+BUG_EXIT_CODE = 70  # EX_SOFTWARE
+
+# What newer versions of click raise for a group without a command; older ones print the help.
+_HELP_REQUEST: type[click.UsageError] | tuple[()] = getattr(
+    click.exceptions, "NoArgsIsHelpError", ()
+)
 
 
-class InOrder(TyperGroup):
-    """Lists commands in the order in which a newcomer needs them; what ORDER does not name comes last."""
+class OrderedGroup(TyperGroup):
+    """Lists the commands in the order in which a newcomer needs them."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return sorted(
-            self.commands, key=lambda name: ORDER.index(name) if name in ORDER else len(ORDER)
-        )
+        """The names in COMMAND_ORDER; others come last."""
+        names = [name for name in COMMAND_ORDER if name in self.commands]
+        return names + [name for name in self.commands if name not in COMMAND_ORDER]
 
 
 app = typer.Typer(
     name="fedgsca",
-    cls=InOrder,
+    cls=OrderedGroup,
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -88,8 +93,8 @@ app = typer.Typer(
 )
 
 
-def _version(wanted: bool) -> None:
-    if wanted:
+def _print_version(is_requested: bool) -> None:
+    if is_requested:
         typer.echo(f"fedgsca {__version__}")
         raise typer.Exit
 
@@ -99,13 +104,13 @@ def about(
     version: Annotated[
         bool,
         typer.Option(
-            "--version", callback=_version, is_eager=True, help="Show the version and exit."
+            "--version", callback=_print_version, is_eager=True, help="Show the version and exit."
         ),
     ] = False,
 ) -> None:
-    """Train one image classifier across hospitals whose labels are partly wrong, without moving images.
+    """Train one image classifier across hospitals whose labels are partly wrong.
 
-    Start with [bold]fedgsca demo[/bold].
+    No image leaves its hospital. Start with [bold]fedgsca demo[/bold].
     """
 
 
@@ -119,32 +124,24 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def execute(argv: Sequence[str] | None = None) -> int:
-    """Run one command and return its exit code; every kind of failure becomes one clear message on stderr."""
+    """Run one command and return its exit code; every failure becomes one clear message."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    as_json = "--json" in arguments
     try:
-        code = app(
-            args=None if argv is None else list(argv), prog_name="fedgsca", standalone_mode=False
-        )
+        code = app(args=arguments, prog_name="fedgsca", standalone_mode=False)
         return code if isinstance(code, int) else 0
     except FedgscaError as error:
-        print_error(error.message, error.fix)
+        return show_error(error, as_json=as_json)
+    except _HELP_REQUEST as error:
+        error.show()
         return error.exit_code
     except click.ClickException as error:
-        from typer.rich_utils import rich_format_error
-
-        rich_format_error(error)
-        return error.exit_code
+        return show_error(from_click(error), as_json=as_json)
     except (KeyboardInterrupt, click.Abort):
-        return STOPPED
-    except PermissionError as error:  # the files of a kit are user fedgsca's, and closed to others
-        print_error(
-            f"{error.filename or error}: not allowed",
-            "run it as a user who may: at a kit, sudo -u fedgsca; or change the modes",
-        )
-        return RunFolderError.exit_code
+        return INTERRUPT_EXIT_CODE
+    except PermissionError as error:
+        return show_error(from_permission_error(error), as_json=as_json)
     except Exception:
-        traceback.print_exc()  # without values of variables: they may be a patient's
-        print(
-            "\nThis is a bug in fedgsca, not your mistake. Please report it with the lines above.",
-            file=sys.stderr,
-        )
-        return BUG
+        traceback.print_exc()  # without the values of variables: they may be a patient's
+        print("\nThis is a bug in fedgsca. Please report it with the lines above.", file=sys.stderr)
+        return BUG_EXIT_CODE

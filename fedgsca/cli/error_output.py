@@ -1,0 +1,66 @@
+"""How an error reaches the user: two lines on stderr, or with --json one JSON object on stdout.
+
+    Error [data.duplicate-column]: labels.csv has more than one column 'label'
+    Fix: remove or rename one of them
+"""
+
+from __future__ import annotations
+
+import re
+
+import click
+
+from fedgsca.errors import ConfigError, FedgscaError, RunFolderError
+from fedgsca.support.console import print_error, print_json
+from fedgsca.support.text import did_you_mean
+
+
+def show_error(error: FedgscaError, *, as_json: bool) -> int:
+    """Print an error in one of the two forms; returns its exit code."""
+    if as_json:
+        print_json({"error": error.to_json()})
+    else:
+        print_error(error.code, error.message, error.fix)
+    return error.exit_code
+
+
+def from_click(error: click.ClickException) -> FedgscaError:
+    """A mistake on the command line, as the parser reports it, with a code and a fix."""
+    context = getattr(error, "ctx", None)
+    command = "fedgsca" if context is None else context.command_path
+    message = error.format_message()
+    hint = ""
+    unknown_command = re.match(r"No such command '(.*?)'", message)
+    if isinstance(error, click.NoSuchOption):
+        message = f"{command} has no option {error.option_name}"
+        hint = did_you_mean(error.option_name, _option_names(context))
+    elif unknown_command is not None:
+        message = f"{command} has no command {unknown_command[1]}"
+        hint = did_you_mean(unknown_command[1], _command_names(context))
+    return ConfigError(
+        "cli.usage", message.rstrip("."), fix=f"{hint}run `{command} --help` to see how it is used"
+    )
+
+
+def from_permission_error(error: PermissionError) -> FedgscaError:
+    """A file that the user may not open. The files of a kit belong to the user fedgsca."""
+    return RunFolderError(
+        "file.permission-denied",
+        f"you do not have permission to use {error.filename or error}",
+        fix="run the command as a user who has it (for a kit: sudo -u fedgsca),"
+        " or change the permissions",
+    )
+
+
+def _option_names(context: click.Context | None) -> list[str]:
+    names: list[str] = []
+    if context is not None:
+        for parameter in context.command.params:
+            names += [*parameter.opts, *parameter.secondary_opts]
+    return [name for name in names if name.startswith("--")]
+
+
+def _command_names(context: click.Context | None) -> list[str]:
+    if context is None or not isinstance(context.command, click.Group):
+        return []
+    return context.command.list_commands(context)
