@@ -1,1 +1,1 @@
-"""Grids of experiments: methods x noises x seeds, each cell a run folder of its own."""
+"""Grids of experiments: methods x noises x seeds. Every cell is a run folder of its own."""

@@ -1,268 +1,410 @@
-"""Methods x noises x seeds. Every cell is a run folder of its own, so a comparison can be stopped, continued and extended.
+"""Comparisons: methods x noises x seeds.
 
-    OUT/plan.json          what was asked for; `fedgsca resume OUT` reads it
+    OUT/plan.json          the plan; `fedgsca resume OUT` reads it
     OUT/cells/<cell>/      one run each: <method>-<noise>-s<seed>, ceiling-<noise>-s<seed>
-    OUT/compare.json       the numbers of all finished cells, rewritten after each of them
+    OUT/compare.json       the numbers of all finished runs, rewritten after each of them
     OUT/compare.md, compare.csv, report.html
 
-The ceiling is FedAvg without the wrong labels, which no method can know; recovery is the share of its advantage over FedAvg
-that a method wins back.
+The ceiling is FedAvg without the wrong labels, which no method can know. Recovery is the share of
+the ceiling's advantage over FedAvg that a method regains.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fedgsca.config import Tree, build, differences, merge, read_toml
+from fedgsca.config import Config, Tree, build, differences, merge, read_toml
 from fedgsca.errors import ConfigError, RunFolderError
+from fedgsca.experiment.records import Comparison, ComparisonCell, RunResult
 from fedgsca.experiment.run_folder import dumps
 from fedgsca.grid import runner
-from fedgsca.grid.runner import Audience, Cell, Results, Role, finished_cells, run_cells, told
+from fedgsca.grid.runner import (
+    GridCell,
+    GridObserver,
+    Results,
+    Role,
+    SilentGridObserver,
+    describe_changes,
+    finished_cells,
+    raise_failures,
+    run_cells,
+)
 from fedgsca.methods.base import load_methods
 from fedgsca.noise import parse_noise
+from fedgsca.report.comparison_tables import (
+    BASELINE,
+    ComparisonRow,
+    compare_rows,
+    to_csv,
+    to_markdown,
+)
 from fedgsca.support.files import write_atomic
-
-BASELINE = "fedavg"
+from fedgsca.support.text import join_words
 
 
 @dataclass(frozen=True)
-class Plan:
-    """What to compare. `tree` is the configuration that all cells share; options of a method apply to that method only.
-
-    `tuned` has settings for the cells of one method, such as its own learning rate; the ceiling and the clean reference are FedAvg's.
-    """
+class ComparisonPlan:
+    """What to compare."""
 
     methods: tuple[str, ...]
     noises: tuple[str, ...]
     seeds: tuple[int, ...]
+    # the configuration that all runs share; options of a method apply to that method only
     tree: Tree = field(default_factory=dict)
+    # whether to run the ceiling, and FedAvg without noise
     ceiling: bool = True
     clean: bool = False
-    title: str = ""  # empty: made from the methods and the data
-    tuned: Mapping[str, Tree] = field(default_factory=dict)
+    # empty: composed from the methods and the data
+    title: str = ""
+    # method -> settings for its runs only, such as its own learning rate; the ceiling and the
+    # clean reference are FedAvg's
+    method_settings: Mapping[str, Tree] = field(default_factory=dict)
 
-    def cells(self) -> list[Cell]:
-        """Seed by seed and noise by noise, so that a stopped comparison has complete columns. All are checked first."""
-        found: list[Cell] = []
+    def cells(self) -> list[GridCell]:
+        """All runs, each with a checked configuration.
+
+        Seed by seed and noise by noise, so that an interrupted comparison has complete columns.
+        """
+        cells: list[GridCell] = []
         for seed in self.seeds:
             for noise in self.noises:
-                found += [self._cell("method", method, noise, seed) for method in self.methods]
+                cells += [self._cell("method", method, noise, seed) for method in self.methods]
                 if self.ceiling and BASELINE in self.methods and not is_clean(noise):
-                    found.append(self._cell("ceiling", BASELINE, noise, seed))
+                    cells.append(self._cell("ceiling", BASELINE, noise, seed))
             if self.clean:
-                found.append(self._cell("clean", BASELINE, "0", seed))
-        return found
+                cells.append(self._cell("clean", BASELINE, "0", seed))
+        return cells
 
-    def _cell(self, role: Role, method: str, noise: str, seed: int) -> Cell:
-        over: Tree = {"method": method, "seed": seed, "noise": {"spec": noise}}
+    def _cell(self, role: Role, method: str, noise: str, seed: int) -> GridCell:
+        own: Tree = {"method": method, "seed": seed, "noise": {"spec": noise}}
+        row = method
         if role == "ceiling":
-            over = merge(over, {"noise": {"oracle": True}})
-        config = build(merge(merge(self.tree, self.tuned.get(method, {})), over))
-        if config.data.partition != "column":  # there the data decides how many sites there are
+            own = merge(own, {"noise": {"oracle": True}})
+            row = "ceiling"
+        config = build(merge(merge(self.tree, self.method_settings.get(method, {})), own))
+        if config.data.partition != "column":  # there the data decides the number of sites
             parse_noise(noise, config.data.sites)
-        row = "ceiling" if role == "ceiling" else method
-        return Cell(f"{row}-{noise}-s{seed}", row, noise, seed, config, role)
+        return GridCell(f"{row}-{noise}-s{seed}", row, noise, seed, config, role)
+
+    def to_json(self) -> dict[str, Any]:
+        """The content of plan.json."""
+        return {
+            "methods": list(self.methods),
+            "noises": list(self.noises),
+            "seeds": list(self.seeds),
+            "tree": self.tree,
+            "ceiling": self.ceiling,
+            "clean": self.clean,
+            "title": self.title,
+            "tuned": dict(self.method_settings),
+        }
+
+    @classmethod
+    def from_json(cls, tree: Mapping[str, Any]) -> ComparisonPlan:
+        """The plan from the content of plan.json, of this version or of 0.2.0."""
+        fields: dict[str, Any] = dict(tree)
+        fields["method_settings"] = fields.pop("tuned", {})
+        for name in ("methods", "noises", "seeds"):
+            fields[name] = tuple(fields[name])
+        return cls(**fields)
 
 
 def read_tuned(path: Path) -> dict[str, Tree]:
-    """Settings per method from a TOML file: [fedavg.train] lr = 0.003 is FedAvg's learning rate, [fedgp.fedgp] its own options."""
+    """Settings per method from a TOML file.
+
+    [fedavg.train] lr = 0.003 is FedAvg's learning rate, [fedgp.fedgp] has FedGP's own options.
+    """
     tree = read_toml(path)
-    unknown = [
-        name
-        for name, section in tree.items()
-        if name not in load_methods() or not isinstance(section, Mapping)
-    ]
-    if unknown:
-        raise ConfigError(
-            "todo.comparison-1",
-            f"{path}: {unknown[0]} is not a method with settings",
-            fix="each table is [METHOD.SECTION], for example [fedavg.train]",
-        )
+    for name, section in tree.items():
+        if name not in load_methods() or not isinstance(section, Mapping):
+            raise ConfigError(
+                "grid.unknown-tuned-method",
+                f"{path}: {name} is not a method with settings",
+                fix="name each table [METHOD.SECTION], for example [fedavg.train]",
+            )
     return tree
 
 
 def is_clean(noise: str) -> bool:
+    """Whether a noise specification leaves all labels as they are."""
     return all(part.kind == "none" for part in parse_noise(noise, noise.count("-") + 1))
 
 
 def parse_methods(text: str) -> tuple[str, ...]:
-    """ "fedavg,fedgsca", or "all": the baseline first, FedGSCA last, as in the paper's tables. build() knows unknown names."""
+    """ "fedavg,fedgsca", or "all" in the order of the paper's tables.
+
+    Names are checked with the configuration, which suggests a similar one.
+    """
     if text.strip().lower() == "all":
-        return tuple(
-            sorted(load_methods(), key=lambda name: (name != BASELINE, name == "fedgsca", name))
-        )
-    return _unique(
-        "--methods", (part.strip().lower() for part in text.split(",")), "fedavg,fedgsca or all"
-    )
+        return tuple(load_methods())
+    names = [part.strip().lower() for part in text.split(",")]
+    return _unique("--methods", names, "fedavg,fedgsca or all")
 
 
 def parse_seeds(text: str) -> tuple[int, ...]:
-    """ "3" is how many: 0, 1, 2. A list is taken as it is: "0,4,7", or "5," for the one seed 5."""
-    example = "3 (for seeds 0, 1, 2) or a list such as 0,4,7"
+    """ "3" is a number of seeds: 0, 1, 2. A list is taken as it is: "0,4,7", or "5," for seed 5."""
     try:
-        if "," not in text and int(text) > 0:
-            return tuple(range(int(text)))
-        seeds = [int(part) for part in text.split(",") if part.strip()]
+        if "," in text:
+            seeds = [int(part) for part in text.split(",") if part.strip()]
+        else:
+            seeds = list(range(int(text)))
     except ValueError:
         seeds = []
-    if not seeds or min(seeds) < 0 or "," not in text:
+    if not seeds or min(seeds) < 0:
         raise ConfigError(
-            "todo.comparison-2",
-            f"--seeds {text!r} is neither a number of seeds nor a list of them",
-            fix=f"for example --seeds {example}",
+            "grid.invalid-seeds",
+            f"--seeds {text!r} is neither a number of seeds nor a list of seeds",
+            fix="use --seeds 3 (for seeds 0, 1, 2) or a list such as --seeds 0,4,7",
         )
     return tuple(dict.fromkeys(seeds))
 
 
 def parse_noises(specs: Iterable[str]) -> tuple[str, ...]:
-    """Each in its usual spelling (s40% is S40), so that a cell has one name however it was typed."""
-    usual = (
-        "-".join(str(part) for part in parse_noise(spec, spec.count("-") + 1)) for spec in specs
-    )
-    return _unique("--noise", usual, "0-S40-P20-C20")
+    """Noise specifications in canonical spelling (s40% is S40), so that a run has one name."""
+    names = []
+    for spec in specs:
+        parts = parse_noise(spec, spec.count("-") + 1)
+        names.append("-".join(map(str, parts)))
+    return _unique("--noise", names, "0-S40-P20-C20")
 
 
 def _unique(flag: str, names: Iterable[str], example: str) -> tuple[str, ...]:
-    found = tuple(dict.fromkeys(name for name in names if name))
-    if not found:
+    unique_names = tuple(dict.fromkeys(name for name in names if name))
+    if not unique_names:
         raise ConfigError(
-            "todo.comparison-3", f"{flag} names nothing", fix=f"for example {flag} {example}"
+            "grid.empty-list", f"{flag} is empty", fix=f"use, for example, {flag} {example}"
         )
-    return found
+    return unique_names
 
 
-def save_plan(plan: Plan, out: Path) -> None:
-    write_atomic(out / "plan.json", dumps(asdict(plan)))
+def save_plan(plan: ComparisonPlan, out: Path) -> None:
+    """Write plan.json."""
+    write_atomic(out / "plan.json", dumps(plan.to_json()))
 
 
-def read_plan(out: Path) -> Plan | None:
+def read_plan(out: Path) -> ComparisonPlan | None:
     """The plan of a comparison's folder; None if the folder is something else."""
     path = out / "plan.json"
     if not path.is_file():
         return None
     try:
-        kept: dict[str, Any] = json.loads(path.read_bytes())
-        return Plan(**(kept | {name: tuple(kept[name]) for name in ("methods", "noises", "seeds")}))
+        return ComparisonPlan.from_json(json.loads(path.read_bytes()))
     except (ValueError, TypeError, KeyError) as error:
         raise RunFolderError(
-            "todo.comparison-4",
+            "grid.damaged-plan",
             f"{path} is damaged: {error}",
-            fix="start the comparison again with its command; finished cells are kept",
+            fix="start the comparison again with its command; finished runs are kept",
         ) from None
 
 
-def extend(plan: Plan, out: Path) -> Plan:
-    """The plan together with what the folder was asked for before. Both must be one comparison: the same settings for all cells."""
+def extend(plan: ComparisonPlan, out: Path) -> ComparisonPlan:
+    """The plan together with the earlier plan of the folder.
+
+    Both must belong to one comparison: the same settings for all runs.
+    """
     try:
-        kept = read_plan(out)
+        earlier = read_plan(out)
     except RunFolderError:  # damaged: this command replaces it
-        kept = None
-    if kept is None:
+        earlier = None
+    if earlier is None:
         return plan
-    whole = Plan(
-        tuple(dict.fromkeys((*kept.methods, *plan.methods))), tuple(dict.fromkeys((*kept.noises, *plan.noises))),
-        tuple(dict.fromkeys((*kept.seeds, *plan.seeds))), merge(kept.tree, plan.tree),
-        kept.ceiling or plan.ceiling, kept.clean or plan.clean, plan.title or kept.title,
-        merge(kept.tuned, plan.tuned),
-    )  # fmt: skip
-    configs = {cell.name: cell.config for cell in whole.cells()}
-    for cell, theirs in [(cell, True) for cell in kept.cells()] + [
-        (cell, False) for cell in plan.cells()
-    ]:
-        changed = (
-            differences(configs[cell.name], cell.config)
-            if theirs
-            else differences(cell.config, configs[cell.name])
+    extended = ComparisonPlan(
+        methods=tuple(dict.fromkeys((*earlier.methods, *plan.methods))),
+        noises=tuple(dict.fromkeys((*earlier.noises, *plan.noises))),
+        seeds=tuple(dict.fromkeys((*earlier.seeds, *plan.seeds))),
+        tree=merge(earlier.tree, plan.tree),
+        ceiling=earlier.ceiling or plan.ceiling,
+        clean=earlier.clean or plan.clean,
+        title=plan.title or earlier.title,
+        method_settings=merge(earlier.method_settings, plan.method_settings),
+    )
+    configs = {cell.name: cell.config for cell in extended.cells()}
+    for cell in earlier.cells():
+        _check_same(cell, configs[cell.name], cell.config, out)
+    for cell in plan.cells():
+        _check_same(cell, cell.config, configs[cell.name], out)
+    return extended
+
+
+def _check_same(cell: GridCell, new: Config, old: Config, out: Path) -> None:
+    changes = differences(new, old)
+    if changes:
+        raise RunFolderError(
+            "grid.other-settings",
+            f"{out} holds another comparison; with its settings, cell {cell.name} would differ:\n  "
+            + "\n  ".join(describe_changes(changes)),
+            fix=f"choose another --out, or continue that comparison with `fedgsca resume {out}`",
         )
-        if changed:
-            raise RunFolderError(
-                "todo.comparison-5",
-                f"{out} holds another comparison; with its settings, cell {cell.name} would differ:\n  "
-                + "\n  ".join(told(changed)),
-                fix=f"choose another --out, or continue that comparison with `fedgsca resume {out}`",
-            )
-    return whole
 
 
-def check_folder(cells: Iterable[Cell], out: Path) -> None:
-    runner.check_folder(cells, out, marker="plan.json", what="comparison")
+def check_folder(cells: Iterable[GridCell], out: Path) -> None:
+    """Check before anything runs that the folder is new, or holds this comparison."""
+    runner.check_folder(cells, out, marker="plan.json", kind="comparison")
 
 
 @dataclass(frozen=True)
-class Outcome:
-    compare: dict[str, Any]  # the content of compare.json
-    failed: dict[str, str]  # cell -> reason
+class ComparisonResult:
+    """A comparison as far as its runs are finished."""
+
+    path: Path
+    # the content of compare.json
+    comparison: Comparison
+    # cell -> reason
+    failures: Mapping[str, str]
+
+    @property
+    def rows(self) -> list[ComparisonRow]:
+        """Mean and standard deviation over seeds per method and noise, with ranks and recovery."""
+        return compare_rows(self.comparison)
+
+    def row(self, method: str, noise: str | None = None) -> ComparisonRow:
+        """The row of one method; `noise` may be left out if there is only one."""
+        for row in self.rows:
+            if row.method == method and noise in (None, row.noise):
+                return row
+        raise KeyError(f"the comparison has no finished run of {method!r} under {noise!r}")
 
 
-def run_plan(plan: Plan, out: Path, audience: Audience, *, jobs: int = 1) -> Outcome:
-    """Run what the plan asks for and is not finished yet; report that and what the folder had before."""
-    asked = plan.cells()
-    check_folder(asked, out)
-    whole = extend(plan, out)
-    save_plan(whole, out)
-    cells = whole.cells()
-    results: Results = finished_cells(cells, out)
+def compare(
+    methods: Sequence[str],
+    config: Config,
+    *,
+    noises: Sequence[str] | None = None,
+    seeds: int | Sequence[int] = 3,
+    out: str | Path,
+    ceiling: bool = True,
+    clean: bool = False,
+    title: str = "",
+    jobs: int = 1,
+    observer: GridObserver | None = None,
+) -> ComparisonResult:
+    """Train every method under every noise with every seed, and write the tables.
 
-    def keep(_: Cell) -> None:
-        write_atomic(out / "compare.json", dumps(collect(whole, cells, results)))
+    methods   names such as ["fedavg", "fedgsca"]
+    config    the settings of all runs; its method, seed and noise are replaced
+    noises    such as ["S40", "0-S40-P20-C20"]; default: the noise of `config`
+    seeds     a number of seeds (3: 0, 1, 2) or the seeds themselves
+    out       folder for the runs; the same call resumes an interrupted comparison
+    ceiling   also train FedAvg without the wrong labels, which recovery needs
+    clean     also train FedAvg without noise
+    jobs      processes that train the sites of a run
 
-    failed = run_cells(asked, out, audience, results, jobs=jobs, keep=keep)
-    return Outcome(collect(whole, cells, results), failed)
+    Raises FedgscaError after the other runs have finished if a run failed.
+    """
+    out = Path(out)
+    plan = ComparisonPlan(
+        methods=tuple(dict.fromkeys(methods)),
+        noises=parse_noises(noises or [config.noise.spec]),
+        seeds=tuple(range(seeds)) if isinstance(seeds, int) else tuple(seeds),
+        tree=config.to_tree(),
+        ceiling=ceiling,
+        clean=clean,
+        title=title,
+    )
+    result = run_plan(plan, out, observer or SilentGridObserver(), jobs=jobs)
+    if result.comparison.cells:
+        write_tables(out, result.comparison)
+    raise_failures(result.failures, len(plan.cells()), out)
+    return result
 
 
-def collect(
-    plan: Plan, cells: Iterable[Cell], results: Mapping[str, Mapping[str, Any]]
-) -> dict[str, Any]:
-    """The content of compare.json from the finished cells."""
-    done = [(cell, results[cell.name]) for cell in cells if cell.name in results]
+def run_plan(
+    plan: ComparisonPlan, out: Path, observer: GridObserver, *, jobs: int = 1
+) -> ComparisonResult:
+    """Run what the plan requests and is not finished yet.
+
+    The result has these runs and those that the folder had before.
+    """
+    requested_cells = plan.cells()
+    check_folder(requested_cells, out)
+    extended = extend(plan, out)
+    save_plan(extended, out)
+    cells = extended.cells()
+    results = finished_cells(cells, out)
+
+    def save_numbers(_: GridCell) -> None:
+        save_comparison(out, collect(extended, cells, results))
+
+    failures = run_cells(requested_cells, out, observer, results, jobs=jobs, on_result=save_numbers)
+    return ComparisonResult(out, collect(extended, cells, results), failures)
+
+
+def collect(plan: ComparisonPlan, cells: Iterable[GridCell], results: Results) -> Comparison:
+    """The content of compare.json from the finished runs."""
+    rows: list[ComparisonCell] = []
     ceiling: dict[str, dict[str, float]] = {}
-    for cell, result in done:
-        if cell.role == "ceiling":
-            ceiling.setdefault(cell.noise, {})[str(cell.seed)] = result["f1"]
-    data = done[0][1]["data"] if done else ""
-    compare = {
-        "title": plan.title or f"{listed(plan.methods)} on {data}",
-        "data": data,
-        "noises": list(plan.noises),
-        "methods": list(plan.methods),
-        "seeds": list(plan.seeds),
-        "cells": [_row(cell, result) for cell, result in done if cell.role == "method"],
-        "ceiling": ceiling,
-    }
-    clean = {str(cell.seed): result["f1"] for cell, result in done if cell.role == "clean"}
-    return compare | ({"clean": clean} if clean else {})
+    clean: dict[str, float] = {}
+    data = ""
+    for cell in cells:
+        if cell.name not in results:
+            continue
+        result = results[cell.name]
+        data = data or result.data
+        if cell.role == "method":
+            rows.append(_comparison_cell(cell, result))
+        elif cell.role == "ceiling":
+            ceiling.setdefault(cell.noise, {})[str(cell.seed)] = result.f1
+        else:
+            clean[str(cell.seed)] = result.f1
+    return Comparison(
+        title=plan.title or f"{method_titles(plan.methods)} on {data}",
+        data=data,
+        noises=plan.noises,
+        methods=plan.methods,
+        seeds=plan.seeds,
+        cells=tuple(rows),
+        ceiling=ceiling,
+        clean=clean or None,
+    )
 
 
-def listed(methods: Iterable[str]) -> str:
+def method_titles(methods: Iterable[str]) -> str:
     """FedAvg, FedProx and FedGSCA."""
-    known = [load_methods()[name].__name__ for name in methods]
-    return " and ".join([", ".join(known[:-1]), known[-1]] if len(known) > 1 else known)
+    return join_words([load_methods()[name].title for name in methods])
 
 
-def _row(cell: Cell, result: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        "method": cell.config.method,
-        "label": load_methods()[cell.config.method].__name__,
-        "noise": cell.noise,
-        "seed": cell.seed,
-        "path": f"cells/{cell.name}",
-        **{name: result[name] for name in ("f1", "recall", "precision")},
-        "best_f1": result["best"]["f1"],
-        "seconds_per_round": result["seconds"]["per_round"],
-        "bytes_up": result["bytes_per_round"]["up"],
-        "bytes_down": result["bytes_per_round"]["down"],
-    }
+def _comparison_cell(cell: GridCell, result: RunResult) -> ComparisonCell:
+    return ComparisonCell(
+        method=cell.config.method,
+        label=load_methods()[cell.config.method].title,
+        noise=cell.noise,
+        seed=cell.seed,
+        path=f"cells/{cell.name}",
+        f1=result.f1,
+        recall=result.recall,
+        precision=result.precision,
+        best_f1=result.best.f1,
+        seconds_per_round=result.seconds.per_round,
+        bytes_up=result.bytes_per_round.up,
+        bytes_down=result.bytes_per_round.down,
+    )
 
 
-def write_tables(out: Path, compare: Mapping[str, Any]) -> None:
-    """compare.json, compare.md and compare.csv."""
-    from fedgsca.report.comparison_tables import compare_rows, to_csv, to_markdown
+def save_comparison(out: Path, comparison: Comparison) -> None:
+    """Write compare.json."""
+    write_atomic(out / "compare.json", dumps(comparison.to_json()))
 
-    rows = compare_rows(compare)
-    write_atomic(out / "compare.json", dumps(compare))
+
+def read_comparison(out: Path) -> Comparison:
+    """Read the compare.json of a folder, of this version or of 0.2.0."""
+    path = out / "compare.json"
+    try:
+        return Comparison.from_json(json.loads(path.read_bytes()))
+    except (OSError, ValueError) as error:
+        raise RunFolderError(
+            "grid.damaged-comparison",
+            f"{path} cannot be read: {error}",
+            fix=f"run `fedgsca resume {out}`, which writes it again from the finished runs",
+        ) from None
+
+
+def write_tables(out: Path, comparison: Comparison) -> None:
+    """Write compare.json, compare.md and compare.csv."""
+    rows = compare_rows(comparison)
+    save_comparison(out, comparison)
     write_atomic(out / "compare.md", to_markdown(rows).encode())
     write_atomic(out / "compare.csv", to_csv(rows).encode())

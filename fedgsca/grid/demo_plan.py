@@ -1,4 +1,7 @@
-"""The demonstration: FedAvg and FedGSCA on the built-in tissue images, four hospitals, three of them with wrong labels."""
+"""The demonstration: FedAvg and FedGSCA on the built-in tissue images.
+
+Four hospitals take part; three of them have wrong labels.
+"""
 
 from __future__ import annotations
 
@@ -6,13 +9,14 @@ from pathlib import Path
 from types import MappingProxyType
 
 from fedgsca.config import Tree, merge
-from fedgsca.grid.comparison import Plan
+from fedgsca.grid.comparison import ComparisonPlan
 
 NOISE = "0-S40-P20-C20"
 METHODS = ("fedavg", "fedgsca")
 
-# A pretrained network that stays frozen and a linear head on top of it: how a hospital without a GPU takes part. The head has more
-# weights than a site has images, so FedAvg learns the wrong labels by heart within sixty rounds; benchmarks/studies.py has three seeds.
+# A pretrained network that stays frozen and a linear head on top of it: how a hospital without a
+# GPU takes part. The head has more weights than a site has images, so FedAvg memorises the wrong
+# labels within sixty rounds; benchmarks/studies.py has three seeds.
 RECIPE: MappingProxyType[str, Tree] = MappingProxyType(
     {
         "data": {"source": "synthetic", "sites": 4, "train": 1200, "test": 800},
@@ -22,19 +26,20 @@ RECIPE: MappingProxyType[str, Tree] = MappingProxyType(
 )
 
 
-def demo_plan(seed: int = 0, *, ceiling: bool = False) -> Plan:
-    return Plan(
-        METHODS,
-        (NOISE,),
-        (seed,),
-        merge({}, RECIPE),
+def demo_plan(seed: int = 0, *, ceiling: bool = False) -> ComparisonPlan:
+    """The comparison that `fedgsca demo` runs."""
+    return ComparisonPlan(
+        methods=METHODS,
+        noises=(NOISE,),
+        seeds=(seed,),
+        tree=merge({}, RECIPE),
         ceiling=ceiling,
         title="FedAvg and FedGSCA on synthetic tissue",
     )
 
 
-def write_demo_sheet(plan: Plan, out: Path) -> Path:
-    """What the hospitals' images look like."""
+def write_demo_sheet(plan: ComparisonPlan, out: Path) -> Path:
+    """Write a contact sheet of the hospitals' images and return its path."""
     from fedgsca.data.contact_sheet import save_sheet
     from fedgsca.data.load import load
 

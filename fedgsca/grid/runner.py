@@ -1,10 +1,13 @@
-"""Runs a grid of experiments. Every cell is a run folder of its own, OUT/cells/<cell>, so a grid can be stopped and continued at any
-time, extended, and spread over processes and machines.
+"""Runs a grid of experiments.
+
+Every cell of the grid is a run folder of its own, OUT/cells/<cell>. A grid can therefore be
+interrupted and resumed at any time, extended, and spread over processes and machines.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,19 +15,25 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from fedgsca.config import Config, differences
-from fedgsca.engine.rounds import RunObserver, run
+from fedgsca.engine.rounds import RunObserver, SilentObserver, run
 from fedgsca.errors import ConfigError, FedgscaError, RunFolderError
+from fedgsca.experiment.records import RunResult
 from fedgsca.experiment.run_folder import read_config
 
 Role = Literal["method", "ceiling", "clean"]
-Results = dict[str, dict[str, Any]]  # cell -> content of its result.json
+# name of a cell -> its result
+Results = dict[str, RunResult]
+# (key, new value, old value)
+Change = tuple[str, Any, Any]
+MAX_CHANGES = 6
 
 
 @dataclass(frozen=True)
-class Cell:
+class GridCell:
     """One run of a grid."""
 
-    name: str  # its folder below cells/
+    # its folder below cells/
+    name: str
     row: str
     column: str
     seed: int
@@ -33,116 +42,176 @@ class Cell:
 
     @property
     def noise(self) -> str:
+        """The noise specification of the run."""
         return self.config.noise.spec
 
 
-class Audience(Protocol):
+class GridObserver(Protocol):
     """Shows the progress of a grid to a person."""
 
-    def watch(self, cell: Cell) -> RunObserver: ...
-    def finished(self, cell: Cell, result: Mapping[str, Any]) -> None: ...
-    def failed(self, cell: Cell, error: Exception) -> None: ...
+    def observe(self, cell: GridCell) -> RunObserver:
+        """The observer of a run that starts now."""
+        ...
+
+    def on_run_done(self, cell: GridCell, result: RunResult) -> None:
+        """Called after a run has finished."""
+        ...
+
+    def on_run_failed(self, cell: GridCell, error: Exception) -> None:
+        """Called after a run has failed; the others continue."""
+        ...
 
 
-def folder_of(cell: Cell, out: Path) -> Path:
+class SilentGridObserver:
+    """Shows nothing."""
+
+    def observe(self, cell: GridCell) -> RunObserver:
+        return SilentObserver()
+
+    def on_run_done(self, cell: GridCell, result: RunResult) -> None: ...
+    def on_run_failed(self, cell: GridCell, error: Exception) -> None: ...
+
+
+def folder_of(cell: GridCell, out: Path) -> Path:
+    """The run folder of a cell."""
     return out / "cells" / cell.name
 
 
-def finished_cells(cells: Iterable[Cell], out: Path) -> Results:
+def finished_cells(cells: Iterable[GridCell], out: Path) -> Results:
     """Results of the cells that need not run again."""
-    paths = {cell.name: folder_of(cell, out) / "result.json" for cell in cells}
-    return {name: _read(path) for name, path in paths.items() if path.is_file()}
+    results: Results = {}
+    for cell in cells:
+        path = folder_of(cell, out) / "result.json"
+        if path.is_file():
+            results[cell.name] = _read_result(path)
+    return results
 
 
-def _read(path: Path) -> dict[str, Any]:
+def _read_result(path: Path) -> RunResult:
     try:
-        return dict(json.loads(path.read_bytes()))
+        result = RunResult.from_json(json.loads(path.read_bytes()))
+        if math.isnan(result.f1):
+            raise ValueError("it has no F1")
+        return result
     except (OSError, ValueError) as error:
-        raise RunFolderError(
-            "todo.runner-1",
-            f"{path} is damaged: {error}",
-            fix=f"delete the folder {path.parent}; this one run is then made again",
-        ) from None
+        raise damaged_run(path.parent, f"{path} is damaged: {error}") from None
 
 
-def check_folder(cells: Iterable[Cell], out: Path, *, marker: str, what: str) -> None:
-    """Before anything runs: the folder is new or of this kind, and the cells it has are those that are asked for."""
-    if out.exists() and not out.is_dir():
-        raise RunFolderError("todo.runner-2", f"{out} is a file", fix="choose a folder with --out")
-    foreign = out.is_dir() and any(
-        entry.name != ".lock" and entry.suffix != ".tmp" for entry in out.iterdir()
+def damaged_run(folder: Path, problem: str) -> RunFolderError:
+    """The error for a finished run that cannot be read."""
+    return RunFolderError(
+        "grid.damaged-run",
+        problem,
+        fix=f"delete the folder {folder} and run the command again; only this run is repeated",
     )
-    if foreign and not (out / marker).exists():
+
+
+def check_folder(cells: Iterable[GridCell], out: Path, *, marker: str, kind: str) -> None:
+    """Check before anything runs that the folder is new, or of this kind with the same settings.
+
+    `marker` is the file that a folder of this kind has; `kind` is what messages call it.
+    """
+    if out.exists() and not out.is_dir():
         raise RunFolderError(
-            "todo.runner-3",
-            f"{out} is not empty and not a {what}",
+            "grid.out-is-a-file",
+            f"{out} is a file, not a folder",
+            fix="choose a folder with --out",
+        )
+    if _has_files(out) and not (out / marker).exists():
+        raise RunFolderError(
+            "grid.folder-not-empty",
+            f"{out} is neither empty nor the folder of a previous {kind}",
             fix="choose a new folder with --out",
         )
     for cell in cells:
-        changed = changes(cell, folder_of(cell, out))
-        if changed:
+        changes = config_changes(cell, folder_of(cell, out))
+        if changes:
             raise RunFolderError(
-                "todo.runner-4",
-                f"{out} holds another {what}; in cell {cell.name}:\n  "
-                + "\n  ".join(told(changed)),
-                fix=f"choose another --out, or continue that {what} with `fedgsca resume {out}`",
+                "grid.other-settings",
+                f"{out} holds another {kind}; cell {cell.name} differs:\n  "
+                + "\n  ".join(describe_changes(changes)),
+                fix=f"choose another --out, or continue that {kind} with `fedgsca resume {out}`",
             )
 
 
-def changes(cell: Cell, folder: Path) -> list[tuple[str, Any, Any]]:
-    """Keys in which the run in this folder differs from the cell; none if there is no run yet.
+def _has_files(folder: Path) -> bool:
+    """Whether a folder has anything but a lock and abandoned temporary files."""
+    if not folder.is_dir():
+        return False
+    return any(path.name != ".lock" and path.suffix != ".tmp" for path in folder.iterdir())
 
-    Of a finished run the place of its files does not matter: it may have been made on another machine.
+
+def config_changes(cell: GridCell, folder: Path) -> list[Change]:
+    """Settings in which the run in this folder differs from the cell; none if there is no run.
+
+    The location of the files of a finished run does not count: it may be from another machine.
     """
     if not (folder / "config.toml").exists():
         return []
-    found = differences(cell.config, read_config(folder))
-    places = ("data.source", "model.weights") if (folder / "result.json").exists() else ()
-    return [change for change in found if change[0] not in places]
+    changes = differences(cell.config, read_config(folder))
+    if not (folder / "result.json").exists():
+        return changes
+    return [change for change in changes if change[0] not in ("data.source", "model.weights")]
 
 
-def told(changed: Sequence[tuple[str, Any, Any]]) -> list[str]:
-    return [f"{key}: {theirs!r} there, {mine!r} here" for key, mine, theirs in changed[:6]]
+def describe_changes(changes: Sequence[Change]) -> list[str]:
+    """The first changes as lines of text."""
+    lines = []
+    for key, new_value, old_value in changes[:MAX_CHANGES]:
+        lines.append(f"{key}: {old_value!r} there, {new_value!r} here")
+    return lines
 
 
 def run_cells(
-    cells: Iterable[Cell],
+    cells: Iterable[GridCell],
     out: Path,
-    audience: Audience,
+    observer: GridObserver,
     results: Results,
     *,
     jobs: int = 1,
-    keep: Callable[[Cell], None],
+    on_result: Callable[[GridCell], None],
 ) -> dict[str, str]:
-    """Run what `results` does not have yet and add it there; `keep` is called after each. Returns the cells that failed: why.
+    """Run the cells that `results` does not have yet and add their results to it.
 
-    A cell that fails is named and the others go on.
+    `on_result` is called after each of them. A cell that fails does not stop the others.
+    Returns the cells that failed, with the reason.
     """
-    failed: dict[str, str] = {}
+    failures: dict[str, str] = {}
     for cell in cells:
-        if cell.name in results or cell.name in failed:
-            continue  # done before; or a run that is two cells, as the clean reference of a comparison and its noise 0
-        try:
-            results[cell.name] = run(
-                cell.config, folder_of(cell, out), jobs=jobs, observer=audience.watch(cell)
-            )
-        except (
-            Exception
-        ) as error:  # also our own bugs: hours of other cells must not depend on this one
-            failed[cell.name] = (
-                error.message
-                if isinstance(error, FedgscaError)
-                else f"{type(error).__name__}: {error}"
-            )
-            audience.failed(cell, error)
+        # finished before; or a run with two roles, such as the clean reference and noise 0
+        if cell.name in results or cell.name in failures:
             continue
-        audience.finished(cell, results[cell.name])
-        keep(cell)
-    return failed
+        try:
+            run_observer = observer.observe(cell)
+            result = run(cell.config, folder_of(cell, out), jobs=jobs, observer=run_observer)
+        except Exception as error:  # also our own bugs: hours of other runs must not be lost
+            failures[cell.name] = _reason(error)
+            observer.on_run_failed(cell, error)
+            continue
+        results[cell.name] = result
+        observer.on_run_done(cell, result)
+        on_result(cell)
+    return failures
 
 
-def drop_checkpoints(cell: Cell, out: Path) -> None:
-    """A finished run needs none, and a grid of large networks would fill the disk with them."""
+def _reason(error: Exception) -> str:
+    if isinstance(error, FedgscaError):
+        return error.message
+    return f"{type(error).__name__}: {error}"
+
+
+def raise_failures(failures: Mapping[str, str], num_runs: int, out: Path) -> None:
+    """Raise an error if any run of a grid failed."""
+    for name, reason in failures.items():
+        raise FedgscaError(
+            "grid.failed-runs",
+            f"{len(failures)} of {num_runs} runs failed, first {name}: {reason}",
+            fix=f"fix the cause, then run `fedgsca resume {out}`; finished runs are kept",
+        )
+
+
+def drop_checkpoints(cell: GridCell, out: Path) -> None:
+    """Delete the checkpoints of a finished run: those of a large grid would fill the disk."""
     shutil.rmtree(folder_of(cell, out) / "checkpoint", ignore_errors=True)
 
 
@@ -153,16 +222,16 @@ class Shard:
     index: int = 1
     count: int = 1
 
-    def part(self, cells: Sequence[Cell]) -> list[Cell]:
-        """Every n-th cell, dealt out row by row: methods differ in cost, so each part gets its share of every row.
+    def part(self, cells: Sequence[GridCell]) -> list[GridCell]:
+        """Every n-th cell, in the order in which the cells are given.
 
-        The part keeps the order in which the cells were given.
+        Cells are dealt out row by row: methods differ in cost, so every part gets some of each.
         """
-        names = list(
-            dict.fromkeys(cell.name for cell in sorted(cells, key=lambda cell: cell.row))
-        )  # stable: order within rows stays
-        mine = set(names[self.index - 1 :: self.count])
-        return [cell for cell in cells if cell.name in mine]
+        # the sort is stable: it keeps the order within a row
+        by_row = sorted(cells, key=lambda cell: cell.row)
+        names = list(dict.fromkeys(cell.name for cell in by_row))
+        own_names = set(names[self.index - 1 :: self.count])
+        return [cell for cell in cells if cell.name in own_names]
 
     def __str__(self) -> str:
         return f"{self.index}/{self.count}"
@@ -176,7 +245,7 @@ def parse_shard(text: str | None) -> Shard:
     if index.isdecimal() and count.isdecimal() and 1 <= int(index) <= int(count):
         return Shard(int(index), int(count))
     raise ConfigError(
-        "todo.runner-5",
+        "grid.invalid-shard",
         f"--shard {text!r} is not of the form i/n",
-        fix="for two machines: --shard 1/2 on one, --shard 2/2 on the other",
+        fix="for two machines, use --shard 1/2 on one and --shard 2/2 on the other",
     )

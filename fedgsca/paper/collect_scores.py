@@ -1,4 +1,4 @@
-"""From finished cells to a table: everything is read from files, whoever wrote them."""
+"""From finished runs to a table. Everything is read from files, wherever the runs were made."""
 
 from __future__ import annotations
 
@@ -8,240 +8,296 @@ from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
 from statistics import fmean, median
-from typing import Any
 
 from fedgsca.errors import RunFolderError
+from fedgsca.experiment.records import RoundRecord, RunResult, Setup, TimingRecord
 from fedgsca.experiment.run_folder import read_lines
-from fedgsca.grid.runner import Cell, changes, finished_cells, folder_of, told
-from fedgsca.paper.footnotes import notes_of, title_of
+from fedgsca.grid.runner import (
+    GridCell,
+    config_changes,
+    damaged_run,
+    describe_changes,
+    finished_cells,
+    folder_of,
+)
+from fedgsca.paper.footnotes import make_notes, make_title
 from fedgsca.paper.paired_test import paired_p
 from fedgsca.paper.printed_numbers import printed
 from fedgsca.paper.request import Request
-from fedgsca.paper.table_result import Row, Score, Scores, TableResult
-from fedgsca.report.comparison_tables import summary
+from fedgsca.paper.table_result import (
+    Matrix,
+    PValues,
+    Score,
+    Scores,
+    SeedCurves,
+    TableResult,
+    TableRow,
+    TableSeries,
+)
+from fedgsca.report.comparison_tables import BASELINE, mean_std
 from fedgsca.support.files import write_atomic
 
-BASELINE = "fedavg"
-_SMALL = (
-    "config.toml",
-    "setup.json",
-    "metrics.jsonl",
-    "timing.jsonl",
-    "result.json",
-)  # the last one makes the cell finished
+# the files of a run that a table needs; the last one makes the run a finished one
+_TABLE_FILES = ("config.toml", "setup.json", "metrics.jsonl", "timing.jsonl", "result.json")
 
 
 @dataclass(frozen=True)
-class Run:
-    """A finished cell."""
+class FinishedRun:
+    """A finished run, as far as tables need it."""
 
-    result: Mapping[str, Any]
-    f1: tuple[float, ...]  # per round
+    result: RunResult
+    # per round
+    f1: tuple[float, ...]
     stability: tuple[float, ...]
-    seconds: tuple[float, ...]  # since the beginning, after every round
+    # since the start, after every round
+    seconds: tuple[float, ...]
     classes: tuple[str, ...]
     warnings: tuple[str, ...]
 
 
-def read_run(folder: Path, result: Mapping[str, Any]) -> Run:
-    """Time is the exchange with the sites; the median round stands for each, because single rounds on a busy machine do not."""
-    lines, timing = read_lines(folder / "metrics.jsonl"), read_lines(folder / "timing.jsonl")
+# by (variant, column, seed)
+Runs = Mapping[tuple[str, str, int], FinishedRun]
+
+
+def read_run(folder: Path, result: RunResult) -> FinishedRun:
+    """Read the curves of a run.
+
+    Time is the exchange with the sites. Every round counts as much as the median round, because
+    single rounds on a busy machine vary.
+    """
+    rounds = [RoundRecord.from_json(line) for line in read_lines(folder / "metrics.jsonl")]
+    timing = [TimingRecord.from_json(line) for line in read_lines(folder / "timing.jsonl")]
     try:
-        setup = json.loads((folder / "setup.json").read_bytes())
-        per_round = median(line["exchange"] for line in timing)
-        f1 = tuple(float(line["f1"]) for line in lines if "f1" in line)
-        stability = tuple(float(line["stability"] or 0.0) for line in lines)
-        return Run(
-            result,
-            f1,
-            stability,
-            tuple(accumulate([per_round] * len(lines))),
-            tuple(setup["data"]["classes"]),
-            tuple(setup["warnings"]),
-        )
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise RunFolderError(
-            "todo.collect-scores-1",
-            f"{folder} is damaged: {error}",
-            fix=f"delete {folder}; this one run is then made again",
-        ) from None
+        setup = Setup.from_json(json.loads((folder / "setup.json").read_bytes()))
+    except (OSError, ValueError) as error:
+        raise damaged_run(folder, f"{folder} is damaged: {error}") from None
+    if not rounds or not timing:
+        raise damaged_run(folder, f"{folder} is damaged: it has no metrics or no timing")
+    per_round = median(line.exchange for line in timing)
+    return FinishedRun(
+        result=result,
+        f1=tuple(line.f1 for line in rounds if line.f1 is not None),
+        stability=tuple(line.stability or 0.0 for line in rounds),
+        seconds=tuple(accumulate([per_round] * len(rounds))),
+        classes=setup.data.classes,
+        warnings=setup.warnings,
+    )
 
 
-def _late(values: Sequence[float]) -> float:
+def _late_mean(values: Sequence[float]) -> float:
+    """The mean of the last fifth."""
     return fmean(values[-max(1, len(values) // 5) :])
 
 
-def _minutes_to(peak: float | None, run: Run) -> float | None:
-    """None if the run never gets there, or if there is no peak to reach."""
-    found = [
-        seconds
-        for seconds, f1 in zip(run.seconds, run.f1, strict=True)
-        if peak is not None and f1 >= peak
-    ]
-    return found[0] / 60 if found else None
+def _minutes_to_peak(run: FinishedRun, baseline: FinishedRun | None) -> float | None:
+    """Minutes until the run reaches the baseline's best F1; None if it never does."""
+    if baseline is None:
+        return None
+    peak = max(baseline.f1)
+    for seconds, f1 in zip(run.seconds, run.f1, strict=True):
+        if f1 >= peak:
+            return seconds / 60
+    return None
 
 
-METRICS: dict[
-    str, Callable[[Run, Run | None], float | None]
-] = {  # (this run, FedAvg's with the same column and seed)
-    "f1": lambda run, base: float(run.result["f1"]),
-    "recall": lambda run, base: float(run.result["recall"]),
-    "precision": lambda run, base: float(run.result["precision"]),
-    "peak_f1": lambda run, base: max(run.f1),
-    "seconds_per_round": lambda run, base: run.seconds[0],
-    "minutes_to_peak": lambda run, base: _minutes_to(max(base.f1) if base else None, run),
-    "stability": lambda run, base: fmean(run.stability),
-    "stability_late": lambda run, base: _late(run.stability),
+# from a run and FedAvg's run with the same column and seed, if there is one
+MetricFunction = Callable[[FinishedRun, FinishedRun | None], float | None]
+METRICS: dict[str, MetricFunction] = {
+    "f1": lambda run, _: run.result.f1,
+    "recall": lambda run, _: run.result.recall,
+    "precision": lambda run, _: run.result.precision,
+    "peak_f1": lambda run, _: max(run.f1),
+    "seconds_per_round": lambda run, _: run.seconds[0],
+    "minutes_to_peak": _minutes_to_peak,
+    "stability": lambda run, _: fmean(run.stability),
+    "stability_late": lambda run, _: _late_mean(run.stability),
 }
 
 
 def collect(request: Request, out: Path) -> TableResult:
-    """The table as far as its cells are finished."""
+    """The table as far as its runs are finished."""
     cells = request.cells()
     results = finished_cells(cells, out)
     check_data(cells, results)
-    runs = {
-        (c.row, c.column, c.seed): read_run(folder_of(c, out), results[c.name])
-        for c in cells
-        if c.name in results
-    }
-    ours = {line.key: _scores(request, line.variant.key, runs) for line in request.lines}
-    reference = ours.get(request.grid.reference, {})
+    runs: dict[tuple[str, str, int], FinishedRun] = {}
+    for cell in cells:
+        if cell.name in results:
+            run = read_run(folder_of(cell, out), results[cell.name])
+            runs[cell.row, cell.column, cell.seed] = run
     paper = printed(request.name)
-    rows = tuple(
-        Row(
-            line.key, line.label, _chosen(request, paper.rows.get(line.key, {})), ours[line.key],
-            _p_values(ours[line.key], reference) if line.key != request.grid.reference else _nothing(ours[line.key]),
-        )
-        for line in request.lines
-    )  # fmt: skip
-    data = " and ".join(
-        dict.fromkeys(str(run.result["data"]) for run in runs.values())
-    ) or " and ".join(request.data)
+    rows = _table_rows(request, runs)
+    sources = [run.result.data for run in runs.values()] or request.data
+    data = " and ".join(dict.fromkeys(sources))
+    warnings: list[str] = []
+    for run in runs.values():
+        warnings += run.warnings
     return TableResult(
-        name=request.name, title=title_of(request), paper_caption=f"{paper.where}: {paper.caption}",
-        dataset=" and ".join(request.grid.dataset_titles), data=data, scale=request.scale,
-        columns=tuple(column.key for column in request.settings), metrics=request.grid.metrics, rows=rows,
-        reference=request.grid.reference, seeds=tuple(sorted(request.seeds)),
-        notes=notes_of(request, cells, [warning for run in runs.values() for warning in run.warnings], rows, data),
-        done=sum(cell.name in results for cell in cells), total=len(cells), series=_series(request, runs),
-    )  # fmt: skip
+        name=request.name,
+        title=make_title(request),
+        paper_caption=f"{paper.place}: {paper.caption}",
+        dataset=" and ".join(request.grid.dataset_titles),
+        data=data,
+        scale=request.scale,
+        columns=tuple(column.key for column in request.grid_columns),
+        metrics=request.grid.metrics,
+        rows=rows,
+        reference=request.grid.reference,
+        seeds=tuple(sorted(request.seeds)),
+        notes=make_notes(request, cells, warnings, rows, data),
+        finished_runs=len([cell for cell in cells if cell.name in results]),
+        total_runs=len(cells),
+        series=_series(request, runs),
+    )
 
 
-Runs = Mapping[tuple[str, str, int], Run]  # (variant, column, seed)
+def _table_rows(request: Request, runs: Runs) -> tuple[TableRow, ...]:
+    scores = {row.key: _scores(request, row.variant.key, runs) for row in request.grid_rows}
+    reference = request.grid.reference
+    paper_rows = printed(request.name).rows
+    rows = []
+    for row in request.grid_rows:
+        ours = scores[row.key]
+        paper = {}
+        for column, metrics in paper_rows.get(row.key, {}).items():
+            if column in request.columns:
+                paper[column] = metrics
+        # the reference is not tested against itself
+        rival = {} if row.key == reference else scores.get(reference, {})
+        rows.append(TableRow(row.key, row.label, paper, ours, _p_values(ours, rival)))
+    return tuple(rows)
+
+
+def _runs_by_seed(
+    request: Request, variant: str, column: str, runs: Runs
+) -> dict[int, FinishedRun]:
+    by_seed = {}
+    for seed in sorted(request.seeds):
+        if (variant, column, seed) in runs:
+            by_seed[seed] = runs[variant, column, seed]
+    return by_seed
 
 
 def _scores(request: Request, variant: str, runs: Runs) -> Scores:
-    found: dict[str, dict[str, Score]] = {}
+    scores: dict[str, dict[str, Score]] = {}
     for column in request.columns:
-        here = {
-            seed: runs[variant, column, seed]
-            for seed in sorted(request.seeds)
-            if (variant, column, seed) in runs
-        }
+        by_seed = _runs_by_seed(request, variant, column, runs)
         for metric in request.grid.metrics:
-            measured = {
-                str(seed): METRICS[metric](run, runs.get((BASELINE, column, seed)))
-                for seed, run in here.items()
-            }
-            values = {seed: value for seed, value in measured.items() if value is not None}
+            values: dict[str, float] = {}
+            for seed, run in by_seed.items():
+                value = METRICS[metric](run, runs.get((BASELINE, column, seed)))
+                if value is not None:
+                    values[str(seed)] = value
             if values:
-                stat = summary(list(values.values()))
-                found.setdefault(column, {})[metric] = Score(stat.mean, stat.std, values)
-    return found
+                stat = mean_std(list(values.values()))
+                scores.setdefault(column, {})[metric] = Score(stat.mean, stat.std, values)
+    return scores
 
 
-def _chosen(request: Request, scores: Scores) -> Scores:
-    return {column: metrics for column, metrics in scores.items() if column in request.columns}
+def _p_values(scores: Scores, reference: Scores) -> PValues:
+    """p of every score against the reference; None where the reference has none."""
+    p_values: dict[str, dict[str, float | None]] = {}
+    for column, metrics in scores.items():
+        p_values[column] = {}
+        for metric, score in metrics.items():
+            rival = reference.get(column, {}).get(metric)
+            p = None if rival is None else paired_p(score.values, rival.values)
+            p_values[column][metric] = p
+    return p_values
 
 
-def _p_values(mine: Scores, reference: Scores) -> dict[str, dict[str, float | None]]:
-    return {
-        column: {
-            metric: paired_p(score.values, reference[column][metric].values)
-            if metric in reference.get(column, {})
-            else None
-            for metric, score in metrics.items()
-        }
-        for column, metrics in mine.items()
-    }
+def _series(request: Request, runs: Runs) -> TableSeries:
+    """Curves per round, and mean confusion matrices of the last round."""
+    confusion: dict[str, dict[str, Matrix]] = {}
+    f1: dict[str, dict[str, SeedCurves]] = {}
+    stability: dict[str, dict[str, SeedCurves]] = {}
+    seconds: dict[str, dict[str, SeedCurves]] = {}
+    for column in request.grid_columns:
+        for row in request.grid_rows:
+            by_seed = _runs_by_seed(request, row.variant.key, column.key, runs)
+            if not by_seed:
+                continue
+            place = (column.key, row.key)
+            _put(f1, place, {str(seed): list(run.f1) for seed, run in by_seed.items()})
+            _put(
+                stability, place, {str(seed): list(run.stability) for seed, run in by_seed.items()}
+            )
+            _put(seconds, place, {str(seed): list(run.seconds) for seed, run in by_seed.items()})
+            matrices = [run.result.last.confusion for run in by_seed.values()]
+            confusion.setdefault(column.key, {})[row.key] = _mean_matrix(matrices)
+    class_lists = {run.classes for run in runs.values()}
+    classes = class_lists.pop() if len(class_lists) == 1 else ()
+    return TableSeries(classes, confusion, f1, stability, seconds)
 
 
-def _nothing(mine: Scores) -> dict[str, dict[str, float | None]]:
-    return {column: dict.fromkeys(metrics) for column, metrics in mine.items()}
+def _put(
+    series: dict[str, dict[str, SeedCurves]], place: tuple[str, str], curves: SeedCurves
+) -> None:
+    column, row = place
+    series.setdefault(column, {})[row] = curves
 
 
-def _series(request: Request, runs: Runs) -> dict[str, Any]:
-    """For figures: [column][row][seed] -> a value per round, and mean confusion matrices of the last round."""
-    series: dict[str, Any] = {"confusion": {}, "f1": {}, "stability": {}, "seconds": {}}
-    for column in (column.key for column in request.settings):
-        for line in request.lines:
-            here = {
-                str(s): runs[line.variant.key, column, s]
-                for s in sorted(request.seeds)
-                if (line.variant.key, column, s) in runs
-            }
-            for name in ("f1", "stability", "seconds") if here else ():
-                series[name].setdefault(column, {})[line.key] = {
-                    seed: list(getattr(run, name)) for seed, run in here.items()
-                }
-            if here:
-                series["confusion"].setdefault(column, {})[line.key] = _mean(
-                    [run.result["last"]["confusion"] for run in here.values()]
-                )
-    names = {run.classes for run in runs.values()}
-    return series | {"classes": list(names.pop()) if len(names) == 1 else []}
+def _mean_matrix(matrices: Sequence[Matrix]) -> list[list[float]]:
+    mean = []
+    for rows in zip(*matrices, strict=True):
+        mean.append([fmean(counts) for counts in zip(*rows, strict=True)])
+    return mean
 
 
-def _mean(matrices: Sequence[Sequence[Sequence[float]]]) -> list[list[float]]:
-    return [
-        [fmean(cell) for cell in zip(*rows, strict=True)] for rows in zip(*matrices, strict=True)
-    ]
-
-
-def check_data(cells: Iterable[Cell], results: Mapping[str, Mapping[str, Any]]) -> None:
-    """Cells of a column and seed must have seen the same images, labels and splits, wherever they ran."""
-    seen: dict[tuple[str, int], tuple[str, str]] = {}
+def check_data(cells: Iterable[GridCell], results: Mapping[str, RunResult]) -> None:
+    """Check that the runs of a column and seed used the same images, labels and splits."""
+    first_runs: dict[tuple[str, int], tuple[str, str]] = {}
     for cell in cells:
-        if cell.name in results:
-            mark = str(results[cell.name].get("data_fingerprint"))
-            name, first = seen.setdefault((cell.column, cell.seed), (cell.name, mark))
-            if mark != first:
-                raise RunFolderError(
-                    "todo.collect-scores-2",
-                    f"cells {name} and {cell.name} ran on different data",
-                    fix="delete the folder of the one that ran on the wrong data",
-                )
-
-
-def import_cells(cells: Iterable[Cell], other: Path, out: Path) -> list[str]:
-    """Copy what a table needs of finished cells from another folder, unless `out` has them; returns their names."""
-    if not (other / "cells").is_dir():
-        raise RunFolderError(
-            "todo.collect-scores-3",
-            f"{other} has no cells",
-            fix="give a folder that `fedgsca table --out` made",
-        )
-    copied = []
-    for cell in cells:
-        here, there = folder_of(cell, out), folder_of(cell, other)
-        if (here / "result.json").exists() or not (there / "result.json").exists():
+        if cell.name not in results:
             continue
-        changed = changes(cell, there)
-        if changed:
+        fingerprint = results[cell.name].data_fingerprint
+        place = (cell.column, cell.seed)
+        first_name, first_fingerprint = first_runs.setdefault(place, (cell.name, fingerprint))
+        if fingerprint != first_fingerprint:
             raise RunFolderError(
-                "todo.collect-scores-4",
-                f"{there} is another run than this table needs:\n  " + "\n  ".join(told(changed)),
+                "table.mixed-data",
+                f"runs {first_name} and {cell.name} used different data",
+                fix="delete the folder of the run that used the wrong data",
+            )
+
+
+def import_cells(cells: Iterable[GridCell], source: Path, out: Path) -> list[str]:
+    """Copy from another folder the files that a table needs of finished runs.
+
+    Runs that `out` has are left alone. Returns the names of the copied runs.
+    """
+    if not (source / "cells").is_dir():
+        raise RunFolderError(
+            "table.no-runs-to-merge",
+            f"{source} has no runs of a table",
+            fix="give --merge a folder that `fedgsca table --out` wrote",
+        )
+    names = []
+    for cell in cells:
+        old_folder = folder_of(cell, source)
+        new_folder = folder_of(cell, out)
+        if (new_folder / "result.json").exists() or not (old_folder / "result.json").exists():
+            continue
+        changes = config_changes(cell, old_folder)
+        if changes:
+            raise RunFolderError(
+                "table.other-run",
+                f"{old_folder} is not the run that this table needs:\n  "
+                + "\n  ".join(describe_changes(changes)),
                 fix="merge folders that were made with the same options",
             )
-        for name in _SMALL:
-            try:
-                write_atomic(here / name, (there / name).read_bytes())
-            except OSError as error:
-                raise RunFolderError(
-                    "todo.collect-scores-5",
-                    f"{there / name} cannot be read: {error.strerror}",
-                    fix="copy the folder again",
-                ) from None
-        copied.append(cell.name)
-    return copied
+        _copy_run(old_folder, new_folder)
+        names.append(cell.name)
+    return names
+
+
+def _copy_run(old_folder: Path, new_folder: Path) -> None:
+    for name in _TABLE_FILES:
+        path = old_folder / name
+        try:
+            write_atomic(new_folder / name, path.read_bytes())
+        except OSError as error:
+            raise RunFolderError(
+                "table.unreadable-run",
+                f"{path} cannot be read: {error.strerror}",
+                fix="copy the folder again",
+            ) from None

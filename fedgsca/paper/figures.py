@@ -1,31 +1,30 @@
-"""Which figures a result has. What exists decides: the name of the experiment, its series, its numbers."""
+"""Which figures a result has: the name of the experiment, its series and its numbers decide."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
 from fedgsca.paper.figure_output import Drawing
-from fedgsca.paper.figures_change import differences
-from fedgsca.paper.figures_curves import levels, stability
-from fedgsca.paper.figures_matrix import confusions
-from fedgsca.paper.figures_order import orders
-from fedgsca.paper.figures_scores import beside_paper
-from fedgsca.paper.figures_time import efficiency
+from fedgsca.paper.figures_change import draw_changes
+from fedgsca.paper.figures_curves import draw_noise_levels, draw_stability
+from fedgsca.paper.figures_matrix import draw_confusions
+from fedgsca.paper.figures_order import draw_orders
+from fedgsca.paper.figures_scores import draw_scores
+from fedgsca.paper.figures_time import draw_efficiency
 from fedgsca.paper.table_result import TableResult
 
-BY_NAME: dict[str, Callable[[TableResult], list[Drawing]]] = {
-    "ablation": lambda result: [*differences(result), *levels(result)],
-    "sensitivity": differences,
-    "stability": stability,
-    "efficiency": efficiency,
+FIGURES_OF: dict[str, tuple[Callable[[TableResult], list[Drawing]], ...]] = {
+    "ablation": (draw_changes, draw_noise_levels),
+    "sensitivity": (draw_changes,),
+    "stability": (draw_stability,),
+    "efficiency": (draw_efficiency,),
 }
 
 
-def figures(result: TableResult) -> list[Drawing]:
-    """In the order of reading; none for what has not been run yet."""
-    if result.name in BY_NAME:
-        return BY_NAME[result.name](result)
-    return [
-        *(orders(result) if result.scale == "mini" else beside_paper(result)),
-        *confusions(result),
-    ]
+def draw_figures(result: TableResult) -> list[Drawing]:
+    """All figures in reading order; none for what has not been run yet."""
+    comparison = draw_orders if result.scale == "mini" else draw_scores
+    drawings = []
+    for draw in FIGURES_OF.get(result.name, (comparison, draw_confusions)):
+        drawings += draw(result)
+    return drawings

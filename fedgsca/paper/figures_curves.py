@@ -1,4 +1,7 @@
-"""Figures with lines: stability over rounds, RCL against UCL over noise levels. Means and all seeds; no smoothing."""
+"""Figures with lines: stability over rounds, and RCL against UCL over noise levels.
+
+Means and all seeds; no smoothing.
+"""
 
 from __future__ import annotations
 
@@ -7,170 +10,175 @@ from statistics import fmean
 from typing import TYPE_CHECKING
 
 from fedgsca.paper.captions import source
-from fedgsca.paper.figure_output import Drawing, Frame, drawing, facets
-from fedgsca.paper.ranking import Group, group
-from fedgsca.paper.table_result import Row, TableResult
-from fedgsca.report.comparison_plots import Curves, curve
-from fedgsca.report.plot_style import PAPER, SLOTS, colour, dash, end_labels, round_axis, scale_y
+from fedgsca.paper.figure_output import Drawing, Frame, make_drawing, make_facets
+from fedgsca.paper.ranking import ScoreGroup, TableEntry, score_group
+from fedgsca.paper.table_result import SeedCurves, TableResult, TableRow
+from fedgsca.report.comparison_plots import Curves, draw_mean_curve
+from fedgsca.report.palette import PAPER, assign_slots, slot_colour, slot_line_style
+from fedgsca.report.plot_style import (
+    LineEnd,
+    format_round_axis,
+    label_line_ends,
+    scale_value_axis,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 UCL = "ucl"
-BySeed = Mapping[str, Sequence[float]]  # seed -> value per round
 
 
-def places(rows: Sequence[Row]) -> dict[str, int]:
-    """A colour and dash per row: a method's own, and what is left for variants."""
-    known = {row.key: SLOTS.index(row.key) for row in rows if row.key in SLOTS}
-    free = [i for i in (0, 2, 3, 4, 6, 7, 1, 5) if i not in known.values()]
-    return known | {
-        row.key: free[i % len(free)]
-        for i, row in enumerate(row for row in rows if row.key not in known)
-    }
+def over_rounds(curves: SeedCurves) -> Curves:
+    """Round, from 1 -> one value per seed; as far as all seeds have come."""
+    started = [curve for curve in curves.values() if curve]
+    shortest = min(map(len, started), default=0)
+    return {i + 1: [curve[i] for curve in started] for i in range(shortest)}
 
 
-def over_rounds(values: BySeed) -> Curves:
-    """round, from 1 -> one value per seed, as far as all seeds have come."""
-    shortest = min((len(curve) for curve in values.values() if curve), default=0)
-    return {at + 1: [curve[at] for curve in values.values() if curve] for at in range(shortest)}
-
-
-def stability(result: TableResult) -> list[Drawing]:
-    """How far the sites move from the model they received, per round."""
-    series: Mapping[str, Mapping[str, BySeed]] = result.series.get("stability") or {}
-    found = {
-        column: {key: c for key, v in here.items() if (c := over_rounds(v))}
-        for column, here in series.items()
-    }
-    found = {column: here for column, here in found.items() if here}
-    if not found:
+def draw_stability(result: TableResult) -> list[Drawing]:
+    """The distance of the sites from the model that they received, per round."""
+    curves = _stability_curves(result)
+    if not curves:
         return []
-    slots, labels = places(result.rows), {row.key: row.label for row in result.rows}
+    slots = assign_slots(row.key for row in result.rows)
+    labels = {row.key: row.label for row in result.rows}
 
     def sketch(wide: bool) -> Figure:
-        alone = wide and len(found) == 1
-        frame = Frame(360, left=52, right=140, top=34, width=760 if alone else 0)
-        figure, made = facets(len(found), frame, source(result), wide=wide)
-        for axes, (column, here) in zip(made, found.items(), strict=True):
-            ends = [
-                (curve(axes, here[key], slots[key]), labels[key], colour(slots[key]))
-                for key in labels
-                if key in here
-            ]
-            scale_y(
-                axes,
-                [
-                    value
-                    for points in here.values()
-                    for values in points.values()
-                    for value in values
-                ],
-            )
-            round_axis(
-                axes, max(at for points in here.values() for at in points), ticks=7 if alone else 5
-            )
+        single = wide and len(curves) == 1
+        width = 760 if single else 0
+        frame = Frame(360, margin_left=52, margin_right=140, margin_top=34, width=width)
+        figure, all_axes = make_facets(len(curves), frame, source(result), wide=wide)
+        for axes, (column, by_row) in zip(all_axes, curves.items(), strict=True):
+            ends = []
+            for key, label in labels.items():
+                if key in by_row:
+                    value = draw_mean_curve(axes, by_row[key], slots[key])
+                    ends.append(LineEnd(value, label, slot_colour(slots[key])))
+            _scale_axes(axes, list(by_row.values()), ticks=7 if single else 5)
             axes.set_title(f"{column}: mean ‖θₖ − θ‖² over the sites")
-            end_labels(axes, ends, room=0.06)
+            label_line_ends(axes, ends, room=0.06)
         return figure
 
-    last = ", ".join(
-        f"{labels[key]} {fmean(points[max(points)]):.3g}"
-        for key, points in next(iter(found.values())).items()
+    numbers = []
+    for key, points in next(iter(curves.values())).items():
+        numbers.append(f"{labels[key]} {fmean(points[max(points)]):.3g}")
+    caption = (
+        "The paper's stability metric: squared distance of the sites' models from the model they "
+        "received; lower is steadier."
     )
-    caption = "The paper's stability metric: squared distance of the sites' models from the model they received; lower is steadier."
-    note = "Line: mean over the seeds. Band: lowest to highest seed. No smoothing."
-    return [
-        drawing(
-            sketch,
-            "stability",
-            "Stability of the training",
-            f"{caption} Last round: {last}.",
-            f"{caption} {note}",
-        )
-    ]
+    alt = f"{caption} Last round: {', '.join(numbers)}."
+    caption += " Line: mean over the seeds. Band: lowest to highest seed. No smoothing."
+    return [make_drawing(sketch, "stability", "Stability of the training", alt, caption)]
 
 
-def levels(result: TableResult) -> list[Drawing]:
-    """RCL against UCL over the noise levels: those columns of the experiment in which UCL was run."""
-    chosen = [row for row in result.rows if row.key in (result.reference, UCL)]
-    groups = [
-        group(result, column, result.metrics[0])
-        for column in result.columns
-        if any(row.key == UCL and row.ours.get(column) for row in chosen)
-    ]
+def _stability_curves(result: TableResult) -> dict[str, dict[str, Curves]]:
+    """[column][row]; without rows and columns that have no curve yet."""
+    all_curves: dict[str, dict[str, Curves]] = {}
+    for column, by_row in result.series.stability.items():
+        for key, seed_curves in by_row.items():
+            curves = over_rounds(seed_curves)
+            if curves:
+                all_curves.setdefault(column, {})[key] = curves
+    return all_curves
+
+
+def _scale_axes(axes: Axes, curves: Sequence[Curves], ticks: int) -> None:
+    values: list[float] = []
+    for curve in curves:
+        for points in curve.values():
+            values += points
+    scale_value_axis(axes, values)
+    format_round_axis(axes, max(map(max, curves)), ticks=ticks)
+
+
+def draw_noise_levels(result: TableResult) -> list[Drawing]:
+    """RCL against UCL over the noise levels: the columns in which UCL was run."""
+    rows = [row for row in result.rows if row.key in (result.reference, UCL)]
+    columns = _ucl_columns(rows, result.columns)
+    groups = [score_group(result, column, result.metrics[0]) for column in columns]
     if not groups:
         return []
 
     def sketch(wide: bool) -> Figure:
-        figure, made = facets(
-            1,
-            Frame(360, left=50, right=150, top=34, width=760 if wide else 0),
-            source(result),
-            wide=wide,
-        )
-        _levels(made[0], groups, chosen)
+        width = 760 if wide else 0
+        frame = Frame(360, margin_left=50, margin_right=150, margin_top=34, width=width)
+        figure, all_axes = make_facets(1, frame, source(result), wide=wide)
+        _draw_levels(all_axes[0], groups, rows)
         return figure
 
-    about = groups[0].about.label
-    told = "; ".join(
-        f"{here.column}: "
-        + ", ".join(f"{e.row.label} {e.ours.mean:.2f}" for e in here.entries if e.ours)
-        for here in groups
-    )
-    hollow = " Hollow: the paper." if any(here.has_paper for here in groups) else ""
+    metric = groups[0].metric.label
+    hollow = " Hollow: the paper." if any(group.has_paper for group in groups) else ""
     caption = (
-        f"{about} at every noise level. Line: mean over the seeds; small dots: the seeds.{hollow}"
+        f"{metric} at every noise level. Line: mean over the seeds; small dots: the seeds.{hollow}"
     )
-    return [drawing(sketch, "rcl-ucl", "RCL against UCL", f"{about}. {told}.", caption)]
+    alt = f"{metric}. {'; '.join(map(_level_text, groups))}."
+    return [make_drawing(sketch, "rcl-ucl", "RCL against UCL", alt, caption)]
 
 
-def _levels(axes: Axes, groups: Sequence[Group], rows: Sequence[Row]) -> None:
-    slots, ends = places(rows), []
+def _ucl_columns(rows: Sequence[TableRow], columns: Sequence[str]) -> list[str]:
     for row in rows:
-        label = row.label if row.key == UCL or row.key == "rcl" else f"{row.label} (RCL)"
-        shade, line = colour(slots[row.key]), dash(slots[row.key])
-        points = [
-            (i, next(entry for entry in here.entries if entry.row.key == row.key))
-            for i, here in enumerate(groups)
-        ]
-        means = [(i, entry.ours.mean) for i, entry in points if entry.ours]
-        axes.plot(
-            [x for x, _ in means],
-            [y for _, y in means],
-            color=shade,
-            ls=line,
-            lw=2.4,
-            marker="o",
-            ms=8,
-            mec=PAPER,
-            zorder=3,
-        )
-        for i, entry in points:
-            if entry.ours:
-                axes.plot(
-                    [i] * len(entry.ours.values),
-                    list(entry.ours.values.values()),
-                    "o",
-                    color=shade,
-                    ms=3.5,
-                    alpha=0.55,
-                )
-            if entry.paper:
-                axes.plot(i, entry.paper.mean, "o", mfc=PAPER, mec=shade, mew=1.6, ms=7)
+        if row.key == UCL:
+            return [column for column in columns if row.ours.get(column)]
+    return []
+
+
+def _level_text(group: ScoreGroup) -> str:
+    numbers = [f"{e.row.label} {e.ours.mean:.2f}" for e in group.entries if e.ours]
+    return f"{group.column}: {', '.join(numbers)}"
+
+
+def _draw_levels(axes: Axes, groups: Sequence[ScoreGroup], rows: Sequence[TableRow]) -> None:
+    slots = assign_slots(row.key for row in rows)
+    ends = []
+    for row in rows:
+        label = row.label if row.key in (UCL, "rcl") else f"{row.label} (RCL)"
+        entries: dict[int, TableEntry] = {}
+        for i, group in enumerate(groups):
+            entry = group.entry(row.key)
+            if entry is not None:
+                entries[i] = entry
+        means = _draw_level_line(axes, entries, slots[row.key])
         if means:
-            ends.append((means[-1][1], label, shade))
-    parts = [
-        here.column.rpartition(" ") for here in groups
-    ]  # "kvasir S10": the data set goes to the axis, if it is one
-    shared = parts[0][0] if len({part[0] for part in parts}) == 1 else ""
-    names = [
-        level if shared else here.column for here, (_, _, level) in zip(groups, parts, strict=True)
-    ]
+            ends.append(LineEnd(means[-1], label, slot_colour(slots[row.key])))
+    dataset, names = _level_names(groups)
     axes.set_xticks(range(len(groups)), names, rotation=0 if sum(map(len, names)) < 60 else 20)
     axes.set_xlim(-0.3, len(groups) - 0.7)
     axes.locator_params(axis="y", nbins=6, steps=[1, 2, 5, 10])
-    axes.set_xlabel(f"Label noise ({shared})" if shared else "Label noise")
-    axes.set_title(f"{groups[0].about.label}, percent")
-    end_labels(axes, ends, room=0.06)
+    axes.set_xlabel(f"Label noise ({dataset})" if dataset else "Label noise")
+    axes.set_title(f"{groups[0].metric.label}, percent")
+    label_line_ends(axes, ends, room=0.06)
+
+
+def _draw_level_line(axes: Axes, entries: Mapping[int, TableEntry], slot: int) -> list[float]:
+    """One row over the noise levels; returns the means."""
+    colour = slot_colour(slot)
+    means = {i: entry.ours.mean for i, entry in entries.items() if entry.ours}
+    axes.plot(
+        list(means),
+        list(means.values()),
+        color=colour,
+        ls=slot_line_style(slot),
+        lw=2.4,
+        marker="o",
+        ms=8,
+        mec=PAPER,
+        zorder=3,
+    )
+    for i, entry in entries.items():
+        if entry.ours:
+            values = list(entry.ours.values.values())
+            axes.plot([i] * len(values), values, "o", color=colour, ms=3.5, alpha=0.55)
+        if entry.paper:
+            axes.plot(i, entry.paper.mean, "o", mfc=PAPER, mec=colour, mew=1.6, ms=7)
+    return list(means.values())
+
+
+def _level_names(groups: Sequence[ScoreGroup]) -> tuple[str, list[str]]:
+    """The data set of "kvasir S10" for the axis, if it is the same for all, and the tick labels."""
+    parts = [group.column.rpartition(" ") for group in groups]
+    datasets = {dataset for dataset, _, _ in parts}
+    dataset = parts[0][0]
+    if len(datasets) > 1 or not dataset:
+        return "", [group.column for group in groups]
+    return dataset, [level for _, _, level in parts]

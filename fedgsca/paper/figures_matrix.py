@@ -4,101 +4,151 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from fedgsca.paper.captions import source
-from fedgsca.paper.figure_output import NARROW, WIDE, Drawing, Frame, drawing, facets
-from fedgsca.paper.table_result import TableResult
-from fedgsca.report.plot_style import INK, MAIN, PAPER, SHADE, shorten
+from fedgsca.paper.figure_output import NARROW, WIDE, Drawing, Frame, make_drawing, make_facets
+from fedgsca.paper.table_result import Matrix, TableResult
+from fedgsca.report.palette import INK, MAIN, PAPER, SHADE
+from fedgsca.report.plot_style import shorten
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-RIVAL = "fedgp"  # the paper's figure shows it beside FedGSCA
-Matrix = Sequence[Sequence[float]]
+# the paper's figure shows it beside FedGSCA
+RIVAL = "fedgp"
+# shares below are not drawn
+_MIN_SHARE = 0.005
 
 
-def confusions(result: TableResult) -> list[Drawing]:
-    found: Mapping[str, Mapping[str, Matrix]] = result.series.get("confusion") or {}
-    made = []
+def draw_confusions(result: TableResult) -> list[Drawing]:
+    """For every column the two methods of the paper's figure, and all rows, folded."""
+    drawings = []
     for column in result.columns:
-        here = {row.key: row.label for row in result.rows if found.get(column, {}).get(row.key)}
-        shares = {here[key]: share(found[column][key]) for key in here}
-        pair = {here[key]: shares[here[key]] for key in (RIVAL, result.reference) if key in here}
+        matrices = result.series.confusion.get(column, {})
+        shares = {}
+        pair = {}
+        for row in result.rows:
+            if matrices.get(row.key):
+                shares[row.label] = row_shares(matrices[row.key])
+        for key in (RIVAL, result.reference):
+            for row in result.rows:
+                if row.key == key and row.label in shares:
+                    pair[row.label] = shares[row.label]
         name = f"confusion-{re.sub(r'[^A-Za-z0-9.-]+', '-', column)}"
         if len(pair) == 2:
-            made.append(_drawing(result, column, pair, name))
+            drawings.append(_draw_pair(result, column, pair, name))
         if shares and len(shares) != len(pair):
-            made.append(_drawing(result, column, shares, f"{name}-all", all_rows=True))
-    return made
+            drawings.append(_draw_all(result, column, shares, f"{name}-all"))
+    return drawings
 
 
-def _drawing(
-    result: TableResult,
-    column: str,
-    shares: Mapping[str, np.ndarray],
-    name: str,
-    *,
-    all_rows: bool = False,
+def _class_names(result: TableResult, count: int) -> list[str]:
+    return list(result.series.classes) or [str(i + 1) for i in range(count)]
+
+
+def _draw_pair(
+    result: TableResult, column: str, shares: Mapping[str, np.ndarray], name: str
 ) -> Drawing:
-    """Two with the names of the classes, or many with their numbers only and the names below."""
+    """Two matrices with the names of the classes."""
     count = len(next(iter(shares.values())))
-    classes = [str(name) for name in result.series.get("classes") or range(1, count + 1)]
-    foot = source(result) + (
-        f" Classes: {', '.join(f'{i + 1} {name}' for i, name in enumerate(classes))}."
-        if all_rows
-        else ""
-    )
+    classes = _class_names(result, count)
+    tick_names = [shorten(class_name, 15) for class_name in classes]
+    margin = min(150, 30 + 7 * max(map(len, classes)))
 
     def sketch(wide: bool) -> Figure:
-        across = 4 if all_rows else 2
-        width = WIDE // across if wide else NARROW
-        left = 30 if all_rows else min(150, 30 + 7 * max(map(len, classes)))
-        side = min(width - left - 24, 46 * count)
-        frame = Frame(side + 74, left, width - left - side, top=32, bottom=42, width=width)
-        figure, made = facets(len(shares), frame, foot, wide=wide, across=across)
-        names = [""] * count if all_rows else [shorten(name, 15) for name in classes]
-        for axes, (label, values) in zip(made, shares.items(), strict=True):
-            _heat(axes, f"{label}, {column}", values, names, side / count)
+        width = WIDE // 2 if wide else NARROW
+        frame, side = _square_frame(width, margin, count)
+        figure, all_axes = make_facets(len(shares), frame, source(result), wide=wide)
+        for axes, (label, values) in zip(all_axes, shares.items(), strict=True):
+            _draw_matrix(axes, f"{label}, {column}", values, tick_names, side / count)
         return figure
 
-    told = "; ".join(
-        f"{label} {100 * float(np.trace(v)) / count:.1f} %" for label, v in shares.items()
-    )
-    caption = (
-        f"{column}: percent of the true class (row) that is predicted as each class (column); mean over the seeds, last round. "
-        f"Mean of the diagonal: {told}."
-    )
-    fold = f"{column}: all {len(shares)} matrices" if all_rows else ""
-    return drawing(sketch, name, "Confusion matrices", caption, caption, fold)
+    caption = _caption(column, shares)
+    return make_drawing(sketch, name, "Confusion matrices", caption, caption)
 
 
-def share(matrix: Matrix) -> np.ndarray:
-    """Counts as shares of their row; a class without test images stays empty."""
+def _draw_all(
+    result: TableResult, column: str, shares: Mapping[str, np.ndarray], name: str
+) -> Drawing:
+    """Many matrices with the numbers of the classes only, and their names below."""
+    count = len(next(iter(shares.values())))
+    classes = _class_names(result, count)
+    legend = [f"{i} {class_name}" for i, class_name in enumerate(classes, start=1)]
+    foot = f"{source(result)} Classes: {', '.join(legend)}."
+
+    def sketch(wide: bool) -> Figure:
+        width = WIDE // 4 if wide else NARROW
+        frame, side = _square_frame(width, 30, count)
+        figure, all_axes = make_facets(len(shares), frame, foot, wide=wide, across=4)
+        for axes, (label, values) in zip(all_axes, shares.items(), strict=True):
+            _draw_matrix(axes, f"{label}, {column}", values, [""] * count, side / count)
+        return figure
+
+    caption = _caption(column, shares)
+    fold = f"{column}: all {len(shares)} matrices"
+    return make_drawing(sketch, name, "Confusion matrices", caption, caption, fold)
+
+
+def _square_frame(width: int, margin_left: int, count: int) -> tuple[Frame, int]:
+    """A frame for a square matrix, and the side of the square in pixels."""
+    side = min(width - margin_left - 24, 46 * count)
+    frame = Frame(
+        height=side + 74,
+        margin_left=margin_left,
+        margin_right=width - margin_left - side,
+        margin_top=32,
+        margin_bottom=42,
+        width=width,
+    )
+    return frame, side
+
+
+def _caption(column: str, shares: Mapping[str, np.ndarray]) -> str:
+    parts = []
+    for label, values in shares.items():
+        parts.append(f"{label} {100 * float(np.trace(values)) / len(values):.1f} %")
+    return (
+        f"{column}: percent of the true class (row) that is predicted as each class (column); "
+        f"mean over the seeds, last round. Mean of the diagonal: {'; '.join(parts)}."
+    )
+
+
+def row_shares(matrix: Matrix) -> np.ndarray:
+    """Counts (C, C) as shares of their row; a class without test images stays zero."""
     counts = np.asarray(matrix, dtype=np.float64)
     total = counts.sum(axis=1, keepdims=True)
     shares: np.ndarray = np.divide(counts, total, out=np.zeros_like(counts), where=total > 0)
     return shares
 
 
-def _heat(axes: Axes, label: str, values: np.ndarray, names: Sequence[str], cell: float) -> None:
-    """Rectangles, not an image: they take the page's colours, and stay sharp."""
+def _draw_matrix(
+    axes: Axes, title: str, values: np.ndarray, names: Sequence[str], cell_size: float
+) -> None:
+    """Rectangles, not an image: they take the page's colours and stay sharp."""
     from matplotlib.patches import Rectangle
 
-    count, size = len(values), min(12.0, 0.42 * cell)
+    count = len(values)
+    font_size = min(12.0, 0.42 * cell_size)
     axes.add_patch(Rectangle((-0.5, -0.5), count, count, fc=SHADE, lw=0))
-    for i, j in zip(*np.nonzero(values >= 0.005), strict=True):
-        v = float(values[i, j])
-        axes.add_patch(Rectangle((j - 0.5, i - 0.5), 1, 1, fc=MAIN, lw=0, alpha=round(v, 2)))
-        if size >= 6:
-            style: dict[str, Any] = {
-                "color": PAPER if v > 0.55 else INK,
-                "fontweight": "bold" if i == j else "normal",
-            }
-            axes.text(j, i, f"{100 * v:.0f}", ha="center", va="center", fontsize=size, **style)
+    for i, j in zip(*np.nonzero(values >= _MIN_SHARE), strict=True):
+        share = float(values[i, j])
+        corner = (j - 0.5, i - 0.5)
+        axes.add_patch(Rectangle(corner, 1, 1, fc=MAIN, lw=0, alpha=round(share, 2)))
+        if font_size >= 6:
+            axes.text(
+                j,
+                i,
+                f"{100 * share:.0f}",
+                ha="center",
+                va="center",
+                fontsize=font_size,
+                color=PAPER if share > 0.55 else INK,
+                fontweight="bold" if i == j else "normal",
+            )
     edges = np.arange(1, count) - 0.5
     axes.vlines(edges, -0.5, count - 0.5, color=PAPER, lw=2)
     axes.hlines(edges, -0.5, count - 0.5, color=PAPER, lw=2)
@@ -106,8 +156,10 @@ def _heat(axes: Axes, label: str, values: np.ndarray, names: Sequence[str], cell
     axes.set_ylim(count - 0.5, -0.5)
     axes.grid(False)
     axes.spines["bottom"].set_visible(False)
-    axes.set_xticks(range(count), [str(i + 1) for i in range(count)])
-    axes.set_yticks(range(count), [f"{name}  {i + 1}".strip() for i, name in enumerate(names)])
+    numbers = [str(i + 1) for i in range(count)]
+    axes.set_xticks(range(count), numbers)
+    labels = [f"{name}  {number}".strip() for name, number in zip(names, numbers, strict=True)]
+    axes.set_yticks(range(count), labels)
     axes.tick_params(length=0)
     axes.set_xlabel("Predicted")
-    axes.set_title(label)
+    axes.set_title(title)

@@ -1,140 +1,160 @@
-"""What a reader of a table must know, in words: scale, data, what is missing, what stands in for what."""
+"""The notes below a table: scale, data, missing parts, substitutes, settings."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
-from fedgsca.grid.runner import Cell
-from fedgsca.paper.experiments import DATASETS, REAL
+from fedgsca.config import Config, flat
+from fedgsca.grid.runner import GridCell
+from fedgsca.paper.experiments import DATASETS, REAL, GridColumn
 from fedgsca.paper.printed_numbers import printed
 from fedgsca.paper.request import Request
 from fedgsca.paper.scales import SEEDS_OF, is_own, source_of, warmups
-from fedgsca.paper.table_result import Row
+from fedgsca.paper.table_result import TableRow
 
-_TOLD = (
-    "CK-asymmetric candidates",
-    "split ",
-    "label",
-)  # what readers and noise say of choices that a result depends on
+# warnings of data readers and noise about choices that a result depends on begin so
+_RELEVANT_WARNINGS = ("CK-asymmetric candidates", "split ", "label")
 
 
-def title_of(request: Request) -> str:
-    """Without the scale, which the rendering adds."""
-    return request.grid.title + (", part of the grid" if _missing(request) else "")
+def make_title(request: Request) -> str:
+    """The title without the scale, which the rendering adds."""
+    suffix = ", part of the grid" if _missing_parts(request) else ""
+    return request.grid.title + suffix
 
 
-def notes_of(
-    request: Request, cells: Sequence[Cell], warnings: Sequence[str], rows: Sequence[Row], data: str
+def make_notes(
+    request: Request,
+    cells: Sequence[GridCell],
+    warnings: Sequence[str],
+    rows: Sequence[TableRow],
+    data: str,
 ) -> tuple[str, ...]:
-    found = [*_scale(request, cells, data), *_missing(request), *_stand_ins(request, cells)]
-    found += dict.fromkeys(warning for warning in warnings if warning.startswith(_TOLD))
-    found += [*_settings(request), *_derived(request), *request.grid.notes, *_never(request, rows)]
-    reference = next(
-        line.label for line in request.grid.lines if line.key == request.grid.reference
+    """All notes in the order of importance; `warnings` are those of the runs."""
+    relevant = [warning for warning in warnings if warning.startswith(_RELEVANT_WARNINGS)]
+    return (
+        *_scale_notes(request, cells, data),
+        *_missing_parts(request),
+        *_substitute_notes(request, cells),
+        *dict.fromkeys(relevant),
+        *_setting_notes(request),
+        *_derivation_notes(request),
+        *request.grid.notes,
+        *_peak_notes(request, rows),
+        *_test_notes(request),
     )
-    if len(request.seeds) > 1 and request.grid.reference in request.rows:
-        found.append(
-            f"p: paired two-sided t-test against {reference} over {len(request.seeds)} seeds, not corrected for the number of comparisons."
-        )
-    return tuple(found)
 
 
-def _scale(request: Request, cells: Sequence[Cell], data: str) -> list[str]:
+def _scale_notes(request: Request, cells: Sequence[GridCell], data: str) -> list[str]:
     config = cells[0].config
-    if request.scale == "paper":
-        found = [] if config.preset == "default" else [f"Preset {config.preset}."]
-        if request.without_weights:
-            found.append(
-                "No pretrained weights: the network started from random ones, the paper's from LVM-Med."
-            )
-        return found
-    model = f"{'frozen ' if config.model.frozen else ''}{config.model.name}"
-    asked = " and ".join(request.grid.dataset_titles)
-    used = {cell.config.method for cell in cells}
-    known = {
-        name: pair
-        for name, pair in warmups(config.train.rounds).items()
-        if name in used and pair[0] != pair[1]
-    }
-    scaled = ", ".join(f"{name} {old} → {new} rounds" for name, (old, new) in known.items())
+    if request.scale == "mini":
+        methods = {cell.config.method for cell in cells}
+        return [_mini_note(request, config, data), *_warmup_notes(config, methods)]
+    notes = []
+    if config.preset != "default":
+        notes.append(f"Preset {config.preset}.")
+    if request.without_weights:
+        notes.append(
+            "No pretrained weights: the network started from random ones, the paper's from LVM-Med."
+        )
+    return notes
+
+
+def _mini_note(request: Request, config: Config, data: str) -> str:
+    model = f"frozen {config.model.name}" if config.model.frozen else config.model.name
+    datasets = " and ".join(request.grid.dataset_titles)
+    return (
+        f"Mini scale: {data} instead of {datasets}, {model}, {config.train.rounds} rounds. "
+        "The grid is the paper's, the numbers are not comparable with it; "
+        "the order of methods may be."
+    )
+
+
+def _warmup_notes(config: Config, methods: set[str]) -> list[str]:
+    parts = []
+    for name, (default, warmup) in warmups(config.train.rounds).items():
+        if name in methods and default != warmup:
+            parts.append(f"{name} {default} → {warmup} rounds")
+    if not parts:
+        return []
     return [
-        f"Mini scale: {data} instead of {asked}, {model}, {config.train.rounds} rounds. "
-        "The grid is the paper's, the numbers are not comparable with it; the order of methods may be.",
-        *(
-            [f"Warm-ups that count rounds were made for 100 and are shortened alike: {scaled}."]
-            if scaled
-            else []
-        ),
+        "Warm-ups that count rounds were made for 100 and are shortened in proportion: "
+        f"{', '.join(parts)}."
     ]
 
 
-def _missing(request: Request) -> list[str]:
-    """Rows, columns or seeds of the grid that were not asked for."""
-    grid, parts = request.grid, []
-    if len(request.lines) < len(grid.lines):
-        parts.append(f"{len(request.lines)} of {len(grid.lines)} rows")
-    if len(request.settings) < len(grid.columns):
-        parts.append(f"{len(request.settings)} of {len(grid.columns)} settings")
-    if len(request.seeds) < SEEDS_OF[request.scale]:
-        parts.append(f"{len(request.seeds)} of {SEEDS_OF[request.scale]} seeds")
+def _missing_parts(request: Request) -> list[str]:
+    """Rows, columns or seeds of the grid that were not requested."""
+    grid = request.grid
+    counts = (
+        ("rows", len(request.grid_rows), len(grid.rows)),
+        ("settings", len(request.grid_columns), len(grid.columns)),
+        ("seeds", len(request.seeds), SEEDS_OF[request.scale]),
+    )
+    parts = []
+    for noun, count, total in counts:
+        if count < total:
+            parts.append(f"{count} of {total} {noun}")
     return [f"Partial: {', '.join(parts)} of the grid."] if parts else []
 
 
-def _stand_ins(request: Request, cells: Sequence[Cell]) -> list[str]:
+def _substitute_notes(request: Request, cells: Sequence[GridCell]) -> list[str]:
     """Real wrong labels exist only in the real data."""
-    for column in request.settings:
-        if column.noise == REAL and not is_own(
-            column.dataset, source_of(column.dataset, request.data, request.scale)
-        ):
-            used = next(cell.config.noise for cell in cells if cell.column == column.key)
-            what = (
-                "the measured confusions of its three pathologists"
-                if used.matrix
-                else f"noise {used.spec}, its mean rate of wrong labels"
-            )
-            return [
-                f"Real noise of {DATASETS[column.dataset].title} is stood in for by {what}, at {DATASETS[column.dataset].sites} sites."
-            ]
+    for column in request.grid_columns:
+        source = source_of(column.dataset, request.data, request.scale)
+        if column.noise == REAL and not is_own(column.dataset, source):
+            return [_substitute_note(column, cells)]
     return []
 
 
-def _settings(request: Request) -> list[str]:
-    changed = [
-        f"{key} = {value}" for key, value in sorted(_flat(request.tree)) if key != "model.weights"
-    ]
-    return [f"Settings of this run: {', '.join(changed)}."] if changed else []
+def _substitute_note(column: GridColumn, cells: Sequence[GridCell]) -> str:
+    noise = next(cell.config.noise for cell in cells if cell.column == column.key)
+    substitute = f"noise {noise.spec}, its mean rate of wrong labels"
+    if noise.matrix:
+        substitute = "the measured confusions of its three pathologists"
+    dataset = DATASETS[column.dataset]
+    return f"Real noise of {dataset.title} is replaced by {substitute}, at {dataset.sites} sites."
 
 
-def _flat(tree: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
-    rows: list[tuple[str, Any]] = []
-    for key, value in tree.items():
-        rows += (
-            _flat(value, f"{prefix}{key}.")
-            if isinstance(value, Mapping)
-            else [(prefix + key, value)]
-        )
-    return rows
+def _setting_notes(request: Request) -> list[str]:
+    settings = []
+    for key, value in sorted(flat(request.tree).items()):
+        if key != "model.weights":
+            settings.append(f"{key} = {value}")
+    return [f"Settings of this run: {', '.join(settings)}."] if settings else []
 
 
-def _derived(request: Request) -> list[str]:
-    lines = {line.key: line.label for line in request.lines}
-    found = [
-        f"{lines[row]}, {column}: {how}" for (row, column, _), how in printed(request.name).derived.items()
-        if row in lines and column in request.columns
-    ]  # fmt: skip
-    return [f"Paper's numbers that follow from printed ones: {'; '.join(found)}."] if found else []
+def _derivation_notes(request: Request) -> list[str]:
+    labels = {row.key: row.label for row in request.grid_rows}
+    parts = []
+    for (row, column, _), calculation in printed(request.name).derivations.items():
+        if row in labels and column in request.columns:
+            parts.append(f"{labels[row]}, {column}: {calculation}")
+    return [f"Paper's numbers that follow from printed ones: {'; '.join(parts)}."] if parts else []
 
 
-def _never(request: Request, rows: Sequence[Row]) -> list[str]:
-    """A time that some seeds do not have must not pass for a mean over all."""
-    found = []
+def _peak_notes(request: Request, rows: Sequence[TableRow]) -> list[str]:
+    """A time that some seeds do not have must not pass for a mean over all seeds."""
+    if "minutes_to_peak" not in request.grid.metrics:
+        return []
+    notes = []
     for row in rows:
         for column, scores in row.ours.items():
-            reached = len(scores["minutes_to_peak"].values) if "minutes_to_peak" in scores else 0
+            peaks = len(scores["minutes_to_peak"].values) if "minutes_to_peak" in scores else 0
             runs = len(scores["f1"].values) if "f1" in scores else 0
-            if "minutes_to_peak" in request.grid.metrics and reached < runs:
-                found.append(
-                    f"{row.label} reached FedAvg's best F1 with {reached} of {runs} seeds under {column}."
+            if peaks < runs:
+                notes.append(
+                    f"{row.label} reached FedAvg's best F1 with {peaks} of {runs} seeds "
+                    f"under {column}."
                 )
-    return found
+    return notes
+
+
+def _test_notes(request: Request) -> list[str]:
+    reference = request.grid.reference
+    if len(request.seeds) < 2 or reference not in request.rows:
+        return []
+    label = next(row.label for row in request.grid.rows if row.key == reference)
+    return [
+        f"p: paired two-sided t-test against {label} over {len(request.seeds)} seeds, "
+        "not corrected for the number of comparisons."
+    ]

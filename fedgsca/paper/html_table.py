@@ -1,4 +1,4 @@
-"""report.html of a reproduced table: paper beside ours, figures, notes, in one file that needs nothing else."""
+"""report.html of a reproduced table: paper beside ours, figures and notes in one file."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from statistics import fmean
 
 from fedgsca.paper.captions import (
     agreement,
+    all_gaps,
     heading,
     lead,
     legend,
@@ -20,172 +21,168 @@ from fedgsca.paper.captions import (
     unfinished,
 )
 from fedgsca.paper.figure_output import Drawing
-from fedgsca.paper.ranking import Entry, Group, groups, panels, winners
+from fedgsca.paper.ranking import (
+    Panel,
+    ScoreGroup,
+    TableEntry,
+    headline_groups,
+    panels,
+    winners,
+)
 from fedgsca.paper.table_result import TableResult
-from fedgsca.paper.text_tables import heads
+from fedgsca.paper.text_tables import group_heads
 from fedgsca.report.elements import (
-    Block,
-    Bullets,
-    Cell,
-    Fold,
-    Gallery,
+    BulletList,
+    Collapsible,
     Page,
-    Picture,
-    Section,
-    Table,
-    Tables,
+    PageElement,
+    PageSection,
+    PageTable,
+    PlotGallery,
+    PlotImage,
+    TableCell,
+    TableGroup,
     Tile,
 )
-from fedgsca.report.sentences import plural, signed
+from fedgsca.support.text import plural, signed
 
 
-def to_html(result: TableResult, figures: Sequence[Drawing]) -> str:
+def to_html(result: TableResult, drawings: Sequence[Drawing]) -> str:
+    """The page as HTML that needs no other file."""
     from fedgsca.report.html_page import render
 
-    return render(page(result, figures))
+    return render(make_page(result, drawings))
 
 
-def page(result: TableResult, figures: Sequence[Drawing]) -> Page:
-    told = [*_tables(result), *_figures(figures), *_notes(result)]
+def make_page(result: TableResult, drawings: Sequence[Drawing]) -> Page:
+    """The page of a table."""
+    sections = [*_table_sections(result), *_figure_sections(drawings), *_note_sections(result)]
+    seeds = plural(len(result.seeds), "seed")
     return Page(
         title=heading(result),
-        subtitle=f"The paper: {result.paper_caption} · this run: {result.data}, {plural(len(result.seeds), 'seed')}",
+        subtitle=f"The paper: {result.paper_caption} · this run: {result.data}, {seeds}",
         lead=lead(result),
         tiles=_tiles(result),
-        sections=told,
+        sections=sections,
         banner=_banner(result),
         footer=f"fedgsca · {result.name} · {source(result)}",
     )
 
 
 def _banner(result: TableResult) -> str:
+    if result.scale == "paper":
+        return unfinished(result)
     mini = (
-        f"Mini scale on {result.data}: the paper's grid, not the paper's data or protocol. Compare orders, not sizes, with the paper."
-        if result.scale == "mini"
-        else ""
+        f"Mini scale on {result.data}: the paper's grid, not the paper's data or protocol. "
+        "Compare orders, not sizes, with the paper."
     )
-    return " ".join(text for text in (mini, unfinished(result)) if text)
+    return f"{mini} {unfinished(result)}".rstrip()
 
 
 def _tiles(result: TableResult) -> list[Tile]:
-    every = groups(result)
-    about = every[0].about.label
-    tiles = [
-        Tile(
-            "Runs",
-            f"{result.done}/{result.total}",
-            "",
-            "done" if result.done == result.total else "unfinished",
-        )
-    ]
-    both = [
-        here for here in every if winners(here.entries, "paper") and winners(here.entries, "ours")
-    ]
-    if both:
-        same = sum(
-            set(winners(here.entries, "paper")) == set(winners(here.entries, "ours"))
-            for here in both
-        )
-        tiles.append(
-            Tile(
-                "Same winner",
-                f"{same}/{len(both)}",
-                "",
-                f"settings with the paper's best in {about}",
-            )
-        )
-    known = [here.rho for here in every if here.rho is not None]
-    if known:
-        mean = "mean Spearman's ρ" if len(known) > 1 else "Spearman's ρ"
-        tiles.append(
-            Tile(
-                "Agreement of order",
-                rho_text(fmean(known)),
-                "",
-                f"{mean}, {about}",
-                strong=result.scale == "mini",
-            )
-        )
-    gaps = [entry.gap for here in every for entry in here.entries if entry.gap is not None]
-    if gaps and result.scale == "paper":
-        digits = every[0].about.decimals(max(map(abs, gaps)))
-        tiles.append(
-            Tile(
-                "Mean gap",
-                signed(fmean(gaps), digits),
-                "",
-                f"{about}, ours minus the paper's",
-                strong=True,
-            )
-        )
-        tiles.append(
-            Tile(
-                "Largest gap",
-                signed(max(gaps, key=abs), digits),
-                "",
-                f"{about}, over all rows and settings",
-            )
-        )
+    groups = headline_groups(result)
+    state = "unfinished" if unfinished(result) else "done"
+    tiles = [Tile("Runs", f"{result.finished_runs}/{result.total_runs}", "", state)]
+    tiles += _winner_tiles(groups)
+    tiles += _order_tiles(groups, strong=result.scale == "mini")
+    if result.scale == "paper":
+        tiles += _gap_tiles(groups)
     return tiles
 
 
-def _tables(result: TableResult) -> list[Section]:
+def _winner_tiles(groups: Sequence[ScoreGroup]) -> list[Tile]:
+    total = 0
+    agreeing = 0
+    for group in groups:
+        paper = winners(group, "paper")
+        ours = winners(group, "ours")
+        if paper and ours:
+            total += 1
+            agreeing += set(paper) == set(ours)
+    if not total:
+        return []
+    note = f"settings with the paper's best in {groups[0].metric.label}"
+    return [Tile("Same winner", f"{agreeing}/{total}", "", note)]
+
+
+def _order_tiles(groups: Sequence[ScoreGroup], *, strong: bool) -> list[Tile]:
+    rhos = [group.rho for group in groups if group.rho is not None]
+    if not rhos:
+        return []
+    name = "mean Spearman's ρ" if len(rhos) > 1 else "Spearman's ρ"
+    note = f"{name}, {groups[0].metric.label}"
+    return [Tile("Agreement of order", rho_text(fmean(rhos)), "", note, strong=strong)]
+
+
+def _gap_tiles(groups: Sequence[ScoreGroup]) -> list[Tile]:
+    gaps = all_gaps(groups)
+    if not gaps:
+        return []
+    metric = groups[0].metric
+    digits = metric.decimals(max(map(abs, gaps)))
+    mean_note = f"{metric.label}, ours minus the paper's"
+    largest = signed(max(gaps, key=abs), digits)
+    return [
+        Tile("Mean gap", signed(fmean(gaps), digits), "", mean_note, strong=True),
+        Tile("Largest gap", largest, "", f"{metric.label}, over all rows and settings"),
+    ]
+
+
+def _table_sections(result: TableResult) -> list[PageSection]:
     """One section per panel; its groups are narrow tables that stack on a phone."""
-    made = []
-    for i, panel in enumerate(panels(result)):
-        by_column = panel.title not in result.columns
-        names = [here.column if by_column else here.about.label for here in panel.groups]
-        tables = [
-            _table(result, here, name) for here, name in zip(panel.groups, names, strict=True)
-        ]
-        longest = max(len(row.label) for row in panel.rows)
-        width = 325 + 6 * (min(max(longest, 10), 28) - 10)  # long names get room rather than lines
-        intro = " ".join(legend(result)) if not i else ""
-        made.append(
-            Section(
-                f"table-{i + 1}",
-                panel.title,
-                intro,
-                [Tables(tables, agreement(list(panel.groups)), width)],
-            )
-        )
-    return made
+    sections = []
+    for i, panel in enumerate(panels(result), start=1):
+        intro = " ".join(legend(result)) if i == 1 else ""
+        section = PageSection(f"table-{i}", panel.title, intro, [_panel_tables(result, panel)])
+        sections.append(section)
+    return sections
 
 
-def _table(result: TableResult, here: Group, name: str) -> Table:
-    rows = [[entry.row.label, *_cells(result, here, entry)] for entry in here.entries]
-    return Table(name, ["", *heads(result, here)], rows)
+def _panel_tables(result: TableResult, panel: Panel) -> TableGroup:
+    by_column = panel.title not in result.columns
+    tables = []
+    for group in panel.groups:
+        name = group.column if by_column else group.metric.label
+        rows = [[entry.row.label, *_cells(result, group, entry)] for entry in group.entries]
+        tables.append(PageTable(name, ["", *group_heads(result, group)], rows))
+    # long names get room rather than lines
+    longest = max(len(row.label) for row in panel.rows)
+    width = 325 + 6 * (min(max(longest, 10), 28) - 10)
+    return TableGroup(tables, agreement(panel.groups), width)
 
 
-def _cells(result: TableResult, here: Group, entry: Entry) -> list[str | Cell]:
-    spread = " ".join(
-        text for text in (std_text(entry.ours, here.about), seeds_text(entry)) if text
+def _cells(result: TableResult, group: ScoreGroup, entry: TableEntry) -> list[str | TableCell]:
+    metric = group.metric
+    small = f"{std_text(entry.ours, metric)} {seeds_text(entry)}".strip()
+    ours = TableCell(
+        mean_text(entry.ours, metric), mark=entry.our_mark, small=small, hang=entry.stars
     )
-    ours = Cell(
-        mean_text(entry.ours, here.about), mark=entry.our_mark, small=spread, hang=entry.stars
-    )
-    if not here.has_paper:
+    if not group.has_paper:
         return [ours]
-    paper = Cell(
-        mean_text(entry.paper, here.about),
-        mark=entry.paper_mark,
-        small=std_text(entry.paper, here.about),
-    )
-    return [paper, ours, third_text(result, entry, here.about)]
+    paper_std = std_text(entry.paper, metric)
+    paper = TableCell(mean_text(entry.paper, metric), mark=entry.paper_mark, small=paper_std)
+    return [paper, ours, third_text(result, entry, metric)]
 
 
-def _figures(figures: Sequence[Drawing]) -> list[Section]:
-    """Figures of one title share a section; those for reference only are closed."""
-    made = []
-    for title, alike in groupby(figures, key=lambda each: each.title):
-        drawn = list(alike)
-        blocks: list[Block] = []
-        for each in drawn:
-            gallery = Gallery([Picture(each.inline, each.alt, each.caption, each.narrow)], "wide")
-            blocks.append(Fold(each.fold, [gallery]) if each.fold else gallery)
-        made.append(Section(f"figure-{drawn[0].name}", title, "", blocks))
-    return made
+def _figure_sections(drawings: Sequence[Drawing]) -> list[PageSection]:
+    """Figures with the same title share a section; those for reference only are folded."""
+    sections = []
+    for title, same_title in groupby(drawings, key=lambda drawing: drawing.title):
+        blocks: list[PageElement] = []
+        section_id = ""
+        for drawing in same_title:
+            section_id = section_id or f"figure-{drawing.name}"
+            image = PlotImage(drawing.inline, drawing.alt, drawing.caption, drawing.narrow)
+            gallery = PlotGallery([image], "wide")
+            if drawing.fold:
+                blocks.append(Collapsible(drawing.fold, [gallery]))
+            else:
+                blocks.append(gallery)
+        sections.append(PageSection(section_id, title, "", blocks))
+    return sections
 
 
-def _notes(result: TableResult) -> list[Section]:
-    return [Section("notes", "Notes", "", [Bullets(result.notes)])] if result.notes else []
+def _note_sections(result: TableResult) -> list[PageSection]:
+    if not result.notes:
+        return []
+    return [PageSection("notes", "Notes", "", [BulletList(result.notes)])]

@@ -1,4 +1,4 @@
-"""The numbers that the paper prints, as data: numbers.json, one entry per experiment, row, column and metric."""
+"""The numbers that the paper prints: numbers.json, by experiment, row, column and metric."""
 
 from __future__ import annotations
 
@@ -12,46 +12,47 @@ from fedgsca.paper.table_result import Score, Scores
 
 
 @dataclass(frozen=True)
-class Printed:
+class PrintedTable:
     """One table or figure of the paper."""
 
-    where: str  # "Table 2"
+    # "Table 2"
+    place: str
     caption: str
-    rows: dict[str, Scores]  # [row][column][metric]
-    derived: dict[tuple[str, str, str], str]  # numbers that follow from printed ones: how
+    # [row][column][metric]
+    rows: dict[str, Scores]
+    # (row, column, metric) of numbers that follow from printed ones -> the calculation
+    derivations: dict[tuple[str, str, str], str]
 
 
 @cache
-def _file() -> dict[str, Any]:
-    return dict(json.loads(Path(__file__).with_name("numbers.json").read_text(encoding="utf-8")))
+def _numbers() -> dict[str, Any]:
+    text = Path(__file__).with_name("numbers.json").read_text(encoding="utf-8")
+    return dict(json.loads(text))
 
 
 def source() -> str:
-    return str(_file()["source"])
+    """The publication of the numbers."""
+    return str(_numbers()["source"])
 
 
 def names() -> tuple[str, ...]:
-    return tuple(_file()["experiments"])
+    """All experiments that the paper prints numbers of."""
+    return tuple(_numbers()["experiments"])
 
 
 @cache
-def printed(name: str) -> Printed:
-    """What the paper says about an experiment."""
-    entry = _file()["experiments"][name]
-    rows: dict[str, Scores] = {}
-    derived: dict[tuple[str, str, str], str] = {}
-    for row, columns in entry["rows"].items():
-        rows[row] = {
-            column: {
-                metric: Score(float(number["mean"]), number.get("std"))
-                for metric, number in metrics.items()
-            }
-            for column, metrics in columns.items()
-        }
+def printed(name: str) -> PrintedTable:
+    """The paper's numbers of one experiment."""
+    experiment = _numbers()["experiments"][name]
+    rows: dict[str, dict[str, dict[str, Score]]] = {}
+    derivations: dict[tuple[str, str, str], str] = {}
+    for row, columns in experiment["rows"].items():
+        rows[row] = {}
         for column, metrics in columns.items():
-            derived |= {
-                (row, column, m): number["derived"]
-                for m, number in metrics.items()
-                if "derived" in number
-            }
-    return Printed(entry["where"], entry["caption"], rows, derived)
+            rows[row][column] = {}
+            for metric, number in metrics.items():
+                score = Score(float(number["mean"]), number.get("std"))
+                rows[row][column][metric] = score
+                if "derived" in number:
+                    derivations[row, column, metric] = number["derived"]
+    return PrintedTable(experiment["where"], experiment["caption"], dict(rows), derivations)

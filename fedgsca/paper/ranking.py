@@ -1,7 +1,8 @@
-"""What every rendering of a table shows, worked out once: best and second best, gap, rank, significance, agreement of order.
+"""What every rendering of a table shows, computed once: marks, gaps, ranks, significance, order.
 
-At paper scale the gap to the paper's number is the point. At mini scale data, network and rounds are others, so a gap would mean
-nothing: there the ranks of the rows, and Spearman's rho between the paper's order and ours, stand in its place.
+At paper scale the gap to the paper's number is what matters. At mini scale the data, the network
+and the number of rounds differ, so a gap would mean nothing; the ranks of the rows, and Spearman's
+rho between the paper's order and ours, take its place.
 """
 
 from __future__ import annotations
@@ -12,26 +13,37 @@ from math import ceil, floor, log10
 from statistics import StatisticsError, correlation
 from typing import Literal
 
-from fedgsca.paper.table_result import Row, Score, TableResult
+from fedgsca.paper.table_result import Score, TableResult, TableRow
 from fedgsca.report.comparison_tables import first_and_second
 
 Mark = Literal["", "best", "second"]
+Side = Literal["paper", "ours"]
 MISSING = "–"
-LEVELS = ((0.01, "**"), (0.05, "*"))  # of the paired test, uncorrected
-ENOUGH = 3  # rows; an order of two is a coin
+# levels of the paired test, not corrected for the number of tests
+LEVELS = ((0.01, "**"), (0.05, "*"))
+# rows that an order needs: the order of two is a coin toss
+MIN_ROWS = 3
 
 
 @dataclass(frozen=True)
 class Metric:
+    """How a metric is named and printed."""
+
     label: str
     short: str
-    digits: int | None = 2  # after the point; None: three that count, whatever the size
+    # digits after the point; None: three significant digits
+    digits: int | None = 2
     more_is_better: bool = True
 
     def decimals(self, value: float) -> int:
+        """Digits after the point for this value."""
         if self.digits is not None or not value:
             return self.digits or 2
         return min(max(2 - floor(log10(abs(value))), 0), 8)
+
+
+def _cost(label: str, short: str) -> Metric:
+    return Metric(label, short, None, more_is_better=False)
 
 
 METRICS = {
@@ -39,181 +51,236 @@ METRICS = {
     "recall": Metric("Macro recall", "Recall"),
     "precision": Metric("Macro precision", "Precision"),
     "peak_f1": Metric("Best round's F1", "Peak F1"),
-    "seconds_per_round": Metric("Seconds per round", "s per round", None, more_is_better=False),
-    "minutes_to_peak": Metric(
-        "Minutes to FedAvg's peak", "min to peak", None, more_is_better=False
-    ),
-    "stability": Metric("Stability metric, all rounds", "All rounds", None, more_is_better=False),
-    "stability_late": Metric(
-        "Stability metric, last fifth", "Last fifth", None, more_is_better=False
-    ),
+    "seconds_per_round": _cost("Seconds per round", "s per round"),
+    "minutes_to_peak": _cost("Minutes to FedAvg's peak", "min to peak"),
+    "stability": _cost("Stability metric, all rounds", "All rounds"),
+    "stability_late": _cost("Stability metric, last fifth", "Last fifth"),
 }
 
 
 @dataclass(frozen=True)
-class Entry:
+class TableEntry:
     """One row under one column in one metric."""
 
-    row: Row
+    row: TableRow
     paper: Score | None
     ours: Score | None
     paper_mark: Mark
     our_mark: Mark
-    paper_rank: int | None  # among the rows that have both numbers
+    # among the rows that have both numbers
+    paper_rank: int | None
     our_rank: int | None
     p_value: float | None
-    planned: int  # seeds
+    planned_seeds: int
 
     @property
     def gap(self) -> float | None:
-        return None if self.paper is None or self.ours is None else self.ours.mean - self.paper.mean
+        """Our mean minus the paper's."""
+        if self.paper is None or self.ours is None:
+            return None
+        return self.ours.mean - self.paper.mean
 
     @property
     def stars(self) -> str:
-        return next(
-            (mark for level, mark in LEVELS if self.p_value is not None and self.p_value < level),
-            "",
-        )
+        """Stars of the paired test, empty if it is not significant."""
+        if self.p_value is None:
+            return ""
+        for level, mark in LEVELS:
+            if self.p_value < level:
+                return mark
+        return ""
 
     @property
-    def partial(self) -> str:
-        """ "2/5" while seeds are missing."""
-        done = len(self.ours.values) if self.ours else self.planned
-        return f"{done}/{self.planned}" if done < self.planned else ""
+    def seed_progress(self) -> str:
+        """ "2/5" while seeds are missing, otherwise empty."""
+        if self.ours is None or len(self.ours.values) >= self.planned_seeds:
+            return ""
+        return f"{len(self.ours.values)}/{self.planned_seeds}"
 
 
 @dataclass(frozen=True)
-class Group:
+class ScoreGroup:
     """All rows under one column in one metric."""
 
     column: str
-    metric: str
-    about: Metric
-    entries: Sequence[Entry]
-    rho: float | None  # Spearman's, between the paper's order and ours
+    metric_key: str
+    metric: Metric
+    entries: Sequence[TableEntry]
+    # Spearman's, between the paper's order and ours
+    rho: float | None
 
     @property
     def has_paper(self) -> bool:
+        """Whether the paper has a number for any row."""
         return any(entry.paper for entry in self.entries)
+
+    @property
+    def has_ours(self) -> bool:
+        """Whether any row has a finished run."""
+        return any(entry.ours for entry in self.entries)
+
+    def entry(self, key: str) -> TableEntry | None:
+        """The entry of the row with this key."""
+        for entry in self.entries:
+            if entry.row.key == key:
+                return entry
+        return None
 
 
 @dataclass(frozen=True)
 class Panel:
-    """Groups that stand side by side: a column with its metrics; or, with a single metric, several columns."""
+    """Groups side by side: a column with its metrics or, for a single metric, several columns."""
 
     title: str
-    groups: Sequence[Group]
-    names: Sequence[str]  # what tells the groups apart
+    groups: Sequence[ScoreGroup]
+    # what distinguishes the groups
+    names: Sequence[str]
 
     @property
-    def rows(self) -> list[Row]:
+    def rows(self) -> list[TableRow]:
+        """The rows that the panel shows."""
         return [entry.row for entry in self.groups[0].entries]
 
 
 def metric_of(key: str) -> Metric:
+    """The metric of a key; an unknown key is its own label."""
     words = key.replace("_", " ").capitalize()
     return METRICS.get(key) or Metric(words, words, None)
 
 
 def panels(result: TableResult) -> list[Panel]:
-    """As they stand below each other; a row without any number in a panel is left out if it has some in another."""
+    """The panels from top to bottom.
+
+    A row without any number in a panel is left out of it if it has numbers in another one.
+    """
     if len(result.metrics) == 1 and len(result.columns) > 1:
-        groups = _without_strangers(
-            result, [group(result, column, result.metrics[0]) for column in result.columns]
-        )
-        return [Panel(groups[0].about.label, groups, result.columns)]
-    made = []
+        groups = _drop_unrelated_rows(result, headline_groups(result))
+        return [Panel(groups[0].metric.label, groups, result.columns)]
+    column_panels = []
     for column in result.columns:
-        groups = _without_strangers(
-            result, [group(result, column, metric) for metric in result.metrics]
+        groups = [score_group(result, column, metric) for metric in result.metrics]
+        groups = _drop_unrelated_rows(result, groups)
+        names = [group.metric.short for group in groups]
+        column_panels.append(Panel(column, groups, names))
+    return column_panels
+
+
+def split(panel: Panel, max_groups: int) -> list[Panel]:
+    """Parts of at most `max_groups` groups and similar size: four of three are two and two."""
+    num_groups = len(panel.groups)
+    size = ceil(num_groups / ceil(num_groups / max_groups))
+    parts = []
+    for start in range(0, num_groups, size):
+        stop = start + size
+        parts.append(Panel(panel.title, panel.groups[start:stop], panel.names[start:stop]))
+    return parts
+
+
+def _drop_unrelated_rows(result: TableResult, groups: Sequence[ScoreGroup]) -> list[ScoreGroup]:
+    """Without the variants of other columns (UCL is run at the noise levels only)."""
+    present = set()
+    for group in groups:
+        present |= {entry.row.key for entry in group.entries if entry.paper or entry.ours}
+    unrelated = set()
+    for row in result.rows:
+        has_numbers = any(row.paper.values()) or any(row.ours.values())
+        if has_numbers and row.key not in present:
+            unrelated.add(row.key)
+    related = []
+    for group in groups:
+        entries = [entry for entry in group.entries if entry.row.key not in unrelated]
+        related.append(replace(group, entries=entries))
+    return related
+
+
+def score_group(result: TableResult, column: str, metric_key: str) -> ScoreGroup:
+    """All rows under one column in one metric, with marks, ranks and the agreement of the orders."""
+    metric = metric_of(metric_key)
+    paper = [row.paper.get(column, {}).get(metric_key) for row in result.rows]
+    ours = [row.ours.get(column, {}).get(metric_key) for row in result.rows]
+    pairs = _pairs(paper, ours)
+    paper_ranks = _ranks([pair and pair[0] for pair in pairs], metric)
+    our_ranks = _ranks([pair and pair[1] for pair in pairs], metric)
+    paper_marks = _marks(paper, metric)
+    our_marks = _marks(ours, metric)
+    entries = []
+    for i, row in enumerate(result.rows):
+        entry = TableEntry(
+            row=row,
+            paper=paper[i],
+            ours=ours[i],
+            paper_mark=paper_marks[i],
+            our_mark=our_marks[i],
+            paper_rank=paper_ranks[i],
+            our_rank=our_ranks[i],
+            p_value=row.p_value.get(column, {}).get(metric_key),
+            planned_seeds=len(result.seeds),
         )
-        made.append(Panel(column, groups, [here.about.short for here in groups]))
-    return made
+        entries.append(entry)
+    complete = [pair for pair in pairs if pair is not None]
+    rho = spearman([pair[0].mean for pair in complete], [pair[1].mean for pair in complete])
+    return ScoreGroup(column, metric_key, metric, entries, rho)
 
 
-def split(panel: Panel, most: int) -> list[Panel]:
-    """Parts of at most so many groups; four of them are two and two, not three and one."""
-    size = ceil(len(panel.groups) / ceil(len(panel.groups) / most))
-    starts = range(0, len(panel.groups), size)
-    return [
-        Panel(panel.title, panel.groups[i : i + size], panel.names[i : i + size]) for i in starts
-    ]
+def headline_groups(result: TableResult) -> list[ScoreGroup]:
+    """Every column in the first metric."""
+    return [score_group(result, column, result.metrics[0]) for column in result.columns]
 
 
-def _without_strangers(result: TableResult, groups: Sequence[Group]) -> list[Group]:
-    """Variants that belong to other columns of the experiment (UCL to the noise levels only) are not unfinished here."""
-    known = {
-        entry.row.key for here in groups for entry in here.entries if entry.paper or entry.ours
-    }
-    strangers = {
-        row.key
-        for row in result.rows
-        if row.key not in known and (any(row.paper.values()) or any(row.ours.values()))
-    }
-    return [
-        replace(here, entries=[e for e in here.entries if e.row.key not in strangers])
-        for here in groups
-    ]
+def _pairs(
+    paper: Sequence[Score | None], ours: Sequence[Score | None]
+) -> list[tuple[Score, Score] | None]:
+    """Both numbers of every row; None where one is missing. A single pair has no rank: all None."""
+    pairs: list[tuple[Score, Score] | None] = []
+    for printed, measured in zip(paper, ours, strict=True):
+        if printed is None or measured is None:
+            pairs.append(None)
+        else:
+            pairs.append((printed, measured))
+    if len(pairs) - pairs.count(None) < 2:
+        return [None] * len(pairs)
+    return pairs
 
 
-def group(result: TableResult, column: str, metric: str) -> Group:
-    paper = [row.paper.get(column, {}).get(metric) for row in result.rows]
-    ours = [row.ours.get(column, {}).get(metric) for row in result.rows]
-    about = metric_of(metric)
-    both = [
-        (p, o) if p is not None and o is not None else None
-        for p, o in zip(paper, ours, strict=True)
-    ]
-    if sum(pair is not None for pair in both) < 2:  # one alone has no place
-        both = [None] * len(both)
-    ranks = [_ranks([pair[side] if pair else None for pair in both], about) for side in (0, 1)]
-    marks = [_marks(scores, about) for scores in (paper, ours)]
-    entries = [
-        Entry(
-            row, paper[i], ours[i], marks[0][i], marks[1][i], ranks[0][i], ranks[1][i],
-            row.p_value.get(column, {}).get(metric), len(result.seeds),
-        )
-        for i, row in enumerate(result.rows)
-    ]  # fmt: skip
-    known = [pair for pair in both if pair is not None]
-    return Group(
-        column,
-        metric,
-        about,
-        entries,
-        spearman([p.mean for p, _ in known], [o.mean for _, o in known]),
-    )
+def _printed_value(score: Score, metric: Metric) -> float:
+    """The number as printed, so that equal on the page is equal; negated if less is better."""
+    value = round(score.mean, metric.decimals(score.mean))
+    return value if metric.more_is_better else -value
 
 
-def groups(result: TableResult) -> list[Group]:
-    """Every column, by the first metric."""
-    return [group(result, column, result.metrics[0]) for column in result.columns]
+def _marks(scores: Sequence[Score | None], metric: Metric) -> list[Mark]:
+    values = {}
+    for i, score in enumerate(scores):
+        if score is not None:
+            values[i] = _printed_value(score, metric)
+    first, second = first_and_second(values)
+    marks: list[Mark] = [""] * len(scores)
+    for i in first:
+        marks[i] = "best"
+    for i in second:
+        marks[i] = "second"
+    return marks
 
 
-def _shown(score: Score, about: Metric) -> float:
-    """The number as printed, turned so that more is better: equal on the page is equal."""
-    return round(score.mean, about.decimals(score.mean)) * (1 if about.more_is_better else -1)
-
-
-def _marks(scores: Sequence[Score | None], about: Metric) -> list[Mark]:
-    first, second = first_and_second(
-        {i: _shown(score, about) for i, score in enumerate(scores) if score is not None}
-    )
-    return ["best" if i in first else "second" if i in second else "" for i in range(len(scores))]
-
-
-def _ranks(scores: Sequence[Score | None], about: Metric) -> list[int | None]:
+def _ranks(scores: Sequence[Score | None], metric: Metric) -> list[int | None]:
     """1 is best; equal numbers share the better rank."""
-    values = [None if score is None else _shown(score, about) for score in scores]
-    return [
-        None if v is None else 1 + sum(other is not None and other > v for other in values)
-        for v in values
-    ]
+    values = [_printed_value(score, metric) for score in scores if score is not None]
+    ranks: list[int | None] = []
+    for score in scores:
+        if score is None:
+            ranks.append(None)
+        else:
+            value = _printed_value(score, metric)
+            ranks.append(1 + sum(rival > value for rival in values))
+    return ranks
 
 
 def spearman(a: Sequence[float], b: Sequence[float]) -> float | None:
-    """Correlation of the ranks, ties at their mean rank; None for fewer than three pairs or where all are equal."""
-    if len(a) < ENOUGH:
+    """Correlation of the ranks, ties at their mean rank.
+
+    None for fewer than three pairs, or if all values of a side are equal.
+    """
+    if len(a) < MIN_ROWS:
         return None
     try:
         return correlation(_mean_ranks(a), _mean_ranks(b))
@@ -222,15 +289,18 @@ def spearman(a: Sequence[float], b: Sequence[float]) -> float | None:
 
 
 def _mean_ranks(values: Sequence[float]) -> list[float]:
-    return [
-        sum(other < v for other in values) + (1 + sum(other == v for other in values)) / 2
-        for v in values
-    ]
+    ranks = []
+    for value in values:
+        smaller = sum(rival < value for rival in values)
+        ranks.append(smaller + (1 + values.count(value)) / 2)
+    return ranks
 
 
-def winners(entries: Sequence[Entry], of: Literal["paper", "ours"]) -> list[str]:
-    return [
-        each.row.label
-        for each in entries
-        if (each.paper_mark if of == "paper" else each.our_mark) == "best"
-    ]
+def winners(group: ScoreGroup, side: Side) -> list[str]:
+    """Labels of the rows that are best among the paper's numbers or among ours."""
+    labels = []
+    for entry in group.entries:
+        mark = entry.paper_mark if side == "paper" else entry.our_mark
+        if mark == "best":
+            labels.append(entry.row.label)
+    return labels

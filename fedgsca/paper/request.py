@@ -1,7 +1,9 @@
-"""What was asked for: an experiment of the paper at a scale, or a part of it, and the cells that follow from it.
+"""What the user requests: an experiment of the paper at a scale, or a part of it, and its runs.
 
-OUT/experiment.json    the request; `fedgsca resume OUT` reads it, and a second request for the same experiment joins it
-OUT/cells/<cell>/      one run each: <row>-<data set>-<noise>-s<seed>; experiments with the same cell may share it (--merge)
+OUT/experiment.json    the request; `fedgsca resume OUT` reads it, and a second request for the same
+                       experiment is merged into it
+OUT/cells/<cell>/      one run each: <row>-<data set>-<noise>-s<seed>; experiments that have the same
+                       run can share it (--merge)
 """
 
 from __future__ import annotations
@@ -15,15 +17,16 @@ from typing import Any
 from fedgsca.config import Tree, build, merge
 from fedgsca.errors import ConfigError, RunFolderError
 from fedgsca.experiment.run_folder import dumps
-from fedgsca.grid.runner import Cell
+from fedgsca.grid.runner import GridCell
 from fedgsca.noise import parse_noise
-from fedgsca.paper.experiments import DATASETS, GRIDS, REAL, Column, Grid, Line, Variant
+from fedgsca.paper.experiments import DATASETS, GRIDS, REAL, Grid, GridColumn, GridRow, Variant
 from fedgsca.paper.scales import base_tree, column_tree, is_own, source_of
 from fedgsca.paper.table_result import Scale
-from fedgsca.support.files import locked, write_atomic
+from fedgsca.support.files import file_lock, write_atomic
 
 FILE = "experiment.json"
-_DECIDED = (
+# the settings that a grid decides
+_GRID_KEYS = (
     "method",
     "seed",
     "data.source",
@@ -37,7 +40,7 @@ _DECIDED = (
 
 @dataclass(frozen=True)
 class Request:
-    """An experiment, or the named rows, columns and seeds of it. `tree`: settings that the user gave for all cells."""
+    """An experiment, or some rows, columns and seeds of it, by their keys."""
 
     name: str
     scale: Scale
@@ -45,99 +48,101 @@ class Request:
     rows: tuple[str, ...]
     columns: tuple[str, ...]
     seeds: tuple[int, ...]
+    # settings that the user gave for all runs
     tree: Tree = field(default_factory=dict)
     without_weights: bool = False
 
     @property
     def grid(self) -> Grid:
+        """The whole experiment."""
         return GRIDS[self.name]
 
     @property
-    def lines(self) -> tuple[Line, ...]:
-        """In the paper's order, whatever the order of asking."""
-        return tuple(line for line in self.grid.lines if line.key in self.rows)
+    def grid_rows(self) -> tuple[GridRow, ...]:
+        """The requested rows, in the order of the paper."""
+        return tuple(row for row in self.grid.rows if row.key in self.rows)
 
     @property
-    def settings(self) -> tuple[Column, ...]:
+    def grid_columns(self) -> tuple[GridColumn, ...]:
+        """The requested columns, in the order of the paper."""
         return tuple(column for column in self.grid.columns if column.key in self.columns)
 
-    def cells(self) -> list[Cell]:
-        """Seed by seed and column by column, so that a stopped table has complete columns. All are checked first."""
-        found: list[Cell] = []
-        trees = {column.key: self._tree(column) for column in self.settings}
+    def cells(self) -> list[GridCell]:
+        """All runs, each with a checked configuration.
+
+        Seed by seed and column by column, so that an interrupted table has complete columns.
+        """
+        cells: list[GridCell] = []
+        trees = {column.key: self._tree(column) for column in self.grid_columns}
         for seed in sorted(self.seeds):
-            for column in self.settings:
-                wanted = {
-                    line.variant.key: line.variant
-                    for line in self.lines
-                    if self.grid.runs(line, column)
-                }
-                found += [
-                    _cell(variant, column, seed, trees[column.key]) for variant in wanted.values()
-                ]
-        return found
+            for column in self.grid_columns:
+                for variant in self._variants(column):
+                    cells.append(_make_cell(variant, column, seed, trees[column.key]))
+        return cells
 
-    def _tree(self, column: Column) -> Tree:
+    def _variants(self, column: GridColumn) -> list[Variant]:
+        variants = {}
+        for row in self.grid_rows:
+            if self.grid.includes(row, column):
+                variants[row.variant.key] = row.variant
+        return list(variants.values())
+
+    def _tree(self, column: GridColumn) -> Tree:
         source = source_of(column.dataset, self.data, self.scale)
-        guess = column.noise == REAL and not is_own(column.dataset, source)
-        below = merge(base_tree(self.scale, self.tree), DATASETS[column.dataset].tree)
-        return merge(
-            merge(below, self.tree),
-            column_tree(column, source, _num_classes(source, self.tree) if guess else None),
-        )
+        num_classes = None
+        if column.noise == REAL and not is_own(column.dataset, source):
+            num_classes = _count_classes(source, self.tree)
+        base = merge(base_tree(self.scale, self.tree), DATASETS[column.dataset].tree)
+        return merge(merge(base, self.tree), column_tree(column, source, num_classes))
 
 
-def _cell(variant: Variant, column: Column, seed: int, tree: Tree) -> Cell:
+def _make_cell(variant: Variant, column: GridColumn, seed: int, tree: Tree) -> GridCell:
     config = build(merge(merge(tree, variant.tree), {"method": variant.method, "seed": seed}))
-    if config.data.partition != "column":  # there the data decides how many sites there are
+    if config.data.partition != "column":  # there the data decides the number of sites
         parse_noise(config.noise.spec, config.data.sites)
-    return Cell(
-        f"{variant.key}-{column.dataset}-{column.noise}-s{seed}",
-        variant.key,
-        column.key,
-        seed,
-        config,
-    )
+    name = f"{variant.key}-{column.dataset}-{column.noise}-s{seed}"
+    return GridCell(name, variant.key, column.key, seed, config)
 
 
-def _num_classes(source: str, tree: Tree) -> int:
+def _count_classes(source: str, tree: Tree) -> int:
     from fedgsca.data.load import load
 
-    data = tree.get("data", {})
-    asked = {
-        key: data[key]
-        for key in ("image_size", "skip_unreadable", "split", "label", "splits")
-        if key in data
-    }
-    return load(source, **asked).num_classes
+    options = {}
+    for key in ("image_size", "skip_unreadable", "split", "label", "splits"):
+        if key in tree.get("data", {}):
+            options[key] = tree["data"][key]
+    return load(source, **options).num_classes
 
 
 def check_settings(tree: Mapping[str, Any]) -> None:
-    """The grid decides some settings; to set them would change the experiment under its name."""
-    for key in _DECIDED:
-        part: Any = tree
+    """Refuse settings that the grid decides: they would change the experiment under its name."""
+    for key in _GRID_KEYS:
+        value: Any = tree
         for name in key.split("."):
-            part = part.get(name) if isinstance(part, Mapping) else None
-        if part is not None:
+            value = value.get(name) if isinstance(value, Mapping) else None
+        if value is not None:
             raise ConfigError(
-                "todo.request-1",
-                f"{key} is what the experiment varies or fixes",
-                fix="leave it out, or use `fedgsca compare`",
+                "table.fixed-setting",
+                f"the experiment varies or fixes {key}, so it cannot be set",
+                fix=f"leave {key} out, or use `fedgsca compare`",
             )
 
 
-def choose(flag: str, text: str | None, known: Iterable[str]) -> tuple[str, ...]:
-    """Names joined by commas, or everything. Capitals do not count."""
-    names = {name.lower(): name for name in known}
-    asked = [part.strip().lower() for part in (text or "").split(",") if part.strip()]
-    unknown = [part for part in asked if part not in names]
-    if unknown or (text is not None and not asked):
+def choose(flag: str, text: str | None, available: Iterable[str]) -> tuple[str, ...]:
+    """The names of a comma-separated list, in any case; all names if `text` is None."""
+    names = {name.lower(): name for name in available}
+    if text is None:
+        return tuple(names.values())
+    words = [part.strip().lower() for part in text.split(",") if part.strip()]
+    invalid_words = [word for word in words if word not in names]
+    if invalid_words or not words:
+        listing = ", ".join(map(repr, invalid_words)) or "an empty list"
         raise ConfigError(
-            "todo.request-2",
-            f"{flag}: this experiment has no {', '.join(map(repr, unknown)) or 'empty name'}",
-            fix=f"choose from {', '.join(names.values())}",
+            "table.unknown-part",
+            f"{flag}: this experiment does not have {listing}",
+            fix=f"use one or more of: {', '.join(names.values())}",
         )
-    return tuple(names[part] for part in dict.fromkeys(asked)) or tuple(names.values())
+    return tuple(names[word] for word in dict.fromkeys(words))
 
 
 def read_request(out: Path) -> Request | None:
@@ -146,51 +151,55 @@ def read_request(out: Path) -> Request | None:
     if not path.is_file():
         return None
     try:
-        kept: dict[str, Any] = json.loads(path.read_bytes())
-        lists = {name: tuple(kept[name]) for name in ("data", "rows", "columns", "seeds")}
-        found = Request(**(kept | lists))
-        if found.name not in GRIDS:
-            raise ValueError(f"no experiment is called {found.name!r}")
-        return found
+        fields: dict[str, Any] = json.loads(path.read_bytes())
+        for name in ("data", "rows", "columns", "seeds"):
+            fields[name] = tuple(fields[name])
+        request = Request(**fields)
+        if request.name not in GRIDS:
+            raise ValueError(f"unknown experiment {request.name!r}")
+        return request
     except (ValueError, TypeError, KeyError) as error:
         raise RunFolderError(
-            "todo.request-3",
+            "table.damaged-request",
             f"{path} is damaged: {error}",
-            fix=f"delete {path} and start the command again; cells are kept",
+            fix=f"delete {path} and run the command again; finished runs are kept",
         ) from None
 
 
-def join(request: Request, out: Path) -> Request:
-    """The request together with what the folder was asked for before, written to the folder."""
-    with locked(out / ".lock"):
-        kept = read_request(out)
-        whole = request if kept is None else _joined(request, kept, out)
-        if whole != kept:
-            write_atomic(out / FILE, dumps(asdict(whole)))
-    return whole
+def merge_request(request: Request, out: Path) -> Request:
+    """The request together with the earlier one of the folder, written to the folder."""
+    with file_lock(out / ".lock"):
+        earlier = read_request(out)
+        merged = request if earlier is None else _merge_requests(request, earlier, out)
+        if merged != earlier:
+            write_atomic(out / FILE, dumps(asdict(merged)))
+    return merged
 
 
-def _joined(request: Request, kept: Request, out: Path) -> Request:
-    fixed = ("name", "scale", "tree", "without_weights")
-    other = [f"{name}: {getattr(kept, name)!r} there, {getattr(request, name)!r} here" for name in fixed
-             if _plain(getattr(kept, name)) != _plain(getattr(request, name))]  # fmt: skip
-    if other:
+def _merge_requests(request: Request, earlier: Request, out: Path) -> Request:
+    conflicts = []
+    for name in ("name", "scale", "tree", "without_weights"):
+        old_value = getattr(earlier, name)
+        new_value = getattr(request, name)
+        if _comparable(old_value) != _comparable(new_value):
+            conflicts.append(f"{name}: {old_value!r} there, {new_value!r} here")
+    if conflicts:
         raise RunFolderError(
-            "todo.request-4",
-            f"{out} holds another experiment:\n  " + "\n  ".join(other),
-            fix=f"choose another --out, or continue that one with `fedgsca resume {out}`",
+            "table.other-experiment",
+            f"{out} holds another experiment:\n  " + "\n  ".join(conflicts),
+            fix=f"choose another --out, or continue that experiment with `fedgsca resume {out}`",
         )
     return replace(
         request,
-        rows=tuple(dict.fromkeys((*kept.rows, *request.rows))),
-        columns=tuple(dict.fromkeys((*kept.columns, *request.columns))),
-        seeds=tuple(sorted({*kept.seeds, *request.seeds})),
+        rows=tuple(dict.fromkeys((*earlier.rows, *request.rows))),
+        columns=tuple(dict.fromkeys((*earlier.columns, *request.columns))),
+        seeds=tuple(sorted({*earlier.seeds, *request.seeds})),
     )
 
 
-def _plain(value: Any) -> Any:
-    """As JSON has it, without the place of the weights file: another machine may keep it elsewhere."""
+def _comparable(value: Any) -> Any:
+    """A value as JSON, without the path of the weights, which may differ between machines."""
     tree = json.loads(json.dumps(value))
     if isinstance(tree, dict) and isinstance(tree.get("model"), dict):
-        tree["model"] = {key: part for key, part in tree["model"].items() if key != "weights"}
+        tree["model"].pop("weights", None)
     return tree

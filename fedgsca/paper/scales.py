@@ -1,4 +1,4 @@
-"""What stands behind a grid: the paper's own protocol, or a small one that fits a laptop.
+"""How a grid is run: by the paper's own protocol, or by a small one that fits a laptop.
 
 paper   the paper's data, ResNet-50 with LVM-Med weights, 224 px, 100 rounds, 5 seeds
 mini    the same rows and columns on any data: a linear head on frozen features, fewer rounds, 3 seeds
@@ -9,53 +9,65 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from math import ceil
 from types import MappingProxyType
-from typing import Any
 
 from fedgsca.config import Tree, merge
 from fedgsca.errors import ConfigError
-from fedgsca.paper.experiments import DATASETS, REAL, SEEDS, Column
+from fedgsca.paper.experiments import DATASETS, REAL, SEEDS, GridColumn
 from fedgsca.paper.table_result import Scale
 
-PAPER_ROUNDS, MINI_ROUNDS = 100, 50
+PAPER_ROUNDS = 100
+MINI_ROUNDS = 50
 SEEDS_OF: Mapping[Scale, int] = MappingProxyType({"paper": SEEDS, "mini": 3})
 PAPER: Tree = {
     "data": {"image_size": 224},
     "model": {"name": "resnet50"},
     "train": {
-        "rounds": PAPER_ROUNDS, "epochs": 1, "batch_size": 128, "lr": 0.01, "momentum": 0.0, "weight_decay": 1e-6,
-        "lr_steps": [0.7, 0.9], "lr_decay": 0.1, "augment": "rotate",
+        "rounds": PAPER_ROUNDS,
+        "epochs": 1,
+        "batch_size": 128,
+        "lr": 0.01,
+        "momentum": 0.0,
+        "weight_decay": 1e-6,
+        "lr_steps": [0.7, 0.9],
+        "lr_decay": 0.1,
+        "augment": "rotate",
     },
-}  # fmt: skip
-STAND_IN = "C11"  # instead of the pathologists' matrix where classes are not four: the same mean rate, between look-alikes
+}
+# replaces the pathologists' matrix if there are not four classes: the same mean rate, between
+# look-alikes
+SUBSTITUTE_NOISE = "C11"
 
 
-def base_tree(scale: Scale, given: Tree) -> Tree:
-    """Settings of all cells, before what the user gave."""
+def base_tree(scale: Scale, user_tree: Tree) -> Tree:
+    """Settings of all runs, which the user's settings override."""
     if scale == "paper":
         return PAPER
-    rounds = int(given.get("train", {}).get("rounds", MINI_ROUNDS))
-    own = given.get("model", {})
-    frozen = bool(own.get("frozen", "name" not in own))
+    rounds = int(user_tree.get("train", {}).get("rounds", MINI_ROUNDS))
+    user_model = user_tree.get("model", {})
+    frozen = bool(user_model.get("frozen", "name" not in user_model))
     tree: Tree = {"train": {"rounds": rounds, "threads": 1}}
     if frozen:
         tree |= {"model": {"frozen": True}, "noise": {"candidates": "features"}}
-    return merge(tree, {name: {"warmup": scaled} for name, (_, scaled) in warmups(rounds).items()})
+    options: Tree = {}
+    for name, (_, warmup) in warmups(rounds).items():
+        options[name] = {"warmup": warmup}
+    return merge(tree, options)
 
 
 def warmups(rounds: int) -> dict[str, tuple[int, int]]:
-    """Methods whose warm-up is a number of rounds: as made for the paper's 100 rounds, and the same share of fewer."""
+    """Methods whose warm-up is a number of rounds: (default, scaled).
+
+    The default suits the paper's 100 rounds; the scaled one is the same share of fewer rounds.
+    """
     from fedgsca.methods.base import load_methods
 
-    found = {}
+    pairs = {}
     for name, method in load_methods().items():
         info = method.Options.model_fields.get("warmup")
-        if (
-            info is not None
-            and isinstance(info.default, int)
-            and not isinstance(info.default, bool)
-        ):
-            found[name] = (info.default, ceil(info.default * min(rounds / PAPER_ROUNDS, 1)))
-    return found
+        if info is not None and type(info.default) is int:
+            scaled_rounds = ceil(info.default * min(rounds / PAPER_ROUNDS, 1))
+            pairs[name] = (info.default, scaled_rounds)
+    return pairs
 
 
 def is_own(dataset: str, source: str) -> bool:
@@ -64,33 +76,41 @@ def is_own(dataset: str, source: str) -> bool:
 
 
 def source_of(dataset: str, sources: Sequence[str], scale: Scale) -> str:
-    """The source that stands for a data set of the paper."""
-    own = [source for source in sources if is_own(dataset, source)]
-    if own or (scale == "mini" and sources):
-        return (own or list(sources))[0]
-    if scale == "mini":
+    """The source that a data set of the paper is read from; at mini scale any source will do."""
+    for source in sources:
+        if is_own(dataset, source):
+            return source
+    if scale == "paper":
         raise ConfigError(
-            "todo.scales-1",
-            "mini scale needs data",
-            fix="for example --data FILE.npz, --data FOLDER or --data synthetic",
+            "table.missing-dataset",
+            f"this experiment needs the {DATASETS[dataset].title} images",
+            fix=f"add --data {dataset}:ROOT, or run the small version on any data with "
+            "--scale mini --data FILE.npz",
         )
-    raise ConfigError(
-        "todo.scales-2",
-        f"this experiment needs the {DATASETS[dataset].title} images",
-        fix=f"--data {dataset}:ROOT, or the small version on any data: --scale mini --data FILE.npz",
-    )
+    if not sources:
+        raise ConfigError(
+            "table.missing-data",
+            "an experiment at mini scale needs data",
+            fix="add --data FILE.npz, --data FOLDER or --data synthetic",
+        )
+    return sources[0]
 
 
-def column_tree(column: Column, source: str, num_classes: int | None) -> Tree:
-    """What the column decides: data, number of sites, noise. `num_classes` matters only for real noise on other data."""
-    dataset = DATASETS[column.dataset]
-    noise: dict[str, Any] = {"spec": column.noise}
-    if column.noise == REAL and is_own(column.dataset, source):
-        noise = {"spec": "0"}  # the labels are what people gave
-    elif column.noise == REAL:
-        noise = {"spec": "M", "matrix": "chaoyang"} if num_classes == 4 else {"spec": STAND_IN}
+def column_tree(column: GridColumn, source: str, num_classes: int | None) -> Tree:
+    """The settings that a column decides: data, number of sites, noise.
+
+    `num_classes` matters only for real noise on other data.
+    """
+    if column.noise != REAL:
+        noise = {"spec": column.noise}
+    elif is_own(column.dataset, source):
+        noise = {"spec": "0"}  # the labels are as people gave them
+    elif num_classes == 4:
+        noise = {"spec": "M", "matrix": "chaoyang"}
+    else:
+        noise = {"spec": SUBSTITUTE_NOISE}
     return {
-        "data": {"source": source, "sites": dataset.sites},
+        "data": {"source": source, "sites": DATASETS[column.dataset].sites},
         "noise": noise,
         "federation": {"eval_every": 1},
     }

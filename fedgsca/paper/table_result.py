@@ -1,12 +1,13 @@
-"""A reproduced table as data: the paper's numbers beside ours, per row, column and metric. Stored as OUT/table.json.
+"""A reproduced table as data: the paper's numbers beside ours, stored as OUT/table.json.
 
-Rendering (terminal, Markdown, CSV, LaTeX, HTML, figures) needs nothing but this; see fedgsca/paper/render.py.
+Every rendering (terminal, Markdown, CSV, LaTeX, HTML, figures) needs nothing but this; see
+fedgsca/paper/render.py.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -23,26 +24,48 @@ class Score:
     """One number over seeds. The paper's own numbers have no values per seed."""
 
     mean: float
-    std: float | None = (
-        None  # sample standard deviation; None for a single seed, or where the paper prints none
-    )
-    values: Mapping[str, float] = field(default_factory=dict)  # seed -> value
+    # sample standard deviation; None for a single seed, or where the paper prints none
+    std: float | None = None
+    # seed -> value
+    values: Mapping[str, float] = field(default_factory=dict)
 
 
-Scores = Mapping[str, Mapping[str, Score]]  # [column][metric]; absent where nothing is known
+# [column][metric]; a number that does not exist is absent
+Scores = Mapping[str, Mapping[str, Score]]
+# [column][metric]; None where the test is not defined
+PValues = Mapping[str, Mapping[str, float | None]]
 
 
 @dataclass(frozen=True)
-class Row:
+class TableRow:
     """One method, or one variant of it."""
 
     key: str
     label: str
     paper: Scores
     ours: Scores
-    p_value: Mapping[
-        str, Mapping[str, float | None]
-    ]  # paired test against the row `reference`; None where not defined
+    # of the paired test against the row `TableResult.reference`
+    p_value: PValues
+
+
+# seed -> one value per round
+SeedCurves = Mapping[str, Sequence[float]]
+# (C, C): row is the true class, column the predicted one
+Matrix = Sequence[Sequence[float]]
+
+
+@dataclass(frozen=True)
+class TableSeries:
+    """What figures need beyond the scores, as [column][row]; empty before the first finished run."""
+
+    # names of the classes; empty if the columns have different classes
+    classes: tuple[str, ...] = ()
+    # counts of the last round, mean over the seeds
+    confusion: Mapping[str, Mapping[str, Matrix]] = field(default_factory=dict)
+    f1: Mapping[str, Mapping[str, SeedCurves]] = field(default_factory=dict)
+    stability: Mapping[str, Mapping[str, SeedCurves]] = field(default_factory=dict)
+    # since the start of the run
+    seconds: Mapping[str, Mapping[str, SeedCurves]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -52,68 +75,83 @@ class TableResult:
     name: str
     title: str
     paper_caption: str
-    dataset: str  # of the paper
-    data: str  # of this run
+    # the paper's data set, and the data of this run
+    dataset: str
+    data: str
     scale: Scale
     columns: tuple[str, ...]
     metrics: tuple[str, ...]
-    rows: tuple[Row, ...]
-    reference: str  # key of the row that the others are tested against
+    rows: tuple[TableRow, ...]
+    # key of the row that the others are tested against
+    reference: str
     seeds: tuple[int, ...]
-    notes: tuple[
-        str, ...
-    ]  # what a reader must know: scale, stand-ins, missing weights, parts left out
-    done: int  # cells (row x column x seed) that are finished ...
-    total: int  # ... of so many
-    # for figures: "classes": [names]; [column][row]: "confusion": CxC (mean over seeds, last round);
-    # [column][row][seed]: "f1", "stability", "seconds" (cumulative), each a list over rounds
-    series: Mapping[str, Any] = field(default_factory=dict)
+    # for the reader: scale, substitutes, missing weights, omitted parts
+    notes: tuple[str, ...]
+    # runs (row x column x seed)
+    finished_runs: int
+    total_runs: int
+    series: TableSeries = field(default_factory=TableSeries)
 
     def to_json(self) -> dict[str, Any]:
-        return asdict(self)
+        """The content of table.json."""
+        tree = asdict(self)
+        tree["done"] = tree.pop("finished_runs")
+        tree["total"] = tree.pop("total_runs")
+        return tree
 
     @classmethod
     def from_json(cls, tree: Mapping[str, Any]) -> TableResult:
-        known: dict[str, Any] = dict(tree)
+        """The result from the content of table.json, of this version or of 0.2.0."""
+        fields: dict[str, Any] = dict(tree)
+        fields["finished_runs"] = fields.pop("done")
+        fields["total_runs"] = fields.pop("total")
         for name in ("columns", "metrics", "seeds", "notes"):
-            known[name] = tuple(known[name])
-        return cls(**(known | {"rows": tuple(_row(row) for row in known["rows"])}))
+            fields[name] = tuple(fields[name])
+        fields["rows"] = tuple(_read_row(row) for row in fields["rows"])
+        fields["series"] = _read_series(fields.get("series", {}))
+        return cls(**fields)
 
 
-def _row(tree: Mapping[str, Any]) -> Row:
-    return Row(
-        tree["key"], tree["label"], _scores(tree["paper"]), _scores(tree["ours"]), tree["p_value"]
-    )
+def _read_row(tree: Mapping[str, Any]) -> TableRow:
+    paper = _read_scores(tree["paper"])
+    ours = _read_scores(tree["ours"])
+    return TableRow(tree["key"], tree["label"], paper, ours, tree["p_value"])
 
 
-def _scores(tree: Mapping[str, Mapping[str, Any]]) -> Scores:
-    return {
-        column: {metric: Score(**score) for metric, score in here.items()}
-        for column, here in tree.items()
-    }
+def _read_scores(tree: Mapping[str, Mapping[str, Any]]) -> Scores:
+    scores: dict[str, dict[str, Score]] = {}
+    for column, metrics in tree.items():
+        scores[column] = {metric: Score(**score) for metric, score in metrics.items()}
+    return scores
+
+
+def _read_series(tree: Mapping[str, Any]) -> TableSeries:
+    fields = dict(tree)
+    fields["classes"] = tuple(fields.get("classes", ()))
+    return TableSeries(**fields)
 
 
 def save(result: TableResult, out: Path) -> Path:
-    write_atomic(
-        out / FILE, json.dumps(result.to_json(), sort_keys=True, indent=1).encode() + b"\n"
-    )
+    """Write table.json into the folder and return its path."""
+    text = json.dumps(result.to_json(), sort_keys=True, indent=1) + "\n"
+    write_atomic(out / FILE, text.encode())
     return out / FILE
 
 
 def load(out: Path) -> TableResult:
-    """The table of a folder that `fedgsca table` made."""
+    """Read the table of a folder that `fedgsca table` wrote."""
     path = out / FILE
     try:
         return TableResult.from_json(json.loads(path.read_bytes()))
     except FileNotFoundError:
         raise RunFolderError(
-            "todo.table-result-1",
+            "table.missing-result",
             f"{path} does not exist",
-            fix="give the folder that `fedgsca table --out` made",
+            fix="give the folder that `fedgsca table --out` wrote",
         ) from None
-    except (OSError, ValueError, TypeError, KeyError) as error:
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         raise RunFolderError(
-            "todo.table-result-2",
+            "table.damaged-result",
             f"{path} is damaged: {error}",
-            fix="start the command of this table again; its cells are kept",
+            fix="run the command of this table again; its finished runs are kept",
         ) from None

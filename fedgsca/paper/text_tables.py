@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from fedgsca.paper.captions import (
@@ -19,120 +18,181 @@ from fedgsca.paper.captions import (
     third_name,
     third_text,
 )
-from fedgsca.paper.ranking import Entry, Group, Mark, Panel, group, panels, split
+from fedgsca.paper.ranking import Mark, Panel, ScoreGroup, TableEntry, panels, score_group, split
 from fedgsca.paper.table_result import Score, TableResult
-from fedgsca.report.comparison_tables import escape_cell
+from fedgsca.support.markdown import markdown_table
 
 if TYPE_CHECKING:
     from rich.text import Text
 
-# a group's columns on the terminal: paper, ours, gap with their spaces; the names of the rows
-_GROUP_WIDTH, _NAME_WIDTH = 42, 18
-CSV_HEAD = (
-    "table", "scale", "data", "paper_dataset", "row", "label", "column", "metric", "paper_mean", "paper_std", "paper_mark",
-    "paper_rank", "ours_mean", "ours_std", "ours_mark", "ours_rank", "ours_seeds", "planned_seeds", "ours_by_seed", "gap",
-    "p_value", "reference", "spearman_rho",
-)  # fmt: skip
+# characters of a group on the terminal (paper, ours, gap and spaces), and of the names of the rows
+_GROUP_WIDTH = 42
+_NAME_WIDTH = 18
+_TERMINAL_STYLES = {"best": "bold", "second": "underline", "": ""}
+_PLAIN_SIGNS = {"best": "▲", "second": "△", "": " "}
+_CSV_COLUMNS = (
+    "table",
+    "scale",
+    "data",
+    "paper_dataset",
+    "row",
+    "label",
+    "column",
+    "metric",
+    "paper_mean",
+    "paper_std",
+    "paper_mark",
+    "paper_rank",
+    "ours_mean",
+    "ours_std",
+    "ours_mark",
+    "ours_rank",
+    "ours_seeds",
+    "planned_seeds",
+    "ours_by_seed",
+    "gap",
+    "p_value",
+    "reference",
+    "spearman_rho",
+)
 
 
-def heads(result: TableResult, here: Group) -> list[str]:
-    return ["Paper", "Ours", third_name(result)] if here.has_paper else ["Ours"]
+def group_heads(result: TableResult, group: ScoreGroup) -> list[str]:
+    """The heads of a group's columns."""
+    return ["Paper", "Ours", third_name(result)] if group.has_paper else ["Ours"]
+
+
+# ---- Markdown ----
 
 
 def to_markdown(result: TableResult) -> str:
+    """The table for a README: best bold, second best underlined."""
     lines = [f"# {heading(result)}", "", source(result), ""]
     for panel in panels(result):
-        lines += [f"## {panel.title}", "", *_markdown_table(result, panel), ""]
-        lines += [said, ""] if (said := agreement(list(panel.groups))) else []
+        lines += [f"## {panel.title}", "", *_markdown_panel(result, panel)]
+        agreement_text = agreement(panel.groups)
+        if agreement_text:
+            lines += [agreement_text, ""]
     lines += [" ".join(legend(result)).replace("*", "\\*"), ""]
-    lines += ["Notes:", "", *(f"- {note}" for note in result.notes), ""] if result.notes else []
+    if result.notes:
+        lines += ["Notes:", ""]
+        lines += [f"- {note}" for note in result.notes]
+        lines.append("")
     return "\n".join(lines)
 
 
-def _markdown_table(result: TableResult, panel: Panel) -> Iterator[str]:
-    names = [
-        f"{name} {head.lower()}"
-        for here, name in zip(panel.groups, panel.names, strict=True)
-        for head in heads(result, here)
-    ]
-    yield "| " + " | ".join(["", *map(escape_cell, names)]) + " |"
-    yield "|" + "|".join(["---", *["--:"] * len(names)]) + "|"
+def _markdown_panel(result: TableResult, panel: Panel) -> list[str]:
+    header = [""]
+    for group, name in zip(panel.groups, panel.names, strict=True):
+        header += [f"{name} {head.lower()}" for head in group_heads(result, group)]
+    rows = []
     for i, row in enumerate(panel.rows):
-        cells = [
-            cell for here in panel.groups for cell in _markdown_cells(result, here, here.entries[i])
-        ]
-        yield "| " + " | ".join([escape_cell(row.label), *cells]) + " |"
+        cells = [row.label]
+        for group in panel.groups:
+            cells += _markdown_cells(result, group, group.entries[i])
+        rows.append(cells)
+    return markdown_table(header, rows, text_columns=1)
 
 
-def _markdown_cells(result: TableResult, here: Group, entry: Entry) -> list[str]:
-    def marked(score: Score | None, mark: Mark) -> str:
-        mean = mean_text(score, here.about)
-        shown = f"**{mean}**" if mark == "best" else f"<u>{mean}</u>" if mark == "second" else mean
-        return f"{shown} {std_text(score, here.about)}".rstrip()
+def _markdown_cells(result: TableResult, group: ScoreGroup, entry: TableEntry) -> list[str]:
+    ours = _markdown_score(entry.ours, entry.our_mark, group)
+    ours += tail_text(entry).replace("*", "\\*")
+    if not group.has_paper:
+        return [ours]
+    paper = _markdown_score(entry.paper, entry.paper_mark, group)
+    return [paper, ours, third_text(result, entry, group.metric)]
 
-    ours = marked(entry.ours, entry.our_mark) + tail_text(entry).replace("*", "\\*")
-    return (
-        [marked(entry.paper, entry.paper_mark), ours, third_text(result, entry, here.about)]
-        if here.has_paper
-        else [ours]
-    )
+
+def _markdown_score(score: Score | None, mark: Mark, group: ScoreGroup) -> str:
+    text = mean_text(score, group.metric)
+    if mark == "best":
+        text = f"**{text}**"
+    elif mark == "second":
+        text = f"<u>{text}</u>"
+    return f"{text} {std_text(score, group.metric)}".rstrip()
+
+
+# ---- CSV ----
 
 
 def to_csv(result: TableResult) -> str:
-    """Tidy: one line per row, column and metric; full precision, empty where unknown; no gap at mini scale."""
+    """Tidy: one line per row, column and metric, at full precision.
+
+    Empty where a number is unknown; no gap at mini scale.
+    """
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(CSV_HEAD)
+    writer.writerow(_CSV_COLUMNS)
     for column in result.columns:
         for metric in result.metrics:
-            here = group(result, column, metric)
-            writer.writerows(
-                ["" if value is None else value for value in _csv_line(result, here, entry)]
-                for entry in here.entries
-            )
+            group = score_group(result, column, metric)
+            for entry in group.entries:
+                # csv writes None as an empty field
+                writer.writerow(_csv_line(result, group, entry))
     return text.getvalue()
 
 
-def _csv_line(result: TableResult, here: Group, entry: Entry) -> list[object]:
-    paper, ours = entry.paper, entry.ours
+def _csv_line(result: TableResult, group: ScoreGroup, entry: TableEntry) -> list[object]:
+    values = dict(entry.ours.values) if entry.ours else {}
+    by_seed = " ".join(f"{seed}:{value}" for seed, value in values.items())
     return [
-        result.name, result.scale, result.data, result.dataset, entry.row.key, entry.row.label, here.column, here.metric,
-        paper and paper.mean, paper and paper.std, entry.paper_mark, entry.paper_rank,
-        ours and ours.mean, ours and ours.std, entry.our_mark, entry.our_rank,
-        len(ours.values) if ours else 0, entry.planned, " ".join(f"{seed}:{value}" for seed, value in ours.values.items()) if ours else None,
-        entry.gap if result.scale == "paper" else None, entry.p_value, result.reference, here.rho,
-    ]  # fmt: skip
+        result.name,
+        result.scale,
+        result.data,
+        result.dataset,
+        entry.row.key,
+        entry.row.label,
+        group.column,
+        group.metric_key,
+        entry.paper and entry.paper.mean,
+        entry.paper and entry.paper.std,
+        entry.paper_mark,
+        entry.paper_rank,
+        entry.ours and entry.ours.mean,
+        entry.ours and entry.ours.std,
+        entry.our_mark,
+        entry.our_rank,
+        len(values),
+        entry.planned_seeds,
+        by_seed,
+        entry.gap if result.scale == "paper" else None,
+        entry.p_value,
+        result.reference,
+        group.rho,
+    ]
 
 
-def print_table(result: TableResult) -> None:
-    """Best bold and second best underlined on a terminal; where there are no styles, ▲ and △."""
-    from fedgsca.support import console as screen
+# ---- terminal ----
 
-    console = screen.console()
-    screen.say(heading(result), "bold")
-    screen.say(source(result))
-    across = max(1, (console.width - _NAME_WIDTH) // _GROUP_WIDTH)
+
+def print_result(result: TableResult) -> None:
+    """Print the table: best bold and second best underlined; without styles, ▲ and △."""
+    from fedgsca.support.console import console, print_line
+
+    terminal = console()
+    print_line(heading(result), "bold")
+    print_line(source(result))
+    max_groups = max(1, (terminal.width - _NAME_WIDTH) // _GROUP_WIDTH)
     for panel in panels(result):
-        for part in split(panel, across):
-            _print_panel(result, part, styles=console.is_terminal)
-        if said := agreement(list(panel.groups)):
-            screen.say(said, "dim")
-    words = " ".join(legend(result))
-    screen.say(
-        words
-        if console.is_terminal
-        else words.replace("Best bold, second best underlined", "Best ▲, second best △"),
-        "dim",
-    )
+        for part in split(panel, max_groups):
+            _print_panel(result, part, styles=terminal.is_terminal)
+        agreement_text = agreement(panel.groups)
+        if agreement_text:
+            print_line(agreement_text, "dim")
+    legend_text = " ".join(legend(result))
+    if not terminal.is_terminal:
+        styles = "Best bold, second best underlined"
+        legend_text = legend_text.replace(styles, "Best ▲, second best △")
+    print_line(legend_text, "dim")
     for note in result.notes:
-        screen.say(f"Note: {note}", "dim")
+        print_line(f"Note: {note}", "dim")
 
 
 def _print_panel(result: TableResult, panel: Panel, *, styles: bool) -> None:
     from rich import box
     from rich.table import Table
 
-    from fedgsca.support import console as screen
+    from fedgsca.support.console import print_table
 
     label = f" ({scale_label(result)})" if result.scale == "mini" else ""
     table = Table(
@@ -143,43 +203,40 @@ def _print_panel(result: TableResult, panel: Panel, *, styles: bool) -> None:
         padding=(0, 1, 0, 0),
     )
     table.add_column("", no_wrap=True)
-    for here, name in zip(panel.groups, panel.names, strict=True):
-        for head in heads(result, here):
-            table.add_column(
-                f"{name}\n{head.lower()}",
-                justify="left" if head in ("Paper", "Ours") else "right",
-                no_wrap=True,
-            )
+    for group, name in zip(panel.groups, panel.names, strict=True):
+        for head in group_heads(result, group):
+            justify = "left" if head in ("Paper", "Ours") else "right"
+            table.add_column(f"{name}\n{head.lower()}", justify=justify, no_wrap=True)
     for i, row in enumerate(panel.rows):
-        cells = [
-            cell
-            for here in panel.groups
-            for cell in _terminal_cells(result, here, here.entries[i], styles)
-        ]
+        cells: list[Text | str] = []
+        for group in panel.groups:
+            cells += _terminal_cells(result, group, group.entries[i], styles)
         table.add_row(row.label, *cells)
-    screen.show(table)
+    print_table(table)
 
 
 def _terminal_cells(
-    result: TableResult, here: Group, entry: Entry, styles: bool
+    result: TableResult, group: ScoreGroup, entry: TableEntry, styles: bool
 ) -> list[Text | str]:
+    ours = _terminal_score(entry.ours, entry.our_mark, group, styles)
+    ours.append(tail_text(entry))
+    if not group.has_paper:
+        return [ours]
+    paper = _terminal_score(entry.paper, entry.paper_mark, group, styles)
+    return [paper, ours, third_text(result, entry, group.metric)]
+
+
+def _terminal_score(score: Score | None, mark: Mark, group: ScoreGroup, styles: bool) -> Text:
+    """The mean and its deviation, padded so that the digits of a group are aligned."""
     from rich.text import Text
 
-    def marked(score: Score | None, mark: Mark) -> Text:
-        sign = "" if styles else {"best": "▲", "second": "△", "": " "}[mark]
-        pad = " " * (width - len(mean_text(score, here.about)))
-        text = Text(pad).append(
-            sign + mean_text(score, here.about),
-            {"best": "bold", "second": "underline", "": ""}[mark],
-        )
-        return text.append(f" {std_text(score, here.about):<{spread}}")
-
-    shown = [score for each in here.entries for score in (each.paper, each.ours)]
-    width = max(
-        len(mean_text(score, here.about)) for score in shown
-    )  # digits stand below each other
-    spread = max(len(std_text(score, here.about)) for score in shown)
-    ours = marked(entry.ours, entry.our_mark).append(tail_text(entry))
-    if not here.has_paper:
-        return [ours]
-    return [marked(entry.paper, entry.paper_mark), ours, third_text(result, entry, here.about)]
+    mean_width = 0
+    std_width = 0
+    for entry in group.entries:
+        for neighbour in (entry.paper, entry.ours):
+            mean_width = max(mean_width, len(mean_text(neighbour, group.metric)))
+            std_width = max(std_width, len(std_text(neighbour, group.metric)))
+    mean = mean_text(score, group.metric)
+    sign = "" if styles else _PLAIN_SIGNS[mark]
+    text = Text(" " * (mean_width - len(mean))).append(sign + mean, _TERMINAL_STYLES[mark])
+    return text.append(f" {std_text(score, group.metric):<{std_width}}")

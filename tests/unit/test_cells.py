@@ -8,11 +8,11 @@ import pytest
 
 from fedgsca.config import Config
 from fedgsca.errors import ConfigError
-from fedgsca.grid.runner import Cell, Shard, parse_shard
+from fedgsca.grid.runner import GridCell, Shard, parse_shard
 
 ROWS, COLUMNS, SEEDS = ("fedavg", "fedgp", "fedgsca"), ("S40", "S50"), (0, 1, 2)
 CELLS = [
-    Cell(f"{row}-{column}-s{seed}", row, column, seed, Config())  # type: ignore[call-arg]
+    GridCell(f"{row}-{column}-s{seed}", row, column, seed, Config())  # type: ignore[call-arg]
     for seed in SEEDS
     for column in COLUMNS
     for row in ROWS

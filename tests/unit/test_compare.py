@@ -13,7 +13,7 @@ import fedgsca.grid.runner as cells
 from fedgsca.engine.rounds import RunObserver, SilentObserver
 from fedgsca.errors import ConfigError, QuorumError, RunFolderError
 from fedgsca.grid.comparison import (
-    Plan,
+    ComparisonPlan,
     check_folder,
     collect,
     parse_methods,
@@ -23,27 +23,27 @@ from fedgsca.grid.comparison import (
     read_tuned,
     run_plan,
 )
-from fedgsca.grid.runner import Cell
+from fedgsca.grid.runner import GridCell
 
-PLAN = Plan(("fedavg", "fedgsca"), ("S40", "0-S40-P20-C20"), (0, 1), title="a test")
+PLAN = ComparisonPlan(("fedavg", "fedgsca"), ("S40", "0-S40-P20-C20"), (0, 1), title="a test")
 
 
 class Crowd:
-    """An audience that remembers."""
+    """An observer that remembers."""
 
     def __init__(self) -> None:
         self.started: list[str] = []
         self.ended: list[str] = []
         self.errors: list[str] = []
 
-    def watch(self, cell: Cell) -> RunObserver:
+    def observe(self, cell: GridCell) -> RunObserver:
         self.started.append(cell.name)
         return SilentObserver()
 
-    def finished(self, cell: Cell, result: Mapping[str, Any]) -> None:
+    def on_run_done(self, cell: GridCell, result: Mapping[str, Any]) -> None:
         self.ended.append(cell.name)
 
-    def failed(self, cell: Cell, error: Exception) -> None:
+    def on_run_failed(self, cell: GridCell, error: Exception) -> None:
         self.errors.append(cell.name)
 
 
@@ -119,19 +119,19 @@ def test_cells_are_methods_by_noises_by_seeds_with_a_ceiling_each() -> None:
 
 
 def test_no_ceiling_without_noise_or_without_the_baseline() -> None:
-    roles = [cell.role for cell in Plan(("fedavg",), ("0", "0-0-0-0"), (0,)).cells()]
+    roles = [cell.role for cell in ComparisonPlan(("fedavg",), ("0", "0-0-0-0"), (0,)).cells()]
     assert roles == ["method", "method"]
-    assert {cell.role for cell in Plan(("fedgsca",), ("S40",), (0,)).cells()} == {"method"}
+    assert {cell.role for cell in ComparisonPlan(("fedgsca",), ("S40",), (0,)).cells()} == {"method"}
 
 
 def test_the_clean_reference_is_the_cell_of_noise_0() -> None:
-    cells = Plan(("fedavg",), ("0",), (7,), clean=True).cells()
+    cells = ComparisonPlan(("fedavg",), ("0",), (7,), clean=True).cells()
     assert [cell.name for cell in cells] == ["fedavg-0-s7", "fedavg-0-s7"]
     assert cells[0].config == cells[1].config
 
 
 def test_options_of_a_method_apply_to_it_alone() -> None:
-    plan = Plan(
+    plan = ComparisonPlan(
         ("fedavg", "fedprox", "fedgsca"),
         ("S40",),
         (0,),
@@ -145,9 +145,9 @@ def test_options_of_a_method_apply_to_it_alone() -> None:
 
 def test_mistakes_are_found_before_anything_runs() -> None:
     with pytest.raises(ConfigError, match="did you mean fedgsca"):
-        Plan(("fedavg", "fedgcsa"), ("S40",), (0,)).cells()
+        ComparisonPlan(("fedavg", "fedgcsa"), ("S40",), (0,)).cells()
     with pytest.raises(ConfigError, match="describes 2 sites"):
-        Plan(("fedavg",), ("S40", "0-S40"), (0,)).cells()
+        ComparisonPlan(("fedavg",), ("S40", "0-S40"), (0,)).cells()
 
 
 def test_a_plan_survives_its_file(tmp_path: Path, engine: dict[str, Exception]) -> None:
@@ -161,7 +161,7 @@ def test_a_plan_survives_its_file(tmp_path: Path, engine: dict[str, Exception]) 
 
 def test_compare_json_has_the_agreed_form(tmp_path: Path, engine: dict[str, Exception]) -> None:
     outcome = run_plan(
-        Plan(("fedavg", "fedgsca"), ("S40", "0"), (0, 2), clean=True, title="a test"),
+        ComparisonPlan(("fedavg", "fedgsca"), ("S40", "0"), (0, 2), clean=True, title="a test"),
         tmp_path,
         Crowd(),
     )
@@ -228,7 +228,7 @@ def test_a_second_start_runs_only_what_is_missing(
 def test_a_comparison_can_grow(tmp_path: Path, engine: dict[str, Exception]) -> None:
     run_plan(PLAN, tmp_path, Crowd())
     crowd = Crowd()
-    outcome = run_plan(Plan(PLAN.methods, PLAN.noises, (0, 1, 2)), tmp_path, crowd)
+    outcome = run_plan(ComparisonPlan(PLAN.methods, PLAN.noises, (0, 1, 2)), tmp_path, crowd)
     assert all(name.endswith("-s2") for name in crowd.started)
     assert len(outcome.compare["cells"]) == 12
 
@@ -237,13 +237,13 @@ def test_other_methods_and_noises_join_what_the_folder_has(
     tmp_path: Path, engine: dict[str, Exception]
 ) -> None:
     run_plan(
-        Plan(("fedavg",), ("S40",), (0, 1), {"train": {"rounds": 3}}, title="a test"),
+        ComparisonPlan(("fedavg",), ("S40",), (0, 1), {"train": {"rounds": 3}}, title="a test"),
         tmp_path,
         Crowd(),
     )
     crowd = Crowd()
     run_plan(
-        Plan(("fedprox",), ("S20",), (1,), {"train": {"rounds": 3}, "fedprox": {"mu": 0.5}}),
+        ComparisonPlan(("fedprox",), ("S20",), (1,), {"train": {"rounds": 3}, "fedprox": {"mu": 0.5}}),
         tmp_path,
         crowd,
     )
@@ -265,7 +265,7 @@ def test_other_methods_and_noises_join_what_the_folder_has(
 def test_a_comparison_with_other_settings_does_not_join(
     tmp_path: Path, engine: dict[str, Exception]
 ) -> None:
-    run_plan(Plan(("fedavg",), ("S40",), (0,), {"train": {"rounds": 3}}), tmp_path, Crowd())
+    run_plan(ComparisonPlan(("fedavg",), ("S40",), (0,), {"train": {"rounds": 3}}), tmp_path, Crowd())
     crowd = Crowd()
     for tree in (
         {"train": {"rounds": 4}},
@@ -274,7 +274,7 @@ def test_a_comparison_with_other_settings_does_not_join(
         with pytest.raises(
             RunFolderError, match=r"another comparison(.|\n)*(rounds|sites): [34] there, [34] here"
         ):
-            run_plan(Plan(("fedprox",), ("S40",), (0,), tree), tmp_path, crowd)
+            run_plan(ComparisonPlan(("fedprox",), ("S40",), (0,), tree), tmp_path, crowd)
     assert crowd.started == []
 
 
@@ -312,7 +312,7 @@ def test_tuned_settings_reach_their_method_and_fedavgs_references_only(tmp_path:
     path.write_text(
         "[fedavg.train]\nlr = 0.003\n[fedgsca.train]\nlr = 0.03\n[fedgsca.fedgsca]\nwarmup = 20\n"
     )
-    plan = Plan(
+    plan = ComparisonPlan(
         ("fedavg", "fedprox", "fedgsca"),
         ("S40",),
         (0,),

@@ -1,4 +1,4 @@
-"""A reproduced table says the same in every format: marks, gaps or ranks, and on which data it was made."""
+"""A reproduced table has the same content in every format: marks, gaps or ranks, and its data."""
 
 from __future__ import annotations
 
@@ -7,41 +7,41 @@ import io
 import re
 import shutil
 import subprocess
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 from xml.etree import ElementTree
 
 import pytest
 
-from fedgsca.paper.figures import figures
+from fedgsca.paper.figures import draw_figures
 from fedgsca.paper.figures_time import time_to_peak
 from fedgsca.paper.latex_table import escape, to_latex
-from fedgsca.paper.ranking import group, panels, spearman
-from fedgsca.paper.render import print_table, render
-from fedgsca.paper.table_result import Row, Score, TableResult
+from fedgsca.paper.ranking import panels, score_group, spearman
+from fedgsca.paper.render import print_result, render
+from fedgsca.paper.table_result import Scale, Score, TableResult, TableRow, TableSeries
 from fedgsca.paper.text_tables import to_csv, to_markdown
-from tests.paper_results import METHODS, confusion, curves, partial, table
+from tests.paper_results import METHODS, confusion, curves, table, unfinished
 
 NOISE = "0-S10-P10-C10"
-CLASSES = ["normal", "adenoma <b>&</b>", "a class with quite a long name"]
+CLASSES = ("normal", "adenoma <b>&</b>", "a class with quite a long name")
 
 
 def simple(
-    paper: dict[str, float | None], ours: dict[str, float | None], **changes: Any
+    paper: Mapping[str, float | None], ours: Mapping[str, float | None], scale: Scale = "mini"
 ) -> TableResult:
     """One column, one metric: key -> number."""
-    rows = tuple(
-        Row(
-            key,
-            key,
-            {"S40": {"f1": Score(p)}} if (p := paper.get(key)) is not None else {},
-            {"S40": {"f1": Score(o, None, {"0": o})}} if (o := ours.get(key)) is not None else {},
-            {},
-        )
-        for key in dict.fromkeys([*paper, *ours])
-    )
-    base = table(columns=("S40",), metrics=("f1",), seeds=1, **changes)
-    return TableResult(**{**vars(base), "rows": rows, "reference": rows[-1].key})
+    rows = []
+    for key in dict.fromkeys([*paper, *ours]):
+        paper_value = paper.get(key)
+        our_value = ours.get(key)
+        paper_scores = {} if paper_value is None else {"S40": {"f1": Score(paper_value)}}
+        our_scores = {}
+        if our_value is not None:
+            our_scores = {"S40": {"f1": Score(our_value, None, {"0": our_value})}}
+        rows.append(TableRow(key, key, paper_scores, our_scores, {}))
+    base = table(columns=("S40",), metrics=("f1",), seeds=1, scale=scale)
+    return replace(base, rows=tuple(rows), reference=rows[-1].key)
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +61,7 @@ def experiments() -> dict[str, TableResult]:
         "comparison": table(),
         "real thing": table(scale="paper", shift=-0.4, seeds=5),
         "chaoyang": table(
-            name="chaoyang", columns=("real",), series={"classes": CLASSES, "confusion": matrices}
+            name="chaoyang", columns=("real",), series=TableSeries(CLASSES, matrices)
         ),
         "ablation": ablation(),
         "sensitivity": table(
@@ -95,7 +95,7 @@ def ablation() -> TableResult:
         "ucl": "UCL instead of RCL",
     }
     parts, levels = ("kvasir " + NOISE,), ("kvasir S10", "kvasir S40")
-    made = table(
+    full = table(
         name="ablation",
         columns=(*parts, *levels),
         labels=labels,
@@ -103,28 +103,25 @@ def ablation() -> TableResult:
         paper={"full": 90.0, "no-rcl": 88.5},
     )
     rows = []
-    for row in made.rows:
-        mine = {"full": made.columns, "ucl": levels}.get(row.key, parts)
+    for row in full.rows:
+        columns = {"full": full.columns, "ucl": levels}.get(row.key, parts)
         paper = {c: v for c, v in row.paper.items() if c in parts}
-        ours = {c: v for c, v in row.ours.items() if c in mine}
-        rows.append(
-            Row(
-                row.key, row.label, paper, ours, {c: v for c, v in row.p_value.items() if c in mine}
-            )
-        )
-    return TableResult(**{**vars(made), "rows": tuple(rows)})
+        ours = {c: v for c, v in row.ours.items() if c in columns}
+        p_value = {c: v for c, v in row.p_value.items() if c in columns}
+        rows.append(TableRow(row.key, row.label, paper, ours, p_value))
+    return replace(full, rows=tuple(rows))
 
 
 # ---- marks ----
 
 
 def test_best_and_second_are_marked_among_the_papers_numbers_and_among_ours() -> None:
-    here = group(
+    group = score_group(
         simple({"a": 80.0, "b": 79.0, "c": 70.0}, {"a": 60.0, "b": 61.0, "c": 62.0}), "S40", "f1"
     )
-    assert [entry.paper_mark for entry in here.entries] == ["best", "second", ""]
-    assert [entry.our_mark for entry in here.entries] == ["", "second", "best"]
-    assert [(entry.paper_rank, entry.our_rank) for entry in here.entries] == [
+    assert [entry.paper_mark for entry in group.entries] == ["best", "second", ""]
+    assert [entry.our_mark for entry in group.entries] == ["", "second", "best"]
+    assert [(entry.paper_rank, entry.our_rank) for entry in group.entries] == [
         (1, 3),
         (2, 2),
         (3, 1),
@@ -132,29 +129,29 @@ def test_best_and_second_are_marked_among_the_papers_numbers_and_among_ours() ->
 
 
 def test_equal_as_printed_is_equal_and_leaves_no_second() -> None:
-    here = group(simple({}, {"a": 80.001, "b": 79.999, "c": 70.0}), "S40", "f1")
-    assert [entry.our_mark for entry in here.entries] == ["best", "best", ""]
-    here = group(simple({}, {"a": 80.0, "b": 70.0, "c": 70.0}), "S40", "f1")
-    assert [entry.our_mark for entry in here.entries] == ["best", "second", "second"]
+    group = score_group(simple({}, {"a": 80.001, "b": 79.999, "c": 70.0}), "S40", "f1")
+    assert [entry.our_mark for entry in group.entries] == ["best", "best", ""]
+    group = score_group(simple({}, {"a": 80.0, "b": 70.0, "c": 70.0}), "S40", "f1")
+    assert [entry.our_mark for entry in group.entries] == ["best", "second", "second"]
 
 
 def test_a_missing_number_is_never_marked_and_has_no_rank() -> None:
-    here = group(
+    group = score_group(
         simple({"a": 80.0, "b": 79.0, "c": 70.0}, {"a": None, "b": 61.0, "c": 62.0}), "S40", "f1"
     )
-    assert [entry.our_mark for entry in here.entries] == ["", "second", "best"]
-    assert [(entry.paper_rank, entry.our_rank) for entry in here.entries] == [
+    assert [entry.our_mark for entry in group.entries] == ["", "second", "best"]
+    assert [(entry.paper_rank, entry.our_rank) for entry in group.entries] == [
         (None, None),
         (1, 2),
         (2, 1),
     ]
-    alone = group(simple({}, {"a": 80.0, "b": None}), "S40", "f1")
+    alone = score_group(simple({}, {"a": 80.0, "b": None}), "S40", "f1")
     assert [entry.our_mark for entry in alone.entries] == ["", ""]
 
 
 def test_less_is_better_where_it_is_a_cost() -> None:
     result = table(columns=("S40",), metrics=("seconds_per_round",))
-    entries = group(result, "S40", "seconds_per_round").entries
+    entries = score_group(result, "S40", "seconds_per_round").entries
     fastest = min(entries, key=lambda entry: entry.ours.mean if entry.ours else 0.0)
     assert fastest.our_mark == "best" and fastest.our_rank == 1
 
@@ -162,21 +159,20 @@ def test_less_is_better_where_it_is_a_cost() -> None:
 def test_numbers_that_are_no_percentages_keep_three_digits_whatever_their_size() -> None:
     scores = {"a": 0.001234, "b": 27.12, "c": 133.0}
     rows = tuple(
-        Row(key, key, {}, {"S40": {"stability": Score(value, value / 10)}}, {})
+        TableRow(key, key, {}, {"S40": {"stability": Score(value, value / 10)}}, {})
         for key, value in scores.items()
     )
     text = to_markdown(
-        TableResult(**{**vars(table(columns=("S40",), metrics=("stability",))), "rows": rows})
+        replace(table(columns=("S40",), metrics=("stability",)), rows=rows)
     )
     assert "**0.00123** ± 0.00012" in text and "<u>27.1</u> ± 2.7" in text and "| 133 ± 13" in text
 
 
 def test_a_subset_without_the_reference_has_no_differences_to_draw() -> None:
-    made = ablation()
-    result = TableResult(
-        **{**vars(made), "rows": tuple(row for row in made.rows if row.key != made.reference)}
-    )
-    assert [each.name for each in figures(result)] == ["rcl-ucl"]
+    full = ablation()
+    rows = tuple(row for row in full.rows if row.key != full.reference)
+    result = replace(full, rows=rows)
+    assert [drawing.name for drawing in draw_figures(result)] == ["rcl-ucl"]
     assert "UCL instead of RCL" in to_markdown(result) and "UCL instead of RCL" in to_latex(result)
 
 
@@ -221,19 +217,20 @@ def test_markdown_marks_numbers_and_shows_gaps_at_paper_scale_only() -> None:
     text = to_markdown(result)
     assert "| a | **80.00** | 60.00 | −20.00 |" in text
     assert "| b | <u>79.00</u> | <u>61.00</u> | −18.00 |" in text
-    mini = to_markdown(TableResult(**{**vars(result), "scale": "mini"}))
+    mini = to_markdown(replace(result, scale="mini"))
     assert "| a | **80.00** | 60.00 | 1 → 3 |" in mini and "−20.00" not in mini
 
 
 def test_csv_has_every_number_once() -> None:
-    result = partial(table(seeds=3))
+    result = unfinished(table(seeds=3))
     lines = list(csv.DictReader(io.StringIO(to_csv(result))))
     assert len(lines) == len(result.rows) * len(result.columns) * len(result.metrics)
-    found = {(line["row"], line["column"], line["metric"]): line for line in lines}
+    by_place = {(line["row"], line["column"], line["metric"]): line for line in lines}
     for row in result.rows:
         for column in result.columns:
             for metric in result.metrics:
-                line, ours = found[row.key, column, metric], row.ours.get(column, {}).get(metric)
+                line = by_place[row.key, column, metric]
+                ours = row.ours.get(column, {}).get(metric)
                 assert float(line["paper_mean"]) == row.paper[column][metric].mean
                 assert line["ours_mean"] == ("" if ours is None else str(ours.mean))
                 by_seed = dict(part.split(":") for part in line["ours_by_seed"].split())
@@ -248,7 +245,7 @@ def test_csv_has_every_number_once() -> None:
 
 
 def test_terminal_shows_marks_also_without_styles(capsys: pytest.CaptureFixture[str]) -> None:
-    print_table(partial(table()))
+    print_result(unfinished(table()))
     text = capsys.readouterr().out
     assert "mini scale on pathmnist_small" in text and "Unfinished: 24 of 48 runs are done." in text
     assert "▲" in text and "△" in text and "[1/3]" in text
@@ -266,7 +263,7 @@ def test_latex_escapes_everything() -> None:
 def test_latex_is_balanced_and_every_line_has_the_declared_cells(
     experiments: dict[str, TableResult],
 ) -> None:
-    for result in [*experiments.values(), *map(partial, experiments.values())]:
+    for result in [*experiments.values(), *map(unfinished, experiments.values())]:
         text = to_latex(result)
         bare = re.sub(r"\\[{}]", "", text[text.index(r"\begin") :])
         assert bare.count("{") == bare.count("}") and bare.replace(r"\$", "").count("$") % 2 == 0
@@ -285,7 +282,7 @@ def test_latex_is_balanced_and_every_line_has_the_declared_cells(
 
 @pytest.mark.skipif(shutil.which("pdflatex") is None, reason="pdflatex is not installed")
 def test_latex_compiles(experiments: dict[str, TableResult], tmp_path: Path) -> None:
-    tables = "\n".join(to_latex(result) for result in [*experiments.values(), partial(table())])
+    tables = "\n".join(to_latex(result) for result in [*experiments.values(), unfinished(table())])
     head = r"\documentclass{article}\usepackage[a4paper,margin=20mm]{geometry}\usepackage{booktabs}\begin{document}"
     (tmp_path / "all.tex").write_text(f"{head}\n{tables}\n\\end{{document}}\n", encoding="utf-8")
     ran = subprocess.run(
@@ -313,29 +310,35 @@ def rendered(
 def test_every_experiment_writes_every_format_labelled_and_alone(
     experiments: dict[str, TableResult], rendered: dict[str, list[Path]]
 ) -> None:
-    drawn = {
-        "comparison": {"order"}, "real thing": {"scores"}, "chaoyang": {"order", "confusion-real", "confusion-real-all"},
-        "ablation": {"ablation", "rcl-ucl"}, "sensitivity": {"sensitivity"}, "stability": {"stability"}, "efficiency": {"efficiency"},
-    }  # fmt: skip
+    figure_names = {
+        "comparison": {"order"},
+        "real thing": {"scores"},
+        "chaoyang": {"order", "confusion-real", "confusion-real-all"},
+        "ablation": {"ablation", "rcl-ucl"},
+        "sensitivity": {"sensitivity"},
+        "stability": {"stability"},
+        "efficiency": {"efficiency"},
+    }
     for name, result in experiments.items():
         paths = rendered[name]
         out = paths[0].parent
         names = {path.relative_to(out).as_posix() for path in paths}
-        pictures = {f"figures/{each}.{kind}" for each in drawn[name] for kind in ("png", "svg")}
+        pictures = set()
+        for figure in figure_names[name]:
+            pictures |= {f"figures/{figure}.png", f"figures/{figure}.svg"}
         assert names == {"table.md", "table.csv", "table.tex", "report.html"} | pictures
         page = (out / "report.html").read_text()
         assert "http" not in page and "<script" not in page and "@import" not in page
-        for each in paths:
-            if each.suffix != ".png":
-                text = each.read_text()
-                if each.suffix == ".svg":
-                    ElementTree.fromstring(text)
-                    assert "<text" in text
-                label = (
-                    ("mini scale", "mini,") if result.scale == "mini" else ("paper scale", "paper,")
-                )
-                assert any(word in text.lower() for word in label), each
-                assert result.data in text.replace("\\_", "_"), each
+        scale = result.scale
+        for path in paths:
+            if path.suffix == ".png":
+                continue
+            text = path.read_text()
+            if path.suffix == ".svg":
+                ElementTree.fromstring(text)
+                assert "<text" in text
+            assert f"{scale} scale" in text.lower() or f"{scale}," in text.lower(), path
+            assert result.data in text.replace("\\_", "_"), path
 
 
 def test_the_same_result_gives_the_same_bytes(
@@ -350,7 +353,7 @@ def test_an_unfinished_table_says_so_and_renders(
     experiments: dict[str, TableResult], tmp_path: Path
 ) -> None:
     for name in ("comparison", "ablation"):
-        render(partial(experiments[name]), tmp_path / name)
+        render(unfinished(experiments[name]), tmp_path / name)
         page = (tmp_path / name / "report.html").read_text()
         assert "Unfinished" in page and "[1/3]" in page and "Mini scale" in page
         assert "Unfinished" in (tmp_path / name / "table.tex").read_text()
@@ -358,8 +361,8 @@ def test_an_unfinished_table_says_so_and_renders(
 
 def test_a_table_without_any_run_shows_the_papers_numbers(tmp_path: Path) -> None:
     full = table(scale="paper")
-    rows = tuple(Row(row.key, row.label, row.paper, {}, {}) for row in full.rows)
-    result = TableResult(**{**vars(full), "rows": rows, "done": 0})
+    rows = tuple(TableRow(row.key, row.label, row.paper, {}, {}) for row in full.rows)
+    result = replace(full, rows=rows, finished_runs=0)
     paths = render(result, tmp_path)
     assert not [path for path in paths if path.suffix == ".png"]
     assert "No run is finished yet" in (tmp_path / "report.html").read_text()
@@ -367,14 +370,12 @@ def test_a_table_without_any_run_shows_the_papers_numbers(tmp_path: Path) -> Non
 
 
 def test_a_figure_leaves_out_seeds_that_have_not_come_as_far() -> None:
-    made = table(
-        name="stability",
-        columns=(NOISE,),
-        labels={"fedavg": "FedAvg"},
-        series=curves((NOISE,), ["fedavg"]),
+    series = curves((NOISE,), ["fedavg"])
+    by_seed = dict(series.stability[NOISE]["fedavg"])
+    by_seed["1"] = []
+    by_seed["2"] = by_seed["2"][:5]
+    series = replace(series, stability={NOISE: {"fedavg": by_seed}})
+    result = table(
+        name="stability", columns=(NOISE,), labels={"fedavg": "FedAvg"}, series=series
     )
-    made.series["stability"][NOISE]["fedavg"]["1"] = []
-    made.series["stability"][NOISE]["fedavg"]["2"] = made.series["stability"][NOISE]["fedavg"]["2"][
-        :5
-    ]
-    assert [each.name for each in figures(made)] == ["stability"]
+    assert [drawing.name for drawing in draw_figures(result)] == ["stability"]

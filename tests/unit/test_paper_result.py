@@ -7,15 +7,15 @@ from pathlib import Path
 import pytest
 
 from fedgsca.errors import RunFolderError
-from fedgsca.paper.table_result import Row, Score, TableResult, load, save
+from fedgsca.paper.table_result import TableRow, Score, TableResult, load, save
 
 
 def make() -> TableResult:
     paper = {"S40": {"f1": Score(65.37, 0.43)}}
     ours = {"S40": {"f1": Score(60.0, 1.0, {"0": 59.0, "1": 61.0})}}
     rows = (
-        Row("fedavg", "FedAvg", paper, ours, {"S40": {"f1": None}}),
-        Row("fedgsca", "FedGSCA", paper, {}, {}),
+        TableRow("fedavg", "FedAvg", paper, ours, {"S40": {"f1": None}}),
+        TableRow("fedgsca", "FedGSCA", paper, {}, {}),
     )
     series = {"classes": ["a", "b"], "f1": {"S40": {"fedavg": {"0": [1.0, 2.0]}}}}
     return TableResult(

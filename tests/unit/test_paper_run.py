@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import papers
+from tests import papers
 import pytest
-from toys import toy_npz, toy_weights
+from tests.toys import toy_npz, toy_weights
 
 import fedgsca.grid.runner as cells
 from fedgsca.cli import execute
@@ -17,7 +17,7 @@ from fedgsca.engine.rounds import SilentObserver
 from fedgsca.engine.rounds import run as real_run
 from fedgsca.grid.runner import finished_cells, folder_of
 from fedgsca.paper import render
-from fedgsca.paper.collect_scores import METRICS, Run, collect
+from fedgsca.paper.collect_scores import METRICS, FinishedRun, collect
 from fedgsca.paper.request import read_request
 from fedgsca.paper.table_result import TableResult, load
 
@@ -230,8 +230,8 @@ def test_cells_that_saw_other_data_do_not_mix(
 
 
 def test_time_to_the_peak_is_that_of_the_same_seed() -> None:
-    def made(*f1: float) -> Run:
-        return Run({}, f1, (), tuple(60.0 * (i + 1) for i in range(len(f1))), (), ())
+    def made(*f1: float) -> FinishedRun:
+        return FinishedRun({}, f1, (), tuple(60.0 * (i + 1) for i in range(len(f1))), (), ())
 
     fedavg, quick, slow = made(50.0, 70.0, 60.0), made(71.0, 60.0, 90.0), made(10.0, 20.0, 69.0)
     minutes = METRICS["minutes_to_peak"]
