@@ -140,6 +140,20 @@ def count_code_lines(module: Module) -> int:
     return count
 
 
+def file_stems(modules: list[Module]) -> list[str]:
+    """Names of the modules without their folders; __init__ and __main__ do not count."""
+    stems = [module.path.stem for module in modules]
+    return [stem for stem in stems if stem not in ("__init__", "__main__")]
+
+
+def class_names(modules: list[Module]) -> list[str]:
+    """Names of all classes, as often as they occur."""
+    names = []
+    for module in modules:
+        names += [node.name for node in module.nodes() if isinstance(node, ast.ClassDef)]
+    return names
+
+
 def repeated(names: list[str]) -> dict[str, int]:
     return {name: count for name, count in sorted(Counter(names).items()) if count > 1}
 
