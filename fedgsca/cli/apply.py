@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections import Counter
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -26,7 +27,7 @@ Out = Annotated[
     Path | None, typer.Option("--out", help="default: labels.corrected.csv beside the original")
 ]
 
-PAIRS = 12  # shown; the log has all of them
+MAX_PAIRS = 12  # printed; the log has all of them
 
 
 def add(app: typer.Typer) -> None:
@@ -42,59 +43,59 @@ def apply_command(
 ) -> None:
     from fedgsca.label_audit.apply_decisions import apply_decisions
 
-    done = apply_decisions(audit, prefer=prefer, out=out)
+    result = apply_decisions(audit, prefer=prefer, out=out)
     if json:
-        print_json(
-            {
-                "file": done.file,
-                "counts": done.counts,
-                "changes": [asdict(change) for change in done.changes],
-            }
-        )
+        changes = [asdict(change) for change in result.changes]
+        print_json({"file": result.file, "counts": result.counts.to_json(), "changes": changes})
     else:
-        _show(done)
+        _print_result(result)
 
 
-def _show(done: CorrectedLabels) -> None:
-    from fedgsca.data.label_changes import count_pairs, log_path
+def _print_result(result: CorrectedLabels) -> None:
+    from fedgsca.data.label_changes import log_path
 
-    counts = done.counts
+    counts = result.counts
     print_line(
-        f"{counts['looked_at']} labels were looked at: {counts['changed']} change, {counts['confirmed']} are confirmed"
+        f"{counts.num_reviewed} labels were reviewed: {counts.num_changed} change,"
+        f" {counts.num_confirmed} are confirmed"
     )
-    if counts["disputed"] or counts["unsure"]:
+    if counts.num_disputed or counts.num_unsure:
         print_line(
-            f"{counts['disputed']} are disputed and {counts['unsure']} could not be told: these stay as they are"
+            f"{counts.num_disputed} are disputed and for {counts.num_unsure} nobody could tell:"
+            " these stay as they are"
         )
-    pairs = count_pairs((change.old, change.new) for change in done.changes)
-    for pair in pairs[:PAIRS]:
-        print_line(f"  {pair['from']} → {pair['to']}  {pair['count']}")
-    if len(pairs) > PAIRS:
-        rest = sum(pair["count"] for pair in pairs[PAIRS:])
-        print_line(f"  and {rest} labels of {len(pairs) - PAIRS} other pairs, all in the log")
-    if done.file is None:
+    _print_pairs(result)
+    if result.file is None:
         print_line("no label changes: nothing was written")
         return
-    if done.left_out:
+    if result.num_omitted:
         print_note(
-            f"{done.left_out} lines of the original name images that the run did not use; they are left out"
+            f"{result.num_omitted} lines of the original name images that the run did not use;"
+            " they are omitted"
         )
-    print_line(f"labels  {done.file}", "bold")
-    print_line(f"log     {log_path(done.file)}")
-    if not (
-        done.run / "config.toml"
-    ).exists():  # the state of a hospital: the coordinator has the configuration
-        print_line(f'retrain put labels = "{done.file}" into the site\'s settings before the next run')
-        return
-    again = [
-        "fedgsca",
-        "run",
-        "--config",
-        str(done.run / "config.toml"),
-        "--labels",
-        str(done.file),
-    ]
-    if done.noisy:  # the file holds the labels as given, injected noise and all
-        again += ["--noise", "0", "--set", "noise.given=none"]
-    again += ["--out", str(done.run.with_name(f"{done.run.name}-corrected"))]
-    print_line(f"retrain {shlex.join(again)}")
+    print_line(f"labels  {result.file}", "bold")
+    print_line(f"log     {log_path(result.file)}")
+    print_line(f"retrain {_retraining_hint(result)}")
+
+
+def _print_pairs(result: CorrectedLabels) -> None:
+    """How often which label became which."""
+    pairs = Counter((change.old, change.new) for change in result.changes)
+    by_frequency = sorted(pairs.items(), key=lambda item: (-item[1], item[0]))
+    for (old, new), count in by_frequency[:MAX_PAIRS]:
+        print_line(f"  {old} → {new}  {count}")
+    hidden_pairs = by_frequency[MAX_PAIRS:]
+    if hidden_pairs:
+        total = sum(count for _, count in hidden_pairs)
+        print_line(f"  and {total} labels of {len(hidden_pairs)} other pairs, all in the log")
+
+
+def _retraining_hint(result: CorrectedLabels) -> str:
+    config = result.run / "config.toml"
+    if not config.exists():  # the state of a hospital: the coordinator has the configuration
+        return f'put labels = "{result.file}" into the site\'s settings before the next run'
+    words = ["fedgsca", "run", "--config", str(config), "--labels", str(result.file)]
+    if result.has_noise:  # the file contains the labels as given, with the injected noise
+        words += ["--noise", "0", "--set", "noise.given=none"]
+    words += ["--out", str(result.run.with_name(f"{result.run.name}-corrected"))]
+    return shlex.join(words)

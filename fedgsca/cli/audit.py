@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from fedgsca.cli.options import Json, Quiet
-from fedgsca.errors import ConfigError
 from fedgsca.support.console import (
     make_table,
     print_json,
@@ -18,21 +17,22 @@ from fedgsca.support.console import (
     print_table,
     print_warning,
 )
-from fedgsca.support.text import percent
+from fedgsca.support.text import DASH, number, percent
 
 if TYPE_CHECKING:
     from fedgsca.label_audit.audit_table import Audit
-    from fedgsca.label_audit.site_data import SiteData
 
 
-class Who(StrEnum):
-    """Second opinions by name; audit/second.py has the rest, but imports numpy."""
+class OpinionName(StrEnum):
+    """Second opinions by name; label_audit/second_opinion.py has them, but imports numpy."""
 
     neighbours = "neighbours"
     cleanlab = "cleanlab"
 
 
-class Split(StrEnum):
+class AuditSplit(StrEnum):
+    """The labels to audit."""
+
     train = "train"
     test = "test"
 
@@ -57,14 +57,14 @@ Quota = Annotated[
     float, typer.Option("--quota", min=0.0, max=1.0, help="share of the labels to review")
 ]
 Opinions = Annotated[
-    list[Who] | None,
+    list[OpinionName] | None,
     typer.Option(
         "--second-opinion",
         help="also ask the site's own features; repeatable; cleanlab needs the extra",
     ),
 ]
 SplitOption = Annotated[
-    Split, typer.Option("--split", help="test: the labels by which models are judged; locked")
+    AuditSplit, typer.Option("--split", help="test: the labels by which models are judged; locked")
 ]
 Unlock = Annotated[
     bool,
@@ -88,97 +88,75 @@ def audit(
     labels: Labels = None,
     quota: Quota = 0.1,
     second_opinion: Opinions = None,
-    split: SplitOption = Split.train,
+    split: SplitOption = AuditSplit.train,
     unlock_test: Unlock = False,
     quiet: Quiet = False,
     json: Json = False,
 ) -> None:
-    if split is Split.test and not unlock_test:
-        raise ConfigError(
-            "todo.audit-1",
-            "the test labels are locked: they decide how good every model looks. Correcting those that a model doubts makes its"
-            " score better without making it better, and later scores cannot be compared with earlier ones",
-            fix="audit the training labels; if you must look at the test labels: --split test --unlock-test",
-        )
-    from fedgsca.engine.label_evidence import sites_with_evidence
-    from fedgsca.label_audit.audit_images import AuditImages
-    from fedgsca.label_audit.build_audit import audit_site
-    from fedgsca.label_audit.gallery import write_gallery
-    from fedgsca.label_audit.locate import locate_evidence
-    from fedgsca.label_audit.site_data import open_sites, select_site, select_test_split
+    from fedgsca.label_audit.audit_run import audit_run
 
-    place = locate_evidence(run)
-    run = place.folder
-    unknown = sorted(set(site or ()) - set(sites_with_evidence(run)))
-    held = open_sites(run, source=data or place.data, labels=labels or place.labels)
-    chosen: list[SiteData] = [select_site(run, held, name) for name in (unknown or site or sorted(held))]
-    chosen = [select_test_split(chosen[0])] if split is Split.test else chosen
-    unfinished = _unfinished(run)
-    if unfinished and not quiet:
-        print_warning(unfinished)
-    made = []
-    for one in chosen:
+    def announce_site(name: str, num_labels: int) -> None:
         if not quiet and not json:
-            print_note(f"{one.site}: {len(one)} labels ...")
-        found = audit_site(
-            run,
-            one,
-            (out or run / "audit") / one.site,
-            quota=quota,
-            opinions=second_opinion or (),
-            split=split.value,
-        )
-        write_gallery(AuditImages(one, found), unfinished=unfinished)
-        made.append(found)
+            print_note(f"{name}: {num_labels} labels ...")
+
+    audits = audit_run(
+        run,
+        sites=site or (),
+        out=out,
+        data=data,
+        labels=labels,
+        quota=quota,
+        second_opinions=second_opinion or (),
+        split=split.value,
+        unlock_test=unlock_test,
+        on_site=announce_site,
+        on_warning=None if quiet else print_warning,
+    )
     if json:
-        print_json({"audits": [{"path": str(found.path), **found.header} for found in made]})
+        records = [{"path": str(audit.path), **audit.header.to_json()} for audit in audits]
+        print_json({"audits": records})
     elif not quiet:
-        _show(made)
+        _print_audits(audits)
 
 
-def _unfinished(run: Path) -> str:
-    """A run that goes on may still change its opinion; a hospital's state folder does not know."""
-    if (run / "result.json").exists() or not (run / "config.toml").exists():
-        return ""
-    return "the run is not finished: this audit rests on the rounds so far"
-
-
-def _show(audits: list[Audit]) -> None:
-    truth = any("truth" in found.header["summary"] for found in audits)
+def _print_audits(audits: list[Audit]) -> None:
+    has_truth = any(audit.summary.truth is not None for audit in audits)
     head = ["site", "most frequent confusion", "labels", "probably wrong", "plausible", "to review"]
-    head += ["truly wrong", "wrong in first 10 %", "AUROC"] if truth else []
-    print_table(make_table(head, [_row(found.header, truth) for found in audits], text_columns=2))
-    for found in audits:
-        if found.header.get("warning"):
-            print_warning(str(found.header["warning"]))
-    folder = audits[0].path if len(audits) == 1 else audits[0].path.parent
-    each = "" if len(audits) == 1 else "<site>/"
-    print_line(f"list     {folder}/{each}audit.csv (and suspects.jsonl)")
-    print_line(f"gallery  {folder}/{each}gallery.html", "bold")
-    print_line("These files hold file names and images of the site: keep them there.")
+    if has_truth:
+        head += ["truly wrong", "wrong in first 10 %", "AUROC"]
+    rows = [_audit_row(audit, has_truth) for audit in audits]
+    print_table(make_table(head, rows, text_columns=2))
+    for audit in audits:
+        if audit.header.warning:
+            print_warning(audit.header.warning)
+    folder = f"{audits[0].path}"
+    if len(audits) > 1:
+        folder = f"{audits[0].path.parent}/<site>"
+    print_line(f"list     {folder}/audit.csv (and suspects.jsonl)")
+    print_line(f"gallery  {folder}/gallery.html", "bold")
+    print_line("These files contain file names and images of the site: keep them there.")
     print_line(f"next     fedgsca review {audits[0].path}")
 
 
-def _row(header: Any, truth: bool) -> list[str]:
-    found = header["summary"]
-    wrong, top = found["estimated_wrong"], found["confusions"][:1]
-    share = percent(wrong["count"] / max(found["labels"], 1))
-    pair = f"{top[0]['given']} → {top[0]['suggested']} ({top[0]['count']})" if top else "–"
+def _audit_row(audit: Audit, has_truth: bool) -> list[str]:
+    summary = audit.summary
+    wrong = summary.estimated_wrong
+    share = percent(wrong.count / max(summary.labels, 1))
+    confusion = DASH
+    if summary.confusions:
+        top = summary.confusions[0]
+        confusion = f"{top.given} → {top.suggestion} ({top.count})"
     cells = [
-        header["site"],
-        pair,
-        str(found["labels"]),
-        f"{wrong['count']} ({share})",
-        f"{wrong['low']}–{wrong['high']}",
+        audit.site,
+        confusion,
+        str(summary.labels),
+        f"{wrong.count} ({share})",
+        f"{wrong.low}–{wrong.high}",
+        str(summary.suspects),
     ]
-    cells.append(str(found["suspects"]))
-    if truth:
-        known = found.get("truth")
-        area = known and known["auroc"]
-        first = percent(known["precision_at"]["10%"]) if known else "–"
-        cells += [
-            str(known["wrong"]) if known else "–",
-            first,
-            f"{area:.3f}" if area is not None else "–",
-        ]
-    return cells
+    if not has_truth:
+        return cells
+    if summary.truth is None:
+        return [*cells, DASH, DASH, DASH]
+    precision = percent(summary.truth.precision_at["10%"])
+    return [*cells, str(summary.truth.wrong), precision, number(summary.truth.auroc, 3)]

@@ -37,7 +37,9 @@ def export_command(
     from fedgsca.label_audit.audit_table import read_audit
     from fedgsca.label_audit.exchange import export_suspects
 
-    for path in export_suspects(read_audit(audit), kind, out, all_labels=all_labels, reviewer=reviewer):
+    for path in export_suspects(
+        read_audit(audit), kind, out, all_labels=all_labels, reviewer=reviewer
+    ):
         print_line(f"written  {path}")
 
 

@@ -1,15 +1,14 @@
-"""`fedgsca review`: the local page on which a person decides about suspect labels, and the summary of what was decided."""
+"""`fedgsca review`: the local page for reviewing suspect labels, and the summary of decisions."""
 
 from __future__ import annotations
 
 import getpass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from fedgsca.cli.options import Json
-from fedgsca.errors import ConfigError
 from fedgsca.support.console import (
     make_table,
     print_json,
@@ -18,7 +17,12 @@ from fedgsca.support.console import (
     print_table,
     print_warning,
 )
-from fedgsca.support.text import number, percent
+from fedgsca.support.text import number, percent, plural
+
+if TYPE_CHECKING:
+    from fedgsca.label_audit.consensus import ReviewerAgreement, ReviewSummary
+
+MAX_CONFLICTS = 20  # printed
 
 Folder = Annotated[
     Path, typer.Argument(metavar="AUDIT", help="folder of one site's audit, RUN/audit/SITE")
@@ -63,13 +67,15 @@ def review(
 ) -> None:
     from fedgsca.label_audit.audit_table import read_audit
 
-    opened = read_audit(audit)
+    opened_audit = read_audit(audit)
     if summary or json:
         from fedgsca.label_audit.consensus import summarise_decisions
-        from fedgsca.label_audit.decisions import Decisions
 
-        found = summarise_decisions(Decisions(opened.path))
-        print_json(found) if json else _show(found, opened.path)
+        review_summary = summarise_decisions(opened_audit.open_decisions())
+        if json:
+            print_json(review_summary.to_json())
+        else:
+            _print_summary(review_summary, opened_audit.path)
         return
     name = reviewer_name(reviewer)
     from fedgsca.review.serve import require_server_packages, serve
@@ -78,32 +84,31 @@ def review(
     from fedgsca.label_audit.audit_images import AuditImages
     from fedgsca.review.session import Session
 
-    session = Session(opened, AuditImages.open(opened), name, blind=blind)
+    session = Session(opened_audit, AuditImages.open(opened_audit), name, blind=blind)
 
-    def tell(address: str) -> None:
+    def announce(address: str) -> None:
         print_line(f"review  {address}", "bold")
         print_note(
-            f"as {name}; decisions go to {session.decisions.path}; Ctrl-C ends, the same command goes on"
+            f"as {name}; decisions are saved to {session.decisions.path}; Ctrl-C stops the server,"
+            " the same command continues the review"
         )
 
-    serve(session, port, tell)
-    done = session.progress()
+    serve(session, port, announce)
+    progress = session.progress()
     print_line(
-        f"\n{done['priority_decided']} of {done['priority']} labels of the priority list are decided, {done['decided']} in all"
+        f"\n{progress.num_priority_decisions} of {progress.num_priority} labels of the priority"
+        f" list are decided, {progress.num_decisions} in total"
     )
-    if done["decided"]:
-        _next(opened.path)
+    if progress.num_decisions:
+        _print_next_step(opened_audit.path)
 
 
 def reviewer_name(given: str | None) -> str:
     """A name that fits one line of a table."""
+    from fedgsca.label_audit.decisions import check_reviewer_name
+
     name = (given if given is not None else _login()).strip()
-    if not name or len(name) > 60 or not name.isprintable():
-        raise ConfigError(
-            "todo.review-1",
-            f"{name!r} cannot name a reviewer",
-            fix="--reviewer NAME, at most 60 characters",
-        )
+    check_reviewer_name(name)
     return name
 
 
@@ -114,55 +119,49 @@ def _login() -> str:
         return ""
 
 
-def _show(found: dict[str, Any], audit: Path) -> None:
-    if found["damaged_lines"]:
-        print_warning(f"{found['damaged_lines']} lines of the decisions file are damaged and were skipped")
-    if not found["reviewers"]:
+def _print_summary(summary: ReviewSummary, audit: Path) -> None:
+    if summary.damaged_lines:
+        print_warning(
+            f"{plural(summary.damaged_lines, 'line')} of the decisions file could not be read"
+        )
+    if not summary.reviewers:
         print_line("nothing has been decided yet")
         return
-    head = [
-        "reviewer",
-        "decided",
-        "accepted",
-        "kept",
-        "other class",
-        "cannot tell",
-        "blind",
-        "median s",
-        "per minute",
-    ]
-    rows = [
-        [
-            name,
-            *map(str, (p["decided"], *p["actions"].values(), p["blind"])),
-            number(p["median_seconds"]),
-            number(p["per_minute"]),
-        ]
-        for name, p in found["reviewers"].items()
-    ]
+    _print_reviewers(summary)
+    for pair in summary.agreement:
+        _print_agreement(pair)
+    _print_next_step(audit)
+
+
+def _print_reviewers(summary: ReviewSummary) -> None:
+    head = ["reviewer", "decided", "accepted", "kept", "other class", "cannot tell"]
+    head += ["blind", "median s", "per minute"]
+    rows = []
+    corrections = []
+    for name, reviewer in summary.reviewers.items():
+        counts = [reviewer.num_decisions, *reviewer.actions.values(), reviewer.blind]
+        speed = [number(reviewer.median_seconds), number(reviewer.per_minute)]
+        rows.append([name, *map(str, counts), *speed])
+        for correction in reviewer.confusions:
+            corrections.append([name, correction.given, correction.label, str(correction.count)])
     print_table(make_table(head, rows))
-    moves = [
-        [name, c["given"], c["label"], str(c["count"])]
-        for name, p in found["reviewers"].items()
-        for c in p["confusions"]
-    ]
-    if moves:
-        print_table(make_table(["reviewer", "given", "new", "labels"], moves, text_columns=3))
-    for pair in found["agreement"]:
-        who, same = (
-            " and ".join(pair["reviewers"]),
-            percent(pair["agree"] / pair["n"] if pair["n"] else None),
-        )
-        print_line(
-            f"{who}: {pair['n']} labels by both, {same} the same, Cohen's kappa {number(pair['kappa'], 2)}"
-        )
-        for case in pair["conflicts"][:20]:
-            mine, theirs = (label or "cannot tell" for label in case["labels"])
-            print_line(f"  {case['id']}  given {case['given']}: {mine} / {theirs}")
-        if len(pair["conflicts"]) > 20:
-            print_line(f"  ... and {len(pair['conflicts']) - 20} more (--json lists all)")
-    _next(audit)
+    if corrections:
+        correction_head = ["reviewer", "given", "new", "labels"]
+        print_table(make_table(correction_head, corrections, text_columns=3))
 
 
-def _next(audit: Path) -> None:
+def _print_agreement(pair: ReviewerAgreement) -> None:
+    share = pair.num_equal / pair.num_labelled if pair.num_labelled else None
+    print_line(
+        f"{' and '.join(pair.reviewers)}: {pair.num_labelled} labels by both, {percent(share)}"
+        f" the same, Cohen's kappa {number(pair.kappa, 2)}"
+    )
+    for conflict in pair.conflicts[:MAX_CONFLICTS]:
+        labels = " / ".join(label or "cannot tell" for label in conflict.labels)
+        print_line(f"  {conflict.id}  given {conflict.given}: {labels}")
+    if len(pair.conflicts) > MAX_CONFLICTS:
+        print_line(f"  ... and {len(pair.conflicts) - MAX_CONFLICTS} more (--json lists all)")
+
+
+def _print_next_step(audit: Path) -> None:
     print_line(f"next    fedgsca apply {audit}")

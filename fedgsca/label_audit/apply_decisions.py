@@ -5,247 +5,302 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from fedgsca.data.file_list import normal
-from fedgsca.data.label_changes import Change, count_pairs, log_path, write_log
-from fedgsca.data.table import Table
+from fedgsca.data.file_list import normal_path
+from fedgsca.data.label_changes import LabelChange, count_pairs, log_path, write_log
+from fedgsca.data.table import ImageTable
 from fedgsca.errors import DataError, RunFolderError
 from fedgsca.label_audit.audit_images import content_hash
 from fedgsca.label_audit.audit_table import Audit, find_audits, read_audit
-from fedgsca.label_audit.consensus import Consensus, consensus
+from fedgsca.label_audit.consensus import Consensus, find_consensus
 from fedgsca.label_audit.decisions import Decision, Decisions
-from fedgsca.label_audit.site_data import SiteData, check_data, open_sites
-from fedgsca.support.csv_table import read_csv_table
+from fedgsca.label_audit.site_data import SiteData, check_data, open_sites, split_source
+from fedgsca.support.csv_table import CsvTable, read_csv_table
 from fedgsca.support.files import write_atomic
+from fedgsca.support.json_record import Record, stored_as
 
 NAME = "labels.corrected"
 
 
 @dataclass(frozen=True)
-class Applied:
-    """What was done."""
+class DecisionCounts(Record):
+    """How many labels were reviewed, by outcome."""
 
+    num_reviewed: int = field(metadata=stored_as("looked_at"))
+    num_changed: int = field(metadata=stored_as("changed"))
+    num_confirmed: int = field(metadata=stored_as("confirmed"))
+    num_unsure: int = field(metadata=stored_as("unsure"))
+    num_disputed: int = field(metadata=stored_as("disputed"))
+
+
+@dataclass(frozen=True)
+class CorrectedLabels:
+    """The result of applying decisions."""
+
+    # folder of the run that was audited
     run: Path
-    file: Path | None  # None: no label changes, nothing was written
-    counts: Mapping[str, int]
-    changes: Sequence[Change]
-    left_out: int  # lines of labels.csv whose images the run did not use
-    noisy: bool  # the run's labels had noise injected
+    # the corrected labels; None: no label changes, nothing was written
+    file: Path | None
+    counts: DecisionCounts
+    changes: Sequence[LabelChange]
+    # lines of the original labels.csv whose images the run did not use
+    num_omitted: int
+    # noise was injected into the run's labels
+    has_noise: bool
 
 
-def apply(path: Path, *, prefer: str | None = None, out: Path | None = None) -> Applied:
-    """Write the corrected labels of one audit, or of all audits of a run. Labels that nobody looked at stay as given."""
-    audits = [read_audit(folder) for folder in find_audits(path)]
-    opinions = {
-        audit.header["site"]: consensus(store, prefer=prefer)
-        for audit in audits
-        if (store := _store(audit)).reviewers()
-    }
-    if not opinions:
+def apply_decisions(
+    path: Path | str, *, prefer: str | None = None, out: Path | str | None = None
+) -> CorrectedLabels:
+    """Write the corrected labels of one audit, or of all audits of a run.
+
+    Labels that all reviewers agree on are changed; labels that nobody reviewed, disputed labels and
+    labels that nobody could tell stay as given. `prefer` names the reviewer who settles disputes,
+    `out` the file to write (default: labels.corrected.csv beside the original). Nothing is
+    overwritten.
+    """
+    audits = [read_audit(folder) for folder in find_audits(Path(path))]
+    outcomes = _find_outcomes(audits, prefer)
+    if not outcomes:
         raise RunFolderError(
-            "todo.apply-decisions-1",
-            f"nothing has been decided in {path} yet",
-            fix=f"fedgsca review {audits[0].path}",
+            "audit.no-decisions",
+            f"nobody has decided about a label in {path} yet",
+            fix=f"run `fedgsca review {audits[0].path}`",
         )
-    run = (audits[0].path / audits[0].header["run"]).resolve()
-    data = audits[0].header["data"]
-    sites = open_sites(run, source=data["source"], labels=data.get("labels"))
-    changes, labels = list[Change](), _given(sites)
+    header = audits[0].header
+    run = (audits[0].path / header.run).resolve()
+    sites = open_sites(run, source=header.data.source, labels=header.data.labels)
+    labels = _given_labels(sites)
+    changes: list[LabelChange] = []
     for audit in audits:
-        site = audit.header["site"]
-        if site in opinions:
-            held = _checked(audit, sites[site], opinions[site])
-            changes += _changes(held, opinions[site], labels)
-    counts = _counts(opinions, changes)
-    held = next(iter(sites.values()))
-    noisy = held.truth is not None
+        if audit.site in outcomes:
+            _check_decisions(audit, sites[audit.site], outcomes[audit.site])
+            changes += _change_labels(sites[audit.site], outcomes[audit.site], labels)
+    counts = _count_outcomes(outcomes, len(changes))
+    site_data = next(iter(sites.values()))
+    has_noise = site_data.truth is not None
     if not changes:
-        return Applied(run, None, counts, changes, 0, noisy)
-    file = _free(_place(held, run)) if out is None else out
-    if out is not None and (out.exists() or log_path(out).exists()):
-        raise RunFolderError(
-            "todo.apply-decisions-2",
-            f"{out} exists, and nothing is overwritten",
-            fix="choose another --out",
-        )
-    content, left_out = _content(held, labels)
-    write_log(file, content, _facts(run, opinions, counts, changes, prefer), changes)
+        return CorrectedLabels(run, None, counts, changes, 0, has_noise)
+    file = _choose_file(site_data, run, None if out is None else Path(out))
+    content, num_omitted = _render_labels(site_data, labels)
+    write_log(file, content, _log_facts(run, outcomes, counts, changes, prefer), changes)
     write_atomic(file, content)
-    return Applied(run, file, counts, changes, left_out, noisy)
+    return CorrectedLabels(run, file, counts, changes, num_omitted, has_noise)
 
 
-def _store(audit: Audit) -> Decisions:
-    store = Decisions(audit.path)
-    if audit.header.get("split", "train") != "train" and store.reviewers():
-        raise DataError(
-            "todo.apply-decisions-3",
-            f"{audit.path} is an audit of {audit.header['split']} images, whose labels are locked",
-            fix="correct the source by hand if you must; results before and after are then not comparable",
-        )
-    return store
+def _find_outcomes(audits: Sequence[Audit], prefer: str | None) -> dict[str, Consensus]:
+    """Site -> outcome, of the sites with decisions."""
+    outcomes = {}
+    for audit in audits:
+        decisions = Decisions(audit.path)
+        if not decisions.reviewers():
+            continue
+        if audit.header.split == "test":
+            raise DataError(
+                "audit.test-labels-locked",
+                f"{audit.path} is an audit of test images, whose labels are locked",
+                fix="correct the source by hand if you must; results before and after cannot be"
+                " compared then",
+            )
+        outcomes[audit.site] = find_consensus(decisions, prefer=prefer)
+    return outcomes
 
 
-def _given(sites: Mapping[str, SiteData]) -> np.ndarray:
-    """(n,) class indices of the whole table, as given to the sites."""
+def _given_labels(sites: Mapping[str, SiteData]) -> np.ndarray:
+    """(n,) class indices of the full table, as given to the sites."""
     labels = next(iter(sites.values())).table.trained_on.copy()
-    for held in sites.values():
-        labels[held.rows] = held.given
+    for site_data in sites.values():
+        labels[site_data.rows] = site_data.given
     return labels
 
 
-def _checked(audit: Audit, held: SiteData, opinion: Consensus) -> SiteData:
-    """Decisions are about these very images and labels, or nothing is written."""
-    check_data(held, audit.header["data"]["fingerprint"])
-    table, wrong = held.table, list[str]()
-    for row, said in {**opinion.settled, **opinion.disputed, **opinion.unsure}.items():
-        where = held.rows[row] if 0 <= row < len(held) else None
-        for decision in said:
-            if (
-                where is None
-                or decision.id != table.ids[where]
-                or decision.given != table.classes[held.given[row]]
-            ):
-                wrong.append(f"{decision.id} (row {row}): not in the data, or with another label")
-            elif table.split[where] != "train":
-                wrong.append(f"{decision.id}: a {table.split[where]} image, whose label is locked")
-            elif decision.hash != content_hash(held.image(row)):
-                wrong.append(f"{decision.id}: the image is another one")
-            elif decision.final is not None and decision.final not in table.classes:
-                wrong.append(f"{decision.id}: there is no class {decision.final!r}")
-    if wrong:
+def _check_decisions(audit: Audit, site_data: SiteData, outcome: Consensus) -> None:
+    """Refuse decisions about images or labels other than those of the data."""
+    check_data(site_data, audit.header.data.fingerprint)
+    problems = []
+    for row, decisions in outcome.by_row().items():
+        for decision in decisions:
+            problem = _find_mismatch(decision, row, site_data)
+            if problem is not None:
+                problems.append(f"{decision.id} {problem}")
+    if problems:
         raise DataError(
-            "todo.apply-decisions-4",
-            f"{len(wrong)} decisions in {audit.path} do not belong to this data, first: {wrong[0]}",
-            fix="restore the data as it was reviewed, or audit and review it again; nothing was written",
+            "audit.decisions-mismatch",
+            f"{len(problems)} decisions in {audit.path} do not belong to this data; the first:"
+            f" {problems[0]}",
+            fix="restore the data as it was reviewed, or audit and review it again; nothing was"
+            " written",
         )
-    return held
 
 
-def _changes(held: SiteData, opinion: Consensus, labels: np.ndarray) -> list[Change]:
-    """Put the settled labels in place; returns those that differ."""
-    found, names = [], held.table.classes
-    for row, said in opinion.settled.items():
-        old, new = int(held.given[row]), names.index(str(said[0].final))
+def _find_mismatch(decision: Decision, row: int, site_data: SiteData) -> str | None:
+    """Why the decision is not about this sample of the site; None if it is."""
+    if not 0 <= row < len(site_data):
+        return f"(row {row}) is not in the data"
+    table = site_data.table
+    table_row = site_data.rows[row]
+    if decision.id != table.ids[table_row]:
+        return f"(row {row}) is not in the data"
+    if decision.given != table.classes[site_data.given[row]]:
+        return f"(row {row}) has another label in the data"
+    if table.split[table_row] != "train":
+        return f"is a {table.split[table_row]} image, whose label is locked"
+    if decision.hash != content_hash(site_data.image(row)):
+        return "is a different image in the data"
+    if decision.final is not None and decision.final not in table.classes:
+        return f"gets the class {decision.final!r}, which does not exist"
+    return None
+
+
+def _change_labels(
+    site_data: SiteData, outcome: Consensus, labels: np.ndarray
+) -> list[LabelChange]:
+    """Write the labels that reviewers agree on into `labels`; returns those that differ."""
+    changes = []
+    names = site_data.table.classes
+    for row, decisions in outcome.agreements.items():
+        old = int(site_data.given[row])
+        new = names.index(str(decisions[0].final))
         if old != new:
-            labels[held.rows[row]] = new
-            found.append(_change(held.site, said, names[old]))
-    return found
+            labels[site_data.rows[row]] = new
+            changes.append(_describe_change(site_data.site, decisions, names[old]))
+    return changes
 
 
-def _change(site: str, said: Sequence[Decision], old: str) -> Change:
-    last = max(said, key=lambda d: d.time)
-    people = ", ".join(sorted({d.reviewer for d in said}))
-    return Change(
-        site,
-        last.id,
-        old,
-        str(last.final),
-        people,
-        last.time,
-        "; ".join(d.reason for d in said if d.reason),
-        last.hash,
+def _describe_change(site: str, decisions: Sequence[Decision], old: str) -> LabelChange:
+    last = max(decisions, key=lambda decision: decision.time)
+    return LabelChange(
+        site=site,
+        id=last.id,
+        old=old,
+        new=str(last.final),
+        reviewers=", ".join(sorted({decision.reviewer for decision in decisions})),
+        time=last.time,
+        reason="; ".join(decision.reason for decision in decisions if decision.reason),
+        hash=last.hash,
     )
 
 
-def _counts(opinions: Mapping[str, Consensus], changes: Sequence[Change]) -> dict[str, int]:
-    settled, disputed, unsure = (
-        sum(len(getattr(o, kind)) for o in opinions.values())
-        for kind in ("settled", "disputed", "unsure")
+def _count_outcomes(outcomes: Mapping[str, Consensus], num_changed: int) -> DecisionCounts:
+    num_agreed = sum(len(outcome.agreements) for outcome in outcomes.values())
+    num_disputed = sum(len(outcome.disputes) for outcome in outcomes.values())
+    num_unsure = sum(len(outcome.unsure) for outcome in outcomes.values())
+    return DecisionCounts(
+        num_reviewed=num_agreed + num_disputed + num_unsure,
+        num_changed=num_changed,
+        num_confirmed=num_agreed - num_changed,
+        num_unsure=num_unsure,
+        num_disputed=num_disputed,
     )
-    looked = settled + disputed + unsure
-    return {
-        "looked_at": looked,
-        "changed": len(changes),
-        "confirmed": settled - len(changes),
-        "unsure": unsure,
-        "disputed": disputed,
-    }
 
 
-def _facts(
+def _log_facts(
     run: Path,
-    opinions: Mapping[str, Consensus],
-    counts: Mapping[str, int],
-    changes: Sequence[Change],
+    outcomes: Mapping[str, Consensus],
+    counts: DecisionCounts,
+    changes: Sequence[LabelChange],
     prefer: str | None,
 ) -> dict[str, Any]:
-    from fedgsca.report.previous_run import snapshot
+    """What the log says beside the changes themselves."""
+    from fedgsca.report.previous_run import snapshot_run
 
-    said = [
-        d
-        for o in opinions.values()
-        for part in (o.settled, o.disputed, o.unsure)
-        for each in part.values()
-        for d in each
-    ]
+    reviewers: set[str] = set()
+    for outcome in outcomes.values():
+        for decisions in outcome.by_row().values():
+            reviewers.update(decision.reviewer for decision in decisions)
+    previous_run = snapshot_run(run)
     return {
         "made": datetime.now(UTC).isoformat(timespec="seconds"),
-        "sites": sorted(opinions),
+        "sites": sorted(outcomes),
         "policy": "unanimous" if prefer is None else f"unanimous, else {prefer}",
-        "reviewers": sorted({d.reviewer for d in said}),
-        "counts": dict(counts),
+        "reviewers": sorted(reviewers),
+        "counts": counts.to_json(),
         "pairs": count_pairs((change.old, change.new) for change in changes),
-        "before": snapshot(run),
+        "before": None if previous_run is None else previous_run.to_json(),
     }
 
 
-def _place(held: SiteData, run: Path) -> Path:
-    """Beside the original: in its folder, beside its file; what is built in has none, so in the run's folder."""
-    if held.root is not None:
-        return held.root / f"{NAME}.csv"
-    source = Path(held.source.partition(":")[2] or held.source)
-    return (
-        source.with_name(f"{source.stem}.{NAME}.csv") if source.is_file() else run / f"{NAME}.csv"
-    )
-
-
-def _free(path: Path) -> Path:
-    """The first name that is not in use: labels.corrected.csv, labels.corrected-2.csv, ..."""
-    number, found = 1, path
-    while found.exists() or log_path(found).exists():
-        number += 1
-        found = path.with_name(f"{path.stem}-{number}.csv")
-    return found
-
-
-def _content(held: SiteData, labels: np.ndarray) -> tuple[bytes, int]:
-    """The corrected file, and how many lines of the original it leaves out."""
-    table, original = held.table, None
-    if held.root is not None:
-        original = next(
-            (p for p in sorted(held.root.iterdir()) if p.name.lower() == "labels.csv"), None
+def _choose_file(site_data: SiteData, run: Path, out: Path | None) -> Path:
+    """`out`, which must not exist yet, or by default an unused name beside the original."""
+    if out is None:
+        return _unused_name(_default_file(site_data, run))
+    if out.exists() or log_path(out).exists():
+        raise RunFolderError(
+            "file.already-exists",
+            f"{out} already exists and is not overwritten",
+            fix="choose another --out",
         )
-    if original is None or not _is_list_of(original, table):
+    return out
+
+
+def _default_file(site_data: SiteData, run: Path) -> Path:
+    """In the folder of the data or beside its file; for built-in data, in the run's folder."""
+    if site_data.root is not None:
+        return site_data.root / f"{NAME}.csv"
+    _, source = split_source(site_data.source)
+    if source.is_file():
+        return source.with_name(f"{source.stem}.{NAME}.csv")
+    return run / f"{NAME}.csv"
+
+
+def _unused_name(path: Path) -> Path:
+    """The first name that is not in use: labels.corrected.csv, labels.corrected-2.csv, ..."""
+    number = 1
+    candidate = path
+    while candidate.exists() or log_path(candidate).exists():
+        number += 1
+        candidate = path.with_name(f"{path.stem}-{number}.csv")
+    return candidate
+
+
+def _render_labels(site_data: SiteData, labels: np.ndarray) -> tuple[bytes, int]:
+    """The corrected file, and the number of lines of the original that it omits."""
+    table = site_data.table
+    original = _read_original(site_data)
+    if original is None:
         train = table.rows("train")
-        return _csv(
-            ("file", "label"), [(str(table.ids[row]), table.classes[labels[row]]) for row in train]
-        ), 0
-    sheet = read_csv_table(original)
+        rows = [[str(table.ids[row]), table.classes[labels[row]]] for row in train]
+        return _render_csv(("file", "label"), rows), 0
     position = {str(name): row for row, name in enumerate(table.ids)}
     rows = []
-    for _, cells in sheet.rows:
-        row = position.get(normal(cells["file"]))
-        if row is not None:
-            new = table.classes[labels[row]] if table.split[row] == "train" else cells["label"]
-            rows.append([new if column == "label" else cells[column] for column in sheet.columns])
-    return _csv(sheet.written, rows), len(sheet.rows) - len(rows)
+    for _, cells in original.rows:
+        table_row = position.get(normal_path(cells["file"]))
+        if table_row is None:
+            continue
+        if table.split[table_row] == "train":
+            cells = {**cells, "label": table.classes[labels[table_row]]}
+        rows.append([cells[column] for column in original.columns])
+    return _render_csv(original.header, rows), len(original.rows) - len(rows)
 
 
-def _is_list_of(path: Path, table: Table) -> bool:
-    """Whether every image of the table stands in this list; a published data set may have a labels.csv of another kind."""
-    sheet = read_csv_table(path)
-    return {"file", "label"} <= set(sheet.columns) and set(map(str, table.ids)) <= {
-        normal(c["file"]) for _, c in sheet.rows
-    }
+def _read_original(site_data: SiteData) -> CsvTable | None:
+    """The labels.csv of a folder, if it lists every image of the table.
+
+    A published data set may have a labels.csv of another kind.
+    """
+    if site_data.root is None:
+        return None
+    for path in sorted(site_data.root.iterdir()):
+        if path.name.lower() == "labels.csv":
+            sheet = read_csv_table(path)
+            return sheet if _lists_every_image(sheet, site_data.table) else None
+    return None
 
 
-def _csv(header: Sequence[str], rows: Sequence[Sequence[str]]) -> bytes:
+def _lists_every_image(sheet: CsvTable, table: ImageTable) -> bool:
+    if not {"file", "label"} <= set(sheet.columns):
+        return False
+    files = {normal_path(cells["file"]) for _, cells in sheet.rows}
+    return files >= set(map(str, table.ids))
+
+
+def _render_csv(header: Sequence[str], rows: Sequence[Sequence[str]]) -> bytes:
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerows([header, *rows])
     return text.getvalue().encode()

@@ -1,9 +1,10 @@
-"""Pictures of a site's samples, by row and never by path."""
+"""The images of a site's samples, by row and never by path."""
 
 from __future__ import annotations
 
 import hashlib
 import io
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -11,128 +12,152 @@ from pathlib import Path
 import numpy as np
 
 from fedgsca.errors import DataError
-from fedgsca.label_audit.audit_table import Audit, damaged, read_audit
-from fedgsca.label_audit.site_data import SiteData, check_data, held_test, open_sites, pick
+from fedgsca.label_audit.audit_table import Audit, read_audit, reading_audit_file
+from fedgsca.label_audit.similarity import order_by_similarity
+from fedgsca.label_audit.site_data import (
+    SiteData,
+    check_data,
+    open_sites,
+    select_site,
+    select_test_split,
+)
 
-LARGEST = 2048  # pixels of the longer side that a browser is sent at most
+MAX_PIXELS = 2048  # longer side of an image sent to a browser
+JPEG_QUALITY = 85
 
 
 def content_hash(image: np.ndarray) -> str:
-    """Names the pixels, so that a decision about one image is never applied to another: sha256 of shape and bytes."""
-    result = hashlib.sha256(repr(tuple(image.shape)).encode())
-    result.update(np.ascontiguousarray(image, dtype=np.uint8).data)
-    return result.hexdigest()
+    """sha256 of the shape and bytes of an image, (H, W, 3) uint8.
+
+    It identifies the pixels, so that a decision about one image is never applied to another.
+    """
+    digest = hashlib.sha256(repr(tuple(image.shape)).encode())
+    digest.update(np.ascontiguousarray(image, dtype=np.uint8).data)
+    return digest.hexdigest()
 
 
 @dataclass(frozen=True)
-class Images:
+class CleanNeighbours:
+    """Rows of clean examples that are similar to a suspect, of the two classes in question."""
+
+    given: tuple[int, ...]
+    suggestion: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class AuditImages:
     """The images behind one audit."""
 
-    held: SiteData
+    site_data: SiteData
     audit: Audit
 
     @staticmethod
-    def open(path: Path | Audit) -> Images:
-        """`path`: an audit's folder, or a run with the audit of one site. The data must be what was audited."""
+    def open(path: Path | Audit) -> AuditImages:
+        """Open the data of an audit, or of the only audit in a folder; it must be unchanged."""
         audit = path if isinstance(path, Audit) else read_audit(path)
-        header, data = audit.header, audit.header["data"]
-        every = open_sites(
-            audit.path / header["run"], source=data["source"], labels=data.get("labels")
-        )
-        held = (
-            held_test(next(iter(every.values())))
-            if header["split"] == "test"
-            else pick(audit.path, every, header["site"])
-        )
-        check_data(held, data["fingerprint"])
-        return Images(held, audit)
+        header = audit.header
+        data = header.data
+        sites = open_sites(audit.path / header.run, source=data.source, labels=data.labels)
+        if header.split == "test":
+            site_data = select_test_split(next(iter(sites.values())))
+        else:
+            site_data = select_site(audit.path, sites, header.site)
+        check_data(site_data, data.fingerprint)
+        return AuditImages(site_data, audit)
 
     def __len__(self) -> int:
-        return len(self.held)
+        return len(self.site_data)
 
     def array(self, row: int) -> np.ndarray:
-        """(H, W, 3) uint8: what the network sees."""
-        if not 0 <= row < len(self.held):
+        """(H, W, 3) uint8: the input of the network."""
+        if not 0 <= row < len(self.site_data):
             raise DataError(
-                "todo.audit-images-1",
-                f"the site has no row {row}",
-                fix=f"rows run from 0 to {len(self.held) - 1}",
+                "audit.unknown-row",
+                f"the site {self.site_data.site} has no row {row}",
+                fix=f"use a row from 0 to {len(self.site_data) - 1}",
             )
-        return self.held.image(row)
+        return self.site_data.image(row)
 
     def hash(self, row: int) -> str:
+        """The content hash of the network's input."""
         return content_hash(self.array(row))
 
     def png(self, row: int, size: int | None = None) -> bytes:
-        """The original file where there is one and it can be read, otherwise what the network sees; no metadata survives.
+        """The original image if its file can be read, otherwise the network's input, as PNG.
 
-        `size` bounds the longer side. Small images are not enlarged: a page does that better.
+        `size` limits the longer side. Small images are not enlarged: a page does that better. No
+        metadata of the file is included.
         """
-        return encode(self.original(row), size or LARGEST)
+        return encode_image(self.original(row), size or MAX_PIXELS)
 
     def thumbnail(self, row: int, size: int = 96) -> bytes:
-        """A small JPEG of what the network sees."""
-        return encode(self.array(row), size, "JPEG")
+        """A small JPEG of the network's input."""
+        return encode_image(self.array(row), size, "JPEG")
 
     def original(self, row: int) -> np.ndarray:
-        from fedgsca.data.decode.image_files import Unreadable, decode_whole
+        """(H, W, 3) uint8: the original image if its file can be read, else the network's input."""
+        from fedgsca.data.decode.image_files import UnreadableImageError, decode_full_size
 
-        seen, root, table = self.array(row), self.held.root, self.held.table
+        network_input = self.array(row)
+        root = self.site_data.root
         if root is None:
-            return seen
-        path = (root / str(table.ids[self.held.rows[row]])).resolve()
+            return network_input
+        table = self.site_data.table
+        path = (root / str(table.ids[self.site_data.rows[row]])).resolve()
         if not path.is_relative_to(root.resolve()):  # a link that leads out of the data
-            return seen
+            return network_input
         try:
-            return decode_whole(path, table.white or 65535)
-        except Unreadable:
-            return seen
+            return decode_full_size(path, table.white or 65535)
+        except UnreadableImageError:
+            return network_input
 
-    def neighbours(self, row: int, k: int = 3) -> dict[str, list[int]]:
-        """{"given": rows, "suggested": rows}: the most similar of the certainly right examples of both classes."""
+    def neighbours(self, row: int, k: int = 3) -> CleanNeighbours:
+        """Up to k similar clean examples of the given and of the suggested class."""
         suspect = self.audit.by_row(row)
         if suspect is None:
-            return {"given": [], "suggested": []}
-        return {
-            "given": self.similar(row, suspect.given, k),
-            "suggested": self.similar(row, suspect.suggested, k),
-        }
+            return CleanNeighbours((), ())
+        given = self.similar(row, suspect.given, k)
+        suggestion = self.similar(row, suspect.suggestion, k)
+        return CleanNeighbours(tuple(given), tuple(suggestion))
 
     def similar(self, row: int, label: str, k: int = 3) -> list[int]:
-        """At most k certainly right examples of a class, the most similar first (cosine); without features, the most certain."""
-        rows = [
-            int(entry["row"])
-            for entry in self.audit.clean.get(label, [])
-            if int(entry["row"]) != row
-        ]
-        known = self._features
-        if row not in known or not all(other in known for other in rows):
+        """Up to k rows of clean examples of a class, the most similar first (cosine).
+
+        Without features, the most certain examples first.
+        """
+        examples = self.audit.clean.get(label, ())
+        rows = [example.row for example in examples if example.row != row]
+        features = self._features
+        if not rows or row not in features or not features.keys() >= set(rows):
             return rows[:k]
-        closeness = np.array([known[other] @ known[row] for other in rows])
-        return [rows[i] for i in np.argsort(-closeness, kind="stable")[:k]]
+        unit = np.stack([features[example_row] for example_row in rows])
+        order = order_by_similarity(unit, features[row])
+        return [rows[i] for i in order[:k]]
 
     @cached_property
-    def _features(self) -> dict[int, np.ndarray]:
-        """Unit vectors of the suspects within the quota and of the clean examples; none if the audit kept none."""
+    def _features(self) -> Mapping[int, np.ndarray]:
+        """Row -> unit vector, of the review list and the clean examples; empty without a model."""
         from safetensors.numpy import load
 
         path = self.audit.path / "features.safetensors"
         if not path.exists():
             return {}
-        with damaged(path):
-            kept = load(path.read_bytes())
-            return dict(
-                zip(kept["rows"].tolist(), kept["features"].astype(np.float32), strict=True)
-            )
+        with reading_audit_file(path):
+            arrays = load(path.read_bytes())
+            features = arrays["features"].astype(np.float32)
+            return dict(zip(arrays["rows"].tolist(), features, strict=True))
 
 
-def encode(pixels: np.ndarray, size: int, kind: str = "PNG") -> bytes:
-    """An image file with the longer side at most `size`."""
+def encode_image(pixels: np.ndarray, size: int, file_format: str = "PNG") -> bytes:
+    """`pixels`, (H, W, 3) uint8, as an image file whose longer side is at most `size`."""
     from PIL import Image
 
     image = Image.fromarray(np.ascontiguousarray(pixels))
     if max(image.size) > size:
         image.thumbnail((size, size), Image.Resampling.LANCZOS)
     out = io.BytesIO()
-    image.save(out, kind, **({"quality": 85} if kind == "JPEG" else {}))
+    if file_format == "JPEG":
+        image.save(out, file_format, quality=JPEG_QUALITY)
+    else:
+        image.save(out, file_format)
     return out.getvalue()

@@ -1,4 +1,4 @@
-"""An audit of one site, from its evidence to its folder."""
+"""The audit of one site, from its evidence to its folder."""
 
 from __future__ import annotations
 
@@ -7,188 +7,239 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from fedgsca.engine.label_evidence import Evidence, about, read_evidence
+from fedgsca.engine.label_evidence import Evidence, read_evidence, read_header
 from fedgsca.errors import DataError
+from fedgsca.experiment.records import (
+    AuditData,
+    AuditSummary,
+    ClassAudit,
+    LabelSummary,
+    SuspectPair,
+    WrongEstimate,
+)
 from fedgsca.label_audit import score
 from fedgsca.label_audit.audit_images import content_hash
-from fedgsca.label_audit.audit_table import Audit, Suspect, write_audit
-from fedgsca.label_audit.model_outputs import evidence_of_test
-from fedgsca.label_audit.ranking_quality import against_truth
-from fedgsca.label_audit.second_opinion import Opinion, second_opinion
+from fedgsca.label_audit.audit_table import (
+    COLUMNS,
+    VERSION,
+    Audit,
+    CleanExample,
+    Suspect,
+    write_audit,
+)
+from fedgsca.label_audit.model_outputs import collect_test_evidence
+from fedgsca.label_audit.ranking_quality import measure_ranking
+from fedgsca.label_audit.second_opinion import SecondOpinion, ask_second_opinion
+from fedgsca.label_audit.similarity import unit_vectors
 from fedgsca.label_audit.site_data import SiteData, check_data
 from fedgsca.support.files import remove_quietly, write_atomic
 
 TEST_WARNING = (
-    "These are test labels. They decide how good every model looks. Correcting those that a model doubts, and only those, makes"
-    " that model's score better without making the model better, and no later score can be compared with an earlier one. If test"
-    " labels must be corrected, let people who do not see the model's opinion label all of them, or a random part, again."
+    "These are test labels. They decide how good every model looks. Correcting only the labels"
+    " that a model doubts improves that model's score without making the model better, and no later"
+    " score can be compared with an earlier one. If test labels must be corrected, let people who"
+    " do not see the model's opinion label all of them again, or a random sample."
 )
 
 
 @dataclass(frozen=True)
-class Site:
-    """All that is known about one site's labels."""
+class LabelAssessment:
+    """Everything that is computed about the labels of one site."""
 
-    held: SiteData
+    site_data: SiteData
     evidence: Evidence
-    ranking: score.Ranking
-    opinions: Mapping[str, Opinion]
+    ranking: score.LabelRanking
+    opinions: Mapping[str, SecondOpinion]
 
     @property
     def classes(self) -> tuple[str, ...]:
-        return self.held.table.classes
+        """Class names in index order."""
+        return self.site_data.table.classes
 
 
 def audit_site(
     run: Path,
-    held: SiteData,
+    site_data: SiteData,
     out: Path,
     *,
     quota: float = 0.1,
     opinions: Sequence[str] = (),
     split: str = "train",
 ) -> Audit:
-    """Rank the labels of one site (or, if `split` says so, of the test set) and write the audit into `out`."""
+    """Rank the labels of one site (or of the test set, if `split` is "test") and write the audit.
+
+    `quota` is the share of labels to review, `opinions` are names of second opinions.
+    """
     if split == "test":
-        evidence = evidence_of_test(held, run)
+        evidence = collect_test_evidence(site_data, run)
     else:
-        check_data(held, about(run, held.site)["fingerprint"])
-        evidence = read_evidence(run, held.site)
-    if len(evidence) != len(held):
+        check_data(site_data, read_header(run, site_data.site).fingerprint)
+        evidence = read_evidence(run, site_data.site)
+    if len(evidence) != len(site_data):
         raise DataError(
-            "todo.build-audit-1",
-            f"{held.site}: evidence about {len(evidence)} labels, but the data has {len(held)}",
+            "audit.evidence-mismatch",
+            f"the run has evidence about {len(evidence)} labels of {site_data.site}, but the data"
+            f" has {len(site_data)}",
             fix="restore the data and the configuration of the run",
         )
-    ranking = score.rank(evidence, held.given, quota)
-    every = np.arange(len(held))
-    features = held.features(every, run) if opinions else None
-    said = {
-        who: second_opinion(who, features, held.given, held.table.num_classes) for who in opinions
-    }
-    site = Site(held, evidence, ranking, said)
-    clean = score.clean_examples(evidence, held.given)
-    _keep_features(site, clean, run, out)
-    named = {
-        site.classes[label]: [
-            {"row": int(row), "hash": content_hash(held.image(row))} for row in rows
-        ]
-        for label, rows in clean.items()
-    }
-    return write_audit(out, _header(site, run, out, split), _suspects(site), named)
+    ranking = score.rank_labels(evidence, site_data.given, quota)
+    second_opinions = _ask_second_opinions(opinions, site_data, run)
+    assessment = LabelAssessment(site_data, evidence, ranking, second_opinions)
+    clean_rows = score.select_clean_examples(evidence, site_data.given)
+    _write_features(assessment, clean_rows, run, out)
+    clean = {}
+    for label, rows in clean_rows.items():
+        clean[assessment.classes[label]] = _clean_examples(site_data, rows)
+    header = _build_header(assessment, run, out, split)
+    return write_audit(out, header, _list_suspects(assessment), clean)
 
 
-def _suspects(site: Site) -> Iterator[Suspect]:
-    """One at a time, so that neither hashes nor texts of 100,000 labels are ever in memory together."""
-    held, evidence, ranking, classes = site.held, site.evidence, site.ranking, site.classes
-    for position, row in enumerate(ranking.order.tolist()):
-        given, suggested = int(held.given[row]), int(ranking.suggested[row])
-        probs = evidence.probs[row]
-        rest = [int(c) for c in np.argsort(-probs, kind="stable") if c != suggested][:2]
-        yield Suspect(
-            rank=position + 1,
-            row=row,
-            id=str(held.table.ids[held.rows[row]]),
-            hash=content_hash(held.image(row)),
-            given=classes[given],
-            suggested=classes[suggested],
-            probability=_short(probs[suggested]),
-            others=tuple((classes[c], _short(probs[c])) for c in rest),
-            suspicion=_short(ranking.suspicion[row], 6),
-            rounds=evidence.rounds,
-            votes=int(evidence.votes[row, suggested]),
-            posterior=None if evidence.posterior is None else _short(evidence.posterior[row]),
-            reason=score.reason(evidence, row, given, suggested, classes),
-            priority=bool(ranking.priority[row]),
-            opinions={
-                who: (classes[label[row]], _short(sure[row]))
-                for who, (label, sure) in site.opinions.items()
-            },
+def _ask_second_opinions(
+    names: Sequence[str], site_data: SiteData, run: Path
+) -> dict[str, SecondOpinion]:
+    if not names:
+        return {}
+    features = site_data.features(np.arange(len(site_data)), run)
+    opinions = {}
+    for name in names:
+        opinions[name] = ask_second_opinion(
+            name, features, site_data.given, site_data.table.num_classes
         )
+    return opinions
 
 
-def _short(value: float, digits: int = 4) -> float:
+def _clean_examples(site_data: SiteData, rows: np.ndarray) -> list[CleanExample]:
+    return [CleanExample(int(row), content_hash(site_data.image(row))) for row in rows]
+
+
+def _list_suspects(assessment: LabelAssessment) -> Iterator[Suspect]:
+    """One at a time: hashes and texts of 100,000 labels are never in memory together."""
+    for position, row in enumerate(assessment.ranking.order.tolist()):
+        yield _describe_label(assessment, row, position + 1)
+
+
+def _describe_label(assessment: LabelAssessment, row: int, rank: int) -> Suspect:
+    site_data = assessment.site_data
+    evidence = assessment.evidence
+    ranking = assessment.ranking
+    classes = assessment.classes
+    given = int(site_data.given[row])
+    suggestion = int(ranking.suggestion[row])
+    probs = evidence.probs[row]
+    runners_up = [int(c) for c in np.argsort(-probs, kind="stable") if c != suggestion][:2]
+    opinions = {}
+    for name, opinion in assessment.opinions.items():
+        opinions[name] = (classes[opinion.labels[row]], _rounded(opinion.confidence[row]))
+    return Suspect(
+        rank=rank,
+        row=row,
+        id=str(site_data.table.ids[site_data.rows[row]]),
+        hash=content_hash(site_data.image(row)),
+        given=classes[given],
+        suggestion=classes[suggestion],
+        probability=_rounded(probs[suggestion]),
+        runners_up=tuple((classes[c], _rounded(probs[c])) for c in runners_up),
+        suspicion=_rounded(ranking.suspicion[row], 6),
+        rounds=evidence.rounds,
+        votes=int(evidence.votes[row, suggestion]),
+        posterior=None if evidence.posterior is None else _rounded(evidence.posterior[row]),
+        reason=score.describe_reason(evidence, row, given, suggestion, classes),
+        priority=bool(ranking.priority[row]),
+        opinions=opinions,
+    )
+
+
+def _rounded(value: float, digits: int = 4) -> float:
     return round(float(value), digits)
 
 
-def _header(site: Site, run: Path, out: Path, split: str) -> dict[str, Any]:
-    held, config = site.held, site.held.config
-    window = config.audit.window(config.train.rounds)
-    return {
-        "run": os.path.relpath(run, out),
-        "site": held.site,
-        "data": {
-            "source": held.source,
-            "labels": held.labels,
-            "fingerprint": held.table.fingerprint,
-        },
-        "classes": list(site.classes),
-        "method": config.method,
-        "rounds": [window.start, window.stop]
-        if split == "train"
-        else [config.train.rounds, config.train.rounds],
-        "seen": site.evidence.rounds,
-        "split": split,
-        "warning": TEST_WARNING if split == "test" else None,
-        "summary": summary(site),
-    }
-
-
-def summary(site: Site) -> dict[str, Any]:
-    """Numbers about the site's labels as a whole; in a simulation also what the truth says about the ranking."""
-    held, ranking, classes = site.held, site.ranking, site.classes
-    whole = score.estimate(site.evidence, held.given, ranking.suspicion)
-    likely = ranking.order[: round(whole.count)]
-    pairs = Counter(
-        zip(held.given[likely].tolist(), ranking.suggested[likely].tolist(), strict=True)
+def _build_header(assessment: LabelAssessment, run: Path, out: Path, split: str) -> AuditSummary:
+    site_data = assessment.site_data
+    config = site_data.config
+    if split == "test":
+        rounds = (config.train.rounds, config.train.rounds)
+        warning = TEST_WARNING
+    else:
+        window = config.audit.window(config.train.rounds)
+        rounds = (window.start, window.stop)
+        warning = None
+    return AuditSummary(
+        run=os.path.relpath(run, out),
+        site=site_data.site,
+        data=AuditData(site_data.source, site_data.labels, site_data.table.fingerprint),
+        classes=assessment.classes,
+        method=config.method,
+        rounds=rounds,
+        evidence_rounds=assessment.evidence.rounds,
+        split=split,
+        warning=warning,
+        summary=summarise_labels(assessment),
+        version=VERSION,
+        num_labels=len(site_data),
+        columns=COLUMNS,
     )
-    per_class = []
-    for label, name in enumerate(classes):
-        mine = held.given == label
-        wrong = score.estimate(site.evidence, held.given, ranking.suspicion, mine)
-        suspects = int(np.count_nonzero(ranking.priority & mine))
-        per_class.append(
-            {
-                "class": name,
-                "labels": int(mine.sum()),
-                "estimated_wrong": _numbers(wrong),
-                "suspects": suspects,
-            }
-        )
-    found: dict[str, Any] = {
-        "labels": len(held),
-        "estimated_wrong": _numbers(whole),
-        "suspects": int(ranking.priority.sum()),
-        "per_class": per_class,
-        "confusions": [
-            {"given": classes[a], "suggested": classes[b], "count": n}
-            for (a, b), n in sorted(pairs.items(), key=lambda item: (-item[1], item[0]))
-        ],
-    }
-    if held.truth is not None:
-        found["truth"] = against_truth(ranking.order, held.given != held.truth)
-    return found
 
 
-def _numbers(found: score.Estimate) -> dict[str, int]:
-    return {"count": round(found.count), "low": int(found.low), "high": round(found.high)}
+def summarise_labels(assessment: LabelAssessment) -> LabelSummary:
+    """Numbers about the site's labels as a whole; in a simulation also the ranking's quality."""
+    site_data = assessment.site_data
+    ranking = assessment.ranking
+    errors = score.estimate_errors(assessment.evidence, site_data.given, ranking.suspicion)
+    truth = None
+    if site_data.truth is not None:
+        truth = measure_ranking(ranking.order, site_data.given != site_data.truth)
+    return LabelSummary(
+        labels=len(site_data),
+        estimated_wrong=_round_estimate(errors),
+        suspects=int(ranking.priority.sum()),
+        per_class=_summarise_classes(assessment),
+        confusions=_count_confusions(assessment, round(errors.count)),
+        truth=truth,
+    )
 
 
-def _keep_features(site: Site, clean: Mapping[int, np.ndarray], run: Path, out: Path) -> None:
-    """Unit vectors of the labels to review and of the clean examples, so that the review page needs no network."""
+def _summarise_classes(assessment: LabelAssessment) -> tuple[ClassAudit, ...]:
+    given = assessment.site_data.given
+    ranking = assessment.ranking
+    classes = []
+    for label, name in enumerate(assessment.classes):
+        mask = given == label
+        errors = score.estimate_errors(assessment.evidence, given, ranking.suspicion, mask)
+        suspects = int(np.count_nonzero(ranking.priority & mask))
+        classes.append(ClassAudit(name, int(mask.sum()), _round_estimate(errors), suspects))
+    return tuple(classes)
+
+
+def _count_confusions(assessment: LabelAssessment, count: int) -> tuple[SuspectPair, ...]:
+    """Given and suggested classes of the first `count` labels, the most frequent pair first."""
+    ranking = assessment.ranking
+    rows = ranking.order[:count]
+    given = assessment.site_data.given[rows].tolist()
+    counter = Counter(zip(given, ranking.suggestion[rows].tolist(), strict=True))
+    pairs = sorted(counter.items(), key=lambda item: (-item[1], item[0]))
+    names = assessment.classes
+    return tuple(SuspectPair(names[a], names[b], number) for (a, b), number in pairs)
+
+
+def _round_estimate(errors: score.ErrorEstimate) -> WrongEstimate:
+    return WrongEstimate(round(errors.count), int(errors.low), round(errors.high))
+
+
+def _write_features(
+    assessment: LabelAssessment, clean: Mapping[int, np.ndarray], run: Path, out: Path
+) -> None:
+    """Store unit vectors of the review list and the clean examples: the page needs no network."""
     from safetensors.numpy import save
 
-    rows = np.unique(np.concatenate([np.flatnonzero(site.ranking.priority), *clean.values()]))
-    features = site.held.features(rows, run)
+    rows = np.unique(np.concatenate([np.flatnonzero(assessment.ranking.priority), *clean.values()]))
+    features = assessment.site_data.features(rows, run)
     if features is None:
         remove_quietly(out / "features.safetensors")
         return
-    unit = features / np.maximum(np.linalg.norm(features, axis=1, keepdims=True), 1e-12)
+    unit = unit_vectors(features).astype(np.float16)
     write_atomic(
-        out / "features.safetensors",
-        save({"rows": rows.astype(np.int64), "features": unit.astype(np.float16)}),
+        out / "features.safetensors", save({"rows": rows.astype(np.int64), "features": unit})
     )

@@ -1,114 +1,199 @@
-"""What the decisions of one or several reviewers amount to: counts, speed, agreement, and the labels that follow."""
+"""The result of the reviewers' decisions: counts, speed, agreement, and the final labels."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import combinations
 from statistics import median
-from typing import Any
 
 from fedgsca.errors import ConfigError
 from fedgsca.label_audit.decisions import ACTIONS, Decision, Decisions
+from fedgsca.support.json_record import Record, stored_as
+from fedgsca.support.text import did_you_mean
 
 PAUSE = 120.0  # seconds: longer than this on one image is a pause, not work
 
 
-def pace(decisions: Sequence[Decision]) -> float | None:
-    """Images per minute; a coffee break counts as two minutes. None: not known yet."""
-    spent = [min(d.seconds, PAUSE) for d in decisions if d.seconds is not None and d.seconds > 0]
-    return 60.0 * len(spent) / sum(spent) if spent else None
+@dataclass(frozen=True)
+class LabelCorrection(Record):
+    """How often a reviewer changed one label into another."""
+
+    given: str
+    label: str
+    count: int
 
 
-def cohens_kappa(first: Sequence[str], second: Sequence[str]) -> float | None:
-    """Agreement beyond chance: (p_o - p_e) / (1 - p_e). None where chance alone explains everything: no pairs, or one label only."""
-    n = len(first)
-    if n == 0:
-        return None
-    observed = sum(a == b for a, b in zip(first, second, strict=True)) / n
-    mine, theirs = Counter(first), Counter(second)
-    expected = sum(mine[label] * theirs[label] for label in mine) / n**2
-    return None if expected == 1 else (observed - expected) / (1 - expected)
+@dataclass(frozen=True)
+class ReviewerSummary(Record):
+    """The decisions of one reviewer."""
+
+    num_decisions: int = field(metadata=stored_as("decided"))
+    # action -> number of decisions
+    actions: Mapping[str, int]
+    confusions: tuple[LabelCorrection, ...]
+    median_seconds: float | None
+    per_minute: float | None
+    # decisions taken without seeing a label
+    blind: int
 
 
-def agreement(one: Mapping[int, Decision], other: Mapping[int, Decision]) -> dict[str, Any]:
-    """How far two reviewers agree on the labels of the images that both gave a label."""
-    both = [row for row in one if row in other]
-    told = [row for row in both if one[row].final is not None and other[row].final is not None]
-    mine, theirs = [str(one[row].final) for row in told], [str(other[row].final) for row in told]
-    return {
-        "both": len(both),
-        "n": len(told),
-        "agree": sum(a == b for a, b in zip(mine, theirs, strict=True)),
-        "kappa": cohens_kappa(mine, theirs),
-        "conflicts": [
-            {
-                "row": row,
-                "id": one[row].id,
-                "given": one[row].given,
-                "labels": [one[row].final, other[row].final],
-            }
-            for row in both
-            if one[row].final != other[row].final
-        ],
-    }
+@dataclass(frozen=True)
+class ReviewConflict(Record):
+    """An image that two reviewers labelled differently; None: cannot tell."""
+
+    row: int
+    id: str
+    given: str
+    labels: tuple[str | None, ...]
 
 
-def summarise(decisions: Decisions) -> dict[str, Any]:
-    """Per reviewer: decisions by action and by confusion, speed; per pair of reviewers: agreement."""
-    views = {name: decisions.of(name) for name in decisions.reviewers()}
-    people = {}
-    for name, rows in views.items():
-        actions = Counter(d.action for d in rows.values())
-        moves = Counter((d.given, d.label) for d in rows.values() if d.label is not None)
-        spent = [d.seconds for d in rows.values() if d.seconds is not None]
-        people[name] = {
-            "decided": len(rows),
-            "actions": {action: actions[action] for action in ACTIONS},
-            "confusions": [
-                {"given": a, "label": b, "count": n} for (a, b), n in moves.most_common()
-            ],
-            "median_seconds": median(spent) if spent else None,
-            "per_minute": pace(list(rows.values())),
-            "blind": sum(d.blind for d in rows.values()),
-        }
-    pairs = [
-        {"reviewers": [a, b], **agreement(views[a], views[b])} for a, b in combinations(views, 2)
-    ]
-    return {"reviewers": people, "agreement": pairs, "damaged_lines": decisions.damaged}
+@dataclass(frozen=True)
+class ReviewerAgreement(Record):
+    """How far two reviewers agree."""
+
+    reviewers: tuple[str, ...]
+    # images that both decided about
+    num_common: int = field(metadata=stored_as("both"))
+    # of these, images that both gave a label
+    num_labelled: int = field(metadata=stored_as("n"))
+    # of these, images with the same label
+    num_equal: int = field(metadata=stored_as("agree"))
+    kappa: float | None
+    conflicts: tuple[ReviewConflict, ...]
+
+
+@dataclass(frozen=True)
+class ReviewSummary(Record):
+    """What was decided, per reviewer and per pair of reviewers."""
+
+    reviewers: Mapping[str, ReviewerSummary]
+    agreement: tuple[ReviewerAgreement, ...]
+    damaged_lines: int
 
 
 @dataclass(frozen=True)
 class Consensus:
-    """What to do with the labels that were looked at."""
+    """The reviewed labels by outcome: row -> decisions."""
 
-    settled: Mapping[int, tuple[Decision, ...]]  # row -> the decisions that want the same label
-    disputed: Mapping[int, tuple[Decision, ...]]  # different labels, or one of several cannot tell
-    unsure: Mapping[int, tuple[Decision, ...]]  # nobody could tell
+    # all decisions that count agree on a label
+    agreements: Mapping[int, tuple[Decision, ...]]
+    # different labels, or one of several reviewers cannot tell
+    disputes: Mapping[int, tuple[Decision, ...]]
+    # no reviewer could tell
+    unsure: Mapping[int, tuple[Decision, ...]]
+
+    def by_row(self) -> dict[int, tuple[Decision, ...]]:
+        """All reviewed rows with their decisions."""
+        return {**self.agreements, **self.disputes, **self.unsure}
 
 
-def consensus(decisions: Decisions, *, prefer: str | None = None) -> Consensus:
-    """Labels on which all who looked agree. `prefer`: where they do not, this reviewer's label counts."""
+def images_per_minute(decisions: Sequence[Decision]) -> float | None:
+    """A reviewer's speed; a coffee break counts as two minutes. None without timed decisions."""
+    times = []
+    for decision in decisions:
+        if decision.seconds is not None and decision.seconds > 0:
+            times.append(min(decision.seconds, PAUSE))
+    return 60.0 * len(times) / sum(times) if times else None
+
+
+def cohens_kappa(first: Sequence[str], second: Sequence[str]) -> float | None:
+    """Agreement beyond chance: (p_o - p_e) / (1 - p_e).
+
+    None where chance alone explains everything: no pairs, or one label only.
+    """
+    n = len(first)
+    if n == 0:
+        return None
+    p_o = sum(a == b for a, b in zip(first, second, strict=True)) / n
+    first_counts = Counter(first)
+    second_counts = Counter(second)
+    p_e = sum(first_counts[label] * second_counts[label] for label in first_counts) / n**2
+    return None if p_e == 1 else (p_o - p_e) / (1 - p_e)
+
+
+def measure_agreement(
+    reviewers: tuple[str, str], first: Mapping[int, Decision], second: Mapping[int, Decision]
+) -> ReviewerAgreement:
+    """How far two reviewers agree, from their decisions by row."""
+    common_rows = [row for row in first if row in second]
+    first_labels = []
+    second_labels = []
+    conflicts = []
+    for row in common_rows:
+        one = first[row].final
+        two = second[row].final
+        if one is not None and two is not None:
+            first_labels.append(one)
+            second_labels.append(two)
+        if one != two:
+            conflicts.append(ReviewConflict(row, first[row].id, first[row].given, (one, two)))
+    return ReviewerAgreement(
+        reviewers=reviewers,
+        num_common=len(common_rows),
+        num_labelled=len(first_labels),
+        num_equal=sum(a == b for a, b in zip(first_labels, second_labels, strict=True)),
+        kappa=cohens_kappa(first_labels, second_labels),
+        conflicts=tuple(conflicts),
+    )
+
+
+def summarise_decisions(decisions: Decisions) -> ReviewSummary:
+    """Counts and speed per reviewer, agreement per pair of reviewers."""
+    by_reviewer = {name: decisions.by_reviewer(name) for name in decisions.reviewers()}
+    summaries = {}
+    for name, rows in by_reviewer.items():
+        summaries[name] = _summarise_reviewer(list(rows.values()))
+    agreement = []
+    for one, two in combinations(by_reviewer, 2):
+        agreement.append(measure_agreement((one, two), by_reviewer[one], by_reviewer[two]))
+    return ReviewSummary(summaries, tuple(agreement), decisions.damaged_lines)
+
+
+def _summarise_reviewer(decisions: Sequence[Decision]) -> ReviewerSummary:
+    action_counts = Counter(decision.action for decision in decisions)
+    corrections = Counter((d.given, d.label) for d in decisions if d.label is not None)
+    times = [decision.seconds for decision in decisions if decision.seconds is not None]
+    confusions = []
+    for (given, label), count in corrections.most_common():
+        confusions.append(LabelCorrection(given, str(label), count))
+    return ReviewerSummary(
+        num_decisions=len(decisions),
+        actions={action: action_counts[action] for action in ACTIONS},
+        confusions=tuple(confusions),
+        median_seconds=median(times) if times else None,
+        per_minute=images_per_minute(decisions),
+        blind=sum(decision.blind for decision in decisions),
+    )
+
+
+def find_consensus(decisions: Decisions, *, prefer: str | None = None) -> Consensus:
+    """Sort the reviewed labels by outcome; `prefer` names the reviewer who settles disputes."""
     names = decisions.reviewers()
     if prefer is not None and prefer not in names:
         raise ConfigError(
-            "todo.consensus-1",
-            f"{prefer!r} has decided nothing here",
-            fix=f"--prefer one of: {', '.join(names) or 'nobody yet'}",
+            "audit.unknown-reviewer",
+            f"{prefer!r} has no decisions in {decisions.path.parent}",
+            fix=f"{did_you_mean(prefer, names)}use --prefer with one of:"
+            f" {', '.join(names) or '(no reviewer has decided yet)'}",
         )
-    views: dict[int, list[Decision]] = {}
+    by_row: dict[int, list[Decision]] = {}
     for name in names:
-        for row, decision in decisions.of(name).items():
-            views.setdefault(row, []).append(decision)
-    settled, disputed, unsure = {}, {}, {}
-    for row, said in sorted(views.items()):
-        wanted = {d.final for d in said}
-        own = [d for d in said if d.reviewer == prefer and d.final is not None]
-        if wanted == {None}:
-            unsure[row] = tuple(said)
-        elif len(wanted) == 1 or own:
-            settled[row] = tuple(own) if len(wanted) > 1 else tuple(said)
+        for row, decision in decisions.by_reviewer(name).items():
+            by_row.setdefault(row, []).append(decision)
+    agreements = {}
+    disputes = {}
+    unsure = {}
+    for row, row_decisions in sorted(by_row.items()):
+        labels = {decision.final for decision in row_decisions}
+        own_labels = [d for d in row_decisions if d.reviewer == prefer and d.final is not None]
+        if labels == {None}:
+            unsure[row] = tuple(row_decisions)
+        elif len(labels) == 1:
+            agreements[row] = tuple(row_decisions)
+        elif own_labels:
+            agreements[row] = tuple(own_labels)
         else:
-            disputed[row] = tuple(said)
-    return Consensus(settled, disputed, unsure)
+            disputes[row] = tuple(row_decisions)
+    return Consensus(agreements, disputes, unsure)

@@ -1,29 +1,41 @@
-"""What people decided about labels: a file that only grows, one JSON line per decision, on the disk before anybody is told "saved".
+"""What people decided about labels: a file that only grows, one JSON line per decision.
 
-The state is a fold over the lines. Taking back is a line, too, so the file tells who thought what and when. A line cut short by a
-crash is skipped and sealed off by the next one. A request that arrives twice (double click, a retry after a lost answer) counts once.
-Several servers may write to one file; a lock makes them take turns.
+A decision is on the disk before anybody is told that it is saved. The state is a fold over the
+lines. Undoing is a line, too, so the file records who decided what and when. A line cut short by a
+crash is skipped and sealed off by the next one. A request that arrives twice (a double click, a
+retry after a lost answer) counts once. Several servers may write to one file; a lock makes them
+take turns.
+
+    decisions = audit.open_decisions()
+    for suspect in audit.suspects():
+        decisions.record(suspect, suspect.suggestion, reviewer="anna")
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from threading import Lock
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from fedgsca.errors import RunFolderError
-from fedgsca.support.files import no_room
+from fedgsca.errors import ConfigError, DataError, RunFolderError
+from fedgsca.support.files import is_disk_full
+from fedgsca.support.text import did_you_mean
+
+if TYPE_CHECKING:
+    from fedgsca.label_audit.audit_table import Suspect
 
 FILE = "decisions.jsonl"
 ACTIONS = ("accept", "keep", "change", "unsure")
 UNDO = "undo"
+MAX_REVIEWER_NAME = 60  # characters
 
 
 @dataclass(frozen=True)
@@ -31,76 +43,115 @@ class Decision:
     """One line of the file."""
 
     reviewer: str
-    row: int  # of the site's samples
+    # of the site's samples
+    row: int
     id: str
-    hash: str  # of the pixels that the reviewer saw
+    # of the pixels that the reviewer saw
+    hash: str
     given: str
-    action: str  # one of ACTIONS, or UNDO
-    label: str | None  # the new label of accept and change
-    reason: str = ""  # what the reviewer noted
-    seconds: float | None = None  # from the sight of the image to the decision
-    request: str = ""  # names the click: the same one is never counted twice
-    blind: bool = False  # neither the given nor the suggested label was shown
+    # one of ACTIONS, or UNDO
+    action: str
+    # the new label of accept and change
+    label: str | None
+    # the reviewer's note
+    reason: str = ""
+    # from the appearance of the image to the decision
+    seconds: float | None = None
+    # identifies the click: the same one is never counted twice
+    request: str = ""
+    # neither the given nor the suggested label was shown
+    blind: bool = False
     time: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="milliseconds"))
 
     @property
     def final(self) -> str | None:
-        """The label that this reviewer wants; None: cannot tell."""
+        """The label that this reviewer decided on; None: cannot tell."""
         return self.given if self.action == "keep" else self.label
 
 
 class Decisions:
-    """The file and its state. Every method first reads what others have added."""
+    """The file and its state. Writing and `refresh` read what other processes have added."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, classes: Sequence[str] = ()) -> None:
+        """Open the decisions in an audit's folder. `classes` are the labels `record` accepts."""
         self.path = folder / FILE
-        self.damaged = 0  # lines that are no decisions
-        self._read = 0  # bytes
-        self._history: dict[
-            str, dict[int, list[Decision]]
-        ] = {}  # reviewer -> row -> decisions not taken back, the last counts
-        self._order: dict[
-            str, list[int]
-        ] = {}  # reviewer -> rows in the order of their decisions, for undo
+        self.classes = tuple(classes)
+        # lines that cannot be read as decisions
+        self.damaged_lines = 0
+        self._bytes_read = 0
+        # reviewer -> row -> decisions that were not undone; the last one counts
+        self._history: dict[str, dict[int, list[Decision]]] = {}
+        # reviewer -> rows in the order of their decisions, for undo
+        self._order: dict[str, list[int]] = {}
         self._requests: dict[tuple[str, str], Decision] = {}
-        self._turn = Lock()
+        self._thread_lock = Lock()
         self.refresh()
 
     def refresh(self) -> None:
-        """Read what was added since the last look."""
-        with self._turn, contextlib.suppress(FileNotFoundError), open(self.path, "rb") as handle:
-            self._catch_up(handle.fileno())
+        """Read what was added since the last time."""
+        missing_file = contextlib.suppress(FileNotFoundError)
+        with self._thread_lock, missing_file, open(self.path, "rb") as handle:
+            self._read_new_lines(handle.fileno())
 
     def reviewers(self) -> list[str]:
+        """Names of the people with decisions that count."""
         return sorted(name for name, rows in self._history.items() if any(rows.values()))
 
-    def of(self, reviewer: str) -> dict[int, Decision]:
+    def by_reviewer(self, reviewer: str) -> dict[int, Decision]:
         """Row -> the decision that counts, in the order in which the rows were first decided."""
-        return {row: lines[-1] for row, lines in self._history.get(reviewer, {}).items() if lines}
+        history = self._history.get(reviewer, {})
+        return {row: decisions[-1] for row, decisions in history.items() if decisions}
 
     def latest(self, reviewer: str, count: int) -> list[Decision]:
         """The newest decisions that count, the last one last."""
         rows = list(dict.fromkeys(reversed(self._order.get(reviewer, ()))))[:count]
         return [self._history[reviewer][row][-1] for row in reversed(rows)]
 
-    def add(self, decision: Decision) -> Decision:
-        """Write one decision; returns it, or the one that the same request made before. Raises if it is not on the disk."""
-        with self._turn, self._locked() as handle:
-            known = (
-                self._requests.get((decision.reviewer, decision.request))
-                if decision.request
-                else None
+    def record(
+        self, suspect: Suspect, label: str | None, *, reviewer: str, reason: str = ""
+    ) -> Decision:
+        """Record, from a script, that the label of `suspect` should be `label`.
+
+        The given label confirms it, None means that the reviewer cannot tell.
+        """
+        check_reviewer_name(reviewer)
+        if label is not None and self.classes and label not in self.classes:
+            raise DataError(
+                "review.unknown-class",
+                f"there is no class named {label!r}",
+                fix=f"{did_you_mean(label, self.classes)}use one of: {', '.join(self.classes)}",
             )
-            if known is None:
-                self._append(handle, decision)
-            return known or decision
+        action, new_label = resolve_action(suspect, label)
+        decision = Decision(
+            reviewer=reviewer,
+            row=suspect.row,
+            id=suspect.id,
+            hash=suspect.hash,
+            given=suspect.given,
+            action=action,
+            label=new_label,
+            reason=reason,
+        )
+        return self.add(decision)
+
+    def add(self, decision: Decision) -> Decision:
+        """Write one decision; returns it, or the one that the same request wrote before.
+
+        Raises RunFolderError if it is not on the disk.
+        """
+        with self._thread_lock, self._locked() as handle:
+            earlier = self._find_request(decision.reviewer, decision.request)
+            if earlier is not None:
+                return earlier
+            self._append(handle, decision)
+            return decision
 
     def undo(self, reviewer: str, request: str = "") -> Decision | None:
-        """Take back the reviewer's newest decision; returns the line, None if there is nothing to take back."""
-        with self._turn, self._locked() as handle:
-            known = self._requests.get((reviewer, request)) if request else None
-            if known is not None or not self._order.get(reviewer):
-                return known
+        """Undo the reviewer's newest decision; returns the new line, None without a decision."""
+        with self._thread_lock, self._locked() as handle:
+            earlier = self._find_request(reviewer, request)
+            if earlier is not None or not self._order.get(reviewer):
+                return earlier
             last = self._history[reviewer][self._order[reviewer][-1]][-1]
             line = Decision(
                 reviewer, last.row, last.id, last.hash, last.given, UNDO, None, request=request
@@ -108,96 +159,121 @@ class Decisions:
             self._append(handle, line)
             return line
 
+    def _find_request(self, reviewer: str, request: str) -> Decision | None:
+        """The line that this request wrote, if it arrived before."""
+        return self._requests.get((reviewer, request)) if request else None
+
     @contextlib.contextmanager
     def _locked(self) -> Iterator[int]:
-        """The file, opened for one writer at a time, with everything that others wrote already read."""
+        """Open the file for one writer at a time, and read everything that others wrote."""
         try:
             handle = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
         except OSError as error:
             raise _not_saved(self.path, error) from error
         try:
             fcntl.flock(handle, fcntl.LOCK_EX)
-            self._catch_up(handle)
+            self._read_new_lines(handle)
             yield handle
         finally:
-            os.close(handle)  # also gives the lock back
+            os.close(handle)  # also releases the lock
 
     def _append(self, handle: int, decision: Decision) -> None:
         size = os.fstat(handle).st_size
-        torn = size > self._read  # a tail without an end of line is what a crash left: seal it off
-        data = b"\n" * torn + json.dumps(asdict(decision), ensure_ascii=False).encode() + b"\n"
+        data = json.dumps(asdict(decision), ensure_ascii=False).encode() + b"\n"
+        if size > self._bytes_read:  # a crash left a line without an end: seal it off
+            data = b"\n" + data
         try:
             if os.write(handle, data) != len(data):
-                raise OSError(28, "No space left on device")
+                raise OSError(errno.ENOSPC, "No space left on device")
             os.fsync(handle)
         except OSError as error:
+            # half a line would be sealed off later, but it is better to have none
             with contextlib.suppress(OSError):
-                os.ftruncate(
-                    handle, size
-                )  # half a line would be sealed off later; better there is none
+                os.ftruncate(handle, size)
             raise _not_saved(self.path, error) from error
-        self._catch_up(handle)
+        self._read_new_lines(handle)
 
-    def _catch_up(self, handle: int) -> None:
+    def _read_new_lines(self, handle: int) -> None:
         size = os.fstat(handle).st_size
-        if size < self._read:
+        if size < self._bytes_read:
             raise RunFolderError(
-                "todo.decisions-1",
-                f"{self.path} has become shorter",
+                "review.decisions-shortened",
+                f"{self.path} has become shorter since it was opened",
                 fix="restore it from a backup and start the review again",
             )
         data = b""
-        while piece := os.pread(handle, size - self._read - len(data), self._read + len(data)):
+        while piece := os.pread(
+            handle, size - self._bytes_read - len(data), self._bytes_read + len(data)
+        ):
             data += piece
-        whole = data.rfind(b"\n") + 1
-        self._read += whole
-        for line in data[:whole].split(b"\n"):
+        end = data.rfind(b"\n") + 1  # of the last complete line
+        self._bytes_read += end
+        for line in data[:end].split(b"\n"):
             if line.strip(b"\0 \r"):
-                self._take(line)
+                self._apply_line(line)
 
-    def _take(self, line: bytes) -> None:
-        decision = parse(line)
+    def _apply_line(self, line: bytes) -> None:
+        decision = parse_decision(line)
         if decision is None:
-            self.damaged += 1
+            self.damaged_lines += 1
             return
         rows = self._history.setdefault(decision.reviewer, {})
         order = self._order.setdefault(decision.reviewer, [])
         if decision.request:
             self._requests[decision.reviewer, decision.request] = decision
-        if decision.action == UNDO:
-            if rows.get(decision.row):
-                rows[decision.row].pop()
-                del order[len(order) - 1 - order[::-1].index(decision.row)]
-        else:
+        if decision.action != UNDO:
             rows.setdefault(decision.row, []).append(decision)
             order.append(decision.row)
+        elif rows.get(decision.row):
+            rows[decision.row].pop()
+            del order[len(order) - 1 - order[::-1].index(decision.row)]
 
 
-def parse(line: bytes) -> Decision | None:
-    """A decision; None if the line is not one."""
+def resolve_action(suspect: Suspect, label: str | None) -> tuple[str, str | None]:
+    """The action, and the new label if there is one, of a reviewer who says what the label is."""
+    if label is None:
+        return "unsure", None
+    if label == suspect.given:
+        return "keep", None
+    if label == suspect.suggestion:
+        return "accept", label
+    return "change", label
+
+
+def check_reviewer_name(name: str) -> None:
+    """Refuse a name that does not fit into a line of a table."""
+    if not name.strip() or len(name) > MAX_REVIEWER_NAME or not name.isprintable():
+        raise ConfigError(
+            "review.invalid-reviewer",
+            f"{name!r} cannot be used as the name of a reviewer",
+            fix=f"use 1 to {MAX_REVIEWER_NAME} printable characters (--reviewer NAME)",
+        )
+
+
+def parse_decision(line: bytes) -> Decision | None:
+    """The decision of a line; None if the line is damaged."""
     try:
-        read: dict[str, Any] = json.loads(line)
-        known = {name: read[name] for name in Decision.__dataclass_fields__ if name in read}
-        decision = Decision(**known)
-        sound = (
-            isinstance(decision.row, int)
-            and decision.action in (*ACTIONS, UNDO)
-            and "time" in known
-        )
-        return (
-            decision
-            if sound
-            and all(isinstance(s, str) for s in (decision.reviewer, decision.hash, decision.id))
-            else None
-        )
+        tree: dict[str, Any] = json.loads(line)
+        values = {name: tree[name] for name in Decision.__dataclass_fields__ if name in tree}
+        decision = Decision(**values)
     except (ValueError, TypeError, AttributeError):
         return None
+    texts = (decision.reviewer, decision.hash, decision.id)
+    is_valid = (
+        "time" in values
+        and isinstance(decision.row, int)
+        and decision.action in (*ACTIONS, UNDO)
+        and all(isinstance(text, str) for text in texts)
+    )
+    return decision if is_valid else None
 
 
 def _not_saved(path: Path, error: OSError) -> RunFolderError:
-    why = "no space left" if no_room(error) else error.strerror or str(error)
+    problem = error.strerror or str(error)
+    if is_disk_full(error):
+        problem = "no space left"
     return RunFolderError(
-        "todo.decisions-2",
-        f"NOT saved: {path}: {why}",
+        "review.not-saved",
+        f"NOT saved: cannot write to {path}: {problem}",
         fix=f"free some space under {path.parent} or make it writable, then decide again",
     )

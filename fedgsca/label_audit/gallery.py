@@ -1,234 +1,258 @@
-"""gallery.html: the suspects of one site as one file to look at, grouped by confusion; no network, no script."""
+"""gallery.html: the suspects of one site on one page, grouped by confusion, without scripts."""
 
 from __future__ import annotations
 
 import base64
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from fedgsca import __version__
-from fedgsca.label_audit.audit_images import Images
+from fedgsca.experiment.records import LabelSummary, RankingTruth
+from fedgsca.label_audit.audit_images import AuditImages
 from fedgsca.label_audit.audit_table import Suspect
 from fedgsca.report.elements import (
-    Card,
-    Cards,
-    Gallery,
-    Key,
+    CardList,
+    ImageCard,
+    LegendEntry,
     Page,
-    Picture,
-    Section,
-    Shot,
-    Table,
+    PageSection,
+    PageTable,
+    Photo,
+    PlotGallery,
+    PlotImage,
     Tile,
-    folded,
+    fold_long_table,
 )
-from fedgsca.report.sentences import NBSP, method_name, percent, plural, ratio
+from fedgsca.report.number_text import percent_text, ratio_text
+from fedgsca.report.run_facts import method_title
 from fedgsca.support.files import write_atomic
+from fedgsca.support.text import NBSP, plural
 
-CONFUSIONS, EACH, BESIDE = (
-    10,
-    12,
-    2,
-)  # at most: groups, suspects in each, clean images of each class beside a suspect
-PIXELS, SMALLER = 104, 64
-SAYS = {"neighbours": "Its nearest neighbours say", "cleanlab": "Cleanlab says"}
-LIMIT = 4_500_000  # bytes of pictures; a page of 5 MB still opens on a phone
+MAX_CONFUSIONS = 10  # sections
+MAX_SUSPECTS = 12  # in each section
+MAX_EXAMPLES = 2  # clean images of each class beside a suspect
+SUSPECT_PIXELS = 104
+EXAMPLE_PIXELS = 64
+MAX_IMAGE_BYTES = 4_500_000  # a page of 5 MB still opens on a phone
+OPINION_PHRASES = {"neighbours": "Its nearest neighbours say", "cleanlab": "Cleanlab says"}
 
 
-def write_gallery(images: Images, *, unfinished: str = "") -> Path:
-    from fedgsca.report.html_page import render
+def write_gallery(images: AuditImages, *, banner: str = "") -> Path:
+    """Write gallery.html into the audit's folder. `banner` is a warning at the top of the page."""
+    from fedgsca.report.html_page import render_page
 
     target = images.audit.path / "gallery.html"
-    write_atomic(target, render(gallery_page(images, unfinished)).encode())
+    write_atomic(target, render_page(build_gallery(images, banner)).encode())
     return target
 
 
-def gallery_page(images: Images, unfinished: str = "") -> Page:
+def build_gallery(images: AuditImages, banner: str = "") -> Page:
+    """The page of one audit; the warning of the audit itself replaces `banner`."""
     header = images.audit.header
-    found, test = header["summary"], header["split"] == "test"
-    whose = "the test set" if test else header["site"]
-    seen = (
-        "the final model"
-        if test
-        else f"{plural(header['seen'], 'round')} of {method_name(header['method'])}"
-    )
-    sections = [_classes(found), _confusions(found), *_groups(images), _effort(found)]
+    summary = header.summary
+    if header.split == "test":
+        owner = "the test set"
+        observer = "the final model"
+    else:
+        owner = header.site
+        rounds = plural(header.evidence_rounds, "round")
+        observer = f"{rounds} of {method_title(header.method)}"
+    sections = [
+        _class_section(summary),
+        _confusion_section(summary),
+        *_suspect_sections(images),
+        _effort_section(summary.truth),
+    ]
+    labels = plural(summary.labels, "label")
     return Page(
-        title=f"Suspect labels of {whose}",
-        subtitle=f"{images.held.table.name} · {plural(found['labels'], 'label')} · seen by {seen}",
-        lead=_lead(found),
-        tiles=_tiles(found),
+        title=f"Suspect labels of {owner}",
+        subtitle=f"{images.site_data.table.name} · {labels} · judged by {observer}",
+        lead=_lead_sentences(summary),
+        tiles=_tiles(summary),
         sections=[section for section in sections if section is not None],
-        banner=header.get("warning") or unfinished,
-        footer=f"fedgsca {__version__} · {header['site']}",
+        banner=header.warning or banner,
+        footer=f"fedgsca {__version__} · {header.site}",
     )
 
 
-def _lead(found: Mapping[str, Any]) -> list[str]:
-    wrong = found["estimated_wrong"]
-    share = percent(wrong["count"] / max(found["labels"], 1))
+def _lead_sentences(summary: LabelSummary) -> list[str]:
+    wrong = summary.estimated_wrong
+    share = percent_text(wrong.count / max(summary.labels, 1))
     return [
-        f"About {wrong['count']} of {found['labels']} labels ({share}) look wrong; between {wrong['low']} and {wrong['high']} is plausible.",
-        "A model can be wrong, too: each suggestion is a reason to look again, not a diagnosis.",
-        "This page shows images and file names of the site. It stays at the site: do not send it on.",
+        f"About {wrong.count} of {summary.labels} labels ({share}) look wrong; between {wrong.low}"
+        f" and {wrong.high} is plausible.",
+        "A model can be wrong, too: a suggestion is a reason to look again, not a diagnosis.",
+        "This page shows images and file names of the site. It stays at the site: do not share it.",
     ]
 
 
-def _tiles(found: Mapping[str, Any]) -> list[Tile]:
-    wrong = found["estimated_wrong"]
+def _tiles(summary: LabelSummary) -> list[Tile]:
+    wrong = summary.estimated_wrong
+    interval = f"{wrong.low:,} to {wrong.high:,}"
     tiles = [
-        Tile("Labels", f"{found['labels']:,}"),
-        Tile(
-            "Probably wrong",
-            f"{wrong['count']:,}",
-            "",
-            f"{wrong['low']:,} to {wrong['high']:,}",
-            strong=True,
-        ),
+        Tile("Labels", f"{summary.labels:,}"),
+        Tile("Probably wrong", f"{wrong.count:,}", note=interval, strong=True),
         Tile(
             "To review",
-            f"{found['suspects']:,}",
-            "",
-            "the first of the list, and some of every class",
+            f"{summary.suspects:,}",
+            note="the top of the list, and some of every class",
         ),
     ]
-    truth = found.get("truth")
-    if truth and truth["wrong"]:
-        note = f"simulation: {truth['wrong']} labels are wrong"
-        tiles.append(
-            Tile("Wrong in the first tenth", percent(truth["precision_at"]["10%"]), "", note)
-        )
-        tiles.append(Tile("AUROC", ratio(truth["auroc"]), "", "of the ranking"))
-    elif truth:
-        tiles.append(Tile("Truly wrong", "0", "", "simulation: a clean site"))
+    truth = summary.truth
+    if truth is None:
+        return tiles
+    if not truth.wrong:
+        return [*tiles, Tile("Truly wrong", "0", note="simulation: a clean site")]
+    precision = percent_text(truth.precision_at["10%"])
+    note = f"simulation: {plural(truth.wrong, 'label is', 'labels are')} wrong"
+    tiles.append(Tile("Wrong in the first tenth", precision, note=note))
+    tiles.append(Tile("AUROC", ratio_text(truth.auroc), note="of the ranking"))
     return tiles
 
 
-def _classes(found: Mapping[str, Any]) -> Section:
+def _class_section(summary: LabelSummary) -> PageSection:
     rows = []
-    for entry in found["per_class"]:
-        wrong = entry["estimated_wrong"]
-        plausible = f"{wrong['low']} to {wrong['high']}"
-        rows.append(
-            [
-                entry["class"],
-                str(entry["labels"]),
-                str(wrong["count"]),
-                plausible,
-                str(entry["suspects"]),
-            ]
-        )
+    for entry in summary.per_class:
+        wrong = entry.estimated_wrong
+        counts = [str(entry.labels), str(wrong.count), f"{wrong.low} to {wrong.high}"]
+        rows.append([entry.class_name, *counts, str(entry.suspects)])
     head = ["Given label", "Labels", "Probably wrong", "Plausible", "To review"]
-    return Section(
+    return PageSection(
         "classes",
         "By given label",
         "How many labels of each class look wrong.",
-        [folded(Table("Given labels", head, rows))],
+        [fold_long_table(PageTable("Given labels", head, rows))],
     )
 
 
-def _confusions(found: Mapping[str, Any]) -> Section | None:
-    rows = [[f"{c['given']} → {c['suggested']}", str(c["count"])] for c in found["confusions"]]
+def _confusion_section(summary: LabelSummary) -> PageSection | None:
+    rows = [[f"{pair.given} → {pair.suggestion}", str(pair.count)] for pair in summary.confusions]
     if not rows:
         return None
-    table = folded(
-        Table("Confusions among the labels that look wrong", ["Given → suggested", "Labels"], rows)
-    )
-    return Section(
+    caption = "Confusions among the labels that look wrong"
+    return PageSection(
         "confusions",
-        "Which confusions",
+        "Confusions",
         "What the label says, and what the model says instead.",
-        [table],
+        [fold_long_table(PageTable(caption, ["Given → suggested", "Labels"], rows))],
     )
 
 
-def _groups(images: Images) -> list[Section]:
-    """One section per confusion, the most frequent among the suspects first, until the page is full."""
-    index, classes = images.audit.index, images.audit.classes
-    counts: dict[tuple[int, int], int] = {}
-    for entry in index[index["priority"] == 1]:
-        pair = (int(entry["given"]), int(entry["suggested"]))
-        counts[pair] = counts.get(pair, 0) + 1
-    sections: list[Section] = []
-    room = LIMIT
-    for (given, suggested), total in sorted(counts.items(), key=lambda item: (-item[1], item[0]))[
-        :CONFUSIONS
-    ]:
-        suspects = images.audit.window(0, EACH, given=classes[given], suggested=classes[suggested])
-        cards = [_card(images, suspect) for suspect in suspects]
-        room -= sum(
-            len(shot.data)
-            for card in cards
-            for shot in (card.shot, *(s for _, group in card.beside for s in group))
-        )
-        if room < 0 and sections:
+def _suspect_sections(images: AuditImages) -> list[PageSection]:
+    """One section per confusion, the most frequent first, until the page is full."""
+    index = images.audit.index
+    priority = index[index["priority"] == 1]
+    pairs = zip(priority["given"].tolist(), priority["suggested"].tolist(), strict=True)
+    by_frequency = sorted(Counter(pairs).items(), key=lambda item: (-item[1], item[0]))
+    sections: list[PageSection] = []
+    free_bytes = MAX_IMAGE_BYTES
+    for (given, suggestion), count in by_frequency[:MAX_CONFUSIONS]:
+        cards = _suspect_cards(images, given, suggestion)
+        free_bytes -= sum(_count_bytes(card) for card in cards)
+        if free_bytes < 0 and sections:
             break
-        title = f"{classes[given]} → {classes[suggested]}"
-        intro = (
-            f"Given {classes[given]}, suggested {classes[suggested]}: {plural(total, 'label')} to review"
-            + (f", the first {len(cards)} here." if total > len(cards) else ".")
-        )
-        sections.append(Section(f"pair-{given}-{suggested}", title, intro, [Cards(cards)]))
+        sections.append(_suspect_section(images, given, suggestion, count, cards))
     return sections
 
 
-def _card(images: Images, suspect: Suspect) -> Card:
-    near = images.neighbours(suspect.row, BESIDE)
-    beside = [
-        (
-            f"clean {name}",
-            [_shot(images, row, f"an example of {name}", SMALLER) for row in near[which]],
-        )
-        for which, name in (("given", suspect.given), ("suggested", suspect.suggested))
-        if near[which]
-    ]
-    said = "".join(
-        f" {SAYS.get(who, who)} {label} ({sure:.2f})."
-        for who, (label, sure) in sorted(suspect.opinions.items())
+def _suspect_section(
+    images: AuditImages, given: int, suggestion: int, count: int, cards: Sequence[ImageCard]
+) -> PageSection:
+    given_name = images.audit.classes[given]
+    suggestion_name = images.audit.classes[suggestion]
+    intro = f"Given {given_name}, suggested {suggestion_name}: {plural(count, 'label')} to review"
+    if count > len(cards):
+        intro += f"; the first {len(cards)} are shown"
+    return PageSection(
+        f"pair-{given}-{suggestion}",
+        f"{given_name} → {suggestion_name}",
+        f"{intro}.",
+        [CardList(cards)],
     )
-    text = f"{suspect.reason[:1].upper()}{suspect.reason[1:]}.{said}"
-    return Card(
-        _shot(images, suspect.row, f"suspect {suspect.rank}", PIXELS),
+
+
+def _suspect_cards(images: AuditImages, given: int, suggestion: int) -> list[ImageCard]:
+    audit = images.audit
+    suspects = audit.window(
+        0, MAX_SUSPECTS, given=audit.classes[given], suggestion=audit.classes[suggestion]
+    )
+    return [_suspect_card(images, suspect) for suspect in suspects]
+
+
+def _count_bytes(card: ImageCard) -> int:
+    """Bytes of the images of a card."""
+    size = len(card.photo.data)
+    for _, photos in card.references:
+        size += sum(len(photo.data) for photo in photos)
+    return size
+
+
+def _suspect_card(images: AuditImages, suspect: Suspect) -> ImageCard:
+    neighbours = images.neighbours(suspect.row, MAX_EXAMPLES)
+    references = []
+    for name, rows in (
+        (suspect.given, neighbours.given),
+        (suspect.suggestion, neighbours.suggestion),
+    ):
+        if rows:
+            references.append((f"clean {name}", _example_photos(images, rows, name)))
+    text = f"{suspect.reason[:1].upper()}{suspect.reason[1:]}."
+    for source, (label, confidence) in sorted(suspect.opinions.items()):
+        text += f" {OPINION_PHRASES.get(source, source)} {label} ({confidence:.2f})."
+    return ImageCard(
+        _photo(images, suspect.row, f"suspect {suspect.rank}", SUSPECT_PIXELS),
         f"{suspect.rank}.{NBSP}{suspect.id}",
         text,
-        beside,
+        references,
     )
 
 
-def _shot(images: Images, row: int, alt: str, size: int) -> Shot:
-    picture = base64.b64encode(
-        images.thumbnail(row, 2 * size)
-    ).decode()  # twice the pixels: screens have them
-    return Shot(f"data:image/jpeg;base64,{picture}", alt)
+def _example_photos(images: AuditImages, rows: Sequence[int], name: str) -> list[Photo]:
+    return [_photo(images, row, f"an example of {name}", EXAMPLE_PIXELS) for row in rows]
 
 
-def _effort(found: Mapping[str, Any]) -> Section | None:
-    truth = found.get("truth")
-    if not truth or not truth["wrong"]:
+def _photo(images: AuditImages, row: int, alt: str, size: int) -> Photo:
+    jpeg = images.thumbnail(row, 2 * size)  # twice the pixels, for screens of high resolution
+    return Photo(f"data:image/jpeg;base64,{base64.b64encode(jpeg).decode()}", alt)
+
+
+def _effort_section(truth: RankingTruth | None) -> PageSection | None:
+    if truth is None or not truth.wrong:
         return None
-    intro = "Errors found when the list is worked through from the top. Known in a simulation only."
-    keys = [Key("this list", "s0"), Key("labels in random order", "muted", dashes=(4, 3))]
-    tenth = percent(truth["recall_at"]["10%"])
-    picture = Picture(
-        _effort_plot(truth["effort"]), f"a tenth of the labels holds {tenth} of the errors"
+    legend = [
+        LegendEntry("this list", "s0"),
+        LegendEntry("labels in random order", "muted", dashes=(4, 3)),
+    ]
+    recall = percent_text(truth.recall_at["10%"])
+    plot = PlotImage(
+        _draw_effort(truth.effort), f"the first tenth of the labels contains {recall} of the errors"
     )
-    return Section("effort", "Review effort", intro, [Gallery([picture], "half", legend=keys)])
+    return PageSection(
+        "effort",
+        "Review effort",
+        "Errors found when the list is reviewed from the top. Available in simulations only.",
+        [PlotGallery([plot], "half", legend=legend)],
+    )
 
 
-def _effort_plot(effort: Sequence[Sequence[int]]) -> str:
-    from fedgsca.report.plot_style import MAIN, MUTED, canvas, styled, svg
+def _draw_effort(effort: Sequence[Sequence[int]]) -> str:
+    """`effort`: (labels reviewed, errors found) pairs, as SVG."""
+    from fedgsca.report.palette import GREY, MAIN
+    from fedgsca.report.plot_style import make_axes, with_plot_style
+    from fedgsca.report.svg_output import figure_svg
 
-    @styled
+    @with_plot_style
     def draw() -> str:
-        figure, axes = canvas(440, 280, top=14)
-        looked, errors = [k for k, _ in effort], [found for _, found in effort]
-        axes.plot([0, looked[-1]], [0, errors[-1]], color=MUTED, lw=1.4, ls=(0, (4, 3)))
-        axes.plot(looked, errors, color=MAIN)
-        axes.set_xlim(0, looked[-1])
+        figure, axes = make_axes(440, 280, margin_top=14)
+        labels = [point[0] for point in effort]
+        errors = [point[1] for point in effort]
+        axes.plot([0, labels[-1]], [0, errors[-1]], color=GREY, lw=1.4, ls=(0, (4, 3)))
+        axes.plot(labels, errors, color=MAIN)
+        axes.set_xlim(0, labels[-1])
         axes.set_ylim(0, errors[-1] * 1.04)
-        axes.set_xlabel("Labels looked at")
+        axes.set_xlabel("Labels reviewed")
         axes.set_ylabel("Errors found")
-        return svg(figure, "effort")
+        return figure_svg(figure, "effort")
 
     return draw()

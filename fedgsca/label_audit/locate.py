@@ -1,4 +1,4 @@
-"""Where the evidence is: in the folder of a run, or at a hospital, which knows its kit and its site.toml rather than that folder."""
+"""Find the evidence of a run from its folder or, at a hospital, from its kit or site.toml."""
 
 from __future__ import annotations
 
@@ -12,65 +12,72 @@ SETTINGS = "site.toml"
 
 
 @dataclass(frozen=True)
-class Place:
-    folder: Path  # with `evidence` in it
-    data: str | None = None  # a hospital's images
+class EvidenceLocation:
+    """The folder with `evidence` in it and, at a hospital, its images and labels."""
+
+    folder: Path
+    data: str | None = None
     labels: str | None = None
 
 
-def find(given: Path) -> Place:
-    """From a run, a kit, a site.toml, or the state folder that a site.toml names."""
-    settings = given / SETTINGS if given.is_dir() else given
+def locate_evidence(path: Path) -> EvidenceLocation:
+    """Find the evidence of a run, a kit, a site.toml, or the state folder of a site."""
+    settings = path / SETTINGS if path.is_dir() else path
     if settings.is_file():
         site = read_settings(settings)
-        return Place(
-            _of_site(site, settings), site.data, site.labels and str(Path(site.labels).expanduser())
-        )
-    if not given.is_dir():
+        labels = str(Path(site.labels).expanduser()) if site.labels else site.labels
+        return EvidenceLocation(_folder_of_site(site, settings), site.data, labels)
+    if not path.is_dir():
         raise RunFolderError(
-            "todo.locate-1",
-            f"there is no folder {given}",
-            fix="give a folder that `fedgsca run --out` made, or a hospital's kit or site.toml",
+            "run.folder-not-found",
+            f"there is no folder {path}",
+            fix="give a folder written by `fedgsca run --out`, or a hospital's kit or site.toml",
         )
-    if (given / "evidence").is_dir():
-        return Place(given)
-    _refuse_grid(given)
-    return Place(_only(given) or given)
+    if (path / "evidence").is_dir():
+        return EvidenceLocation(path)
+    _refuse_comparison(path)
+    return EvidenceLocation(_only_experiment(path) or path)
 
 
-def _refuse_grid(given: Path) -> None:
-    """A comparison or a table: evidence is in its cells, and a person says in which."""
-    cells = sorted(path.parent for path in given.glob("cells/*/evidence"))
-    if cells:
-        cell = next((path for path in cells if path.name.startswith("fedgsca-")), cells[0])
-        raise RunFolderError(
-            "todo.locate-2",
-            f"{given} is a comparison of {len(cells)} runs, and an audit is about one",
-            fix=f"give the folder of one: `fedgsca audit {cell}`",
-        )
+def _refuse_comparison(path: Path) -> None:
+    """The evidence of a comparison or a table is in its runs, and the user must choose one."""
+    runs = sorted(folder.parent for folder in path.glob("cells/*/evidence"))
+    if not runs:
+        return
+    fedgsca_runs = [run for run in runs if run.name.startswith("fedgsca-")]
+    example = (fedgsca_runs or runs)[0]
+    raise RunFolderError(
+        "audit.several-runs",
+        f"{path} is a comparison of {len(runs)} runs, but an audit is about one run",
+        fix=f"give the folder of one run: `fedgsca audit {example}`",
+    )
 
 
-def _of_site(site: SiteSettings, settings: Path) -> Path:
+def _folder_of_site(site: SiteSettings, settings: Path) -> Path:
     state = Path(site.state).expanduser()
-    folder = state_folder(site, site.fingerprint) if site.fingerprint else _only(state)
+    if site.fingerprint:
+        folder: Path | None = state_folder(site, site.fingerprint)
+    else:
+        folder = _only_experiment(state)
     if folder is None or not (folder / "evidence").is_dir():
         raise RunFolderError(
-            "todo.locate-3",
-            f"{settings}: {folder or state} holds no evidence about labels",
-            fix="it comes with the training: start this site, or give the folder of an earlier experiment under `state` with --data",
+            "audit.no-evidence",
+            f"{folder or state}, the state folder named in {settings}, contains no evidence about"
+            " labels",
+            fix="train first: start this site; or give the folder of an earlier experiment below"
+            " `state`, with --data",
         )
     return folder
 
 
-def _only(state: Path) -> Path | None:
-    """The one experiment that has left evidence in a state folder."""
-    found = sorted(path.parent for path in state.glob("*/evidence"))
-    if len(found) > 1:
+def _only_experiment(state: Path) -> Path | None:
+    """The one experiment with evidence in a state folder; None if there is none."""
+    folders = sorted(path.parent for path in state.glob("*/evidence"))
+    if len(folders) > 1:
+        names = ", ".join(str(path) for path in folders)
         raise RunFolderError(
-            "todo.locate-4",
-            f"{state} has evidence of {len(found)} experiments",
-            fix="give one of them: "
-            + ", ".join(str(path) for path in found)
-            + " (a site with images of its own: and --data)",
+            "audit.several-experiments",
+            f"{state} contains evidence of {len(folders)} experiments",
+            fix=f"give one of them: {names} (for a site with its own images, add --data)",
         )
-    return found[0] if found else None
+    return folders[0] if folders else None

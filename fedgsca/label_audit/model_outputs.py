@@ -1,4 +1,4 @@
-"""The run's own network on a site's images: features for "similar images", and the only look at a test set."""
+"""Outputs of the run's own network: features for "similar images", evidence for test labels."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fedgsca.engine.label_evidence import Evidence, add, means
+from fedgsca.engine.label_evidence import Evidence, add_round, mean_evidence
 from fedgsca.errors import RunFolderError
 from fedgsca.site import Samples
 
@@ -16,37 +16,41 @@ if TYPE_CHECKING:
     from fedgsca.train import Evaluation
 
 
-def outputs(held: SiteData, which: np.ndarray, run: Path) -> Evaluation | None:
-    """What the run's newest model says about these rows, with its features; None where the folder holds no model."""
+def evaluate_rows(site_data: SiteData, rows: np.ndarray, run: Path) -> Evaluation | None:
+    """Outputs and features of the run's newest model on these rows, (m,), of a site.
+
+    None where the folder contains no model: a hospital's own state, or no round is finished.
+    """
     import torch
 
-    from fedgsca.experiment.simulation import RowView, frozen_features
+    from fedgsca.experiment.frozen_features import frozen_features
+    from fedgsca.experiment.site_samples import RowView
     from fedgsca.export.trained_model import network, read_trained
     from fedgsca.models.build import Classifier, spec_of
     from fedgsca.train import evaluate
 
     try:
         model = network(read_trained(run, checkpoint=True))
-    except RunFolderError:  # a hospital's own state, or no round is finished
+    except RunFolderError:
         return None
-    inputs, spec = held.table.images, spec_of(held.config.model.name)
-    if held.config.model.frozen:
-        inputs, model = (
-            frozen_features(held.config, held.table),
-            Classifier(torch.nn.Identity(), model.head),
-        )
-    view: np.ndarray = RowView(inputs, held.rows[which])  # type: ignore[assignment]
-    samples = Samples(view, held.given[which], held.table.num_classes, spec.mean, spec.std)
+    table = site_data.table
+    inputs = table.images
+    if site_data.config.model.frozen:
+        inputs = frozen_features(site_data.config, table)
+        model = Classifier(torch.nn.Identity(), model.head)
+    spec = spec_of(site_data.config.model.name)
+    view: np.ndarray = RowView(inputs, site_data.rows[rows])  # type: ignore[assignment]
+    samples = Samples(view, site_data.given[rows], table.num_classes, spec.mean, spec.std)
     return evaluate(model, samples, torch.device("cpu"), features=True)
 
 
-def evidence_of_test(held: SiteData, run: Path) -> Evidence:
-    """One look at held-out labels by the final model, which was never trained on them."""
-    seen = outputs(held, np.arange(len(held)), run)
-    if seen is None:
+def collect_test_evidence(site_data: SiteData, run: Path) -> Evidence:
+    """Evidence of the final model, which was never trained on them, about held-out labels."""
+    evaluation = evaluate_rows(site_data, np.arange(len(site_data)), run)
+    if evaluation is None:
         raise RunFolderError(
-            "todo.model-outputs-1",
-            f"{run} holds no model to look at the test set with",
-            fix="finish the run: `fedgsca resume`",
+            "audit.no-model",
+            f"{run} contains no model to evaluate the test images with",
+            fix="finish the run with `fedgsca resume`",
         )
-    return means(add({}, seen.probs, seen.losses, None))
+    return mean_evidence(add_round({}, evaluation.probs, evaluation.losses, None))

@@ -1,44 +1,51 @@
-"""How good a ranking is, in a simulation, which knows the truth."""
+"""How good a ranking is, in a simulation, which knows the wrong labels."""
 
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
 
+from fedgsca.experiment.records import RankingTruth
 from fedgsca.metrics import auroc
+
+EFFORT_STEPS = 20  # points of the curve of review effort
 
 
 def precision_at(order: np.ndarray, wrong: np.ndarray, k: int) -> float | None:
-    """Share of the first k of the list that are wrong; None for an empty list."""
-    return float(wrong[order[:k]].mean()) if k and len(order) else None
+    """Share of wrong labels among the first k of the list `order`; None for an empty list."""
+    if not k or not len(order):
+        return None
+    return float(wrong[order[:k]].mean())
 
 
-def tenth(n: int) -> int:
+def first_tenth(n: int) -> int:
+    """The size of the first tenth of a list of n labels, at least one label if there is any."""
     return math.ceil(0.1 * n)
 
 
-def against_truth(order: np.ndarray, wrong: np.ndarray) -> dict[str, Any]:
-    """What a reviewer who works down the list would find.
+def measure_ranking(order: np.ndarray, wrong: np.ndarray) -> RankingTruth:
+    """What a reviewer finds in the list `order`, (n,) rows; `wrong` is (n,) bool by row.
 
-    "10%" is the first tenth of the list. Where fewer than a tenth of the labels are wrong, no list can be right there throughout;
-    "errors", the first as many as there are errors, has 1 as its best value at every site. Both are null at a site without errors.
+    "10%" is the first tenth of the list. Where fewer than a tenth of the labels are wrong, no list
+    can reach 1 there; "errors", the first as many labels as there are errors, can do so at every
+    site. Both are None at a site without errors.
     """
-    n, errors = len(order), int(wrong.sum())
-    places = {"10%": tenth(n), "errors": errors}
-    score = np.empty(n)
-    score[order] = -np.arange(n, dtype=np.float64)
-    found = np.cumsum(wrong[order])
-    steps = sorted({round(n * i / 20) for i in range(21)})
-    return {
-        "wrong": errors,
-        "auroc": auroc(score, wrong),
-        "precision_at": {
-            name: precision_at(order, wrong, k) if errors else None for name, k in places.items()
-        },
-        "recall_at": {
-            name: int(found[k - 1]) / errors if errors and k else None for name, k in places.items()
-        },
-        "effort": [[k, int(found[k - 1]) if k else 0] for k in steps],
-    }
+    n = len(order)
+    errors = int(wrong.sum())
+    scores = np.empty(n)
+    scores[order] = -np.arange(n, dtype=np.float64)
+    errors_up_to = np.concatenate([[0], np.cumsum(wrong[order])])  # (n + 1,) by labels reviewed
+    precision: dict[str, float | None] = {}
+    recall: dict[str, float | None] = {}
+    for name, k in (("10%", first_tenth(n)), ("errors", errors)):
+        precision[name] = precision_at(order, wrong, k) if errors else None
+        recall[name] = int(errors_up_to[k]) / errors if errors and k else None
+    steps = sorted({round(n * i / EFFORT_STEPS) for i in range(EFFORT_STEPS + 1)})
+    return RankingTruth(
+        wrong=errors,
+        auroc=auroc(scores, wrong),
+        precision_at=precision,
+        recall_at=recall,
+        effort=tuple((k, int(errors_up_to[k])) for k in steps),
+    )

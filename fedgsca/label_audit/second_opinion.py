@@ -1,61 +1,73 @@
-"""Second opinions about a site's labels, from its own features alone: its nearest neighbours, or cleanlab (extra).
+"""Second opinions about a site's labels: its nearest neighbours, or cleanlab.
 
-They stand beside the federation's suggestion and do not change the ranking.
+They use the site's own features alone. They are shown beside the federation's suggestion and do
+not change the ranking.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 
 from fedgsca.errors import ConfigError
+from fedgsca.label_audit.similarity import nearest_rows, unit_vectors
+from fedgsca.support.text import did_you_mean
 
-Opinion = tuple[np.ndarray, np.ndarray]  # (n,) class index, (n,) how sure, 0 to 1
-NEIGHBOURS, BLOCK = 10, 512
+NEIGHBOURS = 10
 
 
-def by_neighbours(features: np.ndarray, given: np.ndarray, num_classes: int) -> Opinion:
-    """The most frequent label among the ten most similar other samples (cosine), and its share. Ties: the smaller index."""
-    unit = features / np.maximum(np.linalg.norm(features, axis=1, keepdims=True), 1e-12)
-    k = min(NEIGHBOURS, len(given) - 1)
+@dataclass(frozen=True)
+class SecondOpinion:
+    """A class for every label of a site, and how certain it is."""
+
+    # (n,) class indices
+    labels: np.ndarray
+    # (n,) 0 to 1
+    confidence: np.ndarray
+
+
+def neighbour_opinion(features: np.ndarray, given: np.ndarray, num_classes: int) -> SecondOpinion:
+    """The most frequent label among the ten most similar other samples (cosine), and its share.
+
+    `features` is (n, D), `given` (n,) class indices. Ties go to the smaller class index.
+    """
+    nearest = nearest_rows(unit_vectors(features), NEIGHBOURS)
     votes = np.zeros((len(given), num_classes))
-    for start in range(
-        0, len(given), BLOCK
-    ):  # (block, n) at a time: memory does not grow with the square of n
-        close = unit[start : start + BLOCK] @ unit.T
-        rows = np.arange(start, start + len(close))
-        close[np.arange(len(close)), rows] = -np.inf
-        nearest = (
-            np.argpartition(-close, k - 1, axis=1)[:, :k]
-            if k
-            else np.zeros((len(close), 0), np.int64)
-        )
-        np.add.at(votes, (rows[:, None], given[nearest]), 1.0)
-    return votes.argmax(axis=1), votes.max(axis=1) / max(k, 1)
+    np.add.at(votes, (np.arange(len(given))[:, None], given[nearest]), 1.0)
+    return SecondOpinion(votes.argmax(axis=1), votes.max(axis=1) / max(nearest.shape[1], 1))
 
 
-def by_cleanlab(features: np.ndarray, given: np.ndarray, num_classes: int) -> Opinion:
-    """The class that a logistic regression, trained on the other four fifths, finds most probable."""
-    from fedgsca.label_audit.cleanlab_scores import out_of_sample
+def cleanlab_opinion(features: np.ndarray, given: np.ndarray, num_classes: int) -> SecondOpinion:
+    """The most probable class by a logistic regression trained on the other four fifths."""
+    from fedgsca.label_audit.cleanlab_scores import out_of_sample_probs
 
-    probs = out_of_sample(features, given, num_classes)
-    return probs.argmax(axis=1), probs.max(axis=1)
+    probs = out_of_sample_probs(features, given, num_classes)
+    return SecondOpinion(probs.argmax(axis=1), probs.max(axis=1))
 
 
-OPINIONS: dict[str, Callable[[np.ndarray, np.ndarray, int], Opinion]] = {
-    "neighbours": by_neighbours,
-    "cleanlab": by_cleanlab,
+OPINIONS: dict[str, Callable[[np.ndarray, np.ndarray, int], SecondOpinion]] = {
+    "neighbours": neighbour_opinion,
+    "cleanlab": cleanlab_opinion,
 }
 
 
-def second_opinion(
-    who: str, features: np.ndarray | None, given: np.ndarray, num_classes: int
-) -> Opinion:
+def ask_second_opinion(
+    name: str, features: np.ndarray | None, given: np.ndarray, num_classes: int
+) -> SecondOpinion:
+    """The opinion of one of OPINIONS about the labels `given`, (n,), with `features`, (n, D)."""
+    if name not in OPINIONS:
+        raise ConfigError(
+            "audit.unknown-second-opinion",
+            f"there is no second opinion named {name!r}",
+            fix=f"{did_you_mean(name, OPINIONS)}use one of: {', '.join(OPINIONS)}",
+        )
     if features is None:
         raise ConfigError(
-            "todo.second-opinion-1",
-            f"a second opinion by {who} needs features, and this folder holds no model to compute them with",
-            fix="leave --second-opinion out, or give the folder of the finished run",
+            "audit.no-features",
+            f"a second opinion by {name} needs features, and this folder contains no model to"
+            " compute them with",
+            fix="omit --second-opinion, or give the folder of the finished run",
         )
-    return OPINIONS[who](features, given, num_classes)
+    return OPINIONS[name](features, given, num_classes)

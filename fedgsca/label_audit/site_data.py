@@ -1,146 +1,183 @@
-"""What a site holds: its images, the labels given to them and, in a simulation, the true ones.
+"""The data of a site: its images, the labels given to them and, in a simulation, the true labels.
 
-The audit and the review see a site's data through this, whether the site is part of a simulation or a hospital of its own.
+The audit and the review see a site's data through this, whether the site is part of a simulation or
+a hospital of its own.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
 from fedgsca.config import SITES_SOURCE, Config, build, merge
-from fedgsca.data.load import READERS
-from fedgsca.data.table import Table
-from fedgsca.engine.label_evidence import about, sites_with_evidence
+from fedgsca.data.reader import available_readers
+from fedgsca.data.table import ImageTable
+from fedgsca.engine.label_evidence import read_header, sites_with_evidence
 from fedgsca.errors import ConfigError, DataError, RunFolderError
-from fedgsca.experiment.simulation import divide, frozen_features
+from fedgsca.experiment.frozen_features import frozen_features
+from fedgsca.experiment.simulation import divide
+from fedgsca.support.text import did_you_mean
 
 
 @dataclass(frozen=True)
 class SiteData:
-    """Rows of a site, 0 to n - 1, are what evidence, audit and decisions count by; `rows` says where they are in the table."""
+    """The samples of one site, counted from 0 to n - 1.
+
+    Evidence, audit and decisions use these row numbers; `rows` maps them to rows of the table.
+    """
 
     config: Config
     site: str
-    source: str  # as it was found: an absolute path, or a built-in name
-    labels: str | None  # csv of corrected labels, if there is one
-    table: Table
-    rows: np.ndarray  # (n,) table rows
-    given: np.ndarray  # (n,) class indices
-    truth: np.ndarray | None  # (n,) class indices, where noise was injected
+    # an absolute path, or a built-in name
+    source: str
+    # csv of corrected labels, if there is one
+    labels: str | None
+    table: ImageTable
+    # (n,) table rows
+    rows: np.ndarray
+    # (n,) class indices
+    given: np.ndarray
+    # (n,) class indices, where noise was injected
+    truth: np.ndarray | None
 
     def __len__(self) -> int:
         return len(self.rows)
 
     def image(self, row: int) -> np.ndarray:
-        """(H, W, 3) uint8: what the network sees."""
+        """(H, W, 3) uint8: the input of the network."""
         return np.asarray(self.table.images[self.rows[row]])
 
-    def features(self, which: np.ndarray, run: Path) -> np.ndarray | None:
-        """(m, D) float32 of these rows: the frozen backbone's, or those of the run's own network; None where there is none."""
-        if self.config.model.frozen:
-            return np.asarray(frozen_features(self.config, self.table)[self.rows[which]])
-        from fedgsca.label_audit.model_outputs import outputs
+    def features(self, rows: np.ndarray, run: Path) -> np.ndarray | None:
+        """(m, D) float32 of these rows, (m,); None where the folder contains no model.
 
-        seen = outputs(self, which, run)
-        return None if seen is None else seen.features
+        Features of the frozen backbone, or of the run's own network.
+        """
+        if self.config.model.frozen:
+            return np.asarray(frozen_features(self.config, self.table)[self.rows[rows]])
+        from fedgsca.label_audit.model_outputs import evaluate_rows
+
+        evaluation = evaluate_rows(self, rows, run)
+        return None if evaluation is None else evaluation.features
 
     @property
     def root(self) -> Path | None:
-        """The folder with the original files, where the source is one."""
-        path = _parts(self.source)[1]
+        """The folder with the original files; None where the source is not a folder."""
+        _, path = split_source(self.source)
         return path if path.is_dir() else None
 
 
 def open_sites(
     run: Path, *, source: str | None = None, labels: str | None = None
 ) -> dict[str, SiteData]:
-    """All sites with evidence in a run's folder, or in the folder of a hospital's own state.
+    """Open all sites with evidence in a run's folder, or in the folder of a hospital's own state.
 
-    `source` and `labels` say where the data is, for a hospital, or where it is now, if it was moved since the run.
+    `source` and `labels` name the data of a hospital, or the new place of data that was moved since
+    the run.
     """
     names = sites_with_evidence(run)
-    config = build(about(run, names[0])["config"])
+    config = build(read_header(run, names[0]).config)
     if config.data.source == SITES_SOURCE:
-        return {name: _own(config, name, source, labels) for name in names}
+        return {name: _open_hospital(config, name, source, labels) for name in names}
     if source is None:
-        _check_there(config.data.source)
-    moved = {"source": source, "labels": labels}
-    config = build(
-        merge(
-            config.to_tree(),
-            {"data": {key: value for key, value in moved.items() if value is not None}},
-        )
-    )
+        _check_source_exists(config.data.source)
+    changes = {}
+    if source is not None:
+        changes["source"] = source
+    if labels is not None:
+        changes["labels"] = labels
+    config = build(merge(config.to_tree(), {"data": changes}))
     division = divide(config)
-    truth, where = division.truth, absolute(config.data.source)
-    return {
-        name: SiteData(config, name, where, config.data.labels, division.table, division.rows[name], division.given[name], truth.get(name))
-        for name in names
-    }  # fmt: skip
+    truth = division.truth
+    sites = {}
+    for name in names:
+        sites[name] = SiteData(
+            config=config,
+            site=name,
+            source=absolute_source(config.data.source),
+            labels=config.data.labels,
+            table=division.table,
+            rows=division.rows[name],
+            given=division.given[name],
+            truth=truth.get(name),
+        )
+    return sites
 
 
-def _check_there(source: str) -> None:
-    """A path that the run knows may be relative to where it was started, or have been moved since."""
-    kind, path = _parts(source)
-    if source not in READERS and not path.exists():
+def _check_source_exists(source: str) -> None:
+    """The path in the run may be relative to another folder, or the data may have been moved."""
+    kind, path = split_source(source)
+    if source not in available_readers() and not path.exists():
         raise DataError(
-            "todo.site-data-1",
-            f"the run names its data as {source}, and that is not found from here",
-            fix=f"say where it is now: --data {kind}PATH",
+            "audit.data-not-found",
+            f"the run was trained on {source}, which does not exist here",
+            fix=f"name its present place: --data {kind}PATH",
         )
 
 
-def _own(config: Config, name: str, source: str | None, labels: str | None) -> SiteData:
+def _open_hospital(config: Config, name: str, source: str | None, labels: str | None) -> SiteData:
     from fedgsca.experiment.deployment import site_table
 
     if source is None:
         raise ConfigError(
-            "todo.site-data-2",
-            f"{name} is a hospital with images of its own",
-            fix="say where they are: --data FOLDER",
+            "audit.data-required",
+            f"the site {name} has its own images, and the run does not say where they are",
+            fix="add --data FOLDER",
         )
     table = site_table(config, source, Path(labels) if labels else None)
     rows = table.rows("train")
     return SiteData(
-        config, name, absolute(source), labels, table, rows, table.trained_on[rows], None
+        config=config,
+        site=name,
+        source=absolute_source(source),
+        labels=labels,
+        table=table,
+        rows=rows,
+        given=table.trained_on[rows],
+        truth=None,
     )
 
 
-def pick(run: Path, held: dict[str, SiteData], site: str) -> SiteData:
-    if site not in held:
+def select_site(run: Path, sites: Mapping[str, SiteData], name: str) -> SiteData:
+    """The site with this name, or an error that lists the sites of the run."""
+    if name not in sites:
         raise RunFolderError(
-            "todo.site-data-3",
-            f"{run} has no evidence of a site {site!r}",
-            fix=f"the sites are {', '.join(sorted(held))}",
+            "audit.unknown-site",
+            f"{run} has no evidence of a site named {name!r}",
+            fix=f"{did_you_mean(name, sites)}use one of: {', '.join(sorted(sites))}",
         )
-    return held[site]
+    return sites[name]
 
 
-def held_test(held: SiteData) -> SiteData:
-    """The test images beside a site's training images, with the labels by which every model is judged."""
-    rows = held.table.rows("test")
-    return replace(held, site="test", rows=rows, given=held.table.labels[rows], truth=None)
+def select_test_split(site_data: SiteData) -> SiteData:
+    """The test images beside a site's training images, with the labels that score every model."""
+    rows = site_data.table.rows("test")
+    given = site_data.table.labels[rows]
+    return replace(site_data, site="test", rows=rows, given=given, truth=None)
 
 
-def check_data(held: SiteData, fingerprint: str) -> None:
-    """The images and labels must be those that the run saw: rows of other data would get the suspicion of these."""
-    if held.table.fingerprint != fingerprint:
+def check_data(site_data: SiteData, fingerprint: str) -> None:
+    """Refuse images or labels other than those of the run: its evidence is about other samples."""
+    if site_data.table.fingerprint != fingerprint:
         raise DataError(
-            "todo.site-data-4",
-            f"the data in {held.source} is not what the run was made with: images, labels or split have changed",
-            fix="restore the data as it was, or run `fedgsca run` and `fedgsca audit` again on the new data",
+            "audit.data-changed",
+            f"the data in {site_data.source} is not the data of the run: images, labels or split"
+            " have changed",
+            fix="restore the data, or run `fedgsca run` and `fedgsca audit` again on the new data",
         )
 
 
-def absolute(source: str) -> str:
-    """A path as seen from anywhere; the kind before it, and built-in names, stay."""
-    kind, path = _parts(source)
+def absolute_source(source: str) -> str:
+    """The source with an absolute path; the reader before it and built-in names stay."""
+    kind, path = split_source(source)
     return kind + str(path.resolve()) if path.exists() else source
 
 
-def _parts(source: str) -> tuple[str, Path]:
-    kind, colon, rest = source.partition(":")
-    return (kind + colon, Path(rest).expanduser()) if rest else ("", Path(source).expanduser())
+def split_source(source: str) -> tuple[str, Path]:
+    """'npz:a.npz' -> ('npz:', Path('a.npz')); without a reader the first part is empty."""
+    kind, colon, path = source.partition(":")
+    if not path:
+        return "", Path(source).expanduser()
+    return kind + colon, Path(path).expanduser()

@@ -1,1 +1,1 @@
-"""The review page: a small local web server on which a person looks at suspect labels and decides."""
+"""The review page: a local web server on which people review suspect labels."""

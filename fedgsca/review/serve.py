@@ -1,4 +1,4 @@
-"""Starts the review server on 127.0.0.1, and nowhere else."""
+"""Start the review server on 127.0.0.1, and on no other address."""
 
 from __future__ import annotations
 
@@ -16,65 +16,82 @@ if TYPE_CHECKING:
 
     from fedgsca.review.session import Session
 
-HOST, PORT, TRIES = "127.0.0.1", 8765, 20
+HOST = "127.0.0.1"
+FIRST_PORT = 8765
+LAST_PORT = 8784
 
 
 def bind(port: int | None) -> socket.socket:
-    """A listening place on this machine only: the port asked for, or the first free one from 8765 on."""
-    for candidate in [port] if port is not None else range(PORT, PORT + TRIES):
-        place = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-        place.setsockopt(
-            socket.SOL_SOCKET, socket.SO_REUSEADDR, 1
-        )  # a port that was just given back, never one in use
+    """A listening socket of this machine only: on `port`, or on the first free one from 8765 on."""
+    if port is not None:
         try:
-            place.bind((HOST, candidate))
-            place.listen()  # now, so that a second server finds the port taken
-            return place
+            return _listen(port)
         except OSError as error:
-            place.close()
-            if port is not None:
-                why = error.strerror or str(error)
-                raise ConfigError(
-                    "todo.serve-1",
-                    f"port {port} cannot be used: {why}",
-                    fix="choose another --port, or leave it out",
-                ) from None
-    last = PORT + TRIES - 1
+            raise ConfigError(
+                "review.port-unavailable",
+                f"port {port} cannot be used: {error.strerror or error}",
+                fix="choose another --port, or omit the option",
+            ) from None
+    for candidate in range(FIRST_PORT, LAST_PORT + 1):
+        with contextlib.suppress(OSError):
+            return _listen(candidate)
     raise ConfigError(
-        "todo.serve-2",
-        f"ports {PORT} to {last} are all in use",
+        "review.no-free-port",
+        f"all ports from {FIRST_PORT} to {LAST_PORT} are in use",
         fix="stop a review that is still running, or choose a --port",
     )
 
 
-def need_server() -> None:
-    """starlette and uvicorn, or the line that installs them."""
-    lacking = [name for name in ("starlette", "uvicorn") if find_spec(name) is None]
-    if lacking:
+def _listen(port: int) -> socket.socket:
+    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    try:
+        # allows a port that was just released, never one in use
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((HOST, port))
+        listener.listen()  # already here, so that a second server finds the port in use
+    except OSError:
+        listener.close()
+        raise
+    return listener
+
+
+def require_server_packages() -> None:
+    """Raise MissingExtraError if starlette or uvicorn is not installed."""
+    missing = [name for name in ("starlette", "uvicorn") if find_spec(name) is None]
+    if missing:
         raise MissingExtraError(
-            "todo.serve-3",
-            f"the review page needs packages that are not installed: {', '.join(lacking)}",
-            fix="pip install -c constraints.txt 'fedgsca[review]'",
+            "extra.review",
+            f"the review page needs packages that are not installed: {', '.join(missing)}",
+            fix="pip install 'fedgsca[review]'",
         )
 
 
-def make_server(session: Session, place: socket.socket) -> tuple[uvicorn.Server, str]:
-    """The server for a place that is bound, and the address that opens the page."""
+def build_server(session: Session, listener: socket.socket) -> tuple[uvicorn.Server, str]:
+    """The server for a listening socket, and the address that opens the page."""
     import uvicorn
 
-    from fedgsca.review.web_app import make_app
+    from fedgsca.review.web_app import build_app
 
-    number, token = int(place.getsockname()[1]), secrets.token_urlsafe(32)
+    port = int(listener.getsockname()[1])
+    token = secrets.token_urlsafe(32)
     config = uvicorn.Config(
-        make_app(session, port=number, token=token), log_level="warning", access_log=False, lifespan="off",
-        server_header=False, proxy_headers=False, timeout_graceful_shutdown=1, ws="none", http="h11", loop="asyncio",
-    )  # fmt: skip
-    return uvicorn.Server(config), f"http://{HOST}:{number}/?token={token}"
+        build_app(session, port=port, token=token),
+        log_level="warning",
+        access_log=False,
+        lifespan="off",
+        server_header=False,
+        proxy_headers=False,
+        timeout_graceful_shutdown=1,
+        ws="none",
+        http="h11",
+        loop="asyncio",
+    )
+    return uvicorn.Server(config), f"http://{HOST}:{port}/?token={token}"
 
 
-def serve(session: Session, port: int | None, tell: Callable[[str], None]) -> None:
-    """Answer until Ctrl-C. `tell` gets the address once the port is ours."""
-    with contextlib.suppress(KeyboardInterrupt), bind(port) as place:
-        server, address = make_server(session, place)
-        tell(address)
-        server.run(sockets=[place])
+def serve(session: Session, port: int | None, announce: Callable[[str], None]) -> None:
+    """Answer requests until Ctrl-C. `announce` gets the address as soon as the port is ours."""
+    with contextlib.suppress(KeyboardInterrupt), bind(port) as listener:
+        server, address = build_server(session, listener)
+        announce(address)
+        server.run(sockets=[listener])

@@ -1,230 +1,346 @@
-"""One reviewer at one audit: the list, what was decided, and what the page may know. Nothing here knows HTTP."""
+"""One reviewer at one audit: the list, the decisions, and what the page may show. No HTTP here.
+
+Methods return typed values; `to_json` of each is what the page receives.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
 
 from fedgsca.errors import DataError
 from fedgsca.label_audit.audit_table import Audit, Suspect
-from fedgsca.label_audit.consensus import pace, summarise
-from fedgsca.label_audit.decisions import ACTIONS, Decision, Decisions
+from fedgsca.label_audit.consensus import images_per_minute, summarise_decisions
+from fedgsca.label_audit.decisions import ACTIONS, Decision, resolve_action
+from fedgsca.support.json_record import Record, stored_as
 
-EXAMPLES = 5  # clean images of one class beside a suspect
-RECENT = 30  # decisions that tell the speed
-LONGEST_NOTE, LONGEST_ID = 2000, 100  # characters
+NUM_EXAMPLES = 5  # clean images of one class beside a suspect
+RECENT = 30  # decisions from which the speed is computed
+MAX_NOTE = 2000  # characters
+MAX_REQUEST_ID = 100  # characters
 
 
-class Pictures(Protocol):
-    """What the page needs of fedgsca.label_audit.audit_images.Images: images by row of the site, never by path."""
+class ImageSource(Protocol):
+    """What the page needs of label_audit.audit_images.AuditImages: images by row, never by path."""
 
     def png(self, row: int) -> bytes: ...
+
     def thumbnail(self, row: int, size: int) -> bytes: ...  # JPEG
+
     def hash(self, row: int) -> str: ...
+
     def similar(self, row: int, label: str, k: int) -> list[int]: ...
 
 
 @dataclass(frozen=True)
-class Filter:
-    """Which part of the list is being worked through."""
+class ListFilter:
+    """The part of the list that is being reviewed."""
 
     given: str | None = None
-    suggested: str | None = None
+    suggestion: str | None = None
     priority: bool = True
 
 
-class Session:
-    def __init__(
-        self, audit: Audit, pictures: Pictures, reviewer: str, *, blind: bool = False
-    ) -> None:
-        self.audit, self.pictures, self.reviewer, self.blind = audit, pictures, reviewer, blind
-        self.decisions = Decisions(audit.path)
-        rows = audit.index["row"].astype(np.int64)
-        self._rank = np.full(
-            int(rows.max(initial=-1)) + 1, -1, np.int64
-        )  # row -> position in the whole list
-        self._rank[rows] = np.arange(len(rows))
+@dataclass(frozen=True)
+class ReviewProgress(Record):
+    """How far the reviewer is."""
 
-    def about(self) -> dict[str, Any]:
-        """What the page shows around the list."""
-        header = self.audit.header
-        return {
-            "site": header.get("site", ""),
-            "reviewer": self.reviewer,
-            "classes": list(self.audit.classes),
-            "blind": self.blind,
-            "pairs": []
-            if self.blind
-            else self._pairs(),  # a filter by class pair would give the labels away
-            "labels": len(self.audit),
-            "priority": int(np.sum(self.audit.index["priority"] == 1)),
-            "progress": self.progress(),
-        }
+    num_decisions: int = field(metadata=stored_as("decided"))
+    num_priority_decisions: int = field(metadata=stored_as("priority_decided"))
+    num_priority: int = field(metadata=stored_as("priority"))
+    per_minute: float | None
+    minutes_left: float | None
 
-    def _pairs(self) -> list[dict[str, Any]]:
-        """Which class was taken for which, and how often; the most urgent first."""
-        index, names = self.audit.index, self.audit.classes
-        codes = index["given"].astype(np.int64) * len(names) + index["suggested"]
-        total, urgent = (
-            np.bincount(c, minlength=len(names) ** 2)
-            for c in (codes, codes[index["priority"] == 1])
-        )
-        order = np.lexsort((-total, -urgent))
-        return [
-            {
-                "given": names[c // len(names)],
-                "suggested": names[c % len(names)],
-                "labels": int(total[c]),
-                "priority": int(urgent[c]),
-            }
-            for c in order.tolist()
-            if total[c]
-        ]
 
-    def progress(self) -> dict[str, Any]:
-        mine = self.decisions.of(self.reviewer)
-        urgent = self.audit.index["priority"] == 1
-        done = sum(bool(urgent[self._rank[row]]) for row in mine if self.has(row))
-        speed = pace(self.decisions.latest(self.reviewer, RECENT))
-        left = int(urgent.sum()) - done
-        return {
-            "decided": len(mine),
-            "priority_decided": done,
-            "priority": int(urgent.sum()),
-            "per_minute": speed,
-            "minutes_left": left / speed if speed else None,
-        }
+@dataclass(frozen=True)
+class ClassPair(Record):
+    """A given and a suggested class, and how many labels have both."""
 
-    def has(self, row: int) -> bool:
-        return 0 <= row < len(self._rank) and self._rank[row] >= 0
+    given: str
+    suggestion: str = field(metadata=stored_as("suggested"))
+    labels: int
+    priority: int
 
-    def items(self, chosen: Filter, start: int, count: int, *, open_only: bool) -> dict[str, Any]:
-        """Up to `count` labels of the filtered list from position `start`, with their positions and what was decided."""
-        ranks = self.audit.ranks(
-            given=chosen.given, suggested=chosen.suggested, priority=chosen.priority
-        )
-        mine = self.decisions.of(self.reviewer)
-        decided = np.isin(ranks, self._rank[[row for row in mine if self.has(row)]])
-        places = np.flatnonzero(~decided) if open_only else np.arange(len(ranks))
-        places = places[places >= start][:count]
-        suspects = self.audit.at(ranks[places])
-        return {
-            "total": len(ranks),
-            "decided": int(decided.sum()),
-            "items": [
-                self.item(suspect, int(place), mine.get(suspect.row))
-                for place, suspect in zip(places, suspects, strict=True)
-            ],
-        }
 
-    def item(self, suspect: Suspect, place: int, decision: Decision | None) -> dict[str, Any]:
-        """One label for the page. A blind reviewer is told neither label before the decision."""
-        shown: dict[str, Any] = {
-            "position": place,
+@dataclass(frozen=True)
+class SessionHeader(Record):
+    """What the page shows around the list."""
+
+    site: str
+    reviewer: str
+    classes: tuple[str, ...]
+    blind: bool
+    pairs: tuple[ClassPair, ...]
+    labels: int
+    priority: int
+    progress: ReviewProgress
+
+
+@dataclass(frozen=True)
+class ExampleGroup(Record):
+    """Rows of clean images of one class."""
+
+    label: str
+    rows: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class ListItem:
+    """One label as the page shows it."""
+
+    # in the filtered list
+    position: int
+    suspect: Suspect
+    decision: Decision | None
+    # a blind reviewer sees neither label before the decision
+    shows_labels: bool
+
+    def to_json(self) -> dict[str, Any]:
+        """The item for the page; without labels and evidence if these must not be shown."""
+        suspect = self.suspect
+        tree: dict[str, Any] = {
+            "position": self.position,
             "row": suspect.row,
             "id": suspect.id,
             "hash": suspect.hash,
             "rank": suspect.rank,
         }
-        if not self.blind or decision is not None:
-            shown |= {
-                "given": suspect.given,
-                "suggested": suspect.suggested,
-                "probabilities": [
-                    [suspect.suggested, suspect.probability],
-                    *map(list, suspect.others),
-                ],
-                "suspicion": suspect.suspicion,
-                "rounds": suspect.rounds,
-                "votes": suspect.votes,
-                "reason": suspect.reason,
-                "opinions": {who: list(said) for who, said in suspect.opinions.items()},
+        if self.shows_labels:
+            tree["given"] = suspect.given
+            tree["suggested"] = suspect.suggestion
+            first = (suspect.suggestion, suspect.probability)
+            tree["probabilities"] = [first, *suspect.runners_up]
+            tree["suspicion"] = suspect.suspicion
+            tree["rounds"] = suspect.rounds
+            tree["votes"] = suspect.votes
+            tree["reason"] = suspect.reason
+            tree["opinions"] = dict(suspect.opinions)
+        tree["decision"] = None
+        if self.decision is not None:
+            tree["decision"] = {
+                "action": self.decision.action,
+                "label": self.decision.final,
+                "reason": self.decision.reason,
             }
-        shown["decision"] = decision and {
-            "action": decision.action,
-            "label": decision.final,
-            "reason": decision.reason,
-        }
-        return shown
+        return tree
 
-    def examples(self, row: int) -> list[dict[str, Any]]:
-        """Clean images to compare with: similar ones of the given and the suggested class; blind: a few of every class."""
-        suspect = self.audit.at([int(self._rank[row])])[0]
-        names, each = (
-            (self.audit.classes, EXAMPLES // 2)
-            if self.blind
-            else ((suspect.given, suspect.suggested), EXAMPLES)
+
+@dataclass(frozen=True)
+class ListPage:
+    """A part of the filtered list."""
+
+    total: int
+    num_decisions: int
+    items: Sequence[ListItem]
+
+    def to_json(self) -> dict[str, Any]:
+        """The answer to /api/items."""
+        items = [item.to_json() for item in self.items]
+        return {"total": self.total, "decided": self.num_decisions, "items": items}
+
+
+class Session:
+    """One reviewer's work on one audit."""
+
+    def __init__(
+        self, audit: Audit, images: ImageSource, reviewer: str, *, blind: bool = False
+    ) -> None:
+        """`blind`: labels and evidence are hidden until the reviewer has decided."""
+        self.audit = audit
+        self.images = images
+        self.reviewer = reviewer
+        self.blind = blind
+        self.decisions = audit.open_decisions()
+        rows = audit.index["row"].astype(np.int64)
+        # row -> position in the full list, -1 for a row that is not in it
+        self._positions = np.full(int(rows.max(initial=-1)) + 1, -1, np.int64)
+        self._positions[rows] = np.arange(len(rows))
+
+    def describe(self) -> SessionHeader:
+        """What the page shows around the list."""
+        return SessionHeader(
+            site=self.audit.site,
+            reviewer=self.reviewer,
+            classes=self.audit.classes,
+            blind=self.blind,
+            # a filter by class pair would reveal the labels
+            pairs=() if self.blind else self._class_pairs(),
+            labels=len(self.audit),
+            priority=self.audit.num_suspects,
+            progress=self.progress(),
         )
-        return [{"label": name, "rows": self.pictures.similar(row, name, each)} for name in names]
 
-    def decide(self, asked: Mapping[str, Any]) -> dict[str, Any]:
-        """Check and write one decision; raises DataError if it makes no sense, RunFolderError if it is not on the disk."""
-        row, label, action = asked.get("row"), asked.get("label"), asked.get("action")
-        if not isinstance(row, int) or not self.has(row):
+    def _class_pairs(self) -> tuple[ClassPair, ...]:
+        """Given and suggested classes that occur, the pair with the most labels to review first."""
+        index = self.audit.index
+        names = self.audit.classes
+        codes = index["given"].astype(np.int64) * len(names) + index["suggested"]
+        totals = np.bincount(codes, minlength=len(names) ** 2)
+        priorities = np.bincount(codes[index["priority"] == 1], minlength=len(names) ** 2)
+        pairs = []
+        for code in np.lexsort((-totals, -priorities)).tolist():
+            if totals[code]:
+                given, suggestion = divmod(code, len(names))
+                counts = (int(totals[code]), int(priorities[code]))
+                pairs.append(ClassPair(names[given], names[suggestion], *counts))
+        return tuple(pairs)
+
+    def progress(self) -> ReviewProgress:
+        """Counts and speed of this reviewer."""
+        rows = self.decisions.by_reviewer(self.reviewer)
+        priority = self.audit.index["priority"] == 1
+        num_done = sum(bool(priority[self._positions[row]]) for row in rows if self.has_row(row))
+        speed = images_per_minute(self.decisions.latest(self.reviewer, RECENT))
+        total = int(priority.sum())
+        return ReviewProgress(
+            num_decisions=len(rows),
+            num_priority_decisions=num_done,
+            num_priority=total,
+            per_minute=speed,
+            minutes_left=(total - num_done) / speed if speed else None,
+        )
+
+    def has_row(self, row: int) -> bool:
+        """Whether the site has a sample with this row number."""
+        return 0 <= row < len(self._positions) and bool(self._positions[row] >= 0)
+
+    def list_items(
+        self, list_filter: ListFilter, start: int, count: int, *, open_only: bool
+    ) -> ListPage:
+        """Up to `count` labels of the filtered list from position `start`, with decisions.
+
+        `open_only` skips the labels that this reviewer has decided about.
+        """
+        list_positions = self._filter(list_filter)
+        decisions = self.decisions.by_reviewer(self.reviewer)
+        rows = [row for row in decisions if self.has_row(row)]
+        is_decided = np.isin(list_positions, self._positions[rows])
+        page = np.arange(len(list_positions))
+        if open_only:
+            page = np.flatnonzero(~is_decided)
+        page = page[page >= start][:count]
+        items = []
+        suspects = self.audit.at(list_positions[page])
+        for position, suspect in zip(page.tolist(), suspects, strict=True):
+            items.append(self._item(suspect, position, decisions.get(suspect.row)))
+        return ListPage(len(list_positions), int(is_decided.sum()), items)
+
+    def _filter(self, list_filter: ListFilter) -> np.ndarray:
+        """Positions in the full list of the labels that pass the filter, ascending."""
+        return self.audit.positions(
+            given=list_filter.given,
+            suggestion=list_filter.suggestion,
+            priority=list_filter.priority,
+        )
+
+    def _item(self, suspect: Suspect, position: int, decision: Decision | None) -> ListItem:
+        shows_labels = not self.blind or decision is not None
+        return ListItem(position, suspect, decision, shows_labels)
+
+    def _suspect(self, row: int) -> Suspect:
+        return self.audit.at([int(self._positions[row])])[0]
+
+    def list_examples(self, row: int) -> list[ExampleGroup]:
+        """Clean images to compare with, the most similar first.
+
+        Of the given and the suggested class; for a blind reviewer a few of every class.
+        """
+        suspect = self._suspect(row)
+        names: tuple[str, ...] = (suspect.given, suspect.suggestion)
+        count = NUM_EXAMPLES
+        if self.blind:
+            names = self.audit.classes
+            count = NUM_EXAMPLES // 2
+        return [ExampleGroup(name, tuple(self.images.similar(row, name, count))) for name in names]
+
+    def decide(self, body: Mapping[str, Any]) -> dict[str, Any]:
+        """Check and write one decision, the JSON `body` of a request.
+
+        Raises DataError if it makes no sense, RunFolderError if it cannot be saved.
+        """
+        row = body.get("row")
+        if not isinstance(row, int) or not self.has_row(row):
             raise DataError(
-                "todo.session-1", "there is no such image in this list", fix="reload the page"
+                "review.unknown-row",
+                f"there is no image with row {row!r} in this list",
+                fix="reload the page",
             )
-        suspect = self.audit.at([int(self._rank[row])])[0]
-        if asked.get("hash") != suspect.hash or self.pictures.hash(row) != suspect.hash:
+        suspect = self._suspect(row)
+        if body.get("hash") != suspect.hash or self.images.hash(row) != suspect.hash:
             raise DataError(
-                "todo.session-2",
-                "the image is not the one that the audit was made from",
-                fix="run `fedgsca audit` again, then start the review anew",
+                "review.image-changed",
+                f"the image {suspect.id} is not the one that was audited",
+                fix="run `fedgsca audit` again, then start the review again",
             )
-        done, new = _meaning(suspect, action, label, self.audit.classes)
+        action, label = self._read_action(suspect, body.get("action"), body.get("label"))
         decision = Decision(
-            self.reviewer, row, suspect.id, suspect.hash, suspect.given, done, new,
-            reason=str(asked.get("reason") or "")[:LONGEST_NOTE], seconds=_seconds(asked.get("seconds")),
-            request=str(asked.get("request") or "")[:LONGEST_ID], blind=self.blind,
-        )  # fmt: skip
-        saved = self.decisions.add(decision)
-        return {"saved": True, "item": self.item(suspect, -1, saved), "progress": self.progress()}
+            reviewer=self.reviewer,
+            row=row,
+            id=suspect.id,
+            hash=suspect.hash,
+            given=suspect.given,
+            action=action,
+            label=label,
+            reason=str(body.get("reason") or "")[:MAX_NOTE],
+            seconds=_read_seconds(body.get("seconds")),
+            request=str(body.get("request") or "")[:MAX_REQUEST_ID],
+            blind=self.blind,
+        )
+        item = self._item(suspect, -1, self.decisions.add(decision))
+        return {"saved": True, "item": item.to_json(), "progress": self.progress().to_json()}
+
+    def _read_action(
+        self, suspect: Suspect, action: object, label: object
+    ) -> tuple[str, str | None]:
+        """Action and new label. Choosing the given class is keep, the suggested one accept."""
+        if action not in ACTIONS:
+            raise DataError(
+                "review.unknown-action",
+                f"there is no action named {action!r}",
+                fix=f"use one of: {', '.join(ACTIONS)}",
+            )
+        if action == "accept":
+            return "accept", suspect.suggestion
+        if action != "change":
+            return str(action), None
+        if label not in self.audit.classes:
+            raise DataError(
+                "review.unknown-class",
+                f"there is no class named {label!r}",
+                fix="choose a class from the list",
+            )
+        return resolve_action(suspect, str(label))
 
     def undo(self, request: str) -> dict[str, Any]:
-        line = self.decisions.undo(self.reviewer, request[:LONGEST_ID])
-        return {"undone": None if line is None else {"row": line.row}, "progress": self.progress()}
+        """Undo this reviewer's newest decision; the answer names the row to go back to."""
+        line = self.decisions.undo(self.reviewer, request[:MAX_REQUEST_ID])
+        undone_row = None if line is None else {"row": line.row}
+        return {"undone": undone_row, "progress": self.progress().to_json()}
 
-    def place(self, row: int, chosen: Filter) -> int | None:
-        """Where a row stands in the filtered list."""
-        ranks = self.audit.ranks(
-            given=chosen.given, suggested=chosen.suggested, priority=chosen.priority
-        )
-        found = np.flatnonzero(ranks == self._rank[row]) if self.has(row) else np.zeros(0, np.int64)
-        return int(found[0]) if len(found) else None
+    def find_position(self, row: int, list_filter: ListFilter) -> int | None:
+        """The position of a row in the filtered list; None if it is not in it."""
+        if not self.has_row(row):
+            return None
+        positions = np.flatnonzero(self._filter(list_filter) == self._positions[row])
+        return int(positions[0]) if len(positions) else None
 
-    def summary(self) -> dict[str, Any]:
-        """Counts, speed and agreement; which images others decided otherwise is not told while the review goes on."""
+    def summarise(self) -> dict[str, Any]:
+        """Counts, speed and agreement of all reviewers.
+
+        Which images others decided differently is hidden as long as the review goes on.
+        """
         self.decisions.refresh()
-        whole = summarise(self.decisions)
-        for pair in whole["agreement"]:
+        tree = summarise_decisions(self.decisions).to_json()
+        for pair in tree["agreement"]:
             pair["conflicts"] = len(pair["conflicts"])
-        return {**whole, "progress": self.progress()}
+        return {**tree, "progress": self.progress().to_json()}
 
 
-def _meaning(
-    suspect: Suspect, action: object, label: object, classes: tuple[str, ...]
-) -> tuple[str, str | None]:
-    """Action and new label. Choosing the given class means keep, choosing the suggested one means accept."""
-    if action not in ACTIONS:
-        raise DataError(
-            "todo.session-3", f"unknown action {action!r}", fix=f"one of {', '.join(ACTIONS)}"
-        )
-    if action == "accept":
-        return "accept", suspect.suggested
-    if action != "change":
-        return str(action), None
-    if label not in classes:
-        raise DataError(
-            "todo.session-4", f"unknown class {label!r}", fix="choose a class from the list"
-        )
-    if label == suspect.given:
-        return "keep", None
-    return "accept" if label == suspect.suggested else "change", str(label)
-
-
-def _seconds(value: object) -> float | None:
-    sound = isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < 1e6
-    return round(float(value), 2) if sound else None  # type: ignore[arg-type]
+def _read_seconds(value: object) -> float | None:
+    """A plausible number of seconds, or None."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    return round(float(value), 2) if 0 <= value < 1e6 else None

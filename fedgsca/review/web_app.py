@@ -1,6 +1,6 @@
-"""The addresses of the review server. Images go by row number; no path comes from, or goes to, the browser.
+"""The routes of the review server. Images are addressed by row; no path reaches the browser.
 
-This is the only file besides guard.py and serve.py that imports starlette.
+Besides request_guard.py and serve.py, this is the only file that imports starlette.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
@@ -19,7 +19,7 @@ from starlette.routing import Route
 
 from fedgsca.errors import FedgscaError, RunFolderError
 from fedgsca.review.request_guard import Guard
-from fedgsca.review.session import Filter, Session
+from fedgsca.review.session import ListFilter, Session
 
 STATIC = Path(__file__).with_name("static")
 FILES = {
@@ -29,61 +29,58 @@ FILES = {
     "/viewer.js": ("viewer.js", "text/javascript; charset=utf-8"),
     "/icon.svg": ("icon.svg", "image/svg+xml"),
 }
-THUMBNAIL, PAGE = 192, 50  # pixels; items in one answer
+THUMBNAIL_PIXELS = 192
+MAX_ITEMS = 50  # in one answer
+
+Endpoint: TypeAlias = Callable[[Request], Awaitable[Response]]
 
 
-def make_app(session: Session, *, port: int, token: str) -> Guard:
-    """The application behind its guard."""
+def build_app(session: Session, *, port: int, token: str) -> Guard:
+    """The application behind its guard, for one reviewer."""
+    routes = [Route(path, _serve_file(*file), methods=["GET"]) for path, file in FILES.items()]
+    routes += [*_api_routes(session), *_image_routes(session)]
+    app = Starlette(routes=routes, exception_handlers={FedgscaError: _explain_error})
+    return Guard(app, port=port, token=token)
 
+
+def _api_routes(session: Session) -> list[Route]:
     async def about(_: Request) -> Response:
-        return JSONResponse(await run_in_threadpool(session.about))
+        header = await run_in_threadpool(session.describe)
+        return JSONResponse(header.to_json())
 
     async def items(request: Request) -> Response:
         query = request.query_params
-        start, count = _number(query.get("start"), 0), _number(query.get("count"), 1)
-        chosen, open_only = _filter(request), query.get("open") == "1"
-        return JSONResponse(
-            await run_in_threadpool(
-                lambda: session.items(chosen, start, min(count, PAGE), open_only=open_only)
-            )
+        page = await run_in_threadpool(
+            session.list_items,
+            _read_filter(request),
+            _read_number(query.get("start"), 0),
+            min(_read_number(query.get("count"), 1), MAX_ITEMS),
+            open_only=query.get("open") == "1",
         )
+        return JSONResponse(page.to_json())
 
     async def place(request: Request) -> Response:
-        return JSONResponse(
-            {
-                "position": await run_in_threadpool(
-                    session.place, request.path_params["row"], _filter(request)
-                )
-            }
-        )
+        row = request.path_params["row"]
+        position = await run_in_threadpool(session.find_position, row, _read_filter(request))
+        return JSONResponse({"position": position})
 
     async def examples(request: Request) -> Response:
-        row = _row(session, request)
-        return JSONResponse({"examples": await run_in_threadpool(session.examples, row)})
-
-    async def image(request: Request) -> Response:
-        data = await run_in_threadpool(session.pictures.png, _row(session, request))
-        return Response(data, media_type="image/png")
-
-    async def thumbnail(request: Request) -> Response:
-        data = await run_in_threadpool(
-            session.pictures.thumbnail, _row(session, request), THUMBNAIL
-        )
-        return Response(data, media_type="image/jpeg")
+        groups = await run_in_threadpool(session.list_examples, _read_row(session, request))
+        return JSONResponse({"examples": [group.to_json() for group in groups]})
 
     async def decide(request: Request) -> Response:
-        asked = await _body(request)
-        return JSONResponse(await run_in_threadpool(session.decide, asked))
+        body = await _read_body(request)
+        return JSONResponse(await run_in_threadpool(session.decide, body))
 
     async def undo(request: Request) -> Response:
-        asked = await _body(request)
-        return JSONResponse(await run_in_threadpool(session.undo, str(asked.get("request") or "")))
+        body = await _read_body(request)
+        request_id = str(body.get("request") or "")
+        return JSONResponse(await run_in_threadpool(session.undo, request_id))
 
     async def summary(_: Request) -> Response:
-        return JSONResponse(await run_in_threadpool(session.summary))
+        return JSONResponse(await run_in_threadpool(session.summarise))
 
-    routes = [
-        *(Route(path, _file(name, kind), methods=["GET"]) for path, (name, kind) in FILES.items()),
+    return [
         Route("/api/about", about),
         Route("/api/items", items),
         Route("/api/place/{row:int}", place),
@@ -91,33 +88,40 @@ def make_app(session: Session, *, port: int, token: str) -> Guard:
         Route("/api/summary", summary),
         Route("/api/decide", decide, methods=["POST"]),
         Route("/api/undo", undo, methods=["POST"]),
-        Route("/image/{row:int}", image),
-        Route("/thumbnail/{row:int}", thumbnail),
     ]
-    return Guard(
-        Starlette(routes=routes, exception_handlers={FedgscaError: _explain}),
-        port=port,
-        token=token,
-    )
 
 
-def _file(name: str, kind: str) -> Callable[[Request], Awaitable[Response]]:
+def _image_routes(session: Session) -> list[Route]:
+    async def image(request: Request) -> Response:
+        data = await run_in_threadpool(session.images.png, _read_row(session, request))
+        return Response(data, media_type="image/png")
+
+    async def thumbnail(request: Request) -> Response:
+        row = _read_row(session, request)
+        data = await run_in_threadpool(session.images.thumbnail, row, THUMBNAIL_PIXELS)
+        return Response(data, media_type="image/jpeg")
+
+    return [Route("/image/{row:int}", image), Route("/thumbnail/{row:int}", thumbnail)]
+
+
+def _serve_file(name: str, content_type: str) -> Endpoint:
     content = STATIC.joinpath(name).read_bytes()
 
     async def send(_: Request) -> Response:
-        return Response(content, headers={"content-type": kind})
+        return Response(content, headers={"content-type": content_type})
 
     return send
 
 
-async def _explain(request: Request, error: Exception) -> Response:
-    """An error in words: 507 a decision could not be written, 409 what was asked does not fit the list."""
+async def _explain_error(request: Request, error: Exception) -> Response:
+    """507: a decision could not be written; 409: the request does not fit the list."""
     assert isinstance(error, FedgscaError)
-    unsaved = request.method == "POST" and isinstance(error, RunFolderError)
-    return JSONResponse({"error": error.message, "fix": error.fix}, 507 if unsaved else 409)
+    is_unsaved = request.method == "POST" and isinstance(error, RunFolderError)
+    tree = {"code": error.code, "error": error.message, "fix": error.fix}
+    return JSONResponse(tree, 507 if is_unsaved else 409)
 
 
-async def _body(request: Request) -> dict[str, Any]:
+async def _read_body(request: Request) -> dict[str, Any]:
     if request.headers.get("content-type", "").partition(";")[0] != "application/json":
         raise HTTPException(415)
     try:
@@ -129,21 +133,23 @@ async def _body(request: Request) -> dict[str, Any]:
     return value
 
 
-def _row(session: Session, request: Request) -> int:
+def _read_row(session: Session, request: Request) -> int:
     row = int(request.path_params["row"])
-    if not session.has(row):
+    if not session.has_row(row):
         raise HTTPException(404)
     return row
 
 
-def _filter(request: Request) -> Filter:
+def _read_filter(request: Request) -> ListFilter:
     query = request.query_params
-    return Filter(
-        query.get("given") or None, query.get("suggested") or None, query.get("scope") != "all"
+    return ListFilter(
+        given=query.get("given") or None,
+        suggestion=query.get("suggested") or None,
+        priority=query.get("scope") != "all",
     )
 
 
-def _number(text: str | None, default: int) -> int:
+def _read_number(text: str | None, default: int) -> int:
     if text is None:
         return default
     if not text.isdecimal() or len(text) > 9:

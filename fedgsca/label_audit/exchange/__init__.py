@@ -1,34 +1,38 @@
-"""Plain files for other label tools: the list goes out with its suggestions, what people decided there comes back as decisions.
+"""Plain files for other labelling tools: suspects go out, people's decisions come back.
 
-A format is a module with `write(out, batch)` and `read(path, audit)`, named in FORMATS.
+A format is a module with `write_batch(out, batch)` and `read_verdicts(path, audit)`, listed in
+FORMATS.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Protocol, cast
 
 from fedgsca.errors import DataError, RunFolderError
-from fedgsca.label_audit.audit_images import Images
+from fedgsca.label_audit.audit_images import AuditImages
 from fedgsca.label_audit.audit_table import Audit, Suspect
-from fedgsca.label_audit.decisions import Decision, Decisions
+from fedgsca.label_audit.decisions import Decision, Decisions, resolve_action
+from fedgsca.support.text import did_you_mean
 
-FORMATS = {"cleanlab": "cleanlab", "label-studio": "label_studio", "fiftyone": "fiftyone"}
+FORMATS = {"cleanlab": "cleanlab_csv", "label-studio": "label_studio", "fiftyone": "fiftyone"}
 UNSURE = "cannot tell"
 
 
 @dataclass(frozen=True)
-class Batch:
-    """What goes out: labels in the order of suspicion, what one reviewer decided about them, and their images."""
+class ReviewBatch:
+    """What goes out: labels in the order of suspicion, one reviewer's decisions, and the images."""
 
     audit: Audit
     suspects: Iterable[Suspect]
-    decided: Mapping[int, Decision]  # row -> decision
-    images: Images
+    # row -> decision
+    decisions: Mapping[int, Decision]
+    images: AuditImages
 
 
 @dataclass(frozen=True)
@@ -36,103 +40,142 @@ class Verdict:
     """What comes back: somebody's label for one image."""
 
     id: str
-    label: str | None  # None: cannot tell
+    # None: cannot tell
+    label: str | None
     reviewer: str
     hash: str | None = None
     reason: str = ""
     seconds: float | None = None
 
 
-def export(
-    audit: Audit, kind: str, out: Path, *, everything: bool = False, reviewer: str | None = None
+class ExchangeFormat(Protocol):
+    """The two functions of a format's module."""
+
+    def write_batch(self, out: Path, batch: ReviewBatch) -> list[Path]: ...
+
+    def read_verdicts(self, path: Path, audit: Audit) -> Iterator[Verdict]: ...
+
+
+def export_suspects(
+    audit: Audit,
+    format_name: str,
+    out: Path,
+    *,
+    all_labels: bool = False,
+    reviewer: str | None = None,
 ) -> list[Path]:
-    """Write the priority list, or everything, in another tool's format. Nothing is overwritten."""
+    """Write the review list, or all labels, in another tool's format; returns the files.
+
+    `reviewer` says whose decisions are included. Nothing is overwritten.
+    """
     if out.exists():
         raise RunFolderError(
-            "todo.--init---1",
-            f"{out} exists, and nothing is overwritten",
+            "file.already-exists",
+            f"{out} already exists and is not overwritten",
             fix="choose another --out",
         )
-    store = Decisions(audit.path)
-    people = store.reviewers()
-    if reviewer is None and len(people) > 1:
+    decisions = _decisions_to_export(audit, reviewer)
+    suspects = audit.ranked_labels() if all_labels else audit.suspects()
+    batch = ReviewBatch(audit, suspects, decisions, AuditImages.open(audit))
+    return _load_format(format_name).write_batch(out, batch)
+
+
+def _decisions_to_export(audit: Audit, reviewer: str | None) -> Mapping[int, Decision]:
+    """Row -> decision of this reviewer, or of the only one."""
+    decisions = Decisions(audit.path)
+    if reviewer is not None:
+        return decisions.by_reviewer(reviewer)
+    names = decisions.reviewers()
+    if len(names) > 1:
         raise DataError(
-            "todo.--init---2",
-            f"several people decided here: {', '.join(people)}",
-            fix="--reviewer NAME says whose decisions go out",
+            "audit.several-reviewers",
+            f"several people have decided about these labels: {', '.join(names)}",
+            fix="add --reviewer NAME to say whose decisions to export",
         )
-    decided = store.of(reviewer or (people[0] if people else ""))
-    suspects = (s for s in audit.suspects() if everything or s.priority)
-    written: list[Path] = _module(kind).write(
-        out, Batch(audit, suspects, decided, Images.open(audit))
-    )
-    return written
+    return decisions.by_reviewer(names[0]) if names else {}
 
 
-def bring_in(audit: Audit, kind: str, path: Path, *, reviewer: str | None = None) -> dict[str, int]:
-    """Add another tool's verdicts as decisions; all of them or, if one does not fit, none. Returns how many by reviewer."""
-    try:
-        verdicts: list[Verdict] = list(_module(kind).read(path, audit))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
-        why = error.strerror if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
+def import_verdicts(
+    audit: Audit, format_name: str, path: Path, *, reviewer: str | None = None
+) -> dict[str, int]:
+    """Add another tool's verdicts as decisions: all of them or, if one does not fit, none.
+
+    `reviewer` replaces the names in the file. Returns reviewer -> number of decisions.
+    """
+    verdicts = _read_verdicts(audit, format_name, path)
+    ids = {verdict.id for verdict in verdicts}
+    suspects = {suspect.id: suspect for suspect in audit.ranked_labels() if suspect.id in ids}
+    problems = []
+    for verdict in verdicts:
+        problem = _find_mismatch(verdict, suspects.get(verdict.id), audit.classes)
+        if problem is not None:
+            problems.append(problem)
+    if problems:
         raise DataError(
-            "todo.--init---3",
-            f"{path} cannot be read as {kind}: {why}",
-            fix="give the file that the tool exported",
-        ) from error
-    wanted = {verdict.id for verdict in verdicts}
-    known = {suspect.id: suspect for suspect in audit.suspects() if suspect.id in wanted}
-    wrong = [
-        problem
-        for verdict in verdicts
-        if (problem := _misfit(verdict, known.get(verdict.id), audit.classes))
-    ]
-    if wrong:
-        raise DataError(
-            "todo.--init---4",
-            f"{len(wrong)} of {len(verdicts)} entries of {path} do not belong to {audit.path}, first: {wrong[0]}",
+            "audit.import-mismatch",
+            f"{len(problems)} of {len(verdicts)} entries of {path} do not belong to {audit.path};"
+            f" the first: {problems[0]}",
             fix="give a file that was exported from this audit; nothing was added",
         )
-    store, counts = Decisions(audit.path), dict[str, int]()
+    decisions = Decisions(audit.path)
+    counts: Counter[str] = Counter()
     for verdict in verdicts:
         name = reviewer or verdict.reviewer
-        store.add(_decision(verdict, known[verdict.id], name))
-        counts[name] = counts.get(name, 0) + 1
-    return counts
+        decisions.add(_decision_of(verdict, suspects[verdict.id], name))
+        counts[name] += 1
+    return dict(counts)
 
 
-def _module(kind: str) -> Any:
-    if kind not in FORMATS:
+def _read_verdicts(audit: Audit, format_name: str, path: Path) -> list[Verdict]:
+    try:
+        return list(_load_format(format_name).read_verdicts(path, audit))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
+        problem = f"{type(error).__name__}: {error}"
+        if isinstance(error, OSError):
+            problem = error.strerror or str(error)
         raise DataError(
-            "todo.--init---5", f"unknown format {kind!r}", fix=f"--format {', '.join(FORMATS)}"
+            "audit.unreadable-import",
+            f"{path} cannot be read as a file of {format_name}: {problem}",
+            fix="give the file that the tool exported",
+        ) from error
+
+
+def _load_format(name: str) -> ExchangeFormat:
+    if name not in FORMATS:
+        raise DataError(
+            "audit.unknown-format",
+            f"there is no exchange format named {name!r}",
+            fix=f"{did_you_mean(name, FORMATS)}use --format with one of: {', '.join(FORMATS)}",
         )
-    return import_module(f"fedgsca.label_audit.exchange.{FORMATS[kind]}")
+    return cast(ExchangeFormat, import_module(f"fedgsca.label_audit.exchange.{FORMATS[name]}"))
 
 
-def _misfit(verdict: Verdict, suspect: Suspect | None, classes: tuple[str, ...]) -> str | None:
+def _find_mismatch(
+    verdict: Verdict, suspect: Suspect | None, classes: tuple[str, ...]
+) -> str | None:
+    """Why the verdict is not about a label of this audit; None if it is."""
     if suspect is None:
-        return f"{verdict.id}: no such image"
+        return f"{verdict.id}: there is no such image"
     if verdict.hash is not None and verdict.hash != suspect.hash:
-        return f"{verdict.id}: another image has this name"
+        return f"{verdict.id}: the audit has a different image of this name"
     if verdict.label is not None and verdict.label not in classes:
-        return f"{verdict.id}: there is no class {verdict.label!r}"
+        return f"{verdict.id}: there is no class named {verdict.label!r}"
     return None
 
 
-def _decision(verdict: Verdict, suspect: Suspect, reviewer: str) -> Decision:
-    label = None if verdict.label == suspect.given else verdict.label
-    action = (
-        "unsure"
-        if verdict.label is None
-        else "keep"
-        if label is None
-        else "accept"
-        if label == suspect.suggested
-        else "change"
-    )
+def _decision_of(verdict: Verdict, suspect: Suspect, reviewer: str) -> Decision:
+    action, label = resolve_action(suspect, verdict.label)
     # the same verdict read twice is one decision
-    name = hashlib.sha256(repr((reviewer, verdict)).encode()).hexdigest()[:24]
+    digest = hashlib.sha256(repr((reviewer, verdict)).encode()).hexdigest()[:24]
     return Decision(
-        reviewer, suspect.row, suspect.id, suspect.hash, suspect.given, action, label,
-        reason=verdict.reason, seconds=verdict.seconds, request=f"import-{name}",
-    )  # fmt: skip
+        reviewer=reviewer,
+        row=suspect.row,
+        id=suspect.id,
+        hash=suspect.hash,
+        given=suspect.given,
+        action=action,
+        label=label,
+        reason=verdict.reason,
+        seconds=verdict.seconds,
+        request=f"import-{digest}",
+    )

@@ -1,7 +1,8 @@
-"""cleanlab: a csv with the columns of its label issues (given_label, predicted_label, label_quality, is_label_issue).
+"""cleanlab: a csv with the columns of its label issues.
 
-What a person decided stands in `corrected_label`. A file without that column is a program's opinion: the labels that it calls issues
-come back as its decisions, under the name cleanlab.
+The columns are given_label, predicted_label, label_quality and is_label_issue; a person's decision
+is in `corrected_label`. A file without that column is the opinion of a program: the labels that it
+flags come back as its decisions, with "cleanlab" as the reviewer.
 """
 
 from __future__ import annotations
@@ -9,8 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from fedgsca.label_audit.audit_table import Audit
-from fedgsca.label_audit.exchange import UNSURE, Batch, Verdict
+from fedgsca.label_audit.audit_table import Audit, Suspect
+from fedgsca.label_audit.decisions import Decision
+from fedgsca.label_audit.exchange import UNSURE, ReviewBatch, Verdict
 from fedgsca.support.csv_table import read_csv_table, write_cells
 from fedgsca.support.files import open_atomic
 
@@ -26,45 +28,59 @@ COLUMNS = (
 )
 
 
-def write(out: Path, batch: Batch) -> list[Path]:
+def write_batch(out: Path, batch: ReviewBatch) -> list[Path]:
+    """Write the labels as one csv file."""
     with open_atomic(out) as sheet:
         write_cells(sheet, COLUMNS)
         for suspect in batch.suspects:
-            decision = batch.decided.get(suspect.row)
-            new = "" if decision is None else decision.final or UNSURE
-            quality = f"{1 - suspect.suspicion:.6f}"  # cleanlab: lower is worse
-            cells = [
-                suspect.id,
-                suspect.hash,
-                suspect.given,
-                suspect.suggested,
-                quality,
-                str(suspect.priority),
-                new,
-            ]
-            write_cells(sheet, [*cells, decision.reason if decision else ""])
+            write_cells(sheet, _csv_cells(suspect, batch.decisions.get(suspect.row)))
     return [out]
 
 
-def read(path: Path, audit: Audit) -> Iterator[Verdict]:
+def _csv_cells(suspect: Suspect, decision: Decision | None) -> list[str]:
+    """One label in the order of COLUMNS."""
+    corrected_label = ""
+    note = ""
+    if decision is not None:
+        corrected_label = decision.final or UNSURE
+        note = decision.reason
+    quality = f"{1 - suspect.suspicion:.6f}"  # cleanlab: lower is worse
+    return [
+        suspect.id,
+        suspect.hash,
+        suspect.given,
+        suspect.suggestion,
+        quality,
+        str(suspect.priority),
+        corrected_label,
+        note,
+    ]
+
+
+def read_verdicts(path: Path, audit: Audit) -> Iterator[Verdict]:
+    """The decisions of people, or the issues that cleanlab flags."""
     sheet = read_csv_table(path)
-    name = next((column for column in ("id", "file") if column in sheet.columns), None)
-    if name is None:
-        raise ValueError(f"no column id (found: {', '.join(sheet.written)})")
-    human = "correctedlabel" in sheet.columns
+    id_columns = [column for column in ("id", "file") if column in sheet.columns]
+    if not id_columns:
+        raise ValueError(f"there is no column id (columns: {', '.join(sheet.header)})")
+    has_decisions = "correctedlabel" in sheet.columns
     for _, cells in sheet.rows:
-        label = _plain(cells["correctedlabel"] if human else cells["predictedlabel"])
-        if label and (human or cells["islabelissue"].lower() in ("true", "1")):
-            verdict = None if label == UNSURE else label
+        if has_decisions:
+            label = _remove_apostrophe(cells["correctedlabel"])
+        else:
+            label = _remove_apostrophe(cells["predictedlabel"])
+            if cells["islabelissue"].lower() not in ("true", "1"):
+                continue
+        if label:
             yield Verdict(
-                _plain(cells[name]),
-                verdict,
-                "cleanlab",
-                cells.get("hash") or None,
-                _plain(cells.get("note", "")),
+                id=_remove_apostrophe(cells[id_columns[0]]),
+                label=None if label == UNSURE else label,
+                reviewer="cleanlab",
+                hash=cells.get("hash") or None,
+                reason=_remove_apostrophe(cells.get("note", "")),
             )
 
 
-def _plain(cell: str) -> str:
-    """Without the apostrophe that protects spreadsheets from formulas."""
+def _remove_apostrophe(cell: str) -> str:
+    """The cell without the apostrophe that protects spreadsheets from formulas."""
     return cell[1:] if cell.startswith("'") and cell[1:2] in "=+-@" else cell

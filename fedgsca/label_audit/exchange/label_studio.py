@@ -1,6 +1,7 @@
-"""Label Studio: tasks with predictions as JSON, a labelling configuration beside them, and its JSON export read back.
+"""Label Studio: tasks with predictions as JSON, a labelling configuration, and its JSON export.
 
-Images of a folder are named as Label Studio's local storage names them; images without files of their own travel inside the tasks.
+Images of a folder are referred to as Label Studio's local storage does; images without files of
+their own are included in the tasks.
 """
 
 from __future__ import annotations
@@ -14,62 +15,66 @@ from urllib.parse import quote
 from xml.sax.saxutils import quoteattr
 
 from fedgsca.label_audit.audit_table import Audit, Suspect
-from fedgsca.label_audit.exchange import UNSURE, Batch, Verdict
+from fedgsca.label_audit.decisions import Decision
+from fedgsca.label_audit.exchange import UNSURE, ReviewBatch, Verdict
 from fedgsca.support.files import open_atomic, write_atomic
 
 
-def write(out: Path, batch: Batch) -> list[Path]:
+def write_batch(out: Path, batch: ReviewBatch) -> list[Path]:
+    """Write the tasks as JSON, and the labelling configuration beside them."""
     with open_atomic(out) as handle:
         handle.write(b"[")
-        for number, suspect in enumerate(batch.suspects):
-            handle.write(
-                (b",\n" if number else b"\n")
-                + json.dumps(_task(suspect, batch), ensure_ascii=False).encode()
-            )
+        separator = b"\n"
+        for suspect in batch.suspects:
+            task = json.dumps(_build_task(suspect, batch), ensure_ascii=False)
+            handle.write(separator + task.encode())
+            separator = b",\n"
         handle.write(b"\n]\n")
-    labelling = out.with_suffix(".config.xml")
-    write_atomic(labelling, _labelling(batch.audit.classes).encode())
-    return [out, labelling]
+    configuration = out.with_suffix(".config.xml")
+    write_atomic(configuration, _labelling_configuration(batch.audit.classes).encode())
+    return [out, configuration]
 
 
-def _task(suspect: Suspect, batch: Batch) -> dict[str, Any]:
-    root = batch.images.held.root
-    if root is not None and (root / suspect.id).is_file():
-        image = f"/data/local-files/?d={quote(f'{root.name}/{suspect.id}')}"
-    else:
-        image = "data:image/png;base64," + base64.b64encode(batch.images.png(suspect.row)).decode()
+def _build_task(suspect: Suspect, batch: ReviewBatch) -> dict[str, Any]:
+    prediction = {
+        "model_version": "fedgsca",
+        "score": suspect.probability,
+        "result": [_choice(suspect.suggestion)],
+    }
     task: dict[str, Any] = {
         "data": {
-            "image": image,
+            "image": _image_reference(suspect, batch),
             "id": suspect.id,
             "hash": suspect.hash,
             "given": suspect.given,
             "reason": suspect.reason,
         },
-        "predictions": [
-            {
-                "model_version": "fedgsca",
-                "score": suspect.probability,
-                "result": [_choice(suspect.suggested)],
-            }
-        ],
+        "predictions": [prediction],
     }
-    decision = batch.decided.get(suspect.row)
+    decision = batch.decisions.get(suspect.row)
     if decision is not None:
-        result = [_choice(decision.final or UNSURE)]
-        task["annotations"] = [
-            {"result": result, "lead_time": decision.seconds, "was_cancelled": False}
-        ]
-        if decision.reason:
-            result.append(
-                {
-                    "from_name": "note",
-                    "to_name": "image",
-                    "type": "textarea",
-                    "value": {"text": [decision.reason]},
-                }
-            )
+        task["annotations"] = [_annotation(decision)]
     return task
+
+
+def _image_reference(suspect: Suspect, batch: ReviewBatch) -> str:
+    root = batch.images.site_data.root
+    if root is not None and (root / suspect.id).is_file():
+        return f"/data/local-files/?d={quote(f'{root.name}/{suspect.id}')}"
+    return "data:image/png;base64," + base64.b64encode(batch.images.png(suspect.row)).decode()
+
+
+def _annotation(decision: Decision) -> dict[str, Any]:
+    result = [_choice(decision.final or UNSURE)]
+    if decision.reason:
+        note = {
+            "from_name": "note",
+            "to_name": "image",
+            "type": "textarea",
+            "value": {"text": [decision.reason]},
+        }
+        result.append(note)
+    return {"result": result, "lead_time": decision.seconds, "was_cancelled": False}
 
 
 def _choice(label: str) -> dict[str, Any]:
@@ -81,7 +86,7 @@ def _choice(label: str) -> dict[str, Any]:
     }
 
 
-def _labelling(classes: tuple[str, ...]) -> str:
+def _labelling_configuration(classes: tuple[str, ...]) -> str:
     choices = "\n".join(f"    <Choice value={quoteattr(name)}/>" for name in (*classes, UNSURE))
     return f"""<View>
   <Header value="Given: $given. $reason"/>
@@ -94,33 +99,51 @@ def _labelling(classes: tuple[str, ...]) -> str:
 """
 
 
-def read(path: Path, audit: Audit) -> Iterator[Verdict]:
+def read_verdicts(path: Path, audit: Audit) -> Iterator[Verdict]:
     """Of every task, each annotator's newest annotation."""
     for task in json.loads(path.read_bytes()):
-        if "data" not in task:  # the short form loses who decided, and our own names of the images
+        if "data" not in task:  # the short form loses the annotators and our names of the images
             raise ValueError(
-                "an entry without data: choose JSON, not JSON-MIN, when you export from Label Studio"
+                "an entry has no data: choose JSON, not JSON-MIN, when you export from Label Studio"
             )
-        newest: dict[str, dict[str, Any]] = {}
-        for annotation in sorted(
-            task.get("annotations", []), key=lambda a: str(a.get("updated_at") or "")
-        ):
-            if not annotation.get("was_cancelled"):
-                newest[_who(annotation.get("completed_by"))] = annotation
-        for who, annotation in newest.items():
-            found = {part["type"]: part["value"] for part in annotation["result"]}
-            if "choices" in found:
-                label = found["choices"]["choices"][0]
-                note = found.get("textarea", {}).get("text", "")
-                data, spent = task["data"], annotation.get("lead_time")
-                yield Verdict(
-                    str(data["id"]), None if label == UNSURE else label, who, data.get("hash"),
-                    note if isinstance(note, str) else "; ".join(note), None if spent is None else float(spent),
-                )  # fmt: skip
+        for reviewer, annotation in _newest_annotations(task).items():
+            verdict = _read_annotation(task["data"], reviewer, annotation)
+            if verdict is not None:
+                yield verdict
 
 
-def _who(person: Any) -> str:
-    """Label Studio names a person by number, or by a record with an address, depending on the kind of export."""
+def _newest_annotations(task: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """Annotator -> annotation."""
+    newest = {}
+    annotations = task.get("annotations", [])
+    for annotation in sorted(annotations, key=lambda entry: str(entry.get("updated_at") or "")):
+        if not annotation.get("was_cancelled"):
+            newest[_annotator_name(annotation.get("completed_by"))] = annotation
+    return newest
+
+
+def _read_annotation(
+    data: dict[str, Any], reviewer: str, annotation: dict[str, Any]
+) -> Verdict | None:
+    """None if the annotation contains no choice of a class."""
+    values = {part["type"]: part["value"] for part in annotation["result"]}
+    if "choices" not in values:
+        return None
+    label = values["choices"]["choices"][0]
+    note = values.get("textarea", {}).get("text", "")
+    seconds = annotation.get("lead_time")
+    return Verdict(
+        id=str(data["id"]),
+        label=None if label == UNSURE else label,
+        reviewer=reviewer,
+        hash=data.get("hash"),
+        reason=note if isinstance(note, str) else "; ".join(note),
+        seconds=None if seconds is None else float(seconds),
+    )
+
+
+def _annotator_name(person: Any) -> str:
+    """Depending on the export, a person is a number, or a record with an e-mail address."""
     if isinstance(person, dict):
         return str(person.get("email") or f"user {person.get('id')}")
     return "label-studio" if person is None else f"user {person}"
