@@ -13,7 +13,7 @@ from fedgsca.paper.captions import source
 from fedgsca.paper.figure_output import Drawing, Frame, make_drawing, make_facets
 from fedgsca.paper.ranking import ScoreGroup, TableEntry, score_group
 from fedgsca.paper.table_result import SeedCurves, TableResult, TableRow
-from fedgsca.report.comparison_plots import Curves, draw_mean_curve
+from fedgsca.report.comparison_plots import RoundCurves, draw_mean_curve
 from fedgsca.report.palette import PAPER, assign_slots, slot_colour, slot_line_style
 from fedgsca.report.plot_style import (
     LineEnd,
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 UCL = "ucl"
 
 
-def over_rounds(curves: SeedCurves) -> Curves:
+def over_rounds(curves: SeedCurves) -> RoundCurves:
     """Round, from 1 -> one value per seed; as far as all seeds have come."""
     started = [curve for curve in curves.values() if curve]
     shortest = min(map(len, started), default=0)
@@ -72,9 +72,9 @@ def draw_stability(result: TableResult) -> list[Drawing]:
     return [make_drawing(sketch, "stability", "Stability of the training", alt, caption)]
 
 
-def _stability_curves(result: TableResult) -> dict[str, dict[str, Curves]]:
+def _stability_curves(result: TableResult) -> dict[str, dict[str, RoundCurves]]:
     """[column][row]; without rows and columns that have no curve yet."""
-    all_curves: dict[str, dict[str, Curves]] = {}
+    all_curves: dict[str, dict[str, RoundCurves]] = {}
     for column, by_row in result.series.stability.items():
         for key, seed_curves in by_row.items():
             curves = over_rounds(seed_curves)
@@ -83,7 +83,7 @@ def _stability_curves(result: TableResult) -> dict[str, dict[str, Curves]]:
     return all_curves
 
 
-def _scale_axes(axes: Axes, curves: Sequence[Curves], ticks: int) -> None:
+def _scale_axes(axes: Axes, curves: Sequence[RoundCurves], ticks: int) -> None:
     values: list[float] = []
     for curve in curves:
         for points in curve.values():

@@ -1,65 +1,76 @@
-"""A comparison in a few sentences, whoever wins."""
+"""A comparison in a few sentences, whichever method wins."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from markupsafe import Markup
 
-from fedgsca.report.comparison_tables import BASELINE, Row
-from fedgsca.report.run_reader import Tree
-from fedgsca.report.sentences import listed, plural
+from fedgsca.report.comparison_tables import BASELINE, ComparisonRow
+from fedgsca.report.loaded_comparison import LoadedComparison
+from fedgsca.support.text import join_words, plural
 
+# the method of the paper, which the sentences compare with the baseline
 OURS = "fedgsca"
+# noises that get a sentence each
+_MAX_NOISES = 4
 
 
-def compare_lead(rows: Sequence[Row], compare: Tree) -> list[str]:
-    ranked = [row for row in rows if not row.reference and row.f1]
-    noises = list(dict.fromkeys(row.noise for row in ranked))
-    if not ranked:
+def summarise_comparison(comparison: LoadedComparison) -> list[str]:
+    """What was compared, and the best method under every noise."""
+    rows = [row for row in comparison.rows if not row.reference and row.f1 is not None]
+    if not rows:
         return ["No run is finished yet."]
-    labels = list(dict.fromkeys(row.label for row in ranked))
-    first = f"{listed(labels)} trained on the same data with the same wrong labels"
-    seeds = plural(len({str(cell["seed"]) for cell in compare["cells"]}), "seed")
-    what = f"noise {noises[0]}" if len(noises) == 1 else f"{len(noises)} kinds of label noise"
-    return [
-        f"{first}: {what}, {seeds}.",
-        *(_verdict(noise, [row for row in ranked if row.noise == noise]) for noise in noises[:4]),
-    ]
+    noises = list(dict.fromkeys(row.noise for row in rows))
+    labels = list(dict.fromkeys(row.label for row in rows))
+    seeds = plural(len({cell.seed for cell in comparison.cells}), "seed")
+    noise_text = f"{len(noises)} kinds of label noise"
+    if len(noises) == 1:
+        noise_text = f"noise {noises[0]}"
+    first = (
+        f"{join_words(labels)} were trained on the same data with the same wrong labels: "
+        f"{noise_text}, {seeds}."
+    )
+    if len(labels) == 1:
+        first = f"{labels[0]} was trained with {noise_text} and {seeds}."
+    sentences = [first]
+    for noise in noises[:_MAX_NOISES]:
+        sentences.append(_verdict(noise, [row for row in rows if row.noise == noise]))
+    return sentences
 
 
-def _verdict(noise: str, rows: Sequence[Row]) -> str:
-    """Who is best under one noise, and where our method stands beside the baseline: whichever way it went."""
-    first = [row for row in rows if "f1" in row.best] or [
-        max(rows, key=lambda row: row.f1.mean if row.f1 else 0.0)
-    ]
-    top = first[0].f1
+def _verdict(noise: str, rows: Sequence[ComparisonRow]) -> str:
+    """The best method under one noise, and FedGSCA compared with the baseline."""
+    winners = [row for row in rows if "f1" in row.best]
+    if not winners:
+        winners = [max(rows, key=lambda row: row.f1.mean if row.f1 else 0.0)]
+    top = winners[0].f1
     assert top is not None  # rows without a score are left out before
-    names = Markup(" and ").join(Markup("<strong>{}</strong>").format(row.label) for row in first)
-    verb = (
-        "is best with"
-        if len(rows) > 1 and len(first) == 1
-        else "reach"
-        if len(first) > 1
-        else "reaches"
-    )
-    text = Markup("Under noise {}, {} {} a macro F1 of <strong>{}&nbsp;%</strong>").format(
-        noise, names, verb, top.text()
-    )
-    subject = "it" if [row.method for row in first] == [OURS] else ""
-    return text + _beside_baseline({row.method: row for row in rows}, subject) + "."
+    names = Markup(" and ").join(Markup("<strong>{}</strong>").format(row.label) for row in winners)
+    template = "Under noise {}, {} {} a macro F1 of <strong>{}&nbsp;%</strong>"
+    verb = "reaches"
+    if len(winners) > 1:
+        verb = "reach"
+    elif len(rows) > 1:
+        verb = "is best with"
+    text = Markup(template).format(noise, names, verb, top.text())
+    is_ours = [row.method for row in winners] == [OURS]
+    return text + _compare_with_baseline(rows, is_subject_clear=is_ours) + "."
 
 
-def _beside_baseline(rows: Mapping[str, Row], subject: str) -> str:
-    ours, base = rows.get(OURS), rows.get(BASELINE)
+def _compare_with_baseline(rows: Sequence[ComparisonRow], *, is_subject_clear: bool) -> str:
+    """FedGSCA against FedAvg, as the end of a sentence; empty without both of them."""
+    by_method = {row.method: row for row in rows}
+    ours, base = by_method.get(OURS), by_method.get(BASELINE)
     if ours is None or base is None or ours.f1 is None or base.f1 is None:
         return ""
     gap = ours.f1.mean - base.f1.mean
-    text = f"; {subject or ours.label} stands {abs(gap):.1f} points {'above' if gap >= 0 else 'below'} {base.label}"
+    subject = "it" if is_subject_clear else ours.label
+    direction = "above" if gap >= 0 else "below"
+    text = f"; {subject} is {abs(gap):.1f} points {direction} {base.label}"
     if abs(gap) < max(ours.f1.std or 0.0, base.f1.std or 0.0):
-        text += ", which is less than the seeds differ"
+        text += ", which is less than the variation between seeds,"
     if ours.recovery is None or ours.recovery < 0:
-        return text
-    return Markup("{} and wins back <strong>{:.2f}</strong> of what the wrong labels cost").format(
-        text, ours.recovery
-    )
+        return text.removesuffix(",")
+    template = "{} and recovers <strong>{:.2f}</strong> of the loss caused by the wrong labels"
+    return Markup(template).format(text, ours.recovery)

@@ -1,147 +1,154 @@
-"""The table of a comparison: mean ± standard deviation over seeds, ranks, recovery. Plain Python, for the command line, too.
+"""The tables of a comparison: mean ± standard deviation over seeds, ranks, recovery.
 
-recovery = (F1 - F1 of FedAvg) / (F1 of the ceiling - F1 of FedAvg), per seed; the ceiling is FedAvg without the wrong labels
+recovery = (F1 - F1 of FedAvg) / (F1 of the ceiling - F1 of FedAvg), seed by seed; the ceiling is
+FedAvg without the wrong labels. This module imports nothing heavy: the command line uses it, too.
 """
 
 from __future__ import annotations
 
 import csv
 import io
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean, stdev
-from typing import Any
 
-from fedgsca.support.text import size_text
+from fedgsca.experiment.records import Comparison, ComparisonCell, finite
+from fedgsca.support.markdown import markdown_table
+from fedgsca.support.text import DASH, MINUS, size_text
 
 BASELINE = "fedavg"
-RANKED = ("f1", "recall", "precision", "best_f1")  # percent, more is better
+# fields of ComparisonCell in percent, where more is better
+SCORES = ("f1", "recall", "precision", "best_f1")
+# fields of ComparisonCell that a run costs
 COSTS = ("seconds_per_round", "bytes_up", "bytes_down")
-MIN_LOSS = 1.0  # points of F1; where the wrong labels cost FedAvg less, a ratio to that cost would be chance
+# Points of F1. Where wrong labels cost FedAvg less, a ratio to that cost would be chance.
+MIN_LOSS = 1.0
 
 
 @dataclass(frozen=True)
-class Stat:
-    """Mean and sample standard deviation (None for a single seed) over seeds."""
+class MeanStd:
+    """Mean and sample standard deviation over seeds; None for a single seed."""
 
     mean: float
     std: float | None = None
 
     def text(self, digits: int = 1) -> str:
-        return (
-            f"{self.mean:.{digits}f}"
-            if self.std is None
-            else f"{self.mean:.{digits}f} ± {self.std:.{digits}f}"
-        )
+        """For people: 86.4 ± 0.5."""
+        mean = f"{self.mean:.{digits}f}"
+        return mean if self.std is None else f"{mean} ± {self.std:.{digits}f}"
 
 
 @dataclass(frozen=True)
-class Row:
+class ComparisonRow:
     """One method under one noise."""
 
     noise: str
     method: str
     label: str
     seeds: int
-    stats: Mapping[str, Stat]  # keys of RANKED and COSTS, as far as known
+    # keys of SCORES and COSTS, as far as they are known
+    stats: Mapping[str, MeanStd]
     recovery: float | None = None
-    best: frozenset[str] = (
-        frozenset()
-    )  # keys of RANKED in which this method is the first of its noise, ties included
+    # keys of SCORES in which this method is the first of its noise, ties included
+    best: frozenset[str] = frozenset()
     second: frozenset[str] = frozenset()
-    reference: bool = (
-        False  # the ceiling: beside the ranking, because no method can know what it knows
-    )
+    # the ceiling: not ranked, because no method knows which labels are wrong
+    reference: bool = False
 
     @property
-    def f1(self) -> Stat | None:
+    def f1(self) -> MeanStd | None:
+        """Macro F1; None if it is not known."""
         return self.stats.get("f1")
 
 
-def summary(values: Sequence[float]) -> Stat:
-    return Stat(fmean(values), stdev(values) if len(values) > 1 else None)
+def mean_std(values: Sequence[float]) -> MeanStd:
+    """Mean and sample standard deviation of at least one value."""
+    return MeanStd(fmean(values), stdev(values) if len(values) > 1 else None)
 
 
-def compare_rows(compare: Mapping[str, Any]) -> list[Row]:
-    """Rows in the order of compare.json's noises and methods, each noise's ceiling after its methods."""
-    cells = [cell for cell in compare.get("cells", []) if _number(cell.get("f1")) is not None]
-    rows: list[Row] = []
-    for noise in _in_order(compare.get("noises", []), (str(cell["noise"]) for cell in cells)):
-        here = [cell for cell in cells if str(cell["noise"]) == noise]
-        names = _in_order(compare.get("methods", []), (str(cell["method"]) for cell in here))
-        ceiling = {
-            str(seed): float(f1)
-            for seed, f1 in (compare.get("ceiling") or {}).get(noise, {}).items()
-        }
-        base = {str(cell["seed"]): float(cell["f1"]) for cell in here if cell["method"] == BASELINE}
-        made = [
-            _row(noise, name, [cell for cell in here if cell["method"] == name], base, ceiling)
-            for name in names
-        ]
-        rows += _ranked([row for row in made if row is not None])
+def compare_rows(
+    comparison: Comparison, name_method: Callable[[str], str] = str
+) -> list[ComparisonRow]:
+    """Rows in the order of the comparison's noises and methods; the ceiling ends each noise.
+
+    `name_method` gives the name for people of a method whose cells have none.
+    """
+    cells = [cell for cell in comparison.cells if cell.method and finite(cell.f1) is not None]
+    rows: list[ComparisonRow] = []
+    for noise in _in_order(comparison.noises, [cell.noise for cell in cells]):
+        noise_cells = [cell for cell in cells if cell.noise == noise]
+        ceiling = comparison.ceiling.get(noise, {})
+        method_rows = []
+        methods = _in_order(comparison.methods, [cell.method for cell in noise_cells])
+        for method in methods:
+            row = _make_row(method, noise_cells, ceiling, name_method)
+            if row is not None:
+                method_rows.append(row)
+        rows += _mark_ranks(method_rows)
         if ceiling:
-            rows.append(
-                Row(
-                    noise,
-                    "ceiling",
-                    "Ceiling",
-                    len(ceiling),
-                    {"f1": summary(list(ceiling.values()))},
-                    reference=True,
-                )
-            )
+            stats = {"f1": mean_std(list(ceiling.values()))}
+            size = len(ceiling)
+            rows.append(ComparisonRow(noise, "ceiling", "Ceiling", size, stats, reference=True))
     return rows
 
 
-def _in_order(wanted: Sequence[str], found: Any) -> list[str]:
+def _in_order(plan: Sequence[str], names: Iterable[str]) -> list[str]:
     """Names as planned, then any others that occur."""
-    return list(dict.fromkeys([*map(str, wanted), *found]))
+    return list(dict.fromkeys([*plan, *names]))
 
 
-def _number(value: Any) -> float | None:
-    return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
-
-
-def _row(
-    noise: str,
+def _make_row(
     method: str,
-    cells: list[Any],
-    base: Mapping[str, float],
+    noise_cells: Sequence[ComparisonCell],
     ceiling: Mapping[str, float],
-) -> Row | None:
+    name_method: Callable[[str], str],
+) -> ComparisonRow | None:
+    """The row of a method from all cells of a noise; None if the method has none."""
+    cells = [cell for cell in noise_cells if cell.method == method]
     if not cells:
         return None
+    baseline = {cell.seed: cell.f1 for cell in noise_cells if cell.method == BASELINE}
+    recoveries = []
+    for cell in cells:
+        recovery = _recovery(cell.f1, baseline.get(cell.seed), ceiling.get(str(cell.seed)))
+        if recovery is not None:
+            recoveries.append(recovery)
+    return ComparisonRow(
+        noise=cells[0].noise,
+        method=method,
+        label=cells[0].label or name_method(method),
+        seeds=len(cells),
+        stats=_statistics(cells),
+        recovery=fmean(recoveries) if recoveries else None,
+    )
+
+
+def _statistics(cells: Sequence[ComparisonCell]) -> dict[str, MeanStd]:
+    """Of every score and cost that any cell has."""
     stats = {}
-    for key in (*RANKED, *COSTS):
-        values = [
-            value for value in (_number(cell.get(key)) for cell in cells) if value is not None
-        ]
+    for key in (*SCORES, *COSTS):
+        numbers = [finite(getattr(cell, key)) for cell in cells]
+        values = [value for value in numbers if value is not None]
         if values:
-            stats[key] = summary(values)
-    won = [
-        _recovery(float(cell["f1"]), base.get(str(cell["seed"])), ceiling.get(str(cell["seed"])))
-        for cell in cells
-    ]
-    known = [value for value in won if value is not None]
-    label = str(cells[0].get("label") or method)
-    return Row(noise, method, label, len(cells), stats, fmean(known) if known else None)
+            stats[key] = mean_std(values)
+    return stats
 
 
-def _recovery(f1: float, base: float | None, ceiling: float | None) -> float | None:
-    if base is None or ceiling is None or ceiling - base < MIN_LOSS:
+def _recovery(f1: float, baseline: float | None, ceiling: float | None) -> float | None:
+    if baseline is None or ceiling is None or ceiling - baseline < MIN_LOSS:
         return None
-    return (f1 - base) / (ceiling - base)
+    return (f1 - baseline) / (ceiling - baseline)
 
 
-def _ranked(rows: list[Row]) -> list[Row]:
-    """Best and second best per score, compared as printed: equal numbers, equal marks. A row alone wins nothing."""
+def _mark_ranks(rows: list[ComparisonRow]) -> list[ComparisonRow]:
+    """Best and second best per score, compared as printed: equal numbers have equal marks."""
     if len(rows) < 2:
         return rows
-    for key in RANKED:
-        first, second = first_and_second(
-            {i: round(row.stats[key].mean, 1) for i, row in enumerate(rows) if key in row.stats}
-        )
+    for key in SCORES:
+        printed = {
+            i: round(row.stats[key].mean, 1) for i, row in enumerate(rows) if key in row.stats
+        }
+        first, second = first_and_second(printed)
         for i in first:
             rows[i] = replace(rows[i], best=rows[i].best | {key})
         for i in second:
@@ -149,101 +156,81 @@ def _ranked(rows: list[Row]) -> list[Row]:
     return rows
 
 
-def first_and_second(shown: Mapping[int, float]) -> tuple[set[int], set[int]]:
-    """Who has the largest number and who the next one; a tie for the first place leaves no second, and one alone wins nothing."""
-    places = sorted(shown.values(), reverse=True)
-    if len(places) < 2:
+def first_and_second(values: Mapping[int, float]) -> tuple[set[int], set[int]]:
+    """The keys of the largest value and of the next one.
+
+    A tie for the first place leaves no second place, and a single value wins nothing.
+    """
+    if len(values) < 2:
         return set(), set()
-    first = {i for i, value in shown.items() if value == places[0]}
-    return first, {i for i, value in shown.items() if value == places[1]} if len(
-        first
-    ) == 1 else set()
+    largest, next_largest = sorted(values.values(), reverse=True)[:2]
+    first = {key for key, value in values.items() if value == largest}
+    if len(first) > 1:
+        return first, set()
+    return first, {key for key, value in values.items() if value == next_largest}
 
 
-def score_text(row: Row, key: str) -> str:
+def score_text(row: ComparisonRow, key: str) -> str:
     """A score for people: "86.4 ± 0.5", or a dash."""
-    return row.stats[key].text() if key in row.stats else "–"
+    return row.stats[key].text() if key in row.stats else DASH
 
 
-def recovery_text(row: Row) -> str:
-    return "–" if row.recovery is None else f"{row.recovery:.2f}".replace("-", "−")
+def recovery_text(row: ComparisonRow) -> str:
+    """The recovery for people: "0.75", or a dash."""
+    if row.recovery is None:
+        return DASH
+    return f"{row.recovery:.2f}".replace("-", MINUS)
 
 
-def to_markdown(rows: Sequence[Row]) -> str:
-    """A table for a README: best bold, second best underlined (markdown has no underline, so <u>)."""
+def to_markdown(rows: Sequence[ComparisonRow]) -> str:
+    """A table for a README: best bold, second best underlined (with <u>)."""
     with_recovery = any(row.recovery is not None for row in rows)
-    head = [
-        "Noise",
-        "Method",
-        "Macro F1",
-        "Recall",
-        "Precision",
-        "Best F1",
-        *(["Recovery"] if with_recovery else []),
-    ]
-    head += ["s/round", "Bytes up/round", "Seeds"]
-    lines = [
-        "| " + " | ".join(head) + " |",
-        "|" + "|".join(["---", "---", *["--:"] * (len(head) - 2)]) + "|",
-    ]
+    header = ["Noise", "Method", "Macro F1", "Recall", "Precision", "Best F1"]
+    if with_recovery:
+        header.append("Recovery")
+    header += ["s/round", "Bytes up/round", "Seeds"]
+    lines = []
     for row in rows:
-        shown = [_marked(row, key) for key in RANKED]
-        name = f"*{escape_cell(row.label)}*" if row.reference else escape_cell(row.label)
-        won = [recovery_text(row)] if with_recovery else []
-        lines.append(
-            "| "
-            + " | ".join([escape_cell(row.noise), name, *shown, *won, *_costs(row), str(row.seeds)])
-            + " |"
-        )
-    return "\n".join(lines) + "\n"
+        cells = [row.noise, f"*{row.label}*" if row.reference else row.label]
+        cells += [_marked_score(row, key) for key in SCORES]
+        if with_recovery:
+            cells.append(recovery_text(row))
+        lines.append([*cells, *_costs(row), str(row.seeds)])
+    return "\n".join(markdown_table(header, lines, text_columns=2))
 
 
-def _costs(row: Row) -> list[str]:
-    """Median seconds of a round and what all sites send in it, means over the seeds."""
-    seconds, up = row.stats.get("seconds_per_round"), row.stats.get("bytes_up")
-    return [f"{seconds.mean:.2g}" if seconds else "–", size_text(round(up.mean)) if up else "–"]
+def _costs(row: ComparisonRow) -> list[str]:
+    """Median seconds of a round, and what all sites send in it; means over the seeds."""
+    seconds = row.stats.get("seconds_per_round")
+    upload = row.stats.get("bytes_up")
+    return [
+        DASH if seconds is None else f"{seconds.mean:.2g}",
+        DASH if upload is None else size_text(round(upload.mean)),
+    ]
 
 
-def _marked(row: Row, key: str) -> str:
+def _marked_score(row: ComparisonRow, key: str) -> str:
     text = score_text(row, key)
-    return f"**{text}**" if key in row.best else f"<u>{text}</u>" if key in row.second else text
+    if key in row.best:
+        return f"**{text}**"
+    if key in row.second:
+        return f"<u>{text}</u>"
+    return text
 
 
-def escape_cell(text: str) -> str:
-    return text.replace("|", "\\|").replace("\n", " ")
-
-
-def to_csv(rows: Sequence[Row]) -> str:
+def to_csv(rows: Sequence[ComparisonRow]) -> str:
     """All numbers at full precision, one row per method and noise; empty where unknown."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    keys = (*RANKED, *COSTS)
-    writer.writerow(
-        [
-            "noise",
-            "method",
-            "label",
-            "seeds",
-            *(f"{key}_{part}" for key in keys for part in ("mean", "std")),
-            "recovery",
-        ]
-    )
+    header = ["noise", "method", "label", "seeds"]
+    for key in (*SCORES, *COSTS):
+        header += [f"{key}_mean", f"{key}_std"]
+    writer.writerow([*header, "recovery"])
     for row in rows:
-        values: list[object] = []
-        for key in keys:
+        numbers: list[float | None] = []
+        for key in (*SCORES, *COSTS):
             stat = row.stats.get(key)
-            values += [
-                "" if stat is None else stat.mean,
-                "" if stat is None or stat.std is None else stat.std,
-            ]
-        writer.writerow(
-            [
-                row.noise,
-                row.method,
-                row.label,
-                row.seeds,
-                *values,
-                "" if row.recovery is None else row.recovery,
-            ]
-        )
+            numbers += (None, None) if stat is None else (stat.mean, stat.std)
+        # csv writes None as an empty field
+        writer.writerow([row.noise, row.method, row.label, row.seeds, *numbers, row.recovery])
     return text.getvalue()

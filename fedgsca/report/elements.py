@@ -1,4 +1,8 @@
-"""What a page is made of. Pages build these, one template renders them; nothing here knows HTML."""
+"""The elements of a page. Pages are built from these and rendered by one template.
+
+Nothing here knows HTML: `kind` names the macro of templates/elements.html.j2 that renders an
+element. Colours are given as tokens of templates/style.css.
+"""
 
 from __future__ import annotations
 
@@ -6,149 +10,180 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
+# rows, or small plots, that a reader takes in at once
+MAX_ROWS_AT_ONCE = 12
+
+CONFUSION_CORNER = "label ↓ predicted →"
+
 
 @dataclass(frozen=True)
-class Key:
+class LegendEntry:
     """One entry of a legend."""
 
     text: str
-    token: str  # colour, a token of style.css
+    # a colour token of style.css
+    token: str
     shape: Literal["line", "block", "dot", "ring", "triangle", "cross"] = "line"
     dashes: Sequence[float] = ()
 
 
 @dataclass(frozen=True)
-class Picture:
+class PlotImage:
+    """A drawing as inline SVG."""
+
     svg: str
-    alt: str  # what a person who cannot see it should know
+    # the message of the drawing, for people who cannot see it
+    alt: str
     caption: str = ""
-    narrow: str = ""  # the same for a phone, where a wide drawing would need a magnifying glass
+    # the same drawing for a phone, where a wide one would be too small to read
+    narrow: str = ""
 
 
 @dataclass(frozen=True)
-class Gallery:
-    """Pictures side by side as far as the page is wide; `note` stands below them all."""
+class PlotGallery:
+    """Plots side by side, as many as the page is wide; `note` is printed below all of them."""
 
     kind: ClassVar[str] = "gallery"
-    pictures: Sequence[Picture]
+    pictures: Sequence[PlotImage]
     width: Literal["wide", "half", "quarter"] = "half"
-    legend: Sequence[Key] = ()
+    legend: Sequence[LegendEntry] = ()
     note: str = ""
 
 
 @dataclass(frozen=True)
-class Cell:
-    """A table's cell that is more than text."""
+class TableCell:
+    """A cell of a table that is more than text."""
 
     text: str
-    bar: float | None = None  # 0 to 1, drawn beside the number
+    # 0 to 1, drawn beside the number
+    bar: float | None = None
     mark: Literal["", "best", "second"] = ""
-    key: Key | None = None
-    small: str = ""  # follows the text in a smaller size, unmarked
-    hang: str = ""  # stands to the right of the column's edge, so that numbers stay aligned
+    key: LegendEntry | None = None
+    # follows the text in a smaller size, without the mark
+    small: str = ""
+    # hangs over the right edge of the column, so that the numbers stay aligned
+    hang: str = ""
+
+
+CellRow = Sequence[str | TableCell]
 
 
 @dataclass(frozen=True)
-class Table:
-    """The first column names the row; the others are numbers unless named in `words`."""
+class PageTable:
+    """A table. The first column names the row; the other columns are numbers by default."""
 
     kind: ClassVar[str] = "table"
     caption: str
     head: Sequence[str]
-    rows: Sequence[Sequence[str | Cell]]
-    words: Sequence[int] = ()  # columns of text
-    bars: Sequence[int] = ()  # columns whose numbers have a bar beside them
+    rows: Sequence[CellRow]
+    # columns that hold text
+    words: Sequence[int] = ()
+    # columns whose numbers have a bar beside them
+    bars: Sequence[int] = ()
     note: str = ""
 
 
 @dataclass(frozen=True)
-class Tables:
-    """Narrow tables side by side as far as the page is wide, below each other on a phone; `note` stands below them all."""
+class TableGroup:
+    """Narrow tables side by side, one below the other on a phone; `note` is printed below all."""
 
     kind: ClassVar[str] = "tables"
-    items: Sequence[Table]
+    items: Sequence[PageTable]
     note: str = ""
-    width: int = 325  # pixels that one needs
+    # pixels that one table needs
+    width: int = 325
 
 
 @dataclass(frozen=True)
-class Heat:
-    """A matrix with coloured cells: real text in a real table."""
+class HeatMatrix:
+    """A matrix with coloured cells, as a table of text."""
 
     caption: str
     rows: Sequence[str]
     columns: Sequence[str]
-    shares: Sequence[Sequence[float]]  # 0 to 1: the colour, and the percentage that is printed
+    # 0 to 1: the colour, and the percentage that is printed
+    shares: Sequence[Sequence[float]]
     counts: Sequence[Sequence[int]]
-    corner: str = "label ↓ predicted →"
+    corner: str = CONFUSION_CORNER
 
 
 @dataclass(frozen=True)
-class Heats:
+class MatrixGroup:
     """Matrices side by side."""
 
-    kind: ClassVar[str] = "heats"
-    items: Sequence[Heat]
+    kind: ClassVar[str] = "matrices"
+    items: Sequence[HeatMatrix]
     width: Literal["wide", "half"] = "wide"
     note: str = ""
 
 
 @dataclass(frozen=True)
-class Shot:
+class Photo:
     """A photograph inside the page."""
 
-    data: str  # data:image/...;base64,...
+    # data:image/...;base64,...
+    data: str
     alt: str
 
 
 @dataclass(frozen=True)
-class Card:
-    """One image to judge, what is said about it, and images to compare it with."""
+class ImageCard:
+    """One image to judge, a text about it, and groups of images to compare it with."""
 
-    shot: Shot
+    photo: Photo
     title: str
     text: str
-    beside: Sequence[tuple[str, Sequence[Shot]]] = ()  # what they are, the images
+    # (caption, photos) of every group
+    references: Sequence[tuple[str, Sequence[Photo]]] = ()
 
 
 @dataclass(frozen=True)
-class Cards:
+class CardList:
+    """Image cards, as many in a row as the page is wide."""
+
     kind: ClassVar[str] = "cards"
-    cards: Sequence[Card]
+    cards: Sequence[ImageCard]
     note: str = ""
 
 
 @dataclass(frozen=True)
-class Bullets:
+class BulletList:
+    """A list of sentences."""
+
     kind: ClassVar[str] = "bullets"
     items: Sequence[str]
     heading: str = ""
 
 
 @dataclass(frozen=True)
-class Fold:
-    """Something for those who want to know: closed on the screen, open in print."""
+class Collapsible:
+    """Details for those who want them: closed on the screen, open in print."""
 
-    kind: ClassVar[str] = "fold"
+    kind: ClassVar[str] = "collapsible"
     summary: str
-    blocks: Sequence[Block] = ()
-    text: str = ""  # shown as typed
+    blocks: Sequence[PageElement] = ()
+    # printed as typed
+    text: str = ""
 
 
-Block = Gallery | Table | Tables | Heats | Cards | Bullets | Fold
+PageElement = (
+    PlotGallery | PageTable | TableGroup | MatrixGroup | CardList | BulletList | Collapsible
+)
 
 
 @dataclass(frozen=True)
-class Section:
+class PageSection:
+    """A section with its heading. `id` is its anchor within the page."""
+
     id: str
     title: str
     intro: str
-    blocks: Sequence[Block]
+    blocks: Sequence[PageElement]
 
 
 @dataclass(frozen=True)
 class Tile:
-    """One number that a reader takes home."""
+    """One of the numbers at the top of a page."""
 
     label: str
     value: str
@@ -159,38 +194,40 @@ class Tile:
 
 @dataclass(frozen=True)
 class Page:
+    """A page. Sentences of `lead` are markupsafe.Markup where they emphasise a number."""
+
     title: str
     subtitle: str
-    lead: Sequence[str]  # sentences; markupsafe.Markup where a number is emphasised
+    lead: Sequence[str]
     tiles: Sequence[Tile]
-    sections: Sequence[Section]
+    sections: Sequence[PageSection]
     banner: str = ""
     footer: str = ""
 
 
-MANY = 12  # rows, or small multiples, that a reader takes in at once
+def fold_long_table(table: PageTable) -> PageTable | Collapsible:
+    """The table; a long one inside an element that is closed on the screen."""
+    if len(table.rows) <= MAX_ROWS_AT_ONCE:
+        return table
+    return Collapsible(f"{table.caption} ({len(table.rows)} rows)", [table])
 
 
-def folded(table: Table) -> Table | Fold:
-    """A long table is closed on the screen."""
-    return (
-        table
-        if len(table.rows) <= MANY
-        else Fold(f"{table.caption} ({len(table.rows)} rows)", [table])
-    )
-
-
-def heats_width(classes: int) -> Literal["wide", "half"]:
-    """Two matrices side by side while their cells can hold a number each."""
+def matrix_width(classes: int) -> Literal["wide", "half"]:
+    """Two matrices side by side as long as their cells are wide enough for a number."""
     return "half" if classes <= 10 else "wide"
 
 
-def heat_of(
+def row_shares(counts: Sequence[int]) -> list[float]:
+    """Counts as shares of their sum; zeros if the sum is zero."""
+    total = max(sum(counts), 1)
+    return [count / total for count in counts]
+
+
+def count_matrix(
     caption: str,
     names: Sequence[str],
     counts: Sequence[Sequence[int]],
-    corner: str = "label ↓ predicted →",
-) -> Heat:
-    """A square matrix of counts, coloured by its share of the row."""
-    shares = [[count / max(sum(row), 1) for count in row] for row in counts]
-    return Heat(caption, names, names, shares, counts, corner)
+    corner: str = CONFUSION_CORNER,
+) -> HeatMatrix:
+    """A square matrix of counts (C, C), coloured by the share of the row."""
+    return HeatMatrix(caption, names, names, [row_shares(row) for row in counts], counts, corner)

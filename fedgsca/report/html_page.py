@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedgsca.errors import RunFolderError
+from fedgsca.experiment.records import Comparison
 from fedgsca.report.elements import Page
 from fedgsca.report.run_reader import read_json, read_run
 from fedgsca.support.files import write_atomic
@@ -13,54 +14,65 @@ from fedgsca.support.files import write_atomic
 if TYPE_CHECKING:
     from jinja2 import Environment
 
+TEMPLATES = Path(__file__).with_name("templates")
+
 
 def write_report(path: Path) -> Path:
-    """Write report.html into a run's or a comparison's folder, finished or not, and return its path."""
+    """Write report.html into the folder of a run or a comparison, finished or not.
+
+    Returns the path of the file.
+    """
     if not path.is_dir():
         raise RunFolderError(
-            "todo.html-page-1",
-            f"there is no folder {path}",
-            fix="give a folder that `fedgsca run` or `fedgsca compare` made",
+            "run.missing-folder",
+            f"The folder {path} does not exist.",
+            fix="give a folder that `fedgsca run` or `fedgsca compare` has written",
         )
     target = path / "report.html"
-    write_atomic(target, render(page_of(path)).encode())
+    write_atomic(target, render_page(build_page(path)).encode())
     return target
 
 
-def page_of(path: Path) -> Page:
+def build_page(path: Path) -> Page:
+    """The page of a comparison or, without a compare.json, of a run."""
     if (path / "compare.json").is_file():
-        from fedgsca.report.comparison_page import compare_page
+        from fedgsca.report.comparison_page import build_comparison_page
 
-        compare = read_json(path / "compare.json")
-        if compare is None:
+        tree = read_json(path / "compare.json")
+        if tree is None:
             raise RunFolderError(
-                "todo.html-page-2",
-                f"{path / 'compare.json'} is damaged",
-                fix="run the comparison's command again; finished cells are kept",
+                "grid.damaged-comparison",
+                f"{path / 'compare.json'} is damaged.",
+                fix="run the command of the comparison again; finished runs are kept",
             )
-        return compare_page(path, compare)
-    from fedgsca.report.run_page import run_page
+        return build_comparison_page(path, Comparison.from_json(tree))
+    from fedgsca.report.run_page import build_run_page
 
-    return run_page(read_run(path))
+    return build_run_page(read_run(path))
 
 
-def render(page: Page) -> str:
+def render_page(page: Page) -> str:
+    """The page as a single HTML document."""
     from markupsafe import Markup
 
-    environment = _environment()
-    css = Path(__file__).with_name("templates").joinpath("style.css").read_text(encoding="utf-8")
-    return environment.get_template("page.html.j2").render(page=page, css=Markup(css))
+    css = (TEMPLATES / "style.css").read_text(encoding="utf-8")
+    return _environment().get_template("page.html.j2").render(page=page, css=Markup(css))
 
 
 def _environment() -> Environment:
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     environment = Environment(
-        loader=FileSystemLoader(Path(__file__).with_name("templates")),
+        loader=FileSystemLoader(TEMPLATES),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters["longest_word"] = lambda text: max(map(len, text.split()), default=0)
+    environment.filters["longest_word"] = _longest_word
     return environment
+
+
+def _longest_word(text: str) -> int:
+    """The length of the longest word, which decides how narrow a column can be."""
+    return max(map(len, text.split()), default=0)

@@ -1,147 +1,98 @@
-"""The page of one run. A section without data is not there."""
+"""The page of one run. Its sections are the modules of fedgsca/report/run_sections."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from statistics import median
 
-from fedgsca.report.elements import Page, Section, Tile
-from fedgsca.report.run_reader import LAST, Run
-from fedgsca.report.sections_facts import (
-    PHASES,
-    configuration_section,
-    cost_section,
-    events_section,
-    sites_section,
-    transitions_section,
-)
-from fedgsca.report.sections_labels import labels_section
-from fedgsca.report.sections_selector import found_section, quality_section, selection_section
-from fedgsca.report.sections_training import (
-    classes_section,
-    learning_section,
-    stability_section,
-    thresholds_section,
-)
-from fedgsca.report.sentences import (
-    NBSP,
-    found,
-    headline,
-    lead,
-    method_name,
-    own_data,
-    percent,
-    plural,
-    score,
-    seconds,
+from fedgsca.report.elements import Page, Tile
+from fedgsca.report.number_text import percent_text, score_number, seconds_text
+from fedgsca.report.page_sections import RUN_SECTIONS, build_sections
+from fedgsca.report.run_facts import (
+    best_round,
+    headline_scores,
+    method_title,
+    round_seconds,
+    selector_quality,
+    uses_site_data,
     wrong_share,
 )
-
-ORDER: tuple[Callable[[Run], Section | None], ...] = (
-    learning_section,
-    classes_section,
-    labels_section,
-    sites_section,
-    selection_section,
-    found_section,
-    quality_section,
-    thresholds_section,
-    stability_section,
-    transitions_section,
-    cost_section,
-    events_section,
-    configuration_section,
-)
+from fedgsca.report.run_reader import LoadedRun
+from fedgsca.report.sentences import summarise_run
+from fedgsca.support.text import NBSP, plural
 
 
-def run_page(run: Run) -> Page:
-    name, data = method_name(run.method), data_name(run)
+def build_run_page(run: LoadedRun) -> Page:
+    """The page of a run, finished or not."""
+    title = method_title(run.method)
+    if run.data_name:
+        title += f" on {run.data_name}"
+    banner = ""
+    if run.result is None:
+        banner = f"Unfinished: {len(run.metrics)} of {run.num_rounds} rounds"
     return Page(
-        title=f"{name} on {data}" if data else name,
+        title=title,
         subtitle=_subtitle(run),
-        lead=lead(run),
+        lead=summarise_run(run),
         tiles=_tiles(run),
-        sections=[section for make in ORDER if (section := make(run)) is not None],
-        banner=""
-        if run.result is not None
-        else f"Unfinished, round {len(run.metrics)} of {run.planned}",
-        footer=f"fedgsca {run.setup.get('version', '')} · {run.path.resolve().name}",
+        sections=build_sections(RUN_SECTIONS, run),
+        banner=banner,
+        footer=f"fedgsca {run.setup.version} · {run.path.resolve().name}",
     )
 
 
-def data_name(run: Run) -> str:
-    source = str(run.config.get("data", {}).get("source", ""))
-    return str(run.setup.get("data", {}).get("name") or (run.result or {}).get("data") or source)
-
-
-def _subtitle(run: Run) -> str:
-    model = run.config.get("model", {})
+def _subtitle(run: LoadedRun) -> str:
+    settings = run.settings
+    labels = "labels of the sites" if uses_site_data(run) else f"noise {settings.noise}"
     parts = [
         plural(len(run.sites), "site"),
-        "the sites' own labels"
-        if own_data(run)
-        else f"noise {run.config.get('noise', {}).get('spec', '0')}",
-        plural(run.planned, "round"),
+        labels,
+        plural(run.num_rounds, "round"),
+        f"seed {settings.get_text('seed', '0')}",
     ]
-    parts.append(f"seed {run.config.get('seed', 0)}")
-    if model.get("name"):
-        parts.append(f"{model['name']}{', frozen backbone' if model.get('frozen') else ''}")
+    model = settings.get_text("model.name")
+    if model:
+        frozen = ", frozen backbone" if settings.values.get("model.frozen") else ""
+        parts.append(f"{model}{frozen}")
     return " · ".join(parts)
 
 
-def _tiles(run: Run) -> list[Tile]:
-    lines, value = run.evaluated, headline(run)
-    tiles: list[Tile] = []
-    if value is not None:
-        tail = min(LAST, len(lines)) or LAST
-        tiles.append(
-            Tile(
-                "Macro F1",
-                score(value),
-                "%",
-                f"mean of the last {tail} rounds" if tail > 1 else "one round",
-                strong=True,
-            )
-        )
-    if lines:
-        best, last = max(lines, key=lambda line: float(line["f1"])), lines[-1]
-        tiles.append(
-            Tile(
-                "Best round",
-                score(best["f1"]),
-                "%",
-                f"round {int(best['round']) + 1}; the last has {score(last['f1'])}",
-            )
-        )
-        tiles.append(
-            Tile(
-                "Recall",
-                score(headline(run, "recall")),
-                "%",
-                f"precision {score(headline(run, 'precision'))} %",
-            )
-        )
-    share, flagged = wrong_share(run), found(run)["flagged"]
-    if flagged is not None:
-        tiles.append(
-            Tile(
-                "Labels flagged",
-                f"{100 * flagged:.0f}",
-                "%",
-                f"{percent(share)} are wrong" if share is not None else "suspect",
-            )
-        )
-    elif share:
-        tiles.append(Tile("Wrong labels", f"{100 * share:.0f}", "%", "of those it learned from"))
-    if run.timing:
-        each = median(sum(float(line.get(phase) or 0) for phase in PHASES) for line in run.timing)
-        amount, unit = seconds(each).split(NBSP)
-        tiles.append(
-            Tile(
-                "Time per round",
-                amount,
-                unit,
-                f"all {len(run.sites)} sites" if len(run.sites) > 1 else "",
-            )
-        )
+def _tiles(run: LoadedRun) -> list[Tile]:
+    return [*_score_tiles(run), *_label_tiles(run), *_time_tiles(run)]
+
+
+def _score_tiles(run: LoadedRun) -> list[Tile]:
+    tiles = []
+    scores = headline_scores(run)
+    if scores.f1 is not None:
+        note = "one round"
+        if scores.num_rounds > 1:
+            note = f"mean of the last {scores.num_rounds} rounds"
+        tiles.append(Tile("Macro F1", score_number(scores.f1), "%", note, strong=True))
+    best = best_round(run)
+    if best is not None:
+        last = run.test_rounds[-1]
+        note = f"round {best.round + 1}; last round {score_number(last.f1)}"
+        tiles.append(Tile("Best round", score_number(best.f1), "%", note))
+        note = f"precision {score_number(scores.precision)} %"
+        tiles.append(Tile("Recall", score_number(scores.recall), "%", note))
     return tiles
+
+
+def _label_tiles(run: LoadedRun) -> list[Tile]:
+    wrong = wrong_share(run)
+    flagged_share = selector_quality(run).flagged_share
+    if flagged_share is not None:
+        note = "suspect" if wrong is None else f"{percent_text(wrong)} are wrong"
+        return [Tile("Labels flagged", f"{100 * flagged_share:.0f}", "%", note)]
+    if wrong:
+        return [Tile("Wrong labels", f"{100 * wrong:.0f}", "%", "of the training labels")]
+    return []
+
+
+def _time_tiles(run: LoadedRun) -> list[Tile]:
+    if not run.timing:
+        return []
+    per_round = median(round_seconds(run))
+    amount, unit = seconds_text(per_round).split(NBSP)
+    note = f"all {len(run.sites)} sites" if len(run.sites) > 1 else ""
+    return [Tile("Time per round", amount, unit, note)]

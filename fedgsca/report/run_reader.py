@@ -1,10 +1,13 @@
-"""A run folder as the report sees it. Tolerant: whatever an unfinished, older or damaged run lacks is simply absent."""
+"""Read a run folder for a report.
+
+Reading is tolerant: whatever an unfinished, older or damaged run lacks is simply absent. The files
+and their fields are documented in fedgsca.experiment.records.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import json
-import math
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,154 +16,230 @@ from typing import Any
 
 import numpy as np
 
+from fedgsca.config import flat
 from fedgsca.errors import RunFolderError
+from fedgsca.experiment.records import (
+    RealisedSiteNoise,
+    RoundRecord,
+    RunResult,
+    Setup,
+    SiteRecord,
+    TimingRecord,
+    finite,
+)
 from fedgsca.experiment.run_folder import read_lines
 
-Tree = Mapping[str, Any]
-LAST = 5  # rounds in the headline's mean
-
 
 @dataclass(frozen=True)
-class Losses:
-    """The newest selection of one site: losses as the selector saw them, and what it made of them."""
+class SiteLosses:
+    """The newest selection of one site: the losses that the selector saw, and its decisions."""
 
-    losses: np.ndarray  # (n,)
-    clean: np.ndarray  # (n,) bool
-    selector: np.ndarray  # (6,) means, variances, weights
-    cut: float  # probability of "clean" below which a label is flagged
-    wrong: np.ndarray | None  # (n,) bool, simulations only
+    # (n,)
+    losses: np.ndarray
+    # (n,) bool
+    clean: np.ndarray
+    # (6,) means, variances, weights
+    selector: np.ndarray
+    # the probability of "clean" below which a label is flagged
+    cut: float
+    # (n,) bool, simulations only
+    wrong: np.ndarray | None
     round: int
 
+    @property
+    def noisy(self) -> np.ndarray:
+        """(n,) bool: the labels that are flagged."""
+        return ~self.clean
+
 
 @dataclass(frozen=True)
-class Run:
-    """All that a report needs of one run."""
+class RunSettings:
+    """config.toml as far as a report mentions it. Empty values where the file has none."""
 
-    path: Path
-    config: Tree
-    config_text: str
-    setup: Tree
-    metrics: Sequence[Tree]
-    timing: Sequence[Tree]
-    result: Tree | None  # None: the run is not finished
-    losses: Mapping[str, Losses] = field(default_factory=dict)
+    text: str = ""
+    # section.key -> value
+    values: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def from_toml(cls, text: str) -> RunSettings:
+        """Settings of a configuration file; a damaged one has no values."""
+        try:
+            return cls(text, flat(tomllib.loads(text)))
+        except tomllib.TOMLDecodeError:
+            return cls(text)
+
+    def get_text(self, key: str, default: str = "") -> str:
+        """A value as text."""
+        return str(self.values.get(key, default))
 
     @property
     def method(self) -> str:
-        return str(
-            self.config.get("method") or (self.result or {}).get("method") or "unknown method"
-        )
+        return self.get_text("method")
 
     @property
-    def planned(self) -> int:
-        """Rounds asked for."""
-        return int(
-            self.config.get("train", {}).get("rounds")
-            or (self.result or {}).get("rounds")
-            or len(self.metrics)
-        )
+    def rounds(self) -> int:
+        """Rounds to run; 0 if the file does not say."""
+        return int(finite(self.values.get("train.rounds")) or 0)
 
     @property
-    def evaluated(self) -> list[Tree]:
-        """Lines of rounds in which the global model was tested."""
-        return [line for line in self.metrics if number(line.get("f1")) is not None]
+    def source(self) -> str:
+        """Where the images come from."""
+        return self.get_text("data.source")
+
+    @property
+    def noise(self) -> str:
+        """The noise specification, such as 0-S40."""
+        return self.get_text("noise.spec", "0")
+
+    @property
+    def sections(self) -> frozenset[str]:
+        """Names of the sections of the file."""
+        return frozenset(key.split(".")[0] for key in self.values if "." in key)
+
+    def method_option(self, key: str) -> Any:
+        """An option of the method of the run; None if it has no such option."""
+        return self.values.get(f"{self.method}.{key}")
+
+
+@dataclass(frozen=True)
+class LoadedRun:
+    """A run as a report needs it."""
+
+    path: Path
+    settings: RunSettings
+    setup: Setup
+    metrics: Sequence[RoundRecord]
+    timing: Sequence[TimingRecord]
+    # None: the run is not finished
+    result: RunResult | None
+    losses: Mapping[str, SiteLosses] = field(default_factory=dict)
+
+    @property
+    def method(self) -> str:
+        """The name of the method, as in the configuration."""
+        if self.settings.method:
+            return self.settings.method
+        if self.result is not None and self.result.method:
+            return self.result.method
+        return "unknown method"
+
+    @property
+    def num_rounds(self) -> int:
+        """Rounds that were planned."""
+        if self.settings.rounds:
+            return self.settings.rounds
+        if self.result is not None and self.result.rounds:
+            return self.result.rounds
+        return len(self.metrics)
+
+    @property
+    def data_name(self) -> str:
+        """The name of the data set; the source in the configuration if there is none."""
+        if self.setup.data.name:
+            return self.setup.data.name
+        if self.result is not None and self.result.data:
+            return self.result.data
+        return self.settings.source
+
+    @property
+    def test_rounds(self) -> list[RoundRecord]:
+        """The rounds in which the global model was tested."""
+        return [record for record in self.metrics if finite(record.f1) is not None]
 
     @property
     def sites(self) -> list[str]:
-        """All sites, in the order of the setup, then any that only the log knows."""
-        seen = (name for line in self.metrics for name in line.get("sites", {}))
-        return list(dict.fromkeys([*self.setup.get("sites", {}), *sorted(seen)]))
+        """All sites in the order of the setup, then those that only the log contains."""
+        names = list(self.setup.sites)
+        logged_names: set[str] = set()
+        for record in self.metrics:
+            logged_names.update(record.sites)
+        return list(dict.fromkeys([*names, *sorted(logged_names)]))
 
     @property
     def classes(self) -> list[str]:
-        """Class names; without a setup, numbers."""
-        named = [str(name) for name in self.setup.get("data", {}).get("classes", [])]
-        size = next((len(line["confusion"]) for line in self.evaluated if line.get("confusion")), 0)
-        return named if len(named) >= size else [f"class {i}" for i in range(size)]
+        """Class names; numbers if the setup has too few."""
+        names = list(self.setup.data.classes)
+        sizes = [len(record.confusion) for record in self.test_rounds if record.confusion]
+        size = sizes[0] if sizes else 0
+        if len(names) >= size:
+            return names
+        return [f"class {i}" for i in range(size)]
 
     @property
-    def selecting_from(self) -> int | None:
-        """The first round in which a site divided its labels; None: no round, or a method that does not."""
-        return next(
-            (
-                int(line["round"])
-                for line in self.metrics
-                if any(map(selects, line.get("sites", {}).values()))
-            ),
-            None,
-        )
-
-    def series(self, site: str, key: str) -> tuple[list[int], list[float]]:
-        """Rounds, from 1, and values of one number of one site, while it selects."""
-        points = [
-            (int(line["round"]) + 1, value)
-            for line in self.metrics
-            if selects(line.get("sites", {}).get(site, {}))
-            and (value := number(line["sites"][site].get(key))) is not None
-        ]
-        return [x for x, _ in points], [y for _, y in points]
-
-    def realised(self, site: str) -> Tree | None:
-        """What the noise did to a site's labels, where it is known."""
-        found = self.setup.get("sites", {}).get(site, {}).get("realised")
-        return (
-            found if isinstance(found, Mapping) and number(found.get("rate")) is not None else None
-        )
+    def selection_start(self) -> int | None:
+        """The first round in which a site selected labels; None if no site did."""
+        for record in self.metrics:
+            if any(is_selecting(site) for site in record.sites.values()):
+                return record.round
+        return None
 
     @property
-    def last_selection(self) -> Mapping[str, Tree]:
-        """Per site, the log of the last round in which it selected."""
-        newest: dict[str, Tree] = {}
-        for line in self.metrics:
-            newest |= {name: site for name, site in line.get("sites", {}).items() if selects(site)}
+    def last_selection(self) -> dict[str, SiteRecord]:
+        """Every site in the last round in which it selected labels."""
+        newest: dict[str, SiteRecord] = {}
+        for record in self.metrics:
+            for name, site in record.sites.items():
+                if is_selecting(site):
+                    newest[name] = site
         return {name: newest[name] for name in self.sites if name in newest}
 
+    def site_series(self, site: str, name: str) -> tuple[list[int], list[float]]:
+        """Rounds, from 1, and values of one number of a site, while it selects labels."""
+        rounds = []
+        values = []
+        for record in self.metrics:
+            site_record = record.sites.get(site)
+            if site_record is None or not is_selecting(site_record):
+                continue
+            value = site_record.number(name)
+            if value is not None:
+                rounds.append(record.round + 1)
+                values.append(value)
+        return rounds, values
 
-def selects(site: Tree) -> bool:
-    """Did the site divide its labels into clean and suspect this round? During warm-up all thresholds are zero."""
+    def realised_noise(self, site: str) -> RealisedSiteNoise | None:
+        """What the noise did to the labels of a site; None if it is not known."""
+        setup = self.setup.sites.get(site)
+        noise = None if setup is None else setup.realised_noise
+        if noise is None or finite(noise.rate) is None:
+            return None
+        return noise
+
+    def noise_rate(self, site: str) -> float | None:
+        """The share of wrong labels of a site; None if it is not known."""
+        realised = self.realised_noise(site)
+        return None if realised is None else realised.rate
+
+
+def is_selecting(site: SiteRecord) -> bool:
+    """Whether a site divided its labels into clean and noisy ones.
+
+    During warm-up all thresholds are zero.
+    """
     return (
-        any(site.get("thresholds") or ())
-        or number(site.get("noisy_precision")) is not None
-        or bool(site.get("delta"))
+        any(site.numbers("thresholds"))
+        or site.number("noisy_precision") is not None
+        or bool(site.number("delta"))
     )
 
 
-def number(value: Any) -> float | None:
-    """A finite number, or None."""
-    return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
-
-
-def read_run(path: Path, *, with_losses: bool = True) -> Run:
+def read_run(path: Path, *, with_losses: bool = True) -> LoadedRun:
+    """A run folder, finished or not; with the losses of the newest selection by default."""
     if not (path / "config.toml").is_file() and not (path / "metrics.jsonl").is_file():
         raise RunFolderError(
-            "todo.run-reader-1",
-            f"{path} is neither a run nor a comparison",
-            fix="give a folder that `fedgsca run` or `compare` made",
+            "run.not-a-run",
+            f"{path} is not the folder of a run or of a comparison.",
+            fix="give a folder that `fedgsca run` or `fedgsca compare` has written",
         )
-    text = _text(path / "config.toml")
-    config: Tree = {}
-    with contextlib.suppress(tomllib.TOMLDecodeError):
-        config = tomllib.loads(text)
-    metrics = [
-        line
-        for line in read_lines(path / "metrics.jsonl")
-        if isinstance(line, dict) and "round" in line
-    ]
-    timing = [
-        line
-        for line in read_lines(path / "timing.jsonl")
-        if isinstance(line, dict) and "round" in line
-    ]
-    setup, result = read_json(path / "setup.json") or {}, read_json(path / "result.json")
-    return Run(
-        path,
-        config,
-        text,
-        setup,
-        metrics,
-        timing,
-        result,
-        _losses(path / "losses") if with_losses else {},
+    result = read_json(path / "result.json")
+    return LoadedRun(
+        path=path,
+        settings=RunSettings.from_toml(_read_text(path / "config.toml")),
+        setup=Setup.from_json(read_json(path / "setup.json")),
+        metrics=[RoundRecord.from_json(line) for line in _read_rounds(path / "metrics.jsonl")],
+        timing=[TimingRecord.from_json(line) for line in _read_rounds(path / "timing.jsonl")],
+        result=None if result is None else RunResult.from_json(result),
+        losses=_read_losses(path / "losses") if with_losses else {},
     )
 
 
@@ -173,24 +252,37 @@ def read_json(path: Path) -> dict[str, Any] | None:
     return value if isinstance(value, dict) else None
 
 
-def _text(path: Path) -> str:
+def _read_rounds(path: Path) -> list[dict[str, Any]]:
+    """The lines of a log that belong to a round."""
+    return [line for line in read_lines(path) if isinstance(line, dict) and "round" in line]
+
+
+def _read_text(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError):
         return ""
 
 
-def _losses(folder: Path) -> dict[str, Losses]:
-    found = {}
+def _read_losses(folder: Path) -> dict[str, SiteLosses]:
+    losses = {}
     for path in sorted(folder.glob("*.npz")):
-        # a file cut short by a crash, or of another version, costs a histogram and nothing else
-        with contextlib.suppress(Exception), np.load(path, allow_pickle=False) as kept:
-            found[path.stem] = Losses(
-                np.asarray(kept["losses"], dtype=np.float64),
-                np.asarray(kept["clean"], dtype=bool),
-                np.asarray(kept["selector"], dtype=np.float64),
-                float(kept["cut"]),
-                np.asarray(kept["wrong"], dtype=bool) if "wrong" in kept else None,
-                int(kept["round"]),
-            )
-    return found
+        # a file that a crash cut short, or of another version, costs a histogram and nothing else
+        with contextlib.suppress(Exception):
+            losses[path.stem] = _read_site_losses(path)
+    return losses
+
+
+def _read_site_losses(path: Path) -> SiteLosses:
+    with np.load(path, allow_pickle=False) as arrays:
+        wrong = None
+        if "wrong" in arrays:
+            wrong = np.asarray(arrays["wrong"], dtype=bool)
+        return SiteLosses(
+            losses=np.asarray(arrays["losses"], dtype=np.float64),
+            clean=np.asarray(arrays["clean"], dtype=bool),
+            selector=np.asarray(arrays["selector"], dtype=np.float64),
+            cut=float(arrays["cut"]),
+            wrong=wrong,
+            round=int(arrays["round"]),
+        )

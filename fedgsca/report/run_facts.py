@@ -1,0 +1,231 @@
+"""Facts about a run: headline scores, wrong labels, quality of the selector, events, time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+from fedgsca.config import SITES_SOURCE
+from fedgsca.experiment.records import RoundRecord, finite
+from fedgsca.noise import read_site_noise
+from fedgsca.report.run_reader import LoadedRun
+from fedgsca.support.text import NBSP
+
+# rounds over which the headline scores are averaged
+HEADLINE_ROUNDS = 5
+
+
+def method_title(method: str) -> str:
+    """The name of a method for people; the name itself if the method is not installed."""
+    from fedgsca.methods.base import load_methods
+
+    definition = load_methods().get(method.lower())
+    return method if definition is None else definition.title
+
+
+def noise_kind_title(noise: str) -> str:
+    """The kind of a site's noise: S40 -> symmetric."""
+    site_noise = read_site_noise(noise or "0")
+    return noise if site_noise is None else site_noise.definition.title
+
+
+def noise_title(noise: str) -> str:
+    """A site's noise: S40 -> symmetric 40 %."""
+    site_noise = read_site_noise(noise or "0")
+    if site_noise is None:
+        return noise
+    return site_noise.title.replace(" %", f"{NBSP}%")
+
+
+def site_noise(run: LoadedRun, site: str) -> str:
+    """The nominal noise of a site, such as S40; empty if there is none."""
+    setup = run.setup.sites.get(site)
+    if setup is None or setup.noise is None:
+        return ""
+    return setup.noise
+
+
+def is_recorded_noise(noise: str) -> bool:
+    """Whether the given labels were read from a file, rather than drawn."""
+    site_noise = read_site_noise(noise or "0")
+    return site_noise is not None and site_noise.definition.is_recorded
+
+
+# ---- scores ----
+
+
+@dataclass(frozen=True)
+class HeadlineScores:
+    """Means over the last rounds that were tested, in percent; None if there are none."""
+
+    f1: float | None
+    recall: float | None
+    precision: float | None
+    # over which the means are taken
+    num_rounds: int
+
+
+def headline_scores(run: LoadedRun) -> HeadlineScores:
+    """The scores of the result; for an unfinished run, those of the log so far."""
+    records = run.test_rounds[-HEADLINE_ROUNDS:]
+    f1 = _mean(record.f1 for record in records)
+    recall = _mean(record.recall for record in records)
+    precision = _mean(record.precision for record in records)
+    if run.result is not None:
+        f1 = _first_number(run.result.f1, f1)
+        recall = _first_number(run.result.recall, recall)
+        precision = _first_number(run.result.precision, precision)
+    return HeadlineScores(f1, recall, precision, len(records) or HEADLINE_ROUNDS)
+
+
+def best_round(run: LoadedRun) -> RoundRecord | None:
+    """The round with the highest F1; None if no round was tested."""
+    return max(run.test_rounds, key=lambda record: record.f1 or 0.0, default=None)
+
+
+def _mean(values: Iterable[float | None]) -> float | None:
+    numbers = [value for value in values if value is not None]
+    return sum(numbers) / len(numbers) if numbers else None
+
+
+def _first_number(*values: float | None) -> float | None:
+    numbers = [value for value in values if finite(value) is not None]
+    return numbers[0] if numbers else None
+
+
+# ---- labels ----
+
+
+def uses_site_data(run: LoadedRun) -> bool:
+    """Whether this is a deployment in which every site has images and labels of its own."""
+    return run.settings.source == SITES_SOURCE
+
+
+def count_training_images(run: LoadedRun) -> int:
+    """Of all sites together. The coordinator of a deployment knows them only from the updates."""
+    sizes: dict[str, int] = {}
+    if uses_site_data(run):
+        for record in run.metrics:
+            for name, site in record.sites.items():
+                sizes[name] = site.num_samples
+    else:
+        for name, setup in run.setup.sites.items():
+            sizes[name] = setup.num_samples or 0
+    return sum(sizes.values())
+
+
+def wrong_share(run: LoadedRun) -> float | None:
+    """The share of wrong labels among all training labels; None if it is not known."""
+    total = 0
+    wrong = 0.0
+    for site in run.sites:
+        noise = run.realised_noise(site)
+        if noise is not None:
+            size = sum(map(sum, noise.counts))
+            total += size
+            wrong += (noise.rate or 0.0) * size
+    return wrong / total if total else None
+
+
+def knows_truth(run: LoadedRun, sites: Iterable[str]) -> bool:
+    """Whether the share of wrong labels is known for any of the sites."""
+    return any(run.noise_rate(site) is not None for site in sites)
+
+
+@dataclass(frozen=True)
+class SelectorQuality:
+    """The selector over all sites together; None where it is not known.
+
+    precision: the share of flagged labels that are wrong; recall: the share of wrong labels that
+    are flagged.
+    """
+
+    flagged_share: float | None
+    precision: float | None
+    recall: float | None
+
+
+def selector_quality(run: LoadedRun) -> SelectorQuality:
+    """From the last selection of every site."""
+    total = flag_count = hits = wrong = 0.0
+    has_truth = False
+    for name, site in run.last_selection.items():
+        share = site.number("delta")
+        if share is None:
+            continue
+        total += site.num_samples
+        flag_count += site.num_samples * share
+        rate = run.noise_rate(name)
+        if rate is not None and "noisy_precision" in site.values:
+            has_truth = True
+            hits += site.num_samples * share * (site.number("noisy_precision") or 0.0)
+            wrong += site.num_samples * rate
+    return SelectorQuality(
+        flagged_share=flag_count / total if total else None,
+        precision=hits / flag_count if has_truth and flag_count else None,
+        recall=hits / wrong if has_truth and wrong else None,
+    )
+
+
+def is_selector_idle(run: LoadedRun) -> bool:
+    """Whether the method has a selector that has not divided any labels yet."""
+    if not run.metrics or run.selection_start is not None:
+        return False
+    return any("selector" in site.values for site in run.metrics[-1].sites.values())
+
+
+# ---- events ----
+
+
+def method_events(run: LoadedRun) -> Mapping[str, str]:
+    """Events that the method declares: the value that is 1 -> a clause that describes it."""
+    from fedgsca.methods.base import load_methods
+
+    definition = load_methods().get(run.method)
+    return {} if definition is None else definition.logged.events
+
+
+def event_rounds(run: LoadedRun, event: str) -> dict[str, list[int]]:
+    """Every site at which the event happened, with the rounds, from 1."""
+    rounds: dict[str, list[int]] = {}
+    for record in run.metrics:
+        for name, site in record.sites.items():
+            if site.number(event):
+                rounds.setdefault(name, []).append(record.round + 1)
+    return rounds
+
+
+def all_event_rounds(run: LoadedRun) -> Iterator[int]:
+    """Rounds, from 1, in which any event of the method happened at any site."""
+    events = method_events(run)
+    for record in run.metrics:
+        for site in record.sites.values():
+            if any(site.number(event) for event in events):
+                yield record.round + 1
+
+
+def rejection_rounds(run: LoadedRun) -> list[int]:
+    """Rounds, from 1, in which the update of a site was refused."""
+    return [record.round + 1 for record in run.metrics if record.refusals]
+
+
+# ---- time ----
+
+
+def phase_seconds(run: LoadedRun) -> dict[str, list[float]]:
+    """Every phase of a round with the seconds that it took in each round; 0 where unknown."""
+    phases: dict[str, list[float]] = {
+        "Sites train and reply": [],
+        "Test the global model": [],
+        "Save the checkpoint": [],
+    }
+    for record in run.timing:
+        seconds = (record.exchange, record.evaluate, record.save)
+        for values, value in zip(phases.values(), seconds, strict=True):
+            values.append(finite(value) or 0.0)
+    return phases
+
+
+def round_seconds(run: LoadedRun) -> list[float]:
+    """The seconds of every round."""
+    return [sum(phases) for phases in zip(*phase_seconds(run).values(), strict=True)]

@@ -1,0 +1,4 @@
+"""The sections of a run's page, one module each. Modules of this package are found by themselves.
+
+fedgsca.report.page_sections describes how to add one.
+"""

@@ -1,0 +1,50 @@
+"""Events that a method declares in `Method.logged`, refused updates, warnings about the data."""
+
+from __future__ import annotations
+
+from fedgsca.report.elements import BulletList, PageElement, PageSection, PageTable
+from fedgsca.report.number_text import count_text, range_text
+from fedgsca.report.page_sections import run_section
+from fedgsca.report.run_facts import event_rounds, method_events
+from fedgsca.report.run_reader import LoadedRun
+
+
+@run_section(position=120)
+def event_section(run: LoadedRun) -> PageSection | None:
+    """Absent if nothing unusual happened."""
+    blocks: list[PageElement] = [*_event_tables(run), *_rejection_tables(run)]
+    if run.setup.warnings:
+        blocks.append(BulletList(run.setup.warnings, "Warnings and notes about the data"))
+    if not blocks:
+        return None
+    return PageSection("events", "Events and warnings", "", blocks)
+
+
+def _event_tables(run: LoadedRun) -> list[PageTable]:
+    """One table per event of the method."""
+    tables = []
+    for event, clause in method_events(run).items():
+        rounds = event_rounds(run, event)
+        if rounds:
+            rows = [
+                [site, range_text(numbers), count_text(len(numbers))]
+                for site, numbers in sorted(rounds.items())
+            ]
+            caption = f"Rounds in which {clause}"
+            tables.append(PageTable(caption, ["Site", "Rounds", "Times"], rows, words=(1,)))
+    return tables
+
+
+def _rejection_tables(run: LoadedRun) -> list[PageTable]:
+    rounds: dict[tuple[str, str], list[int]] = {}
+    for record in run.metrics:
+        for site, reason in record.refusals.items():
+            rounds.setdefault((site, reason), []).append(record.round + 1)
+    if not rounds:
+        return []
+    rows = [
+        [site, reason, range_text(numbers)] for (site, reason), numbers in sorted(rounds.items())
+    ]
+    note = "A refused update is left out of the average; the round continues with the other sites."
+    head = ["Site", "Reason", "Rounds"]
+    return [PageTable("Refused updates", head, rows, words=(1, 2), note=note)]
