@@ -1,8 +1,9 @@
 """Weighted mean of site models: ordered, dtype-preserving, streaming.
 
-Updates arrive one after the other in the order of site names, are added in float64 and forgotten, so memory does not grow with the
-number of sites and the bytes of the result do not depend on who answered first. Integer buffers (BatchNorm's counters) take the
-maximum and keep their type: a weighted mean would turn them into floats, a classic bug of published code.
+Updates arrive one after the other in the order of site names, are added in float64 and forgotten.
+So memory does not grow with the number of sites, and the bytes of the result do not depend on who
+answered first. Integer buffers (BatchNorm's counters) take the maximum and keep their type: a
+weighted mean would turn them into floats, a classic bug of published code.
 """
 
 from __future__ import annotations
@@ -24,21 +25,25 @@ class WeightedMean:
         self.total = 0.0
 
     def add(self, arrays: Arrays, weight: float) -> None:
+        """Add one model. A weight that is not finite or not positive leaves it out."""
         if not (math.isfinite(weight) and weight > 0.0):
             return
-        first = not self._sums
+        is_first = not self._sums
         self.total += weight
         for name, value in arrays.items():
-            if first:
+            if is_first:
                 self._dtypes[name] = value.dtype
-            if value.dtype.kind != "f":
-                self._sums[name] = (
-                    value.copy() if first else np.asarray(np.maximum(self._sums[name], value))
-                )
-            elif first:
-                self._sums[name] = np.asarray(np.multiply(value, weight, dtype=np.float64))
+                self._sums[name] = self._start_sum(value, weight)
+            elif value.dtype.kind != "f":
+                self._sums[name] = np.asarray(np.maximum(self._sums[name], value))
             else:
                 self._sums[name] += np.asarray(np.multiply(value, weight, dtype=np.float64))
+
+    @staticmethod
+    def _start_sum(value: np.ndarray, weight: float) -> np.ndarray:
+        if value.dtype.kind != "f":
+            return value.copy()
+        return np.asarray(np.multiply(value, weight, dtype=np.float64))
 
     def result(self) -> dict[str, np.ndarray] | None:
         """The mean in the original types; None if nothing with a positive weight was added."""
@@ -47,10 +52,9 @@ class WeightedMean:
         mean: dict[str, np.ndarray] = {}
         for name, value in self._sums.items():
             dtype = self._dtypes[name]
-            # asarray: numpy turns arrays of shape () into scalars on the way
-            mean[name] = np.asarray(
-                (value / self.total).astype(dtype) if dtype.kind == "f" else value
-            )
+            if dtype.kind == "f":
+                value = (value / self.total).astype(dtype)
+            mean[name] = np.asarray(value)  # numpy turns arrays of shape () into scalars on the way
         return mean
 
 
@@ -64,7 +68,10 @@ def weighted_mean(
     fallback: Arrays,
     weight: Callable[[Update], float] = count_samples,
 ) -> dict[str, np.ndarray]:
-    """FedAvg's server step (weights n_k / N); with no usable update the model stays what it was."""
+    """The mean of the updates' weights; without a usable update, `fallback`.
+
+    The default weights n_k are FedAvg's.
+    """
     mean = WeightedMean()
     for update in updates:
         mean.add(update.weights, weight(update))

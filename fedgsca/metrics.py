@@ -1,9 +1,12 @@
-"""Numbers for tables: macro scores, detection of wrong labels, the paper's stability metric. Needs numpy only."""
+"""Numbers for tables: macro scores, detection of wrong labels, the paper's stability metric.
+
+Only numpy is needed. Matrices are confusion matrices (C, C): row = true class, column = predicted.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypedDict
 
 import numpy as np
 
@@ -16,81 +19,115 @@ class Scores(NamedTuple):
     precision: float
 
 
+class ClassScores(TypedDict):
+    """Scores of one class in percent, and its number of true samples; ready for JSON."""
+
+    f1: float
+    recall: float
+    precision: float
+    support: int
+
+
+class Detection(TypedDict):
+    """How well flags find wrong labels, as shares; None where there is nothing to divide by."""
+
+    precision: float | None
+    recall: float | None
+    # share of all samples that is flagged
+    rate: float | None
+
+
 def confusion(true: np.ndarray, predicted: np.ndarray, num_classes: int) -> np.ndarray:
-    """(C, C) counts, row = true class, column = predicted class."""
+    """(C, C) counts from labels (n,) and predictions (n,)."""
     pair = np.asarray(true, dtype=np.int64) * num_classes + np.asarray(predicted, dtype=np.int64)
     return np.bincount(pair, minlength=num_classes**2).reshape(num_classes, num_classes)
 
 
-def _rates(matrix: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """F1, recall, precision of every class, 0 to 1; 0 where undefined (nothing to find, nothing found)."""
-    hit = np.diag(matrix).astype(np.float64)
-    support, found = matrix.sum(axis=1), matrix.sum(axis=0)
-    f1 = 2.0 * hit / np.maximum(support + found, 1)
-    return f1, hit / np.maximum(support, 1), hit / np.maximum(found, 1)
+def _class_rates(matrix: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """F1, recall and precision of every class, each (C,), 0 to 1; 0 where undefined."""
+    hits = np.diag(matrix).astype(np.float64)
+    support = matrix.sum(axis=1)
+    predictions = matrix.sum(axis=0)
+    f1 = 2.0 * hits / np.maximum(support + predictions, 1)
+    return f1, hits / np.maximum(support, 1), hits / np.maximum(predictions, 1)
 
 
 def scores(matrix: np.ndarray) -> Scores:
-    """Macro F1, recall and precision in percent over all classes of a confusion matrix, absent ones counted as 0."""
-    f1, recall, precision = (100.0 * float(rate.mean()) for rate in _rates(matrix))
+    """Macro F1, recall and precision in percent over all classes; absent classes count as 0."""
+    f1, recall, precision = (100.0 * float(rate.mean()) for rate in _class_rates(matrix))
     return Scores(f1, recall, precision)
 
 
-def per_class(matrix: np.ndarray) -> list[dict[str, float]]:
-    """One entry per class: f1, recall, precision in percent and support, the number of true samples."""
-    table = zip(*_rates(matrix), matrix.sum(axis=1), strict=True)
-    return [
-        {
-            "f1": 100.0 * float(f),
-            "recall": 100.0 * float(r),
-            "precision": 100.0 * float(p),
-            "support": int(n),
-        }
-        for f, r, p, n in table
-    ]
+def per_class(matrix: np.ndarray) -> list[ClassScores]:
+    """The scores of every class, in order."""
+    support = matrix.sum(axis=1)
+    rows: list[ClassScores] = []
+    for f1, recall, precision, n in zip(*_class_rates(matrix), support, strict=True):
+        rows.append(
+            {
+                "f1": 100.0 * float(f1),
+                "recall": 100.0 * float(recall),
+                "precision": 100.0 * float(precision),
+                "support": int(n),
+            }
+        )
+    return rows
 
 
 def auroc(score: np.ndarray, positive: np.ndarray) -> float | None:
-    """Chance that a positive sample scores higher than a negative one (a tie counts half); None if either is missing.
+    """Probability that a positive sample scores higher than a negative one; a tie counts half.
 
-    From ranks: the mean rank of the positives is all it takes.
+    score (n,), positive (n,) bool. None if there is no positive or no negative sample. It follows
+    from the mean rank of the positive samples.
     """
     positive = np.asarray(positive, dtype=bool)
-    hits, misses = int(positive.sum()), int((~positive).sum())
-    if hits == 0 or misses == 0:
+    num_positive = int(positive.sum())
+    num_negative = int((~positive).sum())
+    if num_positive == 0 or num_negative == 0:
         return None
     _, group, count = np.unique(score, return_inverse=True, return_counts=True)
     last = np.cumsum(count)
-    rank = (last - 0.5 * (count - 1))[
-        group
-    ]  # the mean rank, from 1, of all samples with this score
-    return float((rank[positive].sum() - hits * (hits + 1) / 2) / (hits * misses))
+    # the mean rank, from 1, of all samples with the same score
+    rank = (last - 0.5 * (count - 1))[group]
+    rank_sum = rank[positive].sum() - num_positive * (num_positive + 1) / 2
+    return float(rank_sum / (num_positive * num_negative))
 
 
-def detection(flagged: np.ndarray, wrong: np.ndarray) -> dict[str, float | None]:
-    """How well the flags find the wrong labels: precision, recall (None where there is nothing to divide by), share flagged."""
-    both, flags, errors = (int(np.count_nonzero(x)) for x in (flagged & wrong, flagged, wrong))
+def detection(flags: np.ndarray, wrong: np.ndarray) -> Detection:
+    """How well flags (n,) bool find the wrong labels (n,) bool."""
+    num_hits = int(np.count_nonzero(flags & wrong))
+    num_flags = int(np.count_nonzero(flags))
+    num_wrong = int(np.count_nonzero(wrong))
     return {
-        "precision": both / flags if flags else None,
-        "recall": both / errors if errors else None,
-        "rate": flags / flagged.size if flagged.size else None,
+        "precision": _share(num_hits, num_flags),
+        "recall": _share(num_hits, num_wrong),
+        "rate": _share(num_flags, flags.size),
     }
 
 
+def _share(part: int, total: int) -> float | None:
+    return part / total if total else None
+
+
 def stability(
-    before: Mapping[str, np.ndarray], after: Mapping[str, np.ndarray], names: Iterable[str]
+    received: Mapping[str, np.ndarray], trained: Mapping[str, np.ndarray], names: Iterable[str]
 ) -> float:
-    """||theta_k - theta||^2 over the named (trainable) arrays: how far one site moved from the model it received.
+    """||theta_k - theta||^2 over the named (trainable) arrays: how far a site moved its model.
 
     The paper's stability metric is the mean of this over the sites.
     """
-    return float(
-        sum(np.square(np.subtract(after[n], before[n], dtype=np.float64)).sum() for n in names)
-    )
+    total = 0.0
+    for name in names:
+        difference = np.subtract(trained[name], received[name], dtype=np.float64)
+        total += np.square(difference).sum()
+    return float(total)
 
 
 def headline(values: Sequence[float], last: int = 5) -> float:
-    """The number we report: the mean over the last five rounds, so that neither luck nor a choice on the test set enters."""
+    """The number that is reported: the mean over the last five rounds.
+
+    So neither luck nor a choice on the test set enters it.
+    """
     if not values:
         raise ValueError("no rounds to average")
     tail = values[-last:]

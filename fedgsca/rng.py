@@ -1,7 +1,8 @@
 """The only source of randomness. Every draw has an address: stream(seed, "noise", "site-2").
 
-There is no global generator and no generator state to save: a resumed run, a worker process or a hospital asks for the same
-address and gets the same numbers. Addresses are hashed, so "site-1" and "site-10" are as independent as any two streams.
+There is no global generator and no generator state to save: a resumed run, a worker process or a
+hospital asks for the same address and gets the same numbers. Addresses are hashed, so "site-1" and
+"site-10" are as independent as any two streams.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 
 
 def _digest(seed: int, path: tuple[str | int, ...]) -> bytes:
+    """32 bytes that stand for an address."""
     # repr keeps 1 and "1" apart, and the length of every part is visible in the tuple's own repr
     return hashlib.sha256(repr((int(seed), *path)).encode()).digest()
 
@@ -26,7 +28,7 @@ def stream(seed: int, *path: str | int) -> np.random.Generator:
 
 
 def torch_stream(seed: int, *path: str | int) -> torch.Generator:
-    """The same for torch initialisers, which only take torch generators."""
+    """A torch generator for this address, for torch's initialisers, which take no other."""
     import torch
 
     generator = torch.Generator()

@@ -1,4 +1,4 @@
-"""A hospital as a method sees it: its samples with the given labels, a model to train, its private memory, its random streams.
+"""A hospital as a method sees it: samples with given labels, a model, a memory, random streams.
 
 True labels, where a simulation knows them, are not here: they belong to the metrics.
 """
@@ -20,19 +20,19 @@ if TYPE_CHECKING:
     import torch
 
     from fedgsca.models import Classifier
-    from fedgsca.train import Evaluation
 
 
 @dataclass(frozen=True)
 class Samples:
-    """Inputs of a site (or of the test set) in fixed row order."""
+    """Inputs of a site (or of the test set) in a fixed order of rows."""
 
-    inputs: (
-        np.ndarray
-    )  # (n, H, W, 3) uint8 images, or (n, D) float32 features in frozen-backbone mode
-    labels: np.ndarray  # (n,) int64, as given
+    # (n, H, W, 3) uint8 images, or (n, D) float32 features of a frozen backbone
+    inputs: np.ndarray
+    # (n,) int64, as given
+    labels: np.ndarray
     num_classes: int
-    mean: tuple[float, float, float] = (127.5, 127.5, 127.5)  # images only
+    # per channel, of images only
+    mean: tuple[float, float, float] = (127.5, 127.5, 127.5)
     std: tuple[float, float, float] = (64.0, 64.0, 64.0)
 
     def __len__(self) -> int:
@@ -40,12 +40,30 @@ class Samples:
 
     @property
     def are_images(self) -> bool:
+        """Images rather than features."""
         return self.inputs.ndim == 4
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Outputs of a model on all samples in the order of rows, without augmentation."""
+
+    # (n, C) float64
+    probs: np.ndarray
+    # (n,) float64: cross-entropy with the given labels, in nats
+    losses: np.ndarray
+    # (n, D), on request
+    features: np.ndarray | None = None
+
+    @property
+    def predictions(self) -> np.ndarray:
+        """(n,): the most probable class."""
+        return np.asarray(self.probs.argmax(axis=1))
 
 
 @dataclass
 class Site:
-    """One site for the duration of a run. The model object is borrowed: the engine keeps a single one in memory."""
+    """One site during a round. The model is borrowed: the engine has a single one in memory."""
 
     name: str
     samples: Samples
@@ -54,35 +72,39 @@ class Site:
     model: Classifier
     device: torch.device
     store: Store
-    notes: dict[str, np.ndarray] = field(
-        default_factory=dict
-    )  # what the method saw this round; stays on this machine
-    seen: Evaluation | None = (
-        None  # outputs of the model as loaded, while nothing has trained on it
-    )
-    _loaded: Arrays | None = None
+    # per-sample observations of the method in this round; they stay on this machine
+    notes: dict[str, np.ndarray] = field(default_factory=dict)
+    # outputs of the model as loaded, until training changes it
+    evaluation: Evaluation | None = None
+    _current_weights: Arrays | None = None
 
     @property
     def num_samples(self) -> int:
+        """n_k."""
         return len(self.samples)
 
     @property
     def labels(self) -> np.ndarray:
-        """Given labels, (n,)."""
+        """(n,): the given labels."""
         return self.samples.labels
 
     @property
     def num_classes(self) -> int:
+        """C, the same at every site."""
         return self.samples.num_classes
 
     def rng(self, round: int, *purpose: str | int) -> np.random.Generator:
-        """A stream that depends on the site's name, never on the order or the process in which sites run."""
+        """A random stream for a purpose in a round.
+
+        It depends on the site's name, never on the order or the process in which sites run.
+        """
         return stream(self.seed, "site", self.name, round, *purpose)
 
     def load(self, weights: Arrays) -> None:
         """Put the received weights into the model."""
-        if weights is not self._loaded:
-            self.seen, self._loaded = None, weights
+        if weights is not self._current_weights:
+            self.evaluation = None
+            self._current_weights = weights
         load_weights(self.model, weights)
 
     def weights(self) -> dict[str, np.ndarray]:
@@ -90,12 +112,15 @@ class Site:
         return weights_of(self.model)
 
     def note(self, **arrays: np.ndarray) -> None:
-        """Leave per-sample observations for the site's own records (audit, histograms, and in simulations the comparison with the truth)."""
+        """Leave per-sample observations for the site's own records.
+
+        They serve the label audit, histograms and, in simulations, the comparison with the truth.
+        """
         self.notes.update(arrays)
 
     def recall(self, round: int) -> Mapping[str, np.ndarray]:
         """The site's private memory as it was before this round; empty at first."""
-        return self.store.before(round)
+        return self.store.read_before(round)
 
     def remember(self, round: int, **arrays: np.ndarray) -> None:
         """Replace the private memory; it survives a restart and never leaves the site."""
@@ -103,6 +128,7 @@ class Site:
 
 
 def load_weights(model: torch.nn.Module, weights: Arrays) -> None:
+    """Copy weights and buffers into a model, by name."""
     import torch
 
     with torch.no_grad():
@@ -111,6 +137,8 @@ def load_weights(model: torch.nn.Module, weights: Arrays) -> None:
 
 
 def weights_of(model: torch.nn.Module) -> dict[str, np.ndarray]:
-    return {
-        name: tensor.detach().cpu().numpy().copy() for name, tensor in model.state_dict().items()
-    }
+    """A copy of a model's weights and buffers, by name."""
+    weights = {}
+    for name, tensor in model.state_dict().items():
+        weights[name] = tensor.detach().cpu().numpy().copy()
+    return weights

@@ -1,7 +1,8 @@
 """A site's private memory on its own disk, one file per round in which it changed.
 
-A round that is run again after a crash must see the memory as it was before that round, not what the crashed attempt wrote.
-So every write carries its round, and a read takes the newest version older than the round that asks.
+A round that is repeated after a crash must see the memory as it was before that round, not what the
+crashed attempt wrote. So every write carries its round, and a read takes the newest version that is
+older than the round that asks.
 """
 
 from __future__ import annotations
@@ -14,22 +15,18 @@ import numpy as np
 from fedgsca.errors import RunFolderError
 from fedgsca.support.files import write_atomic
 
-_KEEP = 4  # the checkpoint may lag by two rounds; one more for safety
+# the checkpoint may lag by two rounds; one more for safety
+_MAX_VERSIONS = 4
 
 
 class Store:
+    """Named arrays, one version per round in which they were written."""
+
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
-    def _versions(self) -> list[int]:
-        return sorted(
-            int(path.stem.split("-")[1]) for path in self.folder.glob("round-*.safetensors")
-        )
-
-    def _path(self, version: int) -> Path:
-        return self.folder / f"round-{version:06d}.safetensors"
-
-    def before(self, round: int) -> Mapping[str, np.ndarray]:
+    def read_before(self, round: int) -> Mapping[str, np.ndarray]:
+        """The newest arrays that were written in an earlier round; empty if there are none."""
         from safetensors.numpy import load
 
         older = [version for version in self._versions() if version < round]
@@ -40,19 +37,28 @@ class Store:
             return load(path.read_bytes())
         except Exception as error:
             raise RunFolderError(
-                "todo.site-store-1",
+                "site.damaged-memory",
                 f"the site's memory {path} is damaged: {error}",
-                fix="restore the file from a backup, or start the run anew",
+                fix="restore the file from a backup, or start a new run",
             ) from error
 
     def write(self, round: int, arrays: Mapping[str, np.ndarray]) -> None:
+        """Write the version of a round, and delete those that no restart can need."""
         from safetensors.numpy import save
 
         # not ascontiguousarray: it turns a single number, shape (), into shape (1,)
-        write_atomic(
-            self._path(round), save({name: np.asarray(a, order="C") for name, a in arrays.items()})
-        )
+        tensors = {name: np.asarray(a, order="C") for name, a in arrays.items()}
+        write_atomic(self._path(round), save(tensors))
         versions = self._versions()
-        stale = [v for v in versions if v > round]  # left by an attempt that is being repeated
-        for version in stale + [v for v in versions if v <= round][:-_KEEP]:
+        current = [version for version in versions if version <= round]
+        # left behind by an attempt that is being repeated
+        later = [version for version in versions if version > round]
+        for version in later + current[:-_MAX_VERSIONS]:
             self._path(version).unlink(missing_ok=True)
+
+    def _versions(self) -> list[int]:
+        paths = self.folder.glob("round-*.safetensors")
+        return sorted(int(path.stem.split("-")[1]) for path in paths)
+
+    def _path(self, version: int) -> Path:
+        return self.folder / f"round-{version:06d}.safetensors"

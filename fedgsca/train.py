@@ -1,7 +1,8 @@
 """The one local SGD loop and the one evaluation pass; every method uses both.
 
-Pixels stay uint8 until the batch. A batch gathered from the (n, H, W, 3) array and permuted is channels-last already, which is the
-layout that CPUs train fastest. Evaluation never augments and never shuffles.
+Pixels stay uint8 until the batch. A batch that was gathered from the (n, H, W, 3) array and then
+permuted is channels-last already, the layout that CPUs train fastest. Evaluation never augments and
+never shuffles.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedgsca.models.augment import augment
+from fedgsca.site import Evaluation as Evaluation
 from fedgsca.site import Samples, Site
 
 EVAL_BATCH = 256
@@ -24,24 +26,14 @@ EVAL_BATCH = 256
 
 @dataclass(frozen=True)
 class Batch:
-    """One training step's data: augmented and normalised inputs, the labels to train on, and their rows at the site."""
+    """The data of one training step."""
 
+    # (b, 3, H, W) augmented and normalised images, or (b, D) features
     x: Tensor
+    # (b,) the labels to train on
     y: Tensor
+    # (b,) rows at the site
     rows: np.ndarray
-
-
-@dataclass(frozen=True)
-class Evaluation:
-    """Model outputs on all samples in row order, without augmentation."""
-
-    probs: np.ndarray  # (n, C) float64
-    losses: np.ndarray  # (n,) float64: cross-entropy with the given labels, in nats
-    features: np.ndarray | None = None  # (n, D), on request
-
-    @property
-    def predicted(self) -> np.ndarray:
-        return np.asarray(self.probs.argmax(axis=1))
 
 
 class Network(Protocol):
@@ -57,20 +49,20 @@ Objective = Callable[[nn.Module, Batch], Tensor]
 
 
 def cross_entropy(model: nn.Module, batch: Batch) -> Tensor:
+    """The objective of FedAvg: the mean cross-entropy of a batch, a single number."""
     return F.cross_entropy(model(batch.x), batch.y)
 
 
 def proximal(model: nn.Module, anchor: Sequence[Tensor], mu: float) -> Tensor:
-    """(mu / 2) ||theta - anchor||^2 over parameters (buffers such as BatchNorm statistics are not parameters)."""
-    squares = [
-        (parameter - fixed).square().sum()
-        for parameter, fixed in zip(model.parameters(), anchor, strict=True)
-    ]
+    """(mu / 2) ||theta - anchor||^2 over parameters; BatchNorm statistics are not parameters."""
+    squares = []
+    for parameter, value in zip(model.parameters(), anchor, strict=True):
+        squares.append((parameter - value).square().sum())
     return 0.5 * mu * torch.stack(squares).sum()
 
 
 def precision(device: torch.device) -> AbstractContextManager[object]:
-    """bfloat16 on GPUs that have it; plain float32 elsewhere (on most CPUs bfloat16 is many times slower)."""
+    """bfloat16 on GPUs that have it, else float32: on most CPUs bfloat16 is many times slower."""
     if device.type == "cuda" and torch.cuda.is_bf16_supported():
         return torch.autocast("cuda", dtype=torch.bfloat16)
     return nullcontext()
@@ -83,11 +75,14 @@ def to_tensor(
     rng: np.random.Generator | None = None,
     kind: str = "none",
 ) -> Tensor:
-    """Gather rows; images are augmented (if a stream is given) as uint8 and then normalised."""
-    gathered = torch.from_numpy(np.asarray(samples.inputs[rows]))
+    """Inputs of the given rows: (b, 3, H, W) normalised images, or (b, D) features.
+
+    With a random stream, images are augmented as uint8 before they are normalised.
+    """
+    inputs = torch.from_numpy(np.asarray(samples.inputs[rows]))
     if not samples.are_images:
-        return gathered.to(device)
-    images = gathered.permute(0, 3, 1, 2)  # (b, 3, H, W), channels-last in memory
+        return inputs.to(device)
+    images = inputs.permute(0, 3, 1, 2)  # (b, 3, H, W), channels-last in memory
     if rng is not None:
         images = augment(images, kind, rng)
     mean = torch.tensor(samples.mean, device=device).view(1, 3, 1, 1)
@@ -103,26 +98,32 @@ def batches(
     *,
     epoch: int = 0,
 ) -> Iterator[Batch]:
-    """One shuffled, augmented pass over `rows` (default: all) with `labels` (default: the given ones), one label per row.
+    """One shuffled, augmented pass over `rows` (default: all) with one label per row.
 
-    A trailing batch of one sample is skipped: BatchNorm cannot normalise it.
+    The default labels are the given ones. A last batch of one sample is skipped: BatchNorm cannot
+    normalise it.
     """
-    site.seen = None  # the model is about to change
+    site.evaluation = None  # the model is about to change
     rows = np.arange(site.num_samples) if rows is None else rows
     labels = site.labels[rows] if labels is None else labels
     order = site.rng(round, "shuffle", epoch).permutation(len(rows))
     rng = site.rng(round, "augment", epoch)
     size = site.hyper.batch_size
     for start in range(0, len(order), size):
-        chosen = order[start : start + size]
-        if len(chosen) < 2:
+        positions = order[start : start + size]
+        if len(positions) < 2:
             continue
-        x = to_tensor(site.samples, rows[chosen], site.device, rng, site.hyper.augment)
-        yield Batch(x, torch.from_numpy(labels[chosen]).to(site.device), rows[chosen])
+        x = to_tensor(site.samples, rows[positions], site.device, rng, site.hyper.augment)
+        y = torch.from_numpy(labels[positions]).to(site.device)
+        yield Batch(x, y, rows[positions])
 
 
 class SGD:
-    """Plain SGD with momentum and weight decay. torch.optim's first use imports its compiler for one to two seconds; this does not."""
+    """Plain SGD with momentum and weight decay.
+
+    The first use of torch.optim imports torch's compiler, which takes one to two seconds; this
+    does not.
+    """
 
     def __init__(
         self,
@@ -132,18 +133,25 @@ class SGD:
         weight_decay: float = 0.0,
     ) -> None:
         self.parameters = [p for p in parameters if p.requires_grad]
-        self.lr, self.momentum, self.weight_decay = lr, momentum, weight_decay
+        self.lr = lr
+        self.momentum = momentum
+        self.weight_decay = weight_decay
         self._velocity: list[Tensor] | None = None
 
     def zero_grad(self) -> None:
+        """Forget the gradients of the last step."""
         for parameter in self.parameters:
             parameter.grad = None
 
     @torch.no_grad()
     def step(self) -> None:
-        moved = [(p, p.grad) for p in self.parameters if p.grad is not None]
-        parameters: list[Tensor] = [p for p, _ in moved]
-        gradients = [g for _, g in moved if g is not None]
+        """Move the parameters that have a gradient."""
+        parameters: list[Tensor] = []
+        gradients: list[Tensor] = []
+        for parameter in self.parameters:
+            if parameter.grad is not None:
+                parameters.append(parameter)
+                gradients.append(parameter.grad)
         if self.weight_decay:
             gradients = list(torch._foreach_add(gradients, parameters, alpha=self.weight_decay))
         if self.momentum:
@@ -157,10 +165,12 @@ class SGD:
 
 
 def optimiser(site: Site, round: int, parameters: Sequence[nn.Parameter] | None = None) -> SGD:
-    site.seen = None
+    """SGD as the experiment configures it, over all parameters of the site's model or over some."""
+    site.evaluation = None  # the model is about to change
     hyper = site.hyper
-    chosen = list(site.model.parameters()) if parameters is None else parameters
-    return SGD(chosen, hyper.lr_at(round), hyper.momentum, hyper.weight_decay)
+    if parameters is None:
+        parameters = list(site.model.parameters())
+    return SGD(parameters, hyper.lr_at(round), hyper.momentum, hyper.weight_decay)
 
 
 def train(
@@ -170,7 +180,10 @@ def train(
     rows: np.ndarray | None = None,
     labels: np.ndarray | None = None,
 ) -> None:
-    """E local epochs of SGD on the site's model, which already holds the weights to start from."""
+    """E local epochs of SGD on the site's model, which already holds the weights to start from.
+
+    rows (m,) and labels (m,) are the training set; by default all samples with the given labels.
+    """
     site.model.train()
     sgd = optimiser(site, round)
     for epoch in range(site.hyper.epochs):
@@ -186,9 +199,14 @@ def train(
 def evaluate(
     model: Network, samples: Samples, device: torch.device, *, features: bool = False
 ) -> Evaluation:
-    """Probabilities and cross-entropy of every sample: evaluation mode, fixed order, no augmentation."""
+    """Probabilities and cross-entropy of every sample, with `features` also their features.
+
+    Evaluation mode, fixed order, no augmentation.
+    """
     model.eval()
-    probs, losses, found = [], [], []
+    probs = []
+    losses = []
+    feature_batches = []
     for start in range(0, len(samples), EVAL_BATCH):
         rows = np.arange(start, min(start + EVAL_BATCH, len(samples)))
         with precision(device):
@@ -198,14 +216,19 @@ def evaluate(
         probs.append(log_probs.exp().cpu().numpy())
         losses.append(-log_probs.cpu().numpy()[np.arange(len(rows)), samples.labels[rows]])
         if features:
-            found.append(hidden.float().cpu().numpy())
+            feature_batches.append(hidden.float().cpu().numpy())
     return Evaluation(
-        np.concatenate(probs), np.concatenate(losses), np.concatenate(found) if features else None
+        np.concatenate(probs),
+        np.concatenate(losses),
+        np.concatenate(feature_batches) if features else None,
     )
 
 
 def evaluate_site(site: Site, *, features: bool = False) -> Evaluation:
-    """Outputs on the site's own samples; those of the model as received are computed once, whoever asks first."""
-    if site.seen is not None and not features:
-        return site.seen
+    """Outputs on the site's own samples.
+
+    Those of the model as received are computed once for all who ask (`Site.evaluation`).
+    """
+    if site.evaluation is not None and not features:
+        return site.evaluation
     return evaluate(site.model, site.samples, site.device, features=features)

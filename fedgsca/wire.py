@@ -1,12 +1,13 @@
-"""The complete list of what crosses between a hospital and the coordinator, and the check that nothing else does.
+"""The complete list of what travels between a hospital and the coordinator, and its check.
 
     coordinator -- Payload(round, weights, extras) -->  site
     coordinator <-- Update(site, num_samples, weights, extras) --  site
 
-A method declares every extra with its shape. Shapes are written in symbols, none of which is the number of a site's samples
-(C = classes, D = width of the feature vector, K = sites), and what is not declared, or out of its declared range, is refused. The
-check sees shapes and ranges, not meanings: that a number per class is a mean over at least SMALLEST_GROUP images is the method's duty,
-and a contract test looks at it.
+A method declares every extra with its shape. Shapes are written in symbols, none of which is the
+number of a site's samples (C = classes, D = width of the feature vector, K = sites). What is not
+declared, or is outside its declared range, is refused. The check sees shapes and ranges, not
+meanings: that a number per class is a mean over at least SMALLEST_GROUP images is the method's
+responsibility, and a contract test checks it.
 Messages are encoded as safetensors: plain arrays with a JSON header, no code, no pickle.
 """
 
@@ -21,48 +22,72 @@ import numpy as np
 from fedgsca.errors import UpdateError
 
 Arrays = Mapping[str, np.ndarray]
-MOST_SAMPLES = 10**9  # a site that claims more would be the whole mean, or too much for a float
-SMALLEST_GROUP = 5  # a site says nothing about a class with fewer images: the mean over one image is that image's own number
+# a site that claims more would outweigh all others, or be too much for a float
+MAX_SAMPLES = 10**9
+# A site sends nothing about a class with fewer images: the mean over one image is that image's own
+# number.
+SMALLEST_GROUP = 5
+# the only metadata key of our safetensors: the library writes several in an order that changes
+# from process to process
+METADATA_KEY = "fedgsca"
+# problems of an update that are printed
+_MAX_PROBLEMS = 3
 
 
 @dataclass(frozen=True)
 class Extra:
     """Declaration of one array that travels beside the weights."""
 
-    shape: tuple[int | str, ...]  # () for one number; symbols: C classes, D feature width, K sites
-    what: str  # in words, for the hospital that reads `fedgsca wire METHOD`
-    optional: bool = False  # sent only in some rounds
-    low: float = -1e9  # smallest and largest believable value: a diverged or malicious site must not move the others
+    # () for one number; symbols: C classes, D feature width, K sites
+    shape: tuple[int | str, ...]
+    # for the hospital that reads `fedgsca wire METHOD`
+    description: str
+    # sent only in some rounds
+    optional: bool = False
+    # smallest and largest plausible value: a diverged or malicious site must not move the others
+    low: float = -1e9
     high: float = 1e9
-    nan: bool = False  # NaN stands for "none"
-    inf: bool = False  # infinity has a meaning
-    diagnostic: bool = (
-        False  # for people only, no step of the method reads it: not sent under `privacy`
-    )
-    # under `privacy`: (low, high) to which each number of a vector is clamped before it is noised, and what makes the noised ones
-    # meaningful again (sorted, adding up to one); neither bounds nor diagnostic: the method cannot run under `privacy`
+    # NaN means "none"
+    nan: bool = False
+    # infinity has a meaning
+    inf: bool = False
+    # for people only, no step of the method reads it: not sent under `privacy`
+    diagnostic: bool = False
+    # Under `privacy`: (low, high) to which each number of a vector is clamped before it is noised,
+    # and the function that makes the noised numbers meaningful again (sorted, summing to one). An
+    # extra with neither bounds nor diagnostic keeps its method from running under `privacy`.
     bounds: tuple[tuple[float, float], ...] | None = None
     finish: Callable[[np.ndarray], np.ndarray] | None = None
 
     def resolve(self, dims: Mapping[str, int]) -> tuple[int, ...]:
+        """The shape in numbers, given those of the symbols."""
         return tuple(part if isinstance(part, int) else dims[part] for part in self.shape)
 
     def problem(self, value: np.ndarray) -> str | None:
-        """What is wrong with the values, in words; None if nothing is."""
-        nan, inf = np.isnan(value), np.isinf(value)
+        """What is wrong with the values, for a message; None if nothing is."""
+        nan = np.isnan(value)
+        inf = np.isinf(value)
         if (nan.any() and not self.nan) or (inf.any() and not self.inf):
             return "values that are not finite"
-        known = value[~nan & ~inf]
-        if known.size and (known.min() < self.low or known.max() > self.high):
-            return f"values from {known.min():g} to {known.max():g}, believable are {self.low:g} to {self.high:g}"
+        finite = value[~nan & ~inf]
+        if finite.size and (finite.min() < self.low or finite.max() > self.high):
+            return (
+                f"values from {finite.min():g} to {finite.max():g}, "
+                f"outside the plausible range {self.low:g} to {self.high:g}"
+            )
         return None
 
 
 def unprotected(uploads: Mapping[str, Extra]) -> list[str]:
-    """Extras that the method needs and for which there is no rule; a method with any cannot run under privacy."""
-    return [
-        name for name, extra in uploads.items() if extra.bounds is None and not extra.diagnostic
-    ]
+    """Extras that the method needs and that privacy cannot protect.
+
+    A method with any cannot run under `privacy`.
+    """
+    names = []
+    for name, extra in uploads.items():
+        if extra.bounds is None and not extra.diagnostic:
+            names.append(name)
+    return names
 
 
 @dataclass(frozen=True)
@@ -85,129 +110,155 @@ class Update:
 
 
 def num_bytes(arrays: Arrays) -> int:
+    """Size of the arrays, without names and headers."""
     return sum(int(np.asarray(a).nbytes) for a in arrays.values())
 
 
+# ---- checks ----
+
+
 def check_extras(
-    who: str, extras: Arrays, declared: Mapping[str, Extra], dims: Mapping[str, int]
+    sender: str, extras: Arrays, declarations: Mapping[str, Extra], dims: Mapping[str, int]
 ) -> None:
-    """Refuse an extra that is undeclared, missing, or not of the declared shape and range: this is what 'enforced' means."""
-    problems = [f"{name} is not declared" for name in sorted(set(extras) - set(declared))]
-    for name, extra in declared.items():
-        if name not in extras:
-            if not extra.optional:
-                problems.append(f"{name} is missing")
-            continue
-        value = np.asarray(extras[name])
-        if value.dtype.kind not in "fiub":
-            problems.append(f"{name} has type {value.dtype}, not a number")
-        elif value.shape != extra.resolve(dims):
-            problems.append(
-                f"{name} has shape {value.shape}, declared {extra.shape} = {extra.resolve(dims)}"
-            )
-        elif (wrong := extra.problem(value)) is not None:
-            problems.append(f"{name} has {wrong}")
+    """Refuse an extra that is undeclared, missing, or not of the declared shape and range.
+
+    This is how the declaration is enforced. `dims` are the numbers behind the symbols C, D and K.
+    """
+    problems = [f"{name} is not declared" for name in sorted(set(extras) - set(declarations))]
+    for name, extra in declarations.items():
+        if name in extras:
+            problem = _extra_problem(np.asarray(extras[name]), extra, dims)
+            if problem is not None:
+                problems.append(f"{name} has {problem}")
+        elif not extra.optional:
+            problems.append(f"{name} is missing")
     if problems:
         raise UpdateError(
-            "todo.wire-1",
-            f"{who}: " + "; ".join(problems),
-            fix="if the method is new, declare the extra in its `uploads`/`downloads`; otherwise the sender's training has diverged",
+            "update.invalid-extras",
+            f"{sender}: {'; '.join(problems)}",
+            fix="if the method is new, declare the extra in its `uploads` or `downloads`; "
+            "otherwise check whether training at the sender has diverged",
         )
+
+
+def _extra_problem(value: np.ndarray, extra: Extra, dims: Mapping[str, int]) -> str | None:
+    if value.dtype.kind not in "fiub":
+        return f"type {value.dtype}, which is not a number"
+    shape = extra.resolve(dims)
+    if value.shape != shape:
+        return f"shape {value.shape}, but {extra.shape} = {shape} is declared"
+    return extra.problem(value)
 
 
 def check_update(
-    update: Update, reference: Arrays, declared: Mapping[str, Extra], dims: Mapping[str, int]
+    update: Update, reference: Arrays, declarations: Mapping[str, Extra], dims: Mapping[str, int]
 ) -> None:
-    """Names, shapes, types and finite values of an update, against what was sent out."""
-    problems: list[str] = []
-    missing, unknown = (
-        sorted(set(reference) - set(update.weights)),
-        sorted(set(update.weights) - set(reference)),
-    )
-    if missing:
-        problems.append(f"{len(missing)} weights are missing, first: {missing[0]}")
-    if unknown:
-        problems.append(f"{len(unknown)} weights are unknown, first: {unknown[0]}")
+    """Refuse an update whose names, shapes, types or values differ from what was sent out.
+
+    `reference` are the weights of the payload. Extras are checked, too (`check_extras`).
+    """
+    problems = _name_problems(update.weights, reference)
     for name in sorted(set(reference) & set(update.weights)):
-        got, want = update.weights[name], reference[name]
-        if got.shape != want.shape:
-            problems.append(f"{name} has shape {got.shape} instead of {want.shape}")
-        elif got.dtype != want.dtype:
-            problems.append(f"{name} has type {got.dtype} instead of {want.dtype}")
-        elif got.dtype.kind == "f" and not np.isfinite(got).all():
-            problems.append(
-                f"{name} contains {int((~np.isfinite(got)).sum())} values that are not finite"
-            )
-    if not isinstance(update.num_samples, int) or not 0 <= update.num_samples <= MOST_SAMPLES:
+        problem = _weight_problem(update.weights[name], reference[name])
+        if problem is not None:
+            problems.append(f"{name} has {problem}")
+    if not isinstance(update.num_samples, int) or not 0 <= update.num_samples <= MAX_SAMPLES:
         problems.append(f"num_samples is {update.num_samples!r}")
     if problems:
-        shown = "; ".join(problems[:3]) + (
-            f"; and {len(problems) - 3} more" if len(problems) > 3 else ""
-        )
+        summary = "; ".join(problems[:_MAX_PROBLEMS])
+        if len(problems) > _MAX_PROBLEMS:
+            summary += f"; and {len(problems) - _MAX_PROBLEMS} more"
         raise UpdateError(
-            "todo.wire-2",
-            f"update of {update.site} refused: {shown}",
-            fix="check that the site runs the same version and its training did not diverge",
+            "update.invalid-weights",
+            f"the update of {update.site} was refused: {summary}",
+            fix="check that the site runs the same version and that its training has not diverged",
         )
-    check_extras(f"update of {update.site}", update.extras, declared, dims)
+    check_extras(f"update of {update.site}", update.extras, declarations, dims)
 
 
-def save_tensors(arrays: Arrays, metadata: Mapping[str, str]) -> bytes:
-    """safetensors with sorted metadata: the library keeps them in a hash map, whose order changes from process to process."""
+def _name_problems(weights: Arrays, reference: Arrays) -> list[str]:
+    problems = []
+    missing = sorted(set(reference) - set(weights))
+    if missing:
+        problems.append(f"{len(missing)} weights are missing, first: {missing[0]}")
+    extra = sorted(set(weights) - set(reference))
+    if extra:
+        problems.append(f"{len(extra)} weights are unknown, first: {extra[0]}")
+    return problems
+
+
+def _weight_problem(value: np.ndarray, reference: np.ndarray) -> str | None:
+    if value.shape != reference.shape:
+        return f"shape {value.shape} instead of {reference.shape}"
+    if value.dtype != reference.dtype:
+        return f"type {value.dtype} instead of {reference.dtype}"
+    if value.dtype.kind == "f" and not np.isfinite(value).all():
+        return f"{int((~np.isfinite(value)).sum())} values that are not finite"
+    return None
+
+
+# ---- encoding ----
+
+
+def save_tensors(arrays: Arrays, metadata: Mapping[str, object]) -> bytes:
+    """safetensors with the metadata as JSON; the same arguments give the same bytes."""
     from safetensors.numpy import save
 
     # not ascontiguousarray: it turns a single number, shape (), into shape (1,)
-    data = bytes(
-        save(
-            {name: np.asarray(a, order="C") for name, a in arrays.items()}, metadata=dict(metadata)
-        )
-    )
-    if len(metadata) < 2:
-        return data
+    tensors = {name: np.asarray(a, order="C") for name, a in arrays.items()}
+    return bytes(save(tensors, metadata={METADATA_KEY: json.dumps(metadata, sort_keys=True)}))
+
+
+def read_metadata(data: bytes) -> dict[str, object]:
+    """The metadata of `save_tensors`; model files of 0.2 have one safetensors key for each."""
     size = int.from_bytes(data[:8], "little")
-    header = json.loads(data[8 : 8 + size])
-    header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
-    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
-    text += b" " * (-len(text) % 8)  # the format aligns the arrays to eight bytes
-    return b"".join((len(text).to_bytes(8, "little"), text, memoryview(data)[8 + size :]))
+    metadata = json.loads(data[8 : 8 + size]).get("__metadata__", {})
+    if METADATA_KEY not in metadata:
+        return dict(metadata)
+    return dict(json.loads(metadata[METADATA_KEY]))
 
 
 def pack(header: Mapping[str, object], **groups: Arrays) -> bytes:
-    tensors = {
-        f"{group}/{name}": a for group, arrays in groups.items() for name, a in arrays.items()
-    }
-    return save_tensors(tensors, {"fedgsca": json.dumps(header, sort_keys=True)})
+    """Named groups of arrays, and a small header, as one message."""
+    tensors = {}
+    for group, arrays in groups.items():
+        for name, a in arrays.items():
+            tensors[f"{group}/{name}"] = a
+    return save_tensors(tensors, header)
 
 
 def unpack(
     data: bytes, groups: Sequence[str]
 ) -> tuple[dict[str, object], list[dict[str, np.ndarray]]]:
+    """The header and the groups of `pack`, in the given order."""
     from safetensors.numpy import load
 
-    size = int.from_bytes(data[:8], "little")
-    header = json.loads(json.loads(data[8 : 8 + size])["__metadata__"]["fedgsca"])
-    found: dict[str, dict[str, np.ndarray]] = {group: {} for group in groups}
+    arrays: dict[str, dict[str, np.ndarray]] = {group: {} for group in groups}
     for key, value in load(data).items():
         group, _, name = key.partition("/")
-        found[group][name] = value
-    return header, [found[group] for group in groups]
+        arrays[group][name] = value
+    return read_metadata(data), [arrays[group] for group in groups]
 
 
 def encode_payload(payload: Payload) -> bytes:
+    """A payload as bytes; the same payload gives the same bytes."""
     return pack({"round": payload.round}, weights=payload.weights, extras=payload.extras)
 
 
 def decode_payload(data: bytes) -> Payload:
+    """The inverse of `encode_payload`."""
     header, (weights, extras) = unpack(data, ("weights", "extras"))
     return Payload(round=int(str(header["round"])), weights=weights, extras=extras)
 
 
 def encode_update(update: Update) -> bytes:
+    """An update as bytes; the same update gives the same bytes."""
     header = {"site": update.site, "num_samples": update.num_samples}
     return pack(header, weights=update.weights, extras=update.extras)
 
 
 def decode_update(data: bytes) -> Update:
+    """The inverse of `encode_update`."""
     header, (weights, extras) = unpack(data, ("weights", "extras"))
     return Update(
         site=str(header["site"]),
