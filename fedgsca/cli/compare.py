@@ -39,7 +39,7 @@ from fedgsca.support.console import (
 )
 
 if TYPE_CHECKING:
-    from fedgsca.engine.rounds import RunObserver
+    from fedgsca.engine.base import RunObserver
     from fedgsca.experiment.records import RunResult
     from fedgsca.grid.comparison import ComparisonResult, ComparisonPlan
     from fedgsca.grid.runner import GridCell
@@ -135,17 +135,17 @@ class Shown:
         self.display = display
 
     def observe(self, cell: GridCell) -> RunObserver:
-        return self.display.watch(cell.name)
+        return self.display.observe(cell.name)
 
     def on_run_done(self, cell: GridCell, result: RunResult) -> None:
-        self.display.done(cell.name, f"F1 {result.f1:.1f}")
+        self.display.finish_run(cell.name, f"F1 {result.f1:.1f}")
 
     def on_run_failed(self, cell: GridCell, error: Exception) -> None:
-        self.display.done(cell.name, "failed")
+        self.display.finish_run(cell.name, "failed")
         if isinstance(error, FedgscaError):
-            self.display.tell(f"{cell.name} failed: {error.message}\nFix: {error.fix}", "red")
+            self.display.print(f"{cell.name} failed: {error.message}\nFix: {error.fix}", "red")
         else:
-            self.display.tell(
+            self.display.print(
                 f"{cell.name} failed; this is a bug, please report it:\n{''.join(traceback.format_exception(error))}",
                 "red",
             )

@@ -122,7 +122,7 @@ def in_words(noise: SiteNoise) -> str:
 def matrix_of(experiment: Experiment, noise: SiteNoise) -> np.ndarray:
     """(C, C): chance of every given label for every true class. Labels from a file (F) have none."""
 
-    from fedgsca.experiment.simulation import find_candidates
+    from fedgsca.experiment.label_noise import find_candidates
     from fedgsca.noise import transition_matrix
     from fedgsca.noise.label_files import read_matrix
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+from fedgsca.engine.base import load_engines
 
 if TYPE_CHECKING:
     from fedgsca.config import Config, Tree
@@ -101,10 +103,10 @@ Jobs = Annotated[
     int, typer.Option("--jobs", min=1, help="worker processes; the result does not depend on it")
 ]
 Carrier = Annotated[
-    Literal["local", "flower-sim"],
+    str,
     typer.Option(
         "--engine",
-        help="what carries the messages: this process, or Flower's simulation on Ray; same result",
+        help="; ".join(f"{kind.name}: {kind.description}" for kind in load_engines().values()),
     ),
 ]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="print errors only")]

@@ -14,7 +14,7 @@ from fedgsca.support.console import print_json, print_line, print_note, resume_h
 from fedgsca.support.text import duration
 
 if TYPE_CHECKING:
-    from fedgsca.engine.rounds import RunObserver
+    from fedgsca.engine.base import RunObserver
     from fedgsca.experiment.records import RunResult
     from fedgsca.grid.runner import GridCell, Results, Shard
     from fedgsca.paper.request import Request
@@ -34,7 +34,7 @@ class Timed:
         self.shown.on_run_done(cell, result)
         left = time_left(self.cells, self.results)
         if left:
-            self.display.tell(left, "dim")
+            self.display.print(left, "dim")
 
     def on_run_failed(self, cell: GridCell, error: Exception) -> None:
         self.shown.on_run_failed(cell, error)

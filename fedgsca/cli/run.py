@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -36,6 +36,7 @@ from fedgsca.support.console import print_json, print_line, print_note, resume_h
 
 if TYPE_CHECKING:
     from fedgsca.config import Config
+    from fedgsca.experiment.records import RunResult
 
 Out = Annotated[
     Path | None,
@@ -131,17 +132,14 @@ def train(
     config: Config, out: Path, *, jobs: int, engine: str = "local", quiet: bool, json: bool
 ) -> None:
     """Run to the end, or say that there is nothing left to do; then the report and the summary."""
-    from fedgsca.engine import rounds as federation
+    from fedgsca.engine.base import find_engine
 
     finished = (out / "result.json").exists()
     label = f"{config.method} on {short(config.data.source)}"
     with resume_hint(out), display(quiet=quiet) as progress:
-        if engine == "flower-sim" and not finished:
-            from fedgsca.engine.flower import simulate
-
-            result = simulate(config, out, jobs=jobs, observer=progress.watch(label))
-        else:
-            result = federation.run(config, out, jobs=jobs, observer=progress.watch(label))
+        kind = find_engine("local" if finished else engine)
+        result = kind.run(config, out, jobs=jobs, observer=progress.observe(label))
+    assert result is not None  # it is only None if a number of rounds was asked for
     if finished and not quiet:
         print_note(f"{out} is finished: nothing left to run", "green")
     report = out / "report.html"
@@ -152,9 +150,9 @@ def train(
     _conclude(out, result, report, quiet=quiet, json=json)
 
 
-def _conclude(out: Path, result: dict[str, Any], report: Path, *, quiet: bool, json: bool) -> None:
+def _conclude(out: Path, result: RunResult, report: Path, *, quiet: bool, json: bool) -> None:
     if json:
-        print_json({**result, "path": str(out), "report": str(report)})
+        print_json({**result.to_json(), "path": str(out), "report": str(report)})
     elif not quiet:
         from fedgsca.cli.run_summary import show_run
 

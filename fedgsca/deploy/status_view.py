@@ -5,14 +5,15 @@ from __future__ import annotations
 import datetime
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
-from fedgsca.engine.round_status import read_status
+from fedgsca.engine.round_status import STATUS_FILE, read_status
 from fedgsca.errors import RunFolderError
 
 
 @dataclass(frozen=True)
-class Row:
+class SiteProgress:
+    """What the coordinator is waiting for at a site."""
+
     site: str
     state: str
     since: str
@@ -20,63 +21,64 @@ class Row:
 
 
 @dataclass(frozen=True)
-class View:
+class DeploymentStatus:
+    """The coordinator's progress at one moment."""
+
     state: str
     round: int
     rounds: int
     f1: float | None
     silent: float | None  # seconds since the coordinator last wrote
-    sites: tuple[Row, ...]
+    sites: tuple[SiteProgress, ...]
     messages: tuple[str, ...]
 
     @property
-    def awaited(self) -> tuple[str, ...]:
-        """Of a run that ended, nobody is: what its sites were last asked for is history."""
+    def awaited_sites(self) -> tuple[str, ...]:
+        """The sites that must answer next. A run that has ended waits for nobody."""
         if self.state != "running":
             return ()
-        return tuple(row.site for row in self.sites if row.state.startswith("awaited"))
+        return tuple(site.site for site in self.sites if _is_awaited(site))
 
 
-def view(run: Path, now: datetime.datetime | None = None) -> View:
-    known = read_status(run)
-    if known is None:
+def read_deployment_status(run: Path, now: datetime.datetime | None = None) -> DeploymentStatus:
+    """The status of the run in this folder; times are relative to `now`, by default the present."""
+    status = read_status(run)
+    if status is None:
         raise RunFolderError(
-            "todo.status-view-1",
-            f"{run} has no readable status.json: no deployment has run there",
-            fix="give the folder of run.sh; default run",
+            "deploy.no-status",
+            f"{run} has no readable {STATUS_FILE}: no deployment has run there",
+            fix="give the folder that run.sh uses; the default is run",
+        )
+    if not status.state:
+        raise RunFolderError(
+            "deploy.damaged-status",
+            f"{run / STATUS_FILE} is damaged",
+            fix="wait for the running coordinator to write it again",
         )
     moment = now or datetime.datetime.now(datetime.UTC)
-    try:
-        rows = tuple(_row(name, entry, moment) for name, entry in sorted(known["sites"].items()))
-        if known["state"] == "finished":
-            rows = tuple(
-                replace(row, state="done") if row.state.startswith("awaited") else row
-                for row in rows
-            )
-        f1 = None if known["f1"] is None else float(known["f1"])
-        silent = _since(str(known["at"]), moment)
-        return View(
-            str(known["state"]),
-            int(known["round"]),
-            int(known["rounds"]),
-            f1,
-            silent,
-            rows,
-            tuple(known["messages"]),
-        )
-    except (KeyError, TypeError, ValueError, AttributeError):
-        raise RunFolderError(
-            "todo.status-view-2",
-            f"{run / 'status.json'} is damaged",
-            fix="the running coordinator writes it again",
-        ) from None
+    sites = []
+    for name, site in sorted(status.sites.items()):
+        seconds = _seconds_since(site.since, moment)
+        progress = SiteProgress(name, site.state, site.since, seconds)
+        if status.state == "finished" and _is_awaited(progress):
+            progress = replace(progress, state="done")
+        sites.append(progress)
+    return DeploymentStatus(
+        state=status.state,
+        round=status.round,
+        rounds=status.rounds,
+        f1=status.f1,
+        silent=_seconds_since(status.at, moment),
+        sites=tuple(sites),
+        messages=status.messages,
+    )
 
 
-def _row(name: str, entry: dict[str, Any], now: datetime.datetime) -> Row:
-    return Row(name, str(entry["state"]), str(entry["since"]), _since(str(entry["since"]), now))
+def _is_awaited(progress: SiteProgress) -> bool:
+    return progress.state.startswith("awaited")
 
 
-def _since(text: str, now: datetime.datetime) -> float | None:
+def _seconds_since(text: str, now: datetime.datetime) -> float | None:
     try:
         return (now - datetime.datetime.fromisoformat(text)).total_seconds()
     except ValueError:

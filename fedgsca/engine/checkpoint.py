@@ -1,4 +1,7 @@
-"""Checkpoints: one file per round, whole or absent, the last two kept, checked by digest when read."""
+"""Checkpoints: one file per round, complete or absent, checked by digest when read.
+
+The last two are kept.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +18,7 @@ from fedgsca.wire import Arrays, pack, unpack
 
 log = logging.getLogger(__name__)
 KEEP = 2
+_PATTERN = "round-*.safetensors"
 
 
 def _digest(*groups: Arrays) -> str:
@@ -27,17 +31,38 @@ def _digest(*groups: Arrays) -> str:
 
 
 def save(folder: Path, state: ServerState, fingerprint: str) -> None:
+    """Write the state after a round. `fingerprint` names the experiment."""
     header = {
         "round": state.round,
         "fingerprint": fingerprint,
         "digest": _digest(state.weights, state.extras),
     }
-    write_atomic(
-        folder / f"round-{state.round:06d}.safetensors",
-        pack(header, weights=state.weights, extras=state.extras),
-    )
-    for old in sorted(folder.glob("round-*.safetensors"))[:-KEEP]:
-        old.unlink(missing_ok=True)
+    path = folder / f"round-{state.round:06d}.safetensors"
+    write_atomic(path, pack(header, weights=state.weights, extras=state.extras))
+    for old_path in sorted(folder.glob(_PATTERN))[:-KEEP]:
+        old_path.unlink(missing_ok=True)
+
+
+def latest(folder: Path, fingerprint: str) -> ServerState | None:
+    """The newest checkpoint that can be read, or None if there is none.
+
+    A damaged one is reported, and the one before it is used.
+    """
+    paths = sorted(folder.glob(_PATTERN), reverse=True)
+    for path in paths:
+        try:
+            return _read(path, fingerprint)
+        except RunFolderError:
+            raise
+        except Exception as error:
+            log.warning("checkpoint %s is damaged (%s); using the one before it", path.name, error)
+    if paths:
+        raise RunFolderError(
+            "run.no-readable-checkpoint",
+            f"none of the checkpoints in {folder} can be read",
+            fix="restore the folder from a backup, or start again with another --out",
+        )
+    return None
 
 
 def _read(path: Path, fingerprint: str) -> ServerState:
@@ -46,29 +71,8 @@ def _read(path: Path, fingerprint: str) -> ServerState:
         raise ValueError("its content does not match its checksum")
     if header["fingerprint"] != fingerprint:
         raise RunFolderError(
-            "todo.checkpoint-1",
-            f"checkpoint {path} belongs to another experiment",
+            "run.other-checkpoint",
+            f"the checkpoint {path} belongs to another experiment",
             fix="use the folder's own config.toml, or another --out",
         )
     return ServerState(int(str(header["round"])), weights, extras)
-
-
-def latest(folder: Path, fingerprint: str) -> ServerState | None:
-    """The newest checkpoint that can be read; a damaged one is named and the one before it is used."""
-    paths = sorted(folder.glob("round-*.safetensors"), reverse=True)
-    for path in paths:
-        try:
-            return _read(path, fingerprint)
-        except RunFolderError:
-            raise
-        except Exception as error:
-            log.warning(
-                "checkpoint %s is damaged (%s); going back to the one before it", path.name, error
-            )
-    if paths:
-        raise RunFolderError(
-            "todo.checkpoint-2",
-            f"no checkpoint in {folder} can be read",
-            fix="restore the folder from a backup, or start anew with another --out",
-        )
-    return None

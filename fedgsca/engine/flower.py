@@ -1,13 +1,14 @@
-"""Flower as the carrier between coordinator and hospitals. The only file that imports flwr.
+"""Flower as the transport between coordinator and hospitals. The only file that imports flwr.
 
-The round loop is ours (federation.py), because it checkpoints, resumes and validates; Flower moves messages. A message is one
-ArrayRecord with the floating-point weights, strung together, which Flower's own privacy mods can be put around, and one ConfigRecord with a
-safetensors block: the header, the declared extras, and integer buffers, which those mods would spoil.
+The round loop is ours (rounds.py), because it saves, resumes and validates; Flower moves messages.
+A message is one ArrayRecord with the floating-point weights, concatenated, around which Flower's
+own privacy mods can be put, and one ConfigRecord with a safetensors block: the header, the declared
+extras, and integer buffers, which those mods would spoil.
 
-    coordinator (ServerApp)                           site (ClientApp, usually a fresh process per message)
-    hello(terms)          -- query -->                checks the terms, opens its data, says its name
-    train(terms, payload) -- train -->                local_update, the same function as in a simulation
-    judge(terms, weights) -- evaluate -->             only where the coordinator has no test images
+    coordinator (ServerApp)                      site (ClientApp, usually a new process per message)
+    hello(terms)          -- query -->           checks the terms, opens its data, tells its name
+    train(terms, payload) -- train -->           local_update, the same function as in a simulation
+    judge(terms, weights) -- evaluate -->        only if the coordinator has no test images
 """
 
 from __future__ import annotations
@@ -22,26 +23,27 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
-os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")  # read when flwr and ray are imported
+# read when flwr and ray are imported
+os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")
 os.environ.setdefault("FLWR_DISABLE_UPDATE_CHECK", "1")
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # Ray asks for it with a warning
+os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # Ray warns if it is not set
 if "RAY_ADDRESS" not in os.environ:
-    os.environ.setdefault(
-        "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0"
-    )  # what makes Ray stay on loopback, on Linux too
+    # with this Ray stays on loopback, on Linux too
+    os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
 
 from fedgsca.config import Config
-from fedgsca.engine.local import Reply
+from fedgsca.engine.base import Reply, RunObserver, SilentObserver
 from fedgsca.engine.network import NetworkEngine, SiteMessage
-from fedgsca.engine.round_status import Status
-from fedgsca.engine.rounds import RunObserver, SilentObserver, run, wanted
+from fedgsca.engine.round_status import StatusObserver
+from fedgsca.engine.rounds import quorum_of, run
 from fedgsca.engine.site_node import (
-    Kind,
+    MessageKind,
+    SitePlace,
     SiteSettings,
     answer,
     public_reason,
@@ -51,6 +53,7 @@ from fedgsca.engine.site_node import (
 )
 from fedgsca.errors import ConfigError, MissingExtraError
 from fedgsca.experiment.deployment import prepare_coordinator
+from fedgsca.experiment.records import RunResult
 from fedgsca.experiment.run_folder import read_config
 from fedgsca.experiment.simulation import Experiment, prepare
 from fedgsca.wire import Arrays, Payload, Update, pack, unpack
@@ -59,89 +62,90 @@ try:
     from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
     from flwr.clientapp import ClientApp
     from flwr.serverapp import Grid, ServerApp
-except ImportError as missing:
+except ImportError as error:
     raise MissingExtraError(
-        "todo.flower-1", "Flower is not installed", fix="pip install 'fedgsca[flower]'"
-    ) from missing
+        "extra.flower-missing", "Flower is not installed", fix="pip install 'fedgsca[flower]'"
+    ) from error
 
 log = logging.getLogger(__name__)
-DEADLINE = 3600.0  # seconds, where the configuration names none
-_TYPES: Mapping[Kind, str] = {"hello": "query", "train": "train", "judge": "evaluate"}
+DEFAULT_DEADLINE = 3600.0  # seconds, if the configuration names none
+_MESSAGE_TYPES: Mapping[MessageKind, str] = {
+    "hello": "query",
+    "train": "train",
+    "judge": "evaluate",
+}
+_MAX_REASON = 300  # characters of a reason that Flower reports
 
 
 # ---- messages ----
 
 
 def to_records(header: Mapping[str, Any], weights: Arrays, extras: Arrays) -> RecordDict:
-    """All floating-point weights of one type as one long array: Flower pays for each array with several calls at every hop."""
-    floats = {name: np.asarray(a) for name, a in weights.items() if np.asarray(a).dtype.kind == "f"}
-    buffers = {name: a for name, a in weights.items() if name not in floats}
-    layout = [[name, a.dtype.name, list(a.shape)] for name, a in floats.items()]
-    kinds = dict.fromkeys(a.dtype.name for a in floats.values())
-    flat = {
-        kind: np.concatenate([a.ravel() for a in floats.values() if a.dtype.name == kind])
-        for kind in kinds
-    }
-    rest = ConfigRecord(
-        {"fedgsca": pack({**header, "layout": layout}, extras=extras, buffers=buffers)}
-    )
-    return RecordDict(
-        {"weights": ArrayRecord({kind: Array(a) for kind, a in flat.items()}), "rest": rest}
-    )
+    """A message. All floating-point weights of one type are one long array.
+
+    Flower pays for every array with several calls at every hop.
+    """
+    floats: dict[str, np.ndarray] = {}
+    buffers: dict[str, np.ndarray] = {}
+    for name, value in weights.items():
+        array = np.asarray(value)
+        target = floats if array.dtype.kind == "f" else buffers
+        target[name] = array
+    layout = [[name, array.dtype.name, list(array.shape)] for name, array in floats.items()]
+    parts: dict[str, list[np.ndarray]] = {}
+    for array in floats.values():
+        parts.setdefault(array.dtype.name, []).append(array.ravel())
+    arrays = {dtype: Array(np.concatenate(group)) for dtype, group in parts.items()}
+    block = pack({**header, "layout": layout}, extras=extras, buffers=buffers)
+    return RecordDict({"weights": ArrayRecord(arrays), "rest": ConfigRecord({"fedgsca": block})})
 
 
 def from_records(
     records: RecordDict,
 ) -> tuple[dict[str, Any], dict[str, np.ndarray], dict[str, np.ndarray]]:
-    """Header, weights, extras. Whatever is wrong with them raises ValueError: the sender may be of another make."""
+    """Header, weights and extras of a message.
+
+    Raises ValueError for anything unexpected: the sender may run other software.
+    """
     try:
-        packed = bytes(records.config_records["rest"]["fedgsca"])  # type: ignore[arg-type]
-        header, (extras, buffers) = unpack(packed, ("extras", "buffers"))
+        block = bytes(records.config_records["rest"]["fedgsca"])  # type: ignore[arg-type]
+        header, (extras, buffers) = unpack(block, ("extras", "buffers"))
         flat = {dtype: array.numpy() for dtype, array in records.array_records["weights"].items()}
-        floats = _parted(flat, header.pop("layout"))
+        floats = _split_arrays(flat, header.pop("layout"))
     except Exception as error:
         raise ValueError(f"the message cannot be read ({type(error).__name__})") from error
     return header, {**floats, **buffers}, extras
 
 
-def _parted(flat: Mapping[str, np.ndarray], layout: Any) -> dict[str, np.ndarray]:
-    """The arrays that were strung together. They must use up exactly what came, in the type that they claim."""
-    parts, used = dict[str, np.ndarray](), dict.fromkeys(flat, 0)
+def _split_arrays(flat: Mapping[str, np.ndarray], layout: Any) -> dict[str, np.ndarray]:
+    """The concatenated arrays. They must use up exactly what came, in the type they claim."""
+    arrays: dict[str, np.ndarray] = {}
+    offsets = dict.fromkeys(flat, 0)
     for name, dtype, shape in layout:
-        size = math.prod(shape)
-        part = flat[dtype][used[dtype] : used[dtype] + size]
-        if min(shape, default=0) < 0 or part.dtype.name != dtype or name in parts:
+        end = offsets[dtype] + math.prod(shape)
+        part = flat[dtype][offsets[dtype] : end]
+        if min(shape, default=0) < 0 or part.dtype.name != dtype or name in arrays:
             raise ValueError(name)
-        parts[name], used[dtype] = part.reshape(shape), used[dtype] + size
-    if any(a.shape != (used[dtype],) for dtype, a in flat.items()):
+        arrays[name] = part.reshape(shape)
+        offsets[dtype] = end
+    if any(array.shape != (offsets[dtype],) for dtype, array in flat.items()):
         raise ValueError("layout")
-    return parts
+    return arrays
 
 
 # ---- site ----
 
+# Flower's context -> the site, and its folder; None: the folder that its settings name
+FindPlace: TypeAlias = Callable[[Context], tuple[SiteSettings, Path | None]]
 
-def client_app(place: Callable[[Context], tuple[SiteSettings, Path | None]]) -> ClientApp:
-    """`place` tells from Flower's context which site this is, and its folder; None: the folder that its settings name."""
+
+def client_app(find_place: FindPlace) -> ClientApp:
+    """The app that runs at every site."""
     app = ClientApp()
 
-    def handler(kind: Kind) -> Callable[[Message, Context], Message]:
+    def handler(kind: MessageKind) -> Callable[[Message, Context], Message]:
         def handle(message: Message, context: Context) -> Message:
-            header, weights, extras = from_records(message.content)
-            round, terms = int(header["round"]), header["terms"]
-            try:
-                settings, folder = place(context)
-                kept = folder or state_folder(settings, str(terms["fingerprint"]))
-            except Exception as error:  # site.toml; what is in it stays here, whereas Flower would send the text of any exception
-                log.error("this site's settings cannot be used: %s", error)
-                return Message(
-                    _reply_records(kind, round, Reply("", None, public_reason(error))),
-                    reply_to=message,
-                )
-            reply = answer(
-                kind, terms, Payload(round, weights, extras), settings, kept, alone=folder is None
-            )
-            return Message(_reply_records(kind, round, reply), reply_to=message)
+            return _answer_message(kind, message, context, find_place)
 
         return handle
 
@@ -151,16 +155,36 @@ def client_app(place: Callable[[Context], tuple[SiteSettings, Path | None]]) -> 
     return app
 
 
-def _reply_records(kind: Kind, round: int, reply: Reply) -> RecordDict:
+def _answer_message(
+    kind: MessageKind, message: Message, context: Context, find_place: FindPlace
+) -> Message:
+    header, weights, extras = from_records(message.content)
+    payload = Payload(int(header["round"]), weights, extras)
+    terms = header["terms"]
+    try:
+        settings, folder = find_place(context)
+        site_folder = folder or state_folder(settings, str(terms["fingerprint"]))
+    except Exception as error:
+        # Flower would send the text of any exception; what is in site.toml stays here
+        log.error("this site's settings cannot be used: %s", error)
+        reply = Reply("", None, public_reason(error))
+    else:
+        place = SitePlace(settings, site_folder, is_hospital=folder is None)
+        reply = answer(kind, terms, payload, place)
+    return Message(_reply_records(kind, payload.round, reply), reply_to=message)
+
+
+def _reply_records(kind: MessageKind, round_index: int, reply: Reply) -> RecordDict:
     update = reply.update or Update(reply.site, 0, {})
     header: dict[str, Any] = {
         "kind": kind,
-        "round": round,
+        "round": round_index,
         "site": update.site,
         "num_samples": update.num_samples,
         "error": reply.error,
+        "observed": dict(reply.simulation_metrics),
+        "seconds": reply.seconds,
     }
-    header |= {"observed": dict(reply.observed), "seconds": reply.seconds}
     return to_records(header, update.weights, update.extras)
 
 
@@ -169,9 +193,9 @@ def from_node_config(context: Context) -> tuple[SiteSettings, None]:
     path = context.node_config.get("settings")
     if not path:
         raise ConfigError(
-            "todo.flower-2",
+            "site.no-settings",
             "the SuperNode does not say where site.toml is",
-            fix="--node-config 'settings=\"/path/site.toml\"'",
+            fix="start it with --node-config 'settings=\"/path/site.toml\"'",
         )
     return read_settings(Path(str(path))), None
 
@@ -180,48 +204,55 @@ def from_node_config(context: Context) -> tuple[SiteSettings, None]:
 
 
 class FlowerTransport:
-    """Messages over a Flower grid. The same terms go with each of them."""
+    """Messages over a Flower grid. The terms are part of every message."""
 
     def __init__(self, grid: Grid, terms: Mapping[str, Any]) -> None:
-        self.grid, self.terms = grid, terms
+        self.grid = grid
+        self.terms = terms
 
     def online(self) -> dict[int, str]:
+        """node -> the name under which its key is registered, or an empty text."""
         return {int(node.node_id): str(node.name or "") for node in self.grid.get_nodes()}
 
     def send(
-        self, kind: Kind, payload: Payload, nodes: Sequence[int], seconds: float | None
+        self, kind: MessageKind, payload: Payload, nodes: Sequence[int], seconds: float | None
     ) -> dict[str, int]:
-        """A message that was not picked up in time is not delivered afterwards. The content is shared: Flower stores it once."""
+        """Send to these nodes; returns message id -> node.
+
+        A message that is not picked up in time is not delivered afterwards. The content is shared:
+        Flower stores it once.
+        """
         if not nodes:
             return {}
-        records = to_records(
-            {"terms": self.terms, "round": payload.round}, payload.weights, payload.extras
-        )
+        header = {"terms": self.terms, "round": payload.round}
+        records = to_records(header, payload.weights, payload.extras)
+        group, message_type = str(payload.round), _MESSAGE_TYPES[kind]
         messages = [
-            Message(records, node, _TYPES[kind], ttl=seconds, group_id=str(payload.round))
-            for node in nodes
+            Message(records, node, message_type, ttl=seconds, group_id=group) for node in nodes
         ]
-        numbers = list(self.grid.push_messages(messages))
-        return {number: node for number, node in zip(numbers, nodes, strict=True) if number}
+        message_ids = self.grid.push_messages(messages)
+        pairs = zip(message_ids, nodes, strict=True)
+        return {message_id: node for message_id, node in pairs if message_id}
 
-    def collect(self, numbers: Sequence[str]) -> list[SiteMessage]:
-        return (
-            [_read_message(message) for message in self.grid.pull_messages(list(numbers))]
-            if numbers
-            else []
-        )
+    def collect(self, message_ids: Sequence[str]) -> list[SiteMessage]:
+        """The answers to these messages that have arrived so far."""
+        if not message_ids:
+            return []
+        messages = self.grid.pull_messages(list(message_ids))
+        return [_read_site_message(message) for message in messages]
 
 
-def _read_message(message: Message) -> SiteMessage:
-    # not the sender counts: the SuperLink answers in the name of a node that died
-    to = message.metadata.reply_to_message_id
+def _read_site_message(message: Message) -> SiteMessage:
+    # the sender does not count: the SuperLink answers in the name of a node that died
+    reply_to = message.metadata.reply_to_message_id
     if message.has_error():
-        reason = (str(message.error.reason).splitlines() or ["no reason"])[0]
-        return SiteMessage(to, error=f"Flower reports error {message.error.code}: {reason[:300]}")
+        lines = str(message.error.reason).splitlines() or ["no reason"]
+        text = f"Flower reports error {message.error.code}: {lines[0][:_MAX_REASON]}"
+        return SiteMessage(reply_to, error=text)
     try:
-        return SiteMessage(to, *from_records(message.content))
+        return SiteMessage(reply_to, *from_records(message.content))
     except ValueError as error:
-        return SiteMessage(to, error=str(error))
+        return SiteMessage(reply_to, error=str(error))
 
 
 def coordinate(
@@ -235,19 +266,15 @@ def coordinate(
     stop: threading.Event | None = None,
     strict: bool = False,
     experiment: Experiment | None = None,
-) -> dict[str, Any]:
-    """The coordinator's whole run over a grid, or its continuation."""
-    status = Status(out, observer or SilentObserver())
+) -> RunResult | None:
+    """The coordinator's run over a grid, or its continuation; parameters as in NetworkEngine."""
+    status = StatusObserver(out, observer or SilentObserver())
     try:
         experiment = experiment or prepare_coordinator(config)
-        post, quorum = (
-            FlowerTransport(grid, terms_of(experiment)),
-            wanted(config, len(experiment.names)),
-        )
         engine = NetworkEngine(
-            post,
+            FlowerTransport(grid, terms_of(experiment)),
             experiment.names,
-            quorum=quorum,
+            quorum=quorum_of(config, len(experiment.names)),
             deadline=deadline,
             observer=status,
             poll=poll,
@@ -256,28 +283,31 @@ def coordinate(
         )
         result = run(config, out, engine=engine, experiment=experiment, observer=status)
     except BaseException as error:
-        status.ended(error)
+        status.finish(error)
         raise
-    status.ended(None)
+    status.finish(None)
     return result
 
 
-def server_app() -> ServerApp:
-    """The coordinator under `flwr run`: everything it needs is in the run folder that write_app made."""
+FlowerServerApp: TypeAlias = ServerApp
+
+
+def server_app(
+    make_observer: Callable[[Config], RunObserver], on_finish: Callable[[Path], object]
+) -> FlowerServerApp:
+    """The coordinator under `flwr run`. The app's configuration names its run folder.
+
+    `on_finish` is called with the run folder after the last round.
+    """
     app = ServerApp()
 
     @app.main()
     def main(grid: Grid, context: Context) -> None:
-        from fedgsca.engine.progress import Lines
-        from fedgsca.report.html_page import write_report
-
         out = Path(str(context.run_config["run"]))
         config = read_config(out)
-        observer = Lines(1).watch(f"{config.method} over Flower")
-        coordinate(
-            grid, config, out, deadline=config.federation.deadline or DEADLINE, observer=observer
-        )
-        write_report(out)
+        deadline = config.federation.deadline or DEFAULT_DEADLINE
+        coordinate(grid, config, out, deadline=deadline, observer=make_observer(config))
+        on_finish(out)
 
     return app
 
@@ -287,23 +317,26 @@ def server_app() -> ServerApp:
 
 def simulate(
     config: Config, out: Path, *, jobs: int = 1, observer: RunObserver | None = None
-) -> dict[str, Any]:
-    """The experiment on Flower's simulation engine: `jobs` Ray actors on this machine, or the cluster that RAY_ADDRESS names.
+) -> RunResult | None:
+    """The experiment on Flower's simulation engine.
 
-    Without a cluster, Ray listens on loopback only and is gone at the end. A cluster's machines must see the data and the run
-    folder under the same paths.
+    It uses `jobs` Ray actors on this machine, or the cluster that RAY_ADDRESS names. Without a
+    cluster, Ray listens on loopback only and is stopped at the end. The machines of a cluster must
+    see the data and the run folder under the same paths.
     """
     if find_spec("ray") is None:
         raise MissingExtraError(
-            "todo.flower-3",
+            "extra.ray-missing",
             "Flower simulates with Ray, which is not installed",
             fix="pip install 'fedgsca[flower-sim]'",
         )
     from flwr.simulation import run_simulation
 
     out = out.resolve()
-    experiment, stop = prepare(config), threading.Event()
-    names, found = sorted(experiment.names), list[dict[str, Any]]()
+    experiment = prepare(config)
+    names = sorted(experiment.names)
+    stop = threading.Event()
+    results: list[RunResult | None] = []
     server = ServerApp()
 
     @server.main()
@@ -319,45 +352,44 @@ def simulate(
             strict=True,
             experiment=experiment,
         )
-        found.append(result)
+        results.append(result)
 
-    def place(context: Context) -> tuple[SiteSettings, Path]:
-        return SiteSettings(
-            name=names[int(context.node_config["partition-id"])], state=str(out)
-        ), out
+    def find_place(context: Context) -> tuple[SiteSettings, Path]:
+        name = names[int(context.node_config["partition-id"])]
+        return SiteSettings(name=name, state=str(out)), out
 
     with ray_settings(jobs) as settings:
         try:
-            run_simulation(server, client_app(place), len(names), backend_config=settings)
+            run_simulation(server, client_app(find_place), len(names), backend_config=settings)
         finally:
-            stop.set()  # Ctrl-C ends this thread; the other one must not wait for sites that are gone
-    return found[0]
+            # Ctrl-C ends this thread; the other one must not wait for sites that are gone
+            stop.set()
+    return results[0]
 
 
 @contextmanager
 def ray_settings(jobs: int) -> Iterator[dict[str, Any]]:
-    """Ray's settings, in a short folder of its own: the paths of its sockets may have 107 characters."""
+    """Ray's settings, with a short folder: paths of sockets have at most 107 characters."""
     import ray
 
-    # silent: its errors reach us as replies, and its advice to use `flwr run` would leave a process behind
+    # silent: its errors reach us as replies, and its advice to use `flwr run` would leave a process
+    # behind
     logging.getLogger("flwr").setLevel(logging.CRITICAL)
     resources = {"num_cpus": 1, "num_gpus": 0.0}
     cluster = os.environ.get("RAY_ADDRESS")
     if cluster:
-        yield {
-            "init_args": {"address": cluster, "log_to_driver": False},
-            "client_resources": resources,
-        }
+        arguments: dict[str, Any] = {"address": cluster, "log_to_driver": False}
+        yield {"init_args": arguments, "client_resources": resources}
         return
     folder = tempfile.mkdtemp(prefix="ray-")
-    local = {
+    arguments = {
         "num_cpus": jobs,
         "_node_ip_address": "127.0.0.1",
         "_temp_dir": folder,
         "log_to_driver": False,
     }
     try:
-        yield {"init_args": local, "client_resources": resources}
+        yield {"init_args": arguments, "client_resources": resources}
     finally:
         ray.shutdown()
         shutil.rmtree(folder, ignore_errors=True)

@@ -1,22 +1,26 @@
-"""What a site remembers about its own labels during a run: how the model as received saw each of them, round after round.
+"""A site's record of its own labels during a run: how the received model judged each of them.
 
-The model of a round is asked before it trains on the sample in that round. It has been trained on it in earlier rounds, by this site
-among others; how the window of rounds was chosen is in docs/audit.md. The sums live in the site's own folder and never leave it.
+In every round of a window the model is evaluated before it trains on the samples in that round. It
+has been trained on them in earlier rounds, by this site among others; docs/audit.md explains how
+the window was chosen. The sums stay in the site's own folder and never leave it.
 
-    evidence/<site>/site.json              which samples these are
-    evidence/<site>/round-*.safetensors    sums up to a round, versioned like the site's memory: a repeated round counts once
+    evidence/<site>/site.json             which samples these are (EvidenceHeader)
+    evidence/<site>/round-*.safetensors   sums up to a round, versioned like the site's memory, so
+                                          that a repeated round counts once
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from fedgsca.errors import RunFolderError
+from fedgsca.experiment.records import EvidenceHeader
 from fedgsca.selector import LOSS_CAP
 from fedgsca.site_store import Store
 from fedgsca.support.files import write_atomic
@@ -28,59 +32,73 @@ if TYPE_CHECKING:
     from fedgsca.train import Evaluation
     from fedgsca.wire import Payload
 
+ALL_ROUNDS = 2**31  # later than any round
+
 
 @dataclass(frozen=True)
 class Evidence:
     """Means over the rounds of the window, per sample in row order."""
 
-    rounds: int  # how many rounds spoke
+    rounds: int  # how many rounds contributed
     losses: np.ndarray  # (n,) cross-entropy with the given label, at most LOSS_CAP in each round
     probs: np.ndarray  # (n, C)
     votes: np.ndarray  # (n, C) rounds in which the class was the most probable one
-    posterior: np.ndarray | None = None  # (n,) of "clean", if the method's selector said it
+    posterior: np.ndarray | None = None  # (n,) of "clean", if the method has a selector
 
     def __len__(self) -> int:
         return len(self.losses)
 
 
-def look(site: Site, payload: Payload, config: Config) -> Evaluation | None:
-    """The received model's outputs on the site's samples, before any training; None outside the window."""
+# ---- during a run ----
+
+
+def evaluate_received(site: Site, payload: Payload, config: Config) -> Evaluation | None:
+    """Outputs of the received model on the site's samples, before any training.
+
+    None outside the window, and for a model that has diverged. The outputs are left at the site,
+    so that a method that needs them does not compute them again.
+    """
     from fedgsca.train import evaluate_site
 
     if payload.round not in config.audit.window(config.train.rounds):
         return None
     site.load(payload.weights)
-    seen = evaluate_site(site)
-    if not np.isfinite(seen.losses).all():  # a diverged model has no opinion
+    evaluation = evaluate_site(site)
+    if not np.isfinite(evaluation.losses).all():
         return None
-    for array in (seen.probs, seen.losses):
+    for array in (evaluation.probs, evaluation.losses):
         array.setflags(write=False)
-    site.seen = seen  # a method that asks the same question gets this answer
-    return seen
+    site.evaluation = evaluation
+    return evaluation
 
 
-def keep(
-    seen: Evaluation | None, site: Site, round: int, experiment: Experiment, folder: Path
+def add_to_folder(
+    evaluation: Evaluation, site: Site, round_index: int, experiment: Experiment, folder: Path
 ) -> None:
-    """Add this round to the site's sums."""
-    if seen is None:
-        return
+    """Add a round to the site's sums on disk."""
     place = folder / "evidence" / site.name
     if not (place / "site.json").exists():
-        write_atomic(place / "site.json", json.dumps(_about(site, experiment), indent=1).encode())
+        header = EvidenceHeader(
+            site=site.name,
+            samples=site.num_samples,
+            classes=tuple(experiment.table.classes),
+            fingerprint=experiment.table.fingerprint,
+            config=experiment.config.to_tree(),
+        )
+        write_atomic(place / "site.json", json.dumps(header.to_json(), indent=1).encode())
     store = Store(place)
-    store.write(
-        round,
-        add(
-            dict(store.before(round)), seen.probs, seen.losses, site.notes.get("clean_probability")
-        ),
-    )
+    posterior = site.notes.get("clean_probability")
+    sums = add_round(store.read_before(round_index), evaluation.probs, evaluation.losses, posterior)
+    store.write(round_index, sums)
 
 
-def add(
-    sums: dict[str, np.ndarray], probs: np.ndarray, losses: np.ndarray, posterior: np.ndarray | None
+def add_round(
+    sums: Mapping[str, np.ndarray],
+    probs: np.ndarray,
+    losses: np.ndarray,
+    posterior: np.ndarray | None,
 ) -> dict[str, np.ndarray]:
-    """The sums with one more round; an empty dict is the start."""
+    """The sums with one more round; no sums are the start. Shapes (n, C), (n,) and (n,)."""
     n, classes = probs.shape
     if not sums:
         sums = {
@@ -91,7 +109,7 @@ def add(
         }
     votes = sums["votes"].copy()
     votes[np.arange(n), probs.argmax(axis=1)] += 1
-    added = {
+    total = {
         **sums,
         "count": sums["count"] + 1,
         "loss_sum": sums["loss_sum"] + np.minimum(losses, LOSS_CAP).astype(np.float32),
@@ -99,68 +117,65 @@ def add(
         "votes": votes,
     }
     if posterior is not None:
-        added["posterior_sum"] = sums.get(
-            "posterior_sum", np.zeros(n, np.float32)
-        ) + posterior.astype(np.float32)
-        added["posterior_count"] = sums.get("posterior_count", np.zeros((), np.int64)) + 1
-    return {name: np.asarray(array) for name, array in added.items()}
+        posterior_sum = sums.get("posterior_sum", np.zeros(n, np.float32))
+        posterior_count = sums.get("posterior_count", np.zeros((), np.int64))
+        total["posterior_sum"] = posterior_sum + posterior.astype(np.float32)
+        total["posterior_count"] = posterior_count + 1
+    return {name: np.asarray(array) for name, array in total.items()}
 
 
-def means(sums: dict[str, np.ndarray]) -> Evidence:
+def mean_evidence(sums: Mapping[str, np.ndarray]) -> Evidence:
+    """Means from the sums of at least one round."""
     count = int(sums["count"])
-    said = int(sums.get("posterior_count", 0))
+    posterior_count = int(sums.get("posterior_count", 0))
+    posterior = None
+    if posterior_count:
+        posterior = sums["posterior_sum"] / np.float32(posterior_count)
     return Evidence(
         rounds=count,
         losses=sums["loss_sum"].astype(np.float64) / count,
         probs=sums["prob_sum"] / np.float32(count),
         votes=sums["votes"],
-        posterior=sums["posterior_sum"] / np.float32(said) if said else None,
+        posterior=posterior,
     )
 
 
+# ---- for the audit ----
+
+
 def sites_with_evidence(run: Path) -> list[str]:
-    found = sorted(path.parent.name for path in (run / "evidence").glob("*/site.json"))
-    if not found:
+    """Names of the sites that have evidence in this folder, at least one."""
+    sites = sorted(path.parent.name for path in (run / "evidence").glob("*/site.json"))
+    if not sites:
         raise RunFolderError(
-            "todo.label-evidence-1",
-            f"{run} holds no evidence about labels: the run was made with audit.enabled=false, by an older version, "
-            "or has not reached the first round of the window",
-            fix="run it again (`fedgsca run ... --out NEW`), or go on with `fedgsca resume`",
+            "audit.no-evidence",
+            f"{run} contains no evidence about labels: the run was made with audit.enabled=false"
+            " or by an older version, or it has not reached the first round of the window",
+            fix="run it again (`fedgsca run ... --out NEW`), or continue it with `fedgsca resume`",
         )
-    return found
+    return sites
 
 
-def about(run: Path, site: str) -> dict[str, Any]:
-    """site.json: site, config, classes, samples, fingerprint of the data."""
+def read_header(run: Path, site: str) -> EvidenceHeader:
+    """Which samples the evidence of a site is about."""
     path = run / "evidence" / site / "site.json"
     try:
-        return dict(json.loads(path.read_bytes()))
+        return EvidenceHeader.from_json(json.loads(path.read_bytes()))
     except (OSError, ValueError) as error:
         raise RunFolderError(
-            "todo.label-evidence-2",
+            "audit.damaged-evidence",
             f"{path} is damaged or missing: {error}",
-            fix="restore it, or make the run anew",
+            fix="restore the file from a backup, or make the run again",
         ) from None
 
 
-def read_evidence(run: Path, site: str, *, before: int | None = None) -> Evidence:
-    """All that the site has seen so far. `before`: only rounds earlier than this one."""
-    sums = Store(run / "evidence" / site).before(2**31 if before is None else before)
+def read_evidence(run: Path, site: str, *, before_round: int = ALL_ROUNDS) -> Evidence:
+    """The evidence of a site so far, or only that of rounds earlier than `before_round`."""
+    sums = Store(run / "evidence" / site).read_before(before_round)
     if not sums:
         raise RunFolderError(
-            "todo.label-evidence-3",
-            f"{site} in {run} has no evidence yet",
-            fix="go on with `fedgsca resume`, then audit again",
+            "audit.no-evidence",
+            f"{site} in {run} has no evidence about its labels yet",
+            fix="continue the run with `fedgsca resume`, then audit again",
         )
-    return means(dict(sums))
-
-
-def _about(site: Site, experiment: Experiment) -> dict[str, Any]:
-    table = experiment.table
-    return {
-        "site": site.name,
-        "samples": site.num_samples,
-        "classes": list(table.classes),
-        "fingerprint": table.fingerprint,
-        "config": experiment.config.to_tree(),
-    }
+    return mean_evidence(sums)

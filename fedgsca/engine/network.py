@@ -1,6 +1,6 @@
-"""The engine of a deployment: payloads go to sites that may be late, absent, of another version, or not who they say they are.
+"""The engine of a deployment: sites may be late, absent, of another version, or impostors.
 
-It knows deadlines, quorum and names, and leaves the carrying to a Transport (flower.py has one).
+It knows deadlines, quorum and names, and leaves the delivery to a Transport (flower.py has one).
 """
 
 from __future__ import annotations
@@ -9,28 +9,27 @@ import math
 import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
 
-from fedgsca.engine.local import Reply
+from fedgsca.engine.base import Reply, RunObserver, SilentObserver
 from fedgsca.engine.node_registry import NodeRegistry
-from fedgsca.engine.round_status import Status
-from fedgsca.engine.rounds import RunObserver, SilentObserver
-from fedgsca.engine.simulation_metrics import believed
-from fedgsca.engine.site_node import Kind
+from fedgsca.engine.round_status import StatusObserver
+from fedgsca.engine.simulation_metrics import check_metrics
+from fedgsca.engine.site_node import MessageKind
 from fedgsca.errors import FedgscaError
 from fedgsca.wire import Payload, Update
 
-_TELL_EVERY = 30.0  # seconds between lines that say who is awaited
+_MESSAGE_INTERVAL = 30.0  # seconds between messages that name the sites that are awaited
 
 
 @dataclass(frozen=True)
 class SiteMessage:
-    """What came back for one message: its content, or the carrier's reason why there is none."""
+    """The answer to one message: its content, or the transport's reason why there is none."""
 
-    to: str  # the number of the message that this answers
+    reply_to: str  # id of the message that this answers
     header: dict[str, Any] | None = None
     weights: dict[str, np.ndarray] | None = None
     extras: dict[str, np.ndarray] | None = None
@@ -38,27 +37,43 @@ class SiteMessage:
 
 
 class Transport(Protocol):
-    """Carries messages to numbered nodes."""
+    """Delivers messages to numbered nodes."""
 
-    def online(
-        self,
-    ) -> dict[int, str]: ...  # node -> the name under which its key is registered, or ""
+    def online(self) -> dict[int, str]:
+        """node -> the name under which its key is registered, or an empty text."""
+        ...
+
     def send(
-        self, kind: Kind, payload: Payload, nodes: Sequence[int], seconds: float | None
-    ) -> dict[str, int]: ...  # message -> node
-    def collect(self, numbers: Sequence[str]) -> list[SiteMessage]: ...  # what has arrived so far
+        self, kind: MessageKind, payload: Payload, nodes: Sequence[int], seconds: float | None
+    ) -> dict[str, int]:
+        """Send to these nodes; returns message id -> node. Not delivered after `seconds`."""
+        ...
+
+    def collect(self, message_ids: Sequence[str]) -> list[SiteMessage]:
+        """The answers to these messages that have arrived so far."""
+        ...
+
+
+@dataclass
+class _OpenRound:
+    """The messages of one exchange that have been sent."""
+
+    kind: MessageKind
+    round_index: int
+    open_message_ids: dict[str, str]  # message id -> site, until it is answered
+    replies: dict[str, Reply] = field(default_factory=dict)
 
 
 class NetworkEngine:
-    """Carries payloads with a deadline, and names every site that did not answer in time.
+    """Exchanges payloads within a deadline, and names every site that did not answer in time.
 
-    A round goes to the sites that are connected when it begins. The first one waits for all sites, later ones for a quorum; a site
-    that returns during a round takes part in the next.
+    A round goes to the sites that are connected when it begins. The first one waits for all sites,
+    later ones for a quorum; a site that returns during a round takes part in the next one.
     """
 
     def __init__(
         self,
-        post: Transport,
+        transport: Transport,
         sites: Sequence[str],
         *,
         quorum: int = 1,
@@ -68,162 +83,182 @@ class NetworkEngine:
         stop: threading.Event | None = None,
         strict: bool = False,
     ) -> None:
-        """`strict`, for simulations: a message that got lost is an error, not a site to be left out."""
-        self.post, self.deadline, self.poll = post, deadline, poll
-        self.quorum, self.observer, self.stop = (
-            quorum,
-            observer or SilentObserver(),
-            stop or threading.Event(),
-        )
-        self.roll = NodeRegistry(tuple(sorted(sites)))
-        self.asked: dict[str, int] = {}  # hello message -> node
-        self.late: dict[str, str] = {}  # message of an earlier round -> site
-        self.gathered, self.strict = False, strict
+        """`deadline` and `poll` in seconds; `stop` ends the waiting from another thread.
+
+        `strict`, for simulations: a lost message is an error instead of a site that is left out.
+        """
+        self.transport = transport
+        self.quorum = quorum
+        self.deadline = deadline
+        self.observer = observer or SilentObserver()
+        self.poll = poll
+        self.stop = stop or threading.Event()
+        self.strict = strict
+        self.registry = NodeRegistry(tuple(sorted(sites)))
+        self.hello_messages: dict[str, int] = {}  # message id -> node
+        self.late_messages: dict[str, str] = {}  # message id of an earlier round -> site
+        self.is_first_exchange = True
 
     def exchange(self, payload: Payload) -> Iterator[Reply]:
-        return self._visit("train", payload)
+        """Have the sites trained."""
+        return self._exchange("train", payload)
 
-    def judge(self, payload: Payload) -> Iterator[Reply]:
-        return self._visit("judge", payload)
+    def evaluate_at_sites(self, payload: Payload) -> Iterator[Reply]:
+        """Have the model tested by the sites on their own test images."""
+        return self._exchange("judge", payload)
 
     def close(self) -> None:
-        pass
+        """The transport belongs to the caller."""
 
-    def _visit(self, kind: Kind, payload: Payload) -> Iterator[Reply]:
-        self._gather(self._end())
-        end, nodes = self._end(), dict(self.roll.nodes)
-        sent = self.post.send(kind, payload, list(nodes.values()), self.deadline)
+    def _exchange(self, kind: MessageKind, payload: Payload) -> Iterator[Reply]:
+        self._wait_for_connections(self._end_of_deadline())
+        end = self._end_of_deadline()
+        nodes = dict(self.registry.nodes)
+        message_ids = self.transport.send(kind, payload, list(nodes.values()), self.deadline)
         site_of = {node: site for site, node in nodes.items()}
-        waiting = {number: site_of[node] for number, node in sent.items()}
-        sites, ready = set(waiting.values()), dict[str, Reply]()
-        watch = _Watch(
-            self.observer,
-            f"round {payload.round + 1}: {'update' if kind == 'train' else 'test result'}",
-            sites,
-        )
-        for site in self.roll.expected:
-            while site in sites and site not in ready:
-                for message in self.post.collect([*waiting, *self.late]):
-                    self._receive(message, kind, payload.round, waiting, ready)
-                if (
-                    site in ready or time.monotonic() >= end
-                ):  # looked once more after the deadline: what is there counts
-                    break
-                watch.tell(waiting.values())
-                self._rest()
-            if site in ready:
-                yield ready.pop(site)
-            else:
-                yield Reply(
-                    site,
-                    None,
-                    f"no answer within {self.deadline} s"
-                    if site in sites
-                    else self.roll.why_absent(site),
-                )
-        self.late |= waiting
+        open_ids = {message_id: site_of[node] for message_id, node in message_ids.items()}
+        open_round = _OpenRound(kind, payload.round, open_ids)
+        addressees = set(open_ids.values())
+        subject = "update" if kind == "train" else "test result"
+        waiting = _WaitingReport(self.observer, f"round {payload.round + 1}: {subject}", addressees)
+        for site in self.registry.sites:
+            if site not in addressees:
+                yield Reply(site, None, self.registry.absence_reason(site))
+                continue
+            self._wait_for_reply(site, open_round, end, waiting)
+            missing = Reply(site, None, f"no answer within {self.deadline} s")
+            yield open_round.replies.pop(site, missing)
+        self.late_messages |= open_round.open_message_ids
 
-    def _end(self) -> float:
-        return time.monotonic() + self.deadline if self.deadline is not None else float("inf")
-
-    def _rest(self) -> None:
-        if self.stop.wait(self.poll):
-            raise FedgscaError(
-                "todo.network-1",
-                "stopped from outside",
-                fix="run `fedgsca resume`; finished rounds are kept",
-            )
-
-    def _receive(
-        self,
-        message: SiteMessage,
-        kind: Kind,
-        round: int,
-        waiting: dict[str, str],
-        ready: dict[str, Reply],
+    def _wait_for_reply(
+        self, site: str, open_round: _OpenRound, end: float, waiting: _WaitingReport
     ) -> None:
-        if message.to in self.late:
+        """Collect answers until this site's is among them, or until the deadline."""
+        while site not in open_round.replies:
+            message_ids = [*open_round.open_message_ids, *self.late_messages]
+            for message in self.transport.collect(message_ids):
+                self._receive(message, open_round)
+            # collected once more after the deadline: what has arrived counts
+            if site in open_round.replies or time.monotonic() >= end:
+                return
+            waiting.report(open_round.open_message_ids.values())
+            self._pause()
+
+    def _receive(self, message: SiteMessage, open_round: _OpenRound) -> None:
+        if message.reply_to in self.late_messages:
+            site = self.late_messages.pop(message.reply_to)
             self.observer.on_message(
-                f"{self.late.pop(message.to)} answered too late for its round; the answer is dropped"
+                f"{site} answered too late for its round; the answer is dropped"
             )
-        elif message.to in waiting:
-            site = waiting.pop(message.to)
+        elif message.reply_to in open_round.open_message_ids:
+            site = open_round.open_message_ids.pop(message.reply_to)
             if self.strict and message.error is not None:
                 raise FedgscaError(
-                    "todo.network-2",
+                    "site.failed",
                     f"{site} failed: {message.error}",
-                    fix="see above; then `fedgsca resume`: finished rounds are kept",
+                    fix="solve the problem above, then run `fedgsca resume`;"
+                    " finished rounds are kept",
                 )
-            ready[site] = read_message(message, site, kind, round)
+            reply = read_message(message, site, open_round.kind, open_round.round_index)
+            open_round.replies[site] = reply
 
-    def _gather(self, end: float) -> None:
-        """Learn who is connected. Wait for all sites the first time, afterwards for a quorum."""
-        self.roll.pardon()
-        watch = _Watch(self.observer, "connection", self.roll.expected if not self.gathered else ())
-        while True:
-            self._ask()
-            enough = (
-                len(self.roll.nodes) >= self.quorum if self.gathered else not self.roll.missing()
+    def _end_of_deadline(self) -> float:
+        return math.inf if self.deadline is None else time.monotonic() + self.deadline
+
+    def _pause(self) -> None:
+        if self.stop.wait(self.poll):
+            raise FedgscaError(
+                "run.stopped",
+                "the run was stopped from outside",
+                fix="run `fedgsca resume` to continue it; finished rounds are kept",
             )
-            if enough or time.monotonic() >= end:
+
+    def _wait_for_connections(self, end: float) -> None:
+        """Learn who is connected. The first time wait for all sites, later for a quorum."""
+        self.registry.retry()
+        sites = self.registry.sites if self.is_first_exchange else ()
+        waiting = _WaitingReport(self.observer, "connection", sites)
+        while True:
+            self._identify_nodes()
+            if self._has_enough_sites() or time.monotonic() >= end:
                 break
-            watch.tell(self.roll.missing())
-            self._rest()
-        self.gathered = True
+            waiting.report(self.registry.missing_sites())
+            self._pause()
+        self.is_first_exchange = False
 
-    def _ask(self) -> None:
-        names = self.post.online()
-        self.roll.forget_absent(names)
-        strangers = [node for node in self.roll.strangers(names) if node not in self.asked.values()]
-        self.asked |= self.post.send("hello", Payload(0, {}), strangers, None)
-        for message in self.post.collect(list(self.asked)):
-            node = self.asked.pop(message.to, None)
-            if node is not None and node in names:
-                reply = read_message(message, names[node], "hello", 0)
-                site = reply.update.site if reply.update is not None else reply.site
-                why = self.roll.enter(node, site, names[node], reply.error)
-                if why is not None:
-                    self.observer.on_message(f"{site or 'a node'} cannot take part: {why}")
+    def _has_enough_sites(self) -> bool:
+        if self.is_first_exchange:
+            return not self.registry.missing_sites()
+        return len(self.registry.nodes) >= self.quorum
+
+    def _identify_nodes(self) -> None:
+        """Ask new nodes for their names, and register those that have answered."""
+        key_names = self.transport.online()
+        self.registry.forget_absent(key_names)
+        pending = set(self.hello_messages.values())
+        new_nodes = [node for node in self.registry.unidentified(key_names) if node not in pending]
+        self.hello_messages |= self.transport.send("hello", Payload(0, {}), new_nodes, None)
+        for message in self.transport.collect(list(self.hello_messages)):
+            node = self.hello_messages.pop(message.reply_to, None)
+            if node is not None and node in key_names:
+                self._register_node(node, message, key_names[node])
+
+    def _register_node(self, node: int, message: SiteMessage, key_name: str) -> None:
+        reply = read_message(message, key_name, "hello", 0)
+        site = reply.site if reply.update is None else reply.update.site
+        reason = self.registry.enter(node, site, key_name, reply.error)
+        if reason is not None:
+            self.observer.on_message(f"{site or 'a node'} cannot take part: {reason}")
 
 
-def read_message(message: SiteMessage, site: str, kind: Kind, round: int) -> Reply:
-    """What a site says; anything odd about it becomes the reason for leaving it out. `site` may be empty: it tells its name."""
+def read_message(message: SiteMessage, site: str, kind: MessageKind, round_index: int) -> Reply:
+    """A site's reply; anything wrong with it becomes the reason for leaving the site out.
+
+    `site` may be empty: then the message tells the name.
+    """
     if message.error is not None or message.header is None:
         return Reply(site, None, message.error or "an empty message")
-    header = message.header
     try:
-        if (header["kind"], header["round"]) != (kind, round):
-            return Reply(
-                site, None, f"it answered {header['kind']} of round {int(header['round']) + 1}"
-            )
-        name = str(header["site"])
-        if header["error"] is not None:
-            return Reply(site or name, None, str(header["error"]))
-        update = Update(
-            name, int(header["num_samples"]), message.weights or {}, message.extras or {}
-        )
-        seconds = float(header["seconds"])
-        if not math.isfinite(seconds):
-            raise ValueError(f"it took {seconds} seconds")
-        return Reply(site, update, None, believed(dict(header["observed"])), seconds)
-    except (KeyError, TypeError, ValueError, OverflowError) as problem:  # JSON knows Infinity
+        return _parse_reply(message, message.header, site, kind, round_index)
+    except (KeyError, TypeError, ValueError, OverflowError) as error:  # JSON allows Infinity
+        return Reply(site, None, f"its message cannot be used ({type(error).__name__}: {error})")
+
+
+def _parse_reply(
+    message: SiteMessage, header: dict[str, Any], site: str, kind: MessageKind, round_index: int
+) -> Reply:
+    if (header["kind"], header["round"]) != (kind, round_index):
         return Reply(
-            site, None, f"its message cannot be used ({type(problem).__name__}: {problem})"
+            site, None, f"it answered {header['kind']} of round {int(header['round']) + 1}"
         )
+    name = str(header["site"])
+    if header["error"] is not None:
+        return Reply(site or name, None, str(header["error"]))
+    num_samples = int(header["num_samples"])
+    update = Update(name, num_samples, message.weights or {}, message.extras or {})
+    seconds = float(header["seconds"])
+    if not math.isfinite(seconds):
+        raise ValueError(f"it took {seconds} seconds")
+    return Reply(site, update, None, check_metrics(dict(header["observed"])), seconds)
 
 
-class _Watch:
-    """Says now and then who is awaited and since when."""
+class _WaitingReport:
+    """Names, from time to time, the sites that are awaited, and since when."""
 
-    def __init__(self, observer: RunObserver, what: str, names: Iterable[str]) -> None:
-        self.observer, self.what = observer, what
-        self.since, self.told = time.strftime("%H:%M:%S"), time.monotonic()
-        if isinstance(observer, Status):
-            observer.awaits(sorted(names), what)
+    def __init__(self, observer: RunObserver, subject: str, sites: Iterable[str]) -> None:
+        self.observer = observer
+        self.subject = subject
+        self.start_text = time.strftime("%H:%M:%S")
+        self.last_report = time.monotonic()
+        if isinstance(observer, StatusObserver):
+            observer.await_sites(sorted(sites), subject)
 
-    def tell(self, names: Iterable[str]) -> None:
-        if time.monotonic() - self.told >= _TELL_EVERY and (missing := sorted(set(names))):
-            self.told = time.monotonic()
-            self.observer.on_message(
-                f"{self.what}: waiting for {', '.join(missing)} since {self.since}"
-            )
+    def report(self, sites: Iterable[str]) -> None:
+        """Send a message, unless the last one is recent or nobody is awaited."""
+        names = sorted(set(sites))
+        if not names or time.monotonic() - self.last_report < _MESSAGE_INTERVAL:
+            return
+        self.last_report = time.monotonic()
+        self.observer.on_message(
+            f"{self.subject}: waiting for {', '.join(names)} since {self.start_text}"
+        )

@@ -1,4 +1,4 @@
-"""Progress for a person: bars on a terminal, a line now and then in a pipe, nothing on request. Always on stderr."""
+"""Progress for a person, always on stderr: bars on a terminal, a line now and then in a pipe."""
 
 from __future__ import annotations
 
@@ -6,243 +6,308 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from fedgsca.support.console import console, note
+from fedgsca.engine.base import SilentObserver
+from fedgsca.support.console import console, print_note
 from fedgsca.support.text import duration
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
-    from fedgsca.engine.local import Reply
-    from fedgsca.engine.rounds import RunObserver
+    from fedgsca.engine.base import Reply, RunObserver
+    from fedgsca.experiment.records import RoundRecord
     from fedgsca.experiment.simulation import Experiment
 
 _WIDE = 110  # columns from which there is room for a longer bar and the best score
-_EVERY = 5.0  # seconds between lines in a pipe
+_LINE_INTERVAL = 5.0  # seconds between lines in a pipe
+_MIN_SHARE = 0.02  # of a grid, before the remaining time is estimated
 
 
 class Display(Protocol):
-    """One per command; gives out a observer for every run."""
+    """One per command; it makes an observer for every run."""
 
-    def watch(self, label: str) -> RunObserver: ...
-    def done(self, label: str, text: str) -> None: ...
-    def tell(self, text: str, style: str | None = None) -> None: ...
+    def observe(self, label: str) -> RunObserver:
+        """The observer of the next run."""
+        ...
+
+    def finish_run(self, label: str, text: str) -> None:
+        """A run of several is finished; `text` is its result."""
+        ...
+
+    def print(self, text: str, style: str | None = None) -> None:
+        """Print a line above the bars."""
+        ...
 
 
 @contextmanager
 def display(*, quiet: bool, runs: int = 1) -> Iterator[Display]:
-    """`runs`: how many are still to do; with more than one a second bar counts them."""
+    """The display that fits the terminal.
+
+    `runs` is how many are still to do; with more than one, a second bar counts them.
+    """
     if quiet:
-        yield Nothing()
+        yield SilentDisplay()
     elif sys.stderr.isatty():
-        with _progress() as bars:
-            yield Bars(bars, runs)
+        with _progress_bars() as bars:
+            yield BarDisplay(bars, runs)
     else:
-        yield Lines(runs)
+        yield LineDisplay(runs)
 
 
 class Pace:
-    """How far a run is, in rounds, and how long the rest will take at the speed seen so far in this session."""
+    """Progress of a run in rounds, and the remaining time at the speed of this session."""
 
     def __init__(self) -> None:
-        self.rounds, self.sites, self.first = 0, 0, 0
-        self.round, self.heard, self.best = 0, 0, 0.0
+        self.rounds = 0
+        self.sites = 0
+        self.first_round = 0
+        self.round = 0
+        self.replies = 0  # in the current round
+        self.best = 0.0
         self.f1: float | None = None
-        self.started = time.monotonic()
+        self.start_time = time.monotonic()
 
-    def start(self, experiment: Experiment, first: int) -> None:
-        self.rounds, self.sites, self.first = (
-            experiment.config.train.rounds,
-            len(experiment.names),
-            first,
-        )
-        self.round, self.heard, self.started = first, 0, time.monotonic()
+    def start(self, experiment: Experiment, first_round: int) -> None:
+        """The rounds before `first_round` were run in an earlier session."""
+        self.rounds = experiment.config.train.rounds
+        self.sites = len(experiment.names)
+        self.first_round = first_round
+        self.round = first_round
+        self.replies = 0
+        self.start_time = time.monotonic()
 
-    def hear(self) -> None:
-        self.heard += 1
+    def count_reply(self) -> None:
+        """One more site has answered in this round."""
+        self.replies += 1
 
-    def end_round(self, line: dict[str, Any]) -> None:
-        self.round, self.heard = line["round"] + 1, 0
-        if "f1" in line:
-            self.f1 = float(line["f1"])
+    def end_round(self, record: RoundRecord) -> None:
+        """The next round begins."""
+        self.round = record.round + 1
+        self.replies = 0
+        if record.f1 is not None:
+            self.f1 = float(record.f1)
             self.best = max(self.best, self.f1)
 
     @property
     def position(self) -> float:
-        return min(self.rounds, self.round + self.heard / max(self.sites, 1))
+        """Rounds so far, with the fraction of the current one."""
+        return min(self.rounds, self.round + self.replies / max(self.sites, 1))
 
     @property
-    def left(self) -> float | None:
-        done = self.position - self.first
-        return (
-            (time.monotonic() - self.started) / done * (self.rounds - self.position)
-            if done > 0
-            else None
-        )
+    def remaining_text(self) -> str:
+        """The remaining time, or an empty text as long as it is unknown."""
+        progress = self.position - self.first_round
+        if progress <= 0:
+            return ""
+        elapsed = time.monotonic() - self.start_time
+        return _remaining_text(elapsed / progress * (self.rounds - self.position))
 
-    def score(self, *, with_best: bool = True) -> str:
+    def score_text(self, *, with_best: bool = True) -> str:
+        """The newest F1 and the best one; empty before the first test."""
+        if self.f1 is None:
+            return ""
         best = f" (best {self.best:.1f})" if with_best else ""
-        return "" if self.f1 is None else f"F1 {self.f1:.1f}{best}"
+        return f"F1 {self.f1:.1f}{best}"
 
 
-class Watching:
-    """The engine's observer: keeps the pace and warns; how it is drawn is left to the subclass's draw()."""
+def _remaining_text(seconds: float) -> str:
+    return f"{duration(seconds)} left" if seconds else ""
 
-    def __init__(self, label: str, seen: set[str]) -> None:
-        self.label, self.seen, self.pace = label, seen, Pace()
 
-    def on_start(self, experiment: Experiment, first: int) -> None:
-        self.pace.start(experiment, first)
+class PaceObserver:
+    """Follows a run and passes on warnings; subclasses draw."""
+
+    def __init__(self, label: str, shown_warnings: set[str]) -> None:
+        """`shown_warnings` is shared by runs on the same data, so that each is shown once."""
+        self.label = label
+        self.shown_warnings = shown_warnings
+        self.pace = Pace()
+
+    def on_start(self, experiment: Experiment, first_round: int) -> None:
+        """Show warnings about the data, and where a resumed run continues."""
+        self.pace.start(experiment, first_round)
         for warning in experiment.warnings:
-            if (
-                warning not in self.seen
-            ):  # the cells of a comparison share their data and its peculiarities
-                self.seen.add(warning)
+            if warning not in self.shown_warnings:
+                self.shown_warnings.add(warning)
                 self.on_message(warning)
-        if first:
-            self.on_message(f"going on after round {first} of {self.pace.rounds}")
-        self.draw(False)
+        if first_round:
+            self.on_message(f"continuing after round {first_round} of {self.pace.rounds}")
+        self.draw(is_round_end=False)
 
-    def on_site_done(self, round: int, reply: Reply) -> None:
-        self.pace.hear()
-        self.draw(False)
+    def on_site_done(self, round_index: int, reply: Reply) -> None:
+        """Count the site."""
+        self.pace.count_reply()
+        self.draw(is_round_end=False)
 
-    def on_round_done(self, line: dict[str, Any], seconds: float) -> None:
-        self.pace.end_round(line)
-        self.draw(True)
+    def on_round_done(self, record: RoundRecord, seconds: float) -> None:
+        """Show the score."""
+        self.pace.end_round(record)
+        self.draw(is_round_end=True)
 
     def on_message(self, message: str) -> None:
-        note(message, "dim")
+        """Print it."""
+        print_note(message, "dim")
 
-    def draw(self, whole_round: bool) -> None: ...
+    def draw(self, *, is_round_end: bool) -> None:
+        """Show the pace; for subclasses."""
 
 
-class Lines:
+class LineDisplay:
     """For a pipe or a log file."""
 
     def __init__(self, runs: int) -> None:
-        self.runs, self.count, self.last, self.seen = runs, 0, -_EVERY, set[str]()
+        self.runs = runs
+        self.count = 0
+        self.last_line = -_LINE_INTERVAL
+        self.shown_warnings: set[str] = set()
 
-    def watch(self, label: str) -> RunObserver:
+    def observe(self, label: str) -> RunObserver:
+        """The observer of the next run."""
         self.count += 1
-        return LineObserver(f"[{self.count}/{self.runs}] {label}: " if self.runs > 1 else "", self)
+        return LineObserver(self._prefix(label), self)
 
-    def done(self, label: str, text: str) -> None:
-        self.last = time.monotonic()
+    def finish_run(self, label: str, text: str) -> None:
+        """Print the result of a run of several."""
+        self.last_line = time.monotonic()
         if self.runs > 1:
-            note(f"[{self.count}/{self.runs}] {label}: {text}", None)
+            print_note(f"{self._prefix(label)}{text}", None)
 
-    def tell(self, text: str, style: str | None = None) -> None:
-        note(text, style)
+    def print(self, text: str, style: str | None = None) -> None:
+        """Print a line."""
+        print_note(text, style)
+
+    def _prefix(self, label: str) -> str:
+        return f"[{self.count}/{self.runs}] {label}: " if self.runs > 1 else ""
 
 
-class LineObserver(Watching):
-    def __init__(self, prefix: str, lines: Lines) -> None:
-        super().__init__(prefix, lines.seen)
+class LineObserver(PaceObserver):
+    """Prints a line at the end of a round, if the last line is not recent."""
+
+    def __init__(self, prefix: str, lines: LineDisplay) -> None:
+        super().__init__(prefix, lines.shown_warnings)
         self.lines = lines
 
-    def draw(self, whole_round: bool) -> None:
-        pace, now = self.pace, time.monotonic()
-        last = pace.round == pace.rounds and self.lines.runs <= 1  # in a comparison done() says it
-        if whole_round and (now - self.lines.last >= _EVERY or last):
-            self.lines.last = now
-            rest = f"  {duration(pace.left)} left" if pace.left else ""
-            note(f"{self.label}round {pace.round}/{pace.rounds}  {pace.score()}{rest}", None)
+    def draw(self, *, is_round_end: bool) -> None:
+        """Print a line now and then, and after the last round of a single run."""
+        pace = self.pace
+        time_now = time.monotonic()
+        is_due = time_now - self.lines.last_line >= _LINE_INTERVAL
+        is_last = pace.round == pace.rounds and self.lines.runs <= 1
+        if not is_round_end or not (is_due or is_last):
+            return
+        self.lines.last_line = time_now
+        parts = [f"{self.label}round {pace.round}/{pace.rounds}", pace.score_text()]
+        if pace.remaining_text:
+            parts.append(pace.remaining_text)
+        print_note("  ".join(parts), None)
 
 
-class Bars:
+class BarDisplay:
     """For a terminal: one bar for the run, above it one for the runs of a comparison."""
 
     def __init__(self, bars: Progress, runs: int) -> None:
-        self.bars, self.runs, self.finished, self.begun = bars, runs, 0, time.monotonic()
-        self.wide = bars.console.width >= _WIDE
-        self.seen: set[str] = set()
-        self.all = (
-            bars.add_task("all runs", total=runs, where=f"0/{runs}", score="", left="")
-            if runs > 1
-            else None
+        self.bars = bars
+        self.runs = runs
+        self.runs_done = 0
+        self.start_time = time.monotonic()
+        self.is_wide = bars.console.width >= _WIDE
+        self.shown_warnings: set[str] = set()
+        self.total_bar: TaskID | None = None
+        if runs > 1:
+            self.total_bar = bars.add_task(
+                "all runs", total=runs, place=f"0/{runs}", score="", remaining=""
+            )
+        self.run_bar = bars.add_task(
+            "", total=None, place="", score="", remaining="", visible=False
         )
-        self.one = bars.add_task("", total=None, where="", score="", left="", visible=False)
 
-    def watch(self, label: str) -> RunObserver:
+    def observe(self, label: str) -> RunObserver:
+        """The observer of the next run."""
         self.bars.reset(
-            self.one,
+            self.run_bar,
             total=None,
             description=label,
-            where="reading data",
+            place="reading data",
             score="",
-            left="",
+            remaining="",
             visible=True,
         )
         return BarObserver(label, self)
 
-    def done(self, label: str, text: str) -> None:
-        self.finished += 1
-        if self.all is not None:
+    def finish_run(self, label: str, text: str) -> None:
+        """Print the result of a run of several."""
+        self.runs_done += 1
+        if self.total_bar is not None:
             self.bars.console.print(f"{label}  {text}")
-            self.update_all(0.0)
+            self.update_total(0.0)
 
-    def tell(self, text: str, style: str | None = None) -> None:
+    def print(self, text: str, style: str | None = None) -> None:
+        """Print a line above the bars."""
         self.bars.console.print(text, style=style, soft_wrap=True)
 
-    def update_all(self, fraction: float) -> None:
-        if self.all is None:
+    def update_total(self, fraction: float) -> None:
+        """Redraw the upper bar; `fraction` of the current run is finished."""
+        if self.total_bar is None:
             return
-        done = self.finished + fraction
-        left = (time.monotonic() - self.begun) / done * (self.runs - done) if done > 0.02 else None
-        text = f"{duration(left)} left" if left else ""
-        self.bars.update(self.all, completed=done, where=f"{self.finished}/{self.runs}", left=text)
+        completed = self.runs_done + fraction
+        remaining = ""
+        if completed > _MIN_SHARE:
+            elapsed = time.monotonic() - self.start_time
+            remaining = _remaining_text(elapsed / completed * (self.runs - completed))
+        place = f"{self.runs_done}/{self.runs}"
+        self.bars.update(self.total_bar, completed=completed, place=place, remaining=remaining)
 
 
-class BarObserver(Watching):
-    def __init__(self, label: str, bars: Bars) -> None:
-        super().__init__(label, bars.seen)
-        self.bars = bars
+class BarObserver(PaceObserver):
+    """Moves the lower bar."""
+
+    def __init__(self, label: str, display: BarDisplay) -> None:
+        super().__init__(label, display.shown_warnings)
+        self.display = display
 
     def on_message(self, message: str) -> None:
-        self.bars.tell(message, "dim")
+        """Print it above the bars."""
+        self.display.print(message, "dim")
 
-    def draw(self, whole_round: bool) -> None:
+    def draw(self, *, is_round_end: bool) -> None:
+        """Redraw both bars."""
         pace = self.pace
-        heard = pace.sites if pace.round == pace.rounds else pace.heard
-        where = f"round {min(pace.round + 1, pace.rounds)}/{pace.rounds}  site {heard}/{pace.sites}"
-        left = f"{duration(pace.left)} left" if pace.left else ""
-        task: TaskID = self.bars.one
-        self.bars.bars.update(
-            task,
+        replies = pace.sites if pace.round == pace.rounds else pace.replies
+        round_number = min(pace.round + 1, pace.rounds)
+        self.display.bars.update(
+            self.display.run_bar,
             completed=pace.position,
             total=pace.rounds,
-            where=where,
-            score=pace.score(with_best=self.bars.wide),
-            left=left,
+            place=f"round {round_number}/{pace.rounds}  site {replies}/{pace.sites}",
+            score=pace.score_text(with_best=self.display.is_wide),
+            remaining=pace.remaining_text,
         )
-        self.bars.update_all(pace.position / pace.rounds)
+        self.display.update_total(pace.position / pace.rounds)
 
 
-class Nothing:
+class SilentDisplay:
     """--quiet."""
 
-    def watch(self, label: str) -> RunObserver:
-        from fedgsca.engine.rounds import SilentObserver
-
+    def observe(self, label: str) -> RunObserver:
+        """An observer that shows nothing."""
         return SilentObserver()
 
-    def done(self, label: str, text: str) -> None: ...
-    def tell(self, text: str, style: str | None = None) -> None: ...
+    def finish_run(self, label: str, text: str) -> None: ...
+    def print(self, text: str, style: str | None = None) -> None: ...
 
 
-def _progress() -> Progress:
+def _progress_bars() -> Progress:
     from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
 
-    err = console(stderr=True)
+    stderr = console(stderr=True)
     return Progress(
         SpinnerColumn(finished_text="✓"),
         TextColumn("{task.description}", markup=False),
-        BarColumn(bar_width=28 if err.width >= _WIDE else 10),
-        TextColumn("{task.fields[where]}", markup=False),
+        BarColumn(bar_width=28 if stderr.width >= _WIDE else 10),
+        TextColumn("{task.fields[place]}", markup=False),
         TextColumn("{task.fields[score]}", style="cyan", markup=False),
-        TextColumn("{task.fields[left]}", style="dim", markup=False),
-        console=err,
+        TextColumn("{task.fields[remaining]}", style="dim", markup=False),
+        console=stderr,
         transient=True,
     )

@@ -1,7 +1,6 @@
-"""status.json in the run folder: which sites are there, who is awaited and since when, how far the run is.
+"""status.json in the run folder: progress of the coordinator and the state of every site.
 
-For a person who looks from outside (`read_status`) while the coordinator runs somewhere in the background. It is a observer that writes
-the file and passes everything on to another observer.
+For a person who looks from outside (`read_status`) while the coordinator runs in the background.
 """
 
 from __future__ import annotations
@@ -10,90 +9,96 @@ import contextlib
 import json
 import time
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from fedgsca.errors import RunFolderError
+from fedgsca.experiment.records import RunStatus, SiteStatus
 from fedgsca.experiment.run_folder import dumps
 from fedgsca.support.files import write_atomic
 
 if TYPE_CHECKING:
-    from fedgsca.engine.local import Reply
-    from fedgsca.engine.rounds import RunObserver
+    from fedgsca.engine.base import Reply, RunObserver
+    from fedgsca.experiment.records import RoundRecord
     from fedgsca.experiment.simulation import Experiment
 
-NAME = "status.json"
-_KEPT = 20  # messages
+STATUS_FILE = "status.json"
+_MAX_MESSAGES = 20
 
 
-def now() -> str:
+def utc_now() -> str:
+    """The time in UTC, as in status.json."""
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
 
 
-class Status:
-    """One per run of the coordinator."""
+class StatusObserver:
+    """Writes status.json and passes everything on to another observer; one per coordinator run."""
 
     def __init__(self, folder: Path, inner: RunObserver) -> None:
-        self.folder, self.inner = folder, inner
-        self.known: dict[str, Any] = {
-            "state": "starting",
-            "round": 0,
-            "rounds": 0,
-            "f1": None,
-            "sites": {},
-            "messages": [],
-        }
+        self.folder = folder
+        self.inner = inner
+        self.status = RunStatus("starting", 0, 0, None, {}, (), "")
 
     def _write(self) -> None:
         if (self.folder / "config.toml").exists():  # the folder is ours only from then on
-            write_atomic(self.folder / NAME, dumps({**self.known, "at": now()}))
+            status = replace(self.status, at=utc_now())
+            write_atomic(self.folder / STATUS_FILE, dumps(status.to_json()))
 
-    def _site(self, name: str, state: str) -> None:
-        self.known["sites"][name] = {"state": state, "since": now()}
-
-    def on_start(self, experiment: Experiment, first: int) -> None:
-        self.known |= {"state": "running", "round": first, "rounds": experiment.config.train.rounds}
-        for name in experiment.names:
-            self._site(name, "not heard of")
-        self._write()
-        self.inner.on_start(experiment, first)
-
-    def awaits(self, names: Iterable[str], what: str) -> None:
-        """From now on these sites are awaited: for their connection, their update, or their test result."""
+    def _set_sites(self, names: Iterable[str], state: str) -> None:
+        sites = dict(self.status.sites)
         for name in names:
-            self._site(name, f"awaited: {what}")
+            sites[name] = SiteStatus(state, utc_now())
+        self.status = replace(self.status, sites=sites)
+
+    def on_start(self, experiment: Experiment, first_round: int) -> None:
+        """All sites are known by name only."""
+        rounds = experiment.config.train.rounds
+        self.status = replace(self.status, state="running", round=first_round, rounds=rounds)
+        self._set_sites(experiment.names, "not heard of")
+        self._write()
+        self.inner.on_start(experiment, first_round)
+
+    def await_sites(self, names: Iterable[str], subject: str) -> None:
+        """From now on these sites are awaited: a connection, an update, or a test result."""
+        self._set_sites(names, f"awaited: {subject}")
         self._write()
 
-    def on_site_done(self, round: int, reply: Reply) -> None:
-        self._site(
-            reply.site, "answered" if reply.update is not None else f"left out: {reply.error}"
-        )
+    def on_site_done(self, round_index: int, reply: Reply) -> None:
+        """A site has answered, or is left out."""
+        state = f"left out: {reply.error}" if reply.update is None else "answered"
+        self._set_sites([reply.site], state)
         self._write()
-        self.inner.on_site_done(round, reply)
+        self.inner.on_site_done(round_index, reply)
 
-    def on_round_done(self, line: dict[str, Any], seconds: float) -> None:
-        self.known |= {"round": line["round"] + 1, "f1": line.get("f1", self.known["f1"])}
+    def on_round_done(self, record: RoundRecord, seconds: float) -> None:
+        """A round is finished; a round that was not tested leaves the score as it was."""
+        f1 = self.status.f1 if record.f1 is None else record.f1
+        self.status = replace(self.status, round=record.round + 1, f1=f1)
         self._write()
-        self.inner.on_round_done(line, seconds)
+        self.inner.on_round_done(record, seconds)
 
     def on_message(self, message: str) -> None:
-        self.known["messages"] = [*self.known["messages"], f"{now()} {message}"][-_KEPT:]
+        """The newest messages are part of the file."""
+        messages = (*self.status.messages, f"{utc_now()} {message}")
+        self.status = replace(self.status, messages=messages[-_MAX_MESSAGES:])
         self._write()
         self.inner.on_message(message)
 
-    def ended(self, error: BaseException | None) -> None:
-        self.known["state"] = (
-            "finished" if error is None else f"stopped: {str(error) or type(error).__name__}"
-        )
-        with contextlib.suppress(
-            RunFolderError
-        ):  # a full disk must not hide the error that it caused
+    def finish(self, error: BaseException | None) -> None:
+        """The run has ended, with an error or without."""
+        state = "finished"
+        if error is not None:
+            state = f"stopped: {str(error) or type(error).__name__}"
+        self.status = replace(self.status, state=state)
+        # a full disk must not hide the error that it caused
+        with contextlib.suppress(RunFolderError):
             self._write()
 
 
-def read_status(folder: Path) -> dict[str, Any] | None:
-    """None: no coordinator has run here, or the file cannot be read."""
+def read_status(folder: Path) -> RunStatus | None:
+    """None if no coordinator has run here, or if the file cannot be read."""
     try:
-        return dict(json.loads((folder / NAME).read_bytes()))
+        return RunStatus.from_json(json.loads((folder / STATUS_FILE).read_bytes()))
     except (OSError, ValueError):
         return None

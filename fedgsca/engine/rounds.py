@@ -1,7 +1,10 @@
-"""The round loop: broadcast, exchange, aggregate, evaluate, checkpoint. The same for every method and every engine.
+"""The round loop, the same for every method and engine.
 
-Killed at any point, a run goes on from its last checkpoint and ends in the same bytes: all randomness is addressed, a site's memory
-is versioned by round, and metrics lines beyond the checkpoint are cut off before the loop starts again.
+    broadcast -> exchange with the sites -> aggregate -> evaluate -> save
+
+A run that is killed at any point continues from its last checkpoint and ends in the same bytes: all
+randomness is addressed, a site's memory is versioned by round, and lines of metrics.jsonl beyond
+the checkpoint are removed before the loop continues.
 """
 
 from __future__ import annotations
@@ -9,128 +12,37 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Protocol
 
 import numpy as np
 
 from fedgsca.config import Config
 from fedgsca.engine import checkpoint
-from fedgsca.engine.local import LocalEngine, ProcessEngine, Reply, SiteRunner
-from fedgsca.engine.site_evaluation import SiteEvaluator, pooled
+from fedgsca.engine.base import Engine, Reply, RunObserver, SilentObserver, SiteEvaluator
+from fedgsca.engine.local import LocalEngine, SiteRunner
+from fedgsca.engine.processes import ProcessEngine
+from fedgsca.engine.site_evaluation import ModelScores, pool_scores, score_model
 from fedgsca.errors import QuorumError, UpdateError
+from fedgsca.experiment.records import (
+    PrivacyBudget,
+    RoundRecord,
+    RunResult,
+    SiteRecord,
+    SiteValue,
+    TimingRecord,
+)
 from fedgsca.experiment.run_folder import RunFolder
 from fedgsca.experiment.simulation import Experiment, prepare
 from fedgsca.methods.base import Method, ServerState, make_method
-from fedgsca.metrics import confusion, scores, stability
+from fedgsca.metrics import stability
 from fedgsca.models.build import trainable_names
-from fedgsca.privacy.accountant import spent
-from fedgsca.site import Samples, load_weights, weights_of
-from fedgsca.train import evaluate
+from fedgsca.privacy.accountant import spent_epsilon
+from fedgsca.site import weights_of
 from fedgsca.wire import Payload, Update, check_extras, check_update, num_bytes
 
-
-class Engine(Protocol):
-    """Carries a payload to every site and brings the replies back in the order of site names."""
-
-    def exchange(self, payload: Payload) -> Iterator[Reply]: ...
-    def close(self) -> None: ...
-
-
-class RunObserver(Protocol):
-    """Shows progress to a person."""
-
-    def on_start(self, experiment: Experiment, first: int) -> None: ...
-    def on_site_done(self, round: int, reply: Reply) -> None: ...
-    def on_round_done(self, line: dict[str, Any], seconds: float) -> None: ...
-    def on_message(self, message: str) -> None: ...
-
-
-class SilentObserver:
-    """A observer that shows nothing."""
-
-    def on_start(self, experiment: Experiment, first: int) -> None: ...
-    def on_site_done(self, round: int, reply: Reply) -> None: ...
-    def on_round_done(self, line: dict[str, Any], seconds: float) -> None: ...
-    def on_message(self, message: str) -> None: ...
-
-
-@dataclass
-class UpdateValidator:
-    """Stands between the engine and the method: checks every update, counts, measures, and passes the good ones on."""
-
-    method: Method
-    payload: Payload
-    experiment: Experiment
-    trainable: tuple[str, ...]
-    observer: RunObserver
-    sites: dict[str, dict[str, Any]] = field(default_factory=dict)
-    refused: dict[str, str] = field(default_factory=dict)
-    drift: list[float] = field(default_factory=list)
-    bytes_up: int = 0
-    site_seconds: dict[str, float] = field(default_factory=dict)
-
-    def accept(self, replies: Iterator[Reply]) -> Iterator[Update]:
-        for reply in replies:
-            self.observer.on_site_done(self.payload.round, reply)
-            self.site_seconds[reply.site] = reply.seconds
-            update = reply.update
-            try:
-                if update is None:
-                    raise UpdateError(
-                        "todo.rounds-1", reply.error or "no reply", fix="see the site's log"
-                    )
-                if update.site != reply.site:
-                    raise UpdateError(
-                        "todo.rounds-2",
-                        f"the update is signed {update.site!r}",
-                        fix="a site may answer only for itself",
-                    )
-                check_update(
-                    update, self.payload.weights, self.method.uploads, self.experiment.dims
-                )
-            except UpdateError as error:
-                self.refused[reply.site] = error.message
-                self.observer.on_message(
-                    f"round {self.payload.round + 1}: {reply.site} is left out: {error.message}"
-                )
-                continue
-            self.bytes_up += num_bytes(update.weights) + num_bytes(update.extras)
-            self.drift.append(stability(self.payload.weights, update.weights, self.trainable))
-            self.sites[update.site] = {
-                "num_samples": update.num_samples,
-                **_numbers(update),
-                **reply.observed,
-            }
-            yield update
-
-    def check_quorum(self) -> None:
-        needed = wanted(self.experiment.config, len(self.experiment.names))
-        if len(self.sites) < needed:
-            first = next(iter(self.refused.items()), ("no site", "no reply"))
-            raise QuorumError(
-                "todo.rounds-3",
-                f"round {self.payload.round + 1}: {len(self.sites)} of {len(self.experiment.names)} sites sent a usable update, "
-                f"{needed} are needed; first: {first[0]}: {first[1]}",
-                fix="mend the named sites and run `fedgsca resume`; finished rounds are kept",
-            )
-
-
-def wanted(config: Config, sites: int) -> int:
-    """How many usable updates a round needs."""
-    return max(1, math.ceil(config.federation.quorum * sites))
-
-
-def _numbers(update: Update) -> dict[str, Any]:
-    """Small extras as plain numbers for the log; NaN (no fit) becomes null."""
-    rows: dict[str, Any] = {}
-    for name, value in update.extras.items():
-        if np.size(value) <= 64:
-            plain = np.asarray(value).astype(object)
-            plain[np.asarray(~np.isfinite(value))] = None
-            rows[name] = plain.tolist()
-    return rows
+LOG_LIMIT = 64  # larger arrays of an update are not written to metrics.jsonl
+FINAL_ROUNDS = 5  # always tested: the result is their mean
 
 
 def run(
@@ -142,107 +54,239 @@ def run(
     engine: Engine | None = None,
     experiment: Experiment | None = None,
     stop_after: int | None = None,
-) -> dict[str, Any]:
-    """Run or continue one experiment in its folder; returns the content of result.json (empty if stopped early on request).
+) -> RunResult | None:
+    """Run an experiment, or continue it, in its folder.
 
-    `experiment` is what this machine sees of it; without one, all sites are here.
+    Returns the content of result.json, or None if `stop_after` rounds were asked for and the run is
+    not finished. `experiment` is the part of it that is on this machine; without one, all sites are
+    here. `engine` carries the messages; without one, the sites run here, in `jobs` processes.
     """
     observer = observer or SilentObserver()
     with RunFolder(out, config) as folder:
-        finished = folder.result()
-        if finished is not None:
-            return finished
-        begun = time.perf_counter()
+        result = folder.result()
+        if result is not None:
+            return result
         experiment = experiment or prepare(config)
-        spent(config, 1)  # a missing accountant is noticed before the first round
+        spent_epsilon(config, 1)  # a missing accountant is noticed before the first round
         method = make_method(config.method, config.options, config.train.rounds)
         runner = SiteRunner(experiment, method, out)
         folder.write_setup(experiment)
-        state = checkpoint.latest(folder.checkpoints, config.fingerprint()) or method.start(
-            weights_of(runner.model), config.seed
-        )
+        state = checkpoint.latest(folder.checkpoints, config.fingerprint())
+        if state is None:
+            state = method.start(weights_of(runner.model), config.seed)
         folder.cut_metrics(state.round)
         observer.on_start(experiment, state.round)
-        owned = engine is None
-        if engine is None:
-            many = jobs > 1 and len(experiment.sites) > 1
-            engine = (
-                ProcessEngine(config, list(experiment.sites), out, jobs)
-                if many
-                else LocalEngine(runner)
-            )
-        last = config.train.rounds if stop_after is None else min(config.train.rounds, stop_after)
-        folder.note_startup(time.perf_counter() - begun)
+        last_round = config.train.rounds
+        if stop_after is not None:
+            last_round = min(last_round, stop_after)
+        loop = RoundLoop(method, engine or _local_engine(runner, jobs), runner, folder, observer)
         try:
-            while state.round < last:
-                state = _round(state, method, engine, runner, folder, observer)
+            while state.round < last_round:
+                state = loop.run_round(state)
         finally:
-            if owned:
-                engine.close()
-        return folder.finish(state, experiment) if state.round >= config.train.rounds else {}
+            if engine is None:
+                loop.engine.close()
+        if state.round < config.train.rounds:
+            return None
+        return folder.finish(state, experiment, method)
 
 
-def _round(
-    state: ServerState,
-    method: Method,
-    engine: Engine,
-    runner: SiteRunner,
-    folder: RunFolder,
-    observer: RunObserver,
-) -> ServerState:
-    experiment, config, t = runner.experiment, runner.experiment.config, state.round
-    clock = [time.perf_counter()]
-    payload = method.broadcast(state, t)
-    check_extras("payload", payload.extras, method.downloads, experiment.dims)
-    validator = UpdateValidator(
-        method, payload, experiment, trainable_names(runner.model), observer
-    )
-    state = method.aggregate(state, validator.accept(engine.exchange(payload)))
-    validator.check_quorum()
-    clock.append(time.perf_counter())
-    line: dict[str, Any] = {
-        "round": t,
-        "lr": config.train.lr_at(t),
-        "stability": float(np.mean(validator.drift)) if validator.drift else None,
-    }
-    if _evaluates(config, t):
-        if experiment.test is not None:
-            line |= evaluate_global(runner, state, experiment.test)
-        elif isinstance(engine, SiteEvaluator):
-            line |= pooled(
-                engine.judge(Payload(t, state.weights)), experiment.dims, observer.on_message
+def _local_engine(runner: SiteRunner, jobs: int) -> Engine:
+    sites = list(runner.experiment.sites)
+    if jobs > 1 and len(sites) > 1:
+        return ProcessEngine(runner.experiment.config, sites, runner.folder, jobs)
+    return LocalEngine(runner)
+
+
+@dataclass
+class RoundLoop:
+    """What stays the same from round to round."""
+
+    method: Method
+    engine: Engine
+    runner: SiteRunner
+    folder: RunFolder
+    observer: RunObserver
+
+    @property
+    def experiment(self) -> Experiment:
+        """The experiment as far as it is on this machine."""
+        return self.runner.experiment
+
+    def run_round(self, state: ServerState) -> ServerState:
+        """One communication round: `state` is before it, the returned state after it."""
+        config, round_index = self.experiment.config, state.round
+        start = time.perf_counter()
+        payload = self.method.broadcast(state, round_index)
+        check_extras("payload", payload.extras, self.method.downloads, self.experiment.dims)
+        state, validator = self._train_and_aggregate(state, payload)
+        end_of_exchange = time.perf_counter()
+        record = self._evaluate(self._record(validator, payload), state)
+        end_of_evaluation = time.perf_counter()
+        self.folder.append_metrics(record)
+        checkpoint.save(self.folder.checkpoints, state, config.fingerprint())
+        end = time.perf_counter()
+        timing = TimingRecord(
+            round=round_index,
+            sites=validator.site_seconds,
+            exchange=end_of_exchange - start,
+            evaluate=end_of_evaluation - end_of_exchange,
+            save=end - end_of_evaluation,
+        )
+        self.folder.append_timing(timing)
+        self.observer.on_round_done(record, end - start)
+        return state
+
+    def _train_and_aggregate(
+        self, state: ServerState, payload: Payload
+    ) -> tuple[ServerState, UpdateValidator]:
+        """Train at the sites and aggregate their updates.
+
+        Nothing is trained before `aggregate` asks for the first update. `updates` is a chain of
+        generators, so that one update at a time is in memory:
+
+            method.aggregate iterates over the updates
+              -> validator.accept takes the next reply and checks it
+                -> engine.exchange has the next site trained
+                  -> SiteRunner.run_round -> method.local_update, at the site
+        """
+        trainable = trainable_names(self.runner.model)
+        validator = UpdateValidator(self.method, payload, self.experiment, trainable, self.observer)
+        replies = self.engine.exchange(payload)
+        updates = validator.accept(replies)
+        state = self.method.aggregate(state, updates)  # iterating over the updates trains the sites
+        validator.check_quorum()
+        return state, validator
+
+    def _record(self, validator: UpdateValidator, payload: Payload) -> RoundRecord:
+        """The line of metrics.jsonl, without scores."""
+        config = self.experiment.config
+        payload_bytes = num_bytes(payload.weights) + num_bytes(payload.extras)
+        mean_drift = float(np.mean(validator.drift)) if validator.drift else None
+        return RoundRecord(
+            round=payload.round,
+            lr=config.train.lr_at(payload.round),
+            stability=mean_drift,
+            bytes_up=validator.bytes_up,
+            bytes_down=len(self.experiment.names) * payload_bytes,
+            sites=validator.sites,
+            refusals=validator.refusals,
+            privacy=_budget(config, payload.round + 1),
+        )
+
+    def _evaluate(self, record: RoundRecord, state: ServerState) -> RoundRecord:
+        """The record with the scores of the aggregated model, in rounds that are tested."""
+        if not _is_tested(self.experiment.config, record.round):
+            return record
+        test, val = self.experiment.test, self.experiment.val
+        scores: ModelScores | None = None
+        if test is not None:
+            scores = score_model(self.runner, state.weights, test)
+        elif isinstance(self.engine, SiteEvaluator):
+            replies = self.engine.evaluate_at_sites(Payload(record.round, state.weights))
+            scores = pool_scores(replies, self.experiment.dims, self.observer.on_message)
+        if scores is not None:
+            record = replace(
+                record,
+                f1=scores.f1,
+                recall=scores.recall,
+                precision=scores.precision,
+                loss=scores.loss,
+                confusion=scores.confusion,
+                test_counts=scores.test_counts,
             )
-        if experiment.val is not None:
-            line["val_f1"] = evaluate_global(runner, state, experiment.val)["f1"]
-    clock.append(time.perf_counter())
-    down = len(experiment.names) * (num_bytes(payload.weights) + num_bytes(payload.extras))
-    line |= {
-        "bytes_down": down,
-        "bytes_up": validator.bytes_up,
-        "sites": validator.sites,
-        "refused": validator.refused,
-    }
-    budget = spent(config, t + 1)
-    line |= {"privacy": budget} if budget is not None else {}
-    folder.append_metrics(line)
-    checkpoint.save(folder.checkpoints, state, config.fingerprint())
-    clock.append(time.perf_counter())
-    folder.append_timing(t, validator.site_seconds, clock)
-    observer.on_round_done(line, clock[-1] - clock[0])
-    return state
+        if val is not None:
+            record = replace(record, val_f1=score_model(self.runner, state.weights, val).f1)
+        return record
 
 
-def _evaluates(config: Config, round: int) -> bool:
-    return round % config.federation.eval_every == 0 or round >= config.train.rounds - 5
+def _budget(config: Config, rounds: int) -> PrivacyBudget | None:
+    epsilon = spent_epsilon(config, rounds)
+    if epsilon is None or config.privacy is None:
+        return None
+    return PrivacyBudget(epsilon, config.privacy.delta)
 
 
-def evaluate_global(runner: SiteRunner, state: ServerState, samples: Samples) -> dict[str, Any]:
-    """Scores of the aggregated model, in percent, and the confusion matrix (rows: true class)."""
-    load_weights(runner.model, state.weights)
-    seen = evaluate(runner.model, samples, runner.device)
-    matrix = confusion(samples.labels, seen.predicted, samples.num_classes)
-    found = scores(matrix)
-    return {
-        "f1": found.f1, "recall": found.recall, "precision": found.precision,
-        "loss": float(np.mean(seen.losses)), "confusion": matrix.tolist(),
-    }  # fmt: skip
+def _is_tested(config: Config, round_index: int) -> bool:
+    is_final = round_index >= config.train.rounds - FINAL_ROUNDS
+    return is_final or round_index % config.federation.eval_every == 0
+
+
+@dataclass
+class UpdateValidator:
+    """Between the engine and the method: checks every update and counts what the log needs."""
+
+    method: Method
+    payload: Payload
+    experiment: Experiment
+    trainable: tuple[str, ...]
+    observer: RunObserver
+    sites: dict[str, SiteRecord] = field(default_factory=dict)
+    refusals: dict[str, str] = field(default_factory=dict)  # site -> reason
+    drift: list[float] = field(default_factory=list)  # change of the weights at each site
+    bytes_up: int = 0
+    site_seconds: dict[str, float] = field(default_factory=dict)
+
+    def accept(self, replies: Iterator[Reply]) -> Iterator[Update]:
+        """The usable updates, one by one. A site whose update is not usable is left out."""
+        for reply in replies:
+            self.observer.on_site_done(self.payload.round, reply)
+            self.site_seconds[reply.site] = reply.seconds
+            try:
+                update = self._check(reply)
+            except UpdateError as error:
+                self.refusals[reply.site] = error.message
+                self.observer.on_message(
+                    f"round {self.payload.round + 1}: {reply.site} is left out: {error.message}"
+                )
+                continue
+            self.bytes_up += num_bytes(update.weights) + num_bytes(update.extras)
+            self.drift.append(stability(self.payload.weights, update.weights, self.trainable))
+            values = {**_loggable_extras(update), **reply.simulation_metrics}
+            self.sites[update.site] = SiteRecord(update.num_samples, values)
+            yield update
+
+    def _check(self, reply: Reply) -> Update:
+        update = reply.update
+        if update is None:
+            raise UpdateError(
+                "update.no-reply", reply.error or "no reply", fix="see the site's log"
+            )
+        if update.site != reply.site:
+            raise UpdateError(
+                "update.wrong-site",
+                f"the update is signed {update.site!r}",
+                fix="let every site answer only for itself",
+            )
+        check_update(update, self.payload.weights, self.method.uploads, self.experiment.dims)
+        return update
+
+    def check_quorum(self) -> None:
+        """Stop the run if too few sites sent a usable update."""
+        names = self.experiment.names
+        quorum = quorum_of(self.experiment.config, len(names))
+        if len(self.sites) >= quorum:
+            return
+        site, reason = next(iter(self.refusals.items()), ("no site", "no reply"))
+        raise QuorumError(
+            "round.quorum-not-reached",
+            f"round {self.payload.round + 1}: {len(self.sites)} of {len(names)} sites sent a usable"
+            f" update, but {quorum} are needed; first: {site}: {reason}",
+            fix="fix the sites listed above, then run `fedgsca resume`; finished rounds are kept",
+        )
+
+
+def quorum_of(config: Config, sites: int) -> int:
+    """How many usable updates a round needs."""
+    return max(1, math.ceil(config.federation.quorum * sites))
+
+
+def _loggable_extras(update: Update) -> dict[str, SiteValue]:
+    """Small extras as plain numbers and lists; a value that is not finite becomes None."""
+    values: dict[str, SiteValue] = {}
+    for name, array in update.extras.items():
+        if np.size(array) <= LOG_LIMIT:
+            plain = np.asarray(array).astype(object)
+            plain[np.asarray(~np.isfinite(array))] = None
+            values[name] = plain.tolist()
+    return values

@@ -1,4 +1,7 @@
-"""What a simulation can say about a site's round because it knows the truth. Never part of an update."""
+"""Quality of a site's decisions, measured in a simulation, which knows the true labels.
+
+Never part of an update.
+"""
 
 from __future__ import annotations
 
@@ -10,46 +13,47 @@ import numpy as np
 
 from fedgsca.metrics import auroc, detection
 
-KINDS = ("noisy_", "pseudo_", "label_accuracy_")  # how the names of these numbers begin
+PREFIXES = ("noisy_", "pseudo_", "label_accuracy_")  # of the names of these numbers
 
 
-def observe(
+def measure_decisions(
     notes: Mapping[str, np.ndarray], truth: np.ndarray | None, given: np.ndarray
 ) -> dict[str, float | None]:
-    """Selector and pseudo-label quality from the method's notes. Names a method may leave:
+    """Selector and pseudo-label quality from the notes that a method leaves; empty without truth.
 
-    losses (n,), clean (n,) bool, clean_probability (n,), pseudo_rows (m,), pseudo_labels (m,), corrected (n,) labels
+    Names of notes: losses (n,), clean (n,) bool, clean_probability (n,), pseudo_rows (m,),
+    pseudo_labels (m,), corrected (n,) labels. `truth` and `given` are labels (n,).
     """
     if truth is None:
         return {}
-    wrong = given != truth
-    seen: dict[str, float | None] = {}
+    is_wrong = given != truth
+    metrics: dict[str, float | None] = {}
     if "clean" in notes:
-        seen |= {
-            f"noisy_{name}": value
-            for name, value in detection(~notes["clean"], wrong).items()
-            if name != "rate"
-        }
+        for name, value in detection(~notes["clean"], is_wrong).items():
+            if name != "rate":
+                metrics[f"noisy_{name}"] = value
     if "clean_probability" in notes:
-        seen["noisy_auroc"] = auroc(-notes["clean_probability"], wrong)
+        metrics["noisy_auroc"] = auroc(-notes["clean_probability"], is_wrong)
     elif "losses" in notes:
-        seen["noisy_auroc"] = auroc(notes["losses"], wrong)
+        metrics["noisy_auroc"] = auroc(notes["losses"], is_wrong)
     rows = notes.get("pseudo_rows")
     if rows is not None:
-        seen["pseudo_count"] = float(len(rows))
-        seen["pseudo_accuracy"] = (
-            float(np.mean(notes["pseudo_labels"] == truth[rows])) if len(rows) else None
-        )
+        is_right = notes["pseudo_labels"] == truth[rows]
+        metrics["pseudo_count"] = float(len(rows))
+        metrics["pseudo_accuracy"] = float(np.mean(is_right)) if len(rows) else None
     if "corrected" in notes:
-        seen["label_accuracy_before"] = float(np.mean(given == truth))
-        seen["label_accuracy_after"] = float(np.mean(notes["corrected"] == truth))
-    return seen
+        metrics["label_accuracy_before"] = float(np.mean(given == truth))
+        metrics["label_accuracy_after"] = float(np.mean(notes["corrected"] == truth))
+    return metrics
 
 
-def believed(told: Mapping[str, Any]) -> dict[str, float | None]:
-    """What a site of a rehearsal says that it saw. It goes into the log beside checked numbers, so nothing else may be in it."""
-    for name, value in told.items():
-        number = value is None or (isinstance(value, (int, float)) and math.isfinite(value))
-        if not name.startswith(KINDS) or not number:
-            raise ValueError(f"{name} is not a number that is observed")
-    return dict(told)
+def check_metrics(metrics: Mapping[str, Any]) -> dict[str, float | None]:
+    """The metrics that a site of a rehearsal reports; ValueError for anything else.
+
+    They go into the log beside checked numbers.
+    """
+    for name, value in metrics.items():
+        is_number = isinstance(value, (int, float)) and math.isfinite(value)
+        if not name.startswith(PREFIXES) or not (value is None or is_number):
+            raise ValueError(f"{name} is not a simulation metric")
+    return dict(metrics)

@@ -1,83 +1,102 @@
-"""Scores of the global model where the coordinator has no test images: each site counts on its own held-out images.
+"""Scores of the global model, at the coordinator or, if it has no test images, at the sites.
 
-What a site sends is one confusion matrix and one mean loss, both declared here. The matrices are added up, so a large test set
-weighs more, and the scores are those of the sum. A cell of a matrix is a number of images: a class with a single test image at a site
-tells whether the model recognises that image.
+A site sends one confusion matrix and one mean loss of its own test images, both declared here. The
+matrices are added up, so that a large test set weighs more, and the scores are those of the sum. An
+entry of a matrix is a number of images: a class with a single test image at a site reveals whether
+the model recognises that image.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Protocol, runtime_checkable
+from dataclasses import dataclass
 
 import numpy as np
 
-from fedgsca.engine.local import Reply, SiteRunner
+from fedgsca.engine.base import Reply
+from fedgsca.engine.local import SiteRunner
 from fedgsca.errors import UpdateError
+from fedgsca.experiment.records import Matrix
 from fedgsca.metrics import confusion, scores
-from fedgsca.site import load_weights
+from fedgsca.site import Samples, load_weights
 from fedgsca.train import evaluate
-from fedgsca.wire import Extra, Payload, Update, check_extras
+from fedgsca.wire import Arrays, Extra, Payload, Update, check_extras
 
-DECLARED = {
+TEST_UPLOADS = {
     "confusion": Extra(
         ("C", "C"),
-        "how many of the site's own test images of each class the global model takes for which class",
+        "how many of the site's own test images of each class the global model takes for"
+        " which class",
     ),
     "test_loss": Extra((), "mean loss of the global model on these images"),
 }
 
 
-@runtime_checkable
-class SiteEvaluator(Protocol):
-    """An engine that can have the model tested at the sites."""
+@dataclass(frozen=True)
+class ModelScores:
+    """Scores in percent, the mean loss, and the confusion matrix (rows: true class)."""
 
-    def judge(self, payload: Payload) -> Iterator[Reply]: ...
+    f1: float
+    recall: float
+    precision: float
+    loss: float
+    confusion: Matrix
+    test_counts: Mapping[str, int] | None = None  # site -> test images, where the sites tested
 
 
-def judge(runner: SiteRunner, name: str, payload: Payload) -> Update:
-    """At a site: the counts on its own test images; all zero where it has none."""
+def scores_of(
+    matrix: np.ndarray, loss: float, test_counts: Mapping[str, int] | None = None
+) -> ModelScores:
+    """Scores of a confusion matrix (C, C)."""
+    rates = scores(matrix)
+    rows = tuple(tuple(row) for row in matrix.tolist())
+    return ModelScores(rates.f1, rates.recall, rates.precision, loss, rows, test_counts)
+
+
+def score_model(runner: SiteRunner, weights: Arrays, samples: Samples) -> ModelScores:
+    """Test a model on samples of this machine."""
+    load_weights(runner.model, weights)
+    evaluation = evaluate(runner.model, samples, runner.device)
+    matrix = confusion(samples.labels, evaluation.predictions, samples.num_classes)
+    return scores_of(matrix, float(np.mean(evaluation.losses)))
+
+
+def count_at_site(runner: SiteRunner, name: str, payload: Payload) -> Update:
+    """At a site: the counts on its own test images; all zero if it has none."""
     test, classes = runner.experiment.test, runner.experiment.table.num_classes
     if test is None:
-        return Update(
-            name,
-            0,
-            {},
-            {"confusion": np.zeros((classes, classes), np.int64), "test_loss": np.array(0.0)},
-        )
+        counts = np.zeros((classes, classes), np.int64)
+        return Update(name, 0, {}, {"confusion": counts, "test_loss": np.array(0.0)})
     load_weights(runner.model, payload.weights)
-    seen = evaluate(runner.model, test, runner.device)
-    matrix = confusion(test.labels, seen.predicted, classes)
-    return Update(
-        name,
-        len(test),
-        {},
-        {"confusion": matrix, "test_loss": np.array(float(np.mean(seen.losses)))},
-    )
+    evaluation = evaluate(runner.model, test, runner.device)
+    counts = confusion(test.labels, evaluation.predictions, classes)
+    loss = np.array(float(np.mean(evaluation.losses)))
+    return Update(name, len(test), {}, {"confusion": counts, "test_loss": loss})
 
 
-def pooled(
-    replies: Iterator[Reply], dims: Mapping[str, int], said: Callable[[str], None]
-) -> dict[str, Any]:
-    """At the coordinator: scores of the sum of all usable matrices, or nothing if there is no test image anywhere."""
-    total, loss, tested = np.zeros((dims["C"], dims["C"]), np.int64), 0.0, dict[str, int]()
+def pool_scores(
+    replies: Iterator[Reply], dims: Mapping[str, int], on_message: Callable[[str], None]
+) -> ModelScores | None:
+    """At the coordinator: scores of the sum of all usable matrices; None without test images."""
+    total = np.zeros((dims["C"], dims["C"]), np.int64)
+    loss_sum = 0.0
+    test_counts: dict[str, int] = {}
     for reply in replies:
         try:
-            if reply.update is None:
-                raise UpdateError(
-                    "todo.site-evaluation-1", reply.error or "no reply", fix="see the site's log"
-                )
-            check_extras(f"test result of {reply.site}", reply.update.extras, DECLARED, dims)
+            update = _check_counts(reply, dims)
         except UpdateError as error:
-            said(f"{reply.site} did not test the model: {error.message}")
+            on_message(f"{reply.site} did not test the model: {error.message}")
             continue
-        total += np.asarray(reply.update.extras["confusion"]).astype(np.int64)
-        loss += float(reply.update.extras["test_loss"]) * reply.update.num_samples
-        tested[reply.site] = reply.update.num_samples
+        total += np.asarray(update.extras["confusion"]).astype(np.int64)
+        loss_sum += float(update.extras["test_loss"]) * update.num_samples
+        test_counts[reply.site] = update.num_samples
     if not total.any():
-        return {}
-    found = scores(total)
-    return {
-        "f1": found.f1, "recall": found.recall, "precision": found.precision, "loss": loss / max(1, sum(tested.values())),
-        "confusion": total.tolist(), "tested": tested,
-    }  # fmt: skip
+        return None
+    return scores_of(total, loss_sum / max(1, sum(test_counts.values())), test_counts)
+
+
+def _check_counts(reply: Reply, dims: Mapping[str, int]) -> Update:
+    if reply.update is None:
+        raise UpdateError("update.no-reply", reply.error or "no reply", fix="see the site's log")
+    check_extras(f"test result of {reply.site}", reply.update.extras, TEST_UPLOADS, dims)
+    return reply.update

@@ -1,11 +1,12 @@
-"""What a site does with a message of the coordinator, whatever carried it.
+"""A site's answer to a message of the coordinator, whatever transport carried it.
 
-Every message carries the terms: package version, configuration, class list, and the digest of a frozen backbone. A site that cannot
-keep them answers with a reason instead of an update. A reason that crosses says what kind of trouble it is and no more: names of
-files and patients stay in the site's own log.
+Every message carries the terms: package version, configuration, class list, and the digest of a
+frozen backbone. A site that cannot accept them answers with a reason instead of an update. Such a
+reason only names the kind of problem: names of files and patients stay in the site's own log.
 
-A message may come twice, and each may find a fresh process: all that a site keeps is on its disk, under the fingerprint of the
-experiment, and a round that is repeated reads the memory from before that round (store.py).
+A message may arrive twice, and every message may be handled by a new process. So everything that a
+site keeps is on its disk, under the fingerprint of the experiment, and a repeated round reads the
+memory from before that round (site_store.py).
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import json
 import logging
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -23,7 +25,8 @@ from pydantic import Field, ValidationError
 
 from fedgsca import __version__
 from fedgsca.config import SITES_SOURCE, Config, Section, build, describe, read_toml
-from fedgsca.engine.local import Reply, SiteRunner
+from fedgsca.engine.base import Reply
+from fedgsca.engine.local import SiteRunner
 from fedgsca.errors import (
     ClassListError,
     ConfigError,
@@ -33,15 +36,17 @@ from fedgsca.errors import (
     UpdateError,
     WeightsError,
 )
-from fedgsca.experiment.simulation import Experiment, prepare, weights_path
+from fedgsca.experiment.simulation import Experiment, prepare
+from fedgsca.experiment.weights_file import weights_path
 from fedgsca.methods.base import make_method
-from fedgsca.privacy.reply_cache import once
+from fedgsca.privacy.reply_cache import answer_once
+from fedgsca.support.digests import sha256_file
 from fedgsca.support.files import write_atomic
 from fedgsca.wire import Payload, Update, check_extras
 
 log = logging.getLogger(__name__)
-Kind = Literal["hello", "train", "judge"]
-_WORDS: Mapping[type[BaseException], str] = {
+MessageKind = Literal["hello", "train", "judge"]  # "judge": test the model; a word of the wire
+_PUBLIC_REASONS: Mapping[type[BaseException], str] = {
     DataError: "its images or labels cannot be used",
     ConfigError: "the configuration cannot be used there",
     WeightsError: "its weights file does not fit",
@@ -52,13 +57,13 @@ _WORDS: Mapping[type[BaseException], str] = {
 
 
 class SiteSettings(Section):
-    """site.toml: what a hospital decides about itself. It never leaves the hospital, but for the name."""
+    """site.toml: a hospital's own decisions. Only the name leaves the hospital."""
 
     name: str = Field(min_length=1)
     state: str = Field(description="folder for the site's private memory")
     data: str | None = Field(
         default=None,
-        description="its own images; none: a rehearsal with its part of the shared source",
+        description="its own images; without them, a rehearsal with its part of the shared source",
     )
     labels: str | None = Field(
         default=None, description="csv (file,label) that replaces the given training labels"
@@ -68,23 +73,25 @@ class SiteSettings(Section):
     )
     fingerprint: str | None = Field(
         default=None,
-        description="the only experiment that it takes part in; none: any it is asked for",
+        description="the only experiment in which it takes part; without it, any experiment",
     )
 
 
 def read_settings(path: Path) -> SiteSettings:
+    """Read and check site.toml."""
     try:
         return SiteSettings.model_validate(read_toml(path))
     except ValidationError as error:
+        problems = "\n  ".join(describe(error, SiteSettings))
         raise ConfigError(
-            "todo.site-node-1",
-            f"{path}:\n  " + "\n  ".join(describe(error, SiteSettings)),
+            "site.invalid-settings",
+            f"{path} has problems:\n  {problems}",
             fix="correct the keys above",
         ) from None
 
 
 def state_folder(settings: SiteSettings, fingerprint: str) -> Path:
-    """Where a site keeps what belongs to one experiment."""
+    """The folder of a site for one experiment."""
     return Path(settings.state).expanduser() / fingerprint[:16]
 
 
@@ -92,7 +99,7 @@ def state_folder(settings: SiteSettings, fingerprint: str) -> Path:
 
 
 def terms_of(experiment: Experiment) -> dict[str, Any]:
-    """What coordinator and site must agree on; goes with every message."""
+    """What coordinator and site must agree on; part of every message."""
     config = experiment.config
     backbone = file_digest(weights_path(config)) if config.model.frozen else ""
     return {
@@ -105,172 +112,216 @@ def terms_of(experiment: Experiment) -> dict[str, Any]:
 
 
 def list_digest(names: Sequence[str]) -> str:
+    """sha256 of a list of names in their order."""
     return hashlib.sha256(json.dumps(list(names)).encode()).hexdigest()
 
 
 def file_digest(path: Path | None) -> str:
-    return (
-        hashlib.sha256(path.read_bytes()).hexdigest() if path is not None and path.is_file() else ""
-    )
+    """sha256 of a file; empty if there is none."""
+    if path is None or not path.is_file():
+        return ""
+    return sha256_file(path)
 
 
-def _agree(terms: Mapping[str, Any], settings: SiteSettings) -> Config:
-    """The configuration, if this site can and may run it. The version comes first: another one may not even read the rest."""
+def _accept_terms(terms: Mapping[str, Any], settings: SiteSettings) -> Config:
+    """The configuration, if this site can and may run it.
+
+    The version comes first: another version may not even understand the other terms.
+    """
     if terms.get("version") != __version__:
         raise UpdateError(
-            "todo.site-node-2",
-            f"it has fedgsca {__version__}, the coordinator {terms.get('version')}",
-            fix="install the coordinator's version",
+            "site.other-version",
+            f"it has fedgsca {__version__}, the coordinator has {terms.get('version')}",
+            fix="install the coordinator's version at the site",
         )
     config = build(terms["config"])
     if config.fingerprint() != terms["fingerprint"]:
         raise UpdateError(
-            "todo.site-node-3",
+            "site.other-configuration",
             "it reads another experiment out of the configuration",
             fix="install the same versions everywhere",
         )
     if settings.fingerprint not in (None, terms["fingerprint"]):
         raise UpdateError(
-            "todo.site-node-4",
+            "site.other-experiment",
             "it has agreed to another experiment than this one",
-            fix="agree on one configuration; see site.toml",
+            fix="agree on one configuration, then set its fingerprint in site.toml",
         )
     return config
 
 
-def _open(
-    config: Config, terms: Mapping[str, Any], settings: SiteSettings, folder: Path, alone: bool
-) -> SiteRunner:
-    from fedgsca.experiment.deployment import prepare_site
+# ---- the site's data ----
 
-    own = config.data.source == SITES_SOURCE
-    if own:  # the weights travel with the payload; only a frozen backbone is needed here, from the site's own disk
-        wanted = settings.weights or config.model.weights if config.model.frozen else None
-        config = config.model_copy(
-            update={"model": config.model.model_copy(update={"weights": wanted})}
-        )
+
+@dataclass(frozen=True)
+class SitePlace:
+    """Who answers, and where it keeps its files.
+
+    `is_hospital`: no other site is in this process, and the folder is the site's own.
+    """
+
+    settings: SiteSettings
+    folder: Path
+    is_hospital: bool = True
+
+
+def _open_runner(config: Config, terms: Mapping[str, Any], place: SitePlace) -> SiteRunner:
+    settings = place.settings
+    has_own_images = config.data.source == SITES_SOURCE
+    if has_own_images:
+        config = _with_own_weights(config, settings)
     if config.model.frozen and file_digest(weights_path(config)) != terms["backbone"]:
         raise UpdateError(
-            "todo.site-node-5",
+            "site.other-backbone",
             "its frozen backbone is not the coordinator's",
-            fix="copy the coordinator's weights file",
+            fix="copy the coordinator's weights file to the site",
         )
-    if own:
-        if settings.data is None:
-            raise ConfigError(
-                "todo.site-node-6", "the site has no data", fix="set data in site.toml"
-            )
-        experiment = prepare_site(
-            config, settings.name, settings.data, Path(settings.labels) if settings.labels else None
-        )
+    if has_own_images:
+        experiment = _own_experiment(config, settings)
     else:
-        experiment = prepare(config, only=settings.name if alone else None)
+        experiment = prepare(config, only=settings.name if place.is_hospital else None)
     if list_digest(experiment.table.classes) != terms["classes"]:
         raise ClassListError(
-            "todo.site-node-7",
-            "the site has another class list",
-            fix="use the same data source everywhere",
+            "site.other-classes",
+            "the class list of the site is not that of the consortium",
+            fix="use the same data source, or the same data.classes, everywhere",
         )
-    if alone:
-        _same_data(folder / "signature", experiment.signature())
-    return SiteRunner(
-        experiment,
-        make_method(config.method, config.options, config.train.rounds),
-        folder,
-        alone=alone,
-    )
+    if place.is_hospital:
+        _check_same_data(place.folder / "signature", experiment.signature())
+    method = make_method(config.method, config.options, config.train.rounds)
+    return SiteRunner(experiment, method, place.folder, is_hospital=place.is_hospital)
 
 
-def _same_data(path: Path, signature: str) -> None:
-    """A site goes on only with the images and labels with which it joined."""
+def _with_own_weights(config: Config, settings: SiteSettings) -> Config:
+    """Weights arrive in the payload; only a frozen backbone is read from the site's own disk."""
+    weights = None
+    if config.model.frozen:
+        weights = settings.weights or config.model.weights
+    model = config.model.model_copy(update={"weights": weights})
+    return config.model_copy(update={"model": model})
+
+
+def _own_experiment(config: Config, settings: SiteSettings) -> Experiment:
+    from fedgsca.experiment.deployment import prepare_site
+
+    if settings.data is None:
+        raise ConfigError(
+            "site.no-data", "the settings of the site name no data", fix="set data in site.toml"
+        )
+    labels = Path(settings.labels) if settings.labels else None
+    return prepare_site(config, settings.name, settings.data, labels)
+
+
+def _check_same_data(path: Path, signature: str) -> None:
+    """A site continues only with the images and labels with which it joined."""
     if not path.exists():
         write_atomic(path, signature.encode())
     elif path.read_text() != signature:
         raise UpdateError(
-            "todo.site-node-8",
+            "site.data-changed",
             "its images or labels have changed since the run began",
             fix="restore them, or start a new run with another seed",
         )
 
 
 @functools.lru_cache(maxsize=1)
-def _bench(terms: str, settings: SiteSettings, folder: Path, alone: bool) -> SiteRunner:
-    """Kept for the life of the process, which over Flower is one message and in a simulation the whole run."""
-    known = json.loads(terms)
-    return _open(_agree(known, settings), known, settings, folder, alone)
+def _cached_runner(terms_text: str, place: SitePlace) -> SiteRunner:
+    """Kept while the process lives: over Flower for one message, in a simulation for the run."""
+    terms = json.loads(terms_text)
+    return _open_runner(_accept_terms(terms, place.settings), terms, place)
 
 
 # ---- answers ----
 
 
 def answer(
-    kind: Kind,
-    terms: Mapping[str, Any],
-    payload: Payload,
-    settings: SiteSettings,
-    folder: Path,
-    *,
-    alone: bool = True,
+    kind: MessageKind, terms: Mapping[str, Any], payload: Payload, place: SitePlace
 ) -> Reply:
-    """One message's work. A hospital's errors become reasons. `alone`: no other site in this process, which is a hospital's."""
-    started = time.perf_counter()
+    """A site's reply to one message. At a hospital, errors become reasons."""
+    name = place.settings.name
+    start = time.perf_counter()
     try:
-        shared = settings if alone else settings.model_copy(update={"name": "all"})
-        runner = _bench(json.dumps(terms, sort_keys=True), shared, folder, alone)
-        reply = _do(kind, runner, settings.name, payload)
+        runner = _cached_runner(json.dumps(terms, sort_keys=True), _shared_place(place))
+        return _reply_to(kind, runner, name, payload)
     except Exception as error:
-        if not (alone or isinstance(error, UpdateError)):
+        if not (place.is_hospital or isinstance(error, UpdateError)):
             raise  # a simulation does not hide bugs
         log.error("%s of round %d failed", kind, payload.round + 1, exc_info=error)
-        return Reply(
-            settings.name, None, public_reason(error), seconds=time.perf_counter() - started
-        )
-    return reply
+        return Reply(name, None, public_reason(error), seconds=time.perf_counter() - start)
 
 
-def _do(kind: Kind, runner: SiteRunner, name: str, payload: Payload) -> Reply:
-    if name not in runner.experiment.names or name not in runner.experiment.sites:
+def _shared_place(place: SitePlace) -> SitePlace:
+    """The same for all sites that share this process, so that they share one runner."""
+    if place.is_hospital:
+        return place
+    settings = place.settings.model_copy(update={"name": "all"})
+    return SitePlace(settings, place.folder, is_hospital=False)
+
+
+def _reply_to(kind: MessageKind, runner: SiteRunner, name: str, payload: Payload) -> Reply:
+    experiment = runner.experiment
+    if name not in experiment.names or name not in experiment.sites:
         raise UpdateError(
-            "todo.site-node-9",
+            "site.unknown-name",
             f"{name} is not one of the experiment's sites",
             fix="correct name in site.toml",
         )
     if kind == "hello":
-        return Reply(name, Update(name, len(runner.experiment.sites[name]), {}))
-    config = runner.experiment.config
-    privacy = config.privacy
+        return Reply(name, Update(name, len(experiment.sites[name]), {}))
     if kind == "judge":
-        if privacy is not None and privacy.noise > 0:
-            raise UpdateError(
-                "todo.site-node-10",
-                "it tells no exact counts of its test images under privacy",
-                fix="set federation.test",
-            )
-        from fedgsca.engine.site_evaluation import DECLARED, judge
+        return _test_reply(runner, name, payload)
+    return _train_reply(runner, name, payload)
 
-        update = judge(runner, name, payload)
-        check_extras("test result", update.extras, DECLARED, runner.experiment.dims)
-        return Reply(name, update)
-    once_only = runner.alone and privacy is not None
-    run_round = functools.partial(runner.run_round, name, payload)
-    reply = (
-        once(runner.folder / "answers" / name, payload, config.train.rounds, run_round)
-        if once_only
-        else run_round()
-    )
-    if reply.update is not None:  # the hospital's own check: what is not declared does not leave
+
+def _test_reply(runner: SiteRunner, name: str, payload: Payload) -> Reply:
+    from fedgsca.engine.site_evaluation import TEST_UPLOADS, count_at_site
+
+    privacy = runner.experiment.config.privacy
+    if privacy is not None and privacy.noise > 0:
+        raise UpdateError(
+            "privacy.no-test-counts",
+            "it does not send exact counts of its test images under privacy",
+            fix="set federation.test, so that the coordinator tests the model",
+        )
+    update = count_at_site(runner, name, payload)
+    check_extras("test result", update.extras, TEST_UPLOADS, runner.experiment.dims)
+    return Reply(name, update)
+
+
+def _train_reply(runner: SiteRunner, name: str, payload: Payload) -> Reply:
+    config = runner.experiment.config
+    if runner.is_hospital and config.privacy is not None:
+        reply = _private_reply(runner, name, payload)
+    else:
+        reply = runner.run_round(name, payload)
+    if reply.update is not None:  # the hospital's own check: only what is declared leaves
         check_extras("update", reply.update.extras, runner.method.uploads, runner.experiment.dims)
     return reply
 
 
+def _private_reply(runner: SiteRunner, name: str, payload: Payload) -> Reply:
+    """Under privacy a round is answered once; a repeated request gets the stored update."""
+    replies: list[Reply] = []
+
+    def train() -> Update | None:
+        replies.append(runner.run_round(name, payload))
+        return replies[0].update
+
+    folder = runner.folder / "answers" / name
+    update = answer_once(folder, payload, runner.experiment.config.train.rounds, train)
+    if replies:
+        return replies[0]
+    assert update is not None  # without training it was read from the disk
+    return Reply(update.site, update)
+
+
 def public_reason(error: Exception) -> str:
     """What the coordinator may know about a failure."""
-    if isinstance(error, UpdateError):  # speaks of versions, names and declared numbers only
+    if isinstance(error, UpdateError):  # it only speaks of versions, names and declared numbers
         return error.message
     if isinstance(error, ClassListError):
         return "its class list is not that of the consortium"
-    words = next(
-        (text for kind, text in _WORDS.items() if isinstance(error, kind)),
-        f"it failed with {type(error).__name__}",
-    )
-    return f"{words}; its own log says more"
+    for error_class, reason in _PUBLIC_REASONS.items():
+        if isinstance(error, error_class):
+            return f"{reason}; its own log says more"
+    return f"it failed with {type(error).__name__}; its own log says more"

@@ -1,1 +1,1 @@
-"""From a configuration to sites with data, and the run folder that an experiment leaves on disk."""
+"""From a configuration to sites with data, and the run folder with its records."""

@@ -203,7 +203,7 @@ class PreviousRun(Record):
 
 
 @dataclass(frozen=True)
-class RealisedNoise(Record):
+class RealisedSiteNoise(Record):
     """What the injected noise did to a site's labels."""
 
     samples: int
@@ -219,7 +219,7 @@ class SiteSetup(Record):
     given_per_class: tuple[int, ...] | None = None
     noise: str | None = None  # nominal, such as S40
     # only where noise was injected
-    realised_noise: RealisedNoise | None = field(default=None, metadata=stored_as("realised"))
+    realised_noise: RealisedSiteNoise | None = field(default=None, metadata=stored_as("realised"))
 
 
 @dataclass(frozen=True)
@@ -246,10 +246,10 @@ class LabelPair(Record):
 class LabelReview(Record):
     """What the log beside a corrected labels file says about the review."""
 
-    counts: Mapping[str, int] | None = None
-    reviewers: tuple[str, ...] | None = None
-    pairs: tuple[LabelPair, ...] | None = None
-    previous_run: PreviousRun | None = field(default=None, metadata=stored_as("before"))
+    counts: Mapping[str, int]
+    reviewers: tuple[str, ...]
+    pairs: tuple[LabelPair, ...]
+    previous_run: PreviousRun | None = field(metadata=stored_as("before"))
 
 
 @dataclass(frozen=True)

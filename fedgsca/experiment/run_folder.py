@@ -1,15 +1,17 @@
-"""A run's folder: what is in it, who owns it, and how it is written so that nothing is ever half there.
+"""A run's folder: its files, its owner, and writing so that nothing is ever half there.
 
-config.toml        the experiment, every default filled in
-setup.json         classes, sites, sizes, realised noise, fingerprints of data and configuration, warnings
+config.toml        the experiment, with every default filled in
+setup.json         classes, sites, sizes, realised noise, fingerprints, warnings (Setup)
 noise/<site>.csv   simulations: file, true and given label
 metrics.jsonl      one line per round; the same bytes whenever the same experiment is run
 timing.jsonl       seconds per phase and site; differs from run to run
 checkpoint/        the last two rounds
 store/<site>/      each site's private memory
-evidence/<site>/   what each site has seen of its own labels; audit/<site>/ what was made of it
+evidence/<site>/   each site's evidence about its own labels; audit/<site>/ the audit
 losses/<site>.npz  simulations: per-sample losses of the newest selection, for the report
-model.safetensors, result.json, report.html
+model.safetensors, result.json (RunResult), report.html
+
+The JSON files are described by the records in records.py.
 """
 
 from __future__ import annotations
@@ -20,10 +22,7 @@ import fcntl
 import io
 import json
 import os
-import platform
-import resource
-from collections.abc import Mapping, Sequence
-from itertools import pairwise
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -34,36 +33,77 @@ from fedgsca import __version__
 from fedgsca.config import Config, build, differences, read_toml, to_toml
 from fedgsca.data.label_changes import labels_in_use
 from fedgsca.errors import RunFolderError
-from fedgsca.experiment.simulation import Experiment, weights_digest
-from fedgsca.methods.base import ServerState
-from fedgsca.metrics import headline, per_class
+from fedgsca.experiment.records import (
+    DataSetup,
+    LabelsInUse,
+    RealisedSiteNoise,
+    RoundRecord,
+    RunResult,
+    Setup,
+    SiteSetup,
+    TimingRecord,
+)
+from fedgsca.experiment.result_summary import summarise_run
+from fedgsca.experiment.simulation import Experiment
+from fedgsca.experiment.weights_file import weights_digest
+from fedgsca.methods.base import Method, ServerState
 from fedgsca.noise import realised
-from fedgsca.support.files import abandoned, no_room, remove_quietly, write_atomic
+from fedgsca.support.files import is_abandoned, is_disk_full, remove_quietly, write_atomic
 from fedgsca.wire import save_tensors
+
+_SHOWN_CHANGES = 6  # differences between two experiments that an error lists
 
 
 def dumps(value: object) -> bytes:
+    """JSON as it is written to a run folder: sorted keys, one item per line."""
     return json.dumps(value, sort_keys=True, indent=1).encode() + b"\n"
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """Whole JSON lines; a last line cut short by a crash is dropped."""
+    """Complete JSON lines of a file; a last line that a crash cut short is dropped."""
     if not path.exists():
         return []
     rows = []
     for line in path.read_bytes().split(b"\n"):
-        with contextlib.suppress(
-            ValueError
-        ):  # also a tail of zeros, which a power cut leaves and which is no text at all
+        # a power cut can also leave a tail of zeros, which is not even text
+        with contextlib.suppress(ValueError):
             rows.append(json.loads(line))
     return rows
 
 
+def read_rounds(folder: Path) -> list[RoundRecord]:
+    """The records of metrics.jsonl; lines that are not records of a round are left out."""
+    lines = read_lines(folder / "metrics.jsonl")
+    return [RoundRecord.from_json(line) for line in lines if _has_round(line)]
+
+
+def read_timing(folder: Path) -> list[TimingRecord]:
+    """The records of timing.jsonl; lines that are not records of a round are left out."""
+    lines = read_lines(folder / "timing.jsonl")
+    return [TimingRecord.from_json(line) for line in lines if _has_round(line)]
+
+
+def _has_round(line: object) -> bool:
+    return isinstance(line, Mapping) and isinstance(line.get("round"), int)
+
+
+def read_config(path: Path) -> Config:
+    """The configuration of an existing run folder."""
+    if not (path / "config.toml").exists():
+        raise RunFolderError(
+            "run.not-a-run-folder",
+            f"{path} is not a run folder: it has no config.toml",
+            fix="give the folder that `fedgsca run --out` made",
+        )
+    return build(read_toml(path / "config.toml"))
+
+
 class RunFolder:
-    """Opened for one experiment by one process at a time."""
+    """A run folder, opened for one experiment by one process at a time."""
 
     def __init__(self, path: Path, config: Config) -> None:
-        self.path, self.config = path, config
+        self.path = path
+        self.config = config
         self.checkpoints = path / "checkpoint"
         self._lock: int | None = None
 
@@ -72,229 +112,230 @@ class RunFolder:
             self.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise RunFolderError(
-                "todo.run-folder-1",
-                f"cannot make the run folder {self.path}: {error.strerror}",
+                "run.cannot-create-folder",
+                f"the run folder {self.path} cannot be created: {error.strerror}",
                 fix="choose another --out",
             ) from None
         self._check_owner()
-        try:
-            self._lock = os.open(self.path / ".lock", os.O_CREAT | os.O_RDWR)
-        except OSError as error:
-            raise RunFolderError(
-                "todo.run-folder-2",
-                f"cannot write to {self.path}: {error.strerror}",
-                fix="free some space there, or choose another --out",
-            ) from None
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            os.close(self._lock)
-            raise RunFolderError(
-                "todo.run-folder-3",
-                f"another process is running in {self.path}",
-                fix="wait for it, stop it, or choose another --out",
-            ) from None
+        self._lock = self._take_lock()
         for path in self.path.rglob("*.tmp"):  # half-written files of a run that was killed
-            if abandoned(path):
+            if is_abandoned(path):
                 remove_quietly(path)
         return self
 
+    def _take_lock(self) -> int:
+        try:
+            handle = os.open(self.path / ".lock", os.O_CREAT | os.O_RDWR)
+        except OSError as error:
+            raise RunFolderError(
+                "run.cannot-write-folder",
+                f"the run folder {self.path} cannot be written: {error.strerror}",
+                fix="free some space there, or choose another --out",
+            ) from None
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(handle)
+            raise RunFolderError(
+                "run.folder-in-use",
+                f"another process is running in {self.path}",
+                fix="wait for it, stop it, or choose another --out",
+            ) from None
+        return handle
+
     def __exit__(
         self,
-        kind: type[BaseException] | None,
+        error_class: type[BaseException] | None,
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if self._lock is not None:
-            if not (self.path / "config.toml").exists():  # nothing was begun: leave nothing behind
-                with contextlib.suppress(OSError):
-                    (self.path / ".lock").unlink()
-                    self.path.rmdir()
-            os.close(self._lock)
+        if self._lock is None:
+            return
+        if not (self.path / "config.toml").exists():  # nothing has begun: leave nothing behind
+            with contextlib.suppress(OSError):
+                (self.path / ".lock").unlink()
+                self.path.rmdir()
+        os.close(self._lock)
 
     def _check_owner(self) -> None:
         """A folder belongs to the experiment in its config.toml, and to no other."""
         if not (self.path / "config.toml").exists():
-            if any(
-                entry.name != ".lock" and entry.suffix != ".tmp" for entry in self.path.iterdir()
-            ):
+            if any(_is_foreign(entry) for entry in self.path.iterdir()):
                 raise RunFolderError(
-                    "todo.run-folder-4",
+                    "run.folder-not-empty",
                     f"{self.path} is not empty and not a run folder",
                     fix="choose a new folder with --out",
                 )
             return
-        other = read_config(self.path)
-        changed = differences(self.config, other)
-        if changed:
-            rows = [f"{key}: {theirs!r} there, {mine!r} here" for key, mine, theirs in changed[:6]]
+        changes = differences(self.config, read_config(self.path))
+        if changes:
+            lines = [
+                f"{key}: {their_value!r} there, {our_value!r} here"
+                for key, our_value, their_value in changes[:_SHOWN_CHANGES]
+            ]
+            if len(changes) > _SHOWN_CHANGES:
+                lines.append("...")
+            change_text = "\n  ".join(lines)
             raise RunFolderError(
-                "todo.run-folder-5",
-                f"{self.path} belongs to another experiment:\n  "
-                + "\n  ".join(rows)
-                + ("\n  ..." if len(changed) > 6 else ""),
+                "run.other-experiment",
+                f"{self.path} belongs to another experiment:\n  {change_text}",
                 fix="choose another --out, or continue that experiment with `fedgsca resume`",
             )
 
-    def result(self) -> dict[str, Any] | None:
-        return self._json("result.json")
+    def result(self) -> RunResult | None:
+        """The result of a finished run; None if it is not finished."""
+        tree = self._read_json("result.json")
+        return None if tree is None else RunResult.from_json(tree)
 
-    def _json(self, name: str) -> dict[str, Any] | None:
+    def _read_json(self, name: str) -> dict[str, Any] | None:
         path = self.path / name
+        if not path.exists():
+            return None
         try:
-            return dict(json.loads(path.read_bytes())) if path.exists() else None
+            return dict(json.loads(path.read_bytes()))
         except (OSError, ValueError) as error:
             raise RunFolderError(
-                "todo.run-folder-6",
+                "run.damaged-file",
                 f"{path} is damaged: {error}",
-                fix="restore it from a backup, or start anew with another --out",
+                fix="restore it from a backup, or start again with another --out",
             ) from None
 
+    # ---- at the start ----
+
     def write_setup(self, experiment: Experiment) -> None:
-        """Only an experiment whose data, labels and weights could be read takes possession of the folder: config.toml first."""
+        """config.toml, setup.json and noise/<site>.csv.
+
+        Only an experiment whose data, labels and weights could be read takes possession of the
+        folder: config.toml comes first.
+        """
         if not (self.path / "config.toml").exists():
             write_atomic(self.path / "config.toml", to_toml(self.config).encode())
-        table = experiment.table
         signature = experiment.signature()
         self._check_data(signature)
-        sites: dict[str, dict[str, Any]] = {
-            name: {} for name in experiment.names
-        }  # what is elsewhere stays unknown here
-        for name, samples in experiment.sites.items():
-            rows, truth = experiment.rows[name], experiment.truth.get(name)
-            counts = np.bincount(samples.labels, minlength=table.num_classes).tolist()
-            sites[name] = {
-                "num_samples": len(samples),
-                "given_per_class": counts,
-                "noise": str(experiment.noise[name]),
-            }
-            if truth is not None:
-                sites[name]["realised"] = realised(truth, samples.labels, table.num_classes)
-                text = io.StringIO()
-                writer = csv.writer(text, lineterminator="\n")
-                writer.writerow(["file", "true", "given"])
-                for row, true, given in zip(rows, truth, samples.labels, strict=True):
-                    writer.writerow([table.ids[row], table.classes[true], table.classes[given]])
-                write_atomic(self.path / "noise" / f"{name}.csv", text.getvalue().encode())
-        setup: dict[str, Any] = {
-            "data": {
-                "name": table.name, "fingerprint": table.fingerprint, "classes": list(table.classes),
-                "shape": list(table.images.shape), "white": table.white,
-            },
-            "test": len(experiment.test) if experiment.test is not None else 0, "sites": sites, "warnings": list(experiment.warnings),
-            "fingerprint": self.config.fingerprint(), "signature": signature, "weights": weights_digest(self.config), "version": __version__,
-        }  # fmt: skip
-        labels = labels_in_use(self.config.data.labels or self.config.noise.given, table)
-        if labels is not None:
-            setup["labels"] = labels
-        write_atomic(self.path / "setup.json", dumps(setup))
+        for name in experiment.truth.keys() & experiment.sites.keys():
+            write_atomic(self.path / "noise" / f"{name}.csv", _noise_csv(experiment, name))
+        setup = self._make_setup(experiment, signature)
+        write_atomic(self.path / "setup.json", dumps(setup.to_json()))
 
     def _check_data(self, signature: str) -> None:
-        """A run goes on only with the very images, sites, labels and weights it began with."""
-        known = self._json("setup.json")
-        if known is not None and known.get("signature") != signature:
+        """A run continues only with the images, sites, labels and weights it began with."""
+        setup = self._read_json("setup.json")
+        if setup is not None and setup.get("signature") != signature:
             raise RunFolderError(
-                "todo.run-folder-7",
-                f"the data of {self.path} has changed since the run began (images, labels, sites or the weights file)",
-                fix="restore them as they were, or start a new run with another --out",
+                "run.data-changed",
+                f"the data of {self.path} has changed since the run began (images, labels, sites or"
+                " the weights file)",
+                fix="restore it as it was, or start a new run with another --out",
             )
 
+    def _make_setup(self, experiment: Experiment, signature: str) -> Setup:
+        table = experiment.table
+        labels = labels_in_use(self.config.data.labels or self.config.noise.given, table)
+        return Setup(
+            data=DataSetup(
+                name=table.name,
+                fingerprint=table.fingerprint,
+                classes=tuple(table.classes),
+                shape=tuple(table.images.shape),
+                white=table.white,
+            ),
+            test=0 if experiment.test is None else len(experiment.test),
+            sites={name: _site_setup(experiment, name) for name in experiment.names},
+            warnings=experiment.warnings,
+            fingerprint=self.config.fingerprint(),
+            signature=signature,
+            weights=weights_digest(self.config),
+            version=__version__,
+            labels=None if labels is None else LabelsInUse.from_json(labels),
+        )
+
+    # ---- round by round ----
+
     def cut_metrics(self, rounds: int) -> None:
-        """Forget lines of rounds that no checkpoint covers: they will be run again."""
+        """Remove lines of rounds that no checkpoint covers: they will be run again."""
         for name in ("metrics.jsonl", "timing.jsonl"):
             path = self.path / name
-            kept = [line for line in read_lines(path) if line["round"] < rounds]
             if path.exists():
-                write_atomic(
-                    path,
-                    b"".join(json.dumps(line, sort_keys=True).encode() + b"\n" for line in kept),
-                )
+                lines = [line for line in read_lines(path) if line["round"] < rounds]
+                write_atomic(path, b"".join(_json_line(line) for line in lines))
 
-    def _append(self, name: str, line: Mapping[str, Any]) -> None:
+    def append_metrics(self, record: RoundRecord) -> None:
+        """Add a line to metrics.jsonl."""
+        self._append("metrics.jsonl", record.to_json())
+
+    def append_timing(self, record: TimingRecord) -> None:
+        """Add a line to timing.jsonl."""
+        self._append("timing.jsonl", record.to_json())
+
+    def _append(self, name: str, tree: Mapping[str, Any]) -> None:
         try:
             with open(self.path / name, "ab") as handle:
-                handle.write(json.dumps(line, sort_keys=True).encode() + b"\n")
+                handle.write(_json_line(tree))
                 handle.flush()
                 os.fsync(handle.fileno())
         except OSError as error:
-            where = "no space left" if no_room(error) else str(error.strerror)
+            reason = "no space is left" if is_disk_full(error) else str(error.strerror)
             raise RunFolderError(
-                "todo.run-folder-8",
-                f"cannot write {self.path / name}: {where}; all rounds up to the last checkpoint are safe",
-                fix=f"free some space under {self.path}, then `fedgsca resume {self.path}`",
+                "run.cannot-append",
+                f"{self.path / name} cannot be written: {reason}; all rounds up to the last"
+                " checkpoint are safe",
+                fix=f"free some space under {self.path}, then run `fedgsca resume {self.path}`",
             ) from error
 
-    def append_metrics(self, line: Mapping[str, Any]) -> None:
-        self._append("metrics.jsonl", line)
+    # ---- at the end ----
 
-    def note_startup(self, seconds: float) -> None:
-        self.startup = seconds
+    def finish(self, state: ServerState, experiment: Experiment, method: Method) -> RunResult:
+        """model.safetensors and result.json.
 
-    def append_timing(self, round: int, sites: Mapping[str, float], clock: Sequence[float]) -> None:
-        exchange, evaluation, saving = (b - a for a, b in pairwise(clock))
-        self._append(
-            "timing.jsonl",
-            {
-                "round": round,
-                "sites": dict(sites),
-                "exchange": exchange,
-                "evaluate": evaluation,
-                "save": saving,
-            },
-        )
-
-    def finish(self, state: ServerState, experiment: Experiment) -> dict[str, Any]:
-        """model.safetensors and result.json, the latter last: its presence means that the run is complete."""
-        meta = {
+        The result is written last: its presence means that the run is complete.
+        """
+        metadata = {
             "classes": json.dumps(experiment.table.classes),
             "model": self.config.model.name,
             "config": to_toml(self.config),
         }
-        write_atomic(self.path / "model.safetensors", save_tensors(state.weights, meta))
-        result = summarise(self.path, self.config, experiment)
-        write_atomic(self.path / "result.json", dumps(result))
+        write_atomic(self.path / "model.safetensors", save_tensors(state.weights, metadata))
+        result = summarise_run(
+            read_rounds(self.path), read_timing(self.path), experiment, method.logged
+        )
+        write_atomic(self.path / "result.json", dumps(result.to_json()))
         return result
 
 
-def summarise(path: Path, config: Config, experiment: Experiment) -> dict[str, Any]:
-    lines = [line for line in read_lines(path / "metrics.jsonl") if "f1" in line]
-    timing = read_lines(path / "timing.jsonl")
-    if not lines:
-        raise RunFolderError(
-            "todo.run-folder-9",
-            "the model is trained, but nobody tested it: neither the coordinator nor any site has test images",
-            fix="give some site a test split, or the coordinator a source with federation.test; the last checkpoint has the model",
-        )
-    best = max(lines, key=lambda line: float(line["f1"]))
-    rounds = [t["exchange"] + t["evaluate"] + t["save"] for t in timing]
-    table = experiment.table
-    return {
-        **{name: headline([line[name] for line in lines]) for name in ("f1", "recall", "precision")},
-        "best": {"round": best["round"], "f1": best["f1"]},
-        "last": {name: lines[-1][name] for name in ("round", "f1", "recall", "precision", "confusion")},
-        "per_class": dict(zip(table.classes, per_class(np.array(lines[-1]["confusion"])), strict=True)),
-        "method": config.method, "noise": config.noise.spec, "seed": config.seed, "data": table.name, "rounds": config.train.rounds,
-        "seconds": {
-            "total": float(sum(rounds)), "per_round": float(np.median(rounds)), "exchange": float(np.median([t["exchange"] for t in timing])),
-            "evaluate": float(np.median([t["evaluate"] for t in timing])), "save": float(np.median([t["save"] for t in timing])),
-        },
-        "peak_memory_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
-        "bytes_per_round": {"up": lines[-1]["bytes_up"], "down": lines[-1]["bytes_down"]},
-        "guard_events": sum(int(site.get("guard") or 0) for line in read_lines(path / "metrics.jsonl") for site in line["sites"].values()),
-        "realised_noise": {name: float(np.mean(experiment.truth[name] != samples.labels)) if name in experiment.truth else None
-                           for name, samples in experiment.sites.items()},
-        **({"privacy": lines[-1]["privacy"]} if "privacy" in lines[-1] else {}),
-        "fingerprint": config.fingerprint(), "data_fingerprint": table.fingerprint, "version": __version__,
-        "machine": f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}",
-    }  # fmt: skip
+def _is_foreign(entry: Path) -> bool:
+    """Whether a file in a folder without config.toml is not one of ours."""
+    return entry.name != ".lock" and entry.suffix != ".tmp"
 
 
-def read_config(path: Path) -> Config:
-    """The configuration of an existing run folder."""
-    if not (path / "config.toml").exists():
-        raise RunFolderError(
-            "todo.run-folder-10",
-            f"{path} is not a run folder: it has no config.toml",
-            fix="give the folder that `fedgsca run --out` made",
-        )
-    return build(read_toml(path / "config.toml"))
+def _json_line(tree: Mapping[str, Any]) -> bytes:
+    return json.dumps(tree, sort_keys=True).encode() + b"\n"
+
+
+def _site_setup(experiment: Experiment, name: str) -> SiteSetup:
+    """Sizes and noise of a site; empty if its data is on another machine."""
+    samples = experiment.sites.get(name)
+    if samples is None:
+        return SiteSetup()
+    num_classes = experiment.table.num_classes
+    truth = experiment.truth.get(name)
+    realised_noise = None
+    if truth is not None:
+        counts = realised(truth, samples.labels, num_classes)
+        realised_noise = RealisedSiteNoise.from_json(counts)
+    return SiteSetup(
+        num_samples=len(samples),
+        given_per_class=tuple(np.bincount(samples.labels, minlength=num_classes).tolist()),
+        noise=str(experiment.noise[name]),
+        realised_noise=realised_noise,
+    )
+
+
+def _noise_csv(experiment: Experiment, name: str) -> bytes:
+    table, samples = experiment.table, experiment.sites[name]
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(["file", "true", "given"])
+    labels = zip(experiment.rows[name], experiment.truth[name], samples.labels, strict=True)
+    for row, true, given in labels:
+        writer.writerow([table.ids[row], table.classes[true], table.classes[given]])
+    return text.getvalue().encode()

@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from fedgsca.config import Config, differences
-from fedgsca.engine.rounds import RunObserver, SilentObserver, run
+from fedgsca.engine.base import RunObserver, SilentObserver
+from fedgsca.engine.rounds import run
 from fedgsca.errors import ConfigError, FedgscaError, RunFolderError
 from fedgsca.experiment.records import RunResult
 from fedgsca.experiment.run_folder import read_config
@@ -184,6 +185,7 @@ def run_cells(
         try:
             run_observer = observer.observe(cell)
             result = run(cell.config, folder_of(cell, out), jobs=jobs, observer=run_observer)
+            assert result is not None  # only a run that is told to stop early has no result
         except Exception as error:  # also our own bugs: hours of other runs must not be lost
             failures[cell.name] = _reason(error)
             observer.on_run_failed(cell, error)

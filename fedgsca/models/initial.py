@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def build_model(experiment: Experiment, head: str) -> Classifier:
-    from fedgsca.experiment.simulation import weights_path
+    from fedgsca.experiment.weights_file import weights_path
     from fedgsca.models.weights import load_backbone
 
     config = experiment.config

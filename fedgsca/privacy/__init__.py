@@ -1,1 +1,1 @@
-"""Clipping and noise on what leaves a site, the privacy accountant, and the cache that answers a repeated request."""
+"""Clipping and noise on what leaves a site, the privacy accountant, and the cache of updates."""

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from fedgsca.config import Config
 from fedgsca.errors import ConfigError, MissingExtraError
 from fedgsca.methods.base import load_methods
-from fedgsca.privacy.mechanism import multiplier
+from fedgsca.privacy.mechanism import noise_multiplier
 from fedgsca.wire import Extra
 
 # Renyi orders: fine where large budgets have their optimum, far out for small ones
@@ -21,49 +21,52 @@ ORDERS = (
 
 
 def epsilon(noise: float, uploads: Mapping[str, Extra], rounds: int, delta: float) -> float:
-    """Upper bound for a site that took part in so many rounds; every round counts in full, since no site is left out at random."""
+    """Upper bound for a site that took part in so many rounds.
+
+    Every round counts in full, since no site is left out at random.
+    """
     try:
         from opacus.accountants import RDPAccountant
-    except ImportError as missing:
+    except ImportError as error:
         raise MissingExtraError(
-            "todo.accountant-1",
+            "extra.privacy-missing",
             "the privacy accountant is not installed",
             fix="pip install 'fedgsca[privacy]'",
-        ) from missing
+        ) from error
     accountant = RDPAccountant()
-    accountant.history = [(multiplier(noise, uploads), 1.0, rounds)]
-    with (
-        warnings.catch_warnings()
-    ):  # it advises other orders where the best is the first or the last of ours; the bound holds
+    accountant.history = [(noise_multiplier(noise, uploads), 1.0, rounds)]
+    # it recommends other orders if the best is the first or the last of ours; the bound holds
+    with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return float(accountant.get_epsilon(delta=delta, alphas=ORDERS))
 
 
 def noise_for(target: float, uploads: Mapping[str, Extra], rounds: int, delta: float) -> float:
-    """The smallest noise, to three digits upwards, that keeps to this epsilon."""
+    """The smallest noise, rounded up to three digits, that stays within this epsilon."""
     low, high = 1e-3, 1e6
     if epsilon(high, uploads, rounds, delta) > target:
         raise ConfigError(
-            "todo.accountant-2",
+            "privacy.unreachable-epsilon",
             f"no noise reaches epsilon {target:g} at delta {delta:g}",
-            fix="take a larger epsilon or delta",
+            fix="choose a larger epsilon or delta",
         )
     while high / low > 1.001:
         middle = math.sqrt(low * high)
-        low, high = (
-            (middle, high) if epsilon(middle, uploads, rounds, delta) > target else (low, middle)
-        )
+        if epsilon(middle, uploads, rounds, delta) > target:
+            low = middle
+        else:
+            high = middle
     step = 10.0 ** (math.floor(math.log10(high)) - 2)
     return float(f"{math.ceil(high / step) * step:.3g}")
 
 
-def spent(config: Config, rounds: int) -> dict[str, float] | None:
-    """For the log of a round; None where nothing is promised: no privacy, or clipping without noise."""
+def spent_epsilon(config: Config, rounds: int) -> float | None:
+    """Epsilon after so many rounds, at the delta of the configuration; None without a promise.
+
+    Nothing is promised without `privacy`, and by clipping without noise.
+    """
     privacy = config.privacy
     if privacy is None or privacy.noise == 0:
         return None
     uploads = load_methods()[config.method].uploads
-    return {
-        "epsilon": epsilon(privacy.noise, uploads, rounds, privacy.delta),
-        "delta": privacy.delta,
-    }
+    return epsilon(privacy.noise, uploads, rounds, privacy.delta)

@@ -1,0 +1,148 @@
+"""The contract of the engine: how a payload reaches the sites, and who watches a run.
+
+An engine moves messages. It knows neither methods nor metrics: the round loop (rounds.py) hands it
+a payload and receives one reply per site, in the order of the sites' names. A site's work is
+`SiteRunner.run_round` (local.py), whichever engine calls it, so the result of an experiment does
+not depend on the engine.
+
+A new engine is one file: a class with `exchange` and `close`, and a function decorated with
+`@register_engine`, which the command line offers as a value of `--engine`. Built-in ones are in
+fedgsca/engine/kinds/; other packages use the entry point group `fedgsca.engine.kinds`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol, TypeVar, runtime_checkable
+
+from fedgsca.errors import ConfigError
+from fedgsca.support.registry import Registry
+from fedgsca.support.text import did_you_mean
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from fedgsca.config import Config
+    from fedgsca.experiment.records import RoundRecord, RunResult
+    from fedgsca.experiment.simulation import Experiment
+    from fedgsca.wire import Payload, Update
+
+
+@dataclass(frozen=True)
+class Reply:
+    """A site's answer to a payload: an update, or the reason why there is none."""
+
+    site: str
+    update: Update | None
+    error: str | None = None
+    # simulations only: the quality of the site's decisions, measured against the true labels
+    simulation_metrics: Mapping[str, float | None] = field(default_factory=dict)
+    seconds: float = 0.0
+
+
+class Engine(Protocol):
+    """Delivers a payload to every site and returns the replies."""
+
+    def exchange(self, payload: Payload) -> Iterator[Reply]:
+        """One reply per site, in the order of the sites' names.
+
+        Lazy is welcome: the round loop takes the replies one by one and keeps none of them.
+        """
+        ...
+
+    def close(self) -> None:
+        """Release processes and connections. Called once, also after an error."""
+        ...
+
+
+@runtime_checkable
+class SiteEvaluator(Protocol):
+    """An engine that can also have the global model tested at the sites."""
+
+    def evaluate_at_sites(self, payload: Payload) -> Iterator[Reply]:
+        """One reply per site with the extras that site_evaluation.py declares."""
+        ...
+
+
+class RunObserver(Protocol):
+    """Is told what happens during a run, and shows it to a person."""
+
+    def on_start(self, experiment: Experiment, first_round: int) -> None:
+        """The data is ready; rounds before `first_round` were run earlier."""
+        ...
+
+    def on_site_done(self, round_index: int, reply: Reply) -> None:
+        """A site has answered, or will not."""
+        ...
+
+    def on_round_done(self, record: RoundRecord, seconds: float) -> None:
+        """A round is finished and saved."""
+        ...
+
+    def on_message(self, message: str) -> None:
+        """Something that a person should know."""
+        ...
+
+
+class SilentObserver:
+    """An observer that shows nothing."""
+
+    def on_start(self, experiment: Experiment, first_round: int) -> None: ...
+    def on_site_done(self, round_index: int, reply: Reply) -> None: ...
+    def on_round_done(self, record: RoundRecord, seconds: float) -> None: ...
+    def on_message(self, message: str) -> None: ...
+
+
+# ---- the values of --engine ----
+
+
+class RunFunction(Protocol):
+    """Runs an experiment, or continues it, in the folder `out`.
+
+    `jobs` is how many sites may train at the same time on this machine.
+    """
+
+    def __call__(
+        self, config: Config, out: Path, *, jobs: int = 1, observer: RunObserver | None = None
+    ) -> RunResult | None: ...
+
+
+@dataclass(frozen=True)
+class EngineKind:
+    """A value of `--engine`."""
+
+    name: str
+    description: str
+    run: RunFunction
+
+
+ENGINES: Registry[EngineKind] = Registry("fedgsca.engine.kinds")
+F = TypeVar("F", bound=RunFunction)
+
+
+def register_engine(name: str, description: str) -> Callable[[F], F]:
+    """Decorator that offers a function as the engine `name`; `description` is a line of help."""
+
+    def register(function: F) -> F:
+        ENGINES.register(name, EngineKind(name, description, function))
+        return function
+
+    return register
+
+
+def load_engines() -> Mapping[str, EngineKind]:
+    """All engines by name: those of this package and those of plugins. Imports nothing heavy."""
+    return ENGINES.load()
+
+
+def find_engine(name: str) -> EngineKind:
+    """The engine with this name."""
+    engines = load_engines()
+    if name not in engines:
+        raise ConfigError(
+            "cli.unknown-engine",
+            f"unknown engine {name!r}",
+            fix=f"{did_you_mean(name, engines)}use one of: {', '.join(sorted(engines))}",
+        )
+    return engines[name]

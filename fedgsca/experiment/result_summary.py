@@ -1,0 +1,136 @@
+"""From the rounds of a finished run to its result."""
+
+from __future__ import annotations
+
+import os
+import platform
+import resource
+import sys
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from fedgsca import __version__
+from fedgsca.errors import RunFolderError
+from fedgsca.experiment.records import (
+    BestRound,
+    ClassScores,
+    LastRound,
+    RoundRecord,
+    RunResult,
+    Timing,
+    TimingRecord,
+    Traffic,
+)
+from fedgsca.experiment.simulation import Experiment
+from fedgsca.methods.base import Logged
+from fedgsca.metrics import headline, per_class
+
+
+def summarise_run(
+    rounds: Sequence[RoundRecord],
+    timing: Sequence[TimingRecord],
+    experiment: Experiment,
+    logged: Logged,
+) -> RunResult:
+    """The content of result.json. `logged` is the method's declaration of unusual events."""
+    config, table = experiment.config, experiment.table
+    scores = tested_rounds(rounds)
+    last = scores[-1]
+    best = max(scores, key=lambda score: score.f1)
+    last_record = next(record for record in rounds if record.round == last.round)
+    return RunResult(
+        f1=headline([score.f1 for score in scores]),
+        recall=headline([score.recall for score in scores]),
+        precision=headline([score.precision for score in scores]),
+        best=BestRound(best.round, best.f1),
+        last=last,
+        per_class=summarise_classes(table.classes, last),
+        method=config.method,
+        noise=config.noise.spec,
+        seed=config.seed,
+        data=table.name,
+        rounds=config.train.rounds,
+        seconds=summarise_timing(timing),
+        peak_memory_mb=peak_memory_mb(),
+        bytes_per_round=Traffic(up=last_record.bytes_up, down=last_record.bytes_down),
+        guard_events=count_events(rounds, logged),
+        realised_noise=realised_rates(experiment),
+        fingerprint=config.fingerprint(),
+        data_fingerprint=table.fingerprint,
+        version=__version__,
+        machine=describe_machine(),
+        privacy=last_record.privacy,
+    )
+
+
+def tested_rounds(rounds: Sequence[RoundRecord]) -> list[LastRound]:
+    """The scores of the rounds in which the model was tested, at least one."""
+    scores = []
+    for record in rounds:
+        if record.f1 is None or record.recall is None or record.precision is None:
+            continue
+        confusion = record.confusion or ()
+        scores.append(
+            LastRound(record.round, record.f1, record.recall, record.precision, confusion)
+        )
+    if not scores:
+        raise RunFolderError(
+            "run.never-tested",
+            "the model is trained, but it was never tested: neither the coordinator nor any site"
+            " has test images",
+            fix="give some site a test split, or set federation.test at the coordinator; the last"
+            " checkpoint contains the model",
+        )
+    return scores
+
+
+def summarise_classes(classes: Sequence[str], last: LastRound) -> dict[str, ClassScores]:
+    """Scores of every class in the last round."""
+    entries = per_class(np.array(last.confusion))
+    return {
+        name: ClassScores.from_json(entry) for name, entry in zip(classes, entries, strict=True)
+    }
+
+
+def summarise_timing(timing: Sequence[TimingRecord]) -> Timing:
+    """Total seconds, and the median round and its phases."""
+    totals = [record.total for record in timing]
+    return Timing(
+        total=float(sum(totals)),
+        per_round=float(np.median(totals)),
+        exchange=float(np.median([record.exchange for record in timing])),
+        evaluate=float(np.median([record.evaluate for record in timing])),
+        save=float(np.median([record.save for record in timing])),
+    )
+
+
+def count_events(rounds: Sequence[RoundRecord], logged: Logged) -> int:
+    """How often a site reported one of the method's unusual events, over all rounds."""
+    total = 0
+    for record in rounds:
+        for site in record.sites.values():
+            total += sum(int(site.number(name) or 0) for name in logged.events)
+    return total
+
+
+def realised_rates(experiment: Experiment) -> Mapping[str, float | None]:
+    """Share of wrong labels of every site on this machine; None where the truth is unknown."""
+    rates: dict[str, float | None] = {}
+    for name, samples in experiment.sites.items():
+        truth = experiment.truth.get(name)
+        rates[name] = None if truth is None else float(np.mean(truth != samples.labels))
+    return rates
+
+
+def peak_memory_mb() -> float:
+    """The largest amount of memory that this process has used."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    unit = 1024**2 if sys.platform == "darwin" else 1024  # bytes on macOS, kilobytes on Linux
+    return peak / unit
+
+
+def describe_machine() -> str:
+    """The machine of a run, for people who compare times."""
+    system = f"{platform.system()} {platform.machine()}"
+    return f"{system}, {os.cpu_count()} cores, Python {platform.python_version()}"
