@@ -32,7 +32,7 @@ def picture(path: Path, label: int, number: int, size: tuple[int, int] = (20, 20
 def kvasir(
     root: Path, per_class: int = 20, classes: Sequence[str] = tuple(IMAGES), videos: int = 5
 ) -> Path:
-    """`<Class>/<video>_<frame>.jpg`; the frames of every class come from the same videos in turn."""
+    """`<Class>/<video>_<frame>.jpg`; the frames of a class come from the same videos in turn."""
     for label, name in enumerate(classes):
         for i in range(per_class):
             picture(root / name / f"{i % videos:016x}_{100 * label + i}.jpg", label, i)
@@ -43,36 +43,38 @@ def kvasir(
 
 
 def fedgp(root: Path, folder: Path | None = None, noisy: str = "") -> Path:
-    """FedGP's csv files for this tree: of ten frames seven in training (clients in turn), one in valid, two in test."""
+    """FedGP's csv files: of ten frames 7 for training (clients in turn), 1 valid, 2 test.
+
+    `noisy` adds files with wrong labels.
+    """
     folder = folder or root
     folder.mkdir(exist_ok=True)
     lists: dict[str, list[list[str]]] = {"valid-shuffle.csv": [], "test-shuffle.csv": []}
     for label, name in enumerate(CLASSES):
         for i, path in enumerate(sorted((root / name).iterdir())):
-            train = f"train-4clients-{'ABCD'[i % 4]}-shuffle.csv"
-            file = (
-                train if i % 10 < 7 else "valid-shuffle.csv" if i % 10 == 7 else "test-shuffle.csv"
-            )
+            file = "test-shuffle.csv"
+            if i % 10 < 7:
+                file = f"train-4clients-{'ABCD'[i % 4]}-shuffle.csv"
+            elif i % 10 == 7:
+                file = "valid-shuffle.csv"
             lists.setdefault(file, []).append([f"{label}_{path.name}", name, str(label)])
     for file, rows in lists.items():
         write_csv(folder / file, ["imgname", "category", "clean_label"], rows)
         if noisy and file.startswith("train"):
-            wrong = [
-                [*row, str((int(row[2]) + (i % 5 == 0)) % 10), str(i % 5 == 0)]
-                for i, row in enumerate(rows)
-            ]
+            noisy_rows = []
+            for i, row in enumerate(rows):
+                is_wrong = i % 5 == 0
+                noisy_label = (int(row[2]) + is_wrong) % 10
+                noisy_rows.append([*row, str(noisy_label), str(is_wrong)])
             name = f"noisy-{file.removesuffix('.csv')}-{noisy}.csv"
-            write_csv(
-                folder / name,
-                ["imgname", "category", "clean_label", "noisy_label", "noisy_flag"],
-                wrong,
-            )
+            header = ["imgname", "category", "clean_label", "noisy_label", "noisy_flag"]
+            write_csv(folder / name, header, noisy_rows)
     return folder
 
 
 def official(root: Path) -> Path:
     """split_0.csv and split_1.csv with their own spellings, videos apart."""
-    spelt = dict(zip(OFFICIAL, OFFICIAL, strict=True)) | {
+    spelling = dict(zip(OFFICIAL, OFFICIAL, strict=True)) | {
         "Normal clean mucosa": "Normal",
         "Ileocecal valve": "Ileo-cecal valve",
         "Reduced mucosal view": "Reduced Mucosal View",
@@ -83,7 +85,7 @@ def official(root: Path) -> Path:
     folds: list[list[list[str]]] = [[], []]
     for name in OFFICIAL:
         for path in sorted((root / name).iterdir()):
-            folds[int(path.name[:16], 16) % 2].append([path.name, spelt[name]])
+            folds[int(path.name[:16], 16) % 2].append([path.name, spelling[name]])
     (root / "official_splits").mkdir(exist_ok=True)
     for number, rows in enumerate(folds):
         write_csv(root / "official_splits" / f"split_{number}.csv", ["filename", "label"], rows)
@@ -113,7 +115,7 @@ WORDS = (
 
 
 def patients(count: int, first: int = 0) -> list[list[object]]:
-    """Rows of the table: the left eye has the class, the right eye of every second patient is normal."""
+    """Rows of the table: the left eye has the class; every second patient's right eye is normal."""
     rows: list[list[object]] = []
     for i in range(first, first + count):
         c = i % 8
@@ -172,22 +174,25 @@ def odir_kaggle(root: Path, count: int = 48) -> Path:
 
 
 def chaoyang(
-    root: Path, train: int = 96, test: int = 32, voices: bool = True, bom: bool = False
+    root: Path, train: int = 96, test: int = 32, annotators: bool = True, bom: bool = False
 ) -> Path:
-    """Every fourth image has one pathologist of another opinion; with `voices` in a list of their own."""
+    """In every second block of four images one pathologist disagrees with the other two.
+
+    `annotators` writes a list with the labels of all three.
+    """
+    encoding = "utf-8-sig" if bom else "utf-8"
     for split, count, slides in (("train", train, 100), ("test", test, 200)):
-        entries, heard = [], []
+        entries: list[dict[str, object]] = []
+        votes: list[dict[str, object]] = []
         for i in range(count):
-            label, wrong = i % 4, (i + 1) % 4
+            label = i % 4
             name = f"{split}/{slides + i // 8}_4-IMG{i:03d}x014-{label}.JPG"
             picture(root / name, label, i)
             entries.append({"name": name, "label": label})
-            said = dict.fromkeys(("label_A", "label_B", "label_C"), label) | (
-                {"label_B": wrong} if i // 4 % 2 else {}
-            )
-            heard.append({**entries[-1], **said})
-        encoding = "utf-8-sig" if bom else "utf-8"
+            second_label = (i + 1) % 4 if i // 4 % 2 else label
+            labels = {"label_A": label, "label_B": second_label, "label_C": label}
+            votes.append({**entries[-1], **labels})
         (root / f"{split}.json").write_text(json.dumps(entries), encoding=encoding)
-        if voices and split == "train":
-            (root / "train_annotators.json").write_text(json.dumps(heard), encoding=encoding)
+        if annotators and split == "train":
+            (root / "train_annotators.json").write_text(json.dumps(votes), encoding=encoding)
     return root

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fedgsca.config import Config, flat
+from fedgsca.config import Config, flatten
 from fedgsca.grid.runner import GridCell
 from fedgsca.paper.experiments import DATASETS, REAL, GridColumn
 from fedgsca.paper.printed_numbers import printed
@@ -117,7 +117,7 @@ def _substitute_note(column: GridColumn, cells: Sequence[GridCell]) -> str:
 
 def _setting_notes(request: Request) -> list[str]:
     settings = []
-    for key, value in sorted(flat(request.tree).items()):
+    for key, value in sorted(flatten(request.tree).items()):
         if key != "model.weights":
             settings.append(f"{key} = {value}")
     return [f"Settings of this run: {', '.join(settings)}."] if settings else []

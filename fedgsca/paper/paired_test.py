@@ -8,7 +8,7 @@ p as a measure of how steady a difference is, not as proof; nothing is corrected
 comparisons in a table.
 
 scipy.stats.ttest_1samp computes the same, but scipy would become a dependency of every
-installation for one function of twelve lines. tests/unit/test_paired.py compares the two.
+installation for one function of twelve lines. tests/unit/test_paired_test.py compares the two.
 """
 
 from __future__ import annotations

@@ -194,7 +194,7 @@ def _drop_unrelated_rows(result: TableResult, groups: Sequence[ScoreGroup]) -> l
 
 
 def score_group(result: TableResult, column: str, metric_key: str) -> ScoreGroup:
-    """All rows under one column in one metric, with marks, ranks and the agreement of the orders."""
+    """All rows under one column in one metric, with marks, ranks and the agreement of orders."""
     metric = metric_of(metric_key)
     paper = [row.paper.get(column, {}).get(metric_key) for row in result.rows]
     ours = [row.ours.get(column, {}).get(metric_key) for row in result.rows]

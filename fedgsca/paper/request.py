@@ -2,8 +2,8 @@
 
 OUT/experiment.json    the request; `fedgsca resume OUT` reads it, and a second request for the same
                        experiment is merged into it
-OUT/cells/<cell>/      one run each: <row>-<data set>-<noise>-s<seed>; experiments that have the same
-                       run can share it (--merge)
+OUT/cells/<cell>/      one run each: <row>-<data set>-<noise>-s<seed>; experiments that have the
+                       same run can share it (--merge)
 """
 
 from __future__ import annotations

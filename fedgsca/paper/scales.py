@@ -1,7 +1,8 @@
 """How a grid is run: by the paper's own protocol, or by a small one that fits a laptop.
 
 paper   the paper's data, ResNet-50 with LVM-Med weights, 224 px, 100 rounds, 5 seeds
-mini    the same rows and columns on any data: a linear head on frozen features, fewer rounds, 3 seeds
+mini    the same rows and columns on any data: a linear head on frozen features, fewer rounds,
+        3 seeds
 """
 
 from __future__ import annotations

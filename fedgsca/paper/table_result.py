@@ -56,7 +56,7 @@ Matrix = Sequence[Sequence[float]]
 
 @dataclass(frozen=True)
 class TableSeries:
-    """What figures need beyond the scores, as [column][row]; empty before the first finished run."""
+    """What figures need beyond the scores, as [column][row]; empty before the first run."""
 
     # names of the classes; empty if the columns have different classes
     classes: tuple[str, ...] = ()

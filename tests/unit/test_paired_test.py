@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from scipy import stats
 
 from fedgsca.paper.paired_test import paired_p, t_test, two_sided
 from fedgsca.rng import stream
@@ -10,7 +11,6 @@ from fedgsca.rng import stream
 
 @pytest.mark.parametrize("n", [2, 3, 4, 5, 6, 7, 12, 31])
 def test_p_is_that_of_scipy(n: int) -> None:
-    stats = pytest.importorskip("scipy.stats")
     for trial in range(20):
         differences = stream(trial, "paired", n).normal(0.5, 1.0, n)
         assert t_test(differences.tolist()) == pytest.approx(
@@ -26,8 +26,8 @@ def test_two_sided_by_hand() -> None:
 
 
 def test_only_seeds_that_both_have_are_paired() -> None:
-    mine = {"0": 2.0, "1": 4.0, "2": 7.0, "9": 100.0}
-    assert paired_p(mine, {"0": 1.0, "1": 2.0, "2": 3.0, "8": 0.0}) == t_test([1.0, 2.0, 4.0])
+    values = {"0": 2.0, "1": 4.0, "2": 7.0, "9": 100.0}
+    assert paired_p(values, {"0": 1.0, "1": 2.0, "2": 3.0, "8": 0.0}) == t_test([1.0, 2.0, 4.0])
 
 
 @pytest.mark.parametrize("differences", [[], [3.0], [0.0, 0.0, 0.0], [0.1 + 0.2, 0.3, 0.3]])
