@@ -11,6 +11,7 @@ import logging
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -111,11 +112,12 @@ class SiteRunner:
         if not (config.federation.keep_losses and is_due and "losses" in site.notes):
             return
         names = self.method.logged.selection
-        arrays = {name: site.notes[name] for name in site.notes if name in names}
+        arrays: dict[str, Any] = {"round": np.array(round_index)}
+        arrays |= {name: array for name, array in site.notes.items() if name in names}
         if truth is not None:
             arrays["wrong"] = site.labels != truth
         content = io.BytesIO()
-        np.savez(content, round=np.array(round_index), **arrays)
+        np.savez(content, **arrays)
         write_atomic(self.folder / "losses" / f"{site.name}.npz", content.getvalue())
 
 

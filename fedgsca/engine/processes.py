@@ -154,8 +154,7 @@ def _answer(
             runner = open_runner(build(json.loads(tree)), Path(folder))
         reply = runner.run_round(site, payload)
     except FedgscaError as error:
-        head = {"crash": error.message, "code": error.code, "fix": error.fix}
-        return runner, {**head, "exit_code": error.exit_code}, b""
+        return runner, {"crash": error.message, **error.to_json()}, b""
     except Exception:
         return runner, {"crash": traceback.format_exc(limit=-3)}, b""
     metrics = dict(reply.simulation_metrics)

@@ -29,9 +29,9 @@ def measure_decisions(
     is_wrong = given != truth
     metrics: dict[str, float | None] = {}
     if "clean" in notes:
-        for name, value in detection(~notes["clean"], is_wrong).items():
-            if name != "rate":
-                metrics[f"noisy_{name}"] = value
+        quality = detection(~notes["clean"], is_wrong)
+        metrics["noisy_precision"] = quality["precision"]
+        metrics["noisy_recall"] = quality["recall"]
     if "clean_probability" in notes:
         metrics["noisy_auroc"] = auroc(-notes["clean_probability"], is_wrong)
     elif "losses" in notes:

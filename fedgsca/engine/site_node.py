@@ -24,7 +24,7 @@ from typing import Any, Literal
 from pydantic import Field, ValidationError
 
 from fedgsca import __version__
-from fedgsca.config import SITES_SOURCE, Config, Section, build, describe, read_toml
+from fedgsca.config import SITES_SOURCE, Config, Section, build, read_toml, validation_problems
 from fedgsca.engine.base import Reply
 from fedgsca.engine.local import SiteRunner
 from fedgsca.errors import (
@@ -82,11 +82,11 @@ def read_settings(path: Path) -> SiteSettings:
     try:
         return SiteSettings.model_validate(read_toml(path))
     except ValidationError as error:
-        problems = "\n  ".join(describe(error, SiteSettings))
         raise ConfigError(
             "site.invalid-settings",
-            f"{path} has problems:\n  {problems}",
+            f"{path} is not valid:",
             fix="correct the keys above",
+            problems=validation_problems(error, SiteSettings),
         ) from None
 
 

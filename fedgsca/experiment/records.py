@@ -130,7 +130,7 @@ class LastRound(Record):
 
 
 @dataclass(frozen=True)
-class ClassScores(Record):
+class ClassResult(Record):
     """One class in the last round; `support` is the number of its test images."""
 
     f1: float
@@ -167,7 +167,7 @@ class RunResult(Record):
     precision: float
     best: BestRound
     last: LastRound
-    per_class: Mapping[str, ClassScores]
+    per_class: Mapping[str, ClassResult]
     method: str
     noise: str
     seed: int
@@ -194,7 +194,7 @@ class PreviousRun(Record):
     f1: float
     recall: float
     precision: float
-    per_class: Mapping[str, ClassScores]
+    per_class: Mapping[str, ClassResult]
     wrong: float | None  # share of wrong labels, if it is known
     config: Mapping[str, Any]  # flat: section.key -> value
 

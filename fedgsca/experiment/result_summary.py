@@ -14,7 +14,7 @@ from fedgsca import __version__
 from fedgsca.errors import RunFolderError
 from fedgsca.experiment.records import (
     BestRound,
-    ClassScores,
+    ClassResult,
     LastRound,
     RoundRecord,
     RunResult,
@@ -85,11 +85,11 @@ def tested_rounds(rounds: Sequence[RoundRecord]) -> list[LastRound]:
     return scores
 
 
-def summarise_classes(classes: Sequence[str], last: LastRound) -> dict[str, ClassScores]:
+def summarise_classes(classes: Sequence[str], last: LastRound) -> dict[str, ClassResult]:
     """Scores of every class in the last round."""
     entries = per_class(np.array(last.confusion))
     return {
-        name: ClassScores.from_json(entry) for name, entry in zip(classes, entries, strict=True)
+        name: ClassResult.from_json(entry) for name, entry in zip(classes, entries, strict=True)
     }
 
 

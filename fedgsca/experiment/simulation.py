@@ -110,7 +110,7 @@ def _with_source_labels(table: ImageTable) -> ImageTable:
 
 
 def _division_warnings(
-    config: Config, table: ImageTable, rows: Mapping[str, np.ndarray], given: GivenLabels
+    config: Config, table: ImageTable, rows: dict[str, np.ndarray], given: GivenLabels
 ) -> tuple[str, ...]:
     data = config.data
     warnings = [*table.notes, *leakage_warnings(table), *partition_warnings(table, rows)]
