@@ -1,15 +1,17 @@
-"""Configuration: frozen data, read from TOML and --set, checked as a whole, written back with every default."""
+"""Configuration: frozen data, read from TOML and --set, checked as a whole, written completely."""
 
 from fedgsca.config.loading import (
+    Difference,
     build,
-    describe,
     differences,
-    flat,
+    flatten,
     load_config,
     merge,
+    nest,
     parse_set,
     read_toml,
     to_toml,
+    validation_problems,
 )
 from fedgsca.config.presets import PRESETS
 from fedgsca.config.schema import (
@@ -35,6 +37,7 @@ __all__ = [
     "AuditConfig",
     "Config",
     "DataConfig",
+    "Difference",
     "FederationConfig",
     "MethodSchema",
     "ModelConfig",
@@ -44,12 +47,13 @@ __all__ = [
     "TrainConfig",
     "Tree",
     "build",
-    "describe",
     "differences",
-    "flat",
+    "flatten",
     "load_config",
     "merge",
+    "nest",
     "parse_set",
     "read_toml",
     "to_toml",
+    "validation_problems",
 ]

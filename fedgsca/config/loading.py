@@ -1,239 +1,321 @@
-"""Reading a configuration: TOML, then --set, then flags; checked as a whole, all problems reported together."""
+"""Reading a configuration: TOML, then --set, then flags; all problems are reported together."""
 
 from __future__ import annotations
 
 import tomllib
 from collections.abc import Mapping, Sequence
-from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, NamedTuple, get_args
 
 from pydantic import BaseModel, ValidationError
 
-from fedgsca.config.presets import PRESETS, recommended
-from fedgsca.config.schema import METHODS, SITES_SOURCE, Config, Tree
-from fedgsca.errors import ConfigError
+from fedgsca.config.presets import PRESETS, recommend
+from fedgsca.config.schema import METHODS, SITES_SOURCE, Config, MethodSchema, Tree
+from fedgsca.errors import ConfigError, ConfigProblem
+from fedgsca.support.text import plural, suggest
 from fedgsca.wire import unprotected
+
+# how TOML spells None, which it does not have
+_NONE = "none"
+
+
+class Difference(NamedTuple):
+    """A key with different values in two configurations; None: it is not set."""
+
+    key: str
+    value: Any
+    other_value: Any
+
+
+# ---- trees: nested dictionaries, as TOML has them ----
 
 
 def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> Tree:
-    """Nested dictionaries, the second wins."""
+    """Nested dictionaries as one; where both have a value, `over` wins."""
     result = dict(base)
     for key, value in over.items():
-        old = result.get(key)
-        result[key] = (
-            merge(old, value) if isinstance(old, Mapping) and isinstance(value, Mapping) else value
-        )
+        below = result.get(key)
+        if isinstance(below, Mapping) and isinstance(value, Mapping):
+            result[key] = merge(below, value)
+        else:
+            result[key] = value
     return result
 
 
-def _read_none(tree: Mapping[str, Any], model: type[BaseModel]) -> Tree:
-    """The way back: "none" means None in fields that may be None, and stays a word in all others."""
+def nest(keys: Sequence[str], value: Any) -> Tree:
+    """["train", "lr"], 0.1 -> {"train": {"lr": 0.1}}."""
+    for key in reversed(keys):
+        value = {key: value}
+    return dict(value)
+
+
+def flatten(tree: Mapping[str, Any], prefix: str = "") -> Tree:
+    """Nested dictionaries as one, with dotted keys."""
     rows: Tree = {}
     for key, value in tree.items():
-        kind = model.model_fields[key].annotation if key in model.model_fields else None
-        if isinstance(value, Mapping) and isinstance(kind, type) and issubclass(kind, BaseModel):
-            rows[key] = _read_none(value, kind)
+        if isinstance(value, Mapping):
+            rows |= flatten(value, f"{prefix}{key}.")
         else:
-            rows[key] = None if value == "none" and type(None) in get_args(kind) else value
+            rows[prefix + key] = value
     return rows
 
 
-def _filled(options: BaseModel) -> Tree:
-    """Every option with its value; None only where the default is something else, so that it is not taken for the default."""
-    plain, rows = options.model_dump(mode="json"), {}
-    for name, info in type(options).model_fields.items():
-        value = getattr(options, name)
-        if isinstance(value, BaseModel):
-            rows[name] = _filled(value)
-        elif value is not None or info.default is not None:
-            rows[name] = plain[name]
-    return rows
+# ---- sources ----
 
 
 def parse_set(items: Sequence[str]) -> Tree:
-    """--set a.b=value, values in TOML syntax; a bare word is a string."""
+    """--set a.b=value, with values in TOML syntax; a bare word is a string."""
     tree: Tree = {}
     for item in items:
         key, sign, text = item.partition("=")
         if not sign or not key.strip():
             raise ConfigError(
-                "todo.loading-1",
-                f"--set {item!r} is not of the form section.key=value",
-                fix="for example --set train.lr=0.01",
+                "config.invalid-set",
+                f"--set {item!r} does not have the form section.key=value",
+                fix="write for example --set train.lr=0.01",
             )
         try:
             value: Any = tomllib.loads(f"v = {text}")["v"]
         except tomllib.TOMLDecodeError:
             value = text
-        for part in reversed(key.strip().split(".")):
-            value = {part: value}
-        tree = merge(tree, value)
+        tree = merge(tree, nest(key.strip().split("."), value))
     return tree
 
 
 def read_toml(path: Path) -> Tree:
+    """The contents of a TOML file."""
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ConfigError(
-            "todo.loading-2",
-            f"configuration file {path} does not exist",
+            "config.file-not-found",
+            f"the configuration file {path} does not exist",
             fix="check the path given to --config",
         ) from None
     except OSError as error:
         raise ConfigError(
-            "todo.loading-3",
-            f"configuration file {path} cannot be read: {error.strerror}",
+            "config.unreadable-file",
+            f"the configuration file {path} cannot be read: {error.strerror}",
             fix="give a readable TOML file",
         ) from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(
-            "todo.loading-4",
+            "config.invalid-toml",
             f"{path} is not valid TOML: {error}",
             fix="correct the line named above",
         ) from None
 
 
-def describe(error: ValidationError, model: type[BaseModel], prefix: str = "") -> list[str]:
-    """pydantic's findings in our words, unknown keys with the nearest valid name."""
-    lines = []
-    for item in error.errors():
-        path = [str(part) for part in item["loc"]]
-        name = ".".join(([prefix] if prefix else []) + path)
-        if item["type"] == "extra_forbidden":
-            valid = _fields(model, path[:-1])
-            near = get_close_matches(path[-1], valid, n=1, cutoff=0.4)
-            lines.append(
-                f"{name}: unknown key"
-                + (f"; did you mean {near[0]}?" if near else f"; valid keys: {', '.join(valid)}")
-            )
-        else:
-            lines.append(f"{name}: {item['msg']} (got {item['input']!r})")
-    return lines
-
-
-def _fields(model: type[BaseModel], path: Sequence[str]) -> list[str]:
-    for part in path:
-        kind = model.model_fields[part].annotation if part in model.model_fields else None
-        kind = next(
-            (arg for arg in get_args(kind) if arg is not type(None)), kind
-        )  # an optional section is one, too
-        if not (isinstance(kind, type) and issubclass(kind, BaseModel)):
-            return []
-        model = kind
-    return list(model.model_fields)
-
-
-def build(tree: Mapping[str, Any]) -> Config:
-    """Check a complete tree: every problem is collected, then reported together."""
-    methods = METHODS.load()
-    tree = dict(tree)
-    problems: list[str] = []
-    method = str(tree.get("method", "fedgsca")).lower()
-    preset = str(tree.get("preset", "default"))
-    if preset not in PRESETS:
-        problems.append(f"preset: {preset!r} is not known; choose one of: {', '.join(PRESETS)}")
-    sections = {
-        name: tree.pop(name) for name in list(tree) if name in methods
-    }  # those of other methods are allowed, and unused
-    for name in [name for name, section in sections.items() if not isinstance(section, Mapping)]:
-        problems.append(
-            f"{name}: is a section; set its keys, for example --set {name}.KEY=VALUE (got {sections.pop(name)!r})"
-        )
-    if tree.pop("options", None) is not None:
-        problems.append(
-            f"options: unknown key; a method's options stand under its name, for example {method}.KEY"
-        )
-    base = merge(recommended(tree), PRESETS.get(preset, {}))
-    options = merge(base.pop(method, {}), sections.get(method, {}))
-    base = {key: value for key, value in base.items() if key not in methods}
-    if method not in methods:
-        near = get_close_matches(method, list(methods), n=1, cutoff=0.4)
-        problems.append(
-            f"method: {method!r} is not known" + (f"; did you mean {near[0]}?" if near else "")
-        )
-    else:
-        kind = methods[method].Options
-        try:
-            options = _filled(kind.model_validate(_read_none(options, kind)))
-        except ValidationError as error:
-            problems += describe(error, kind, method)
-    try:
-        # json mode: TOML has no tuples, and a tree read back from config.toml must check like the first one
-        config = Config.model_validate(
-            {**_read_none(merge(base, tree), Config), "method": method, "options": options}
-        )
-        problems += _unprotectable(config)
-    except ValidationError as error:
-        problems += describe(error, Config)
-    if problems:
-        raise ConfigError(
-            "todo.loading-5",
-            f"{len(problems)} problem{'s' * (len(problems) > 1)} in the configuration:\n  "
-            + "\n  ".join(problems),
-            fix="correct the keys above; `fedgsca methods NAME` lists a method's options",
-        )
-    return config
-
-
-def _unprotectable(config: Config) -> list[str]:
-    """Why this experiment cannot run under `privacy`: it would protect the weights and leave other numbers bare."""
-    methods = METHODS.load()
-    if config.privacy is None:
-        return []
-    bare = unprotected(methods[config.method].uploads) if config.method in methods else []
-    found = (
-        [
-            f"privacy: {config.method} needs numbers of each site that cannot be protected: {', '.join(bare)}"
-        ]
-        if bare
-        else []
-    )
-    if (
-        config.privacy.noise > 0
-        and config.data.source == SITES_SOURCE
-        and config.federation.test is None
-    ):
-        found.append(
-            "privacy: federation.test is not set, and no site tells exact counts of its own test images"
-        )
-    return found
-
-
 def load_config(file: Path | None = None, sets: Sequence[str] = (), **overrides: Any) -> Config:
-    """File, then --set, then explicit flags (None = not given)."""
+    """A configuration from a file, then --set items, then explicit values.
+
+    Overrides are keys with double underscores, such as train__rounds=3; None means not given.
+    """
     tree = read_toml(file) if file else {}
     tree = merge(tree, parse_set(sets))
     for key, value in overrides.items():
         if value is not None:
-            for part in reversed(key.split("__")):
-                value = {part: value}
-            tree = merge(tree, value)
+            tree = merge(tree, nest(key.split("__"), value))
     return build(tree)
 
 
+# ---- checking ----
+
+
+def build(tree: Mapping[str, Any]) -> Config:
+    """Check a complete tree: every problem is collected, then all are reported together."""
+    methods = METHODS.load()
+    tree = dict(tree)
+    problems: list[ConfigProblem] = []
+    name = str(tree.get("method", "fedgsca")).lower()
+    preset = str(tree.get("preset", "default"))
+    if preset not in PRESETS:
+        choices = ", ".join(PRESETS)
+        message = f"preset: unknown preset {preset!r}; use one of: {choices}"
+        problems.append(ConfigProblem("config.unknown-preset", message))
+    sections, section_problems = _take_method_sections(tree, methods, name)
+    problems += section_problems
+    base = merge(recommend(tree), PRESETS.get(preset, {}))
+    options = merge(base.pop(name, {}), sections.get(name, {}))
+    base = {key: value for key, value in base.items() if key not in methods}
+    method = methods.get(name)
+    if method is None:
+        problems.append(_unknown_method(name, methods))
+    else:
+        try:
+            options = _fill_options(method.Options, options)
+        except ValidationError as error:
+            problems += validation_problems(error, method.Options, name)
+    settings = _restore_none(merge(base, tree), Config)
+    try:
+        config = Config.model_validate({**settings, "method": name, "options": options})
+        problems += _privacy_problems(config, method)
+    except ValidationError as error:
+        problems += validation_problems(error, Config)
+    if problems:
+        raise ConfigError(
+            "config.invalid",
+            f"{plural(len(problems), 'problem')} in the configuration:",
+            fix="correct the keys above; `fedgsca methods NAME` lists the options of a method",
+            problems=problems,
+        )
+    return config
+
+
+def _take_method_sections(
+    tree: Tree, methods: Mapping[str, type[MethodSchema]], method: str
+) -> tuple[Tree, list[ConfigProblem]]:
+    """Remove the sections of methods from the tree. Those of other methods are allowed, unused."""
+    sections = {name: tree.pop(name) for name in list(tree) if name in methods}
+    problems = []
+    for name, section in list(sections.items()):
+        if not isinstance(section, Mapping):
+            del sections[name]
+            message = (
+                f"{name}: this is a section (got {section!r}); "
+                f"set its keys, for example --set {name}.KEY=VALUE"
+            )
+            problems.append(ConfigProblem("config.not-a-section", message))
+    if tree.pop("options", None) is not None:
+        message = f"options: unknown key; write a method's options as {method}.KEY"
+        problems.append(ConfigProblem("config.unknown-key", message))
+    return sections, problems
+
+
+def _unknown_method(name: str, methods: Mapping[str, object]) -> ConfigProblem:
+    nearest = suggest(name, methods)
+    if nearest is None:
+        hint = f"available methods: {', '.join(sorted(methods))}"
+    else:
+        hint = f"did you mean {nearest}?"
+    return ConfigProblem("config.unknown-method", f"method: unknown method {name!r}; {hint}")
+
+
+def validation_problems(
+    error: ValidationError, model: type[BaseModel], prefix: str = ""
+) -> list[ConfigProblem]:
+    """pydantic's errors as problems, unknown keys with the nearest valid name."""
+    problems = []
+    for item in error.errors():
+        path = [str(part) for part in item["loc"]]
+        name = ".".join([prefix, *path] if prefix else path)
+        if item["type"] == "extra_forbidden":
+            message = f"{name}: unknown key; {_key_hint(path, model)}"
+            problems.append(ConfigProblem("config.unknown-key", message))
+        else:
+            message = f"{name}: {item['msg']} (got {item['input']!r})"
+            problems.append(ConfigProblem("config.invalid-value", message))
+    return problems
+
+
+def _key_hint(path: Sequence[str], model: type[BaseModel]) -> str:
+    """The nearest valid key of the section, or all of them."""
+    keys = _section_keys(model, path[:-1])
+    nearest = suggest(path[-1], keys)
+    return f"valid keys: {', '.join(keys)}" if nearest is None else f"did you mean {nearest}?"
+
+
+def _section_keys(model: type[BaseModel], path: Sequence[str]) -> list[str]:
+    for part in path:
+        section = _section_model(model, part)
+        if section is None:
+            return []
+        model = section
+    return list(model.model_fields)
+
+
+def _section_model(model: type[BaseModel], key: str) -> type[BaseModel] | None:
+    """The model of a section, also of an optional one; None if the key is not a section."""
+    if key not in model.model_fields:
+        return None
+    annotation = model.model_fields[key].annotation
+    for candidate in (annotation, *get_args(annotation)):
+        if isinstance(candidate, type) and issubclass(candidate, BaseModel):
+            return candidate
+    return None
+
+
+def _privacy_problems(config: Config, method: type[MethodSchema] | None) -> list[ConfigProblem]:
+    """Why this experiment cannot run under `privacy`: some numbers would leave unprotected."""
+    if config.privacy is None or method is None:
+        return []
+    problems = []
+    extras = unprotected(method.uploads)
+    if extras:
+        message = (
+            f"privacy: {config.method} needs numbers of each site that cannot be protected: "
+            f"{', '.join(extras)}"
+        )
+        problems.append(ConfigProblem("config.privacy-unprotected", message))
+    at_the_sites = config.data.source == SITES_SOURCE and config.federation.test is None
+    if config.privacy.noise > 0 and at_the_sites:
+        message = (
+            "privacy: federation.test is not set, "
+            "and sites do not send exact counts of their own test images"
+        )
+        problems.append(ConfigProblem("config.privacy-needs-test", message))
+    return problems
+
+
+# ---- None, which TOML does not have ----
+
+
+def _restore_none(tree: Mapping[str, Any], model: type[BaseModel]) -> Tree:
+    """A tree in which "none" is None for keys that may be None, and a word for all others."""
+    rows: Tree = {}
+    for key, value in tree.items():
+        info = model.model_fields.get(key)
+        annotation = None if info is None else info.annotation
+        if isinstance(value, Mapping) and _is_model(annotation):
+            rows[key] = _restore_none(value, annotation)
+        elif value == _NONE and type(None) in get_args(annotation):
+            rows[key] = None
+        else:
+            rows[key] = value
+    return rows
+
+
+def _is_model(annotation: Any) -> bool:
+    return isinstance(annotation, type) and issubclass(annotation, BaseModel)
+
+
+def _fill_options(model: type[BaseModel], options: Mapping[str, Any]) -> Tree:
+    """A method's options, checked, with every default."""
+    return _dump_options(model.model_validate(_restore_none(options, model)))
+
+
+def _dump_options(options: BaseModel) -> Tree:
+    """Every option with its value; None only where the default is something else.
+
+    So a missing None is never taken for the default.
+    """
+    plain = options.model_dump(mode="json")
+    rows: Tree = {}
+    for name, info in type(options).model_fields.items():
+        value = getattr(options, name)
+        if isinstance(value, BaseModel):
+            rows[name] = _dump_options(value)
+        elif value is not None or info.default is not None:
+            rows[name] = plain[name]
+    return rows
+
+
+# ---- writing and comparing ----
+
+
 def to_toml(config: Config) -> str:
+    """The configuration as config.toml contains it, with every default."""
     import tomli_w
 
     return tomli_w.dumps(config.to_tree())
 
 
-def flat(tree: Mapping[str, Any], prefix: str = "") -> Tree:
-    """Nested tables as one, with dotted keys."""
-    rows: Tree = {}
-    for key, value in tree.items():
-        rows |= (
-            flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {prefix + key: value}
-        )
+def differences(config: Config, other: Config) -> list[Difference]:
+    """Keys whose values differ, sorted."""
+    values = flatten(config.to_tree())
+    other_values = flatten(other.to_tree())
+    rows = []
+    for key in sorted(values | other_values):
+        if values.get(key) != other_values.get(key):
+            rows.append(Difference(key, values.get(key), other_values.get(key)))
     return rows
-
-
-def differences(config: Config, other: Config) -> list[tuple[str, Any, Any]]:
-    """Keys whose values differ, for 'what does preset paper change' and for 'this folder belongs to another experiment'."""
-    mine, theirs = flat(config.to_tree()), flat(other.to_tree())
-    return [
-        (key, mine.get(key), theirs.get(key))
-        for key in sorted(mine | theirs)
-        if mine.get(key) != theirs.get(key)
-    ]

@@ -1,11 +1,16 @@
-"""Named starting points: `default` (our resolutions of the paper) and `paper` (its equations and protocol, literally)."""
+"""Named starting points.
+
+`default` is our reading of the paper, `paper` its equations and protocol taken literally.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-PRESETS: dict[str, dict[str, Any]] = {
+Tree = dict[str, Any]
+
+PRESETS: dict[str, Tree] = {
     "default": {},
     "paper": {
         "train": {
@@ -35,12 +40,16 @@ PRESETS: dict[str, dict[str, Any]] = {
 }
 
 
-def recommended(tree: Mapping[str, Any]) -> dict[str, Any]:
-    """Values that depend on other values: a linear head on frozen features wants another step size than a network from scratch."""
-    model, data = tree.get("model", {}), tree.get("data", {})
+def recommend(tree: Mapping[str, Any]) -> Tree:
+    """Defaults that depend on other values of the configuration.
+
+    A linear head on frozen features needs another step size than a network trained from scratch.
+    """
+    model = tree.get("model", {})
+    data = tree.get("data", {})
     if not isinstance(model, Mapping) or not isinstance(data, Mapping):
         return {}
-    base: dict[str, Any] = {"data": _protocol(data)}
+    base: Tree = {"data": _published_partition(data)}
     name = str(model.get("name", "cnn"))
     if model.get("frozen"):
         # one thread: a linear head has no work for a second one, which would only wait and spin
@@ -53,15 +62,13 @@ def recommended(tree: Mapping[str, Any]) -> dict[str, Any]:
     return base
 
 
-def _protocol(data: Mapping[str, Any]) -> dict[str, Any]:
-    """Who holds what in the papers' experiments: FedGP's four clients of Kvasir-Capsule, three sites of Chaoyang."""
+def _published_partition(data: Mapping[str, Any]) -> Tree:
+    """The sites of the papers' experiments: FedGP's four of Kvasir-Capsule, three of Chaoyang."""
     kind, colon, _ = str(data.get("source", "")).partition(":")
     if not colon or "partition" in data:
         return {}
-    if (
-        kind == "kvasir"
-        and data.get("split", "none") in ("none", "fedgp", "frame")
-        and data.get("sites", 4) == 4
-    ):
-        return {"partition": "column"}
+    if kind == "kvasir":
+        is_fedgp_split = data.get("split", "none") in ("none", "fedgp", "frame")
+        if is_fedgp_split and data.get("sites", 4) == 4:
+            return {"partition": "column"}
     return {"sites": 3} if kind == "chaoyang" else {}

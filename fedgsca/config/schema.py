@@ -1,10 +1,11 @@
-"""The configuration of one experiment as frozen, typed data. Loading and checking are in loading.py."""
+"""The configuration of one experiment as frozen, typed data. Loading is in loading.py."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, ClassVar, Literal, Protocol
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -13,11 +14,23 @@ from fedgsca.support.registry import Registry
 from fedgsca.wire import Extra
 
 Tree = dict[str, Any]
-SITES_SOURCE = "sites"  # data.source of a deployment in which every site brings its own images
+# data.source of a deployment in which every site brings its own images
+SITES_SOURCE = "sites"
+# the short names of `Config.load`
+SHORT_NAMES = {
+    "data": "data.source",
+    "sites": "data.sites",
+    "noise": "noise.spec",
+    "model": "model.name",
+    "frozen": "model.frozen",
+    "rounds": "train.rounds",
+    "epochs": "train.epochs",
+    "lr": "train.lr",
+}
 
 
 class MethodSchema(Protocol):
-    """The part of a method that a configuration needs: its name, its options, and what it uploads."""
+    """The part of a method that a configuration needs: its name, options and uploads."""
 
     name: ClassVar[str]
     uploads: ClassVar[Mapping[str, Extra]]
@@ -34,9 +47,12 @@ class Section(BaseModel):
 
 
 class DataConfig(Section):
+    """The images and how they are divided among sites."""
+
     source: str = Field(
         "synthetic",
-        description="built-in name, .npz file, folder with labels.csv, reader:ROOT; 'sites': each site has its own",
+        description="built-in name, .npz file, folder with labels.csv, or reader:ROOT; "
+        "'sites': each site has its own",
     )
     classes: tuple[str, ...] | None = Field(
         None, min_length=2, description="source 'sites': the class names, in their order"
@@ -47,15 +63,25 @@ class DataConfig(Section):
     labels: str | None = Field(
         None, description="csv (file,label) that replaces the given training labels"
     )
-    sites: int = Field(4, ge=1, le=10_000)
-    partition: Literal["stratified", "dirichlet", "group", "column"] = "stratified"
-    alpha: float = Field(0.5, gt=0, description="Dirichlet concentration: small = skewed")
+    sites: int = Field(
+        4, ge=1, le=10_000, description="number of sites among which the images are divided"
+    )
+    partition: Literal["stratified", "dirichlet", "group", "column"] = Field(
+        "stratified",
+        description="how: equal class shares, skewed class shares, entire groups (patients), "
+        "or a site column of the source",
+    )
+    alpha: float = Field(
+        0.5, gt=0, description="partition dirichlet: concentration; small values are skewed"
+    )
     train: int | None = Field(
         None,
         ge=2,
         description="number of training images: rendered (synthetic) or drawn (other sources)",
     )
-    test: int | None = Field(None, ge=1, description="number of test images, likewise")
+    test: int | None = Field(
+        None, ge=1, description="number of test images: rendered or drawn, like data.train"
+    )
     skip_unreadable: bool = Field(
         False, description="leave out images that cannot be decoded instead of stopping"
     )
@@ -65,7 +91,8 @@ class DataConfig(Section):
     )
     label: str | None = Field(
         None,
-        description="kvasir: clean, symm-0.2, ...; odir: patient, eye; chaoyang: drawn, released, majority",
+        description="kvasir: clean, symm-0.2, ...; odir: patient, eye; "
+        "chaoyang: drawn, released, majority",
     )
     splits: str | None = Field(
         None, description="folder of the lists of kvasir and chaoyang, if it is not in ROOT"
@@ -73,14 +100,18 @@ class DataConfig(Section):
 
 
 class NoiseConfig(Section):
-    spec: str = Field("0", description="one for all sites (S40) or one each (0-S40-P20-C20)")
+    """Wrong labels, for simulations."""
+
+    spec: str = Field("0", description="one part for all sites (S40) or one each (0-S40-P20-C20)")
     candidates: str = Field(
         "auto",
-        description="CK-asymmetric candidates: auto, features (auto by frozen features instead of images), or a TOML file",
+        description="CK-asymmetric candidates: auto, features (auto by frozen features instead of "
+        "images), or a TOML file",
     )
     matrix: str | None = Field(
         None,
-        description="csv with a transition matrix (rows: true class), or chaoyang (built in); for sites with noise M",
+        description="csv with a transition matrix (rows: true class), or chaoyang (built in); "
+        "for sites with noise M",
     )
     given: str | None = Field(
         None,
@@ -88,12 +119,17 @@ class NoiseConfig(Section):
     )
     oracle: bool = Field(
         False,
-        description="simulations: leave the wrong labels out; the ceiling of any method, which no method can know",
+        description="simulations: leave the wrong labels out; the ceiling of any method, "
+        "which no method can know",
     )
 
 
 class ModelConfig(Section):
-    name: str = "cnn"
+    """The network and its initial weights."""
+
+    name: str = Field(
+        "cnn", description="network: cnn, resnet18, resnet50, efficientnet-lite0, ..."
+    )
     weights: str | None = Field(
         None, description="local file; 'packaged' = ImageNet weights inside the [weights] extra"
     )
@@ -101,22 +137,30 @@ class ModelConfig(Section):
         False, description="train and send only the head; features are computed once per site"
     )
     feature_size: int = Field(
-        96, ge=16, description="frozen mode: pixels at which the backbone sees the image"
+        96, ge=16, description="frozen mode: image size in pixels at the input of the backbone"
     )
 
 
 class TrainConfig(Section):
-    rounds: int = Field(40, ge=1)
-    epochs: int = Field(1, ge=1)
-    batch_size: int = Field(32, ge=2)
-    lr: float = Field(0.02, gt=0)
-    momentum: float = Field(0.9, ge=0, lt=1)
-    weight_decay: float = Field(1e-6, ge=0)
+    """Local training, the same at every site."""
+
+    rounds: int = Field(40, ge=1, description="number of communication rounds")
+    epochs: int = Field(1, ge=1, description="local epochs per round")
+    batch_size: int = Field(32, ge=2, description="images per step of SGD")
+    lr: float = Field(0.02, gt=0, description="learning rate of the first round")
+    momentum: float = Field(0.9, ge=0, lt=1, description="momentum of SGD, restarted every round")
+    weight_decay: float = Field(1e-6, ge=0, description="weight decay of SGD")
     lr_steps: tuple[float, ...] = Field(
         (0.7, 0.9), description="fractions of the rounds after which lr is multiplied by lr_decay"
     )
-    lr_decay: float = Field(0.1, gt=0, le=1)
-    augment: Literal["none", "flips", "dihedral", "rotate"] = "dihedral"
+    lr_decay: float = Field(
+        0.1, gt=0, le=1, description="factor on the learning rate at each of lr_steps"
+    )
+    augment: Literal["none", "flips", "dihedral", "rotate"] = Field(
+        "dihedral",
+        description="random changes of training images: none, mirror images, "
+        "mirror images and quarter turns, or also any rotation",
+    )
     threads: int = Field(
         2,
         ge=1,
@@ -126,25 +170,29 @@ class TrainConfig(Section):
 
     def lr_at(self, round: int) -> float:
         """Learning rate of a zero-based round: steps are counted over communication rounds."""
-        passed = sum(round >= int(step * self.rounds) for step in self.lr_steps)
-        return float(self.lr * self.lr_decay**passed)
+        num_steps = sum(round >= int(step * self.rounds) for step in self.lr_steps)
+        return float(self.lr * self.lr_decay**num_steps)
 
 
 class FederationConfig(Section):
+    """Rounds, deadlines and evaluation."""
+
     quorum: float = Field(
         0.5, ge=0, le=1, description="fraction of sites whose updates a round needs"
     )
     deadline: float | None = Field(
         None,
         gt=0,
-        description="deployment: seconds after which a round goes on without the sites that are late; default 3600",
+        description="deployment: seconds after which a round continues without the sites that are "
+        "late; default 3600",
     )
     sites: tuple[str, ...] | None = Field(
         None, min_length=1, description="source 'sites': the names of all sites"
     )
     test: str | None = Field(
         None,
-        description="source 'sites': the coordinator's own test images; none: each site tests on its own",
+        description="source 'sites': the coordinator's own test images; "
+        "none: each site tests on its own",
     )
     eval_every: int = Field(
         1, ge=1, description="evaluate the global model every n rounds (and in the last five)"
@@ -155,6 +203,8 @@ class FederationConfig(Section):
 
 
 class AuditConfig(Section):
+    """Evidence about labels, collected at each site for `fedgsca audit`."""
+
     enabled: bool = Field(
         True, description="each site keeps evidence about its own labels, for `fedgsca audit`"
     )
@@ -164,19 +214,20 @@ class AuditConfig(Section):
     last: int = Field(
         20,
         ge=1,
-        description="the evidence ends before this round: later models may know the wrong labels by heart",
+        description="the evidence ends before this round: "
+        "later models may have memorised the wrong labels",
     )
 
     def window(self, rounds: int) -> range:
         """Rounds that give evidence. A run too short for the window uses its second half."""
-        return (
-            range(min(self.first, rounds // 2), min(self.last, rounds))
-            if self.enabled
-            else range(0)
-        )
+        if not self.enabled:
+            return range(0)
+        return range(min(self.first, rounds // 2), min(self.last, rounds))
 
 
 class PrivacyConfig(Section):
+    """Differential privacy of what leaves a site."""
+
     clip: float = Field(
         gt=0, description="largest L2 norm of the change that a site sends in a round"
     )
@@ -189,35 +240,98 @@ class PrivacyConfig(Section):
 class Config(Section):
     """One experiment. Everything that changes the resulting bytes is in here, and nothing else."""
 
-    seed: int = Field(0, ge=0)
-    preset: str = "default"
-    method: str = "fedgsca"
-    data: DataConfig = DataConfig()  # type: ignore[call-arg]
-    noise: NoiseConfig = NoiseConfig()  # type: ignore[call-arg]
-    model: ModelConfig = ModelConfig()  # type: ignore[call-arg]
-    train: TrainConfig = TrainConfig()  # type: ignore[call-arg]
-    federation: FederationConfig = FederationConfig()  # type: ignore[call-arg]
-    audit: AuditConfig = AuditConfig()  # type: ignore[call-arg]
+    seed: int = Field(0, ge=0, description="seed of every random stream")
+    preset: str = Field("default", description="default (our reading) or paper (literal)")
+    method: str = Field("fedgsca", description="see `fedgsca methods`")
+    data: DataConfig = Field(
+        DataConfig(),  # type: ignore[call-arg]
+        description="the images and how they are divided among sites",
+    )
+    noise: NoiseConfig = Field(
+        NoiseConfig(),  # type: ignore[call-arg]
+        description="wrong labels, for simulations",
+    )
+    model: ModelConfig = Field(
+        ModelConfig(),  # type: ignore[call-arg]
+        description="the network and its initial weights",
+    )
+    train: TrainConfig = Field(
+        TrainConfig(),  # type: ignore[call-arg]
+        description="local training, the same at every site",
+    )
+    federation: FederationConfig = Field(
+        FederationConfig(),  # type: ignore[call-arg]
+        description="rounds, deadlines and evaluation",
+    )
+    audit: AuditConfig = Field(
+        AuditConfig(),  # type: ignore[call-arg]
+        description="evidence about labels, for `fedgsca audit`",
+    )
     privacy: PrivacyConfig | None = Field(
-        None, description="clipping and noise on what leaves a site (docs/privacy.md)"
+        None, description="clipping and noise on what leaves a site"
     )
     options: dict[str, Any] = Field(
         default_factory=dict, description="the method's own options, all filled in"
     )
 
+    @classmethod
+    def load(
+        cls,
+        file: Path | str | None = None,
+        /,
+        *,
+        set: Mapping[str, Any] | None = None,
+        **settings: Any,
+    ) -> Config:
+        """A checked configuration from a TOML file and settings; settings win.
+
+            Config.load(data="pathmnist.npz", method="fedgsca", noise="0-S40-P20-C20", rounds=60)
+            Config.load("config.toml", seed=1, set={"train.momentum": 0.5})
+
+        Settings are the short names of SHORT_NAMES, keys with double underscores
+        (train__batch_size=64), or entire sections (train={"batch_size": 64}); None means not given.
+        `set` has dotted keys, as --set on the command line. All problems are reported at once.
+        """
+        from fedgsca.config import loading
+
+        tree = {} if file is None else loading.read_toml(Path(file))
+        for key, value in {**settings, **(set or {})}.items():
+            if value is not None:
+                tree = loading.merge(tree, loading.nest(_key_path(key, value), _plain(value)))
+        return loading.build(tree)
+
     def to_tree(self) -> Tree:
-        """As written to config.toml: None left out or spelled "none", the method's options under the method's name."""
+        """As written to config.toml, with the method's options under the method's name.
+
+        None is left out, or spelled "none" where the default is something else.
+        """
         tree: Tree = json.loads(self.model_dump_json(exclude_none=True, exclude={"options"}))
-        return {**tree, self.method: _spell_none(self.options)} if self.options else tree
+        if self.options:
+            tree[self.method] = _spell_none(self.options)
+        return tree
 
     def fingerprint(self) -> str:
-        """Names the experiment. Two runs with the same fingerprint end in the same bytes on the same machine."""
+        """The identity of the experiment: equal ones give equal bytes on the same machine."""
         return hashlib.sha256(json.dumps(self.to_tree(), sort_keys=True).encode()).hexdigest()
 
 
+def _key_path(key: str, value: object) -> list[str]:
+    """The path of a setting: rounds, train__rounds or train.rounds -> ["train", "rounds"]."""
+    if isinstance(value, Mapping):
+        return key.replace("__", ".").split(".")
+    return SHORT_NAMES.get(key, key.replace("__", ".")).split(".")
+
+
+def _plain(value: object) -> object:
+    return str(value) if isinstance(value, Path) else value
+
+
 def _spell_none(tree: Mapping[str, Any]) -> Tree:
-    """TOML has no null: an option that was switched off is written as "none"."""
-    return {
-        key: _spell_none(v) if isinstance(v, Mapping) else "none" if v is None else v
-        for key, v in tree.items()
-    }
+    """A tree for TOML, which has no null: an option that was switched off is "none"."""
+    rows: Tree = {}
+    for key, value in tree.items():
+        if isinstance(value, Mapping):
+            rows[key] = _spell_none(value)
+        else:
+            rows[key] = "none" if value is None else value
+    return rows
