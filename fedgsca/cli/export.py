@@ -48,19 +48,19 @@ def export(
     from fedgsca.export.write_export import export as write
 
     made = write(run, format.value, out or run / f"export-{format.value}", checkpoint=checkpoint)
-    file = made.path / made.about.file
+    file = made.path / made.description.file
     if json:
         print_json(
             {
                 "path": str(made.path),
                 "file": str(file),
-                "sha256": made.about.sha256,
-                "check": made.check.as_dict(),
+                "sha256": made.description.sha256,
+                "check": made.check.to_json(),
             }
         )
         return
-    if made.check.why:
-        print_warning(f"checked on random images only: {made.check.why}")
+    if made.check.fallback_reason:
+        print_warning(f"checked on random images only: {made.check.fallback_reason}")
     if not quiet:
         print_line(f"model   {file} ({size_text(file.stat().st_size)})", "bold")
         gap = f"largest difference {made.check.largest_difference:.1e}, limit {made.check.limit:g}"

@@ -19,8 +19,8 @@ from fedgsca.support.files import open_atomic
 from fedgsca.support.text import number
 
 if TYPE_CHECKING:
-    from fedgsca.export.exported_model import Model
-    from fedgsca.export.prediction import Outcome
+    from fedgsca.export.exported_model import LoadedModel
+    from fedgsca.export.prediction import PredictionSummary
 
 
 class Split(StrEnum):
@@ -92,32 +92,33 @@ def predict(
     if out is not None and out.is_dir():
         raise ConfigError("todo.predict-4", f"--out {out} is a folder", fix="name a csv file")
     from fedgsca.export.exported_model import open_model
-    from fedgsca.export.prediction import find_pictures, labelled_pictures
-    from fedgsca.export.prediction import predict as run
+    from fedgsca.export.prediction import find_images, find_labelled_images, write_predictions
 
     opened = open_model(model)
     part = None if split is None else split.value
     pictures = (
-        labelled_pictures(images[0], opened.classes, part) if score else find_pictures(images)
+        find_labelled_images(images[0], opened.classes, part) if score else find_images(images)
     )
     if split is None and any(picture.split == "train" for picture in pictures):
-        print_warning("the score includes images that are marked for training; --split test leaves them out")
+        print_warning(
+            "the score includes images that are marked for training; --split test leaves them out"
+        )
     with _sink(out) as to:
-        outcome = run(opened, pictures, to, batch=batch)
+        outcome = write_predictions(opened, pictures, to, batch_size=batch)
     summary = _summary(opened, outcome, out, score=score)
     if not (quiet and skip_unreadable):
-        for name, reason in outcome.bad:
-            print_note(f"unreadable: {name} ({reason})", "yellow")
+        for file in outcome.unreadable:
+            print_note(f"unreadable: {file.name} ({file.reason})", "yellow")
     if json:
         print_json(summary)
-    elif not quiet and outcome.images:
+    elif not quiet and outcome.num_images:
         _show(summary)
-    if outcome.bad and not (skip_unreadable and outcome.images):
+    if outcome.unreadable and not (skip_unreadable and outcome.num_images):
         raise DataError(
             "todo.predict-5",
-            f"{len(outcome.bad)} of {len(pictures)} images cannot be read and have no row",
+            f"{len(outcome.unreadable)} of {len(pictures)} images cannot be read and have no row",
             fix="replace the files named above"
-            + (", or accept it with --skip-unreadable" if outcome.images else ""),
+            + (", or accept it with --skip-unreadable" if outcome.num_images else ""),
         )
 
 
@@ -137,22 +138,24 @@ def _sink(out: Path | None) -> Iterator[IO[bytes]]:
         raise typer.Exit(0) from None
 
 
-def _summary(model: Model, outcome: Outcome, out: Path | None, *, score: bool) -> dict[str, Any]:
-    from fedgsca.export.prediction import counts
+def _summary(
+    model: LoadedModel, outcome: PredictionSummary, out: Path | None, *, score: bool
+) -> dict[str, Any]:
+    from fedgsca.export.prediction import count_by_class
     from fedgsca.metrics import per_class, scores
 
     found: dict[str, Any] = {
         "model": str(model.path),
         "format": model.format,
         "fingerprint": model.fingerprint,
-        "images": outcome.images,
-        "predicted": counts(model, outcome),
-        "unreadable": [{"file": name, "reason": reason} for name, reason in outcome.bad],
+        "images": outcome.num_images,
+        "predicted": count_by_class(model, outcome),
+        "unreadable": [{"file": file.name, "reason": file.reason} for file in outcome.unreadable],
         "out": None if out is None else str(out),
     }
-    if score and outcome.images:
+    if score and outcome.num_images:
         matrix = outcome.matrix
-        found["accuracy"] = 100.0 * float(matrix.trace()) / outcome.images
+        found["accuracy"] = 100.0 * float(matrix.trace()) / outcome.num_images
         found |= scores(matrix)._asdict()
         found["per_class"] = dict(zip(model.classes, per_class(matrix), strict=True))
         found["confusion"] = matrix.tolist()

@@ -1,7 +1,8 @@
-"""The whole way from pixels to probabilities as one network: what is exported.
+"""One network from pixels to probabilities: this is what is exported.
 
-Inputs are uint8 RGB images of one size, (n, H, W, 3), as every decoder gives them. Normalisation, the resizing in front of a frozen
-backbone and the softmax are inside, so that an integrator has no constants to copy. Reading, turning and cropping files stay outside.
+Inputs are uint8 RGB images of one size, (n, H, W, 3), as every decoder gives them. Normalisation,
+the resizing in front of a frozen backbone and the softmax are inside, so that an integrator has no
+constants to copy. Reading, rotating and cropping files stay outside.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedgsca.export.model_json import Description
+from fedgsca.export.model_json import ModelDescription
 from fedgsca.models.build import Classifier, spec_of
 
 
@@ -19,42 +20,46 @@ class EndToEndModel(nn.Module):
 
     mean: Tensor
     std: Tensor
-    down: Tensor
-    across: Tensor
+    resize_rows: Tensor
+    resize_columns: Tensor
 
-    def __init__(self, model: Classifier, about: Description) -> None:
+    def __init__(self, model: Classifier, description: ModelDescription) -> None:
         super().__init__()
-        spec = spec_of(about.architecture)
-        height, width = about.image_size
-        self.backbone, self.head, self.width, self.frozen = (
-            model.backbone,
-            model.head,
-            spec.width,
-            about.frozen,
-        )
+        spec = spec_of(description.architecture)
+        height, width = description.image_size
+        self.backbone = model.backbone
+        self.head = model.head
+        self.width = spec.width
+        self.frozen = description.frozen
         self.register_buffer("mean", torch.tensor(spec.mean).view(1, 3, 1, 1))
         self.register_buffer("std", torch.tensor(spec.std).view(1, 3, 1, 1))
-        size = about.feature_size
+        size = description.feature_size
         self.resizes = size is not None and (height, width) != (size, size)
-        # a resizing between two fixed sizes is a product with two matrices: the same numbers in every runtime
-        self.register_buffer("down", _resizing(height, size or height))  # (size, H)
-        self.register_buffer("across", _resizing(width, size or width).T.contiguous())  # (W, size)
+        # A resizing between two fixed sizes is a product with two matrices, (size, H) and
+        # (W, size): the same numbers in every runtime.
+        columns = resize_matrix(width, size or width).T.contiguous()
+        self.register_buffer("resize_rows", resize_matrix(height, size or height))
+        self.register_buffer("resize_columns", columns)
 
     def forward(self, images: Tensor) -> Tensor:
+        """Probabilities (n, C) of images (n, H, W, 3)."""
         x = images.permute(0, 3, 1, 2).float()
         if self.resizes:
-            x = self.down @ x @ self.across
+            x = self.resize_rows @ x @ self.resize_columns
         features = self.backbone((x - self.mean) / self.std)
         if self.frozen:  # as in models/features.py
             features = F.layer_norm(features, (self.width,))
         return torch.softmax(self.head(features), dim=1)
 
 
-def _resizing(old: int, new: int) -> Tensor:
-    """(new, old): the antialiased linear resizing of models/features.py, read off from what it does to unit vectors."""
+def resize_matrix(old: int, new: int) -> Tensor:
+    """(new, old): the antialiased linear resizing of models/features.py.
+
+    It is measured by what the resizing does to unit vectors.
+    """
     if old == new:
         return torch.eye(old)
     unit = torch.eye(old).view(1, 1, old, old)
-    return F.interpolate(
-        unit, size=(new, old), mode="bilinear", align_corners=False, antialias=True
-    )[0, 0]
+    size = (new, old)
+    rows = F.interpolate(unit, size=size, mode="bilinear", align_corners=False, antialias=True)
+    return rows[0, 0]

@@ -1,80 +1,91 @@
-"""A model to predict with: a run's folder or an exported one, behind one face."""
+"""A model to predict with: a run folder or an exported one, behind one interface."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
 
-from fedgsca.data.file_facts import sha256_file
 from fedgsca.errors import RunFolderError
 from fedgsca.export.formats import FORMATS
 from fedgsca.export.model_json import read_description
 from fedgsca.export.trained_model import Probabilities, as_evaluated, read_trained
+from fedgsca.support.digests import sha256_file
 
 
 @dataclass(frozen=True)
-class Model:
-    """Takes images of one size and answers with the probability of every class."""
+class LoadedModel:
+    """Takes images of one size and returns the probability of every class."""
 
     path: Path
-    format: str  # "run" or the format of the exported file
+    # "run", or the format of the exported file
+    format: str
     classes: tuple[str, ...]
-    image_size: tuple[int, int]  # height, width
-    white: int | None  # what 16-bit grey is divided by; None: decide image by image
-    fingerprint: str  # of the training configuration
+    # height, width
+    image_size: tuple[int, int]
+    # what 16-bit grey values are divided by; None: decide image by image
+    white: int | None
+    # of the training configuration
+    fingerprint: str
+    # (n, H, W, 3) uint8 -> (n, C)
     probabilities: Probabilities
 
 
-def open_model(path: Path) -> Model:
+def open_model(path: Path) -> LoadedModel:
+    """The model in the folder of a finished run or of an export."""
     if (path / "model.json").is_file():
-        return _exported(path)
+        return _open_export(path)
     if not path.is_dir():
         raise RunFolderError(
-            "todo.exported-model-1",
-            f"{path} is not a folder",
-            fix="give the folder of a run, or one that `fedgsca export` made",
+            "run.folder-not-found",
+            f"the folder {path} does not exist",
+            fix="give the folder of a run, or one that `fedgsca export` has written",
         )
     if not (path / "config.toml").is_file() and not (path / "plan.json").is_file():
         raise RunFolderError(
-            "todo.exported-model-2",
-            f"{path} holds no model: it has neither a config.toml (a run) nor a model.json (an export)",
-            fix="give the folder that `fedgsca run` or `fedgsca export` made",
+            "predict.no-model",
+            f"{path} contains no model: it has neither a config.toml (a run) nor a model.json "
+            "(an export)",
+            fix="give a folder that `fedgsca run` or `fedgsca export` has written",
         )
-    run = read_trained(path)
-    return Model(
-        path,
-        "run",
-        run.classes,
-        run.image_size,
-        run.white,
-        run.config.fingerprint(),
-        as_evaluated(run),
+    trained = read_trained(path)
+    return LoadedModel(
+        path=path,
+        format="run",
+        classes=trained.classes,
+        image_size=trained.image_size,
+        white=trained.white,
+        fingerprint=trained.config.fingerprint(),
+        probabilities=as_evaluated(trained),
     )
 
 
-def _exported(path: Path) -> Model:
-    about = read_description(path)
-    if about.format not in FORMATS:
+def _open_export(path: Path) -> LoadedModel:
+    description = read_description(path)
+    if description.format not in FORMATS:
         raise RunFolderError(
-            "todo.exported-model-3",
-            f"{path}: unknown format {about.format!r}",
+            "export.unknown-format",
+            f"{path} has the unknown format {description.format!r}",
             fix="export the model again with this version of fedgsca",
         )
-    file = path / about.file
+    file = path / description.file
     if not file.is_file():
         raise RunFolderError(
-            "todo.exported-model-4",
+            "export.missing-file",
             f"{file} is missing",
-            fix="copy the whole exported folder, or export the model again",
+            fix="copy the complete exported folder, or export the model again",
         )
-    if sha256_file(file) != about.sha256:
+    if sha256_file(file) != description.sha256:
         raise RunFolderError(
-            "todo.exported-model-5",
-            f"{file} is damaged or was replaced: its sha256 is not the one in model.json",
-            fix="export it again",
+            "export.damaged-file",
+            f"{file} is damaged or was replaced: its sha256 differs from the one in model.json",
+            fix="export the model again",
         )
-    answer = FORMATS[about.format].open(file, about)
-    fingerprint = str(about.training.get("fingerprint", ""))
-    return Model(
-        path, about.format, about.classes, about.image_size, about.white_level, fingerprint, answer
+    return LoadedModel(
+        path=path,
+        format=description.format,
+        classes=description.classes,
+        image_size=description.image_size,
+        white=description.white_level,
+        fingerprint=description.training.fingerprint,
+        probabilities=FORMATS[description.format].open(file, description),
     )

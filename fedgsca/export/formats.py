@@ -1,4 +1,4 @@
-"""The file formats: how a whole network is written, and how the file is opened again."""
+"""The file formats: how a network is written, and how the file is opened again."""
 
 from __future__ import annotations
 
@@ -12,73 +12,81 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedgsca.export.model_json import Description
-from fedgsca.export.trained_model import Probabilities, fill
+from fedgsca.export.model_json import ModelDescription
+from fedgsca.export.trained_model import Probabilities, fill_network
 
 if TYPE_CHECKING:
     from fedgsca.export.end_to_end import EndToEndModel
 
 
+def _require_nothing() -> None:
+    """A format that needs no optional package."""
+
+
 @dataclass(frozen=True)
-class Format:
+class ExportFormat:
     """One kind of file."""
 
     file: str
-    what: str
-    write: Callable[[EndToEndModel, Description], bytes]
-    open: Callable[[Path, Description], Probabilities]
-    need: Callable[[], None] = lambda: None  # raises if a package is missing
+    description: str
+    write: Callable[[EndToEndModel, ModelDescription], bytes]
+    open: Callable[[Path, ModelDescription], Probabilities]
+    # raises if an optional package is missing
+    require: Callable[[], None] = _require_nothing
 
 
-def _write_safetensors(whole: EndToEndModel, about: Description) -> bytes:
+def _write_safetensors(model: EndToEndModel, description: ModelDescription) -> bytes:
     from fedgsca.site import weights_of
     from fedgsca.wire import save_tensors
 
-    kept = {
-        name: array
-        for name, array in weights_of(whole).items()
-        if name.startswith(("backbone.", "head."))
+    weights = {}
+    for name, array in weights_of(model).items():
+        if name.startswith(("backbone.", "head.")):
+            weights[name] = array
+    metadata = {
+        "classes": json.dumps(description.classes),
+        "model": description.architecture,
+        "head": description.head,
     }
-    return save_tensors(
-        kept,
-        {"classes": json.dumps(about.classes), "model": about.architecture, "head": about.head},
-    )
+    return save_tensors(weights, metadata)
 
 
-def _open_safetensors(path: Path, about: Description) -> Probabilities:
+def _open_safetensors(path: Path, description: ModelDescription) -> Probabilities:
     from safetensors.numpy import load_file
 
     from fedgsca.export.end_to_end import EndToEndModel
     from fedgsca.models.build import build_classifier
 
-    model = build_classifier(about.architecture, len(about.classes), seed=0, head=about.head)
-    fill(model, load_file(path))
-    return _with_torch(EndToEndModel(model, about).eval())
+    num_classes = len(description.classes)
+    model = build_classifier(description.architecture, num_classes, seed=0, head=description.head)
+    fill_network(model, load_file(path))
+    return _run_with_torch(EndToEndModel(model, description).eval())
 
 
-def _write_torchscript(whole: EndToEndModel, about: Description) -> bytes:
+def _write_torchscript(model: EndToEndModel, description: ModelDescription) -> bytes:
     import torch
 
-    example = torch.zeros((2, *about.image_size, 3), dtype=torch.uint8)
-    packed = io.BytesIO()
+    example = torch.zeros((2, *description.image_size, 3), dtype=torch.uint8)
+    buffer = io.BytesIO()
+    files = {"classes.json": json.dumps(description.classes)}
     with warnings.catch_warnings(), torch.inference_mode():
-        warnings.simplefilter(
-            "ignore"
-        )  # torch calls TorchScript deprecated; it is there as long as runtimes ask for it
-        traced = torch.jit.trace(whole, example, check_trace=False)  # type: ignore[no-untyped-call]
-        torch.jit.save(traced, packed, _extra_files={"classes.json": json.dumps(about.classes)})  # type: ignore[no-untyped-call]
-    return packed.getvalue()
+        # torch calls TorchScript deprecated; it is offered as long as runtimes ask for it
+        warnings.simplefilter("ignore")
+        script = torch.jit.trace(model, example, check_trace=False)  # type: ignore[no-untyped-call]
+        torch.jit.save(script, buffer, _extra_files=files)  # type: ignore[no-untyped-call]
+    return buffer.getvalue()
 
 
-def _open_torchscript(path: Path, about: Description) -> Probabilities:
+def _open_torchscript(path: Path, description: ModelDescription) -> Probabilities:
     import torch
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return _with_torch(torch.jit.load(path, map_location="cpu").eval())  # type: ignore[no-untyped-call]
+        model = torch.jit.load(path, map_location="cpu")  # type: ignore[no-untyped-call]
+        return _run_with_torch(model.eval())
 
 
-def _with_torch(model: Any) -> Probabilities:
+def _run_with_torch(model: Any) -> Probabilities:
     import torch
 
     def probabilities(images: np.ndarray) -> np.ndarray:
@@ -88,39 +96,42 @@ def _with_torch(model: Any) -> Probabilities:
     return probabilities
 
 
-def _write_onnx(whole: EndToEndModel, about: Description) -> bytes:
-    from fedgsca.export import onnx_format as onnxfile
+def _write_onnx(model: EndToEndModel, description: ModelDescription) -> bytes:
+    from fedgsca.export.onnx_format import write_onnx
 
-    return onnxfile.write(whole, about)
-
-
-def _open_onnx(path: Path, about: Description) -> Probabilities:
-    from fedgsca.export import onnx_format as onnxfile
-
-    return onnxfile.open_file(path)
+    return write_onnx(model, description)
 
 
-def _need_onnx() -> None:
-    from fedgsca.export import onnx_format as onnxfile
+def _open_onnx(path: Path, description: ModelDescription) -> Probabilities:
+    from fedgsca.export.onnx_format import open_onnx
 
-    onnxfile.need("onnx", "onnxscript", "onnxruntime")
+    return open_onnx(path)
 
 
-FORMATS: dict[str, Format] = {
-    "safetensors": Format(
+def _require_onnx() -> None:
+    from fedgsca.export.onnx_format import require_packages
+
+    require_packages("onnx", "onnxscript", "onnxruntime")
+
+
+FORMATS: dict[str, ExportFormat] = {
+    "safetensors": ExportFormat(
         "model.safetensors",
         "plain weights, for fedgsca and torch",
         _write_safetensors,
         _open_safetensors,
     ),
-    "onnx": Format(
+    "onnx": ExportFormat(
         "model.onnx",
         "for ONNX Runtime and other runtimes; extra [onnx]",
         _write_onnx,
         _open_onnx,
-        _need_onnx,
+        _require_onnx,
     ),
-    "torchscript": Format(
-        "model.pt", "for libtorch and torch.jit.load", _write_torchscript, _open_torchscript
+    "torchscript": ExportFormat(
+        "model.pt",
+        "for libtorch and torch.jit.load",
+        _write_torchscript,
+        _open_torchscript,
     ),
 }

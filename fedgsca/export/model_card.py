@@ -1,91 +1,94 @@
-"""MODEL_CARD.md: what the model is, what it learnt from, how well it does, and what it is not for."""
+"""MODEL_CARD.md: what the model is, what it was trained on, how good it is, and its limits."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any
-
 from fedgsca import __version__
+from fedgsca.config import flatten
 from fedgsca.export.card_results import noise_section, results_section
-from fedgsca.export.model_json import Description
-from fedgsca.export.self_check import Check
-from fedgsca.export.trained_model import Trained
-from fedgsca.report.run_reader import Run, read_run
-from fedgsca.report.sentences import count, method_name
-from fedgsca.support.markdown import table
+from fedgsca.export.model_json import ModelDescription
+from fedgsca.export.self_check import ExportCheck
+from fedgsca.export.trained_model import TrainedModel
+from fedgsca.report.number_text import count_text
+from fedgsca.report.run_facts import knows_truth, method_title
+from fedgsca.report.run_reader import LoadedRun, read_run
+from fedgsca.support.markdown import markdown_table
 
 TO_FILL = "**TO FILL IN**"
-_SETTINGS = ("rounds", "epochs", "batch_size", "lr", "momentum", "weight_decay", "augment")
 
 
-def model_card(trained: Trained, about: Description, check: Check) -> str:
+def model_card(trained: TrainedModel, description: ModelDescription, check: ExportCheck) -> str:
+    """The card as Markdown."""
     run = read_run(trained.path, with_losses=False)
     sections = [
-        _title(run, about),
-        _model(trained, about, check),
-        _data(run),
+        _title_section(run),
+        _model_section(trained, description, check),
+        _data_section(run),
         noise_section(run),
         results_section(run, trained.rounds),
-        _settings(trained),
-        _use(run),
+        _settings_section(trained),
+        _use_section(run),
     ]
     return "\n".join("\n".join(lines) for lines in sections)
 
 
-def _title(run: Run, about: Description) -> list[str]:
-    data = str(run.setup.get("data", {}).get("name", "unknown data"))
-    text = f"Written by fedgsca {__version__}. Lines marked {TO_FILL} need a person."
-    return [f"# Model card: {method_name(run.method)} on {data}", "", text, ""]
+def _title_section(run: LoadedRun) -> list[str]:
+    title = f"# Model card: {method_title(run.method)} on {run.data_name or 'unknown data'}"
+    text = (
+        f"Written by fedgsca {__version__}. Lines marked {TO_FILL} must be completed by a person."
+    )
+    return [title, "", text, ""]
 
 
-def _model(trained: Trained, about: Description, check: Check) -> list[str]:
-    height, width = about.image_size
-    frozen = f", frozen; it sees {about.feature_size} pixels" if about.frozen else ""
+def _model_section(
+    trained: TrainedModel, description: ModelDescription, check: ExportCheck
+) -> list[str]:
+    height, width = description.image_size
+    network = description.architecture
+    if description.frozen:
+        network += f", frozen; it sees images of {description.feature_size} pixels"
     rows = [
-        ["File", f"`{about.file}` ({about.format}), sha256 `{about.sha256}`"],
-        ["Network", f"{about.architecture}{frozen}; {about.head} head"],
+        ["File", f"`{description.file}` ({description.format}), sha256 `{description.sha256}`"],
+        ["Network", f"{network}; {description.head} head"],
         [
             "Input",
-            f"uint8 RGB images, (n, {height}, {width}, 3); reading and cropping are described in `model.json`",
+            f"uint8 RGB images, (n, {height}, {width}, 3); `model.json` describes how to read and "
+            "crop files",
         ],
-        ["Output", f"probabilities of {len(about.classes)} classes: {', '.join(about.classes)}"],
+        [
+            "Output",
+            f"probabilities of {len(description.classes)} classes: "
+            f"{', '.join(description.classes)}",
+        ],
         ["Rounds", f"{trained.rounds} of {trained.config.train.rounds}"],
-        ["Configuration", f"sha256 `{about.training['fingerprint']}`"],
-        ["Check", _checked(check)],
+        ["Configuration", f"sha256 `{description.training.fingerprint}`"],
+        ["Check", _describe_check(check)],
     ]
-    unfinished = ["**The run was not finished when this was exported.**", ""]
-    more = unfinished if trained.rounds < trained.config.train.rounds else []
-    return ["## Model", "", *table(["", ""], rows), *more]
+    lines = ["## Model", "", *markdown_table(["", ""], rows)]
+    if not trained.is_finished:
+        lines += ["**The run was not finished when this model was exported.**", ""]
+    return lines
 
 
-def _checked(check: Check) -> str:
-    why = f" ({check.why})" if check.why else ""
+def _describe_check(check: ExportCheck) -> str:
+    inputs = f"{check.images} {check.inputs}"
+    if check.fallback_reason:
+        inputs += f" ({check.fallback_reason})"
     return (
-        f"{check.images} {check.inputs}{why}: the file and the run's model differ by at most {check.largest_difference:.1e} "
-        f"in a probability; same class for {check.same_class}"
+        f"{inputs}: the probabilities of the file and of the run's model differ by at most "
+        f"{check.largest_difference:.1e}; both name the same class for {check.same_class} images"
     )
 
 
-def _data(run: Run) -> list[str]:
-    data, sites = run.setup.get("data", {}), run.setup.get("sites", {})
-    last = run.metrics[-1].get("sites", {}) if run.metrics else {}
-    known = all(
-        site.get("given_per_class") for site in sites.values()
-    )  # in a deployment class counts stay at the sites
-    sizes = {name: (sites.get(name) or last.get(name, {})).get("num_samples") for name in run.sites}
-    counts = {name: sites[name]["given_per_class"] if known else [] for name in run.sites}
-    totals = [sum(column) for column in zip(*counts.values(), strict=True)]
-    rows = [[name, count(sizes[name]), *map(count, counts[name])] for name in run.sites]
-    rows.append(["all", count(sum(size or 0 for size in sizes.values())), *map(count, totals)])
+def _data_section(run: LoadedRun) -> list[str]:
+    data = run.setup.data
+    origin = f"{data.name}, sha256 `{data.fingerprint}`."
     return [
         "## Data",
         "",
-        f"{data.get('name')}, sha256 `{data.get('fingerprint')}`. {count(run.setup.get('test'))} test images, not used for training.",
+        f"{origin} {count_text(run.setup.test)} test images, not used for training.",
         "",
-        f"Training images by site{' and by label as given, which may be wrong' if known else ''}:",
-        "",
-        *table(["Site", "Images", *(run.classes if known else [])], rows),
-        "Take out the numbers that a site does not want known.",
+        *_site_table(run),
+        "Remove the numbers that a site does not want to publish.",
         "",
         f"- Where the data comes from, and who labelled it: {TO_FILL}",
         f"- Licence and consent: {TO_FILL}",
@@ -94,52 +97,87 @@ def _data(run: Run) -> list[str]:
     ]
 
 
-def _settings(trained: Trained) -> list[str]:
+def _site_table(run: LoadedRun) -> list[str]:
+    """Images by site and, where the class counts are not kept at the sites, by label."""
+    counts = {name: site.given_per_class or () for name, site in run.setup.sites.items()}
+    if not all(counts.values()) or set(run.sites) - set(counts):
+        counts = dict.fromkeys(run.sites, ())
+    totals = [sum(column) for column in zip(*counts.values(), strict=True)]
+    sizes = {name: _count_images(run, name) for name in run.sites}
+    rows = []
+    for name in run.sites:
+        rows.append([name, count_text(sizes[name]), *map(count_text, counts[name])])
+    total = sum(size or 0 for size in sizes.values())
+    rows.append(["all", count_text(total), *map(count_text, totals)])
+    text = "Training images by site:"
+    header = ["Site", "Images"]
+    if totals:
+        text = "Training images by site and by given label, which may be wrong:"
+        header += run.classes
+    return [text, "", *markdown_table(header, rows)]
+
+
+def _count_images(run: LoadedRun, site: str) -> int | None:
+    """From the setup; in a deployment, from the last update of the site."""
+    setup = run.setup.sites.get(site)
+    if setup is not None and setup.num_samples is not None:
+        return setup.num_samples
+    if run.metrics and site in run.metrics[-1].sites:
+        return run.metrics[-1].sites[site].num_samples
+    return None
+
+
+def _settings_section(trained: TrainedModel) -> list[str]:
     config = trained.config
+    train = config.train
+    frozen = ", frozen" if config.model.frozen else ""
     rows = [
         ["method", f"{config.method}, preset {config.preset}, seed {config.seed}"],
-        ["model", f"{config.model.name}{', frozen' if config.model.frozen else ''}"],
-        ["partition", f"{config.data.partition}, {len(trained.setup.get('sites', {}))} sites"],
-        *([key, str(getattr(config.train, key))] for key in _SETTINGS),
-        *([key, str(value)] for key, value in _flat(config.options, config.method)),
+        ["model", f"{config.model.name}{frozen}"],
+        ["partition", f"{config.data.partition}, {len(trained.setup.sites)} sites"],
+        ["rounds", str(train.rounds)],
+        ["epochs", str(train.epochs)],
+        ["batch_size", str(train.batch_size)],
+        ["lr", str(train.lr)],
+        ["momentum", str(train.momentum)],
+        ["weight_decay", str(train.weight_decay)],
+        ["augment", str(train.augment)],
     ]
-    return ["## Training settings", "", *table(["Setting", "Value"], rows)]
+    for key, value in flatten(config.options, f"{config.method}.").items():
+        rows.append([key, str(value)])
+    return ["## Training settings", "", *markdown_table(["Setting", "Value"], rows)]
 
 
-def _flat(options: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, object]]:
-    """Options of sections within sections, as --set spells them."""
-    for key, value in options.items():
-        if isinstance(value, Mapping):
-            yield from _flat(value, f"{prefix}.{key}")
-        else:
-            yield f"{prefix}.{key}", value
-
-
-def _use(run: Run) -> list[str]:
-    injected = any(run.realised(name) for name in run.sites)
-    simulated = (
-        [
-            "- The wrong labels were simulated. Real ones may be harder to find, and results will differ."
-        ]
-        if injected
-        else []
-    )
-    return [
+def _use_section(run: LoadedRun) -> list[str]:
+    lines = [
         "## Intended use",
         "",
-        "Research on classifying images like those it was trained on, into the classes above and no others.",
+        "Research on the classification of images like those it was trained on, into the classes "
+        "above and no others.",
         f"Purpose, users and setting: {TO_FILL}",
         "",
         "## Limits",
         "",
-        "- Not a medical device. It has not been validated for diagnosis or treatment; a person must check every answer.",
-        "- It always names one of its classes, also for an image that shows none of them.",
+        "- Not a medical device. It has not been validated for diagnosis or treatment; a person "
+        "must check every prediction.",
+        "- It always names one of its classes, even for an image that shows none of them.",
         "- Probabilities are those of the softmax. They are not calibrated.",
-        "- Images from other scanners, stains or patients than those in training may be answered worse; test on your own first.",
-        "- Test labels were taken as right. If they are not, the results above are not, either.",
-        *simulated,
-        "- This is the global model. What a method keeps at single sites (personal models or maps) is not in it.",
-        "- A model trained on patient images may reveal something about them. Decide who may have it.",
+        "- It may perform worse on images from other scanners, stains or patients than those in "
+        "training; test it on your own images first.",
+        "- The test labels were assumed to be correct. Where they are wrong, so are the results "
+        "above.",
+    ]
+    if knows_truth(run, run.sites):
+        lines.append(
+            "- The wrong labels were simulated. Real ones may be harder to find, and results will "
+            "differ."
+        )
+    return [
+        *lines,
+        "- This is the global model. What a method keeps at single sites (personal models or maps) "
+        "is not included.",
+        "- A model trained on patient images may reveal something about them. Decide who may have "
+        "it.",
         f"- Known failures and groups that were not tested: {TO_FILL}",
         "",
     ]

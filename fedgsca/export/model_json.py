@@ -1,40 +1,68 @@
-"""model.json: all that a program must know to use an exported model."""
+"""model.json: everything that a program must know to use an exported model."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from fedgsca import __version__
 from fedgsca.data.decode.image_files import VERSION
 from fedgsca.errors import RunFolderError
-from fedgsca.export.trained_model import Trained
+from fedgsca.export.trained_model import TrainedModel
+from fedgsca.support.json_record import Record
 
 
 @dataclass(frozen=True)
-class Description:
-    """One exported model. What is computed from other fields is written, but not read back."""
+class TrainingFacts(Record):
+    """Where the model comes from."""
+
+    method: str
+    seed: int
+    rounds: int
+    rounds_planned: int
+    data: str
+    data_fingerprint: str
+    # of the configuration
+    fingerprint: str
+    weights_sha256: str | None
+
+
+@dataclass(frozen=True)
+class ModelDescription:
+    """One exported model. What follows from other fields is written, but not read back."""
 
     format: str
     file: str
     sha256: str
-    classes: tuple[str, ...]  # in the order of the outputs
+    # in the order of the outputs
+    classes: tuple[str, ...]
     architecture: str
     head: str
-    image_size: tuple[int, int]  # height, width
+    # height, width
+    image_size: tuple[int, int]
     frozen: bool
-    feature_size: int | None  # pixels at which a frozen backbone sees the image
+    # pixels at which a frozen backbone sees the image
+    feature_size: int | None
     white_level: int | None
-    training: Mapping[str, Any] = field(default_factory=dict)
+    training: TrainingFacts = field(default_factory=lambda: TrainingFacts.from_json({}))
 
 
-def describe(trained: Trained, format: str, file: str) -> Description:
-    config, data = trained.config, trained.setup["data"]
-    return Description(
-        format=format,
+def describe_model(trained: TrainedModel, file_format: str, file: str) -> ModelDescription:
+    """The description of a model that will be written to `file`; its sha256 is still empty."""
+    config, setup = trained.config, trained.setup
+    training = TrainingFacts(
+        method=config.method,
+        seed=config.seed,
+        rounds=trained.rounds,
+        rounds_planned=config.train.rounds,
+        data=setup.data.name,
+        data_fingerprint=setup.data.fingerprint,
+        fingerprint=config.fingerprint(),
+        weights_sha256=setup.weights,
+    )
+    return ModelDescription(
+        format=file_format,
         file=file,
         sha256="",
         classes=trained.classes,
@@ -44,64 +72,90 @@ def describe(trained: Trained, format: str, file: str) -> Description:
         frozen=config.model.frozen,
         feature_size=config.model.feature_size if config.model.frozen else None,
         white_level=trained.white,
-        training={
-            "method": config.method,
-            "seed": config.seed,
-            "rounds": trained.rounds,
-            "rounds_planned": config.train.rounds,
-            "data": data.get("name"),
-            "data_fingerprint": data.get("fingerprint"),
-            "fingerprint": config.fingerprint(),
-            "weights_sha256": trained.setup.get("weights"),
-        },
+        training=training,
     )
 
 
-def to_json(about: Description) -> bytes:
-    from fedgsca.models.build import spec_of
-
-    height, width = about.image_size
-    spec = spec_of(about.architecture)
+def to_json(description: ModelDescription) -> bytes:
+    """The content of model.json."""
     tree = {
-        "format": about.format,
-        "file": about.file,
-        "sha256": about.sha256,
-        "classes": list(about.classes),
-        "input": {
-            "name": "images", "type": "uint8", "layout": "NHWC", "colour": "RGB", "height": height, "width": width, "batch": "any",
-        },
-        "output": {"name": "probabilities", "type": "float32", "shape": ["batch", len(about.classes)], "sum": 1},
-        "preprocessing": {
-            "decoder": VERSION,
-            "rotation": "EXIF orientation applied",
-            "transparency": "over white",
-            "white_level": about.white_level,
-            "resize": f"shorter side to {min(height, width)}, bilinear with antialiasing (Pillow BILINEAR)",
-            "crop": "middle",
-            "dicom": "modality LUT, first window, MONOCHROME1 inverted",
-        },
-        "inside_model": {
-            "resize_to": about.feature_size,
-            "mean": list(spec.mean),
-            "std": list(spec.std),
-            "features": "each vector to zero mean and unit variance" if about.frozen else "as they are",
-            "softmax": True,
-        },
-        "architecture": about.architecture,
-        "head": about.head,
-        "frozen_backbone": about.frozen,
+        "format": description.format,
+        "file": description.file,
+        "sha256": description.sha256,
+        "classes": list(description.classes),
+        "input": _describe_input(description),
+        "output": _describe_output(description),
+        "preprocessing": _describe_preprocessing(description),
+        "inside_model": _describe_inside(description),
+        "architecture": description.architecture,
+        "head": description.head,
+        "frozen_backbone": description.frozen,
         "backbone_included": True,
-        "training": dict(about.training),
+        "training": description.training.to_json(),
         "fedgsca": __version__,
-    }  # fmt: skip
+    }
     return json.dumps(tree, indent=1, ensure_ascii=False).encode() + b"\n"
 
 
-def read_description(folder: Path) -> Description:
+def _describe_input(description: ModelDescription) -> dict[str, object]:
+    height, width = description.image_size
+    return {
+        "name": "images",
+        "type": "uint8",
+        "layout": "NHWC",
+        "colour": "RGB",
+        "height": height,
+        "width": width,
+        "batch": "any",
+    }
+
+
+def _describe_output(description: ModelDescription) -> dict[str, object]:
+    return {
+        "name": "probabilities",
+        "type": "float32",
+        "shape": ["batch", len(description.classes)],
+        "sum": 1,
+    }
+
+
+def _describe_preprocessing(description: ModelDescription) -> dict[str, object]:
+    """What a program must do with a file before it calls the model."""
+    size = min(description.image_size)
+    return {
+        "decoder": VERSION,
+        "rotation": "EXIF orientation applied",
+        "transparency": "over white",
+        "white_level": description.white_level,
+        "resize": f"shorter side to {size}, bilinear with antialiasing (Pillow BILINEAR)",
+        "crop": "middle",
+        "dicom": "modality LUT, first window, MONOCHROME1 inverted",
+    }
+
+
+def _describe_inside(description: ModelDescription) -> dict[str, object]:
+    """What the model does itself."""
+    from fedgsca.models.build import spec_of
+
+    spec = spec_of(description.architecture)
+    features = "as they are"
+    if description.frozen:
+        features = "each vector to zero mean and unit variance"
+    return {
+        "resize_to": description.feature_size,
+        "mean": list(spec.mean),
+        "std": list(spec.std),
+        "features": features,
+        "softmax": True,
+    }
+
+
+def read_description(folder: Path) -> ModelDescription:
+    """The description of an exported model."""
     path = folder / "model.json"
     try:
         tree = json.loads(path.read_bytes())
-        return Description(
+        return ModelDescription(
             format=str(tree["format"]),
             file=str(tree["file"]),
             sha256=str(tree["sha256"]),
@@ -112,9 +166,11 @@ def read_description(folder: Path) -> Description:
             frozen=bool(tree["frozen_backbone"]),
             feature_size=tree["inside_model"]["resize_to"],
             white_level=tree["preprocessing"]["white_level"],
-            training=dict(tree["training"]),
+            training=TrainingFacts.from_json(tree["training"]),
         )
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise RunFolderError(
-            "todo.model-json-1", f"{path} is damaged: {error!r}", fix="export the model again"
+            "export.damaged-description",
+            f"{path} is damaged: {error!r}",
+            fix="export the model again",
         ) from None

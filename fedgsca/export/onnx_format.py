@@ -15,35 +15,37 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from fedgsca.errors import MissingExtraError
-from fedgsca.export.model_json import Description
+from fedgsca.export.model_json import ModelDescription
 from fedgsca.export.trained_model import Probabilities
 
 if TYPE_CHECKING:
     from fedgsca.export.end_to_end import EndToEndModel
 
-OPSET = 18  # the oldest that torch's exporter writes without converting
+# the oldest version that torch's exporter writes without converting
+OPSET = 18
 
 
-def need(*packages: str) -> None:
+def require_packages(*packages: str) -> None:
+    """Raise an error if a package is not installed."""
     missing = [name for name in packages if find_spec(name) is None]
     if missing:
         raise MissingExtraError(
-            "todo.onnx-format-1",
+            "extra.onnx-missing",
             f"ONNX needs packages that are not installed: {', '.join(missing)}",
-            fix="pip install -c constraints.txt 'fedgsca[onnx]'",
+            fix="pip install 'fedgsca[onnx]'",
         )
 
 
-def write(whole: EndToEndModel, about: Description) -> bytes:
-    """The network as an ONNX graph, with any batch size; class names are in its metadata."""
-    need("onnx", "onnxscript")
+def write_onnx(model: EndToEndModel, description: ModelDescription) -> bytes:
+    """The network as an ONNX graph for any batch size; its metadata holds the class names."""
+    require_packages("onnx", "onnxscript")
     import onnx
     import torch
 
-    example = torch.zeros((2, *about.image_size, 3), dtype=torch.uint8)
-    with _silent():
+    example = torch.zeros((2, *description.image_size, 3), dtype=torch.uint8)
+    with _without_chatter():
         program = torch.onnx.export(
-            whole,
+            model,
             (example,),
             dynamo=True,
             verbose=False,
@@ -54,32 +56,38 @@ def write(whole: EndToEndModel, about: Description) -> bytes:
         )
     assert program is not None
     proto = program.model_proto
-    onnx.helper.set_model_props(
-        proto, {"classes": json.dumps(about.classes), "fedgsca": json.dumps(dict(about.training))}
-    )
+    metadata = {
+        "classes": json.dumps(description.classes),
+        "fedgsca": json.dumps(description.training.to_json()),
+    }
+    onnx.helper.set_model_props(proto, metadata)
     onnx.checker.check_model(proto)
     return bytes(proto.SerializeToString())
 
 
-def open_file(path: Path) -> Probabilities:
-    need("onnxruntime")
+def open_onnx(path: Path) -> Probabilities:
+    """The model in ONNX Runtime, on the CPU."""
+    require_packages("onnxruntime")
     import onnxruntime
 
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
-    return lambda images: np.asarray(
-        session.run(["probabilities"], {"images": np.ascontiguousarray(images)})[0]
-    )
+
+    def probabilities(images: np.ndarray) -> np.ndarray:
+        outputs = session.run(["probabilities"], {"images": np.ascontiguousarray(images)})
+        return np.asarray(outputs[0])
+
+    return probabilities
 
 
 @contextlib.contextmanager
-def _silent() -> Iterator[None]:
-    """torch's exporter talks about itself: progress, packages that it does not need, deprecations of its own."""
-    talker = logging.getLogger("torch.onnx")
-    before = talker.level
-    talker.setLevel(logging.ERROR)
+def _without_chatter() -> Iterator[None]:
+    """torch's exporter prints progress, packages that it does not need, and own deprecations."""
+    logger = logging.getLogger("torch.onnx")
+    old_level = logger.level
+    logger.setLevel(logging.ERROR)
     try:
         with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
             warnings.simplefilter("ignore")
             yield
     finally:
-        talker.setLevel(before)
+        logger.setLevel(old_level)

@@ -1,10 +1,18 @@
-"""Images to probabilities: files in batches through the decoder of the training data, so that nothing but a batch is in memory."""
+"""Image files to class probabilities, through the decoder of the training data.
+
+    predictions = predict("runs/a", "new_images")
+    predictions.labels[0], predictions.probabilities[0]
+
+`predict` returns everything at once. `write_predictions` streams to a csv file, so that only one
+batch is in memory.
+"""
 
 from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterator, Mapping, Sequence
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,16 +20,20 @@ from typing import IO
 
 import numpy as np
 
-from fedgsca.data.decode.image_files import Unreadable, decode, is_image
+from fedgsca.data.decode.image_files import UnreadableImageError, decode, is_image
 from fedgsca.data.file_facts import WORKERS
-from fedgsca.data.file_list import list_files, list_folder
+from fedgsca.data.file_list import list_files
+from fedgsca.data.readers.folder import list_folder
 from fedgsca.errors import DataError
-from fedgsca.export.exported_model import Model
+from fedgsca.export.exported_model import LoadedModel, open_model
 from fedgsca.metrics import confusion
+
+BATCH_SIZE = 64
+_MAX_NAMES = 5  # that an error lists
 
 
 @dataclass(frozen=True)
-class Picture:
+class ImageFile:
     """One file to predict, under the name that it gets in the table."""
 
     name: str
@@ -30,146 +42,236 @@ class Picture:
     split: str = ""
 
 
-@dataclass
-class Outcome:
-    """What a prediction amounts to; grows with the number of classes and of unreadable files only."""
+@dataclass(frozen=True)
+class UnreadableFile:
+    """A file without a prediction."""
 
-    predicted: np.ndarray  # (C,) images by predicted class
-    matrix: np.ndarray  # (C, C) rows: given label; zeros without labels
-    bad: list[tuple[str, str]] = field(default_factory=list)
+    name: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Predictions:
+    """The result of `predict`. Files that cannot be read have no row and are listed apart."""
+
+    # n names
+    files: tuple[str, ...]
+    # C names, in the order of the columns
+    classes: tuple[str, ...]
+    # (n, C) float32, rows sum to 1
+    probabilities: np.ndarray
+    unreadable: tuple[UnreadableFile, ...] = ()
+
+    def __len__(self) -> int:
+        """The number of images with a prediction."""
+        return len(self.files)
 
     @property
-    def images(self) -> int:
-        return int(self.predicted.sum())
+    def indices(self) -> np.ndarray:
+        """(n,) int: the most probable class of every image, as an index of `classes`."""
+        return np.asarray(self.probabilities.argmax(axis=1))
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """The name of the most probable class of every image."""
+        return tuple(self.classes[index] for index in self.indices)
+
+    @property
+    def confidences(self) -> np.ndarray:
+        """(n,): the probability of the most probable class of every image."""
+        return np.asarray(self.probabilities.max(axis=1))
 
 
-def find_pictures(places: Sequence[Path]) -> list[Picture]:
-    """All images of folders, by name, and the files given; a single folder's images are named by their path below it."""
-    found: list[Picture] = []
+@dataclass
+class PredictionSummary:
+    """Counts of a prediction; it grows only with classes and unreadable files."""
+
+    # (C,) images by predicted class
+    class_counts: np.ndarray
+    # (C, C) rows: given label; zeros without labels
+    matrix: np.ndarray
+    unreadable: list[UnreadableFile] = field(default_factory=list)
+
+    @property
+    def num_images(self) -> int:
+        """Images with a prediction."""
+        return int(self.class_counts.sum())
+
+
+def predict(
+    model: LoadedModel | str | os.PathLike[str],
+    images: str | os.PathLike[str] | Iterable[str | os.PathLike[str]],
+    *,
+    batch_size: int = BATCH_SIZE,
+) -> Predictions:
+    """Class probabilities of image files.
+
+    `model` is the folder of a finished run or of an export, or an opened model; `images` a folder,
+    which is searched to any depth, an image file, or several of these. Without any image that can
+    be read, this is an error.
+    """
+    if not isinstance(model, LoadedModel):
+        model = open_model(Path(model))
+    if isinstance(images, str | os.PathLike):
+        images = [images]
+    files = find_images([Path(image) for image in images])
+    names: list[str] = []
+    batches: list[np.ndarray] = []
+    unreadable: list[UnreadableFile] = []
+    for batch_files, probs in _predict_batches(model, files, batch_size, unreadable):
+        names += [file.name for file in batch_files]
+        batches.append(probs)
+    if not batches:
+        example = f", first {unreadable[0].name} ({unreadable[0].reason})" if unreadable else ""
+        raise DataError(
+            "predict.unreadable-images",
+            f"none of {len(files)} images can be read{example}",
+            fix="give JPEG, PNG, TIFF, BMP or DICOM files",
+        )
+    probabilities = np.concatenate(batches).astype(np.float32)
+    return Predictions(tuple(names), model.classes, probabilities, tuple(unreadable))
+
+
+def find_images(places: Sequence[Path]) -> list[ImageFile]:
+    """All images of folders, sorted by name, and the given files.
+
+    The images of a single folder are named by their path below it.
+    """
+    files: list[ImageFile] = []
     for place in places:
         if place.is_dir():
-            names = [name for name in list_files(place) if is_image(place / name)]
-            found += [
-                Picture(name if len(places) == 1 else (place / name).as_posix(), place / name)
-                for name in names
-            ]
-            if not names:
-                raise DataError(
-                    "todo.prediction-1",
-                    f"no images in {place}",
-                    fix="give a folder with JPEG, PNG, TIFF, BMP or DICOM files",
-                )
+            files += _find_in_folder(place, short_names=len(places) == 1)
         elif place.is_file():
-            found.append(Picture(str(place), place))
+            files.append(ImageFile(str(place), place))
         else:
             raise DataError(
-                "todo.prediction-2", f"{place} does not exist", fix="give image files or folders"
+                "predict.file-not-found",
+                f"{place} does not exist",
+                fix="give image files or folders that exist",
             )
-    return found
+    return files
 
 
-def labelled_pictures(root: Path, classes: Sequence[str], split: str | None) -> list[Picture]:
-    """The images of a folder's own list with their labels; `split` takes a part of it."""
-    listing = list_folder(root)
-    listing.refuse()
-    if split is not None and "split" not in listing.columns:
+def _find_in_folder(folder: Path, *, short_names: bool) -> list[ImageFile]:
+    files = []
+    for name in list_files(folder):
+        path = folder / name
+        if is_image(path):
+            files.append(ImageFile(name if short_names else path.as_posix(), path))
+    if not files:
         raise DataError(
-            "todo.prediction-3",
-            f"{root}: there is no split to choose {split} from",
+            "predict.no-images",
+            f"there are no images in {folder}",
+            fix="give a folder with JPEG, PNG, TIFF, BMP or DICOM files",
+        )
+    return files
+
+
+def find_labelled_images(root: Path, classes: Sequence[str], split: str | None) -> list[ImageFile]:
+    """The images of a folder's own list with their labels; `split` selects a part of it."""
+    file_list = list_folder(root)
+    file_list.raise_problems()
+    if split is not None and "split" not in file_list.columns:
+        raise DataError(
+            "predict.no-split-column",
+            f"the list of {root} has no split column to select {split!r} from",
             fix="add a split column to labels.csv",
         )
-    rows = [row for row in listing.rows if split in (None, row.split)]
+    rows = [row for row in file_list.rows if split in (None, row.split)]
     if not rows:
         raise DataError(
-            "todo.prediction-4", f"{root}: no image of split {split}", fix="choose another split"
+            "predict.empty-split",
+            f"{root} has no image of split {split!r}",
+            fix="choose another split",
         )
-    strange = sorted({row.label for row in rows} - set(classes))
-    if strange:
+    unknown_labels = sorted({row.label for row in rows} - set(classes))
+    if unknown_labels:
+        names = ", ".join(unknown_labels[:_MAX_NAMES])
         raise DataError(
-            "todo.prediction-5",
-            f"{root}: {len(strange)} labels that the model does not know: {', '.join(strange[:5])}",
-            fix=f"its {len(classes)} classes are {', '.join(classes)}; leave out --score to predict without comparing",
+            "predict.unknown-label",
+            f"{root} has {len(unknown_labels)} labels that are not classes of the model: {names}",
+            fix=f"rename them to one of the {len(classes)} classes ({', '.join(classes)}), or "
+            "leave out --score to predict without comparing",
         )
-    return [Picture(row.file, root / row.file, row.label, row.split) for row in rows]
+    return [ImageFile(row.file, root / row.file, row.label, row.split) for row in rows]
 
 
-def predict(model: Model, pictures: Sequence[Picture], to: IO[bytes], *, batch: int) -> Outcome:
-    """Write the csv, one row per image in order; files that cannot be read have no row and are listed in the outcome."""
-    number = {name: i for i, name in enumerate(model.classes)}
-    outcome = Outcome(
-        np.zeros(len(number), np.int64), np.zeros((len(number), len(number)), np.int64)
+def write_predictions(
+    model: LoadedModel, files: Sequence[ImageFile], sink: IO[bytes], *, batch_size: int = BATCH_SIZE
+) -> PredictionSummary:
+    """Write a csv with one row per image, in order, and count the predictions.
+
+    Files that cannot be read have no row and are listed in the summary.
+    """
+    num_classes = len(model.classes)
+    index_of = {name: i for i, name in enumerate(model.classes)}
+    summary = PredictionSummary(
+        np.zeros(num_classes, np.int64), np.zeros((num_classes, num_classes), np.int64)
     )
-    _write(to, [["file", "predicted", "probability", *model.classes]])
-    for good, probs in _answers(model, pictures, batch, outcome.bad):
+    _write_rows(sink, [["file", "predicted", "probability", *model.classes]])
+    for batch_files, probs in _predict_batches(model, files, batch_size, summary.unreadable):
         best = probs.argmax(axis=1)
-        _write(
-            to,
-            [
-                _row(picture.name, model.classes[b], p[b], p)
-                for picture, b, p in zip(good, best, probs, strict=True)
-            ],
-        )
-        outcome.predicted += np.bincount(best, minlength=len(number))
-        if good[0].label:
-            outcome.matrix += confusion(
-                np.array([number[picture.label] for picture in good]), best, len(number)
-            )
-    return outcome
+        rows = []
+        for file, index, row in zip(batch_files, best, probs, strict=True):
+            rows.append([file.name, model.classes[index], *_format_row(row[index], row)])
+        _write_rows(sink, rows)
+        summary.class_counts += np.bincount(best, minlength=num_classes)
+        if batch_files[0].label:
+            labels = np.array([index_of[file.label] for file in batch_files])
+            summary.matrix += confusion(labels, best, num_classes)
+    return summary
 
 
-def _answers(
-    model: Model, pictures: Sequence[Picture], batch: int, bad: list[tuple[str, str]]
-) -> Iterator[tuple[list[Picture], np.ndarray]]:
-    height, width = model.image_size
-    if height != width:
+def _predict_batches(
+    model: LoadedModel,
+    files: Sequence[ImageFile],
+    batch_size: int,
+    unreadable: list[UnreadableFile],
+) -> Iterator[tuple[list[ImageFile], np.ndarray]]:
+    """The readable files of every batch with their probabilities; adds to `unreadable`."""
+    size, width = model.image_size
+    if size != width:
         raise DataError(
-            "todo.prediction-6",
-            f"the model was trained on images of {width}x{height} pixels; files can be brought to squares only",
-            fix="call the exported model from a program of yours, with images of that size",
+            "predict.not-square",
+            f"the model was trained on images of {width}x{size} pixels, but files can only be "
+            "resized to squares",
+            fix="call the exported model from your own program, with images of that size",
         )
 
-    def read(picture: Picture) -> np.ndarray | str:
+    def read(file: ImageFile) -> np.ndarray | UnreadableFile:
+        if not is_image(file.path):
+            return UnreadableFile(file.name, "not an image")
         try:
-            return (
-                decode(picture.path, height, model.white)
-                if is_image(picture.path)
-                else "not an image"
-            )
-        except Unreadable as error:
-            return str(error)
+            return decode(file.path, size, model.white)
+        except UnreadableImageError as error:
+            return UnreadableFile(file.name, str(error))
 
     with ThreadPoolExecutor(WORKERS) as pool:
-        for start in range(0, len(pictures), batch):
-            part = pictures[start : start + batch]
-            images = list(pool.map(read, part))
-            bad.extend(
-                (picture.name, image)
-                for picture, image in zip(part, images, strict=True)
-                if isinstance(image, str)
-            )
-            good = [
-                picture
-                for picture, image in zip(part, images, strict=True)
-                if not isinstance(image, str)
-            ]
-            if good:
-                yield (
-                    good,
-                    model.probabilities(
-                        np.stack([image for image in images if not isinstance(image, str)])
-                    ),
-                )
+        for start in range(0, len(files), batch_size):
+            batch_files = files[start : start + batch_size]
+            readable_files: list[ImageFile] = []
+            images: list[np.ndarray] = []
+            for file, image in zip(batch_files, pool.map(read, batch_files), strict=True):
+                if isinstance(image, UnreadableFile):
+                    unreadable.append(image)
+                else:
+                    readable_files.append(file)
+                    images.append(image)
+            if images:
+                yield readable_files, model.probabilities(np.stack(images))
 
 
-def _row(name: str, predicted: str, best: float, probs: np.ndarray) -> list[str]:
-    return [name, predicted, f"{best:.6f}", *(f"{p:.6f}" for p in probs)]
+def _format_row(confidence: float, probs: np.ndarray) -> list[str]:
+    return [f"{value:.6f}" for value in (confidence, *probs)]
 
 
-def _write(to: IO[bytes], rows: Sequence[Sequence[str]]) -> None:
+def _write_rows(sink: IO[bytes], rows: Sequence[Sequence[str]]) -> None:
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerows(rows)
-    to.write(text.getvalue().encode("utf-8", "surrogateescape"))  # file names may be any bytes
+    # file names may be any bytes
+    sink.write(text.getvalue().encode("utf-8", "surrogateescape"))
 
 
-def counts(model: Model, outcome: Outcome) -> Mapping[str, int]:
-    return dict(zip(model.classes, outcome.predicted.tolist(), strict=True))
+def count_by_class(model: LoadedModel, summary: PredictionSummary) -> Mapping[str, int]:
+    """Images by predicted class."""
+    return dict(zip(model.classes, summary.class_counts.tolist(), strict=True))

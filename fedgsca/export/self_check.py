@@ -1,92 +1,119 @@
-"""Does the exported file give the numbers of the run's model? Tried on the run's own test images before the folder appears."""
+"""Whether the exported file gives the numbers of the run's model, measured on test images.
+
+The check happens before the exported folder appears.
+"""
 
 from __future__ import annotations
 
 import hashlib
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from fedgsca.errors import FedgscaError
-from fedgsca.export.trained_model import Probabilities, Trained
+from fedgsca.export.trained_model import Probabilities, TrainedModel
 from fedgsca.rng import stream
+from fedgsca.support.json_record import Record, stored_as
 
-LIMIT = 1e-4  # largest difference of a probability
-IMAGES = 256  # test images at most, spread evenly
-RANDOM = 32  # images of noise where the data is not at hand
-_BATCH = 24  # not a divisor of the numbers above: the file must take batches of any size
+# largest difference of a probability
+LIMIT = 1e-4
+# test images at most, spread evenly
+MAX_IMAGES = 256
+# images of noise, where the data is not available
+RANDOM_IMAGES = 32
+# not a divisor of the numbers above: the file must accept batches of any size
+_BATCH_SIZE = 24
 
 
 @dataclass(frozen=True)
-class Check:
-    """The record of one comparison."""
+class ExportCheck(Record):
+    """check.json: the record of one comparison."""
 
-    inputs: str  # "test images" or "random images"
-    why: str  # why random, else empty
+    # "test images" or "random images"
+    inputs: str
+    # the reason for random images, else empty
+    fallback_reason: str = field(metadata=stored_as("why"))
     images: int
     inputs_sha256: str
     largest_difference: float
     limit: float
-    same_class: int  # images for which both name the same class
+    # images for which both models name the same class
+    same_class: int
 
     @property
     def passed(self) -> bool:
+        """Whether the difference is small enough."""
         return bool(self.largest_difference <= self.limit)
 
-    def as_dict(self) -> dict[str, Any]:
-        return {**asdict(self), "passed": self.passed}
+    def to_json(self) -> dict[str, Any]:
+        """The content of check.json, with the verdict."""
+        return {**super().to_json(), "passed": self.passed}
 
 
-def compare(trained: Trained, reference: Probabilities, exported: Probabilities) -> Check:
-    images, why = sample_images(trained)
-    wanted, given = _answers(reference, images), _answers(exported, images)
-    gap = float(np.abs(wanted - given).max())
-    return Check(
-        inputs="random images" if why else "test images",
-        why=why,
-        images=len(images),
-        inputs_sha256=hashlib.sha256(np.ascontiguousarray(images).data).hexdigest(),
-        largest_difference=gap if np.isfinite(gap) else float("inf"),
+@dataclass(frozen=True)
+class CheckImages:
+    """(n, H, W, 3) uint8 images for a check, and the reason if they are not test images."""
+
+    images: np.ndarray
+    fallback_reason: str = ""
+
+
+def compare_models(
+    trained: TrainedModel, reference: Probabilities, exported_model: Probabilities
+) -> ExportCheck:
+    """Compare the model of a run with its export."""
+    sample = sample_images(trained)
+    reference_probs = _predict_in_batches(reference, sample.images)
+    exported_probs = _predict_in_batches(exported_model, sample.images)
+    difference = float(np.abs(reference_probs - exported_probs).max())
+    same_class = reference_probs.argmax(axis=1) == exported_probs.argmax(axis=1)
+    return ExportCheck(
+        inputs="random images" if sample.fallback_reason else "test images",
+        fallback_reason=sample.fallback_reason,
+        images=len(sample.images),
+        inputs_sha256=hashlib.sha256(np.ascontiguousarray(sample.images).data).hexdigest(),
+        largest_difference=difference if np.isfinite(difference) else float("inf"),
         limit=LIMIT,
-        same_class=int(np.sum(wanted.argmax(axis=1) == given.argmax(axis=1))),
+        same_class=int(np.sum(same_class)),
     )
 
 
-def _answers(model: Probabilities, images: np.ndarray) -> np.ndarray:
-    return np.concatenate(
-        [
-            np.asarray(model(images[i : i + _BATCH]), np.float64)
-            for i in range(0, len(images), _BATCH)
-        ]
-    )
+def _predict_in_batches(model: Probabilities, images: np.ndarray) -> np.ndarray:
+    """(n, C) float64."""
+    batches = []
+    for start in range(0, len(images), _BATCH_SIZE):
+        batches.append(np.asarray(model(images[start : start + _BATCH_SIZE]), np.float64))
+    return np.concatenate(batches)
 
 
-def sample_images(trained: Trained) -> tuple[np.ndarray, str]:
-    """Images of the run's test set; images of noise, and why, where its data is gone or has changed."""
+def sample_images(trained: TrainedModel) -> CheckImages:
+    """Images of the run's test set; images of noise where its data is gone or has changed."""
     from fedgsca.config import SITES_SOURCE
+    from fedgsca.experiment.data_source import load_table
     from fedgsca.experiment.deployment import prepare_coordinator
-    from fedgsca.experiment.simulation import load_table
 
     config = trained.config
-    try:  # of a deployment the coordinator may have test images of its own
-        table = (
-            prepare_coordinator(config).table
-            if config.data.source == SITES_SOURCE
-            else load_table(config)
-        )
-        why = (
-            ""
-            if table.fingerprint == trained.setup["data"].get("fingerprint")
-            else "the data has changed since the run"
-        )
-        why = why if len(table.rows("test")) else "there are no test images here"
+    try:
+        if config.data.source == SITES_SOURCE:
+            # the coordinator of a deployment may have test images of its own
+            table = prepare_coordinator(config).table
+        else:
+            table = load_table(config)
     except FedgscaError as error:
-        why = f"the data of the run cannot be read: {type(error).__name__}"
-    if why:
-        return stream(0, "export", "check").integers(
-            0, 256, (RANDOM, *trained.image_size, 3), dtype=np.uint8
-        ), why
+        return _random_images(
+            trained, f"the data of the run cannot be read ({type(error).__name__})"
+        )
     rows = table.rows("test")
-    chosen = rows[np.unique(np.linspace(0, len(rows) - 1, min(IMAGES, len(rows))).astype(np.int64))]
-    return np.asarray(table.images[chosen]), ""
+    if not len(rows):
+        return _random_images(trained, "there are no test images on this machine")
+    if table.fingerprint != trained.setup.data.fingerprint:
+        return _random_images(trained, "the data has changed since the run")
+    positions = np.linspace(0, len(rows) - 1, min(MAX_IMAGES, len(rows))).astype(np.int64)
+    return CheckImages(np.asarray(table.images[rows[np.unique(positions)]]))
+
+
+def _random_images(trained: TrainedModel, reason: str) -> CheckImages:
+    shape = (RANDOM_IMAGES, *trained.image_size, 3)
+    images = stream(0, "export", "check").integers(0, 256, shape, dtype=np.uint8)
+    return CheckImages(images, reason)

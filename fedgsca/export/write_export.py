@@ -1,4 +1,7 @@
-"""`fedgsca export`: a folder with the model, its description, its card and the record of the check. EndToEndModel or not at all."""
+"""`fedgsca export`: a folder with the model, its description, its card and the self-check.
+
+The folder appears complete or not at all.
+"""
 
 from __future__ import annotations
 
@@ -7,82 +10,94 @@ import shutil
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from fedgsca.data.file_facts import sha256_file
 from fedgsca.errors import FedgscaError, RunFolderError
 from fedgsca.experiment.run_folder import dumps
 from fedgsca.export.exported_model import open_model
-from fedgsca.export.formats import FORMATS, Format
+from fedgsca.export.formats import FORMATS
 from fedgsca.export.model_card import model_card
-from fedgsca.export.model_json import Description, describe, to_json
-from fedgsca.export.self_check import Check, compare
-from fedgsca.export.trained_model import Trained, as_evaluated, network, read_trained
-from fedgsca.support.files import abandoned, beside, write_atomic
+from fedgsca.export.model_json import ModelDescription, describe_model, to_json
+from fedgsca.export.self_check import ExportCheck, compare_models
+from fedgsca.export.trained_model import (
+    TrainedModel,
+    as_evaluated,
+    build_network,
+    read_trained,
+)
+from fedgsca.support.digests import sha256_file
+from fedgsca.support.files import is_abandoned, temporary_path, write_atomic
 
 
 @dataclass(frozen=True)
-class Exported:
+class ExportResult:
     """What was written."""
 
     path: Path
-    about: Description
-    check: Check
+    description: ModelDescription
+    check: ExportCheck
 
 
-def export(run: Path, format: str, out: Path, *, checkpoint: bool = False) -> Exported:
-    FORMATS[format].need()
+def export(run: Path, format: str, out: Path, *, checkpoint: bool = False) -> ExportResult:
+    """Write the model of a run to the folder `out`.
+
+    `format` is a key of FORMATS; with `checkpoint`, the run may be unfinished.
+    """
+    FORMATS[format].require()
     trained = read_trained(run, checkpoint=checkpoint)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise RunFolderError(
-            "todo.write-export-1",
+            "export.folder-not-empty",
             f"{out} exists and is not empty",
             fix="remove it, or choose another folder with --out",
         )
-    folder = _beside(out)
+    folder = _temporary_folder(out)
     try:
         folder.mkdir(parents=True)
-        made = _fill(folder, trained, format)
+        description, check = _write_files(folder, trained, format)
         os.replace(folder, out)
     except OSError as error:
         raise RunFolderError(
-            "todo.write-export-2",
+            "export.cannot-write",
             f"cannot write {out}: {error.strerror or error}",
             fix="choose another folder with --out",
         ) from None
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-    return Exported(out, *made)
+    return ExportResult(out, description, check)
 
 
-def _beside(out: Path) -> Path:
+def _temporary_folder(out: Path) -> Path:
     """A folder to build in; those of exports that were killed are removed."""
     for old in out.parent.glob(f"{out.name}.*.tmp"):
-        if abandoned(old):
+        if is_abandoned(old):
             shutil.rmtree(old, ignore_errors=True)
-    return beside(out)
+    return temporary_path(out)
 
 
-def _fill(folder: Path, trained: Trained, format: str) -> tuple[Description, Check]:
-    kind = FORMATS[format]
-    about = _write_model(folder, trained, format, kind)
-    write_atomic(folder / "model.json", to_json(about))
-    check = compare(trained, as_evaluated(trained), open_model(folder).probabilities)
+def _write_files(
+    folder: Path, trained: TrainedModel, file_format: str
+) -> tuple[ModelDescription, ExportCheck]:
+    description = _write_model(folder, trained, file_format)
+    write_atomic(folder / "model.json", to_json(description))
+    check = compare_models(trained, as_evaluated(trained), open_model(folder).probabilities)
     if not check.passed:
         raise FedgscaError(
-            "todo.write-export-3",
-            f"the exported model differs from the run's by {check.largest_difference:.2g} in a probability "
-            f"({check.images} {check.inputs}, limit {check.limit:g}); nothing was written",
-            fix="try --format safetensors, and report this with the versions of torch and of the [onnx] packages",
+            "export.self-check-failed",
+            f"a probability of the exported model differs from the run's model by "
+            f"{check.largest_difference:.2g} ({check.images} {check.inputs}, limit "
+            f"{check.limit:g}); nothing was written",
+            fix="try --format safetensors, and report this with the versions of torch and of the "
+            "[onnx] packages",
         )
-    write_atomic(folder / "check.json", dumps(check.as_dict()))
-    write_atomic(folder / "MODEL_CARD.md", model_card(trained, about, check).encode())
-    return about, check
+    write_atomic(folder / "check.json", dumps(check.to_json()))
+    write_atomic(folder / "MODEL_CARD.md", model_card(trained, description, check).encode())
+    return description, check
 
 
-def _write_model(folder: Path, trained: Trained, format: str, kind: Format) -> Description:
+def _write_model(folder: Path, trained: TrainedModel, file_format: str) -> ModelDescription:
     from fedgsca.export.end_to_end import EndToEndModel
 
-    about = describe(trained, format, kind.file)
-    write_atomic(
-        folder / kind.file, kind.write(EndToEndModel(network(trained), about).eval(), about)
-    )
-    return replace(about, sha256=sha256_file(folder / kind.file))
+    kind = FORMATS[file_format]
+    description = describe_model(trained, file_format, kind.file)
+    model = EndToEndModel(build_network(trained), description).eval()
+    write_atomic(folder / kind.file, kind.write(model, description))
+    return replace(description, sha256=sha256_file(folder / kind.file))

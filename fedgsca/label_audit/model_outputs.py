@@ -25,12 +25,12 @@ def evaluate_rows(site_data: SiteData, rows: np.ndarray, run: Path) -> Evaluatio
 
     from fedgsca.experiment.frozen_features import frozen_features
     from fedgsca.experiment.site_samples import RowView
-    from fedgsca.export.trained_model import network, read_trained
+    from fedgsca.export.trained_model import build_network, read_trained
     from fedgsca.models.build import Classifier, spec_of
     from fedgsca.train import evaluate
 
     try:
-        model = network(read_trained(run, checkpoint=True))
+        model = build_build_network(read_trained(run, checkpoint=True))
     except RunFolderError:
         return None
     table = site_data.table

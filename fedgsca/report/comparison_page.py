@@ -9,7 +9,7 @@ from pathlib import Path
 from statistics import fmean
 
 from fedgsca.experiment.records import Comparison
-from fedgsca.report.comparison_sentences import OURS, summarise_comparison
+from fedgsca.report.comparison_sentences import OURS, describe_comparison
 from fedgsca.report.comparison_tables import BASELINE
 from fedgsca.report.elements import Page, Tile
 from fedgsca.report.loaded_comparison import LoadedComparison, load_comparison
@@ -33,7 +33,7 @@ def build_comparison_page(path: Path, comparison: Comparison) -> Page:
     return Page(
         title=_title(loaded),
         subtitle=_subtitle(loaded),
-        lead=summarise_comparison(loaded),
+        lead=describe_comparison(loaded),
         tiles=_tiles(loaded),
         sections=build_sections(COMPARISON_SECTIONS, loaded),
         banner=banner,

@@ -16,7 +16,7 @@ OURS = "fedgsca"
 _MAX_NOISES = 4
 
 
-def summarise_comparison(comparison: LoadedComparison) -> list[str]:
+def describe_comparison(comparison: LoadedComparison) -> list[str]:
     """What was compared, and the best method under every noise."""
     rows = [row for row in comparison.rows if not row.reference and row.f1 is not None]
     if not rows:

@@ -24,8 +24,8 @@ def write_report(path: Path) -> Path:
     """
     if not path.is_dir():
         raise RunFolderError(
-            "run.missing-folder",
-            f"The folder {path} does not exist.",
+            "run.folder-not-found",
+            f"the folder {path} does not exist",
             fix="give a folder that `fedgsca run` or `fedgsca compare` has written",
         )
     target = path / "report.html"
@@ -42,7 +42,7 @@ def build_page(path: Path) -> Page:
         if tree is None:
             raise RunFolderError(
                 "grid.damaged-comparison",
-                f"{path / 'compare.json'} is damaged.",
+                f"{path / 'compare.json'} is damaged",
                 fix="run the command of the comparison again; finished runs are kept",
             )
         return build_comparison_page(path, Comparison.from_json(tree))

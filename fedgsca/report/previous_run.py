@@ -40,7 +40,7 @@ def remember_previous(path: Path, previous: Path) -> None:
     if snapshot is None:
         raise RunFolderError(
             "run.not-finished",
-            f"{previous} is not the folder of a finished run.",
+            f"{previous} is not the folder of a finished run",
             fix="give the folder of a finished run",
         )
     text = json.dumps(snapshot.to_json(), indent=1, sort_keys=True)

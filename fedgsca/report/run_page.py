@@ -17,7 +17,7 @@ from fedgsca.report.run_facts import (
     wrong_share,
 )
 from fedgsca.report.run_reader import LoadedRun
-from fedgsca.report.sentences import summarise_run
+from fedgsca.report.sentences import describe_run
 from fedgsca.support.text import NBSP, plural
 
 
@@ -32,7 +32,7 @@ def build_run_page(run: LoadedRun) -> Page:
     return Page(
         title=title,
         subtitle=_subtitle(run),
-        lead=summarise_run(run),
+        lead=describe_run(run),
         tiles=_tiles(run),
         sections=build_sections(RUN_SECTIONS, run),
         banner=banner,

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from fedgsca.config import flat
+from fedgsca.config import flatten
 from fedgsca.errors import RunFolderError
 from fedgsca.experiment.records import (
     RealisedSiteNoise,
@@ -27,7 +27,7 @@ from fedgsca.experiment.records import (
     TimingRecord,
     finite,
 )
-from fedgsca.experiment.run_folder import read_lines
+from fedgsca.experiment.run_folder import read_rounds, read_timing
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class RunSettings:
     def from_toml(cls, text: str) -> RunSettings:
         """Settings of a configuration file; a damaged one has no values."""
         try:
-            return cls(text, flat(tomllib.loads(text)))
+            return cls(text, flatten(tomllib.loads(text)))
         except tomllib.TOMLDecodeError:
             return cls(text)
 
@@ -227,8 +227,8 @@ def read_run(path: Path, *, with_losses: bool = True) -> LoadedRun:
     """A run folder, finished or not; with the losses of the newest selection by default."""
     if not (path / "config.toml").is_file() and not (path / "metrics.jsonl").is_file():
         raise RunFolderError(
-            "run.not-a-run",
-            f"{path} is not the folder of a run or of a comparison.",
+            "run.not-a-run-folder",
+            f"{path} is not the folder of a run or of a comparison",
             fix="give a folder that `fedgsca run` or `fedgsca compare` has written",
         )
     result = read_json(path / "result.json")
@@ -236,8 +236,8 @@ def read_run(path: Path, *, with_losses: bool = True) -> LoadedRun:
         path=path,
         settings=RunSettings.from_toml(_read_text(path / "config.toml")),
         setup=Setup.from_json(read_json(path / "setup.json")),
-        metrics=[RoundRecord.from_json(line) for line in _read_rounds(path / "metrics.jsonl")],
-        timing=[TimingRecord.from_json(line) for line in _read_rounds(path / "timing.jsonl")],
+        metrics=read_rounds(path),
+        timing=read_timing(path),
         result=None if result is None else RunResult.from_json(result),
         losses=_read_losses(path / "losses") if with_losses else {},
     )
@@ -250,11 +250,6 @@ def read_json(path: Path) -> dict[str, Any] | None:
     except (OSError, ValueError):
         return None
     return value if isinstance(value, dict) else None
-
-
-def _read_rounds(path: Path) -> list[dict[str, Any]]:
-    """The lines of a log that belong to a round."""
-    return [line for line in read_lines(path) if isinstance(line, dict) and "round" in line]
 
 
 def _read_text(path: Path) -> str:

@@ -29,7 +29,7 @@ IDLE_SELECTOR = "The selector has not started yet: every round used all given la
 _MAX_LISTED_SITES = 6
 
 
-def summarise_run(run: LoadedRun) -> list[str]:
+def describe_run(run: LoadedRun) -> list[str]:
     """Sentences about result, noise, selector, events and privacy, as far as they apply."""
     sentences = [
         _result_sentence(run),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fedgsca.experiment.records import ClassScores, LabelPair, LabelsInUse, PreviousRun, finite
+from fedgsca.experiment.records import ClassResult, LabelPair, LabelsInUse, PreviousRun, finite
 from fedgsca.report.elements import (
     BulletList,
     PageElement,
@@ -112,7 +112,7 @@ def _comparison_rows(run: LoadedRun, previous: PreviousRun) -> list[list[str]]:
     return rows
 
 
-def _class_f1(scores: ClassScores | None) -> float | None:
+def _class_f1(scores: ClassResult | None) -> float | None:
     return None if scores is None else scores.f1
 
 
