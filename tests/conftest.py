@@ -1,4 +1,4 @@
-"""Every test: its own cache folder and one thread. The folder of this file is on the path: `from helpers import ...` works."""
+"""For all tests: a cache folder of their own, and one thread."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-# before torch is imported anywhere: several threads on a busy machine are many times slower than one
+# before torch is imported anywhere: on a busy machine several threads are much slower than one
 for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
     os.environ[name] = "1"
 

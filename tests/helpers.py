@@ -1,7 +1,7 @@
-"""A federation small enough for unit tests: four sites, Gaussian clouds as frozen features (or tiny images).
+"""A federation small enough for unit tests: Gaussian clouds as features, or tiny images.
 
-It goes through the same doors as the real engine: messages are encoded and decoded, extras are checked against the method's
-declaration, and a site's memory is on disk. Only the data and the loop are smaller.
+It does what the real engine does: messages are encoded and decoded, extras are checked against the
+method's declaration, and a site's memory is on disk. Only the data and the loop are smaller.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from fedgsca.config import TrainConfig
-from fedgsca.engine.simulation_metrics import observe
+from fedgsca.engine.simulation_metrics import measure_decisions
 from fedgsca.methods.base import Method, ServerState, make_method
 from fedgsca.models.build import Classifier, build_classifier, build_head_only
 from fedgsca.rng import stream
@@ -39,7 +39,7 @@ WIDTH, CLASSES = 16, 4
 
 @dataclass
 class Toy:
-    """Sites, their hidden truth, a clean test set, and the loop around one method."""
+    """Sites, their true labels, a clean test set, and the loop around one method."""
 
     folder: Path
     method: Method
@@ -51,9 +51,8 @@ class Toy:
     width: int
     updates: dict[str, Update] = field(default_factory=dict)  # of the last round
     notes: dict[str, dict[str, np.ndarray]] = field(default_factory=dict)  # of the last round
-    observed: dict[str, dict[str, float | None]] = field(
-        default_factory=dict
-    )  # of the last round, against the truth
+    # of the last round, against the truth
+    metrics: dict[str, dict[str, float | None]] = field(default_factory=dict)
 
     @property
     def dims(self) -> dict[str, int]:
@@ -76,12 +75,11 @@ class Toy:
 
     def run_round(self, name: str, payload: Payload) -> Update:
         site = self.site(name)
-        update = decode_update(
-            encode_update(self.method.local_update(decode_payload(encode_payload(payload)), site))
-        )
+        received = decode_payload(encode_payload(payload))
+        update = decode_update(encode_update(self.method.local_update(received, site)))
         check_update(update, payload.weights, self.method.uploads, self.dims)
         self.notes[name] = site.notes
-        self.observed[name] = observe(site.notes, self.truth[name], site.labels)
+        self.metrics[name] = measure_decisions(site.notes, self.truth[name], site.labels)
         return update
 
     def round(self, state: ServerState, absent: Sequence[str] = ()) -> ServerState:
@@ -101,11 +99,8 @@ class Toy:
     def accuracy(self, weights: Arrays) -> float:
         """Share of the clean test set that a model gets right."""
         self.site(next(iter(self.sites))).load(weights)
-        return float(
-            np.mean(
-                evaluate(self.model, self.test, torch.device("cpu")).predicted == self.test.labels
-            )
-        )
+        evaluation = evaluate(self.model, self.test, torch.device("cpu"))
+        return float(np.mean(evaluation.predictions == self.test.labels))
 
 
 def clouds(labels: np.ndarray, rng: np.random.Generator, spread: float = 1.0) -> np.ndarray:
@@ -136,23 +131,28 @@ def toy_experiment(
     options: Mapping[str, Any] | None = None,
     **hyper: Any,
 ) -> Toy:
-    """One site per entry of `noise`: that share of its labels is replaced by another class. `hyper` goes to TrainConfig."""
+    """One site per entry of `noise`: that share of its labels is replaced by another class.
 
-    def made(labels: np.ndarray, given: np.ndarray, rng: np.random.Generator) -> Samples:
-        return Samples(
-            tiny_images(labels, rng) if images else clouds(labels, rng, spread), given, CLASSES
-        )
+    `hyper` goes to TrainConfig.
+    """
 
-    sites, truth = {}, {}
+    def make_samples(labels: np.ndarray, given: np.ndarray, rng: np.random.Generator) -> Samples:
+        inputs = tiny_images(labels, rng) if images else clouds(labels, rng, spread)
+        return Samples(inputs, given, CLASSES)
+
+    sites: dict[str, Samples] = {}
+    truth: dict[str, np.ndarray] = {}
     for number, share in enumerate(noise, start=1):
-        name, rng = f"site-{number}", stream(7, "toy", number)
+        name = f"site-{number}"
+        rng = stream(7, "toy", number)
         labels = np.arange(samples, dtype=np.int64) % CLASSES
         wrong = np.zeros(samples, bool)
         wrong[rng.permutation(samples)[: round(share * samples)]] = True
         given = np.where(wrong, (labels + rng.integers(1, CLASSES, samples)) % CLASSES, labels)
-        sites[name], truth[name] = made(labels, given, rng), labels
+        sites[name] = make_samples(labels, given, rng)
+        truth[name] = labels
     labels = np.arange(400, dtype=np.int64) % CLASSES
-    test = made(labels, labels, stream(7, "toy", "test"))
+    test = make_samples(labels, labels, stream(7, "toy", "test"))
     settings = {
         "rounds": rounds,
         "batch_size": 16,
@@ -163,11 +163,11 @@ def toy_experiment(
         "device": "cpu",
         **hyper,
     }
-    made_method = make_method(method, options or {}, rounds)
+    toy_method = make_method(method, options or {}, rounds)
     torch.set_num_threads(1)
     if images:
-        model = build_classifier("cnn", CLASSES, seed=0, head=made_method.head)
+        model = build_classifier("cnn", CLASSES, seed=0, head=toy_method.head)
     else:
-        model = build_head_only(WIDTH, CLASSES, seed=0, head=made_method.head)
+        model = build_head_only(WIDTH, CLASSES, seed=0, head=toy_method.head)
     width = 128 if images else WIDTH
-    return Toy(folder, made_method, model, TrainConfig(**settings), sites, truth, test, width)
+    return Toy(folder, toy_method, model, TrainConfig(**settings), sites, truth, test, width)

@@ -1,9 +1,12 @@
-"""Flower's messages without a network: a grid that calls the sites' app in this process, with every message taken apart and put
-together again as it is on the wire."""
+"""Flower's messages without a network: a grid that calls the sites' app in this process.
+
+Every message is encoded and decoded as it is on the wire.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -17,18 +20,18 @@ from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_conte
 from flwr.supercore.task_identity import TaskIdentity
 
 from fedgsca.config import Config
-from fedgsca.engine.flower import coordinate
-from fedgsca.engine.rounds import RunObserver
+from fedgsca.engine.base import RunObserver
+from fedgsca.engine.flower import FindPlace, coordinate
 from fedgsca.engine.site_node import SiteSettings
+from fedgsca.experiment.records import RunResult
 
-Meddle = Callable[
-    [int, Message, Callable[[], Message]], Message | None
-]  # site number, message, do it -> reply; None: lost
+# site number, message, a function that delivers it -> reply; None: the reply is lost
+Intercept = Callable[[int, Message, Callable[[], Message]], Message | None]
 
 
-def through_the_wire(message: Message) -> Message:
+def encode_and_decode(message: Message) -> Message:
     objects = get_all_nested_objects(message)
-    contents = {number: thing.deflate() for number, thing in objects.items()}
+    contents = {key: item.deflate() for key, item in objects.items()}
     return inflate_object_from_contents(message.object_id, contents)  # type: ignore[return-value]
 
 
@@ -39,12 +42,14 @@ class LocalGrid(Grid):
         self,
         app: ClientApp,
         nodes: int,
-        meddle: Meddle | None = None,
+        intercept: Intercept | None = None,
         names: dict[int, str] | None = None,
     ) -> None:
         TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, 1, 1
-        self.app, self.count, self.names = app, nodes, names or {}
-        self.meddle: Meddle = meddle or (lambda site, message, do: do())
+        self.app = app
+        self.count = nodes
+        self.names = names or {}  # site number -> the name under which its key is registered
+        self.intercept: Intercept = intercept or (lambda site, message, deliver: deliver())
         self.replies: dict[str, Message] = {}
         self.offline: set[int] = set()
 
@@ -72,50 +77,47 @@ class LocalGrid(Grid):
         ]
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        numbers = []
+        message_ids = []
         for message in messages:
-            message.metadata.__dict__["_message_id"] = number = str(uuid4())
-            numbers.append(number)
-            reply = self.meddle(
-                message.metadata.dst_node_id - 100,
-                message,
-                lambda message=message: self._work(message),
-            )
+            message_id = str(uuid4())
+            message.metadata.__dict__["_message_id"] = message_id
+            message_ids.append(message_id)
+            site = message.metadata.dst_node_id - 100
+            reply = self.intercept(site, message, partial(self._deliver, message))
             if reply is not None:
-                self.replies[number] = reply
-        return numbers
+                self.replies[message_id] = reply
+        return message_ids
 
-    def _work(self, message: Message) -> Message:
+    def _deliver(self, message: Message) -> Message:
         site = message.metadata.dst_node_id - 100
         context = Context(1, 100 + site, {"partition-id": site - 1}, RecordDict(), {})
-        arrived = through_the_wire(message)
-        arrived.metadata.__dict__["_message_id"] = message.metadata.message_id
+        received = encode_and_decode(message)
+        received.metadata.__dict__["_message_id"] = message.metadata.message_id
         try:
-            return through_the_wire(self.app(arrived, context))
+            return encode_and_decode(self.app(received, context))
         except Exception as error:  # as Flower does it
-            return Message(Error(code=0, reason=str(error)), reply_to=arrived)
+            return Message(Error(code=0, reason=str(error)), reply_to=received)
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        return [self.replies.pop(number) for number in list(message_ids) if number in self.replies]
+        ready_ids = [message_id for message_id in message_ids if message_id in self.replies]
+        return [self.replies.pop(message_id) for message_id in ready_ids]
 
 
-Place = Callable[[Context], tuple[SiteSettings, Path | None]]
-
-
-def simulated(out: Path) -> Place:
+def simulated_sites(out: Path) -> FindPlace:
     """Sites site-1, site-2, ... with their memory in the run folder, as in a simulation."""
 
-    def place(context: Context) -> tuple[SiteSettings, Path]:
-        return SiteSettings(
-            name=f"site-{int(context.node_config['partition-id']) + 1}", state=str(out)
-        ), out
+    def find_place(context: Context) -> tuple[SiteSettings, Path]:
+        name = f"site-{int(context.node_config['partition-id']) + 1}"
+        return SiteSettings(name=name, state=str(out)), out
 
-    return place
+    return find_place
 
 
-def over_flower(
+def run_over_flower(
     config: Config, grid: LocalGrid, out: Path, observer: RunObserver | None = None
-) -> dict[str, Any]:
-    return coordinate(
-        grid, config, out, deadline=config.federation.deadline, observer=observer, poll=0.001
-    )
+) -> RunResult:
+    """The coordinator's run over this grid."""
+    deadline = config.federation.deadline
+    result = coordinate(grid, config, out, deadline=deadline, observer=observer, poll=0.001)
+    assert result is not None
+    return result

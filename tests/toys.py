@@ -1,4 +1,4 @@
-"""Very small experiments that go through the real readers and the real engine, and engines that misbehave on purpose."""
+"""Very small experiments that use the real readers and the real engine, and faulty engines."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ from typing import Any
 import numpy as np
 
 from fedgsca.config import Config, load_config
-from fedgsca.engine.local import Reply, SiteRunner, open_runner
+from fedgsca.engine.base import Reply
+from fedgsca.engine.local import SiteRunner, open_runner
+from fedgsca.experiment.records import RoundRecord
 from fedgsca.rng import stream
 from fedgsca.wire import Payload
 
@@ -24,7 +26,7 @@ ROUNDS = 6
 NOISE = "0-S40-P20-C20"
 
 
-def workshop() -> Path:
+def inputs_folder() -> Path:
     """A folder of this test session for inputs that many tests share."""
     folder = Path(os.environ["FEDGSCA_CACHE"]).parent / "inputs"
     folder.mkdir(parents=True, exist_ok=True)
@@ -44,7 +46,7 @@ def toy_images(labels: np.ndarray, *, size: int = SIZE, seed: int = 0) -> np.nda
 @functools.cache
 def toy_npz(train: int = 124, test: int = 30, val: int = 12, size: int = SIZE) -> Path:
     """A MedMNIST-style file with three uneven classes."""
-    path = workshop() / f"toy-{train}-{test}-{val}-{size}.npz"
+    path = inputs_folder() / f"toy-{train}-{test}-{val}-{size}.npz"
     arrays: dict[str, np.ndarray] = {}
     for seed, (split, count) in enumerate((("train", train), ("val", val), ("test", test))):
         labels = np.sort(np.arange(count) % 7 % CLASSES)  # 3 : 2 : 2
@@ -55,23 +57,25 @@ def toy_npz(train: int = 124, test: int = 30, val: int = 12, size: int = SIZE) -
 
 
 @functools.cache
-def toy_folder(odd: str) -> Path:
-    """Images with labels.csv and a site column. Sites a, b and c are ordinary; `odd` says what is special about d."""
+def toy_folder(odd_site: str) -> Path:
+    """Images with labels.csv and a site column.
+
+    Sites a, b and c are ordinary; `odd_site` says what is special about d.
+    """
     from PIL import Image
 
-    root = workshop() / f"folder-{odd}"
+    root = inputs_folder() / f"folder-{odd_site}"
     root.mkdir(exist_ok=True)
-    ordinary = [
-        (site, split, i % CLASSES)
-        for site in "abc"
-        for split, n in (("train", 24), ("test", 8))
-        for i in range(n)
-    ]
-    special = {
-        "one_class": [("d", "train", 1)] * 24,
-        "five_samples": [("d", "train", i % CLASSES) for i in range(5)],
-    }[odd]
-    rows = ordinary + special
+    rows: list[tuple[str, str, int]] = []
+    for site in "abc":
+        rows += [(site, "train", i % CLASSES) for i in range(24)]
+        rows += [(site, "test", i % CLASSES) for i in range(8)]
+    if odd_site == "one_class":
+        rows += [("d", "train", 1)] * 24
+    elif odd_site == "five_samples":
+        rows += [("d", "train", i % CLASSES) for i in range(5)]
+    else:
+        raise ValueError(odd_site)
     pictures = toy_images(np.array([label for _, _, label in rows]), seed=9)
     lines = ["file,label,site,split"]
     for i, ((site, split, label), picture) in enumerate(zip(rows, pictures, strict=True)):
@@ -83,12 +87,12 @@ def toy_folder(odd: str) -> Path:
 
 @functools.cache
 def toy_weights(model: str = "cnn") -> Path:
-    """Weights of a backbone as somebody else might have trained it: another seed than the tests use."""
+    """Weights of a backbone that somebody else trained: another seed than the tests use."""
     from safetensors.torch import save_file
 
     from fedgsca.models.build import build_backbone
 
-    path = workshop() / f"{model}.safetensors"
+    path = inputs_folder() / f"{model}.safetensors"
     save_file(dict(build_backbone(model, seed=77).state_dict()), path)
     return path
 
@@ -96,21 +100,24 @@ def toy_weights(model: str = "cnn") -> Path:
 def quick_options(method: str) -> dict[str, Any]:
     """Values under which a few rounds pass through every stage of a method, whichever it is.
 
-    Names of methods do not belong in contract tests, so this goes by the names of options: whatever counts rounds of a first
-    stage becomes one, and waiting for a condition that a toy may never meet is switched off.
+    Names of methods do not belong in contract tests, so this depends on the names of options:
+    whatever counts rounds of a first stage becomes one, and waiting for a condition that a toy may
+    never meet is switched off.
     """
     from fedgsca.methods.base import load_methods
 
-    short: dict[str, Any] = {}
+    options: dict[str, Any] = {}
     for name, info in load_methods()[method].Options.model_fields.items():
         if isinstance(info.default, bool):
             if name.startswith("wait_"):
-                short[name] = False
-        elif isinstance(info.default, int) and any(
-            word in name for word in ("warmup", "rounds", "start")
-        ):
-            short[name] = min(info.default, 1)
-    return short
+                options[name] = False
+        elif isinstance(info.default, int) and _counts_rounds(name):
+            options[name] = min(info.default, 1)
+    return options
+
+
+def _counts_rounds(option: str) -> bool:
+    return any(word in option for word in ("warmup", "rounds", "start"))
 
 
 def toy_config(
@@ -141,60 +148,60 @@ def toy_config(
 
 
 def digest(path: Path) -> str:
+    """sha256 of a file."""
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def outcome(folder: Path) -> dict[str, str]:
-    """What must be the same whenever the same experiment is run: the bytes of the model and of the metrics."""
-    return {
-        name: digest(folder / name)
-        for name in ("model.safetensors", "metrics.jsonl", "config.toml", "setup.json")
-    }
+    """Digests of the files that must be the same whenever the same experiment is run."""
+    names = ("model.safetensors", "metrics.jsonl", "config.toml", "setup.json")
+    return {name: digest(folder / name) for name in names}
 
 
-Change = Callable[[int, Reply], Reply]
+def keep_reply(round_index: int, reply: Reply) -> Reply:
+    """The change of an engine that changes nothing."""
+    return reply
 
 
 @dataclass
-class Meddler:
-    """A local engine in which a test may watch, change or lose what passes."""
+class FaultyEngine:
+    """A local engine in which a test can watch, change or lose messages."""
 
     config: Config
     folder: Path
-    change: Change = lambda round, reply: reply
-    absent: Mapping[int, str] = field(
-        default_factory=dict
-    )  # round -> a site that is not reached at all
+    change: Callable[[int, Reply], Reply] = keep_reply
+    # round -> a site that is not reached at all
+    absent: Mapping[int, str] = field(default_factory=dict)
     payloads: list[Payload] = field(default_factory=list)
     replies: list[Reply] = field(default_factory=list)
-    _bench: SiteRunner | None = None
+    _runner: SiteRunner | None = None
 
     def exchange(self, payload: Payload) -> Iterator[Reply]:
-        self._bench = self._bench or open_runner(self.config, self.folder)
+        self._runner = self._runner or open_runner(self.config, self.folder)
         self.payloads.append(payload)
-        for name in sorted(self._bench.experiment.sites):
+        for name in sorted(self._runner.experiment.sites):
             if self.absent.get(payload.round) == name:
                 continue
-            reply = self.change(payload.round, self._bench.run_round(name, payload))
+            reply = self.change(payload.round, self._runner.run_round(name, payload))
             self.replies.append(reply)
             yield reply
 
     def close(self) -> None:
-        self._bench = None
+        self._runner = None
 
 
 @dataclass
-class Listener:
-    """An observer that keeps what it was told."""
+class RecordingObserver:
+    """An observer that keeps messages and records."""
 
     messages: list[str] = field(default_factory=list)
-    rounds: list[dict[str, Any]] = field(default_factory=list)
+    rounds: list[RoundRecord] = field(default_factory=list)
 
-    def on_start(self, experiment: object, first: int) -> None: ...
-    def on_site_done(self, round: int, reply: Reply) -> None: ...
+    def on_start(self, experiment: object, first_round: int) -> None: ...
+    def on_site_done(self, round_index: int, reply: Reply) -> None: ...
 
-    def on_round_done(self, line: dict[str, Any], seconds: float) -> None:
-        self.rounds.append(line)
+    def on_round_done(self, record: RoundRecord, seconds: float) -> None:
+        self.rounds.append(record)
 
     def on_message(self, message: str) -> None:
         self.messages.append(message)

@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from toys import Listener, outcome, toy_config
+from tests.toys import RecordingObserver, outcome, toy_config
 
 pytest.importorskip("flwr")
 
-from deployment import (
+from tests.deployment import (
     Deployment,
     Process,
     deployment,
@@ -54,7 +54,7 @@ def link(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
 LOOPBACK = ("127.0.0.1", "::1", "::ffff:127.0.0.1")
 
 
-class Ear(Listener):
+class Ear(RecordingObserver):
     """Looks up, in the first round, where this process and its children listen."""
 
     heard: frozenset[str] = frozenset()
@@ -179,7 +179,7 @@ def test_a_killed_site_is_named_and_comes_back(link: Deployment, tmp_path: Path)
     until(back, run=process)
     status = read_status(out)
     assert (
-        status is not None and status["state"] == "running" and status["round"] == len(lines(out))
+        status is not None and status.state == "running" and status.round == len(lines(out))
     )
     process.stop()
     link.command("stop", run_number(process.text), "here")
@@ -210,7 +210,7 @@ def test_a_wrong_certificate_and_an_unknown_key_are_turned_away(
 def hospital(folder: Path, classes: tuple[str, ...]) -> Path:
     import numpy as np
     from PIL import Image
-    from toys import toy_images
+    from tests.toys import toy_images
 
     folder.mkdir(parents=True)
     labels = np.arange(30) % len(classes)

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from helpers import toy_experiment
+from tests.helpers import toy_experiment
 from torch import nn
 
 from fedgsca.methods.fedcorr import (
@@ -75,7 +75,7 @@ def test_corrected_labels_are_closer_to_the_truth(tmp_path: Path) -> None:
     toy = toy_experiment(tmp_path, "fedcorr", noise=MIXED, samples=100, rounds=10, options=QUICK)
     state = toy.run(10)
     for name, share in zip(sorted(toy.sites), MIXED, strict=True):
-        seen = toy.observed[name]
+        seen = toy.metrics[name]
         if share:
             assert seen["label_accuracy_before"] == pytest.approx(0.5)
             assert (seen["label_accuracy_after"] or 0) > 0.85
@@ -144,7 +144,7 @@ def test_a_site_that_misses_the_relabelling_makes_up_for_it(tmp_path: Path) -> N
     for _ in range(4):  # all of fine-tuning and the first round of usual training
         state = toy.round(state, absent=["site-4"])
     toy.run(2, state)
-    assert (toy.observed["site-4"]["label_accuracy_after"] or 0) > 0.8
+    assert (toy.metrics["site-4"]["label_accuracy_after"] or 0) > 0.8
 
 
 def test_overrides_persist_and_the_given_labels_are_never_touched(tmp_path: Path) -> None:

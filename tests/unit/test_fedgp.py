@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from helpers import CLASSES, Toy, toy_experiment
+from tests.helpers import CLASSES, Toy, toy_experiment
 
 from fedgsca.methods.base import ServerState
 from fedgsca.methods.fedgp import (
@@ -51,7 +51,7 @@ def test_the_purified_set_is_cleaner_than_the_given_labels(tmp_path: Path) -> No
         assert (
             np.mean(labels[clean] == run.truth[name][clean]) > 0.85
         )  # 0.6 of the given ones are right
-        assert (run.observed[name]["label_accuracy_after"] or 0) > 0.8
+        assert (run.metrics[name]["label_accuracy_after"] or 0) > 0.8
     assert run.accuracy(state.weights) > 0.85
 
 
