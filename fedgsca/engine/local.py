@@ -21,6 +21,7 @@ from fedgsca.engine.base import Reply
 from fedgsca.engine.simulation_metrics import measure_decisions
 from fedgsca.errors import UpdateError
 from fedgsca.experiment.simulation import Experiment, prepare
+from fedgsca.experiment.weights_file import weights_path
 from fedgsca.methods.base import Method, make_method
 from fedgsca.privacy.mechanism import NormalSource, protect, secret_normals
 from fedgsca.site import Site
@@ -47,7 +48,16 @@ class SiteRunner:
         self.folder = folder
         self.is_hospital = is_hospital
         self.device = prepare_device(experiment.config.train)
-        self.model = build_model(experiment, method.head).to(self.device)
+        config = experiment.config
+        model = build_model(
+            config.model,
+            experiment.table.num_classes,
+            head=method.head,
+            seed=config.seed,
+            # a frozen model is its head: the coordinator of a deployment needs no backbone
+            weights=None if config.model.frozen else weights_path(config),
+        )
+        self.model = model.to(self.device)
 
     def site(self, name: str) -> Site:
         """The site as its method sees it, with its private memory."""

@@ -1,4 +1,4 @@
-"""Networks: a small CNN, ResNet-18/50, EfficientNet-Lite0, and the head alone for frozen-backbone runs."""
+"""Networks: a small CNN, ResNet-18/50, EfficientNet-Lite0, and a head alone for frozen features."""
 
 from fedgsca.models.build import (
     MODELS,

@@ -1,6 +1,7 @@
-"""Batched augmentation on uint8 tensors. Tissue has no up or down, so flips and quarter turns are exact and cost almost nothing.
+"""Batched augmentation on uint8 tensors.
 
-Any-angle rotation (the paper's protocol) resamples the whole batch with one affine map.
+Tissue has no up or down, so mirror images and quarter turns are exact and cost almost nothing.
+Any-angle rotation (the paper's protocol) resamples the batch with one affine map.
 """
 
 from __future__ import annotations
@@ -12,37 +13,42 @@ from torch.nn import functional as F
 
 
 def augment(images: Tensor, kind: str, rng: np.random.Generator) -> Tensor:
-    """images (b, 3, H, W) uint8 -> the same shape; `kind` is none, flips, dihedral (flips and quarter turns) or rotate."""
+    """Random changes of images (b, 3, H, W) uint8; the shape stays.
+
+    `kind` is none, flips, dihedral (flips and quarter turns) or rotate.
+    """
     if kind == "none":
         return images
     count = images.shape[0]
-    # one draw per image whatever the kind, so that changing the kind does not shift the streams of others
+    # four draws per image whatever the kind, so that another kind does not shift other streams
     draws = torch.from_numpy(rng.random((count, 4)))
     if kind == "rotate":
         return _rotate(images, draws)
-    images = _where(images, draws[:, 0] < 0.5, (3,))
-    images = _where(images, draws[:, 1] < 0.5, (2,))
+    images = _flip(images, draws[:, 0] < 0.5, dim=3)
+    images = _flip(images, draws[:, 1] < 0.5, dim=2)
     if kind == "dihedral" and images.shape[2] == images.shape[3]:
-        turned = draws[:, 2] < 0.5
-        images[turned] = images[turned].transpose(2, 3)
+        mask = draws[:, 2] < 0.5
+        images[mask] = images[mask].transpose(2, 3)
     return images
 
 
-def _where(images: Tensor, chosen: Tensor, dims: tuple[int, ...]) -> Tensor:
-    images[chosen] = images[chosen].flip(dims)
+def _flip(images: Tensor, mask: Tensor, dim: int) -> Tensor:
+    images[mask] = images[mask].flip((dim,))
     return images
 
 
 def _rotate(images: Tensor, draws: Tensor) -> Tensor:
-    """Random flips and a random angle in one resampling; borders are reflected so that no black corners appear."""
+    """Random flips and a random angle in one resampling; reflected borders avoid black corners."""
     angle = draws[:, 2] * (2 * np.pi)
     flip_x = torch.where(draws[:, 0] < 0.5, -1.0, 1.0)
     flip_y = torch.where(draws[:, 1] < 0.5, -1.0, 1.0)
     theta = torch.zeros(images.shape[0], 2, 3)
-    theta[:, 0, 0], theta[:, 0, 1] = angle.cos() * flip_x, -angle.sin() * flip_y
-    theta[:, 1, 0], theta[:, 1, 1] = angle.sin() * flip_x, angle.cos() * flip_y
+    theta[:, 0, 0] = angle.cos() * flip_x
+    theta[:, 0, 1] = -angle.sin() * flip_y
+    theta[:, 1, 0] = angle.sin() * flip_x
+    theta[:, 1, 1] = angle.cos() * flip_y
     grid = F.affine_grid(theta, list(images.shape), align_corners=False)
-    turned = F.grid_sample(
+    rotation = F.grid_sample(
         images.float(), grid, mode="bilinear", padding_mode="reflection", align_corners=False
     )
-    return turned.contiguous(memory_format=torch.channels_last)
+    return rotation.contiguous(memory_format=torch.channels_last)

@@ -1,8 +1,8 @@
-"""One shape for every network: Classifier = backbone (images -> features) + head (features -> logits).
+"""One shape for every network: Classifier = backbone (images -> features) + head (-> logits).
 
-Frozen-backbone mode is the same class with the backbone replaced by nothing: the site stores features once and trains the head.
-Networks are built without touching torch's global generator: modules are created without memory ("meta") and then filled from an
-addressed stream, so the same seed gives the same initial bytes in every process.
+Frozen-backbone mode is the same class with the backbone replaced by an identity: the site computes
+features once and trains the head. Initial values come from an addressed stream, never from torch's
+global generator, so the same seed gives the same initial bytes in every process.
 """
 
 from __future__ import annotations
@@ -15,10 +15,14 @@ from torch import Tensor, nn
 
 from fedgsca.errors import ConfigError
 from fedgsca.rng import torch_stream
+from fedgsca.support.text import did_you_mean
 
 
 class SmallCNN(nn.Module):
-    """Three conv-norm-relu-pool blocks and a global average: 93,000 parameters, for images of 28 to 64 pixels."""
+    """Three conv-norm-relu-pool blocks and a global average, for images of 28 to 64 pixels.
+
+    93,000 parameters.
+    """
 
     def __init__(self, norm: str = "batch", widths: tuple[int, ...] = (32, 64, 128)) -> None:
         super().__init__()
@@ -36,11 +40,15 @@ class SmallCNN(nn.Module):
         self.layers = nn.Sequential(*layers)
 
     def forward(self, x: Tensor) -> Tensor:
+        """(b, 3, H, W) -> (b, 128)."""
         return torch.as_tensor(self.layers(x).mean(dim=(2, 3)))
 
 
 class PooledEfficientNet(nn.Module):
-    """EfficientNet-Lite0 up to its pooled features. Drop-connect is off: it would draw from torch's global generator."""
+    """EfficientNet-Lite0 up to its pooled features.
+
+    Drop-connect is off: it would draw from torch's global generator.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -49,33 +57,38 @@ class PooledEfficientNet(nn.Module):
         self.net = efficientnet_lite0()
 
     def forward(self, x: Tensor) -> Tensor:
+        """(b, 3, H, W) -> (b, 1280)."""
         features: Tensor = self.net.extract_features(x)  # type: ignore[operator]
         return features.mean(dim=(2, 3))
 
 
 def _resnet(name: str) -> nn.Module:
-    import monai.networks.nets as nets  # here and not above: importing MONAI takes four seconds
+    """A ResNet with exactly torchvision's names and shapes, so that published files fit."""
+    # not at the top: importing MONAI takes four seconds
+    import monai.networks.nets as nets
 
-    # exactly torchvision's names and shapes, so that torchvision's and LVM-Med's files load by name
-    made: nn.Module = getattr(nets, name)(
+    network: nn.Module = getattr(nets, name)(
         spatial_dims=2,
         n_input_channels=3,
         conv1_t_stride=2,
         bias_downsample=False,
         feed_forward=False,
     )
-    return made
+    return network
 
 
 @dataclass(frozen=True)
 class Spec:
-    """How to make a backbone and what it expects."""
+    """How to make a backbone, and the images it expects."""
 
     make: Callable[[], nn.Module]
-    width: int  # of the feature vector
-    mean: tuple[float, float, float]  # pixel values 0..255: x -> (x - mean) / std
+    # D, the length of the feature vector
+    width: int
+    # per channel, for pixel values 0 to 255: x -> (x - mean) / std
+    mean: tuple[float, float, float]
     std: tuple[float, float, float]
-    image_size: int  # used where the data set has no size of its own
+    # in pixels, where the data set has no size of its own
+    image_size: int
 
 
 _IMAGENET = ((123.675, 116.28, 103.53), (58.395, 57.12, 57.375))
@@ -99,9 +112,11 @@ class CentroidHead(nn.Module):
         self.centroids = nn.Linear(dim, num_classes, bias=False)
 
     def embed(self, features: Tensor) -> Tensor:
+        """(b, D) -> (b, dim), non-negative."""
         return torch.relu(self.norm(self.project(features)))
 
     def forward(self, features: Tensor) -> Tensor:
+        """(b, D) -> (b, C) logits."""
         return torch.as_tensor(self.centroids(self.embed(features)))
 
 
@@ -117,72 +132,72 @@ class Classifier(nn.Module):
         self.head = head
 
     def features(self, x: Tensor) -> Tensor:
+        """(b, 3, H, W) images -> (b, D); features stay as they are."""
         return torch.as_tensor(self.backbone(x))
 
     def forward(self, x: Tensor) -> Tensor:
+        """Inputs -> (b, C) logits."""
         return torch.as_tensor(self.head(self.backbone(x)))
 
 
 def spec_of(name: str) -> Spec:
+    """The specification of a network by its configured name."""
     if name not in MODELS:
+        hint = did_you_mean(name, MODELS)
         raise ConfigError(
-            "todo.build-1",
-            f"model {name!r} is not known",
-            fix=f"choose one of: {', '.join(MODELS)}",
+            "model.unknown",
+            f"unknown model {name!r}",
+            fix=f"{hint}use one of: {', '.join(MODELS)}",
         )
     return MODELS[name]
 
 
 def feature_width(name: str) -> int:
+    """D, the length of a network's feature vector."""
     return spec_of(name).width
 
 
-def _fill(module: nn.Module, generator: torch.Generator) -> None:
-    """Initial values of one layer, from the stream alone."""
+def _initialise(layer: nn.Module, generator: torch.Generator) -> None:
+    """Set the initial values of one layer, from the stream alone."""
     with torch.no_grad():
-        if isinstance(module, nn.Conv2d):
+        if isinstance(layer, nn.Conv2d):
             nn.init.kaiming_normal_(
-                module.weight, mode="fan_out", nonlinearity="relu", generator=generator
+                layer.weight, mode="fan_out", nonlinearity="relu", generator=generator
             )
-            if module.bias is not None:
-                module.bias.zero_()
-        elif isinstance(module, nn.Linear):
-            bound = module.in_features**-0.5
-            nn.init.uniform_(module.weight, -bound, bound, generator=generator)
-            if module.bias is not None:
-                module.bias.zero_()
-        elif isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d):
-            module.reset_running_stats()
-            module.weight.fill_(1.0)
-            module.bias.zero_()
-        elif isinstance(module, nn.GroupNorm | nn.LayerNorm):
-            module.weight.fill_(1.0)
-            module.bias.zero_()
+            _zero_bias(layer)
+        elif isinstance(layer, nn.Linear):
+            bound = layer.in_features**-0.5
+            nn.init.uniform_(layer.weight, -bound, bound, generator=generator)
+            _zero_bias(layer)
+        elif isinstance(layer, nn.BatchNorm1d | nn.BatchNorm2d):
+            layer.reset_running_stats()
+            layer.weight.fill_(1.0)
+            layer.bias.zero_()
+        elif isinstance(layer, nn.GroupNorm | nn.LayerNorm):
+            layer.weight.fill_(1.0)
+            layer.bias.zero_()
 
 
-def _allocate(module: nn.Module) -> None:
-    """Memory for a module made on the meta device. Module.to_empty would do, but imports a symbolic algebra for half a second."""
-    for layer in module.modules():
-        for name, parameter in layer._parameters.items():
-            if parameter is not None:
-                empty = torch.empty(parameter.shape, dtype=parameter.dtype)
-                layer._parameters[name] = nn.Parameter(empty, requires_grad=parameter.requires_grad)
-        for name, buffer in layer._buffers.items():
-            if buffer is not None:
-                layer._buffers[name] = torch.empty(buffer.shape, dtype=buffer.dtype)
+def _zero_bias(layer: nn.Conv2d | nn.Linear) -> None:
+    if layer.bias is not None:
+        layer.bias.zero_()
 
 
 def _materialise(make: Callable[[], nn.Module], seed: int, part: str) -> nn.Module:
-    with torch.device("meta"):
+    """A module with the initial values of its address."""
+    # Constructors fill layers from torch's global generator, whose state is restored afterwards;
+    # all of these values are replaced. (The meta device would avoid this, but to_empty imports
+    # sympy for half a second, and a ResNet-50 takes 2 s instead of 0.3 s.)
+    with torch.random.fork_rng(devices=[]):
         module = make()
-    _allocate(module)
     generator = torch_stream(seed, "init", part)
     for layer in module.modules():
-        _fill(layer, generator)
+        _initialise(layer, generator)
     return module
 
 
 def build_backbone(name: str, *, seed: int) -> nn.Module:
+    """A backbone with fresh weights: (b, 3, H, W) images -> (b, D) features."""
     spec = spec_of(name)
     if name == "efficientnet-lite0":
         from fedgsca.models.efficientnet import need_efficientnet
@@ -194,16 +209,22 @@ def build_backbone(name: str, *, seed: int) -> nn.Module:
 def build_classifier(name: str, num_classes: int, *, seed: int, head: str = "linear") -> Classifier:
     """A network with fresh weights; channels-last, which trains 10-45 % faster on CPUs."""
     backbone = build_backbone(name, seed=seed)
-    made = _materialise(lambda: HEADS[head](feature_width(name), num_classes), seed, "head")
-    return Classifier(backbone, made).to(memory_format=torch.channels_last)  # type: ignore[call-overload,no-any-return]
+    classifier = Classifier(backbone, _build_head(head, feature_width(name), num_classes, seed))
+    return classifier.to(memory_format=torch.channels_last)  # type: ignore[call-overload,no-any-return]
 
 
 def build_head_only(width: int, num_classes: int, *, seed: int, head: str = "linear") -> Classifier:
-    """The classifier of frozen-backbone mode: its inputs are feature vectors. The head's initial bytes are those of the full network."""
-    return Classifier(
-        nn.Identity(), _materialise(lambda: HEADS[head](width, num_classes), seed, "head")
-    )
+    """The classifier of frozen-backbone mode: its inputs are (b, `width`) feature vectors.
+
+    The initial bytes of the head are those of the full network.
+    """
+    return Classifier(nn.Identity(), _build_head(head, width, num_classes, seed))
+
+
+def _build_head(kind: str, width: int, num_classes: int, seed: int) -> nn.Module:
+    return _materialise(lambda: HEADS[kind](width, num_classes), seed, "head")
 
 
 def trainable_names(model: nn.Module) -> tuple[str, ...]:
+    """The names of the parameters that training changes, without buffers."""
     return tuple(name for name, parameter in model.named_parameters() if parameter.requires_grad)

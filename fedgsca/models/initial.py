@@ -1,28 +1,24 @@
-"""The model with which an experiment starts: fresh or pretrained backbone, fresh head; the same bytes for every method."""
+"""The model with which an experiment starts; the same bytes for every method with the same head."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
 
-from fedgsca.models.build import Classifier, build_classifier, build_head_only
+from fedgsca.config import ModelConfig
+from fedgsca.models.build import Classifier, build_classifier, build_head_only, feature_width
+from fedgsca.models.weights import load_backbone
 
-if TYPE_CHECKING:
-    from fedgsca.experiment.simulation import Experiment
 
+def build_model(
+    model: ModelConfig, num_classes: int, *, head: str, seed: int, weights: Path | None
+) -> Classifier:
+    """A fresh head on a fresh or pretrained backbone; in frozen mode the head alone.
 
-def build_model(experiment: Experiment, head: str) -> Classifier:
-    from fedgsca.experiment.weights_file import weights_path
-    from fedgsca.models.weights import load_backbone
-
-    config = experiment.config
-    if config.model.frozen:
-        return build_head_only(
-            experiment.feature_width, experiment.table.num_classes, seed=config.seed, head=head
-        )
-    model = build_classifier(
-        config.model.name, experiment.table.num_classes, seed=config.seed, head=head
-    )
-    path = weights_path(config)
-    if path is not None:
-        load_backbone(model.backbone, path)
-    return model
+    `weights` is the file of the pretrained backbone; None: the backbone is fresh.
+    """
+    if model.frozen:
+        return build_head_only(feature_width(model.name), num_classes, seed=seed, head=head)
+    classifier = build_classifier(model.name, num_classes, seed=seed, head=head)
+    if weights is not None:
+        load_backbone(classifier.backbone, weights)
+    return classifier

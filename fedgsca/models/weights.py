@@ -1,10 +1,12 @@
-"""Pretrained weights from a local file: torchvision's names, LVM-Med's file, the usual wrappers. Nothing is ever downloaded.
+"""Pretrained weights from a local file. Nothing is ever downloaded.
 
-Only tensors are read (safetensors, or torch files with weights_only=True); a pickle that wants to run code is refused.
+torchvision's names, LVM-Med's file and the usual wrappers are recognised. Only tensors are read
+(safetensors, or torch files with weights_only=True); a pickle that runs code is refused.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -15,13 +17,15 @@ from fedgsca.errors import WeightsError
 _WRAPPERS = ("state_dict", "model_state_dict", "model", "net")
 _PREFIXES = ("module.", "backbone.", "encoder.", "model.", "net.")
 _HEADS = ("fc.", "head.", "classifier.", "_fc.")
+# names that are printed of each kind of mismatch
+_MAX_NAMES = 4
 
 
-def _read(path: Path) -> dict[str, object]:
+def _read_file(path: Path) -> dict[str, object]:
     if not path.is_file():
         raise WeightsError(
-            "todo.weights-1",
-            f"weights file {path} does not exist",
+            "weights.file-not-found",
+            f"the weights file {path} does not exist",
             fix="give the path of a .safetensors, .pth, .pt or .torch file",
         )
     try:
@@ -29,65 +33,83 @@ def _read(path: Path) -> dict[str, object]:
             from safetensors.torch import load_file
 
             return dict(load_file(path))
-        loaded = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # any reader's complaint ends in the same advice
-        why = (str(error).splitlines() or ["it is empty or cut off"])[0][
-            :200
-        ]  # the reader of an empty file says nothing
+        contents = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # any reader's complaint has the same fix
         raise WeightsError(
-            "todo.weights-2",
-            f"weights file {path} cannot be read as plain tensors: {why}",
-            fix="save it again as a state_dict: torch.save(model.state_dict(), path), or as safetensors",
+            "weights.unreadable-file",
+            f"the weights file {path} cannot be read as plain tensors: {_first_line(error)}",
+            fix="save it again as safetensors, or as torch.save(model.state_dict(), path)",
         ) from error
-    if not isinstance(loaded, dict):
+    if not isinstance(contents, dict):
         raise WeightsError(
-            "todo.weights-3",
-            f"weights file {path} holds a {type(loaded).__name__}, not a state_dict",
+            "weights.not-a-state-dict",
+            f"the weights file {path} holds a {type(contents).__name__}, not a state_dict",
             fix="save model.state_dict()",
         )
-    return loaded
+    return contents
 
 
-def plain_names(loaded: dict[str, object]) -> dict[str, Tensor]:
-    """Unwrap {'state_dict': ...} and strip prefixes that every name carries; heads are left out."""
+def _first_line(error: Exception) -> str:
+    lines = str(error).splitlines()
+    return lines[0][:200] if lines else "it is empty or incomplete"
+
+
+def plain_names(contents: Mapping[str, object]) -> dict[str, Tensor]:
+    """The tensors of a backbone under their plain names.
+
+    {"state_dict": ...} is unwrapped, prefixes that all names share are removed, heads are left out.
+    """
     for wrapper in _WRAPPERS:
-        inner = loaded.get(wrapper)
+        inner = contents.get(wrapper)
         if isinstance(inner, dict):
             return plain_names(inner)
-    tensors = {name: value for name, value in loaded.items() if isinstance(value, Tensor)}
-    stripped = True
-    while stripped and tensors:
-        stripped = False
-        for prefix in _PREFIXES:
-            body = [name for name in tensors if not name.startswith(_HEADS)]
-            if body and all(name.startswith(prefix) for name in body):
-                tensors = {name.removeprefix(prefix): value for name, value in tensors.items()}
-                stripped = True
+    tensors = {name: value for name, value in contents.items() if isinstance(value, Tensor)}
+    prefix = _common_prefix(tensors)
+    while prefix is not None:
+        tensors = {name.removeprefix(prefix): value for name, value in tensors.items()}
+        prefix = _common_prefix(tensors)
     return {name: value for name, value in tensors.items() if not name.startswith(_HEADS)}
 
 
+def _common_prefix(names: Mapping[str, Tensor]) -> str | None:
+    """A known prefix that all names share, heads aside; None if there is none."""
+    body = [name for name in names if not name.startswith(_HEADS)]
+    if not body:
+        return None
+    for prefix in _PREFIXES:
+        if all(name.startswith(prefix) for name in body):
+            return prefix
+    return None
+
+
 def load_backbone(backbone: nn.Module, path: Path) -> None:
-    """Fill the backbone from a file; every name and shape must fit, and what does not is listed."""
-    target = getattr(backbone, "net", backbone)  # EfficientNet sits one level down
-    given, wanted = plain_names(_read(path)), target.state_dict()
-    counters = {name for name in wanted if name.endswith("num_batches_tracked")}
-    missing = sorted(set(wanted) - set(given) - counters)
-    extra = sorted(set(given) - set(wanted))
-    wrong = [
-        f"{name} is {tuple(given[name].shape)}, expected {tuple(wanted[name].shape)}"
-        for name in sorted(set(given) & set(wanted))
-        if given[name].shape != wanted[name].shape
-    ]
-    if missing or extra or wrong:
-        lines = [f"weights file {path} does not fit the network:"]
-        for title, names in (("missing", missing), ("unknown", extra), ("of another shape", wrong)):
-            if names:
-                lines.append(
-                    f"  {len(names)} {title}: {', '.join(names[:4])}{' ...' if len(names) > 4 else ''}"
-                )
+    """Fill the backbone from a file. Every name and shape must fit; mismatches are listed."""
+    target = getattr(backbone, "net", backbone)  # EfficientNet is one level down
+    tensors = plain_names(_read_file(path))
+    expected = target.state_dict()
+    counters = {name for name in expected if name.endswith("num_batches_tracked")}
+    missing = sorted(set(expected) - set(tensors) - counters)
+    unknown_names = sorted(set(tensors) - set(expected))
+    shapes = []
+    for name in sorted(set(tensors) & set(expected)):
+        shape, expected_shape = tuple(tensors[name].shape), tuple(expected[name].shape)
+        if shape != expected_shape:
+            shapes.append(f"{name} is {shape}, expected {expected_shape}")
+    if missing or unknown_names or shapes:
+        lines = [f"the weights file {path} does not fit the network:"]
+        lines += _list_names("missing", missing)
+        lines += _list_names("unknown", unknown_names)
+        lines += _list_names("of another shape", shapes)
         raise WeightsError(
-            "todo.weights-4",
+            "weights.wrong-network",
             "\n".join(lines),
             fix="choose the model that the file was made for (--set model.name=...)",
         )
-    target.load_state_dict({**{name: wanted[name] for name in counters}, **given})
+    target.load_state_dict({**{name: expected[name] for name in counters}, **tensors})
+
+
+def _list_names(title: str, names: Sequence[str]) -> list[str]:
+    if not names:
+        return []
+    more = " ..." if len(names) > _MAX_NAMES else ""
+    return [f"  {len(names)} {title}: {', '.join(names[:_MAX_NAMES])}{more}"]
