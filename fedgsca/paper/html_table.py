@@ -49,9 +49,9 @@ from fedgsca.support.text import plural, signed
 
 def to_html(result: TableResult, drawings: Sequence[Drawing]) -> str:
     """The page as HTML that needs no other file."""
-    from fedgsca.report.html_page import render
+    from fedgsca.report.html_page import render_page
 
-    return render(make_page(result, drawings))
+    return render_page(make_page(result, drawings))
 
 
 def make_page(result: TableResult, drawings: Sequence[Drawing]) -> Page:
