@@ -7,36 +7,37 @@ from dataclasses import replace
 
 import numpy as np
 
-from fedgsca.data.table import Table, fingerprint
+from fedgsca.data.table import ImageTable, fingerprint
 from fedgsca.errors import ClassListError
 
 
-def with_classes(table: Table, classes: Sequence[str]) -> Table:
+def align_classes(table: ImageTable, classes: Sequence[str]) -> ImageTable:
     """The same images with labels renumbered by class name.
 
-    A site need not have images of every class. A class that the consortium does not know is an error: nobody could say
-    what the shared model should answer there.
+    A site need not have images of every class. A class that is not in `classes` is an error: the
+    shared model has no output for it.
     """
-    strange = [name for name in table.classes if name not in classes]
-    if strange:
+    unknown_classes = [name for name in table.classes if name not in classes]
+    if unknown_classes:
         raise ClassListError(
-            "todo.align-classes-1",
-            f"{table.name}: {len(strange)} of its classes are not in the list of the consortium, first: {strange[0]}",
-            fix=f"rename or remove these labels; the classes are: {', '.join(classes)}",
+            "data.class-not-in-consortium",
+            f"{table.name}: {len(unknown_classes)} of {len(table.classes)} classes are not in the "
+            f"consortium's list, the first is {unknown_classes[0]!r}",
+            fix=f"rename or remove these labels; use only: {', '.join(classes)}",
         )
     if tuple(table.classes) == tuple(classes):
         return table
-    number = np.array([list(classes).index(name) for name in table.classes], np.int64)
-    labels = number[table.labels]
-    named = fingerprint(table.images, labels, classes, table.split)
-    given, replaced = (
-        None if column is None else number[column] for column in (table.given, table.replaced)
-    )
+    index = np.array([list(classes).index(name) for name in table.classes], np.int64)
+    labels = index[table.labels]
     return replace(
         table,
         labels=labels,
-        given=given,
-        replaced=replaced,
+        given=_renumber(table.given, index),
+        replaced_labels=_renumber(table.replaced_labels, index),
         classes=tuple(classes),
-        fingerprint=named,
+        fingerprint=fingerprint(table.images, labels, classes, table.split),
     )
+
+
+def _renumber(labels: np.ndarray | None, index: np.ndarray) -> np.ndarray | None:
+    return None if labels is None else index[labels]

@@ -1,9 +1,10 @@
-"""Arrays that are expensive to make (decoded images, frozen features) kept on disk as read-only memory maps.
+"""Arrays that are expensive to compute (decoded images, frozen features), kept on disk.
 
-An entry is two files: `<name>-<digest>.npy`, and a small `<name>.json` manifest that is written last and names the array, its
-size and its checksums. Without a manifest there is no entry, so a half-written array is never seen; because the manifest names
-the array by content, two processes that build the same key at once cannot mix their halves. Whatever does not match its
-manifest is rebuilt and reported, never used.
+They are opened as read-only memory maps. An entry is two files: `<name>-<digest>.npy`, and a small
+manifest `<name>.json` that is written last and names the array, its size and its checksums. Without
+a manifest there is no entry, so nobody opens a half-written array; because the manifest names the
+array by content, two processes that build the same key at once cannot mix their halves. An array
+that does not match its manifest is rebuilt and reported, never used.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import math
 import os
 import shutil
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,54 +25,88 @@ import numpy as np
 
 from fedgsca.errors import DataError
 from fedgsca.support.files import (
-    abandoned,
-    beside,
-    no_room,
+    is_abandoned,
+    is_disk_full,
     remove_quietly,
-    size_text,
     sync_folder,
+    temporary_path,
     write_atomic,
 )
+from fedgsca.support.text import size_text
 
 log = logging.getLogger(__name__)
 
-_WHOLE = (
-    64 << 20
-)  # arrays up to this size are checked completely on every open, larger ones by sample
+# arrays up to this size are checked completely each time they are opened, larger ones by sample
+_FULL_CHECK_LIMIT = 64 << 20
 _BLOCK = 1 << 20
-_SPARE = 16 << 20  # left free on the disk beside the array itself
+_SPARE = 16 << 20  # free space that must remain on the disk beside the array itself
+
+# JSON values that are stored with an array
+Extra = dict[str, Any]
+Shape = tuple[int, ...]
 
 
 @dataclass(frozen=True)
-class Cached:
-    """One cache entry."""
+class CacheEntry:
+    """An array from the cache, with what was stored beside it."""
 
-    array: np.ndarray  # read-only memory map
-    digest: str  # sha256 of the raw array bytes, without the file's header
-    extra: Mapping[str, Any] = field(
-        default_factory=dict
-    )  # what the maker wanted remembered with the array
-    notes: tuple[str, ...] = ()  # "was damaged and has been rebuilt"
+    # read-only memory map
+    array: np.ndarray
+    # sha256 of the raw array bytes, without the file's header
+    digest: str
+    # JSON values that the function which filled the array stored with it
+    extra: Mapping[str, Any] = field(default_factory=dict)
+    # for people: "was damaged and has been rebuilt"
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class CacheManifest:
+    """The JSON file of an entry. `header`, `digest` and `sample` are sha256 checksums."""
+
+    key: str
+    array: str  # name of the array file in the same folder
+    bytes: int  # its size
+    start: int  # where the data begins, behind the header
+    header: str
+    digest: str  # of all data
+    sample: str  # of 32 blocks spread over the data
+    extra: Extra
+
+
+@dataclass(frozen=True)
+class _Recipe:
+    """What an entry must be, and how to write it."""
+
+    key: str
+    shape: tuple[int | None, ...]  # None: any length
+    dtype: np.dtype[Any]
+    size: int  # upper bound in bytes
+    write: Callable[[Path], Extra]
 
 
 def cache_folder(cache_dir: Path | None = None) -> Path:
     """The argument, else $FEDGSCA_CACHE, else ~/.cache/fedgsca."""
     if cache_dir is not None:
         return Path(cache_dir)
-    named = os.environ.get("FEDGSCA_CACHE")
-    return Path(named).expanduser() if named else Path.home() / ".cache" / "fedgsca"
+    variable = os.environ.get("FEDGSCA_CACHE")
+    if variable:
+        return Path(variable).expanduser()
+    return Path.home() / ".cache" / "fedgsca"
 
 
 def cached_array(
     key: str,
-    shape: tuple[int, ...],
+    shape: Shape,
     dtype: np.dtype[Any] | type,
     fill: Callable[[np.ndarray], None],
     cache_dir: Path | None = None,
 ) -> np.ndarray:
-    """The array of this key: opened if it is cached and sound, otherwise made by `fill`, which writes into it in place.
+    """The array of this key: opened if a sound one is in the cache, otherwise filled by `fill`.
 
-    The key must name everything the content depends on (version of the maker, its parameters, a fingerprint of its input).
+    `fill` receives an array of this shape and dtype and writes into it. The key must name
+    everything the content depends on: the version of the code, its parameters, a fingerprint of
+    its input.
     """
     dtype = np.dtype(dtype)
     if math.prod(shape) == 0:  # nothing to map
@@ -79,34 +114,35 @@ def cached_array(
         empty.setflags(write=False)
         return empty
 
-    def write(path: Path) -> dict[str, Any]:
+    def write(path: Path) -> Extra:
         _reserve(path, shape, dtype)
         array = np.load(path, mmap_mode="r+")
         fill(array)
         array.flush()
         return {}
 
-    need = math.prod(shape) * dtype.itemsize
-    return _entry(key, shape, dtype, need, write, cache_dir).array
+    size = math.prod(shape) * dtype.itemsize
+    return _fetch(_Recipe(key, shape, dtype, size, write), cache_dir).array
 
 
 def cached_rows(
     key: str,
-    row_shape: tuple[int, ...],
+    row_shape: Shape,
     dtype: np.dtype[Any] | type,
-    rows: Callable[[dict[str, Any]], Iterable[np.ndarray]],
+    rows: Callable[[Extra], Iterable[np.ndarray]],
     at_most: int,
     cache_dir: Path | None = None,
-) -> Cached:
-    """The same for rows that arrive one block at a time, (k, *row_shape) each; memory stays at one block.
+) -> CacheEntry:
+    """The same for rows that arrive in blocks of shape (k, *row_shape); memory holds one block.
 
-    The number of rows need not be known (unreadable images may drop out), only a bound. `rows` receives a dict for JSON values
-    that are stored with the array and come back as `Cached.extra`.
+    Only an upper bound `at_most` on the number of rows is needed (unreadable images may drop out).
+    `rows` receives a dict for JSON values that are stored with the array and come back as
+    `CacheEntry.extra`.
     """
     dtype = np.dtype(dtype)
 
-    def write(path: Path) -> dict[str, Any]:
-        extra: dict[str, Any] = {}
+    def write(path: Path) -> Extra:
+        extra: Extra = {}
         count = 0
         with open(path, "wb") as handle:
             start = handle.write(_header((at_most, *row_shape), dtype))
@@ -124,107 +160,109 @@ def cached_rows(
             handle.write(header)
         return extra
 
-    need = at_most * math.prod(row_shape) * dtype.itemsize
-    return _entry(key, (None, *row_shape), dtype, need, write, cache_dir)
+    size = at_most * math.prod(row_shape) * dtype.itemsize
+    return _fetch(_Recipe(key, (None, *row_shape), dtype, size, write), cache_dir)
 
 
-def _entry(
-    key: str,
-    shape: tuple[int | None, ...],
-    dtype: np.dtype[Any],
-    need: int,
-    write: Callable[[Path], dict[str, Any]],
-    cache_dir: Path | None,
-) -> Cached:
+def _fetch(recipe: _Recipe, cache_dir: Path | None) -> CacheEntry:
+    """Open the entry; build it if it is absent or damaged."""
     folder = cache_folder(cache_dir)
-    name = hashlib.sha256(key.encode()).hexdigest()[:32]
+    name = hashlib.sha256(recipe.key.encode()).hexdigest()[:32]
     manifest = folder / f"{name}.json"
     notes: tuple[str, ...] = ()
     try:
-        found = _open(manifest, key, shape, dtype)
-        if found is not None:
-            return found
+        entry = _open(manifest, recipe)
+        if entry is not None:
+            return entry
     except (OSError, ValueError, KeyError, TypeError, EOFError) as damage:
         notes = (f"a cached array in {folder} was damaged ({damage}) and has been rebuilt",)
         log.warning(notes[0])
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)  # decoded images: for this user only
         _sweep(folder)
-        _build(manifest, key, need, write)
+        _build(manifest, recipe)
     except OSError as error:
-        raise _explain(error, folder, need) from error
-    made = _open(manifest, key, shape, dtype)
-    if made is None:
+        raise _cache_error(error, folder, recipe.size) from error
+    entry = _open(manifest, recipe)
+    if entry is None:
         raise DataError(
-            "todo.cache-1",
-            f"the cache entry just written to {folder} has vanished",
-            fix="keep other programs out of that folder",
+            "data.cache-entry-removed",
+            f"the cache entry that was just written to {folder} was removed by another program",
+            fix="keep other programs out of that folder, or set FEDGSCA_CACHE to another one",
         )
-    return Cached(made.array, made.digest, made.extra, notes)
+    return replace(entry, notes=notes)
 
 
-def _build(manifest: Path, key: str, need: int, write: Callable[[Path], dict[str, Any]]) -> None:
-    folder = manifest.parent
+def _build(path: Path, recipe: _Recipe) -> None:
+    """Write the array, then its manifest at `path`."""
+    folder = path.parent
     free = shutil.disk_usage(folder).free
-    if free < need + _SPARE:
-        raise _too_small(folder, need, free)
-    temporary = beside(folder / f"{manifest.stem}.npy")
+    if free < recipe.size + _SPARE:
+        raise _disk_full(folder, recipe.size, free)
+    temporary = temporary_path(folder / f"{path.stem}.npy")
     try:
-        extra = write(temporary)
+        extra = recipe.write(temporary)
         with open(temporary, "rb") as handle:
             os.fsync(handle.fileno())
         start = _data_start(temporary)
         digest = _digest(temporary, start)
-        entry = {
-            "key": key,
-            "array": f"{manifest.stem}-{digest[:16]}.npy",
-            "bytes": temporary.stat().st_size,
-            "start": start,
-            "header": hashlib.sha256(_head(temporary, start)).hexdigest(),
-            "digest": digest,
-            "sample": _sample(temporary, start),
-            "extra": extra,
-        }
-        os.replace(temporary, folder / str(entry["array"]))
+        manifest = CacheManifest(
+            key=recipe.key,
+            array=f"{path.stem}-{digest[:16]}.npy",
+            bytes=temporary.stat().st_size,
+            start=start,
+            header=hashlib.sha256(_head(temporary, start)).hexdigest(),
+            digest=digest,
+            sample=_sample(temporary, start),
+            extra=extra,
+        )
+        os.replace(temporary, folder / manifest.array)
     except BaseException:
         remove_quietly(temporary)
         raise
     sync_folder(folder)
-    write_atomic(manifest, json.dumps(entry, indent=1).encode())
+    write_atomic(path, json.dumps(asdict(manifest), indent=1).encode())
 
 
-def _open(
-    manifest: Path, key: str, shape: tuple[int | None, ...], dtype: np.dtype[Any]
-) -> Cached | None:
-    """The entry, None if there is none, or an exception that says what is wrong with it."""
-    if not manifest.exists():
+def _open(path: Path, recipe: _Recipe) -> CacheEntry | None:
+    """The entry of a manifest, None if there is none; an exception says what is damaged."""
+    if not path.exists():
         return None
-    entry = json.loads(manifest.read_bytes())
-    if entry["key"] != key:
+    manifest = CacheManifest(**json.loads(path.read_bytes()))
+    if manifest.key != recipe.key:
         raise ValueError("the manifest belongs to another key")
-    path = manifest.with_name(entry["array"])
-    size, start = path.stat().st_size, int(entry["start"])
-    if size != entry["bytes"]:
-        raise ValueError(f"{size} bytes instead of {entry['bytes']}")
-    if hashlib.sha256(_head(path, start)).hexdigest() != entry["header"]:
-        raise ValueError("the header was altered")
-    sound = (
-        _digest(path, start) == entry["digest"]
-        if size <= _WHOLE
-        else _sample(path, start) == entry["sample"]
-    )
-    if not sound:
-        raise ValueError("the checksum does not match")
-    array = np.load(path, mmap_mode="r", allow_pickle=False)
-    fits = len(array.shape) == len(shape) and all(
-        want in (None, have) for want, have in zip(shape, array.shape, strict=True)
-    )
-    if not fits or array.dtype != dtype:
+    array_path = path.with_name(manifest.array)
+    _check_array_file(array_path, manifest)
+    array = np.load(array_path, mmap_mode="r", allow_pickle=False)
+    if not _shape_fits(array.shape, recipe.shape) or array.dtype != recipe.dtype:
         raise ValueError(f"it holds {array.shape} {array.dtype}")
-    return Cached(array, entry["digest"], entry["extra"])
+    return CacheEntry(array, manifest.digest, manifest.extra)
 
 
-def _header(shape: tuple[int, ...], dtype: np.dtype[Any]) -> bytes:
+def _check_array_file(path: Path, manifest: CacheManifest) -> None:
+    """Raise ValueError if the file is not the one that the manifest describes."""
+    size = path.stat().st_size
+    start = int(manifest.start)
+    if size != manifest.bytes:
+        raise ValueError(f"{size} bytes instead of {manifest.bytes}")
+    if hashlib.sha256(_head(path, start)).hexdigest() != manifest.header:
+        raise ValueError("the header was altered")
+    if size <= _FULL_CHECK_LIMIT:
+        is_sound = _digest(path, start) == manifest.digest
+    else:
+        is_sound = _sample(path, start) == manifest.sample
+    if not is_sound:
+        raise ValueError("the checksum does not match")
+
+
+def _shape_fits(shape: Shape, pattern: tuple[int | None, ...]) -> bool:
+    if len(shape) != len(pattern):
+        return False
+    return all(length in (None, size) for length, size in zip(pattern, shape, strict=True))
+
+
+def _header(shape: Shape, dtype: np.dtype[Any]) -> bytes:
+    """The bytes before the data in a .npy file."""
     buffer = io.BytesIO()
     descr = np.lib.format.dtype_to_descr(dtype)
     np.lib.format.write_array_header_1_0(
@@ -233,9 +271,13 @@ def _header(shape: tuple[int, ...], dtype: np.dtype[Any]) -> bytes:
     return buffer.getvalue()
 
 
-def _reserve(path: Path, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
-    """An array file with all its blocks allocated: a full disk must raise here, since in a memory map it kills the process."""
-    header, size = _header(shape, dtype), math.prod(shape) * dtype.itemsize
+def _reserve(path: Path, shape: Shape, dtype: np.dtype[Any]) -> None:
+    """Write an array file with all its blocks allocated.
+
+    A full disk must raise here, because in a memory map it kills the process.
+    """
+    header = _header(shape, dtype)
+    size = math.prod(shape) * dtype.itemsize
     with open(path, "wb") as handle:
         handle.write(header)
         handle.flush()
@@ -243,7 +285,8 @@ def _reserve(path: Path, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
             os.posix_fallocate(handle.fileno(), 0, len(header) + size)
             return
         zeros = bytes(_BLOCK)
-        handle.writelines(zeros[: min(_BLOCK, size - offset)] for offset in range(0, size, _BLOCK))
+        for offset in range(0, size, _BLOCK):
+            handle.write(zeros[: min(_BLOCK, size - offset)])
 
 
 def _data_start(path: Path) -> int:
@@ -265,36 +308,41 @@ def _digest(path: Path, start: int) -> str:
 
 
 def _sample(path: Path, start: int) -> str:
-    """Checksum of 32 blocks spread evenly, first and last included: notices lost tails and holes without reading gigabytes."""
+    """Checksum of 32 blocks spread evenly, first and last included.
+
+    It notices lost tails and holes without reading gigabytes.
+    """
     last = max(start, path.stat().st_size - _BLOCK)
+    offsets = {start + (last - start) * i // 31 for i in range(32)}
     result = hashlib.sha256()
     with open(path, "rb") as handle:
-        for offset in sorted({start + (last - start) * i // 31 for i in range(32)}):
+        for offset in sorted(offsets):
             handle.seek(offset)
             result.update(handle.read(_BLOCK))
     return result.hexdigest()
 
 
 def _sweep(folder: Path) -> None:
-    """Remove temporary arrays whose maker was killed; they can be as large as the disk."""
+    """Remove temporary arrays of processes that were killed; they can be as large as the disk."""
     for path in folder.glob("*.npy.*.tmp"):
-        if abandoned(path):
+        if is_abandoned(path):
             remove_quietly(path)
 
 
-def _too_small(folder: Path, need: int, free: int) -> DataError:
+def _disk_full(folder: Path, size: int, free: int) -> DataError:
     return DataError(
-        "todo.cache-2",
-        f"the cache in {folder} needs {size_text(need)} and the disk has {size_text(free)} left",
+        "data.cache-disk-full",
+        f"the cache in {folder} needs {size_text(size)}, but the disk has only "
+        f"{size_text(free)} left",
         fix="free some space, or set FEDGSCA_CACHE to a folder on a larger disk",
     )
 
 
-def _explain(error: OSError, folder: Path, need: int) -> DataError:
-    if no_room(error):
-        return _too_small(folder, need, shutil.disk_usage(folder).free)
+def _cache_error(error: OSError, folder: Path, size: int) -> DataError:
+    if is_disk_full(error):
+        return _disk_full(folder, size, shutil.disk_usage(folder).free)
     return DataError(
-        "todo.cache-3",
-        f"cannot use the cache folder {folder}: {error.strerror or error}",
-        fix="set FEDGSCA_CACHE to a folder you may write to",
+        "data.cache-not-writable",
+        f"the cache folder {folder} cannot be used: {error.strerror or error}",
+        fix="set FEDGSCA_CACHE to a folder that you may write to",
     )

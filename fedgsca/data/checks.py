@@ -1,4 +1,7 @@
-"""`fedgsca data check`: everything that can be said about a source before a run, without stopping at the first problem."""
+"""`fedgsca data check`: all that can be said about a source before a run.
+
+It does not stop at the first problem.
+"""
 
 from __future__ import annotations
 
@@ -6,67 +9,118 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from fedgsca.data.duplicates import same_image
-from fedgsca.data.file_facts import sha256_file
-from fedgsca.data.file_list import Branch
-from fedgsca.data.load import Options, Reader, complete, find_reader, read_table
-from fedgsca.data.partition import leakage
-from fedgsca.data.readers.published import count_published
-from fedgsca.data.table import SPLITS, Table
+from fedgsca.data.build_table import (
+    BadFile,
+    DecodedImages,
+    blank_images,
+    build_table,
+    decode_images,
+    find_bad_files,
+    unreadable_error,
+)
+from fedgsca.data.duplicates import duplicate_warnings
+from fedgsca.data.file_list import FileList, FolderCount
+from fedgsca.data.load import complete_table, find_reader, read_table
+from fedgsca.data.partition import leakage_warnings
+from fedgsca.data.reader import Reader, ReaderOptions
+from fedgsca.data.readers.published import published_warnings
+from fedgsca.data.table import SPLITS, ImageTable
 from fedgsca.errors import FedgscaError
+from fedgsca.support.digests import sha256_file
+from fedgsca.support.text import plural
 
-_FEW = 10  # training images below which a class can hardly be learnt
+_MIN_TRAIN_IMAGES = 10  # a class with fewer training images can hardly be learned
+
+Counts = Mapping[str, Mapping[str, int]]  # split -> class (or "all") -> images
 
 
 @dataclass(frozen=True)
-class Finding:
-    """A problem that stops a run, and what to do about it."""
+class SourceProblem:
+    """A problem that stops a run, and how to fix it."""
 
+    code: str
     text: str
     fix: str
 
 
 @dataclass(frozen=True)
-class Report:
+class ListDigest:
+    """A csv, xlsx or json file that was read."""
+
+    file: str
+    sha256: str
+
+
+@dataclass(frozen=True)
+class SourceReport:
     """The result of a check; `ok` means that a run would start."""
 
     source: str
     name: str = ""
     classes: tuple[str, ...] = ()
-    counts: Mapping[str, Mapping[str, int]] = field(
-        default_factory=dict
-    )  # split -> class -> images
-    shape: tuple[int, ...] = ()  # (height, width, channels) as trained on
-    stored: tuple[
-        tuple[str, int], ...
-    ] = ()  # ("2592x1728", 6311): sizes of the files, most frequent first
+    counts: Counts = field(default_factory=dict)
+    # (height, width, channels) as trained on
+    shape: tuple[int, ...] = ()
+    # ("2592x1728", 6311): sizes of the files, most frequent first
+    file_sizes: tuple[tuple[str, int], ...] = ()
     groups: int | None = None
     group_word: str = "group"
+    # site -> images
     sites: Mapping[str, int] = field(default_factory=dict)
     fingerprint: str = ""
     notes: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
-    problems: tuple[Finding, ...] = ()
-    bad: tuple[tuple[str, str], ...] = ()  # unreadable files with the reason
-    tree: tuple[Branch, ...] = ()  # published data sets: the folders found
-    lists: tuple[tuple[str, str], ...] = ()  # (file, sha256) of the lists that were read
-    list_sha256: str = ""  # over file, label, split and site of every image: two copies of a data set can be compared
-    published: Mapping[str, Mapping[str, int]] = field(
-        default_factory=dict
-    )  # split -> class or "all" -> images
+    problems: tuple[SourceProblem, ...] = ()
+    bad_files: tuple[BadFile, ...] = ()
+    # the folders of a published data set
+    folders: tuple[FolderCount, ...] = ()
+    lists: tuple[ListDigest, ...] = ()
+    # over file, label, split and site of every image, to compare two copies of a data set
+    list_sha256: str = ""
+    published_counts: Counts = field(default_factory=dict)
     published_sites: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def ok(self) -> bool:
+        """Whether a run would start."""
         return not self.problems
 
-    def as_dict(self) -> dict[str, Any]:
-        """For --json."""
-        return {"ok": self.ok, **asdict(self)}
+    def to_json(self) -> dict[str, object]:
+        """The report as `fedgsca data check --json` prints it."""
+        folders = []
+        for folder in self.folders:
+            folders.append(
+                {
+                    "folder": folder.folder,
+                    "images": folder.images,
+                    "published": folder.published_images,
+                }
+            )
+        return {
+            "ok": self.ok,
+            "source": self.source,
+            "name": self.name,
+            "classes": self.classes,
+            "counts": self.counts,
+            "shape": self.shape,
+            "stored": self.file_sizes,
+            "groups": self.groups,
+            "group_word": self.group_word,
+            "sites": self.sites,
+            "fingerprint": self.fingerprint,
+            "notes": self.notes,
+            "warnings": self.warnings,
+            "problems": [asdict(problem) for problem in self.problems],
+            "bad": [[bad.name, bad.reason] for bad in self.bad_files],
+            "tree": folders,
+            "lists": [[digest.file, digest.sha256] for digest in self.lists],
+            "list_sha256": self.list_sha256,
+            "published": self.published_counts,
+            "published_sites": self.published_sites,
+        }
 
 
 def check_source(
@@ -81,127 +135,163 @@ def check_source(
     label: str | None = None,
     splits: Path | None = None,
     fast: bool = False,
-) -> Report:
-    """Look at the whole source. Problems of the data are collected, never raised; warnings do not stop a run.
+) -> SourceReport:
+    """Check a complete source; the parameters are those of `fedgsca.data.load.load`.
 
-    `fast` decodes no image: files must be there, but may be damaged.
+    Problems of the data are collected, never raised; warnings do not stop a run. `fast` decodes no
+    image: files must exist, but may be damaged.
     """
-    options = Options(
-        image_size, seed, cache_dir, None, None, test_fraction, False, split, label, splits
+    options = ReaderOptions(
+        image_size=image_size,
+        seed=seed,
+        cache_dir=cache_dir,
+        test_fraction=test_fraction,
+        split=split,
+        label=label,
+        splits=splits,
     )
     try:
-        reader, rest = find_reader(source)
-        reader.refuse(options)
-        if reader.listing is not None:
-            return _check_listing(source, reader, Path(rest).expanduser(), options, labels, fast)
-        return _about(source, complete(read_table(reader, rest, options), labels))
+        reader, location = find_reader(source)
+        reader.check_options(options)
+        if reader.list_images is not None:
+            root = Path(location).expanduser()
+            return _check_file_list(source, reader, root, options, labels, fast)
+        table = complete_table(read_table(reader, location, options), labels)
+        return _describe_table(source, table)
     except FedgscaError as error:
-        return Report(source, problems=(Finding(error.message, error.fix),))
+        return SourceReport(source, problems=(_problem(error),))
 
 
-def _check_listing(
-    source: str, reader: Reader, root: Path, options: Options, labels: Path | None, fast: bool
-) -> Report:
-    """Problems of the list and of the images together; the rest of the report is about what could be used."""
-    from fedgsca.data.readers import folder
+def _problem(error: FedgscaError) -> SourceProblem:
+    return SourceProblem(error.code, error.message, error.fix)
 
-    assert reader.listing is not None
-    listing = reader.listing(root, options)
-    problems = [Finding(str(problem), problem.fix) for problem in listing.problems]
-    bad = (
-        []
-        if fast
-        else folder.list_bad(listing, image_size=options.image_size, cache_dir=options.cache_dir)
-    )
-    if bad:
-        error = folder.unreadable(listing, bad)
-        problems.append(Finding(error.message, error.fix))
-    usable = (
-        reader.listing(root, replace(options, skip_unreadable=True))
-        if listing.problems
-        else listing
-    )
-    report = Report(source, name=root.name, notes=tuple(listing.notes))
-    stored: tuple[tuple[str, int], ...] = ()
-    if not usable.problems and len(bad) < len(usable.rows):
-        pixels = (
-            folder.no_pixels(usable)
-            if fast
-            else folder.read_pixels(usable, options.image_size, options.cache_dir)
+
+def _check_file_list(
+    source: str,
+    reader: Reader,
+    root: Path,
+    options: ReaderOptions,
+    labels: Path | None,
+    fast: bool,
+) -> SourceReport:
+    """Problems of the list and of the images together, and a report about what can be used."""
+    assert reader.list_images is not None
+    file_list = reader.list_images(root, options)
+    problems = []
+    for error in file_list.problems:
+        problems.append(SourceProblem(error.code, file_list.without_root(error.message), error.fix))
+    bad_files: list[BadFile] = []
+    if not fast:
+        bad_files = find_bad_files(
+            file_list, image_size=options.image_size, cache_dir=options.cache_dir
         )
-        stored = tuple(
-            Counter(f"{f.width}x{f.height}" for f in pixels.facts if not f.problem).most_common()
-        )
+    if bad_files:
+        problems.append(_problem(unreadable_error(file_list, bad_files)))
+    usable = file_list
+    if file_list.problems:
+        usable = reader.list_images(root, replace(options, skip_unreadable=True))
+    report = SourceReport(source, name=root.name, notes=tuple(file_list.notes))
+    if not usable.problems and len(bad_files) < len(usable.rows):
+        if fast:
+            images = blank_images(usable)
+        else:
+            images = decode_images(usable, options.image_size, options.cache_dir)
         try:
-            table = complete(
-                folder.build_table(usable, pixels, options.seed, options.test_fraction), labels
-            )
-            report = _about(source, table, fast)
+            table = build_table(usable, images, options.seed, options.test_fraction)
+            report = _describe_table(source, complete_table(table, labels), fast)
         except FedgscaError as error:
-            problems.append(Finding(error.message, error.fix))
+            problems.append(_problem(error))
+        report = replace(report, file_sizes=_count_sizes(images))
+    report = replace(report, problems=tuple(problems), bad_files=tuple(bad_files))
+    return _add_published(report, usable)
+
+
+def _count_sizes(images: DecodedImages) -> tuple[tuple[str, int], ...]:
+    sizes = [f"{fact.width}x{fact.height}" for fact in images.facts if not fact.problem]
+    return tuple(Counter(sizes).most_common())
+
+
+def _add_published(report: SourceReport, file_list: FileList) -> SourceReport:
+    """The report with folders, lists, and the comparison with the published numbers."""
+    warnings = report.warnings
+    if report.counts:
+        warnings += tuple(published_warnings(file_list))
+    list_sha256 = ""
+    if not file_list.problems and (file_list.lists or file_list.folders):
+        list_sha256 = file_list.sha256()
     return replace(
         report,
-        stored=stored,
-        problems=tuple(problems),
-        bad=tuple(bad),
-        tree=tuple(usable.tree),
-        lists=tuple((path.name, sha256_file(path)) for path in usable.lists),
-        list_sha256=usable.sha256() if not usable.problems and usable.lists + usable.tree else "",
-        published=usable.published,
-        published_sites=usable.published_sites,
-        warnings=report.warnings + (tuple(count_published(usable)) if report.counts else ()),
+        warnings=warnings,
+        folders=tuple(file_list.folders),
+        lists=tuple(ListDigest(path.name, sha256_file(path)) for path in file_list.lists),
+        list_sha256=list_sha256,
+        published_counts=file_list.published_counts,
+        published_sites=file_list.published_sites,
     )
 
 
-def _about(source: str, table: Table, fast: bool = False) -> Report:
-    counts = {
-        split: {name: int(np.sum(table.labels[rows] == i)) for i, name in enumerate(table.classes)}
-        for split in SPLITS
-        if len(rows := table.rows(split))
-    }
-    placed = np.empty(0) if table.site is None else table.site[table.site != ""]
-    names, sizes = np.unique(placed, return_counts=True)
-    warnings = (
-        _class_warnings(counts)
-        + leakage(table)
-        + ([] if fast else same_image(table) + _flat_images(table))
-    )
-    return Report(
+def _describe_table(source: str, table: ImageTable, fast: bool = False) -> SourceReport:
+    """Counts and warnings; `fast`: the images are placeholders."""
+    counts = _count_images(table)
+    warnings = _class_warnings(counts) + leakage_warnings(table)
+    shape: tuple[int, ...] = ()
+    if not fast:
+        warnings += duplicate_warnings(table) + _flat_image_warnings(table)
+        shape = tuple(table.images.shape[1:])
+    return SourceReport(
         source=source,
         name=table.name,
         classes=table.classes,
         counts=counts,
-        shape=() if fast else tuple(table.images.shape[1:]),
+        shape=shape,
         groups=None if table.groups is None else len(np.unique(table.groups)),
         group_word=table.group_word,
-        sites={
-            str(name): int(size) for name, size in zip(names.tolist(), sizes.tolist(), strict=True)
-        },
+        sites=_count_sites(table),
         fingerprint="" if fast else table.fingerprint,
         notes=table.notes,
         warnings=tuple(warnings),
     )
 
 
-def _class_warnings(counts: Mapping[str, Mapping[str, int]]) -> list[str]:
+def _count_images(table: ImageTable) -> dict[str, dict[str, int]]:
+    """split -> class -> images, without empty splits."""
+    counts = {}
+    for split in SPLITS:
+        rows = table.rows(split)
+        if len(rows):
+            numbers = np.bincount(table.labels[rows], minlength=table.num_classes)
+            counts[split] = dict(zip(table.classes, numbers.tolist(), strict=True))
+    return counts
+
+
+def _count_sites(table: ImageTable) -> dict[str, int]:
+    if table.site is None:
+        return {}
+    names, sizes = np.unique(table.site[table.site != ""], return_counts=True)
+    return dict(zip(map(str, names.tolist()), sizes.tolist(), strict=True))
+
+
+def _class_warnings(counts: Counts) -> list[str]:
+    """Classes without images, with few images, and of very different sizes."""
     warnings = []
     for split, classes in counts.items():
-        absent = [name for name, count in classes.items() if count == 0]
-        if absent:
-            warnings.append(f"{split}: no image of {', '.join(absent)}")
-    train = counts["train"]
-    few = [f"{name} ({count})" for name, count in train.items() if 0 < count < _FEW]
-    if few:
-        warnings.append(f"fewer than {_FEW} training images of {', '.join(few)}")
-    present = [count for count in train.values() if count]
-    if max(present) > 20 * min(present):
+        missing_classes = [name for name, count in classes.items() if count == 0]
+        if missing_classes:
+            warnings.append(f"{split}: no image of {', '.join(missing_classes)}")
+    train = {name: count for name, count in counts["train"].items() if count}
+    small = [f"{name} ({count})" for name, count in train.items() if count < _MIN_TRAIN_IMAGES]
+    if small:
+        warnings.append(f"fewer than {_MIN_TRAIN_IMAGES} training images of {', '.join(small)}")
+    smallest = min(train.values())
+    largest = max(train.values())
+    if largest > 20 * smallest:
         warnings.append(
-            f"classes differ more than twentyfold in size: {min(present)} to {max(present)} training images"
+            f"classes differ more than twentyfold in size: {smallest} to {largest} training images"
         )
     return warnings
 
 
-def _flat_images(table: Table) -> list[str]:
+def _flat_image_warnings(table: ImageTable) -> list[str]:
     """Images of one colour only: black frames, failed exports."""
-    flat = sum(int(image.min()) == int(image.max()) for image in table.images)
-    return [f"{flat} images show a single colour and nothing else"] if flat else []
+    count = sum(int(image.min()) == int(image.max()) for image in table.images)
+    return [f"{plural(count, 'image')} of a single colour and nothing else"] if count else []

@@ -1,4 +1,7 @@
-"""Contact sheets: a few images of every class side by side, because nobody should train on data they have not looked at."""
+"""Contact sheets: a few images of every class side by side.
+
+Nobody should train on data they have not looked at.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +9,19 @@ from pathlib import Path
 
 import numpy as np
 
-from fedgsca.data.table import Table
+from fedgsca.data.table import ImageTable
 from fedgsca.rng import stream
 
+_GAP = 2  # white pixels between images
 
-def contact_sheet(table: Table, *, per_class: int = 8, seed: int = 0, gap: int = 2) -> np.ndarray:
-    """(height, width, 3) uint8: one row of randomly chosen training images per class, white gaps between them."""
+
+def contact_sheet(
+    table: ImageTable, *, per_class: int = 8, seed: int = 0, gap: int = _GAP
+) -> np.ndarray:
+    """(height, width, 3) uint8: one row of randomly chosen training images per class.
+
+    White gaps separate the images; a class with too few images fills its row only partly.
+    """
     height, width = table.images.shape[1:3]
     sheet = np.full(
         (table.num_classes * (height + gap) + gap, per_class * (width + gap) + gap, 3),
@@ -20,34 +30,34 @@ def contact_sheet(table: Table, *, per_class: int = 8, seed: int = 0, gap: int =
     )
     train = table.rows("train")
     for label in range(table.num_classes):
-        rows = train[table.labels[train] == label]
-        chosen = np.sort(
-            stream(seed, "sheet", label).permutation(rows)[:per_class]
-        )  # a rare class may fill its row only partly
-        top = gap + label * (height + gap)
-        for column, row in enumerate(chosen):
-            left = gap + column * (width + gap)
-            sheet[top : top + height, left : left + width] = table.images[row]
+        members = train[table.labels[train] == label]
+        sample = np.sort(stream(seed, "sheet", label).permutation(members)[:per_class])
+        y = gap + label * (height + gap)
+        for column, row in enumerate(sample):
+            x = gap + column * (width + gap)
+            sheet[y : y + height, x : x + width] = table.images[row]
     return sheet
 
 
-def save_sheet(table: Table, path: str | Path, *, per_class: int = 8, seed: int = 0) -> Path:
-    """Write the sheet as an image with class names at the left; small images are enlarged to about 64 pixels."""
+def save_sheet(table: ImageTable, path: str | Path, *, per_class: int = 8, seed: int = 0) -> Path:
+    """Write the sheet as an image file with the class names on the left.
+
+    Small images are enlarged to about 64 pixels.
+    """
     from PIL import Image, ImageDraw, ImageFont
 
-    height, gap = int(table.images.shape[1]), 2
-    sheet = contact_sheet(table, per_class=per_class, seed=seed, gap=gap)
+    height = int(table.images.shape[1])
+    sheet = contact_sheet(table, per_class=per_class, seed=seed)
     zoom = max(1, round(64 / height))
-    sheet = sheet.repeat(zoom, axis=0).repeat(
-        zoom, axis=1
-    )  # whole pixels: what is shown is what the network sees
+    # pixels are repeated, not interpolated: the sheet shows what the network sees
+    sheet = sheet.repeat(zoom, axis=0).repeat(zoom, axis=1)
     font = ImageFont.load_default(size=14)
     margin = 16 + max(int(font.getlength(name)) for name in table.classes)
     page = Image.new("RGB", (margin + sheet.shape[1], sheet.shape[0]), "white")
     page.paste(Image.fromarray(sheet), (margin, 0))
     draw = ImageDraw.Draw(page)
     for label, name in enumerate(table.classes):
-        middle = zoom * (gap + label * (height + gap) + height / 2)
+        middle = zoom * (_GAP + label * (height + _GAP) + height / 2)
         draw.text((margin - 8, middle), name, fill="black", font=font, anchor="rm")
     path = Path(path)
     page.save(path)

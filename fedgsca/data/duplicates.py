@@ -6,34 +6,39 @@ import hashlib
 
 import numpy as np
 
-from fedgsca.data.table import Table
+from fedgsca.data.table import ImageTable
+from fedgsca.support.text import plural
 
 
-def copies(table: Table) -> list[np.ndarray]:
+def find_duplicates(table: ImageTable) -> list[np.ndarray]:
     """Row numbers of every set of two or more identical images."""
-    seen: dict[bytes, list[int]] = {}
+    rows_by_digest: dict[bytes, list[int]] = {}
     for row in range(len(table)):
-        key = hashlib.blake2b(np.ascontiguousarray(table.images[row]).data, digest_size=16).digest()
-        seen.setdefault(key, []).append(row)
-    return [np.array(rows) for rows in seen.values() if len(rows) > 1]
+        pixels = np.ascontiguousarray(table.images[row]).data
+        digest = hashlib.blake2b(pixels, digest_size=16).digest()
+        rows_by_digest.setdefault(digest, []).append(row)
+    return [np.array(rows) for rows in rows_by_digest.values() if len(rows) > 1]
 
 
-def same_image(table: Table) -> list[str]:
+def duplicate_warnings(table: ImageTable) -> list[str]:
     """Warnings about identical images, as counts."""
-    found = copies(table)
-    across = [rows for rows in found if len(np.unique(table.split[rows])) > 1]
-    mixed = [rows for rows in found if len(np.unique(table.labels[rows])) > 1]
+    duplicates = find_duplicates(table)
+    across_splits = [rows for rows in duplicates if len(np.unique(table.split[rows])) > 1]
+    across_labels = [rows for rows in duplicates if len(np.unique(table.labels[rows])) > 1]
     warnings = []
-    if across:
-        test = sum(int(np.sum(table.split[rows] == "test")) for rows in across)
+    if across_splits:
+        test_copies = sum(int(np.sum(table.split[rows] == "test")) for rows in across_splits)
         warnings.append(
-            f"{len(across)} images stand in more than one split, {test} of the copies in the test set"
+            f"duplicate images across splits: {plural(len(across_splits), 'image')}, "
+            f"{plural(test_copies, 'copy', 'copies')} in the test set"
         )
-    if mixed:
+    if across_labels:
+        copies = sum(map(len, across_labels))
         warnings.append(
-            f"{len(mixed)} images occur more than once with different labels ({sum(map(len, mixed))} copies)"
+            f"duplicate images with different labels: {plural(len(across_labels), 'image')}, "
+            f"{plural(copies, 'copy', 'copies')} in total"
         )
-    inside = len(found) - len(across)
-    if inside:
-        warnings.append(f"{inside} images occur more than once within one split")
+    within_split = len(duplicates) - len(across_splits)
+    if within_split:
+        warnings.append(f"duplicate images within one split: {plural(within_split, 'image')}")
     return warnings

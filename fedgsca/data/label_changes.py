@@ -1,6 +1,7 @@
-"""The log beside a corrected labels file: which labels were changed, by whom and why, and how good the model was before.
+"""The log beside a corrected labels file.
 
-It names the labels file by its content. A file that was edited afterwards is used without it.
+It says which labels were changed, by whom and why, and how good the model was before. It names the
+labels file by its content: a log is ignored if the file was edited afterwards.
 """
 
 from __future__ import annotations
@@ -8,23 +9,26 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from fedgsca.data.table import Table
+from fedgsca.data.table import ImageTable
 from fedgsca.support.csv_table import write_cells
+from fedgsca.support.digests import sha256_file
 from fedgsca.support.files import open_atomic, write_atomic
 
 VERSION = 1
 
+JsonObject = dict[str, Any]
+
 
 @dataclass(frozen=True)
-class Change:
-    """One label that is not what it was."""
+class LabelChange:
+    """One corrected label; the fields are the columns of the log's csv form."""
 
     site: str
     id: str
@@ -37,57 +41,64 @@ class Change:
 
 
 def log_path(labels: Path, kind: str = "json") -> Path:
+    """Where the log of a labels file is; `kind` is "json" or "csv"."""
     return labels.with_name(f"{labels.stem}.changes.{kind}")
 
 
 def write_log(
-    labels: Path, content: bytes, facts: Mapping[str, Any], changes: list[Change]
+    labels: Path, content: bytes, facts: Mapping[str, Any], changes: Sequence[LabelChange]
 ) -> None:
-    """Both forms of the log, for programs and for a spreadsheet. The labels file is written after them."""
-    whole = {
+    """Write both forms of the log, for programs and for a spreadsheet.
+
+    `content` is what the labels file will contain; it is written after the log. `facts` are JSON
+    values about the review.
+    """
+    log = {
         "version": VERSION,
         "file": labels.name,
         "sha256": hashlib.sha256(content).hexdigest(),
         **facts,
+        "changes": [asdict(change) for change in changes],
     }
-    whole["changes"] = [asdict(change) for change in changes]
-    write_atomic(log_path(labels), json.dumps(whole, indent=1, ensure_ascii=False).encode() + b"\n")
-    with open_atomic(log_path(labels, "csv")) as sheet:
-        write_cells(sheet, [f.name for f in fields(Change)])
+    write_atomic(log_path(labels), json.dumps(log, indent=1, ensure_ascii=False).encode() + b"\n")
+    with open_atomic(log_path(labels, "csv")) as handle:
+        write_cells(handle, [field.name for field in fields(LabelChange)])
         for change in changes:
-            write_cells(sheet, list(asdict(change).values()))
+            write_cells(handle, list(asdict(change).values()))
 
 
-def read_log(labels: Path) -> dict[str, Any] | None:
-    """The log of this very file; None if there is none, or the file was changed since."""
+def read_log(labels: Path) -> JsonObject | None:
+    """The log of a labels file; None if there is none, or if the file was changed since."""
     try:
-        found = json.loads(log_path(labels).read_bytes())
-        same = found["sha256"] == hashlib.sha256(labels.read_bytes()).hexdigest()
-        return dict(found) if same and found["version"] == VERSION else None
+        log = json.loads(log_path(labels).read_bytes())
+        is_current = log["sha256"] == sha256_file(labels) and log["version"] == VERSION
+        return dict(log) if is_current else None
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
 
-def count_pairs(pairs: Iterable[tuple[str, str]]) -> list[dict[str, Any]]:
+def count_pairs(pairs: Iterable[tuple[str, str]]) -> list[JsonObject]:
     """How often which label became which, the most frequent first."""
-    counted = sorted(Counter(pairs).items(), key=lambda item: (-item[1], item[0]))
-    return [{"from": old, "to": new, "count": count} for (old, new), count in counted]
+    counts = sorted(Counter(pairs).items(), key=lambda item: (-item[1], item[0]))
+    return [{"from": old, "to": new, "count": count} for (old, new), count in counts]
 
 
-def labels_in_use(path: str | None, table: Table) -> dict[str, Any] | None:
-    """What a run's setup says about the labels file it was given: what is different, and what its log tells."""
+def labels_in_use(path: str | None, table: ImageTable) -> JsonObject | None:
+    """What a run's setup says about its labels file: the differences, and facts from the log.
+
+    None if the run uses the labels of the source.
+    """
     if path is None:
         return None
-    said: dict[str, Any] = {"file": Path(path).name, "of": len(table.rows("train"))}
-    if table.replaced is not None:
-        rows = np.flatnonzero(table.replaced != table.trained_on)
-        names = table.classes
-        said["differ"] = count_pairs(
-            (names[table.replaced[r]], names[table.trained_on[r]]) for r in rows
-        )
+    summary: JsonObject = {"file": Path(path).name, "of": len(table.rows("train"))}
+    if table.replaced_labels is not None:
+        classes = table.classes
+        pairs = []
+        for row in np.flatnonzero(table.replaced_labels != table.trained_on):
+            pairs.append((classes[table.replaced_labels[row]], classes[table.trained_on[row]]))
+        summary["differ"] = count_pairs(pairs)
     log = read_log(Path(path).expanduser())
     if log is not None:
-        said["review"] = {
-            key: log[key] for key in ("counts", "reviewers", "pairs", "before") if key in log
-        }
-    return said
+        keys = ("counts", "reviewers", "pairs", "before")
+        summary["review"] = {key: log[key] for key in keys if key in log}
+    return summary

@@ -7,99 +7,97 @@ from pathlib import Path
 
 import numpy as np
 
-from fedgsca.data.table import Table, fingerprint
+from fedgsca.data.table import ImageTable, fingerprint
 from fedgsca.errors import DataError
-from fedgsca.support.csv_table import read_csv_table
+from fedgsca.support.csv_table import read_label_lines
 
 
-def with_labels(table: Table, path: Path) -> Table:
-    """The table with its training labels replaced, by id, from a csv with the columns id (or file) and label.
+def replace_labels(table: ImageTable, path: Path) -> ImageTable:
+    """The table with its training labels replaced, by id, from a csv (columns file or id, label).
 
-    All training images must be named once. Labels of val and test images are locked: a line that repeats one is let pass, so
-    that a corrected copy of a whole labels.csv can be used.
+    Every training image must be in the file once. Labels of val and test images are locked: a line
+    that repeats one is accepted, so that a corrected copy of a complete labels.csv can be used.
     """
-    given = _read_labels(path)
+    names = _read_labels(path)
+    _check_labels(table, path, names)
     train = table.rows("train")
-    position = {str(table.ids[row]): int(row) for row in train}
-    others = {
-        str(table.ids[row]): int(table.labels[row])
-        for row in np.flatnonzero(table.split != "train")
-    }
-    problems = []
-    for what, found in (
-        (
-            "val or test images with another label, whose labels are locked",
-            [
-                i
-                for i, v in given.items()
-                if i in others and _class_index(v, table.classes) != others[i]
-            ],
-        ),
-        ("unknown ids", [i for i in given if i not in position and i not in others]),
-        ("training images without a label", [i for i in position if i not in given]),
-        (
-            "unknown classes",
-            sorted({v for v in given.values() if _class_index(v, table.classes) is None}),
-        ),
-    ):
-        if found:
-            problems.append(f"{len(found)} {what}, first: {found[0]}")
-    if problems:
-        known = ", ".join(table.classes)
-        raise DataError(
-            "todo.relabel-1",
-            f"{path}: " + "; ".join(problems),
-            fix=f"one row for each of the {len(train)} training images of {table.name}, with a label out of: {known}",
-        )
-    before = table.trained_on  # a reference beside the given labels stays what it is
-    labels = before.copy()
-    for name, row in position.items():
-        labels[row] = _class_index(given[name], table.classes)
-    changed = int(np.sum(labels != before))
-    if table.given is None:
-        table = replace(
-            table,
-            labels=labels,
-            fingerprint=fingerprint(table.images, labels, table.classes, table.split),
-        )
-    else:
-        table = replace(table, given=labels)
+    labels = table.trained_on.copy()  # a reference beside the given labels does not change
+    for row in train:
+        labels[row] = class_index(names[str(table.ids[row])], table.classes)
+    change_count = int(np.sum(labels != table.trained_on))
+    note = (
+        f"training labels from {path.name}: {change_count} of {len(train)} differ from the source"
+    )
+    notes = (*table.notes, note)
+    if table.given is not None:
+        return replace(table, given=labels, replaced_labels=table.trained_on, notes=notes)
     return replace(
         table,
-        replaced=before,
-        notes=(
-            *table.notes,
-            f"training labels from {path.name}: {changed} of {len(train)} differ from the source",
-        ),
+        labels=labels,
+        replaced_labels=table.trained_on,
+        fingerprint=fingerprint(table.images, labels, table.classes, table.split),
+        notes=notes,
     )
 
 
-def _read_labels(path: Path) -> dict[str, str]:
-    sheet = read_csv_table(path)
-    key = next((name for name in ("id", "file") if name in sheet.columns), None)
-    if key is None or "label" not in sheet.columns:
-        raise DataError(
-            "todo.relabel-2",
-            f"{path}: no columns id and label (found: {', '.join(sheet.written)})",
-            fix="first line: id,label",
-        )
-    given: dict[str, str] = {}
-    twice = []
-    for _, row in sheet.rows:
-        if row[key] in given:
-            twice.append(row[key])
-        given[row[key]] = row["label"]
-    if twice:
-        raise DataError(
-            "todo.relabel-3",
-            f"{path}: {len(twice)} ids stand twice, first: {twice[0]}",
-            fix="keep one row per image",
-        )
-    return given
-
-
-def _class_index(value: str, classes: tuple[str, ...]) -> int | None:
-    """A class by its name, or by its number where no class is called that."""
+def class_index(value: str, classes: tuple[str, ...]) -> int | None:
+    """A class by its name, or by its number where no class has that name; None if unknown."""
     if value in classes:
         return classes.index(value)
-    return int(value) if value.isdecimal() and int(value) < len(classes) else None
+    if value.isdecimal() and int(value) < len(classes):
+        return int(value)
+    return None
+
+
+def _read_labels(path: Path) -> dict[str, str]:
+    """Image id -> label, as written."""
+    labels: dict[str, str] = {}
+    duplicates = []
+    for _, image_id, label in read_label_lines(path):
+        if image_id in labels:
+            duplicates.append(image_id)
+        labels[image_id] = label
+    if duplicates:
+        raise DataError(
+            "data.duplicate-file",
+            f"{path}: the same image is listed more than once ({len(duplicates)} repeated lines, "
+            f"first: {duplicates[0]})",
+            fix="keep one line per image",
+        )
+    return labels
+
+
+def _check_labels(table: ImageTable, path: Path, names: dict[str, str]) -> None:
+    """All problems of the file at once: ids, classes, missing images, locked labels."""
+    classes = table.classes
+    index = {str(image_id): row for row, image_id in enumerate(table.ids)}
+    cases: dict[str, list[str]] = {
+        "val or test images with another label (these labels are locked)": [],
+        "unknown ids": [],
+        "training images without a label": [],
+        "unknown classes": [],
+    }
+    locked_cases, id_cases, missing_cases, class_cases = cases.values()
+    for image_id, name in names.items():
+        row = index.get(image_id)
+        if row is None:
+            id_cases.append(image_id)
+        elif table.split[row] != "train" and class_index(name, classes) != table.labels[row]:
+            locked_cases.append(image_id)
+    for row in table.rows("train"):
+        if str(table.ids[row]) not in names:
+            missing_cases.append(str(table.ids[row]))
+    for name in sorted(set(names.values())):
+        if class_index(name, classes) is None:
+            class_cases.append(name)
+    problems = []
+    for title, examples in cases.items():
+        if examples:
+            problems.append(f"{title} ({len(examples)}), first: {examples[0]}")
+    if problems:
+        raise DataError(
+            "data.labels-do-not-fit",
+            f"{path} does not fit {table.name}: {'; '.join(problems)}",
+            fix=f"write one line for each of the {len(table.rows('train'))} training images, with "
+            f"one of the labels: {', '.join(classes)}",
+        )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -14,39 +14,48 @@ SPLITS = ("train", "val", "test")
 
 
 @dataclass(frozen=True)
-class Table:
-    """Images and labels in row order. Row ids and groups never leave the machine that made the table."""
+class ImageTable:
+    """Images and labels in row order.
+
+    Row ids and groups never leave the machine that built the table.
+    """
 
     name: str
-    images: np.ndarray  # (n, H, W, 3) uint8, usually a read-only memory map
-    labels: np.ndarray  # (n,) int64 class indices
-    classes: tuple[str, ...]  # class names in index order
-    split: np.ndarray  # (n,) of "train" | "val" | "test"
-    ids: np.ndarray  # (n,) str: file name or "train/17"
-    fingerprint: str  # sha256 over images, labels, classes and split: names the data in a result
-    groups: np.ndarray | None = None  # (n,) str: patient, slide or video
-    site: np.ndarray | None = None  # (n,) str: hospital, where the source knows it
-    white: int | None = (
-        None  # what 16-bit grey was divided by, if there was any: later images must be, too
-    )
-    given: np.ndarray | None = (
-        None  # (n,) int64: what sites train on, where the source has it beside `labels`, the reference
-    )
-    replaced: np.ndarray | None = (
-        None  # (n,) int64: what was trained on before a csv of corrected labels took its place
-    )
-    group_word: str = "group"  # what a group is: patient, slide, video
-    notes: tuple[str, ...] = field(
-        default=()
-    )  # things a person should know: skipped files, converted depths
+    # (n, H, W, 3) uint8, usually a read-only memory map
+    images: np.ndarray
+    # (n,) int64 class indices
+    labels: np.ndarray
+    # class names in index order
+    classes: tuple[str, ...]
+    # (n,) of "train" | "val" | "test"
+    split: np.ndarray
+    # (n,) str: file name or "train/17"
+    ids: np.ndarray
+    # sha256 over images, labels, classes and split: names the data in a result
+    fingerprint: str
+    # (n,) str: patient, slide or video
+    groups: np.ndarray | None = None
+    # (n,) str: hospital, where the source states it
+    site: np.ndarray | None = None
+    # the value of 16-bit grey that became white, if there was any: later images need the same
+    white: int | None = None
+    # (n,) int64: what sites train on, where the source has it beside `labels`, the reference
+    given: np.ndarray | None = None
+    # (n,) int64: what sites trained on before a csv of corrected labels took its place
+    replaced_labels: np.ndarray | None = None
+    # what a group is: patient, slide, video
+    group_word: str = "group"
+    # what a person should know: skipped files, converted depths
+    notes: tuple[str, ...] = ()
 
     @property
     def num_classes(self) -> int:
+        """C, the number of classes."""
         return len(self.classes)
 
     @property
     def trained_on(self) -> np.ndarray:
-        """(n,) int64: the labels as given, where they stand beside a reference."""
+        """(n,) int64: the labels that sites train on, `given` where there is such a column."""
         return self.labels if self.given is None else self.given
 
     def __len__(self) -> int:
@@ -57,22 +66,16 @@ class Table:
         return np.flatnonzero(self.split == split)
 
 
-def empty(name: str, classes: Sequence[str], size: int) -> Table:
-    """A table without images: the coordinator of a deployment knows the classes and has none of the images."""
-    images, labels, words = (
-        np.zeros((0, size, size, 3), np.uint8),
-        np.zeros(0, np.int64),
-        np.zeros(0, "<U8"),
-    )
-    return Table(
-        name,
-        images,
-        labels,
-        tuple(classes),
-        words,
-        words,
-        fingerprint(images, labels, classes, words),
-    )
+def empty_table(name: str, classes: Sequence[str], size: int) -> ImageTable:
+    """A table without images.
+
+    The coordinator of a deployment knows the classes and has none of the images.
+    """
+    images = np.zeros((0, size, size, 3), np.uint8)
+    labels = np.zeros(0, np.int64)
+    words = np.zeros(0, "<U8")
+    digest = fingerprint(images, labels, classes, words)
+    return ImageTable(name, images, labels, tuple(classes), words, words, digest)
 
 
 def fingerprint(
@@ -85,7 +88,8 @@ def fingerprint(
 ) -> str:
     """The name of the data in a result: sha256 over images, labels, classes and split.
 
-    `digest` is the sha256 of the images' raw bytes where it is known already (the cache keeps it), which saves reading them.
+    `digest` is the sha256 of the images' raw bytes, if the caller has it (the cache keeps it);
+    this saves reading them.
     """
     if digest is None:
         digest = images_digest(images)
@@ -98,60 +102,76 @@ def fingerprint(
 
 
 def images_digest(images: np.ndarray) -> str:
-    """sha256 of the raw bytes, in slices so that a memory map larger than the memory passes through."""
+    """sha256 of the raw bytes, in slices so that a memory map larger than the memory passes."""
     result = hashlib.sha256()
     for start in range(0, len(images), 256):
         result.update(np.ascontiguousarray(images[start : start + 256]).data)
     return result.hexdigest()
 
 
-def check(table: Table) -> Table:
-    """The one door through which every reader's table passes; returns it unchanged or raises DataError."""
-    n = len(table)
-    if n == 0:
+def check_table(table: ImageTable) -> ImageTable:
+    """Every reader's table passes through this check: returned unchanged, or a DataError."""
+    if len(table) == 0:
         raise DataError(
-            "todo.table-1",
-            f"{table.name}: no images found",
+            "data.no-images",
+            f"{table.name} contains no images",
             fix="point --data at a folder or file that contains images",
         )
-    if table.images.dtype != np.uint8 or table.images.ndim != 4 or table.images.shape[-1] != 3:
+    _check_columns(table)
+    _check_splits(table)
+    return table
+
+
+def _check_columns(table: ImageTable) -> None:
+    """Shapes, lengths and the range of the labels."""
+    n = len(table)
+    images = table.images
+    if images.dtype != np.uint8 or images.ndim != 4 or images.shape[-1] != 3:
         raise DataError(
-            "todo.table-2",
-            f"{table.name}: images must be (n, height, width, 3) uint8, found {table.images.shape} {table.images.dtype}",
+            "data.image-shape",
+            f"{table.name}: images must be uint8 of shape (n, height, width, 3), "
+            f"got {images.dtype} of shape {images.shape}",
             fix="convert the array, or store the images as files with a labels.csv",
         )
-    for column in (table.images, table.split, table.ids, table.groups, table.site, table.given):
+    for column in (images, table.split, table.ids, table.groups, table.site, table.given):
         if column is not None and len(column) != n:
             raise DataError(
-                "todo.table-3",
-                f"{table.name}: {n} labels but {len(column)} entries in another column",
-                fix="rebuild the source",
+                "data.column-length",
+                f"{table.name}: there are {n} labels, but another column has {len(column)} entries",
+                fix="create the source again so that all columns have one entry per image",
             )
     for labels in (table.labels, table.given):
-        if labels is not None and (labels.min() < 0 or labels.max() >= table.num_classes):
+        if labels is None:
+            continue
+        if labels.min() < 0 or labels.max() >= table.num_classes:
             raise DataError(
-                "todo.table-4",
-                f"{table.name}: labels run from {labels.min()} to {labels.max()} with {table.num_classes} classes",
-                fix="labels must be 0 .. number of classes - 1",
+                "data.label-range",
+                f"{table.name}: labels must be between 0 and {table.num_classes - 1} "
+                f"({table.num_classes} classes), got {labels.min()} to {labels.max()}",
+                fix="number the classes 0, 1, 2, ... without gaps",
             )
-    stray = sorted(set(np.unique(table.split).tolist()) - set(SPLITS))
-    if stray:
+
+
+def _check_splits(table: ImageTable) -> None:
+    """Split names, and a training split from which something can be learned."""
+    unknown_splits = sorted(set(np.unique(table.split).tolist()) - set(SPLITS))
+    if unknown_splits:
         raise DataError(
-            "todo.table-5",
-            f"{table.name}: unknown split {stray[0]!r}",
-            fix=f"a split is one of {', '.join(SPLITS)}",
+            "data.unknown-split",
+            f"{table.name}: unknown split {unknown_splits[0]!r}",
+            fix=f"use one of: {', '.join(SPLITS)}",
         )
     train = table.rows("train")
     if len(train) == 0:
         raise DataError(
-            "todo.table-6",
+            "data.no-training-images",
             f"{table.name}: the training split is empty",
             fix="mark some rows with split = train",
         )
     if len(np.unique(table.labels[train])) < 2:
+        label = table.classes[table.labels[train[0]]]
         raise DataError(
-            "todo.table-7",
-            f"{table.name}: the training images all carry one label ({table.classes[table.labels[train[0]]]})",
-            fix="a classifier needs at least two classes; check the label column",
+            "data.one-class",
+            f"{table.name}: all training images have the same label, {label!r}",
+            fix="check the label column; a classifier needs at least two classes",
         )
-    return table

@@ -1,7 +1,8 @@
 """DICOM files as images: the only file that imports the optional pydicom.
 
-Only the elements in `_TAGS` are ever read. Of the patient that is the id, which stays in memory: the caller turns it into numbers
-(`numbered`), so that nothing derived from it reaches a disk. Messages name types of errors, never what a patient element says.
+Only the elements in `_TAGS` are ever read. Of the patient that is the id, which stays in memory:
+the caller turns it into numbers (`number_patients`), so that nothing derived from it reaches a
+disk. Messages name types of errors, never the value of a patient element.
 """
 
 from __future__ import annotations
@@ -10,13 +11,14 @@ import logging
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedgsca.data.decode.dicom_windowing import Look, Window, grey
+from fedgsca.data.decode.dicom_windowing import Curve, GreyMapping, VoiWindow, to_grey
 from fedgsca.errors import FedgscaError, MissingExtraError
 
 if TYPE_CHECKING:
@@ -24,31 +26,69 @@ if TYPE_CHECKING:
 
 SUFFIXES = (".dcm", ".dicom")
 _GREY = ("MONOCHROME1", "MONOCHROME2")
-_COLOUR = (
-    "RGB",
-    "YBR_FULL",
-    "YBR_FULL_422",
-    "YBR_ICT",
-    "YBR_RCT",
-)  # pydicom turns the last four into RGB
+# pydicom turns the last four into RGB
+_COLOUR = ("RGB", "YBR_FULL", "YBR_FULL_422", "YBR_ICT", "YBR_RCT")
+_REQUIRED = ("Rows", "Columns", "BitsAllocated", "PhotometricInterpretation")
 _TAGS = [
-    "SpecificCharacterSet", "PatientID", "IssuerOfPatientID", "NumberOfFrames", "SharedFunctionalGroupsSequence",
-    "SamplesPerPixel", "PhotometricInterpretation", "PlanarConfiguration", "Rows", "Columns",
-    "BitsAllocated", "BitsStored", "HighBit", "PixelRepresentation", "PixelPaddingValue", "PixelPaddingRangeLimit",
-    "WindowCenter", "WindowWidth", "VOILUTFunction", "VOILUTSequence", "RescaleIntercept", "RescaleSlope", "ModalityLUTSequence",
-    "RedPaletteColorLookupTableDescriptor", "GreenPaletteColorLookupTableDescriptor", "BluePaletteColorLookupTableDescriptor",
-    "RedPaletteColorLookupTableData", "GreenPaletteColorLookupTableData", "BluePaletteColorLookupTableData",
-    "SegmentedRedPaletteColorLookupTableData", "SegmentedGreenPaletteColorLookupTableData",
-    "SegmentedBluePaletteColorLookupTableData", "ExtendedOffsetTable", "ExtendedOffsetTableLengths", "PixelData",
-]  # fmt: skip
+    "SpecificCharacterSet",
+    "PatientID",
+    "IssuerOfPatientID",
+    "NumberOfFrames",
+    "SharedFunctionalGroupsSequence",
+    "SamplesPerPixel",
+    "PhotometricInterpretation",
+    "PlanarConfiguration",
+    "Rows",
+    "Columns",
+    "BitsAllocated",
+    "BitsStored",
+    "HighBit",
+    "PixelRepresentation",
+    "PixelPaddingValue",
+    "PixelPaddingRangeLimit",
+    "WindowCenter",
+    "WindowWidth",
+    "VOILUTFunction",
+    "VOILUTSequence",
+    "RescaleIntercept",
+    "RescaleSlope",
+    "ModalityLUTSequence",
+    "RedPaletteColorLookupTableDescriptor",
+    "RedPaletteColorLookupTableData",
+    "GreenPaletteColorLookupTableDescriptor",
+    "GreenPaletteColorLookupTableData",
+    "BluePaletteColorLookupTableDescriptor",
+    "BluePaletteColorLookupTableData",
+    "SegmentedRedPaletteColorLookupTableData",
+    "SegmentedGreenPaletteColorLookupTableData",
+    "SegmentedBluePaletteColorLookupTableData",
+    "ExtendedOffsetTable",
+    "ExtendedOffsetTableLengths",
+    "PixelData",
+]
 
 
-class NoImage(Exception):
-    """A DICOM file that holds no usable image; the message is the reason, without the file's name."""
+class NoImageError(Exception):
+    """A DICOM file without a usable image; the message is the reason, without the file's name."""
+
+
+@dataclass(frozen=True)
+class DicomHeader:
+    """What the header says about an image."""
+
+    width: int
+    height: int
+    # photometric interpretation
+    kind: str
+    # grey values without a window: the image's own range must be stretched
+    needs_stretching: bool
 
 
 def is_dicom(path: Path) -> bool:
-    """By the mark at byte 128: archives like to export files without an ending. DICOMDIR has it, too, and is no image."""
+    """Whether the file has DICOM's mark at byte 128; archives often export without a suffix.
+
+    DICOMDIR has the mark, too, but is not an image.
+    """
     if path.name.upper() == "DICOMDIR":
         return False
     try:
@@ -58,202 +98,238 @@ def is_dicom(path: Path) -> bool:
         return False
 
 
-def size_and_kind(path: Path) -> tuple[int, int, str, bool]:
-    """Width, height, photometric interpretation, and whether the image must be stretched for want of a window. Header only."""
-    with _discreet():
-        data = _read(path, pixels=False)
+def read_dicom_header(path: Path) -> DicomHeader:
+    """Read size and kind, without the pixels."""
+    with _hide_values():
+        data = _read_dataset(path, pixels=False)
         kind = str(data.PhotometricInterpretation)
-        return int(data.Columns), int(data.Rows), kind, kind in _GREY and _tone(data) is None
+        needs_stretching = kind in _GREY and _tone(data) is None
+        return DicomHeader(int(data.Columns), int(data.Rows), kind, needs_stretching)
 
 
 def read_image(path: Path) -> tuple[np.ndarray, str]:
-    """(H, W, 3) uint8 and the patient's id, "" if there is none."""
-    with _discreet():
-        data = _read(path, pixels=True)
-        pixels = _pixels(_stored(data), data)
-        issuer, patient = (
-            str(data.get(name) or "").strip() for name in ("IssuerOfPatientID", "PatientID")
-        )
-        return pixels, f"{issuer}\\{patient}" if patient else ""
+    """(H, W, 3) uint8 and the patient's id, an empty text if there is none."""
+    with _hide_values():
+        data = _read_dataset(path, pixels=True)
+        pixels = _to_rgb(_decode_pixels(data), data)
+        patient = str(data.get("PatientID") or "").strip()
+        if not patient:
+            return pixels, ""
+        issuer = str(data.get("IssuerOfPatientID") or "").strip()
+        return pixels, f"{issuer}\\{patient}"
 
 
-def numbered(patients: Sequence[str]) -> list[int]:
-    """Patients as numbers in order of first appearance, -1 for none: what may be stored. Not a hash, which one could try out."""
-    known: dict[str, int] = {}
-    return [known.setdefault(patient, len(known)) if patient else -1 for patient in patients]
+def number_patients(patients: Sequence[str]) -> list[int]:
+    """Patients as numbers in order of first appearance, -1 for none: this may be stored.
+
+    Not hashes, because one could try all ids.
+    """
+    numbers: dict[str, int] = {"": -1}
+    for patient in patients:
+        numbers.setdefault(patient, len(numbers) - 1)
+    return [numbers[patient] for patient in patients]
 
 
 @contextmanager
-def _discreet() -> Iterator[None]:
-    """pydicom raises many types for broken files, with values of elements in their texts: only the type is passed on."""
+def _hide_values() -> Iterator[None]:
+    """Pass on only the type of pydicom's errors: their texts contain values of elements."""
     try:
         yield
-    except (NoImage, FedgscaError):
+    except (NoImageError, FedgscaError):
         raise
     except Exception as error:
         if isinstance(error, OSError) and error.errno is not None:  # no permission, failing disk
             raise
-        raise NoImage(f"damaged DICOM file ({type(error).__name__})") from None
+        raise NoImageError(f"damaged DICOM file ({type(error).__name__})") from None
 
 
-def _read(path: Path, *, pixels: bool) -> Dataset:
-    pydicom = _pydicom()
+def _read_dataset(path: Path, *, pixels: bool) -> Dataset:
+    """The elements in _TAGS of a file that holds one image."""
+    pydicom = _import_pydicom()
     try:
         data: Dataset = pydicom.dcmread(path, stop_before_pixels=not pixels, specific_tags=_TAGS)
     except pydicom.errors.InvalidDicomError:
-        raise NoImage("not a DICOM file") from None
+        raise NoImageError("not a DICOM file") from None
     if "SharedFunctionalGroupsSequence" in data:
-        raise NoImage(
+        raise NoImageError(
             "an enhanced multi-frame DICOM object: convert it to one classic file per image"
         )
-    if int(data.get("NumberOfFrames") or 1) > 1:
-        raise NoImage(
-            f"a DICOM file of {int(data.NumberOfFrames)} frames: write the labelled frame to a file of its own"
+    frames = int(data.get("NumberOfFrames") or 1)
+    if frames > 1:
+        raise NoImageError(
+            f"a DICOM file of {frames} frames: write the labelled frame to a file of its own"
         )
-    if any(
-        name not in data
-        for name in ("Rows", "Columns", "BitsAllocated", "PhotometricInterpretation")
-    ):
-        raise NoImage("a DICOM file without an image (a report, a directory or a structure set)")
-    kind, bits = (
-        str(data.PhotometricInterpretation),
-        int(data.get("BitsStored") or data.BitsAllocated),
-    )
+    if any(name not in data for name in _REQUIRED):
+        raise NoImageError(
+            "a DICOM file without an image (a report, a directory or a structure set)"
+        )
+    kind = str(data.PhotometricInterpretation)
     if kind not in (*_GREY, *_COLOUR, "PALETTE COLOR"):
-        raise NoImage(
+        raise NoImageError(
             f"photometric interpretation {kind} is not supported: convert to RGB or MONOCHROME2"
         )
-    if bits > 16:
-        raise NoImage(f"{bits} bits per value: convert to 8 or 16")
+    if _bits(data) > 16:
+        raise NoImageError(f"{_bits(data)} bits per value: convert to 8 or 16")
     if pixels and "PixelData" not in data:
-        raise NoImage("a DICOM file without integer pixel data")
+        raise NoImageError("a DICOM file without integer pixel data")
     return data
 
 
-def _stored(data: Dataset) -> np.ndarray:
-    """Stored values; YBR is RGB afterwards, colour planes are interleaved, bits above BitsStored are gone."""
-    _need_decoder(data)
+def _bits(data: Dataset) -> int:
+    return int(data.get("BitsStored") or data.BitsAllocated)
+
+
+# ---- pixels ----
+
+
+def _decode_pixels(data: Dataset) -> np.ndarray:
+    """Stored values; YBR is converted to RGB, colour planes are interleaved."""
+    _check_decoder(data)
     try:
-        return np.asarray(_pydicom().pixels.pixel_array(data))
+        return np.asarray(_import_pydicom().pixels.pixel_array(data))
     except Exception as error:
         syntax = data.file_meta.TransferSyntaxUID
-        more = f", compressed as {syntax.name}" if syntax.is_compressed else ""
-        raise NoImage(
-            f"damaged, cut off or not decodable DICOM pixels ({type(error).__name__}{more})"
+        compression = f", compressed as {syntax.name}" if syntax.is_compressed else ""
+        raise NoImageError(
+            "damaged, truncated or not decodable DICOM pixels "
+            f"({type(error).__name__}{compression})"
         ) from None
 
 
-def _need_decoder(data: Dataset) -> None:
+def _check_decoder(data: Dataset) -> None:
+    """Raise NoImageError if no installed package decodes the pixels."""
     syntax = data.file_meta.get("TransferSyntaxUID")
     if syntax is None:
-        raise NoImage(
+        raise NoImageError(
             "a DICOM file that does not say how its pixels are stored (no transfer syntax)"
         )
     try:
-        decoder = _pydicom().pixels.get_decoder(syntax)
+        decoder = _import_pydicom().pixels.get_decoder(syntax)
     except NotImplementedError:
-        raise NoImage(
-            f"transfer syntax {syntax.name} ({syntax}) is not one of a still image that pydicom decodes"
+        raise NoImageError(
+            f"transfer syntax {syntax.name} ({syntax}) is not one of a still image that pydicom "
+            "decodes"
         ) from None
     if not decoder.is_available:
-        ways = ", or ".join(
-            f"pip install {_packages(text)}" for text in decoder.missing_dependencies
+        commands = [f"pip install {_packages(text)}" for text in decoder.missing_dependencies]
+        raise NoImageError(
+            f"compressed as {syntax.name} ({syntax}); to decode it, {', or '.join(commands)}"
         )
-        raise NoImage(f"compressed as {syntax.name} ({syntax}); to decode it, {ways}")
 
 
 def _packages(plugin: str) -> str:
-    """What pydicom writes as x - requires a>=1 and b>=2, as one would type it: a shell takes > for the name of a file."""
-    needs = [
-        need.partition(">=")[0].strip()
-        for need in plugin.partition(" - requires ")[2].split(" and ")
-    ]
-    return " ".join({"gdcm": "python-gdcm"}.get(need, need) for need in needs if need != "numpy")
+    """pydicom's "x - requires a>=1 and b>=2" as one types it: "a b".
+
+    A shell takes > for the name of a file.
+    """
+    packages = []
+    for requirement in plugin.partition(" - requires ")[2].split(" and "):
+        name = requirement.partition(">=")[0].strip()
+        if name == "gdcm":
+            name = "python-gdcm"
+        if name != "numpy":
+            packages.append(name)
+    return " ".join(packages)
 
 
-def _pixels(stored: np.ndarray, data: Dataset) -> np.ndarray:
+def _to_rgb(values: np.ndarray, data: Dataset) -> np.ndarray:
+    """Stored values -> (H, W, 3) uint8."""
     kind = str(data.PhotometricInterpretation)
     if kind in _GREY:
-        return np.repeat(grey(stored, _look(data))[..., None], 3, axis=-1)
+        return np.repeat(to_grey(values, _grey_mapping(data))[..., None], 3, axis=-1)
     if kind == "PALETTE COLOR":
-        colour = np.asarray(_pydicom().pixels.apply_color_lut(stored, data))[..., :3]
-        small = (
-            int(data.RedPaletteColorLookupTableDescriptor[2]) == 8 and int(colour.max()) <= 255
-        )  # also 8 bits stored as 16
-        white = 255 if small else 65535
+        colour = np.asarray(_import_pydicom().pixels.apply_color_lut(values, data))[..., :3]
+        entry_bits = int(data.RedPaletteColorLookupTableDescriptor[2])
+        # 8-bit entries may be stored as 16-bit ones
+        white = 255 if entry_bits == 8 and int(colour.max()) <= 255 else 65535
     else:
-        colour, white = stored, (1 << int(data.BitsStored)) - 1
+        colour = values
+        white = (1 << int(data.BitsStored)) - 1
     return np.ascontiguousarray(np.rint(colour * (255.0 / white)).clip(0, 255).astype(np.uint8))
 
 
-def _look(data: Dataset) -> Look:
-    return Look(
-        modality=lambda values: np.asarray(_pydicom().pixels.apply_modality_lut(values, data)),
+# ---- grey values ----
+
+
+def _grey_mapping(data: Dataset) -> GreyMapping:
+    return GreyMapping(
+        modality=lambda values: _apply_modality(values, data),
         tone=_tone(data),
-        inverted=str(data.PhotometricInterpretation) == "MONOCHROME1",
+        is_inverted=str(data.PhotometricInterpretation) == "MONOCHROME1",
         padding=_padding(data),
     )
 
 
-def _tone(data: Dataset) -> Any:
-    """The table or the first window of the file; 8-bit images without either are shown as they are, deeper ones stretched."""
+def _apply_modality(values: np.ndarray, data: Dataset) -> np.ndarray:
+    return np.asarray(_import_pydicom().pixels.apply_modality_lut(values, data))
+
+
+def _tone(data: Dataset) -> Curve | None:
+    """The file's table or first window.
+
+    Without either, 8-bit images are shown as they are, and deeper ones (None) are stretched.
+    """
     if data.get("VOILUTSequence"):
-        white = (1 << int(data.VOILUTSequence[0].LUTDescriptor[2])) - 1
-        return lambda x: (
-            np.asarray(_pydicom().pixels.apply_voi(np.rint(x).astype(np.int64), data)) / white
-        )
-    centre, width = (_first(data.get(name)) for name in ("WindowCenter", "WindowWidth"))
+        return _voi_table(data)
+    centre = _first_value(data.get("WindowCenter"))
+    width = _first_value(data.get("WindowWidth"))
     if centre is not None and width is not None and width > 0:
-        return Window(centre, width, str(data.get("VOILUTFunction") or "LINEAR"))
-    bits = int(data.get("BitsStored") or data.BitsAllocated)
+        return VoiWindow(centre, width, str(data.get("VOILUTFunction") or "LINEAR"))
+    bits = _bits(data)
     if bits <= 8 and not data.get("ModalityLUTSequence"):
         smallest = -(1 << (bits - 1)) if data.get("PixelRepresentation") else 0
-        ends = np.asarray(
-            _pydicom().pixels.apply_modality_lut(
-                np.array([smallest, smallest + (1 << bits) - 1]), data
-            )
-        )
-        return Window(float(ends.mean()), float(ends.max() - ends.min()), "LINEAR_EXACT")
+        ends = _apply_modality(np.array([smallest, smallest + (1 << bits) - 1]), data)
+        return VoiWindow(float(ends.mean()), float(ends.max() - ends.min()), "LINEAR_EXACT")
     return None
 
 
-def _first(value: Any) -> float | None:
+def _voi_table(data: Dataset) -> Curve:
+    white = (1 << int(data.VOILUTSequence[0].LUTDescriptor[2])) - 1
+
+    def look_up(values: np.ndarray) -> np.ndarray:
+        indices = np.rint(values).astype(np.int64)
+        return np.asarray(_import_pydicom().pixels.apply_voi(indices, data)) / white
+
+    return look_up
+
+
+def _first_value(value: Any) -> float | None:
     """Of several windows the first, which is the one that viewers show."""
     if value is None or value == "":
         return None
-    return (
-        float(value)
-        if isinstance(value, str | int | float)
-        else float(value[0])
-        if len(value)
-        else None
-    )
+    if isinstance(value, str | int | float):
+        return float(value)
+    return float(value[0]) if len(value) else None
 
 
 def _padding(data: Dataset) -> tuple[int, int] | None:
-    value, limit = data.get("PixelPaddingValue"), data.get("PixelPaddingRangeLimit")
+    """The range of stored values that mark pixels outside the image."""
+    value = data.get("PixelPaddingValue")
     if value is None:
         return None
-    ends = sorted(_signed(int(v), data) for v in (value, value if limit is None else limit))
-    return ends[0], ends[1]
+    limit = data.get("PixelPaddingRangeLimit")
+    if limit is None:
+        limit = value
+    first, last = sorted((_to_signed(int(value), data), _to_signed(int(limit), data)))
+    return first, last
 
 
-def _signed(value: int, data: Dataset) -> int:
+def _to_signed(value: int, data: Dataset) -> int:
     """Writers often store the padding of signed images as an unsigned number: 63536 for -2000."""
     return value - 65536 if data.get("PixelRepresentation") and value > 32767 else value
 
 
 @cache
-def _pydicom() -> Any:
+def _import_pydicom() -> Any:
     try:
         import pydicom.pixels
     except ImportError:
         raise MissingExtraError(
-            "todo.dicom-1",
-            "DICOM files need a package that is not installed",
-            fix="pip install -c constraints.txt 'fedgsca[dicom]'",
+            "extra.dicom",
+            "a package that is needed to read DICOM files is not installed",
+            fix="run pip install 'fedgsca[dicom]'",
         ) from None
-    # its complaints quote values of elements
+    # its warnings quote values of elements
     pydicom.config.settings.reading_validation_mode = pydicom.config.IGNORE
     logging.getLogger("pydicom").setLevel(logging.CRITICAL)
     warnings.filterwarnings("ignore", module="pydicom")

@@ -1,13 +1,16 @@
-"""Chaoyang: patches of colon slides, `<root>/train.json` and `test.json` with entries {"name": "train/<slide>-IMG...-1.JPG", "label": 1}.
+"""Chaoyang: patches of colon slides.
 
-A list of the training images with label_A, label_B and label_C tells what each of three pathologists said. The label that a site
-trains on is then one of
+`<root>/train.json` and `test.json` have entries {"name": "train/<slide>-IMG...-1.JPG", "label": 1}.
+A list of the training images with label_A, label_B and label_C contains the labels of three
+pathologists. The label that a site trains on is then one of
 
-    drawn      what one pathologist, drawn for every image with the experiment's seed, said; the majority is the reference
+    drawn      the label of one pathologist, drawn for every image with the experiment's seed; the
+               majority is the reference
     released   the label in train.json; nothing is known about its errors
-    majority   what two of three said
+    majority   the label of two of the three
 
-The digit at the end of a file's name is the released label: ids are made without it, so that nothing can read it.
+The digit at the end of a file's name is the released label: ids are made without it, so that
+nothing can read it.
 """
 
 from __future__ import annotations
@@ -18,68 +21,87 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any
 
-from fedgsca.data.file_list import Branch, Listing, Row
-from fedgsca.data.readers.published import drop_missing, images_in, lists_folder, open_root
+from fedgsca.data.file_list import FileList, FolderCount, ImageRow, normal_path, show_cases
+from fedgsca.data.reader import READERS, Reader, ReaderOptions
+from fedgsca.data.readers.published import (
+    check_root,
+    drop_missing,
+    find_lists_folder,
+    list_image_names,
+)
 from fedgsca.errors import DataError
 from fedgsca.rng import stream
-
-if TYPE_CHECKING:
-    from fedgsca.data.load import Options
+from fedgsca.support.text import plural
 
 CLASSES = ("normal", "serrated", "adenocarcinoma", "adenoma")
-PUBLISHED = {"train": (1111, 842, 1404, 664), "test": (705, 321, 840, 273)}  # by the released label
-VOICES = ("label_A", "label_B", "label_C")
-_WANTED = "train.json, test.json and the folders train and test"
+# images per class by the released label
+PUBLISHED_COUNTS = {"train": (1111, 842, 1404, 664), "test": (705, 321, 840, 273)}
+PATHOLOGISTS = ("label_A", "label_B", "label_C")
+_CONTENT = "train.json, test.json and the folders train and test"
+_CLASS_NUMBERS = frozenset("0123")
+
+JsonEntry = Mapping[str, object]
 
 
 @dataclass(frozen=True)
-class Entry:
+class ChaoyangImage:
+    """One entry of a list."""
+
     name: str
     label: int | None
-    voices: tuple[int, ...] = ()  # of the three pathologists, or nothing
+    # the labels of the three pathologists, or nothing
+    votes: tuple[int, ...] = ()
 
     def majority(self) -> int | None:
-        """What two of three said; the released label where all differ."""
-        label, count = Counter(self.voices).most_common(1)[0]
+        """The label of two of the three pathologists; the released label where all differ."""
+        label, count = Counter(self.votes).most_common(1)[0]
         return label if count > 1 else self.label
 
 
-def list_chaoyang(root: Path, options: Options) -> Listing:
-    """One row per patch; problems are inside, not raised."""
-    listing = Listing(
+def list_chaoyang(root: Path, options: ReaderOptions) -> FileList:
+    """One row per patch; problems are collected in the result, not raised."""
+    file_list = FileList(
         root, source=f"chaoyang:{root}", name="chaoyang", classes=CLASSES, group_word="slide"
     )
-    listing.columns = ("file", "label", "group", "split")
+    file_list.columns = ("file", "label", "group", "split")
     try:
-        open_root(root, listing.source, lambda place: _fits(place, options.splits), _WANTED)
-        places = [options.splits] if options.splits else [root, root / "json"]
-        folder = lists_folder(places, lambda place: any(place.glob("*.json")))
-        if folder is None:
-            raise DataError(
-                "todo.chaoyang-1",
-                f"no .json file in {' or '.join(map(str, places))}",
-                fix="copy train.json and test.json there",
-            )
-        train, test = _training(listing, folder), _entries(listing, folder / "test.json")
-        listing.rows = [
-            Row(e.name, CLASSES[e.label], _slide(e.name), "test")
-            for e in test
-            if e.label is not None
-        ]
-        listing.rows = _label(listing, train, options) + listing.rows
-        _finish(listing, options)
+        check_root(root, file_list.source, lambda place: _fits(place, options.splits), _CONTENT)
+        folder = _find_lists(root, options.splits)
+        train = _read_training_lists(file_list, folder)
+        test = _read_list(file_list, folder / "test.json")
+        file_list.lists.append(folder / "test.json")
+        file_list.rows = _label_training_images(file_list, train, options)
+        for image in test:
+            if image.label is not None:
+                row = ImageRow(image.name, CLASSES[image.label], _slide(image.name), "test")
+                file_list.rows.append(row)
+        _check_names(file_list)
+        file_list.rows = _hide_labels(file_list.rows)
+        _check_files(file_list, options.skip_unreadable)
     except DataError as error:
-        listing.stopped(error)
-    return listing
+        file_list.add_problem(error)
+    return file_list
 
 
 def _fits(root: Path, lists: Path | None) -> bool:
-    has_lists = lists is not None or any(
-        (root / place).is_file() for place in ("train.json", "json/train.json", "test.json")
-    )
-    return has_lists and ((root / "train").is_dir() or (root / "test").is_dir())
+    has_folders = (root / "train").is_dir() or (root / "test").is_dir()
+    names = ("train.json", "json/train.json", "test.json")
+    has_lists = lists is not None or any((root / name).is_file() for name in names)
+    return has_folders and has_lists
+
+
+def _find_lists(root: Path, folder: Path | None) -> Path:
+    """The folder of the json files: the one given with data.splits, the root, or root/json."""
+    places = [root, root / "json"] if folder is None else [folder]
+    lists = find_lists_folder(places, lambda place: any(place.glob("*.json")))
+    if lists is None:
+        raise DataError(
+            "data.lists-not-found",
+            f"there is no .json file in {' or '.join(map(str, places))}",
+            fix="copy train.json and test.json there",
+        )
+    return lists
 
 
 def _slide(name: str) -> str:
@@ -89,187 +111,239 @@ def _slide(name: str) -> str:
 # ---- the lists ----
 
 
-def _training(listing: Listing, folder: Path) -> list[Entry]:
+def _read_training_lists(file_list: FileList, folder: Path) -> list[ChaoyangImage]:
     """train.json, joined with the pathologists' labels from whichever list has them."""
-    other = [p for p in sorted(folder.glob("*.json")) if p.name not in ("train.json", "test.json")]
-    lists = {
-        p: _entries(listing, p)
-        for p in [folder / "train.json", *other]
-        if p in other or p.is_file()
-    }
-    lists = {
-        p: entries
-        for p, entries in lists.items()
-        if p.name == "train.json" or any(e.voices for e in entries)
-    }
-    heard = {e.name: e.voices for entries in lists.values() for e in entries if e.voices}
-    base = lists.get(folder / "train.json") or next(iter(lists.values()), [])
+    train_path = folder / "train.json"
+    lists: dict[Path, list[ChaoyangImage]] = {}
+    if train_path.is_file():
+        lists[train_path] = _read_list(file_list, train_path)
+    for path in sorted(folder.glob("*.json")):
+        if path.name not in ("train.json", "test.json"):
+            images = _read_list(file_list, path)
+            if any(image.votes for image in images):
+                lists[path] = images
+    base = lists.get(train_path) or next(iter(lists.values()), [])
     if not base:
         raise DataError(
-            "todo.chaoyang-2",
-            f"{folder / 'train.json'} does not exist or is empty",
+            "data.lists-not-found",
+            f"{train_path} does not exist or is empty",
             fix="copy the published train.json there",
         )
-    listing.lists[:0] = list(lists)
-    strange = sorted(set(heard) - {e.name for e in base})
-    listing.problem(
-        "images with pathologists' labels are not in train.json",
-        strange,
-        "copy both lists from the same release",
-    )
-    return [replace(e, voices=heard.get(e.name, ())) for e in base]
+    file_list.lists += lists
+    votes: dict[str, tuple[int, ...]] = {}
+    for images in lists.values():
+        votes |= {image.name: image.votes for image in images if image.votes}
+    surplus = sorted(set(votes) - {image.name for image in base})
+    if surplus:
+        file_list.add_problem(
+            DataError(
+                "data.lists-differ",
+                f"{file_list.root}: {plural(len(surplus), 'image')} with pathologists' labels, but "
+                f"not in train.json: {show_cases(surplus)}",
+                fix="copy both lists from the same release",
+            )
+        )
+    return [replace(image, votes=votes.get(image.name, ())) for image in base]
 
 
-def _entries(listing: Listing, path: Path) -> list[Entry]:
+def _read_list(file_list: FileList, path: Path) -> list[ChaoyangImage]:
+    """The valid entries of a json file; others are reported as a problem."""
+    images = []
+    invalid_entries = []
+    for entry in _read_json(path):
+        keys = [key for key in ("label", *PATHOLOGISTS) if key in entry] or ["label"]
+        if all(_is_class_number(entry.get(key)) for key in keys):
+            images.append(_parse_entry(entry))
+        else:
+            invalid_entries.append(f"{entry['name']}: {entry}")
+    if invalid_entries:
+        file_list.add_problem(
+            DataError(
+                "data.label-range",
+                f"{file_list.root}: {plural(len(invalid_entries), 'entry', 'entries')} of "
+                f"{path.name} with a label other than 0, 1, 2 or 3: {show_cases(invalid_entries)}",
+                fix=f"copy the published {path.name} again",
+            )
+        )
+    return images
+
+
+def _read_json(path: Path) -> list[JsonEntry]:
     try:
         content = json.loads(path.read_text(encoding="utf-8-sig"))
     except FileNotFoundError:
         raise DataError(
-            "todo.chaoyang-3", f"{path} does not exist", fix=f"copy the published {path.name} there"
+            "data.lists-not-found",
+            f"{path} does not exist",
+            fix=f"copy the published {path.name} there",
         ) from None
     except (OSError, ValueError) as error:
         raise DataError(
-            "todo.chaoyang-4",
+            "data.invalid-json",
             f"{path} cannot be read: {error}",
             fix=f"copy the published {path.name} again",
         ) from None
-    if not isinstance(content, list) or not all(
-        isinstance(item, dict) and "name" in item for item in content
-    ):
+    is_list = isinstance(content, list)
+    if not is_list or not all(isinstance(entry, dict) and "name" in entry for entry in content):
         raise DataError(
-            "todo.chaoyang-5",
+            "data.invalid-json",
             f"{path} is not a list of images",
-            fix='entries look like {"name": "train/x-IMG001x001-0.JPG", "label": 0}',
+            fix='write entries like {"name": "train/x-IMG001x001-0.JPG", "label": 0}',
         )
-    if path.name == "test.json":
-        listing.lists.append(path)
-    odd = [
-        f"{item['name']}: {item}"
-        for item in content
-        if not all(_number(item.get(k)) for k in _keys(item))
-    ]
-    listing.problem(
-        f"entries of {path.name} whose label is not 0, 1, 2 or 3",
-        odd,
-        f"copy the published {path.name} again",
-    )
-    good = [item for item in content if all(_number(item.get(key)) for key in _keys(item))]
-    return [_entry(item) for item in good]
+    return list(content)
 
 
-def _keys(item: Mapping[str, Any]) -> list[str]:
-    return [key for key in ("label", *VOICES) if key in item] or ["label"]
+def _is_class_number(value: object) -> bool:
+    return isinstance(value, int | str) and str(value) in _CLASS_NUMBERS
 
 
-def _number(value: object) -> bool:
-    return isinstance(value, int | str) and str(value) in {"0", "1", "2", "3"}
-
-
-def _entry(item: Mapping[str, Any]) -> Entry:
-    voices = tuple(int(item[key]) for key in VOICES) if all(key in item for key in VOICES) else ()
-    name = str(PurePosixPath(str(item["name"]).replace("\\", "/")))
-    return Entry(name, int(item["label"]) if "label" in item else None, voices)
+def _parse_entry(entry: JsonEntry) -> ChaoyangImage:
+    votes: tuple[int, ...] = ()
+    if all(key in entry for key in PATHOLOGISTS):
+        votes = tuple(int(str(entry[key])) for key in PATHOLOGISTS)
+    label = int(str(entry["label"])) if "label" in entry else None
+    return ChaoyangImage(normal_path(str(entry["name"])), label, votes)
 
 
 # ---- which label ----
 
 
-def _label(listing: Listing, train: list[Entry], options: Options) -> list[Row]:
-    """Rows of the training images with the label that was asked for."""
-    complete = all(e.voices for e in train)
-    rule = options.label or ("drawn" if complete else "released")
-    if rule != "released" and not complete:
-        lacking = sum(not e.voices for e in train)
+def _label_training_images(
+    file_list: FileList, train: list[ChaoyangImage], options: ReaderOptions
+) -> list[ImageRow]:
+    """Rows of the training images with the requested label."""
+    unvoted_count = sum(not image.votes for image in train)
+    rule = options.label or ("released" if unvoted_count else "drawn")
+    if rule != "released" and unvoted_count:
         raise DataError(
-            "todo.chaoyang-6",
-            f"{lacking} of {len(train)} training images have no labels of three pathologists ({', '.join(VOICES)})",
-            fix="put the list that has them beside train.json, or --set data.label=released",
+            "data.no-pathologist-labels",
+            f"{unvoted_count} of {len(train)} training images do not have the labels of three "
+            f"pathologists ({', '.join(PATHOLOGISTS)})",
+            fix="put the list with them beside train.json, or use --set data.label=released",
         )
-    labels = [e.label if rule == "released" else e.majority() for e in train]
-    unknown = [e.name for e, label in zip(train, labels, strict=True) if label is None]
-    listing.problem(
-        "training images without a label", unknown, "copy the published train.json there"
-    )
-    rows = [
-        Row(e.name, CLASSES[label], _slide(e.name), "train")
-        for e, label in zip(train, labels, strict=True)
-        if label is not None
-    ]
+    rows = []
+    unlabelled = []
+    for image in train:
+        label = image.label if rule == "released" else image.majority()
+        if label is None:
+            unlabelled.append(image.name)
+        else:
+            rows.append(ImageRow(image.name, CLASSES[label], _slide(image.name), "train"))
+    if unlabelled:
+        file_list.add_problem(
+            DataError(
+                "data.unlabelled-image",
+                f"{file_list.root}: {plural(len(unlabelled), 'training image')} without a label: "
+                f"{show_cases(unlabelled)}",
+                fix="copy the published train.json there",
+            )
+        )
     if rule == "drawn":
-        rows = _draw(listing, rows, {e.name: e.voices for e in train}, options.seed)
+        votes = {image.name: image.votes for image in train}
+        rows = _draw_labels(file_list, rows, votes, options.seed)
     elif rule == "majority":
-        listing.notes.append(f"label majority: two of three pathologists; {_split_votes(train)}")
+        tie_count = sum(len(set(image.votes)) == len(PATHOLOGISTS) for image in train)
+        file_list.notes.append(
+            "label majority: two of three pathologists; where all three differ "
+            f"({plural(tie_count, 'image')}), the released label"
+        )
     else:
-        listing.notes.append(
+        file_list.notes.append(
             "label released: the one in train.json; how many of them are wrong is not known"
         )
-    listing.published = {s: {"all": sum(n)} for s, n in PUBLISHED.items()}
-    listing.published["test"] |= dict(zip(CLASSES, PUBLISHED["test"], strict=True))
-    if rule == "released":
-        listing.published["train"] |= dict(zip(CLASSES, PUBLISHED["train"], strict=True))
+    _add_published_counts(file_list, rule)
     return rows
 
 
-def _draw(
-    listing: Listing, rows: list[Row], voices: Mapping[str, tuple[int, ...]], seed: int
-) -> list[Row]:
-    """One voice per image. Drawn in the order of names, so that the order of the list does not matter."""
+def _draw_labels(
+    file_list: FileList, rows: list[ImageRow], votes: Mapping[str, tuple[int, ...]], seed: int
+) -> list[ImageRow]:
+    """One pathologist per image, drawn in the order of names, not in the order of the list."""
     names = sorted(row.file for row in rows)
-    picks = stream(seed, "chaoyang", "pathologist").integers(len(VOICES), size=len(names))
-    given = {
-        name: CLASSES[voices[name][pick]] for name, pick in zip(names, picks.tolist(), strict=True)
-    }
-    listing.columns += ("given",)
+    picks = stream(seed, "chaoyang", "pathologist").integers(len(PATHOLOGISTS), size=len(names))
+    given = {}
+    for name, pick in zip(names, picks.tolist(), strict=True):
+        given[name] = CLASSES[votes[name][pick]]
+    file_list.columns += ("given",)
     rows = [replace(row, given=given[row.file]) for row in rows]
-    differ = sum(row.given != row.label for row in rows)
-    listing.notes.append(
-        f"label drawn: one pathologist per image, seed {seed}; {differ} of {len(rows)} differ from the majority of three, which is the "
-        "reference for numbers about labels, not a proven truth"
+    difference_count = sum(row.given != row.label for row in rows)
+    file_list.notes.append(
+        f"label drawn: one pathologist per image, seed {seed}; {difference_count} of {len(rows)} "
+        "differ from the majority of three, which is the reference for numbers about labels, not a "
+        "proven truth"
     )
     return rows
 
 
-def _split_votes(train: list[Entry]) -> str:
-    split = sum(len(set(e.voices)) == len(VOICES) for e in train)
-    return f"{split} images where all three differ have the released label"
+def _add_published_counts(file_list: FileList, rule: str) -> None:
+    counts = {split: {"all": sum(numbers)} for split, numbers in PUBLISHED_COUNTS.items()}
+    counts["test"] |= dict(zip(CLASSES, PUBLISHED_COUNTS["test"], strict=True))
+    if rule == "released":
+        counts["train"] |= dict(zip(CLASSES, PUBLISHED_COUNTS["train"], strict=True))
+    file_list.published_counts = counts
 
 
 # ---- files ----
 
 
-def _finish(listing: Listing, options: Options) -> None:
-    """Ids without the digit that gives the label away; missing images."""
-    have = {folder: images_in(listing.root / folder) for folder in ("train", "test")}
-    listing.tree = [
-        Branch(f"{f}/", len(names), sum(PUBLISHED[f]))
-        for f, names in have.items()
-        if (listing.root / f).is_dir()
-    ]
-    odd = [
-        row.file
-        for row in listing.rows
-        if row.file.partition("/")[0] not in have or ".." in row.file
-    ]
-    listing.problem(
-        "names outside the folders train and test",
-        odd,
-        "names in the lists look like train/x-IMG001x001-0.JPG",
-    )
-    twice = [name for name, count in Counter(row.file for row in listing.rows).items() if count > 1]
-    listing.problem("images are listed more than once", twice, "copy the published lists again")
-    bare = [re.sub(r"-\d\.\w+$", "", row.file) for row in listing.rows]
-    counts: Counter[str] = Counter()
-    named = []
-    for row, name in zip(listing.rows, bare, strict=True):
-        counts[name] += 1
-        named.append(
-            replace(
-                row,
-                name=name if counts[name] == 1 else f"{name}#{counts[name]}",
-                given=row.given or row.label,
+def _check_names(file_list: FileList) -> None:
+    """Report names outside train/ and test/, and duplicates."""
+    outside_names = []
+    for row in file_list.rows:
+        if row.file.partition("/")[0] not in PUBLISHED_COUNTS or ".." in row.file:
+            outside_names.append(row.file)
+    if outside_names:
+        file_list.add_problem(
+            DataError(
+                "data.path-outside-folder",
+                f"{file_list.root}: {plural(len(outside_names), 'name')} outside the folders train "
+                f"and test: {show_cases(outside_names)}",
+                fix="write names like train/x-IMG001x001-0.JPG in the lists",
             )
         )
-    listing.rows = named
-    drop_missing(
-        listing, {folder: set(names) for folder, names in have.items()}, options.skip_unreadable
-    )
+    duplicates = file_list.duplicate_files()
+    if duplicates:
+        file_list.add_problem(
+            DataError(
+                "data.duplicate-file",
+                f"{file_list.root}: {plural(len(duplicates), 'image')} listed more than once: "
+                f"{show_cases(duplicates)}",
+                fix="copy the published lists again",
+            )
+        )
+
+
+def _hide_labels(rows: list[ImageRow]) -> list[ImageRow]:
+    """The rows with ids without the digit that reveals the label, and with a given label."""
+    counts: Counter[str] = Counter()
+    result = []
+    for row in rows:
+        name = re.sub(r"-\d\.\w+$", "", row.file)
+        counts[name] += 1
+        if counts[name] > 1:
+            name = f"{name}#{counts[name]}"
+        result.append(replace(row, name=name, given=row.given or row.label))
+    return result
+
+
+def _check_files(file_list: FileList, skip_missing: bool) -> None:
+    """Count the images in the folders; report or drop those that do not exist."""
+    names = {}
+    for folder, numbers in PUBLISHED_COUNTS.items():
+        images = list_image_names(file_list.root / folder)
+        names[folder] = set(images)
+        if (file_list.root / folder).is_dir():
+            file_list.folders.append(FolderCount(f"{folder}/", len(images), sum(numbers)))
+    drop_missing(file_list, names, skip_missing)
+
+
+READERS.register(
+    "chaoyang",
+    Reader(
+        form="chaoyang:ROOT",
+        summary="Chaoyang: train.json, test.json and their images",
+        list_images=list_chaoyang,
+        labels=("drawn", "released", "majority"),
+        order=70,
+    ),
+)

@@ -1,277 +1,290 @@
-"""From a list of image files to a table: decode into the cache, leave out what cannot be read, set a test set aside."""
+"""A folder of images with a labels.csv, or with one sub-folder per class; also DICOM files."""
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from pathlib import Path, PurePosixPath
 
-import numpy as np
-
-from fedgsca.data.cache import Cached, cached_rows
-from fedgsca.data.decode.dicom import numbered
-from fedgsca.data.decode.image_files import (
-    VERSION,
-    Facts,
-    Unreadable,
-    decode_for,
-    inspect,
-    white_level,
-)
-from fedgsca.data.file_facts import WORKERS, measure_files, sha256_file
-from fedgsca.data.file_list import Listing, Row
-from fedgsca.data.split import split_rows
-from fedgsca.data.table import Table, check, fingerprint
+from fedgsca.data.decode.image_files import SUFFIXES, is_image
+from fedgsca.data.file_list import FileList, ImageRow, list_files, normal_path, show_cases
+from fedgsca.data.reader import READERS, Reader, ReaderOptions
 from fedgsca.errors import DataError
+from fedgsca.support.csv_table import CsvTable, read_csv_table
+from fedgsca.support.text import fold_name, plural, suggest
 
-if TYPE_CHECKING:
-    from fedgsca.data.load import Options
-
-DEFAULT_SIZE = 224  # what the ImageNet backbones expect
-_BLOCK = 64  # images decoded at a time: bounds the memory, keeps all cores busy
-
-Bad = tuple[str, str]  # (file, reason)
-
-
-@dataclass(frozen=True)
-class Pixels:
-    """The decoded images of a listing: rows of the array belong to `kept`, in order."""
-
-    cached: Cached
-    kept: list[Row]
-    bad: list[Bad]
-    facts: list[Facts]  # of all rows of the listing
-    notes: tuple[str, ...]
-    patients: list[int] | None = (
-        None  # of the kept rows, DICOM only: a number for every patient, -1 where none is named
-    )
-    white: int | None = (
-        None  # the value of 16-bit grey that became white, where there are such images
-    )
+COLUMNS = ("file", "label", "group", "split", "site")
+_SPLITS = {
+    "train": "train",
+    "training": "train",
+    "val": "val",
+    "valid": "val",
+    "validation": "val",
+    "dev": "val",
+    "test": "test",
+    "testing": "test",
+}
 
 
-def read_listing(listing: Listing, options: Options) -> Table:
-    """The list as a table; ids are the files' paths below the folder."""
-    listing.refuse()
-    pixels = read_pixels(listing, options.image_size, options.cache_dir)
-    if pixels.bad and not options.skip_unreadable:
-        raise unreadable(listing, pixels.bad)
-    return build_table(listing, pixels, options.seed, options.test_fraction)
+def list_folder(root: Path, options: ReaderOptions | None = None) -> FileList:
+    """List the images of a folder; problems are collected in the result, not raised.
 
-
-def read_pixels(listing: Listing, image_size: int | None, cache_dir: Path | None) -> Pixels:
-    """Decode once into the cache; unreadable files are left out and listed. Later calls only look at sizes and times."""
-    names = [row.file for row in listing.rows]
-    measured = measure_files(listing.root, names, _measure, VERSION, cache_dir)
-    facts = [Facts(**entry["facts"]) for entry in measured]
-    size = image_size or default_size(facts)
-    white = white_level(max((f.peak for f in facts), default=0))
-    content = "\n".join(
-        f"{name}\t{entry['sha256']}" for name, entry in zip(names, measured, strict=True)
-    )
-    key = hashlib.sha256(f"{VERSION} {size} {white}\n{content}".encode()).hexdigest()
-
-    def rows(extra: dict[str, Any]) -> Iterator[np.ndarray]:
-        extra["bad"], patients = [], list[str]()
-        yield from _decoded(listing, names, size, white, extra["bad"], patients)
-        if any(patients):
-            extra["patients"] = numbered(patients)
-
-    cached = cached_rows(f"folder {key}", (size, size, 3), np.uint8, rows, len(names), cache_dir)
-    bad = [(str(name), str(reason)) for name, reason in cached.extra["bad"]]
-    lost = {name for name, _ in bad}
-    kept = [row for row in listing.rows if row.file not in lost]
-    notes = (*cached.notes, *_notes(facts, size, white))
-    deep = white if any(f.peak for f in facts) else None
-    return Pixels(cached, kept, bad, facts, notes, cached.extra.get("patients"), deep)
-
-
-def no_pixels(listing: Listing) -> Pixels:
-    """Stand-ins, one black pixel per image: for counts and leakage without decoding anything."""
-    black = np.broadcast_to(np.zeros((1, 1, 1, 3), np.uint8), (len(listing.rows), 1, 1, 3))
-    return Pixels(Cached(black, digest=""), list(listing.rows), [], [], ())
-
-
-def default_size(facts: list[Facts]) -> int:
-    """224, or the images' own size when all are smaller and of one size."""
-    sizes = {(f.width, f.height) for f in facts if not f.problem}
-    if len(sizes) == 1 and max(next(iter(sizes))) < DEFAULT_SIZE:
-        return min(next(iter(sizes)))
-    return DEFAULT_SIZE
-
-
-def build_table(listing: Listing, pixels: Pixels, seed: int, test_fraction: float) -> Table:
-    """Labels, groups, sites and splits around the decoded images."""
-    rows, notes = pixels.kept, [*listing.notes, *pixels.notes]
-    classes = listing.classes or class_order([row.label for row in rows])
-    number = {name: i for i, name in enumerate(classes)}
-    labels = np.array([number[row.label] for row in rows], dtype=np.int64)
-    groups = _groups(listing, pixels, notes)
-    if "split" in listing.columns:
-        split = np.array([row.split for row in rows])
-    else:
-        split = split_rows(labels, groups, test_fraction, seed)
-        how = "by class" if groups is None else "by class, whole groups together"
-        share = f"{np.sum(split == 'test')} of {len(rows)} images"
-        notes.append(f"no split column: {share} set aside as test set with seed {seed}, {how}")
-    given = (
-        np.array([number[row.given] for row in rows], dtype=np.int64)
-        if "given" in listing.columns
-        else None
-    )
-    if pixels.bad:
-        notes.append(
-            f"{len(pixels.bad)} of {len(listing.rows)} images cannot be read and are left out"
-        )
-    if len({name.casefold() for name in classes}) < len(classes):
-        notes.append("some classes differ only in capitals: " + ", ".join(classes))
-    array = pixels.cached.array
-    return check(
-        Table(
-            name=listing.name or listing.root.resolve().name,
-            images=array,
-            labels=labels,
-            classes=classes,
-            split=split,
-            ids=np.array([row.name or row.file for row in rows]),
-            fingerprint=fingerprint(array, labels, classes, split, digest=pixels.cached.digest),
-            groups=groups,
-            site=np.array([row.site for row in rows]) if "site" in listing.columns else None,
-            given=given,
-            group_word=listing.group_word,
-            notes=tuple(notes),
-            white=pixels.white,
-        )
-    )
-
-
-def _groups(listing: Listing, pixels: Pixels, notes: list[str]) -> np.ndarray | None:
-    """The group column, else the patients of DICOM files; an image without either is a group of its own."""
-    rows, patients = pixels.kept, pixels.patients
-    if "group" in listing.columns:
-        return np.array([row.group or row.file for row in rows])
-    if patients is None:
-        return None
-    if len(set(patients)) == 1:  # "ANONYMOUS" everywhere says nothing about who is who
-        notes.append("all DICOM files name the same patient; the name is not used as a group")
-        return None
-    notes.append(
-        f"{len(set(patients) - {-1})} patients, by the id in the DICOM files, are kept together as groups"
-    )
-    return np.array(
-        [
-            row.file if patient < 0 else f"patient {patient}"
-            for row, patient in zip(rows, patients, strict=True)
-        ]
-    )
-
-
-def class_order(labels: list[str]) -> tuple[str, ...]:
-    """Class names in index order: by number if all are numbers, else by the alphabet."""
-    names = set(labels)
-    if all(name.isdecimal() for name in names):
-        return tuple(sorted(names, key=lambda name: (int(name), name)))
-    return tuple(sorted(names))
-
-
-def list_bad(
-    listing: Listing, *, image_size: int | None = None, cache_dir: Path | None = None
-) -> list[Bad]:
-    """Files of the list that cannot be decoded, with the reason; missing files are the listing's problem, not this one's."""
-    present = replace(
-        listing, rows=[row for row in listing.rows if row.file and _inside(listing.root, row.file)]
-    )
-    try:
-        return read_pixels(present, image_size, cache_dir).bad if present.rows else []
-    except NothingReadable as error:
-        return error.bad
-
-
-def _inside(root: Path, file: str) -> bool:
-    """A file below the folder; a row that points elsewhere, also through a link, is not opened."""
-    path = (root / file).resolve()
-    return path.is_relative_to(root.resolve()) and path.is_file()
-
-
-class NothingReadable(DataError):
-    """Not one image of the folder can be decoded."""
-
-    def __init__(self, listing: Listing, bad: list[Bad]) -> None:
-        base = unreadable(listing, bad)
-        super().__init__(base.code, base.message, fix=base.fix)
-        self.bad = bad
-
-
-def _measure(path: Path) -> dict[str, Any]:
-    try:
-        return {"sha256": sha256_file(path), "facts": asdict(inspect(path))}
-    except OSError as error:  # no permission, failing disk: one unreadable image, not a crash
-        return {"sha256": "", "facts": asdict(Facts(problem=error.strerror or str(error)))}
-
-
-def _decoded(
-    listing: Listing, names: list[str], size: int, white: int, bad: list[Bad], patients: list[str]
-) -> Iterator[np.ndarray]:
-    """Blocks of decoded images, their patients beside them; whatever cannot be decoded is appended to `bad` instead."""
-
-    def one(name: str) -> tuple[np.ndarray, str] | str:
-        try:
-            return decode_for(listing.root / name, size, white)
-        except Unreadable as error:
-            return str(error)
-
-    with ThreadPoolExecutor(WORKERS) as pool:  # Pillow decodes outside the interpreter lock
-        for start in range(0, len(names), _BLOCK):
-            chunk = names[start : start + _BLOCK]
-            results = list(pool.map(one, chunk))
-            bad.extend(
-                (name, result)
-                for name, result in zip(chunk, results, strict=True)
-                if isinstance(result, str)
+    No option applies: the parameter is there because all readers are called alike.
+    """
+    file_list = FileList(root)
+    if not root.is_dir():
+        file_list.add_problem(
+            DataError(
+                "data.folder-not-found",
+                f"the folder {root} does not exist",
+                fix="check the path given with --data",
             )
-            good = [result for result in results if not isinstance(result, str)]
-            if good:
-                patients.extend(patient for _, patient in good)
-                yield np.stack([image for image, _ in good])
-    if len(bad) == len(names):
-        raise NothingReadable(listing, bad)
-
-
-def _notes(facts: list[Facts], size: int, white: int) -> list[str]:
-    """What was done to the pixels, so that nobody has to guess."""
-    sound = [f for f in facts if not f.problem]
-    deep = sum(f.mode.startswith("I") for f in sound)
-    pages = sum(f.pages > 1 for f in sound)
-    stretched = sum(f.stretched for f in sound)
-    sizes = {(f.width, f.height) for f in sound}
-    notes = []
-    if deep:
-        peak = max(f.peak for f in sound)
-        notes.append(
-            f"{deep} images with 16-bit grey values, scaled so that {white} is white (largest value: {peak})"
         )
-    if stretched:
-        notes.append(
-            f"{stretched} DICOM files have no window; each is shown between its 0.5 and 99.5 percentile"
-        )
-    if pages:
-        notes.append(f"{pages} TIFF files hold more than one page; the first is used")
-    if sizes != {(size, size)}:
-        notes.append(
-            f"images brought to {size}x{size} pixels: shorter side resized, middle cut out"
-        )
-    return notes
+        return file_list
+    try:
+        table = find_labels_csv(root)
+        if table is not None:
+            _read_labels_csv(file_list, table)
+        else:
+            _read_class_folders(file_list)
+    except DataError as error:  # a csv that cannot be read at all
+        file_list.add_problem(error)
+    return file_list
 
 
-def unreadable(listing: Listing, bad: list[Bad]) -> DataError:
-    """The error for images that cannot be decoded: how many, the first five and why."""
-    first = "; ".join(f"{name} ({reason})" for name, reason in bad[:5])
-    return DataError(
-        "todo.folder-1",
-        f"{len(bad)} of {len(listing.rows)} images in {listing.root} cannot be read, first: {first}",
-        fix=f"fedgsca data check {listing.source or listing.root} --list-bad names all; "
-        "replace them, or leave them out with `fedgsca run ... --skip-unreadable`",
-    )
+def find_labels_csv(root: Path) -> Path | None:
+    """The labels.csv of a folder, in any capitals; None if it has none."""
+    for path in sorted(root.iterdir()):
+        if path.name.lower() == "labels.csv" and path.is_file():
+            return path
+    return None
+
+
+# ---- labels.csv ----
+
+
+def _read_labels_csv(file_list: FileList, path: Path) -> None:
+    table = read_csv_table(path)
+    file_list.notes.extend(table.notes)
+    file_list.columns = tuple(name for name in COLUMNS if name in table.columns)
+    if not _check_header(file_list, table):
+        return
+    if not table.rows:
+        file_list.add_problem(
+            DataError(
+                "data.empty-list",
+                f"{file_list.root}: {path.name} lists no images",
+                fix="add one line per image",
+            )
+        )
+    for _, cells in table.rows:
+        row = ImageRow(
+            normal_path(cells["file"]),
+            cells["label"],
+            cells.get("group", ""),
+            cells.get("split", ""),
+            cells.get("site", ""),
+        )
+        file_list.rows.append(row)
+    _check_files(file_list)
+    _check_cells(file_list, [line for line, _ in table.rows])
+    rows = []
+    for row in file_list.rows:
+        rows.append(replace(row, split=_SPLITS.get(fold_name(row.split), row.split)))
+    file_list.rows = rows
+
+
+def _check_header(file_list: FileList, table: CsvTable) -> bool:
+    """Report unknown and missing columns; whether the rows can be read."""
+    unknown_columns = []
+    for column, name in zip(table.columns, table.header, strict=True):
+        if column not in COLUMNS:
+            suggestion = suggest(name, COLUMNS)
+            hint = "" if suggestion is None else f" (did you mean {suggestion}?)"
+            unknown_columns.append(f"{name!r}{hint}")
+    if unknown_columns:
+        file_list.add_problem(
+            DataError(
+                "data.unknown-column",
+                f"{file_list.root}: {plural(len(unknown_columns), 'unknown column')} in labels.csv:"
+                f" {show_cases(unknown_columns)}",
+                fix=f"use only the columns {', '.join(COLUMNS)}",
+            )
+        )
+    missing_columns = [name for name in ("file", "label") if name not in table.columns]
+    if missing_columns:
+        file_list.add_problem(
+            DataError(
+                "data.missing-column",
+                f"{file_list.root}: {plural(len(missing_columns), 'missing column')} in labels.csv:"
+                f" {show_cases(missing_columns)}",
+                fix="write file,label[,group][,split][,site] in the first line of labels.csv",
+            )
+        )
+    return not missing_columns
+
+
+def _check_files(file_list: FileList) -> None:
+    """Report paths outside the folder, duplicates, missing files and files that are not images."""
+    root = file_list.root
+    names = list(dict.fromkeys(row.file for row in file_list.rows if row.file))
+    outside_paths = [name for name in names if _leaves_folder(name)]
+    if outside_paths:
+        file_list.add_problem(
+            DataError(
+                "data.path-outside-folder",
+                f"{root}: {plural(len(outside_paths), 'path')} in labels.csv outside the folder: "
+                f"{show_cases(outside_paths)}",
+                fix="write paths relative to the folder of labels.csv, without ..",
+            )
+        )
+    duplicates = file_list.duplicate_files()
+    if duplicates:
+        file_list.add_problem(
+            DataError(
+                "data.duplicate-file",
+                f"{root}: {plural(len(duplicates), 'file')} listed more than once: "
+                f"{show_cases(duplicates)}",
+                fix="keep one line per image",
+            )
+        )
+    inside_paths = [name for name in names if not _leaves_folder(name)]
+    missing_files = [name for name in inside_paths if not (root / name).is_file()]
+    if missing_files:
+        file_list.add_problem(
+            DataError(
+                "data.file-not-found",
+                f"{root}: {plural(len(missing_files), 'file')} not found: "
+                f"{show_cases(missing_files)}",
+                fix="copy the files there or remove their lines from labels.csv",
+            )
+        )
+    non_images = []
+    for name in inside_paths:
+        if (root / name).is_file() and not is_image(root / name):
+            non_images.append(name)
+    if non_images:
+        file_list.add_problem(
+            DataError(
+                "data.unknown-file-type",
+                f"{root}: {plural(len(non_images), 'file')} of an unknown type: "
+                f"{show_cases(non_images)}",
+                fix=f"use images of a supported type: {', '.join(SUFFIXES)}",
+            )
+        )
+
+
+def _leaves_folder(name: str) -> bool:
+    """Absolute paths, paths with .., and Windows drives."""
+    return name.startswith("/") or ".." in PurePosixPath(name).parts or ":" in name.split("/")[0]
+
+
+def _check_cells(file_list: FileList, lines: list[int]) -> None:
+    """Report empty cells and unknown splits."""
+    for column in ("file", "label", "split", "site"):
+        empty_cells = _empty_cells(file_list, column, lines)
+        if empty_cells:
+            file_list.add_problem(
+                DataError(
+                    "data.empty-cell",
+                    f"{file_list.root}: {plural(len(empty_cells), 'empty cell')} in column "
+                    f"{column!r} of labels.csv: {show_cases(empty_cells)}",
+                    fix=f"fill in the {column} or remove the line",
+                )
+            )
+    splits = dict.fromkeys(row.split for row in file_list.rows if row.split)
+    unknown_splits = [split for split in splits if fold_name(split) not in _SPLITS]
+    if unknown_splits:
+        file_list.add_problem(
+            DataError(
+                "data.unknown-split",
+                f"{file_list.root}: {plural(len(unknown_splits), 'unknown split')} in labels.csv: "
+                f"{show_cases(unknown_splits)}",
+                fix="use one of: train, val, test",
+            )
+        )
+    ungrouped = _empty_cells(file_list, "group", lines)
+    if ungrouped:
+        file_list.notes.append(
+            f"{plural(len(ungrouped), 'image')} without a group: each counts as its own group"
+        )
+
+
+def _empty_cells(file_list: FileList, column: str, lines: list[int]) -> list[str]:
+    """ "line 3" for every empty cell; nothing if the file does not have the column."""
+    if column not in file_list.columns:
+        return []
+    cells = []
+    for line, row in zip(lines, file_list.rows, strict=True):
+        if not getattr(row, column):
+            cells.append(f"line {line}")
+    return cells
+
+
+# ---- folders as labels ----
+
+
+def _read_class_folders(file_list: FileList) -> None:
+    """`<class>/<image>`; `<split>/<class>/<image>` if all top folders are named after splits."""
+    root = file_list.root
+    files = list_files(root)
+    images = [name for name in files if is_image(root / name)]
+    hint = _list_hint(files)
+    if not images:
+        file_list.add_problem(
+            DataError(
+                "data.no-images",
+                f"{root}: the folder contains no images{hint}",
+                fix=f"put {', '.join(SUFFIXES)} files there",
+            )
+        )
+        return
+    top_folders = {name.split("/")[0] for name in images if "/" in name}
+    by_split = bool(top_folders) and all(fold_name(top) in _SPLITS for top in top_folders)
+    depth = 2 if by_split else 1
+    loose_images = [name for name in images if name.count("/") < depth]
+    if loose_images:
+        file_list.add_problem(
+            DataError(
+                "data.unlabelled-image",
+                f"{root}: {plural(len(loose_images), 'image')} without a label: "
+                f"{show_cases(loose_images)}",
+                fix=f"add a labels.csv, or sort the images into one folder per class{hint}",
+            )
+        )
+    file_list.columns = ("file", "label", "split") if by_split else ("file", "label")
+    for name in images:
+        parts = name.split("/")
+        if len(parts) > depth:
+            split = _SPLITS[fold_name(parts[0])] if by_split else ""
+            file_list.rows.append(ImageRow(name, parts[depth - 1], split=split))
+    file_list.notes.append("no labels.csv: the names of the folders are the labels")
+    ignored_count = len(files) - len(images)
+    if ignored_count:
+        file_list.notes.append(f"{plural(ignored_count, 'file')} ignored: not an image type")
+
+
+def _list_hint(files: list[str]) -> str:
+    """A question about a table under another name, which may be the list."""
+    tables = [name for name in files if name.endswith((".csv", ".xlsx", ".json"))]
+    return f" (is {tables[0]} the list? it must be called labels.csv)" if tables else ""
+
+
+READERS.register(
+    "folder",
+    Reader(
+        form="FOLDER",
+        summary="images with a labels.csv, or one folder per class",
+        list_images=list_folder,
+        recognises=Path.is_dir,
+        order=30,
+    ),
+)
+READERS.register(
+    "dicom",
+    Reader(
+        form="dicom:FOLDER",
+        summary="the same with DICOM files (also found by FOLDER alone)",
+        list_images=list_folder,
+        order=40,
+    ),
+)

@@ -3,169 +3,226 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
 from pathlib import Path
 
-from fedgsca.data.file_list import Listing, Row
+from fedgsca.data.file_list import FileList, ImageRow, show_cases
 from fedgsca.data.readers.kvasir_facts import (
     CLASSES,
     CLIENTS,
     OFFICIAL,
     SPELLINGS,
-    Tree,
-    add_published,
+    ClassFolders,
+    add_published_counts,
     class_of,
     video_of,
 )
-from fedgsca.data.readers.published import lists_folder, nearest
+from fedgsca.data.readers.published import find_lists_folder, suggestion_note
 from fedgsca.errors import DataError
-from fedgsca.support.csv_table import read_csv_table
+from fedgsca.support.csv_table import CsvTable, read_csv_table
+from fedgsca.support.text import plural
+
+_FOLDS = ("split_0.csv", "split_1.csv")
 
 
 def has_fedgp(folder: Path) -> bool:
-    return (
-        any(folder.glob("*train-4clients-*-shuffle*.csv"))
-        or (folder / "test-shuffle.csv").is_file()
-    )
+    """Whether some of FedGP's csv files are in this folder."""
+    if any(folder.glob("*train-4clients-*-shuffle*.csv")):
+        return True
+    return (folder / "test-shuffle.csv").is_file()
 
 
-def list_fedgp(listing: Listing, tree: Tree, places: list[Path], label: str) -> None:
-    """Clients A to D, validation and test; `label` is clean or the name of a noisy set."""
-    folder = lists_folder(places, has_fedgp)
+def list_fedgp(file_list: FileList, folders: ClassFolders, places: list[Path], label: str) -> None:
+    """Clients A to D, validation and test; `label` is "clean" or the name of a noisy set."""
+    folder = find_lists_folder(places, has_fedgp)
     if folder is None:
         raise DataError(
-            "todo.kvasir-csv-1",
-            f"FedGP's csv files (train-4clients-A-shuffle.csv, ...) are not in {', '.join(map(str, places))}",
-            fix="--set data.splits=FOLDER with them, or --set data.split=frame draws the same protocol here",
+            "data.lists-not-found",
+            "FedGP's csv files (train-4clients-A-shuffle.csv, ...) are not in "
+            f"{' or '.join(map(str, places))}",
+            fix="use --set data.splits=FOLDER with the folder that contains them, or "
+            "--set data.split=frame to draw the same protocol",
         )
-    pattern = (
-        "train-4clients-{}-shuffle.csv"
-        if label == "clean"
-        else f"noisy-train-4clients-{{}}-shuffle-{label}.csv"
-    )
-    wanted = {pattern.format(site): ("train", site) for site in CLIENTS}
-    wanted |= {"valid-shuffle.csv": ("val", ""), "test-shuffle.csv": ("test", "")}
-    absent = [name for name in wanted if not (folder / name).is_file()]
-    sets = sorted(
-        {
-            m[1]
-            for p in folder.glob("noisy-*.csv")
-            if (m := re.search(r"shuffle-(.+)\.csv$", p.name))
-        }
-    )
-    also = f"; noisy sets found there: {', '.join(sets) or 'none'}"
-    listing.problem(
-        f"csv files are missing in {folder}",
-        absent,
-        "copy them from FedGP" + (also if label != "clean" else ""),
-    )
-    if absent:
+    parts = _fedgp_files(label)
+    missing_files = [name for name in parts if not (folder / name).is_file()]
+    if missing_files:
+        noisy_sets = "" if label == "clean" else f"; noisy sets there: {_noisy_sets(folder)}"
+        file_list.add_problem(
+            DataError(
+                "data.lists-not-found",
+                f"{file_list.root}: {plural(len(missing_files), 'csv file')} not found in {folder}:"
+                f" {show_cases(missing_files)}",
+                fix=f"copy them from FedGP{noisy_sets}",
+            )
+        )
         return
-    for name, (split, site) in wanted.items():
-        listing.rows += _read_csv(listing, tree, folder / name, split, site)
-    twice = [name for name, count in Counter(row.file for row in listing.rows).items() if count > 1]
-    listing.problem(
-        "images are listed more than once", twice, "copy the csv files from FedGP again"
+    for name, (split, site) in parts.items():
+        file_list.rows += _read_fedgp_csv(file_list, folders, folder / name, split, site)
+    duplicates = file_list.duplicate_files()
+    if duplicates:
+        file_list.add_problem(
+            DataError(
+                "data.duplicate-file",
+                f"{file_list.root}: {plural(len(duplicates), 'image')} listed more than once: "
+                f"{show_cases(duplicates)}",
+                fix="copy the csv files from FedGP again",
+            )
+        )
+    add_published_counts(file_list)
+    file_list.published_sites = dict(CLIENTS)
+    file_list.notes.append(
+        "split fedgp: FedGP's csv files, by frame. Frames of one video are in both training and "
+        "test; data.split=video keeps them apart"
     )
-    add_published(listing)
-    listing.published_sites = dict(CLIENTS)
-    listing.columns += ("site",) if label == "clean" else ("site", "given")
-    listing.notes.append(
-        "split fedgp: FedGP's csv files, by frame. Frames of one video stand in training and test; data.split=video keeps them apart"
-    )
+    file_list.columns += ("site",)
     if label != "clean":
-        listing.notes.append(
+        file_list.columns += ("given",)
+        file_list.notes.append(
             f"training labels: FedGP's noisy set {label}; its clean labels are the truth"
         )
 
 
-def _read_csv(listing: Listing, tree: Tree, path: Path, split: str, site: str) -> list[Row]:
-    """Rows of one csv: imgname,category,clean_label[,noisy_label,...]; imgname is <label>_<video>_<frame>.jpg."""
-    sheet = read_csv_table(path)
-    listing.lists.append(path)
-    noisy = path.name.startswith("noisy")
-    needed = {"imgname": "imgname", "category": "category", "cleanlabel": "clean_label"}
-    needed |= {"noisylabel": "noisy_label"} if noisy else {}
-    absent = [name for plain, name in needed.items() if plain not in sheet.columns]
-    if absent:
+def _fedgp_files(label: str) -> dict[str, tuple[str, str]]:
+    """File name -> (split, client)."""
+    parts = {}
+    for site in CLIENTS:
+        name = f"train-4clients-{site}-shuffle.csv"
+        if label != "clean":
+            name = f"noisy-train-4clients-{site}-shuffle-{label}.csv"
+        parts[name] = ("train", site)
+    parts["valid-shuffle.csv"] = ("val", "")
+    parts["test-shuffle.csv"] = ("test", "")
+    return parts
+
+
+def _noisy_sets(folder: Path) -> str:
+    names = set()
+    for path in folder.glob("noisy-*.csv"):
+        match = re.search(r"shuffle-(.+)\.csv$", path.name)
+        if match:
+            names.add(match[1])
+    return ", ".join(sorted(names)) or "none"
+
+
+def _read_fedgp_csv(
+    file_list: FileList, folders: ClassFolders, path: Path, split: str, site: str
+) -> list[ImageRow]:
+    """Rows of one csv: imgname,category,clean_label[,noisy_label,...].
+
+    imgname is `<label>_<video>_<frame>.jpg`.
+    """
+    table = read_csv_table(path)
+    file_list.lists.append(path)
+    given_column = "noisylabel" if path.name.startswith("noisy") else "cleanlabel"
+    _check_fedgp_columns(table, path, given_column)
+    rows = []
+    unknown_classes = []
+    contradictions = []
+    for line, cells in table.rows:
+        label = class_of(cells["category"])
+        number, _, name = cells["imgname"].partition("_")
+        given = cells[given_column]
+        if label not in CLASSES:
+            note = suggestion_note(cells["category"], CLASSES)
+            unknown_classes.append(f"{cells['category']!r} in line {line}{note}")
+            continue
+        is_consistent = number == cells["cleanlabel"] == str(CLASSES.index(label))
+        if not is_consistent or not given.isdecimal() or int(given) >= len(CLASSES):
+            contradictions.append(f"line {line}")
+        elif label in folders.folder:
+            file = folders.path(label, name)
+            rows.append(ImageRow(file, label, video_of(name), split, site, CLASSES[int(given)]))
+    _report_unknown_classes(file_list, path.name, unknown_classes, CLASSES)
+    if contradictions:
+        file_list.add_problem(
+            DataError(
+                "data.inconsistent-list",
+                f"{file_list.root}: {plural(len(contradictions), 'line')} of {path.name} with a "
+                f"file name, class and number that disagree: {show_cases(contradictions)}",
+                fix="copy the file from FedGP again",
+            )
+        )
+    return rows
+
+
+def _check_fedgp_columns(table: CsvTable, path: Path, given_column: str) -> None:
+    columns = {"imgname": "imgname", "category": "category", "cleanlabel": "clean_label"}
+    if given_column == "noisylabel":
+        columns["noisylabel"] = "noisy_label"
+    missing_columns = [name for column, name in columns.items() if column not in table.columns]
+    if missing_columns:
         raise DataError(
-            "todo.kvasir-csv-2",
-            f"{path}: no column {absent[0]} (found: {', '.join(sheet.written)})",
+            "data.missing-column",
+            f"{path} must have the column {missing_columns[0]}, but it has: "
+            f"{', '.join(table.header)}",
             fix="copy the file from FedGP again",
         )
-    rows, unknown, odd = [], [], []
-    for line, cells in sheet.rows:
-        label, (number, _, name) = class_of(cells["category"]), cells["imgname"].partition("_")
-        given = cells["noisylabel"] if noisy else cells["cleanlabel"]
-        if label not in CLASSES:
-            unknown.append(
-                f"{cells['category']!r} in line {line}{nearest(cells['category'], CLASSES)}"
+
+
+def _report_unknown_classes(
+    file_list: FileList, list_name: str, cases: list[str], classes: tuple[str, ...]
+) -> None:
+    if cases:
+        file_list.add_problem(
+            DataError(
+                "data.unknown-class",
+                f"{file_list.root}: {plural(len(cases), 'unknown class', 'unknown classes')} in "
+                f"{list_name}: {show_cases(cases)}",
+                fix=f"use only the classes {', '.join(classes)}",
             )
-        elif not (
-            given.isdecimal()
-            and int(given) < 10
-            and number == cells["cleanlabel"] == str(CLASSES.index(label))
-        ):
-            odd.append(f"line {line}")
-        elif label in tree.folder:
-            rows.append(
-                Row(tree.file(label, name), label, video_of(name), split, site, CLASSES[int(given)])
-            )
-    listing.problem(
-        f"unknown classes in {path.name}", unknown, f"the classes are {', '.join(CLASSES)}"
-    )
-    listing.problem(
-        f"lines of {path.name} whose name, class and number disagree",
-        odd,
-        "copy the file from FedGP again",
-    )
-    return rows
+        )
 
 
 # ---- the authors' two folds ----
 
 
-def list_official(listing: Listing, tree: Tree, places: list[Path], train_on: int) -> None:
+def list_official(
+    file_list: FileList, folders: ClassFolders, places: list[Path], train_fold: int
+) -> None:
     """Trained on one fold and tested on the other."""
-    names = ("split_0.csv", "split_1.csv")
-    folder = lists_folder(places, lambda place: all((place / name).is_file() for name in names))
+    folder = find_lists_folder(places, _has_folds)
     if folder is None:
         raise DataError(
-            "todo.kvasir-csv-3",
-            f"split_0.csv and split_1.csv are not in {', '.join(map(str, places))}",
-            fix="copy both from the authors' repository, or --set data.splits=FOLDER",
+            "data.lists-not-found",
+            f"split_0.csv and split_1.csv are not in {' or '.join(map(str, places))}",
+            fix="copy both from the authors' repository, or use --set data.splits=FOLDER with the "
+            "folder that contains them",
         )
-    listing.classes = OFFICIAL
-    for number, name in enumerate(names):
-        sheet = read_csv_table(folder / name)
-        listing.lists.append(folder / name)
-        if not {"filename", "label"} <= set(sheet.columns):
-            raise DataError(
-                "todo.kvasir-csv-4",
-                f"{folder / name}: no columns filename and label",
-                fix="copy the file again",
-            )
-        label_of = {cells["label"]: class_of(cells["label"]) for _, cells in sheet.rows}
-        unknown = [
-            f"{name!r}{nearest(name, SPELLINGS)}"
-            for name, known in label_of.items()
-            if known not in OFFICIAL
-        ]
-        listing.problem(
-            f"unknown classes in {name}", unknown, f"the classes are {', '.join(OFFICIAL)}"
-        )
-        split = "train" if number == train_on else "test"
-        for _, cells in sheet.rows:
-            label = label_of[cells["label"]]
-            if label in OFFICIAL and label in tree.folder:
-                listing.rows.append(
-                    Row(
-                        tree.file(label, cells["filename"]),
-                        label,
-                        video_of(cells["filename"]),
-                        split,
-                    )
-                )
-    listing.notes.append(
-        f"split official-{train_on}: trained on {names[train_on]}, tested on {names[1 - train_on]}"
+    file_list.classes = OFFICIAL
+    for fold, name in enumerate(_FOLDS):
+        split = "train" if fold == train_fold else "test"
+        file_list.rows += _read_fold(file_list, folders, folder / name, split)
+    file_list.notes.append(
+        f"split official-{train_fold}: trained on {_FOLDS[train_fold]}, "
+        f"tested on {_FOLDS[1 - train_fold]}"
     )
+
+
+def _has_folds(folder: Path) -> bool:
+    return all((folder / name).is_file() for name in _FOLDS)
+
+
+def _read_fold(
+    file_list: FileList, folders: ClassFolders, path: Path, split: str
+) -> list[ImageRow]:
+    """Rows of one csv: filename,label."""
+    table = read_csv_table(path)
+    file_list.lists.append(path)
+    if not {"filename", "label"} <= set(table.columns):
+        raise DataError(
+            "data.missing-column",
+            f"{path} must have the columns filename and label, but it has: "
+            f"{', '.join(table.header)}",
+            fix="copy the file from the authors' repository again",
+        )
+    rows = []
+    unknown_classes: dict[str, None] = {}  # a set in the order of the file
+    for _, cells in table.rows:
+        label = class_of(cells["label"])
+        if label not in OFFICIAL:
+            note = suggestion_note(cells["label"], SPELLINGS)
+            unknown_classes[f"{cells['label']!r}{note}"] = None
+        elif label in folders.folder:
+            name = cells["filename"]
+            rows.append(ImageRow(folders.path(label, name), label, video_of(name), split))
+    _report_unknown_classes(file_list, path.name, list(unknown_classes), OFFICIAL)
+    return rows

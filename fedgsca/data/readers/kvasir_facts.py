@@ -1,15 +1,16 @@
-"""What is known about Kvasir-Capsule: classes, spellings, published counts; and the class folders of a copy of it."""
+"""Facts about Kvasir-Capsule: classes, spellings, published counts; and the folders of a copy."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from fedgsca.data.file_list import Listing
-from fedgsca.data.readers.published import fold
+from fedgsca.data.file_list import FileList
+from fedgsca.support.text import fold_name
 
-CAP = 3000  # FedGP keeps this many images of the two largest classes
-# images published per class; the first ten, in this order, are FedGP's classes, the first eleven those of the official splits
+CAP = 3000  # FedGP uses at most this many images of a class; the two largest have more
+# Images published per class. The first ten, in this order, are FedGP's classes, the first eleven
+# those of the official splits.
 IMAGES = {
     "Normal clean mucosa": 34338,
     "Ileocecal valve": 4189,
@@ -26,8 +27,9 @@ IMAGES = {
     "Blood - hematin": 12,
     "Ampulla of vater": 10,
 }
-CLASSES, OFFICIAL = tuple(IMAGES)[:10], tuple(IMAGES)[:11]
-# other spellings: the official splits', the paper's
+CLASSES = tuple(IMAGES)[:10]
+OFFICIAL = tuple(IMAGES)[:11]
+# Other spellings: those of the official splits and of the paper.
 SPELLINGS = {
     "Normal": "Normal clean mucosa",
     "Mucosal atrophy": "Reduced mucosal view",
@@ -35,8 +37,8 @@ SPELLINGS = {
     "Erythematous": "Erythema",
     "Blood": "Blood - fresh",
 }
-_KNOWN = {fold(name): name for name in IMAGES} | {
-    fold(name): known for name, known in SPELLINGS.items()
+_CLASS_BY_SPELLING = {fold_name(name): name for name in IMAGES} | {
+    fold_name(spelling): name for spelling, name in SPELLINGS.items()
 }
 CLIENTS = {"A": 2536, "B": 2536, "C": 2532, "D": 2529}
 _VAL = (300, 300, 290, 153, 85, 87, 78, 59, 51, 45)
@@ -44,29 +46,31 @@ _TEST = (600, 600, 581, 306, 171, 173, 155, 118, 101, 89)
 
 
 @dataclass(frozen=True)
-class Tree:
-    """The class folders as they are called here, and the images in them."""
+class ClassFolders:
+    """The class folders under the names they have in this copy, and the images in them."""
 
     folder: Mapping[str, str]  # class -> folder
-    images: Mapping[str, list[str]]  # folder -> names
+    images: Mapping[str, list[str]]  # folder -> file names
 
-    def file(self, label: str, name: str) -> str:
+    def path(self, label: str, name: str) -> str:
+        """The path of an image below the root."""
         return f"{self.folder[label]}/{name}"
 
 
 def class_of(name: str) -> str:
-    """The published name of a class in any spelling, or nothing."""
-    return _KNOWN.get(fold(name), "")
+    """The published name of a class in any spelling; an empty text if there is no such class."""
+    return _CLASS_BY_SPELLING.get(fold_name(name), "")
 
 
 def video_of(name: str) -> str:
-    """`<video>_<frame>.jpg`."""
+    """The video of an image called `<video>_<frame>.jpg`."""
     return name.rpartition("_")[0] or name
 
 
-def add_published(listing: Listing) -> None:
-    """The counts of FedGP's split."""
-    total = [min(CAP, IMAGES[c]) for c in CLASSES]
+def add_published_counts(file_list: FileList) -> None:
+    """Add the counts of FedGP's split to the list."""
+    total = [min(CAP, IMAGES[name]) for name in CLASSES]
     train = [n - v - t for n, v, t in zip(total, _VAL, _TEST, strict=True)]
     for split, numbers in (("train", train), ("val", _VAL), ("test", _TEST)):
-        listing.published[split] = dict(zip(CLASSES, numbers, strict=True)) | {"all": sum(numbers)}
+        counts = dict(zip(CLASSES, numbers, strict=True))
+        file_list.published_counts[split] = counts | {"all": sum(numbers)}

@@ -1,45 +1,52 @@
-"""OIA-ODIR: two eyes of every patient, eight classes, labels in Excel tables; in the authors' layout or in Kaggle's.
+"""OIA-ODIR: two eyes of every patient, eight classes, labels in Excel tables.
 
-    <root>/{Training Set,Off-site Test Set,On-site Test Set}/{Images,Annotation/*(English).xlsx}      published test sets
-    <root>/[ODIR-5K/]{Training Images,data.xlsx}                                                      no labels of test images
+In the authors' layout or in Kaggle's:
 
-An image has one label here: by `patient` the first class of the patient's row, for both eyes; by `eye` the first class among the
-eye's own keywords. Both eyes of a patient stay on one side of every split.
+    <root>/{Training Set,Off-site Test Set,On-site Test Set}/{Images,Annotation/*(English).xlsx}
+    <root>/[ODIR-5K/]{Training Images,data.xlsx}          without labels of the test images
+
+An image has one label here: by `patient` the first class of the patient's row, for both eyes; by
+`eye` the first class among the eye's own keywords. Both eyes of a patient are on the same side of
+every split.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fedgsca.data.file_list import Branch, Listing, Row
+from fedgsca.data.file_list import FileList, FolderCount, ImageRow, show_cases
+from fedgsca.data.reader import READERS, Reader, ReaderOptions
 from fedgsca.data.readers.odir_keywords import CLASSES, class_of_eye
-from fedgsca.data.readers.published import drop_missing, fold, folders, images_in, open_root
-from fedgsca.data.readers.xlsx import read_xlsx
+from fedgsca.data.readers.published import (
+    check_root,
+    drop_missing,
+    list_folders,
+    list_image_names,
+)
+from fedgsca.data.readers.xlsx import XlsxRow, read_xlsx
 from fedgsca.data.split import split_rows
 from fedgsca.errors import DataError
-
-if TYPE_CHECKING:
-    from fedgsca.data.load import Options
+from fedgsca.support.text import fold_name, plural
 
 LETTERS = "NDGCAHMO"  # the columns of the table, in the order of CLASSES
-SETS = {
-    "Training Set": 3500,
-    "Off-site Test Set": 500,
-    "On-site Test Set": 1000,
-}  # patients, two images each
+# patients, two images each
+SETS = {"Training Set": 3500, "Off-site Test Set": 500, "On-site Test Set": 1000}
 NORMAL_EYES = {"patient": 2280, "eye": 3098}  # of the training set, by either rule
-_WANTED = "Training Set/ (from the authors) or Training Images/ and data.xlsx (from Kaggle)"
+_KAGGLE = ("Training Images", "ODIR-5K_Training_Images", "ODIR-5K_Training_Dataset")
+_CONTENT = "Training Set/ (from the authors) or Training Images/ and data.xlsx (from Kaggle)"
 _EYES = ("Left", "Right")
+_RULES = {
+    "patient": "the first class of the patient's row, for both eyes",
+    "eye": "the first class of the eye's own keywords",
+}
 
 
 @dataclass(frozen=True)
-class Part:
-    """Images and their table."""
+class OdirPart:
+    """One of the published sets: a folder of images and its table."""
 
     name: str
     images: Path
@@ -47,171 +54,255 @@ class Part:
     patients: int  # as published
 
 
-def list_odir(root: Path, options: Options) -> Listing:
-    """One row per eye; problems are inside, not raised."""
-    listing = Listing(
+def list_odir(root: Path, options: ReaderOptions) -> FileList:
+    """One row per eye; problems are collected in the result, not raised."""
+    file_list = FileList(
         root, source=f"odir:{root}", name="odir", classes=CLASSES, group_word="patient"
     )
-    listing.columns = ("file", "label", "group", "split")
+    file_list.columns = ("file", "label", "group", "split")
     try:
-        open_root(root, listing.source, lambda place: bool(_training(place)), _WANTED)
-        parts = _parts(root)
+        check_root(root, file_list.source, _has_training_folder, _CONTENT)
+        parts = _find_parts(root)
         rule = options.label or "patient"
         for part in parts:
-            _read(listing, part, rule)
-        _split(listing, parts, options, rule)
-        have = {
-            part.images.relative_to(root).as_posix(): set(images_in(part.images)) for part in parts
-        }
-        drop_missing(listing, have, options.skip_unreadable)
+            _read_part(file_list, part, rule)
+        _check_duplicates(file_list)
+        default_split = "published" if len(parts) > 1 else "patient"
+        if (options.split or default_split) == "published":
+            _split_as_published(file_list, parts, rule)
+        else:
+            _split_by_patient(file_list, parts[0], options.test_fraction)
+        file_list.notes.append(f"label {rule}: {_RULES[rule]}")
+        names = {}
+        for part in parts:
+            folder = part.images.relative_to(root).as_posix()
+            names[folder] = set(list_image_names(part.images))
+        drop_missing(file_list, names, options.skip_unreadable)
     except DataError as error:
-        listing.stopped(error)
-    return listing
+        file_list.add_problem(error)
+    return file_list
 
 
-def _folder(root: Path, *names: str) -> Path | None:
-    return next((p for p in folders(root) if fold(p.name) in {fold(name) for name in names}), None)
+# ---- folders and tables ----
 
 
-def _training(root: Path) -> Path | None:
+def _find_folder(root: Path, *names: str) -> Path | None:
+    """The first sub-folder with one of these names, in any spelling."""
+    spellings = {fold_name(name) for name in names}
+    for path in list_folders(root):
+        if fold_name(path.name) in spellings:
+            return path
+    return None
+
+
+def _has_training_folder(root: Path) -> bool:
+    return _find_training_folder(root) is not None
+
+
+def _find_training_folder(root: Path) -> Path | None:
     """The training folder of either layout."""
-    kaggle = _folder(root, "ODIR-5K")
-    return _folder(root, "Training Set", *_KAGGLE) or (
-        _folder(kaggle, *_KAGGLE) if kaggle else None
-    )
+    folder = _find_folder(root, "Training Set", *_KAGGLE)
+    if folder is not None:
+        return folder
+    kaggle_root = _find_folder(root, "ODIR-5K")
+    return None if kaggle_root is None else _find_folder(kaggle_root, *_KAGGLE)
 
 
-_KAGGLE = ("Training Images", "ODIR-5K_Training_Images", "ODIR-5K_Training_Dataset")
-
-
-def _parts(root: Path) -> list[Part]:
-    first = _training(root)
-    assert first is not None
-    if fold(first.name) != fold("Training Set"):
-        return [Part(first.name, first, _table(first.parent), SETS["Training Set"])]
+def _find_parts(root: Path) -> list[OdirPart]:
+    """The training set first, then the test sets that are present."""
+    training = _find_training_folder(root)
+    assert training is not None
+    if fold_name(training.name) != fold_name("Training Set"):
+        table = _find_table(training.parent)
+        return [OdirPart(training.name, training, table, SETS["Training Set"])]
     parts = []
     for name, patients in SETS.items():
-        folder = _folder(root, name)
-        if folder is not None:
-            images, annotation = (
-                _folder(folder, "Images"),
-                _folder(folder, "Annotation", "Annotations"),
+        folder = _find_folder(root, name)
+        if folder is None:
+            continue
+        images = _find_folder(folder, "Images")
+        if images is None:
+            raise DataError(
+                "data.folder-not-found",
+                f"the folder Images does not exist in {folder}",
+                fix="complete the download, or rename the folder to its published name",
             )
-            if images is None:
-                raise DataError(
-                    "todo.odir-1",
-                    f"{folder} has no folder Images",
-                    fix="complete the download, or restore the published name",
-                )
-            parts.append(Part(folder.name, images, _table(annotation or folder), patients))
+        table = _find_table(_find_folder(folder, "Annotation", "Annotations") or folder)
+        parts.append(OdirPart(folder.name, images, table, patients))
     return parts
 
 
-def _table(folder: Path) -> Path:
+def _find_table(folder: Path) -> Path:
     """The English table; office programs leave hidden copies (~$...) beside it."""
-    found = sorted(
-        p
-        for p in folder.iterdir()
-        if p.suffix.lower() == ".xlsx" and not p.name.startswith(("~", "."))
-    )
-    english = [p for p in found if "chinese" not in p.name.lower()]
-    if not english:
+    tables = []
+    for path in sorted(folder.iterdir()):
+        name = path.name.lower()
+        if name.endswith(".xlsx") and not name.startswith(("~", ".")) and "chinese" not in name:
+            tables.append(path)
+    if not tables:
         raise DataError(
-            "todo.odir-2",
-            f"{folder} holds no annotation (.xlsx)",
+            "data.lists-not-found",
+            f"there is no annotation table (.xlsx) in {folder}",
             fix="copy the table '... annotation (English).xlsx' or data.xlsx there",
         )
-    return min(
-        english, key=lambda p: ("english" not in p.name.lower(), p.name != "data.xlsx", p.name)
-    )
+    return min(tables, key=_table_preference)
 
 
-def _read(listing: Listing, part: Part, rule: str) -> None:
+def _table_preference(path: Path) -> tuple[bool, bool, str]:
+    """Sort key: an English table first, then data.xlsx, then by name."""
+    return "english" not in path.name.lower(), path.name != "data.xlsx", path.name
+
+
+# ---- rows ----
+
+
+def _read_part(file_list: FileList, part: OdirPart, rule: str) -> None:
+    """Append the rows of one set; their split is the set's name for now."""
     columns = ["ID", *(f"{eye}-Fundus" for eye in _EYES)]
-    columns += (
-        list(LETTERS) if rule == "patient" else [f"{eye}-Diagnostic Keywords" for eye in _EYES]
-    )
-    table = read_xlsx(part.table, columns)
-    listing.lists.append(part.table)
-    below = part.images.relative_to(listing.root).as_posix()
-    listing.tree.append(Branch(f"{below}/", len(images_in(part.images)), 2 * part.patients))
-    nameless, unclear, silent = [], [], 0
-    for line, cells in table:
-        first = next(
-            (CLASSES[i] for i, letter in enumerate(LETTERS) if cells.get(letter) == "1"), ""
-        )
-        if rule == "patient" and not first:
-            unclear.append(f"line {line}")
-        for eye in _EYES:
-            file = cells[f"{eye}-Fundus"]
-            label = first or (
-                class_of_eye(cells[f"{eye}-Diagnostic Keywords"]) if rule == "eye" else ""
-            )
-            if not file or not cells["ID"]:
-                nameless.append(f"line {line}")
-            elif label:
-                listing.rows.append(Row(f"{below}/{file}", label, cells["ID"], part.name))
-            silent += rule == "eye" and bool(file) and not label
-    what = part.table.name
-    listing.problem(
-        f"lines of {what} without a patient or a file",
-        nameless,
-        "fill in ID, Left-Fundus and Right-Fundus",
-    )
-    listing.problem(
-        f"lines of {what} without a 1 in {LETTERS}", unclear, "copy the published table again"
-    )
-    if silent:
-        listing.notes.append(
-            f"{part.name}: {silent} eyes without a diagnosis (poor or no fundus image) are left out"
-        )
-
-
-def _split(listing: Listing, parts: list[Part], options: Options, rule: str) -> None:
-    """Training Set against both test sets, as in the paper; or a fifth of the patients where there are no test sets."""
-    twice = [name for name, count in Counter(row.file for row in listing.rows).items() if count > 1]
-    listing.problem("images are listed more than once", twice, "keep one line per patient")
-    split = options.split or ("published" if len(parts) > 1 else "patient")
-    training = parts[0].name
-    if split == "published":
-        if len(parts) == 1:
-            raise DataError(
-                "todo.odir-3",
-                f"{listing.root} holds no test set with labels",
-                fix="add Off-site and On-site Test Set, or --set data.split=patient",
-            )
-        absent = [name for name in SETS if fold(name) not in {fold(part.name) for part in parts}]
-        listing.problem(
-            "folders are missing",
-            absent,
-            "complete the download, or --set data.split=patient for the training set alone",
-        )
-        listing.rows = [
-            Row(r.file, r.label, r.group, "train" if r.split == training else "test")
-            for r in listing.rows
-        ]
-        listing.notes.append("split published: Training Set against Off-site and On-site Test Set")
-        listing.published = (
-            {"train": {"all": 7000}, "test": {"all": 3000}} if rule == "patient" else {"train": {}}
-        )
-        listing.published["train"]["Normal"] = NORMAL_EYES[rule]
+    if rule == "patient":
+        columns += LETTERS
     else:
-        listing.rows = [row for row in listing.rows if row.split == training]
-        if listing.rows and not listing.problems:
-            labels = np.array([CLASSES.index(row.label) for row in listing.rows])
-            drawn = split_rows(
-                labels, np.array([row.group for row in listing.rows]), options.test_fraction, 0
-            )
-            listing.rows = [
-                Row(r.file, r.label, r.group, str(part))
-                for r, part in zip(listing.rows, drawn, strict=True)
-            ]
-        share = f"{sum(row.split == 'test' for row in listing.rows)} of {len(listing.rows)} training images"
-        listing.notes.append(
-            f"split patient: {share} set aside as test set, both eyes of a patient together, the same for every seed"
+        columns += [f"{eye}-Diagnostic Keywords" for eye in _EYES]
+    table = read_xlsx(part.table, columns)
+    file_list.lists.append(part.table)
+    folder = part.images.relative_to(file_list.root).as_posix()
+    image_count = len(list_image_names(part.images))
+    file_list.folders.append(FolderCount(f"{folder}/", image_count, 2 * part.patients))
+    incomplete_lines = []
+    unlabelled_lines = []
+    undiagnosed_eyes = 0
+    for row in table:
+        if rule == "patient" and not _class_of_patient(row):
+            unlabelled_lines.append(f"line {row.line}")
+        for eye in _EYES:
+            file = row.cells[f"{eye}-Fundus"]
+            label = _label_of(row, eye, rule)
+            if not file or not row.cells["ID"]:
+                incomplete_lines.append(f"line {row.line}")
+            elif label:
+                image = ImageRow(f"{folder}/{file}", label, row.cells["ID"], part.name)
+                file_list.rows.append(image)
+            if rule == "eye" and file and not label:
+                undiagnosed_eyes += 1
+    _report_lines(file_list, part.table.name, incomplete_lines, unlabelled_lines)
+    if undiagnosed_eyes:
+        file_list.notes.append(
+            f"{part.name}: {plural(undiagnosed_eyes, 'eye')} without a diagnosis (poor or no "
+            "fundus image) left out"
         )
-    words = {
-        "patient": "the first class of the patient's row, for both eyes",
-        "eye": "the first class of the eye's own keywords",
-    }
-    listing.notes.append(f"label {rule}: {words[rule]}")
+
+
+def _label_of(row: XlsxRow, eye: str, rule: str) -> str:
+    """The class of an eye; an empty text if there is none."""
+    if rule == "patient":
+        return _class_of_patient(row)
+    return class_of_eye(row.cells[f"{eye}-Diagnostic Keywords"])
+
+
+def _class_of_patient(row: XlsxRow) -> str:
+    """The first class with a 1 in its column."""
+    for name, letter in zip(CLASSES, LETTERS, strict=True):
+        if row.cells.get(letter) == "1":
+            return name
+    return ""
+
+
+def _report_lines(
+    file_list: FileList, table: str, incomplete_lines: list[str], unlabelled_lines: list[str]
+) -> None:
+    if incomplete_lines:
+        file_list.add_problem(
+            DataError(
+                "data.empty-cell",
+                f"{file_list.root}: {plural(len(incomplete_lines), 'line')} of {table} without a "
+                f"patient or a file: {show_cases(incomplete_lines)}",
+                fix="fill in ID, Left-Fundus and Right-Fundus",
+            )
+        )
+    if unlabelled_lines:
+        file_list.add_problem(
+            DataError(
+                "data.unlabelled-image",
+                f"{file_list.root}: {plural(len(unlabelled_lines), 'line')} of {table} without a 1 "
+                f"in the columns {LETTERS}: {show_cases(unlabelled_lines)}",
+                fix="copy the published table again",
+            )
+        )
+
+
+def _check_duplicates(file_list: FileList) -> None:
+    duplicates = file_list.duplicate_files()
+    if duplicates:
+        file_list.add_problem(
+            DataError(
+                "data.duplicate-file",
+                f"{file_list.root}: {plural(len(duplicates), 'image')} listed more than once: "
+                f"{show_cases(duplicates)}",
+                fix="keep one line per patient",
+            )
+        )
+
+
+# ---- splits ----
+
+
+def _split_as_published(file_list: FileList, parts: list[OdirPart], rule: str) -> None:
+    """The training set against both test sets, as in the paper."""
+    if len(parts) == 1:
+        raise DataError(
+            "data.no-test-images",
+            f"there is no test set with labels in {file_list.root}",
+            fix="add the Off-site and On-site Test Set, or use --set data.split=patient",
+        )
+    folders = {fold_name(part.name) for part in parts}
+    missing_folders = [name for name in SETS if fold_name(name) not in folders]
+    if missing_folders:
+        file_list.add_problem(
+            DataError(
+                "data.folder-not-found",
+                f"{file_list.root}: {plural(len(missing_folders), 'folder')} not found: "
+                f"{show_cases(missing_folders)}",
+                fix="complete the download, or use --set data.split=patient to split the training "
+                "set alone",
+            )
+        )
+    training = parts[0].name
+    rows = []
+    for row in file_list.rows:
+        rows.append(replace(row, split="train" if row.split == training else "test"))
+    file_list.rows = rows
+    file_list.notes.append("split published: Training Set against Off-site and On-site Test Set")
+    if rule == "patient":
+        file_list.published_counts = {"train": {"all": 7000}, "test": {"all": 3000}}
+    else:
+        file_list.published_counts = {"train": {}}
+    file_list.published_counts["train"]["Normal"] = NORMAL_EYES[rule]
+
+
+def _split_by_patient(file_list: FileList, training: OdirPart, test_fraction: float) -> None:
+    """A part of the training set's patients as test set; other sets are not used."""
+    rows = [row for row in file_list.rows if row.split == training.name]
+    if rows and not file_list.problems:
+        labels = np.array([CLASSES.index(row.label) for row in rows])
+        patients = np.array([row.group for row in rows])
+        splits = split_rows(labels, patients, test_fraction, 0)
+        rows = [replace(row, split=str(split)) for row, split in zip(rows, splits, strict=True)]
+    file_list.rows = rows
+    test_count = sum(row.split == "test" for row in rows)
+    file_list.notes.append(
+        f"split patient: {test_count} of {len(rows)} training images set aside as test set, both "
+        "eyes of a patient together, the same for every seed"
+    )
+
+
+READERS.register(
+    "odir",
+    Reader(
+        form="odir:ROOT",
+        summary="OIA-ODIR, or ODIR-5K from Kaggle",
+        list_images=list_odir,
+        splits=("published", "patient"),
+        labels=("patient", "eye"),
+        order=60,
+    ),
+)

@@ -1,7 +1,7 @@
 """The class of one eye in OIA-ODIR, from its diagnostic keywords.
 
-Keywords are separated by full-width commas (rarely by plain ones) and not always spelt alike. Every finding that belongs to none of
-the seven named classes is "Other"; remarks about the picture are no findings.
+Keywords are separated by full-width commas (rarely by plain ones), and their spelling varies. Every
+finding outside the seven named classes is "Other"; remarks about the picture are not findings.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ import re
 
 CLASSES = ("Normal", "Diabetes", "Glaucoma", "Cataract", "AMD", "Hypertension", "Myopia", "Other")
 
-# a keyword belongs to the first class whose pattern occurs in it; "suspected ..." counts as the disease
+# A keyword belongs to the first class whose pattern occurs in it; "suspected ..." counts as the
+# disease.
 _PATTERNS = {
     "Normal": r"\bnormal fundus",
     "Diabetes": r"diabet|proliferative retinopathy",
@@ -50,18 +51,26 @@ _NO_FINDING = {
 
 
 def class_of_eye(keywords: str) -> str:
-    """The first class in the order of the keywords; nothing if they hold no diagnosis."""
-    found = (_class_of(keyword) for keyword in re.split(r"[,，;；、]", keywords))
-    return next((name for name in found if name), "")
+    """The first class in the order of the keywords; an empty text if there is no diagnosis."""
+    for keyword in re.split(r"[,，;；、]", keywords):
+        name = _class_of(keyword)
+        if name:
+            return name
+    return ""
 
 
 def _class_of(keyword: str) -> str:
     text = " ".join(keyword.casefold().replace("-", " ").split())
     if not text or text in _NO_FINDING:
         return ""
-    words = " ".join(_spelt(word) for word in text.split())
-    return next((name for name, pattern in _PATTERNS.items() if re.search(pattern, words)), "Other")
+    words = " ".join(_correct_spelling(word) for word in text.split())
+    for name, pattern in _PATTERNS.items():
+        if re.search(pattern, words):
+            return name
+    return "Other"
 
 
-def _spelt(word: str) -> str:
-    return next(iter(difflib.get_close_matches(word, _WORDS, n=1, cutoff=0.86)), word)
+def _correct_spelling(word: str) -> str:
+    # a fixed cut-off, not support.text.suggest: the labels of a data set must never change
+    matches = difflib.get_close_matches(word, _WORDS, n=1, cutoff=0.86)
+    return matches[0] if matches else word

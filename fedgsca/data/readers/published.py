@@ -1,136 +1,151 @@
-"""What the readers of published data sets share: names in other spellings, a root one level off, lists, missing images."""
+"""What the readers of published data sets share.
+
+Names in other spellings, a root that is one level off, lists in other folders, missing images.
+"""
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
 from fedgsca.data.decode.image_files import SUFFIXES
-from fedgsca.data.file_list import Listing, Row
+from fedgsca.data.file_list import FileList, ImageRow, show_cases
 from fedgsca.errors import DataError
+from fedgsca.support.text import suggest
 
-_DEEP = 3  # levels below a wrong root where the right one is looked for
-
-
-def fold(name: str) -> str:
-    """A name without what people vary: capitals, spaces, signs."""
-    return "".join(c for c in name.casefold() if c.isalnum())
+_SEARCH_DEPTH = 3  # levels below a wrong root that are searched for the right one
+_ARCHIVES = (".zip", ".tar", ".gz", ".tgz", ".7z")
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
-    """ " (did you mean 'Ulcer'?)", or nothing."""
-    folded = {fold(other): other for other in known}
-    close = difflib.get_close_matches(fold(name), folded, n=1, cutoff=0.7)
-    return f" (did you mean {folded[close[0]]!r}?)" if close else ""
+def suggestion_note(name: str, candidates: Iterable[str]) -> str:
+    """What to append to a misspelled name: " (did you mean 'Ulcer'?)", or an empty text."""
+    suggestion = suggest(name, candidates)
+    return "" if suggestion is None else f" (did you mean {suggestion!r}?)"
 
 
-def folders(root: Path) -> list[Path]:
-    """Sub-folders by name, hidden ones left out."""
-    return sorted(
-        p for p in root.iterdir() if p.is_dir() and not p.name.startswith((".", "__MACOSX"))
-    )
+def list_folders(root: Path) -> list[Path]:
+    """Sub-folders by name, without hidden ones."""
+    folders = [path for path in root.iterdir() if path.is_dir()]
+    return sorted(path for path in folders if not path.name.startswith((".", "__MACOSX")))
 
 
-def images_in(folder: Path) -> list[str]:
-    """Names of the image files directly in a folder."""
+def list_image_names(folder: Path) -> list[str]:
+    """Names of the image files directly in a folder; none if there is no such folder."""
     if not folder.is_dir():
         return []
-    return sorted(
-        p.name
-        for p in folder.iterdir()
-        if p.suffix.lower() in SUFFIXES and not p.name.startswith(".")
-    )
+    names = [path.name for path in folder.iterdir() if path.suffix.lower() in SUFFIXES]
+    return sorted(name for name in names if not name.startswith("."))
 
 
-def open_root(root: Path, source: str, fits: Callable[[Path], bool], wanted: str) -> None:
-    """Raise unless `fits(root)`; the message names the folder below or above that does, or what was found instead."""
+def check_root(root: Path, source: str, fits: Callable[[Path], bool], content: str) -> None:
+    """Raise DataError unless `fits(root)`.
+
+    The message names the folder below or above that fits, or what the root contains instead of
+    `content`, which describes the expected files and folders.
+    """
     kind = source.partition(":")[0]
     if not root.is_dir():
-        what = "is a file" if root.exists() else "does not exist"
+        state = "is a file, not a folder" if root.exists() else "does not exist"
         raise DataError(
-            "todo.published-1",
-            f"{root} {what}",
-            fix=f"--data {kind}:ROOT, where ROOT is the folder that holds {wanted}",
+            "data.folder-not-found",
+            f"the root {root} of the data set {state}",
+            fix=f"use --data {kind}:ROOT, where ROOT is the folder with {content}",
         )
     if fits(root):
         return
-    better = next((p for p in [*_below(root), root.resolve().parent] if fits(p)), None)
-    if better is not None:
+    for folder in [*_folders_below(root), root.resolve().parent]:
+        if fits(folder):
+            raise DataError(
+                "data.wrong-root",
+                f"{root} is not the root of the data set; {folder} is",
+                fix=f"use --data {kind}:{folder}",
+            )
+    names = sorted(path.name for path in root.iterdir())
+    if any(name.endswith(_ARCHIVES) for name in names):
         raise DataError(
-            "todo.published-2",
-            f"{root} is not the root of the data set, {better} is",
-            fix=f"--data {kind}:{better}",
+            "data.archive-not-unpacked",
+            f"{root} does not contain {content}, but archives: {show_cases(names)}",
+            fix="unpack the archives first",
         )
-    found = sorted(p.name for p in root.iterdir())
-    shown = (
-        f"found {', '.join(found[:5])}{', ...' if len(found) > 5 else ''}"
-        if found
-        else "it is empty"
-    )
-    packed = any(name.endswith((".zip", ".tar", ".gz", ".tgz", ".7z")) for name in found)
     raise DataError(
-        "todo.published-3",
-        f"{root} does not look like the data set: it should hold {wanted}; {shown}",
-        fix="unpack the archives first"
-        if packed
-        else f"--data {kind}:ROOT with the folder that holds {wanted}",
+        "data.unknown-layout",
+        f"{root} does not contain {content}; it contains: {show_cases(names) or 'nothing'}",
+        fix=f"use --data {kind}:ROOT, where ROOT is the folder with {content}",
     )
 
 
-def _below(root: Path) -> Iterable[Path]:
+def _folders_below(root: Path) -> Iterator[Path]:
+    """Level by level, so that the nearest folder comes first."""
     level = [root]
-    for _ in range(_DEEP):
-        level = [child for parent in level for child in folders(parent)]
-        yield from level
+    for _ in range(_SEARCH_DEPTH):
+        children: list[Path] = []
+        for folder in level:
+            children += list_folders(folder)
+        yield from children
+        level = children
 
 
-def lists_folder(places: Iterable[Path], has: Callable[[Path], bool]) -> Path | None:
+def find_lists_folder(folders: Iterable[Path], has_lists: Callable[[Path], bool]) -> Path | None:
     """The first of these folders that has the lists."""
-    return next((place for place in places if place.is_dir() and has(place)), None)
+    for folder in folders:
+        if folder.is_dir() and has_lists(folder):
+            return folder
+    return None
 
 
-def drop_missing(listing: Listing, have: Mapping[str, set[str]], skip: bool) -> None:
-    """Images that are listed but not there: a problem, or left out and told. `have` maps a folder to the names in it."""
+def drop_missing(file_list: FileList, names: Mapping[str, set[str]], skip: bool) -> None:
+    """Handle images that are listed but do not exist: a problem, or left out with a note.
 
-    def there(row: Row) -> bool:
+    `names` maps a folder to the names of the files in it.
+    """
+    missing: list[ImageRow] = []
+    present: list[ImageRow] = []
+    for row in file_list.rows:
         folder, _, name = row.file.rpartition("/")
-        return name in have.get(folder, ())
-
-    missing = [row for row in listing.rows if not there(row)]
-    if missing and skip and len(missing) < len(listing.rows):
-        listing.rows = [row for row in listing.rows if there(row)]
-        listing.notes.append(
-            f"{len(missing)} of {len(missing) + len(listing.rows)} listed images are missing and left out"
-        )
+        if name in names.get(folder, ()):
+            present.append(row)
+        else:
+            missing.append(row)
+    if not missing:
         return
-    listing.problem(
-        f"of {len(listing.rows)} listed images are missing",
-        (row.file for row in missing),
-        "complete the download, or leave them out with `fedgsca run ... --skip-unreadable`",
+    total = len(file_list.rows)
+    if skip and present:
+        file_list.rows = present
+        file_list.notes.append(f"{len(missing)} of {total} listed images not found and left out")
+        return
+    file_list.add_problem(
+        DataError(
+            "data.file-not-found",
+            f"{file_list.root}: {len(missing)} of {total} listed images not found: "
+            f"{show_cases([row.file for row in missing])}",
+            fix="complete the download, or leave them out with `fedgsca run ... --skip-unreadable`",
+        )
     )
 
 
-def count_published(listing: Listing) -> list[str]:
-    """Where the counts differ from the published ones, as one warning with what to do."""
-    found: dict[tuple[str, str], int] = {}
-    for row in listing.rows:
+def published_warnings(file_list: FileList) -> list[str]:
+    """One warning if counts differ from the published ones, otherwise none."""
+    counts: dict[tuple[str, str], int] = {}
+    for row in file_list.rows:
         for name in (row.label, "all"):
-            found[row.split, name] = found.get((row.split, name), 0) + 1
-    cases = [
-        f"{name} in {split}: {found.get((split, name), 0)} instead of {number}"
-        for split, classes in listing.published.items()
-        for name, number in classes.items()
-        if found.get((split, name), 0) != number
-    ]
-    cases += [
-        f"{branch.folder}: {branch.images} instead of {branch.published}"
-        for branch in listing.tree
-        if branch.published not in (None, branch.images)
-    ]
-    if not cases:
+            counts[row.split, name] = counts.get((row.split, name), 0) + 1
+    differences = []
+    for split, classes in file_list.published_counts.items():
+        for name, number in classes.items():
+            count = counts.get((split, name), 0)
+            if count != number:
+                differences.append(f"{name} in {split}: {count} instead of {number}")
+    for folder in file_list.folders:
+        if folder.published_images not in (None, folder.images):
+            differences.append(
+                f"{folder.folder}: {folder.images} instead of {folder.published_images}"
+            )
+    if not differences:
         return []
-    shown = "; ".join(cases[:4]) + ("; ..." if len(cases) > 4 else "")
+    examples = "; ".join(differences[:4])
+    if len(differences) > 4:
+        examples += "; ..."
     return [
-        f"{len(cases)} counts differ from the published ones ({shown}): is the download complete and unchanged?"
+        f"counts that differ from the published ones: {len(differences)} ({examples}); "
+        "is the download complete and unchanged?"
     ]

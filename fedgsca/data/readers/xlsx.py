@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from fedgsca.errors import DataError, MissingExtraError
-from fedgsca.support.csv_table import plain
+from fedgsca.support.text import fold_name
 
 
-def read_xlsx(path: Path, columns: Sequence[str]) -> list[tuple[int, dict[str, str]]]:
-    """(row number, cells by the names in `columns`) of the first sheet; other columns are not read. Streamed row by row."""
+class XlsxRow(NamedTuple):
+    """One row: its number in the sheet, and its cells by column name."""
+
+    line: int
+    cells: dict[str, str]
+
+
+def read_xlsx(path: Path, columns: Sequence[str]) -> list[XlsxRow]:
+    """The rows of the first sheet with these columns; other columns and empty rows are skipped."""
     if find_spec("openpyxl") is None:
         raise MissingExtraError(
-            "todo.xlsx-1",
-            f"reading {path.name} needs a package that is not installed",
-            fix="pip install -c constraints.txt 'fedgsca[odir]'",
+            "extra.odir",
+            f"a package that is needed to read {path.name} is not installed",
+            fix="run pip install 'fedgsca[odir]'",
         )
     import openpyxl
 
@@ -24,35 +32,45 @@ def read_xlsx(path: Path, columns: Sequence[str]) -> list[tuple[int, dict[str, s
         book = openpyxl.load_workbook(path, read_only=True, data_only=True)
     except OSError as error:
         raise DataError(
-            "todo.xlsx-2",
-            f"{path}: {error.strerror or error}",
-            fix="check the path and that you may read the file",
+            "data.unreadable-xlsx",
+            f"the Excel file {path} cannot be read: {error.strerror or error}",
+            fix="check the path and the permissions of the file",
         ) from None
-    except Exception as error:  # openpyxl raises many types for what is no workbook
+    except Exception as error:  # openpyxl raises many types for files that are not workbooks
         raise DataError(
-            "todo.xlsx-3",
+            "data.invalid-xlsx",
             f"{path} is not an Excel workbook: {error}",
             fix="copy the published .xlsx file again",
         ) from None
     try:
-        lines = book.worksheets[0].iter_rows(values_only=True) if book.worksheets else iter(())
-        header = [plain(_text(cell)) for cell in next(lines, ())]
-        missing = [name for name in columns if plain(name) not in header]
-        if missing:
-            found = ", ".join(name for name in header if name) or "nothing"
-            raise DataError(
-                "todo.xlsx-4",
-                f"{path}: no column {', '.join(missing)} (found: {found})",
-                fix=f"the first sheet needs a first line with {', '.join(columns)}",
-            )
-        place = {name: header.index(plain(name)) for name in columns}
-        rows = [
-            (n, {name: _text(_cell(line, i)) for name, i in place.items()})
-            for n, line in enumerate(lines, start=2)
-        ]
-        return [(n, cells) for n, cells in rows if any(cells.values())]
+        return _read_rows(book, path, columns)
     finally:
         book.close()
+
+
+def _read_rows(book: Any, path: Path, columns: Sequence[str]) -> list[XlsxRow]:
+    """Streamed row by row."""
+    lines: Iterator[Sequence[object]] = iter(())
+    if book.worksheets:
+        lines = book.worksheets[0].iter_rows(values_only=True)
+    header = [_text(cell) for cell in next(lines, ())]
+    folded_header = [fold_name(name) for name in header]
+    missing_columns = [name for name in columns if fold_name(name) not in folded_header]
+    if missing_columns:
+        present_columns = ", ".join(name for name in header if name) or "none"
+        raise DataError(
+            "data.missing-column",
+            f"{path} must have the columns {', '.join(missing_columns)}, but it has: "
+            f"{present_columns}",
+            fix=f"write {', '.join(columns)} in the first line of the first sheet",
+        )
+    position = {name: folded_header.index(fold_name(name)) for name in columns}
+    rows = []
+    for number, line in enumerate(lines, start=2):
+        cells = {name: _text(_cell(line, i)) for name, i in position.items()}
+        if any(cells.values()):
+            rows.append(XlsxRow(number, cells))
+    return rows
 
 
 def _cell(line: Sequence[object], i: int) -> object:
@@ -62,4 +80,6 @@ def _cell(line: Sequence[object], i: int) -> object:
 def _text(cell: object) -> str:
     if cell is None:
         return ""
-    return str(int(cell)) if isinstance(cell, float) and cell.is_integer() else str(cell).strip()
+    if isinstance(cell, float) and cell.is_integer():
+        return str(int(cell))
+    return str(cell).strip()

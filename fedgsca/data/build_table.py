@@ -1,0 +1,339 @@
+"""From a list of image files to a table: decode into the cache, then set test images aside."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedgsca.data.cache import CacheEntry, Extra, cached_rows
+from fedgsca.data.decode.dicom import number_patients
+from fedgsca.data.decode.image_files import (
+    VERSION,
+    ImageFacts,
+    UnreadableImageError,
+    decode_with_patient,
+    inspect_image,
+    white_level,
+)
+from fedgsca.data.file_facts import WORKERS, measure_files
+from fedgsca.data.file_list import FileList, ImageRow
+from fedgsca.data.reader import ReaderOptions
+from fedgsca.data.split import split_rows
+from fedgsca.data.table import ImageTable, check_table, fingerprint
+from fedgsca.errors import DataError
+from fedgsca.support.digests import sha256_file
+from fedgsca.support.text import plural
+
+DEFAULT_SIZE = 224  # what the ImageNet backbones expect
+_BLOCK = 64  # images decoded at a time: bounds the memory, keeps all cores busy
+
+
+@dataclass(frozen=True)
+class BadFile:
+    """A file that cannot be decoded, and why."""
+
+    name: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class DecodedImages:
+    """The images of a file list: row i of the array is the image of rows[i]."""
+
+    entry: CacheEntry
+    rows: list[ImageRow]
+    bad_files: list[BadFile]
+    # of all rows of the file list
+    facts: list[ImageFacts]
+    notes: tuple[str, ...]
+    # for `rows`, DICOM only: a number for every patient, -1 where none is named
+    patients: list[int] | None = None
+    # the value of 16-bit grey that became white, where there are such images
+    white: int | None = None
+
+
+class NothingReadableError(DataError):
+    """Not one image of the list can be decoded."""
+
+    def __init__(self, file_list: FileList, bad_files: list[BadFile]) -> None:
+        error = unreadable_error(file_list, bad_files)
+        super().__init__(error.code, error.message, fix=error.fix)
+        self.bad_files = bad_files
+
+
+def read_file_list(file_list: FileList, options: ReaderOptions) -> ImageTable:
+    """The list as a table; ids are the files' paths below the folder.
+
+    Raises DataError for problems of the list and, unless they may be skipped, unreadable images.
+    """
+    file_list.raise_problems()
+    images = decode_images(file_list, options.image_size, options.cache_dir)
+    if images.bad_files and not options.skip_unreadable:
+        raise unreadable_error(file_list, images.bad_files)
+    return build_table(file_list, images, options.seed, options.test_fraction)
+
+
+# ---- decoding ----
+
+
+def decode_images(
+    file_list: FileList, image_size: int | None, cache_dir: Path | None
+) -> DecodedImages:
+    """Decode once into the cache; unreadable files are left out and listed.
+
+    Later calls only compare the sizes and times of the files.
+    """
+    names = [row.file for row in file_list.rows]
+    measurements = measure_files(file_list.root, names, _measure, VERSION, cache_dir)
+    facts = [ImageFacts.from_json(measurement["facts"]) for measurement in measurements]
+    size = image_size or default_size(facts)
+    peak = max((fact.peak for fact in facts), default=0)
+    white = white_level(peak)
+    digests = [str(measurement["sha256"]) for measurement in measurements]
+    key = _cache_key(names, digests, size, white)
+
+    def decode_rows(extra: Extra) -> Iterator[np.ndarray]:
+        bad_files: list[BadFile] = []
+        patients: list[str] = []
+        yield from _decode_blocks(file_list, names, size, white, bad_files, patients)
+        extra["bad"] = [[bad.name, bad.reason] for bad in bad_files]
+        if any(patients):
+            extra["patients"] = number_patients(patients)
+
+    entry = cached_rows(key, (size, size, 3), np.uint8, decode_rows, len(names), cache_dir)
+    bad_files = [BadFile(str(name), str(reason)) for name, reason in entry.extra["bad"]]
+    bad_names = {bad.name for bad in bad_files}
+    return DecodedImages(
+        entry,
+        rows=[row for row in file_list.rows if row.file not in bad_names],
+        bad_files=bad_files,
+        facts=facts,
+        notes=(*entry.notes, *_decoding_notes(facts, size, white)),
+        patients=entry.extra.get("patients"),
+        white=white if peak else None,
+    )
+
+
+def _cache_key(names: list[str], digests: list[str], size: int, white: int) -> str:
+    """Names and contents of all files, and what the decoder does to them."""
+    lines = [f"{name}\t{digest}" for name, digest in zip(names, digests, strict=True)]
+    content = "\n".join(lines)
+    key = hashlib.sha256(f"{VERSION} {size} {white}\n{content}".encode()).hexdigest()
+    return f"folder {key}"
+
+
+def blank_images(file_list: FileList) -> DecodedImages:
+    """One black pixel per image, for counts and leakage without decoding anything."""
+    black = np.broadcast_to(np.zeros((1, 1, 1, 3), np.uint8), (len(file_list.rows), 1, 1, 3))
+    return DecodedImages(CacheEntry(black, digest=""), list(file_list.rows), [], [], ())
+
+
+def default_size(facts: list[ImageFacts]) -> int:
+    """224, or the images' own size when all are smaller and of one size."""
+    sizes = {(fact.width, fact.height) for fact in facts if not fact.problem}
+    if len(sizes) == 1 and max(next(iter(sizes))) < DEFAULT_SIZE:
+        return min(next(iter(sizes)))
+    return DEFAULT_SIZE
+
+
+def find_bad_files(
+    file_list: FileList, *, image_size: int | None = None, cache_dir: Path | None = None
+) -> list[BadFile]:
+    """Every file of the list that exists and cannot be decoded."""
+    rows = [row for row in file_list.rows if row.file and _is_inside(file_list.root, row.file)]
+    if not rows:
+        return []
+    try:
+        return decode_images(replace(file_list, rows=rows), image_size, cache_dir).bad_files
+    except NothingReadableError as error:
+        return error.bad_files
+
+
+def _is_inside(root: Path, file: str) -> bool:
+    """A file below the folder; a row that points elsewhere, also through a link, is not opened."""
+    path = (root / file).resolve()
+    return path.is_relative_to(root.resolve()) and path.is_file()
+
+
+def _measure(path: Path) -> dict[str, Any]:
+    """Checksum and header of one file, in the form that the measurements are stored in."""
+    try:
+        return {"sha256": sha256_file(path), "facts": inspect_image(path).to_json()}
+    except OSError as error:  # no permission, failing disk: one unreadable image, not a crash
+        facts = ImageFacts(problem=error.strerror or str(error))
+        return {"sha256": "", "facts": facts.to_json()}
+
+
+def _decode_blocks(
+    file_list: FileList,
+    names: list[str],
+    size: int,
+    white: int,
+    bad_files: list[BadFile],
+    patients: list[str],
+) -> Iterator[np.ndarray]:
+    """Blocks of decoded images, (k, size, size, 3) uint8.
+
+    Appends the patient of every image to `patients`, and files that cannot be decoded to
+    `bad_files`.
+    """
+
+    def decode(name: str) -> tuple[np.ndarray, str] | BadFile:
+        try:
+            return decode_with_patient(file_list.root / name, size, white)
+        except UnreadableImageError as error:
+            return BadFile(name, str(error))
+
+    with ThreadPoolExecutor(WORKERS) as pool:  # Pillow decodes outside the interpreter lock
+        for start in range(0, len(names), _BLOCK):
+            images = []
+            for result in pool.map(decode, names[start : start + _BLOCK]):
+                if isinstance(result, BadFile):
+                    bad_files.append(result)
+                else:
+                    images.append(result[0])
+                    patients.append(result[1])
+            if images:
+                yield np.stack(images)
+    if len(bad_files) == len(names):
+        raise NothingReadableError(file_list, bad_files)
+
+
+def _decoding_notes(facts: list[ImageFacts], size: int, white: int) -> list[str]:
+    """What was done to the pixels, so that nobody has to guess."""
+    readable = [fact for fact in facts if not fact.problem]
+    deep_count = sum(fact.mode.startswith("I") for fact in readable)
+    pages_count = sum(fact.pages > 1 for fact in readable)
+    windowless_count = sum(fact.needs_stretching for fact in readable)
+    sizes = {(fact.width, fact.height) for fact in readable}
+    notes = []
+    if deep_count:
+        peak = max(fact.peak for fact in readable)
+        notes.append(
+            f"{plural(deep_count, 'image')} with 16-bit grey values, scaled so that {white} is "
+            f"white (largest value: {peak})"
+        )
+    if windowless_count:
+        notes.append(
+            f"{plural(windowless_count, 'DICOM file')} without a window: shown between the 0.5 and "
+            "the 99.5 percentile of the image"
+        )
+    if pages_count:
+        notes.append(
+            f"{plural(pages_count, 'TIFF file')} with more than one page: the first one is used"
+        )
+    if sizes != {(size, size)}:
+        notes.append(
+            f"images resized to {size}x{size} pixels: shorter side resized, centre cropped"
+        )
+    return notes
+
+
+def unreadable_error(file_list: FileList, bad_files: list[BadFile]) -> DataError:
+    """The error for images that cannot be decoded: how many, the first five and why."""
+    first = "; ".join(f"{bad.name} ({bad.reason})" for bad in bad_files[:5])
+    return DataError(
+        "data.unreadable-images",
+        f"{len(bad_files)} of {len(file_list.rows)} images in {file_list.root} cannot be read, "
+        f"first: {first}",
+        fix=f"list all with `fedgsca data check {file_list.source or file_list.root} --list-bad`, "
+        "then replace them, or leave them out with `fedgsca run ... --skip-unreadable`",
+    )
+
+
+# ---- the table ----
+
+
+def build_table(
+    file_list: FileList, images: DecodedImages, seed: int, test_fraction: float
+) -> ImageTable:
+    """Labels, groups, sites and splits around the decoded images.
+
+    Without a split column, `test_fraction` of the images become test images, drawn with `seed`.
+    """
+    rows = images.rows
+    notes = [*file_list.notes, *images.notes]
+    classes = file_list.classes or order_classes([row.label for row in rows])
+    index = {name: i for i, name in enumerate(classes)}
+    labels = np.array([index[row.label] for row in rows], dtype=np.int64)
+    groups = _groups(file_list, images, notes)
+    if "split" in file_list.columns:
+        split = np.array([row.split for row in rows])
+    else:
+        split = split_rows(labels, groups, test_fraction, seed)
+        notes.append(_split_note(split, groups, seed))
+    given = None
+    if "given" in file_list.columns:
+        given = np.array([index[row.given] for row in rows], dtype=np.int64)
+    site = None
+    if "site" in file_list.columns:
+        site = np.array([row.site for row in rows])
+    if images.bad_files:
+        notes.append(
+            f"{len(images.bad_files)} of {len(file_list.rows)} images cannot be read and are left "
+            "out"
+        )
+    if len({name.casefold() for name in classes}) < len(classes):
+        notes.append("some classes differ only in capitals: " + ", ".join(classes))
+    entry = images.entry
+    return check_table(
+        ImageTable(
+            name=file_list.name or file_list.root.resolve().name,
+            images=entry.array,
+            labels=labels,
+            classes=classes,
+            split=split,
+            ids=np.array([row.name or row.file for row in rows]),
+            fingerprint=fingerprint(entry.array, labels, classes, split, digest=entry.digest),
+            groups=groups,
+            site=site,
+            given=given,
+            group_word=file_list.group_word,
+            notes=tuple(notes),
+            white=images.white,
+        )
+    )
+
+
+def _split_note(split: np.ndarray, groups: np.ndarray | None, seed: int) -> str:
+    grouping = "" if groups is None else ", whole groups together"
+    return (
+        f"no split column: {np.sum(split == 'test')} of {len(split)} images set aside as test set "
+        f"with seed {seed}, by class{grouping}"
+    )
+
+
+def _groups(file_list: FileList, images: DecodedImages, notes: list[str]) -> np.ndarray | None:
+    """(n,) the group column, else the patients of DICOM files; None if neither is present.
+
+    An image without a group or a patient is a group of its own.
+    """
+    if "group" in file_list.columns:
+        return np.array([row.group or row.file for row in images.rows])
+    if images.patients is None:
+        return None
+    if len(set(images.patients)) == 1:  # "ANONYMOUS" everywhere does not tell patients apart
+        notes.append("all DICOM files name the same patient; the name is not used as a group")
+        return None
+    patient_count = len(set(images.patients) - {-1})
+    notes.append(
+        f"grouped by the patient id in the DICOM files: {plural(patient_count, 'patient')}"
+    )
+    groups = []
+    for row, patient in zip(images.rows, images.patients, strict=True):
+        groups.append(row.file if patient < 0 else f"patient {patient}")
+    return np.array(groups)
+
+
+def order_classes(labels: list[str]) -> tuple[str, ...]:
+    """Class names in index order: by number if all are numbers, otherwise alphabetically."""
+    names = set(labels)
+    if all(name.isdecimal() for name in names):
+        return tuple(sorted(names, key=lambda name: (int(name), name)))
+    return tuple(sorted(names))
