@@ -23,8 +23,8 @@ from fedgsca.config import AuditConfig, build, merge
 from fedgsca.engine.rounds import run
 from fedgsca.experiment.simulation import divide
 from fedgsca.label_audit import score
-from fedgsca.label_audit.cleanlab_scores import out_of_sample, quality
-from fedgsca.label_audit.ranking_quality import precision_at, tenth
+from fedgsca.label_audit.cleanlab_scores import label_quality, out_of_sample_probs
+from fedgsca.label_audit.ranking_quality import first_tenth, precision_at
 from fedgsca.metrics import auroc
 from fedgsca.support.files import write_atomic
 
@@ -47,7 +47,7 @@ def cells(data: list[str], seeds: Iterable[int], methods: Iterable[str] = METHOD
 def found(scores: np.ndarray, wrong: np.ndarray) -> tuple[float, float]:
     """Precision in the first tenth in percent, and AUROC; the site has wrong labels."""
     order = np.argsort(-scores, kind="stable")
-    return 100 * (precision_at(order, wrong, tenth(len(wrong))) or 0.0), auroc(scores, wrong) or 0.0
+    return 100 * (precision_at(order, wrong, first_tenth(len(wrong))) or 0.0), auroc(scores, wrong) or 0.0
 
 
 def cleanlab_scores(
@@ -57,9 +57,9 @@ def cleanlab_scores(
     path = out / "cleanlab" / f"{Path(cell.data).stem}_{cell.noise}_{cell.seed}_{site}.npy"
     if not path.exists():
         packed = io.BytesIO()
-        np.save(packed, out_of_sample(record.features, record.given, record.probs.shape[2]))
+        np.save(packed, out_of_sample_probs(record.features, record.given, record.probs.shape[2]))
         write_atomic(path, packed.getvalue())
-    return -quality(np.load(path), record.given, how)
+    return -label_quality(np.load(path), record.given, how)
 
 
 def choose(data: list[str], out: Path) -> None:
@@ -125,10 +125,10 @@ def _sites(cell: Cell, out: Path) -> list[Row]:
     rows: list[Row] = []
     for name, record in records(cell, out).items():
         seen = evidence(record, WINDOW.start, WINDOW.stop)
-        guess = score.estimate(seen, record.given, score.rank(seen, record.given).suspicion)
+        guess = score.estimate_errors(seen, record.given, score.rank_labels(seen, record.given).suspicion)
         n, wrong = len(record.given), int(record.wrong.sum())
         nothing = (float("nan"), float("nan"))
-        ours = found(score.badness(seen, record.given), record.wrong) if wrong else nothing
+        ours = found(score.relative_losses(seen, record.given), record.wrong) if wrong else nothing
         theirs = found(cleanlab_scores(cell, name, record, out), record.wrong) if wrong else nothing
         rows.append(
             (
@@ -182,8 +182,8 @@ def _corrected(cell: Cell, out: Path) -> tuple[float, float, float, float]:
     for name, rows in division.rows.items():
         given = division.given[name].copy()
         before[rows] = given
-        order = score.rank(evidence(kept[name], WINDOW.start, WINDOW.stop), given).order[
-            : tenth(len(given))
+        order = score.rank_labels(evidence(kept[name], WINDOW.start, WINDOW.stop), given).order[
+            : first_tenth(len(given))
         ]
         given[order] = division.table.labels[rows[order]]
         labels[rows] = given

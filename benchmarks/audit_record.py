@@ -10,7 +10,8 @@ from pathlib import Path
 import numpy as np
 
 from fedgsca.config import Config, Tree, build, merge
-from fedgsca.engine.local import Reply, SiteRunner, open_runner
+from fedgsca.engine.base import Reply
+from fedgsca.engine.local import SiteRunner, open_runner
 from fedgsca.engine.rounds import run
 from fedgsca.grid.demo_plan import RECIPE
 from fedgsca.support.files import write_atomic

@@ -1,4 +1,4 @@
-"""Scores and windows that the audit study compares. Higher is worse. The package's own choice is fedgsca.label_audit.score.badness."""
+"""Scores and windows that the audit study compares. Higher is worse. The package's own choice is fedgsca.label_audit.score.relative_losses."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from benchmarks.audit_record import Record
-from fedgsca.engine.label_evidence import Evidence, add, means
-from fedgsca.label_audit.score import badness
+from fedgsca.engine.label_evidence import Evidence, add_round, mean_evidence
+from fedgsca.label_audit.score import relative_losses
 from fedgsca.selector import class_relative
 
 WINDOWS = ((0, 5), (1, 10), (3, 15), (3, 20), (5, 20), (3, 30), (10, 30), (1, 60), (30, 60))
@@ -23,8 +23,8 @@ def evidence(record: Record, first: int, last: int) -> Evidence:
     ):
         exact = probs.astype(np.float64)
         losses = -np.log(np.maximum(exact[np.arange(len(exact)), record.given], 1e-30))
-        sums = add(sums, exact, losses, None if np.isnan(posterior).any() else posterior)
-    return means(sums)
+        sums = add_round(sums, exact, losses, None if np.isnan(posterior).any() else posterior)
+    return mean_evidence(sums)
 
 
 def _own(seen: Evidence, given: np.ndarray) -> np.ndarray:
@@ -53,7 +53,7 @@ def _ranks(values: np.ndarray) -> np.ndarray:
 
 SCORES: Mapping[str, Score] = {
     "loss": lambda seen, given: seen.losses,
-    "class-relative loss": badness,
+    "class-relative loss": relative_losses,
     "1 - p": lambda seen, given: -_own(seen, given),
     "class-relative 1 - p": lambda seen, given: class_relative(
         -_own(seen, given), given, seen.probs.shape[1]
@@ -62,6 +62,6 @@ SCORES: Mapping[str, Score] = {
     "votes": _votes,
     "posterior": _posterior,
     "relative loss + margin (ranks)": lambda seen, given: (
-        _ranks(badness(seen, given)) + _ranks(_margin(seen, given))
+        _ranks(relative_losses(seen, given)) + _ranks(_margin(seen, given))
     ),
 }

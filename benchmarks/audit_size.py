@@ -19,7 +19,7 @@ import numpy as np
 
 from fedgsca.config import load_config
 from fedgsca.data.load import load
-from fedgsca.engine.label_evidence import add
+from fedgsca.engine.label_evidence import add_round
 from fedgsca.label_audit.audit_table import read_audit
 from fedgsca.rng import stream
 from fedgsca.site_store import Store
@@ -46,7 +46,7 @@ def make(out: Path, count: int) -> Path:
         )
     config = load_config(data__source=str(source), data__sites=1, model__name="cnn")
     probs = rng.dirichlet(np.full(CLASSES, 0.3), count)
-    sums = add({}, probs, -np.log(np.maximum(probs[np.arange(count), labels], 1e-9)), None)
+    sums = add_round({}, probs, -np.log(np.maximum(probs[np.arange(count), labels], 1e-9)), None)
     place = out / "run" / "evidence" / "site-1"
     Store(place).write(3, sums)
     table = load(str(source))

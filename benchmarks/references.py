@@ -1,4 +1,4 @@
-"""What our rounds are measured against: a bare PyTorch loop, and the loop that published code of this field uses."""
+"""What our rounds are compared with: a bare PyTorch loop, and the loop of published code."""
 
 from __future__ import annotations
 
@@ -13,30 +13,29 @@ from fedgsca.config import TrainConfig
 from fedgsca.site import Samples
 
 Sites = dict[str, Samples]
+Tensors = dict[str, tuple[torch.Tensor, torch.Tensor]]
 
 
-def bare_round(
-    model: nn.Module,
-    sites: Sites,
-    tensors: dict[str, tuple[torch.Tensor, torch.Tensor]],
-    hyper: TrainConfig,
-) -> None:
-    """FedAvg with nothing around it: normalised channels-last float tensors in memory, plain SGD, a running sum of state dicts."""
+def bare_round(model: nn.Module, sites: Sites, tensors: Tensors, config: TrainConfig) -> None:
+    """FedAvg with nothing around it.
+
+    Normalised channels-last float tensors in memory, plain SGD, a running sum of state dicts.
+    """
     start = copy.deepcopy(model.state_dict())
     total: dict[str, torch.Tensor] = {}
-    count = sum(len(s) for s in sites.values())
+    count = sum(len(samples) for samples in sites.values())
     for name, (x, y) in tensors.items():
         model.load_state_dict(start)
         model.train()
         optimiser = torch.optim.SGD(
             model.parameters(),
-            lr=hyper.lr,
-            momentum=hyper.momentum,
-            weight_decay=hyper.weight_decay,
+            lr=config.lr,
+            momentum=config.momentum,
+            weight_decay=config.weight_decay,
         )
         order = torch.from_numpy(np.random.Generator(np.random.PCG64(0)).permutation(len(y)))
-        for begin in range(0, len(y), hyper.batch_size):
-            rows = order[begin : begin + hyper.batch_size]
+        for begin in range(0, len(y), config.batch_size):
+            rows = order[begin : begin + config.batch_size]
             optimiser.zero_grad(set_to_none=True)
             F.cross_entropy(model(x[rows]), y[rows]).backward()
             optimiser.step()
@@ -47,10 +46,14 @@ def bare_round(
 
 
 class PublishedSet(torch.utils.data.Dataset):  # type: ignore[type-arg]
-    """Per-sample augmentation in Python, as the released code of FedCorr and FedNoRo does it (there with torchvision)."""
+    """Augmentation of single samples in Python.
+
+    The released code of FedCorr and FedNoRo does the same with torchvision.
+    """
 
     def __init__(self, samples: Samples) -> None:
-        self.samples, self.rng = samples, np.random.Generator(np.random.PCG64(0))
+        self.samples = samples
+        self.rng = np.random.Generator(np.random.PCG64(0))
 
     def __len__(self) -> int:
         return len(self.samples)
@@ -58,44 +61,46 @@ class PublishedSet(torch.utils.data.Dataset):  # type: ignore[type-arg]
     def __getitem__(self, row: int) -> tuple[torch.Tensor, int]:
         from PIL import Image
 
-        picture = Image.fromarray(self.samples.inputs[row])
+        image = Image.fromarray(self.samples.inputs[row])
         if self.rng.random() < 0.5:
-            picture = picture.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
+            image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
         if self.rng.random() < 0.5:
-            picture = picture.transpose(Image.Transpose.FLIP_TOP_BOTTOM)
-        picture = picture.rotate(
-            float(self.rng.uniform(-180, 180)), resample=Image.Resampling.BILINEAR
-        )
-        pixels = (
-            torch.from_numpy(np.asarray(picture).copy())
-            .permute(2, 0, 1)
-            .contiguous()
-            .float()
-            .div_(255)
-        )
+            image = image.transpose(Image.Transpose.FLIP_TOP_BOTTOM)
+        angle = float(self.rng.uniform(-180, 180))
+        image = image.rotate(angle, resample=Image.Resampling.BILINEAR)
+        pixels = torch.from_numpy(np.asarray(image).copy()).permute(2, 0, 1)
+        pixels = pixels.contiguous().float().div_(255)
         return (pixels - 0.5) / 0.25, int(self.samples.labels[row])
 
 
-def published_round(model: nn.Module, sites: Sites, hyper: TrainConfig) -> None:
-    """NCHW tensors from a DataLoader, a deep copy of the network per site, all state dicts kept until the end."""
-    locals_, sizes = [], []
+def published_round(model: nn.Module, sites: Sites, config: TrainConfig) -> None:
+    """FedAvg as in published code.
+
+    NCHW tensors from a DataLoader, a deep copy of the network per site, all state dicts in memory
+    until the end of the round.
+    """
+    states = []
+    sizes = []
     for samples in sites.values():
-        net = copy.deepcopy(model)
-        net.train()
+        network = copy.deepcopy(model)
+        network.train()
         optimiser = torch.optim.SGD(
-            net.parameters(), lr=hyper.lr, momentum=hyper.momentum, weight_decay=hyper.weight_decay
+            network.parameters(),
+            lr=config.lr,
+            momentum=config.momentum,
+            weight_decay=config.weight_decay,
         )
-        for x, y in torch.utils.data.DataLoader(
-            PublishedSet(samples), batch_size=hyper.batch_size, shuffle=True
-        ):
-            net.zero_grad()
-            F.cross_entropy(net(x), y).backward()
+        loader = torch.utils.data.DataLoader(
+            PublishedSet(samples), batch_size=config.batch_size, shuffle=True
+        )
+        for x, y in loader:
+            network.zero_grad()
+            F.cross_entropy(network(x), y).backward()
             optimiser.step()
-        locals_.append(copy.deepcopy(net.state_dict()))
+        states.append(copy.deepcopy(network.state_dict()))
         sizes.append(len(samples))
-    mean = copy.deepcopy(locals_[0])
+    mean = copy.deepcopy(states[0])
     for key in mean:
-        mean[key] = sum(
-            state[key] * size for state, size in zip(locals_, sizes, strict=True)
-        ) / sum(sizes)
+        total = sum(state[key] * size for state, size in zip(states, sizes, strict=True))
+        mean[key] = total / sum(sizes)
     model.load_state_dict(mean)

@@ -21,11 +21,12 @@ from urllib.parse import urlsplit
 import numpy as np
 
 from fedgsca.config import load_config
-from fedgsca.data.table import Table
-from fedgsca.label_audit.audit_images import Images
+from fedgsca.data.table import ImageTable
+from fedgsca.experiment.records import AuditSummary
+from fedgsca.label_audit.audit_images import AuditImages
 from fedgsca.label_audit.audit_table import Audit, Suspect, write_audit
 from fedgsca.label_audit.site_data import SiteData
-from fedgsca.review.serve import bind, make_server
+from fedgsca.review.serve import bind, build_server
 from fedgsca.review.session import Session
 from fedgsca.rng import stream
 
@@ -45,7 +46,7 @@ def made_up(count: int) -> Iterator[Suspect]:
 def site(count: int) -> SiteData:
     images = stream(0, "benchmark").integers(0, 255, (count, 28, 28, 3), dtype=np.uint8)
     labels, names = np.arange(count) % 9, np.array([f"img/{row:06d}.png" for row in range(count)])
-    table = Table("made up", images, labels, CLASSES, np.full(count, "train"), names, "")
+    table = ImageTable("made up", images, labels, CLASSES, np.full(count, "train"), names, "")
     return SiteData(load_config(), "site-1", "made up", None, table, np.arange(count), labels, None)
 
 
@@ -69,9 +70,9 @@ def shown(address: str) -> list[float]:
 def opened(audit: Audit, held: SiteData) -> dict[str, Any]:
     """Seconds until the server is ready, and for all requests of a page that opens."""
     start = time.perf_counter()
-    session = Session(audit, Images(held, audit), "benchmark")
+    session = Session(audit, AuditImages(held, audit), "benchmark")
     with bind(None) as place:
-        server, address = make_server(session, place)
+        server, address = build_server(session, place)
         thread = Thread(target=server.run, kwargs={"sockets": [place]})
         thread.start()
         try:
@@ -105,14 +106,9 @@ def opened(audit: Audit, held: SiteData) -> dict[str, Any]:
 
 def main(count: int) -> None:
     with tempfile.TemporaryDirectory() as folder:
-        header = {
-            "run": "../..",
-            "site": "site-1",
-            "data": {},
-            "classes": list(CLASSES),
-            "split": "train",
-            "summary": {},
-        }
+        header = AuditSummary.from_json(
+            {"run": "../..", "site": "site-1", "classes": list(CLASSES), "split": "train"}
+        )
         audit = write_audit(Path(folder), header, made_up(count), {})
         took = opened(audit, site(count))
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024

@@ -1,8 +1,9 @@
-"""`make runner`: every speed goal as ours / reference, both sides interleaved in one process, medians of ratios.
+"""Every speed goal as ours / reference: both sides interleaved in one process, medians of ratios.
 
     python -m benchmarks.speed [--quick] [--only NAME ...] [--json FILE]
 
-Only ratios are printed as results: seconds on a shared machine vary by a third. A goal that is missed stays in the table.
+Only ratios are results: seconds on a shared machine vary by a third. A goal that is missed stays in
+the table.
 """
 
 from __future__ import annotations
@@ -21,8 +22,9 @@ from statistics import median
 
 import numpy as np
 import torch
+from torch import nn
 
-from benchmarks.references import bare_round, published_round
+from benchmarks.references import Sites, Tensors, bare_round, published_round
 from fedgsca.config import Config, load_config
 from fedgsca.engine.local import LocalEngine, SiteRunner, open_runner
 from fedgsca.methods.base import ServerState, load_methods
@@ -32,170 +34,184 @@ from fedgsca.train import to_tensor
 
 
 @dataclass(frozen=True)
-class Row:
+class Measurement:
+    """A measured ratio (or seconds where the goal is in seconds) and its goal."""
+
     what: str
-    ours: float  # the measured ratio (or seconds where the goal is in seconds)
+    ours: float
     goal: float
-    better: str = "at most"  # or "at least"
+    # or "at least"
+    better: str = "at most"
     note: str = ""
 
     @property
-    def met(self) -> bool:
+    def is_met(self) -> bool:
         return self.ours <= self.goal if self.better == "at most" else self.ours >= self.goal
+
+    def __str__(self) -> str:
+        text = f"{self.what} ({self.note})" if self.note else self.what
+        verdict = "" if self.is_met else "MISSED"
+        return f"{text:92} {self.ours:9.2f}  {self.better:>8} {self.goal:<5g} {verdict}"
 
 
 def config_of(
     method: str, *sets: str, data: str = "synthetic", noise: str = "0-S40-P20-C20"
 ) -> Config:
-    """Without the audit's evidence pass, which costs every method the same and is measured by benchmarks/audit_cost.py."""
+    """A configuration without the audit's evidence pass.
+
+    That costs every method the same; benchmarks/audit_cost.py measures it.
+    """
     off = ["federation.keep_losses=false", "audit.enabled=false"]
     return load_config(None, [*off, *sets], method=method, data__source=data, noise__spec=noise)
 
 
 class Rounds:
-    """Runs single rounds of a method on a prepared runner, without evaluation and files, to compare like with like."""
+    """Single rounds of a method on a prepared runner, without evaluation and files."""
 
     def __init__(self, config: Config, folder: Path) -> None:
         self.runner: SiteRunner = open_runner(config, folder)
         self.engine = LocalEngine(self.runner)
-        self.state: ServerState = self.runner.method.start(
-            weights_of(self.runner.model), config.seed
-        )
+        weights = weights_of(self.runner.model)
+        self.state: ServerState = self.runner.method.start(weights, config.seed)
 
     def step(self) -> None:
+        """Run one round."""
         method = self.runner.method
         payload = method.broadcast(self.state, self.state.round)
         replies = (reply.update for reply in self.engine.exchange(payload))
-        self.state = method.aggregate(
-            self.state, (update for update in replies if update is not None)
-        )
+        updates = (update for update in replies if update is not None)
+        self.state = method.aggregate(self.state, updates)
+
+
+def seconds_of(function: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    function()
+    return time.perf_counter() - start
 
 
 def ratio(ours: Callable[[], None], reference: Callable[[], None], repeats: int) -> float:
-    """Median over repeats of time(ours) / time(reference), each pair measured back to back, order alternating."""
-    ours(), reference()  # warm caches and allocators
-    found = []
+    """Median over repeats of time(ours) / time(reference).
+
+    Each pair is measured back to back, in alternating order.
+    """
+    # warm caches and allocators
+    ours()
+    reference()
+    ratios = []
     for repeat in range(repeats):
-        first, second = (ours, reference) if repeat % 2 == 0 else (reference, ours)
-        started = time.perf_counter()
-        first()
-        middle = time.perf_counter()
-        second()
-        a, b = middle - started, time.perf_counter() - middle
-        found.append(a / b if repeat % 2 == 0 else b / a)
-    return median(found)
+        if repeat % 2 == 0:
+            our_seconds = seconds_of(ours)
+            ratios.append(our_seconds / seconds_of(reference))
+        else:
+            reference_seconds = seconds_of(reference)
+            ratios.append(seconds_of(ours) / reference_seconds)
+    return median(ratios)
 
 
-def fedavg_over_bare(folder: Path, quick: bool) -> Iterator[Row]:
-    cases = {
-        "small CNN, 28 px, 4 x 500": (
-            "model.name=cnn",
-            "data.train=2000",
-            "data.image_size=28",
-            "train.batch_size=32",
-        )
-    }
+def fedavg_over_bare(folder: Path, quick: bool) -> Iterator[Measurement]:
+    """A FedAvg round against a bare loop and against a loop in the style of published code."""
+    cases = {"small CNN, 28 px, 4 x 500": ("model.name=cnn", "data.train=2000", 28)}
     if not quick:
-        cases["ResNet-18, 64 px, 4 x 64"] = (
-            "model.name=resnet18",
-            "data.train=256",
-            "data.image_size=64",
-            "train.batch_size=32",
-        )
-    for title, sets in cases.items():
-        config = config_of("fedavg", "data.test=40", "train.augment=none", *sets)
+        cases["ResNet-18, 64 px, 4 x 64"] = ("model.name=resnet18", "data.train=256", 64)
+    for title, (model, size, pixels) in cases.items():
+        sets = (model, size, f"data.image_size={pixels}", "train.batch_size=32", "data.test=40")
+        config = config_of("fedavg", "train.augment=none", *sets)
         ours = Rounds(config, folder / title)
         sites = dict(ours.runner.experiment.sites)
-        cpu = torch.device("cpu")
-        tensors = {
-            n: (to_tensor(s, np.arange(len(s)), cpu), torch.from_numpy(s.labels))
-            for n, s in sites.items()
-        }
-        bare_model = build_classifier(
-            config.model.name, ours.runner.experiment.table.num_classes, seed=0
-        )
-        found = ratio(
-            ours.step,
-            lambda m=bare_model, s=sites, t=tensors, h=config.train: bare_round(m, s, t, h),
-            3 if quick else 7,
-        )
-        yield Row(f"FedAvg round / bare loop, {title}", found, 1.05)
-        augmented = Rounds(
-            config_of("fedavg", "data.test=40", "train.augment=rotate", *sets),
-            folder / (title + "-rotate"),
-        )
-        plain = build_classifier(
-            config.model.name, ours.runner.experiment.table.num_classes, seed=0
-        )
+        num_classes = ours.runner.experiment.table.num_classes
+        bare_model = build_classifier(config.model.name, num_classes, seed=0)
+        reference = _bare_loop(bare_model, sites, config)
+        value = ratio(ours.step, reference, 3 if quick else 7)
+        yield Measurement(f"FedAvg round / bare loop, {title}", value, 1.05)
+        plain = build_classifier(config.model.name, num_classes, seed=0)
         plain = plain.to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
-        found = ratio(
-            augmented.step,
-            lambda m=plain, s=sites, h=config.train: published_round(m, s, h),
-            3 if quick else 5,
-        )
-        yield Row(f"FedAvg round / published-style loop, both with rotation, {title}", found, 0.7)
-        dihedral = Rounds(
-            config_of("fedavg", "data.test=40", "train.augment=dihedral", *sets),
-            folder / (title + "-dihedral"),
-        )
-        found = ratio(
-            dihedral.step,
-            lambda m=plain, s=sites, h=config.train: published_round(m, s, h),
-            3 if quick else 5,
-        )
-        yield Row(
-            f"FedAvg round (our default: flips, quarter turns) / published-style loop, {title}",
-            found,
-            0.7,
-        )
+        reference = _published_loop(plain, sites, config)
+        for augment, name in (
+            ("rotate", "FedAvg round / published-style loop, both with rotation"),
+            (
+                "dihedral",
+                "FedAvg round (our default: flips, quarter turns) / published-style loop",
+            ),
+        ):
+            config = config_of("fedavg", f"train.augment={augment}", *sets)
+            ours = Rounds(config, folder / f"{title}-{augment}")
+            value = ratio(ours.step, reference, 3 if quick else 5)
+            yield Measurement(f"{name}, {title}", value, 0.7)
 
 
-def fedgsca_over_fedavg(folder: Path, quick: bool) -> Iterator[Row]:
-    cases = {
-        "small CNN, 32 px, 4 x 400": ("model.name=cnn", "data.train=1600", 8, 9),
-        "ResNet-18, 64 px, 4 x 96": ("model.name=resnet18", "data.train=384", 6, 5),
-        "ResNet-50, 224 px, 4 x 12": ("model.name=resnet50", "data.train=48", 0, 3),
-    }
-    sizes = {
-        "small CNN": "data.image_size=32",
-        "ResNet-18": "data.image_size=64",
-        "ResNet-50": "data.image_size=224",
-    }
-    for title, (name, train, warm, repeats) in cases.items():
-        if quick and not title.startswith("small"):
-            continue
-        sets = [
-            name,
-            train,
-            sizes[title.split(",")[0]],
-            "data.test=40",
-            "train.batch_size=32",
-            "fedgsca.warmup=1",
-            "fedgsca.wait_for_health=false",
-        ]
-        avg, gsca = (
-            Rounds(config_of("fedavg", *sets), folder / title),
-            Rounds(config_of("fedgsca", *sets), folder / (title + "g")),
-        )
-        if warm:  # else too few samples to select from; the other row is the dearer one anyway
-            for _ in range(warm):
-                gsca.step()  # past the warm-up: the selector works
-            found = ratio(gsca.step, avg.step, 3 if quick else repeats)
-            yield Row(f"FedGSCA round / FedAvg round, {title}", found, 1.20, note="selecting")
-        everything = Rounds(
-            config_of("fedgsca", *sets, "fedgsca.warmup=1000"), folder / (title + "w")
-        )
-        found = ratio(everything.step, avg.step, 3 if quick else repeats)
-        yield Row(
-            f"FedGSCA round / FedAvg round, {title}",
-            found,
-            1.20,
-            note="warm-up: trains on all samples",
-        )
+def _bare_loop(model: nn.Module, sites: Sites, config: Config) -> Callable[[], None]:
+    cpu = torch.device("cpu")
+    tensors: Tensors = {}
+    for name, samples in sites.items():
+        inputs = to_tensor(samples, np.arange(len(samples)), cpu)
+        tensors[name] = (inputs, torch.from_numpy(samples.labels))
+    return lambda: bare_round(model, sites, tensors, config.train)
 
 
-# goals of the method, options that bring every stage into a run of a few rounds
-COSTS: dict[str, tuple[float, tuple[str, ...]]] = {
+def _published_loop(model: nn.Module, sites: Sites, config: Config) -> Callable[[], None]:
+    return lambda: published_round(model, sites, config.train)
+
+
+@dataclass(frozen=True)
+class SelectionCase:
+    """A network on which rounds of FedGSCA and FedAvg are compared."""
+
+    title: str
+    sets: tuple[str, ...]
+    # rounds until the selector works; 0: too few samples to select from
+    warm_rounds: int
+    repeats: int
+
+
+SELECTION_CASES = (
+    SelectionCase(
+        "small CNN, 32 px, 4 x 400",
+        ("model.name=cnn", "data.train=1600", "data.image_size=32"),
+        warm_rounds=8,
+        repeats=9,
+    ),
+    SelectionCase(
+        "ResNet-18, 64 px, 4 x 96",
+        ("model.name=resnet18", "data.train=384", "data.image_size=64"),
+        warm_rounds=6,
+        repeats=5,
+    ),
+    SelectionCase(
+        "ResNet-50, 224 px, 4 x 12",
+        ("model.name=resnet50", "data.train=48", "data.image_size=224"),
+        warm_rounds=0,
+        repeats=3,
+    ),
+)
+
+
+def fedgsca_over_fedavg(folder: Path, quick: bool) -> Iterator[Measurement]:
+    """A FedGSCA round against a FedAvg round, while it selects and in the warm-up."""
+    common = (
+        "data.test=40",
+        "train.batch_size=32",
+        "fedgsca.warmup=1",
+        "fedgsca.wait_for_health=false",
+    )
+    for case in SELECTION_CASES[:1] if quick else SELECTION_CASES:
+        sets = (*case.sets, *common)
+        repeats = 3 if quick else case.repeats
+        name = f"FedGSCA round / FedAvg round, {case.title}"
+        fedavg = Rounds(config_of("fedavg", *sets), folder / case.title)
+        fedgsca = Rounds(config_of("fedgsca", *sets), folder / (case.title + "g"))
+        if case.warm_rounds:
+            for _ in range(case.warm_rounds):
+                fedgsca.step()
+            value = ratio(fedgsca.step, fedavg.step, repeats)
+            yield Measurement(name, value, 1.20, note="selecting")
+        config = config_of("fedgsca", *sets, "fedgsca.warmup=1000")
+        fedgsca = Rounds(config, folder / (case.title + "w"))
+        value = ratio(fedgsca.step, fedavg.step, repeats)
+        yield Measurement(name, value, 1.20, note="warm-up: trains on all samples")
+
+
+# goal of a method, and options that bring every stage into a run of a few rounds
+GOALS: dict[str, tuple[float, tuple[str, ...]]] = {
     "fedrobust": (1.3, ()),
     "fednoro": (1.4, ("fednoro.warmup=2",)),
     "fedcorr": (1.5, ("fedcorr.stage1=0.2",)),
@@ -204,8 +220,11 @@ COSTS: dict[str, tuple[float, tuple[str, ...]]] = {
 }
 
 
-def methods_over_fedavg(folder: Path, quick: bool) -> Iterator[Row]:
-    """What a whole run costs, all stages included: the sum over the rounds, a round of FedAvg after each round of the method."""
+def methods_over_fedavg(folder: Path, quick: bool) -> Iterator[Measurement]:
+    """The cost of a complete run with all stages, against FedAvg.
+
+    The sum over the rounds; a round of FedAvg follows each round of the method.
+    """
     cases = {
         "small CNN, 32 px, 4 x 400": (
             10,
@@ -218,126 +237,120 @@ def methods_over_fedavg(folder: Path, quick: bool) -> Iterator[Row]:
             6,
             ("model.name=resnet18", "data.train=384", "data.image_size=64"),
         )
+    common = ("data.test=40", "train.batch_size=32", "train.threads=1")
     for title, (rounds, sets) in cases.items():
-        shared = (
-            *sets,
-            "data.test=40",
-            "train.batch_size=32",
-            f"train.rounds={rounds}",
-            "train.threads=1",
-        )
-        for name, (goal, own) in COSTS.items():
-            found = []
+        sets = (*sets, *common, f"train.rounds={rounds}")
+        for name, (goal, options) in GOALS.items():
+            ratios = []
             for repeat in range(1 if "ResNet" in title else 3):
-                ours = Rounds(config_of(name, *shared, *own), folder / f"{title}-{name}-{repeat}")
-                plain = Rounds(
-                    config_of("fedavg", *shared), folder / f"{title}-{name}-{repeat}-avg"
-                )
-                found.append(_whole_run(ours, plain, rounds))
-            label = load_methods()[name].__name__
-            yield Row(
-                f"{label} run / FedAvg run, {title}", median(found), goal, note=f"{rounds} rounds"
-            )
+                place = folder / f"{title}-{name}-{repeat}"
+                ours = Rounds(config_of(name, *sets, *options), place / "ours")
+                fedavg = Rounds(config_of("fedavg", *sets), place / "fedavg")
+                ratios.append(_run_ratio(ours, fedavg, rounds))
+            what = f"{load_methods()[name].title} run / FedAvg run, {title}"
+            yield Measurement(what, median(ratios), goal, note=f"{rounds} rounds")
 
 
-def _whole_run(ours: Rounds, reference: Rounds, rounds: int) -> float:
-    spent = {ours: 0.0, reference: 0.0}
+def _run_ratio(ours: Rounds, reference: Rounds, rounds: int) -> float:
+    our_seconds = 0.0
+    reference_seconds = 0.0
     for _ in range(rounds):
-        for side in spent:
-            started = time.perf_counter()
-            side.step()
-            spent[side] += time.perf_counter() - started
-    return spent[ours] / spent[reference]
+        our_seconds += seconds_of(ours.step)
+        reference_seconds += seconds_of(reference.step)
+    return our_seconds / reference_seconds
 
 
-def frozen_over_full(folder: Path, quick: bool) -> Iterator[Row]:
-    sets = ("data.train=256", "data.test=40", "data.image_size=96")
-    frozen = Rounds(
-        config_of("fedavg", "model.frozen=true", "model.name=efficientnet-lite0", *sets),
-        folder / "frozen",
-    )
-    full = Rounds(
-        config_of("fedavg", "model.name=efficientnet-lite0", "train.batch_size=32", *sets),
-        folder / "full",
-    )
-    yield Row(
-        "full round / frozen-backbone round, EfficientNet-Lite0, 96 px, 4 x 64",
-        1 / ratio(frozen.step, full.step, 3),
-        200,
-        "at least",
-    )
+def frozen_over_full(folder: Path, quick: bool) -> Iterator[Measurement]:
+    """How much faster a round is if only a linear head is trained."""
+    sets = ("model.name=efficientnet-lite0", "data.train=256", "data.test=40", "data.image_size=96")
+    frozen = Rounds(config_of("fedavg", "model.frozen=true", *sets), folder / "frozen")
+    full = Rounds(config_of("fedavg", "train.batch_size=32", *sets), folder / "full")
+    what = "full round / frozen-backbone round, EfficientNet-Lite0, 96 px, 4 x 64"
+    yield Measurement(what, 1 / ratio(frozen.step, full.step, 3), 200, "at least")
 
 
-def sites_scaling(folder: Path, quick: bool) -> Iterator[Row]:
-    """The same data over 4, 40 and 400 sites: seconds of a round and peak memory of a fresh process each."""
+SITES_CODE = """
+import resource, sys, time
+from pathlib import Path
+from benchmarks.speed import Rounds, config_of
+
+sets = ["data.train=4000", "data.test=40", "data.image_size=28", "train.batch_size=10"]
+config = config_of("fedavg", f"data.sites={sys.argv[1]}", *sets, noise="0")
+rounds = Rounds(config, Path(sys.argv[2]))
+rounds.step()
+start = time.perf_counter()
+rounds.step()
+rounds.step()
+seconds = (time.perf_counter() - start) / 2
+print(seconds, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+"""
+
+
+def run_code(code: str, *arguments: str) -> list[str]:
+    """Run Python code in a new process; returns the words that it prints."""
+    command = [sys.executable, "-c", code, *arguments]
+    process = subprocess.run(command, capture_output=True, text=True, check=True)
+    return process.stdout.split()
+
+
+def sites_scaling(folder: Path, quick: bool) -> Iterator[Measurement]:
+    """The same data over 4, 40 and 400 sites: time of a round and peak memory of a new process."""
     counts = (4, 40) if quick else (4, 40, 400)
     seconds: dict[int, list[float]] = {count: [] for count in counts}
     memory: dict[int, list[float]] = {count: [] for count in counts}
     for _ in range(2 if quick else 3):
         for count in counts:
-            code = (
-                "import sys,time,resource,pathlib;from benchmarks.speed import *;"
-                f"r=Rounds(config_of('fedavg','data.sites={count}','data.train=4000','data.test=40','data.image_size=28','train.batch_size=10',"
-                f"noise='0'),pathlib.Path({str(folder / f'sites{count}')!r}));r.step();t=time.perf_counter();r.step();r.step();"
-                "print((time.perf_counter()-t)/2, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)"
-            )
-            out = subprocess.run(
-                [sys.executable, "-c", code], capture_output=True, text=True, check=True
-            ).stdout.split()
-            seconds[count].append(float(out[-2]))
-            memory[count].append(float(out[-1]))
+            words = run_code(SITES_CODE, str(count), str(folder / f"sites{count}"))
+            seconds[count].append(float(words[-2]))
+            memory[count].append(float(words[-1]))
     for count in counts[1:]:
-        yield Row(
-            f"round with {count} sites / with 4 sites, same data",
-            median(b / a for a, b in zip(seconds[4], seconds[count], strict=True)),
-            1.3,
-        )
-        yield Row(
-            f"peak memory with {count} sites / with 4 sites",
-            median(memory[count]) / median(memory[4]),
-            1.1,
-        )
+        ratios = [b / a for a, b in zip(seconds[4], seconds[count], strict=True)]
+        what = f"round with {count} sites / with 4 sites, same data"
+        yield Measurement(what, median(ratios), 1.3)
+        growth = median(memory[count]) / median(memory[4])
+        yield Measurement(f"peak memory with {count} sites / with 4 sites", growth, 1.1)
 
 
-def start_up(folder: Path, quick: bool) -> Iterator[Row]:
-    command = [sys.executable, "-m", "fedgsca"]
+FIRST_BATCH_CODE = """
+import time
+start = time.perf_counter()
+import sys
+from pathlib import Path
+from fedgsca.config import load_config
+from fedgsca.engine.local import open_runner
+from fedgsca.train import batches
+
+config = load_config(method="fedavg", noise__spec="0-S40-P20-C20")
+runner = open_runner(config, Path(sys.argv[1]))
+next(batches(runner.site("site-1"), 0))
+print(time.perf_counter() - start)
+"""
+
+
+def start_up(folder: Path, quick: bool) -> Iterator[Measurement]:
+    """Seconds of `fedgsca --help`, of `import fedgsca`, and until the first batch."""
+    help_command = [sys.executable, "-m", "fedgsca", "--help"]
     times = []
     for _ in range(5):
-        started = time.perf_counter()
-        subprocess.run([*command, "--help"], capture_output=True, check=True)
-        times.append(time.perf_counter() - started)
-    yield Row("fedgsca --help, seconds", median(times), 0.5)
-    code = (
-        "import time;t=time.perf_counter();import sys;from fedgsca.config import load_config;from fedgsca.engine.local import open_runner;"
-        "import fedgsca.train as T,pathlib,fedgsca.methods.fedavg as A\n"
-        "def first(*a,**k):\n print(time.perf_counter()-t);raise SystemExit\n"
-        "c=load_config(method='fedavg',noise__spec='0-S40-P20-C20');"
-        f"b=open_runner(c,pathlib.Path({str(folder / 'first')!r}));s=b.site('site-1');next(T.batches(s,0));first()"
-    )
-    subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, check=True
-    )  # fills the cache of rendered images
-    times = [
-        float(
-            subprocess.run(
-                [sys.executable, "-c", code], capture_output=True, text=True, check=True
-            ).stdout
-        )
-        for _ in range(3)
-    ]
-    yield Row("from command to first batch, seconds (images cached)", median(times), 5.0)
+        times.append(seconds_of(lambda: subprocess.run(help_command, stdout=subprocess.DEVNULL)))
+    yield Measurement("fedgsca --help, seconds", median(times), 0.3)
+    code = "import time; t = time.perf_counter(); import fedgsca; print(time.perf_counter() - t)"
+    times = [float(run_code(code)[-1]) for _ in range(5)]
+    yield Measurement("import fedgsca, seconds", median(times), 0.1)
+    run_code(FIRST_BATCH_CODE, str(folder / "first"))  # fills the cache of rendered images
+    times = [float(run_code(FIRST_BATCH_CODE, str(folder / "first"))[-1]) for _ in range(3)]
+    what = "from command to first batch, seconds (images cached)"
+    yield Measurement(what, median(times), 5.0)
 
 
-BENCHES = {
-    f.__name__: f
-    for f in (
-        start_up,
-        fedavg_over_bare,
-        fedgsca_over_fedavg,
-        methods_over_fedavg,
-        frozen_over_full,
-        sites_scaling,
-    )
+Benchmark = Callable[[Path, bool], Iterator[Measurement]]
+BENCHMARKS: dict[str, Benchmark] = {
+    "start_up": start_up,
+    "fedavg_over_bare": fedavg_over_bare,
+    "fedgsca_over_fedavg": fedgsca_over_fedavg,
+    "methods_over_fedavg": methods_over_fedavg,
+    "frozen_over_full": frozen_over_full,
+    "sites_scaling": sites_scaling,
 }
 
 
@@ -346,27 +359,21 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--quick", action="store_true", help="small cases only, about two minutes")
-    parser.add_argument("--only", nargs="*", choices=list(BENCHES), help="some of the benches")
-    parser.add_argument("--json", type=Path, help="also write the rows here")
+    parser.add_argument("--only", nargs="*", choices=list(BENCHMARKS), help="some benchmarks")
+    parser.add_argument("--json", type=Path, help="also write the measurements here")
     options = parser.parse_args()
-    rows: list[Row] = []
-    print(
-        f"{os.cpu_count()} cores, torch {torch.__version__}; ratios are medians of interleaved pairs\n"
-    )
+    measurements = []
+    cores = os.cpu_count()
+    print(f"{cores} cores, torch {torch.__version__}; ratios are medians of interleaved pairs\n")
     print(f"{'what':92} {'measured':>9}  {'goal':>14}")
     with tempfile.TemporaryDirectory() as folder:
-        for name, runner in BENCHES.items():
-            if options.only and name not in options.only:
-                continue
-            for row in runner(Path(folder), options.quick):
-                rows.append(row)
-                text = row.what + (f" ({row.note})" if row.note else "")
-                print(
-                    f"{text:92} {row.ours:9.2f}  {row.better:>8} {row.goal:<5g} {'' if row.met else 'MISSED'}",
-                    flush=True,
-                )
+        for name in options.only or BENCHMARKS:
+            for measurement in BENCHMARKS[name](Path(folder), options.quick):
+                measurements.append(measurement)
+                print(measurement, flush=True)
     if options.json:
-        options.json.write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n")
+        rows = [asdict(measurement) for measurement in measurements]
+        options.json.write_text(json.dumps(rows, indent=1) + "\n")
 
 
 if __name__ == "__main__":
