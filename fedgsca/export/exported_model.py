@@ -47,15 +47,15 @@ def open_model(path: Path) -> LoadedModel:
             "(an export)",
             fix="give a folder that `fedgsca run` or `fedgsca export` has written",
         )
-    trained = read_trained(path)
+    trained_model = read_trained(path)
     return LoadedModel(
         path=path,
         format="run",
-        classes=trained.classes,
-        image_size=trained.image_size,
-        white=trained.white,
-        fingerprint=trained.config.fingerprint(),
-        probabilities=as_evaluated(trained),
+        classes=trained_model.classes,
+        image_size=trained_model.image_size,
+        white=trained_model.white,
+        fingerprint=trained_model.config.fingerprint(),
+        probabilities=as_evaluated(trained_model),
     )
 
 

@@ -16,16 +16,18 @@ from fedgsca.support.markdown import markdown_table
 TO_FILL = "**TO FILL IN**"
 
 
-def model_card(trained: TrainedModel, description: ModelDescription, check: ExportCheck) -> str:
+def model_card(
+    trained_model: TrainedModel, description: ModelDescription, check: ExportCheck
+) -> str:
     """The card as Markdown."""
-    run = read_run(trained.path, with_losses=False)
+    run = read_run(trained_model.path, with_losses=False)
     sections = [
         _title_section(run),
-        _model_section(trained, description, check),
+        _model_section(trained_model, description, check),
         _data_section(run),
         noise_section(run),
-        results_section(run, trained.rounds),
-        _settings_section(trained),
+        results_section(run, trained_model.rounds),
+        _settings_section(trained_model),
         _use_section(run),
     ]
     return "\n".join("\n".join(lines) for lines in sections)
@@ -40,7 +42,7 @@ def _title_section(run: LoadedRun) -> list[str]:
 
 
 def _model_section(
-    trained: TrainedModel, description: ModelDescription, check: ExportCheck
+    trained_model: TrainedModel, description: ModelDescription, check: ExportCheck
 ) -> list[str]:
     height, width = description.image_size
     network = description.architecture
@@ -59,12 +61,12 @@ def _model_section(
             f"probabilities of {len(description.classes)} classes: "
             f"{', '.join(description.classes)}",
         ],
-        ["Rounds", f"{trained.rounds} of {trained.config.train.rounds}"],
+        ["Rounds", f"{trained_model.rounds} of {trained_model.config.train.rounds}"],
         ["Configuration", f"sha256 `{description.training.fingerprint}`"],
         ["Check", _describe_check(check)],
     ]
     lines = ["## Model", "", *markdown_table(["", ""], rows)]
-    if not trained.is_finished:
+    if not trained_model.is_finished:
         lines += ["**The run was not finished when this model was exported.**", ""]
     return lines
 
@@ -127,14 +129,14 @@ def _count_images(run: LoadedRun, site: str) -> int | None:
     return None
 
 
-def _settings_section(trained: TrainedModel) -> list[str]:
-    config = trained.config
+def _settings_section(trained_model: TrainedModel) -> list[str]:
+    config = trained_model.config
     train = config.train
     frozen = ", frozen" if config.model.frozen else ""
     rows = [
         ["method", f"{config.method}, preset {config.preset}, seed {config.seed}"],
         ["model", f"{config.model.name}{frozen}"],
-        ["partition", f"{config.data.partition}, {len(trained.setup.sites)} sites"],
+        ["partition", f"{config.data.partition}, {len(trained_model.setup.sites)} sites"],
         ["rounds", str(train.rounds)],
         ["epochs", str(train.epochs)],
         ["batch_size", str(train.batch_size)],

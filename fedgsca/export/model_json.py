@@ -48,13 +48,13 @@ class ModelDescription:
     training: TrainingFacts = field(default_factory=lambda: TrainingFacts.from_json({}))
 
 
-def describe_model(trained: TrainedModel, file_format: str, file: str) -> ModelDescription:
+def describe_model(trained_model: TrainedModel, file_format: str, file: str) -> ModelDescription:
     """The description of a model that will be written to `file`; its sha256 is still empty."""
-    config, setup = trained.config, trained.setup
+    config, setup = trained_model.config, trained_model.setup
     training = TrainingFacts(
         method=config.method,
         seed=config.seed,
-        rounds=trained.rounds,
+        rounds=trained_model.rounds,
         rounds_planned=config.train.rounds,
         data=setup.data.name,
         data_fingerprint=setup.data.fingerprint,
@@ -65,13 +65,13 @@ def describe_model(trained: TrainedModel, file_format: str, file: str) -> ModelD
         format=file_format,
         file=file,
         sha256="",
-        classes=trained.classes,
+        classes=trained_model.classes,
         architecture=config.model.name,
-        head=trained.head,
-        image_size=trained.image_size,
+        head=trained_model.head,
+        image_size=trained_model.image_size,
         frozen=config.model.frozen,
         feature_size=config.model.feature_size if config.model.frozen else None,
-        white_level=trained.white,
+        white_level=trained_model.white,
         training=training,
     )
 

@@ -15,6 +15,7 @@ import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import IO
 
@@ -238,14 +239,7 @@ def _predict_batches(
             fix="call the exported model from your own program, with images of that size",
         )
 
-    def read(file: ImageFile) -> np.ndarray | UnreadableFile:
-        if not is_image(file.path):
-            return UnreadableFile(file.name, "not an image")
-        try:
-            return decode(file.path, size, model.white)
-        except UnreadableImageError as error:
-            return UnreadableFile(file.name, str(error))
-
+    read = partial(_read_image, size=size, white=model.white)
     with ThreadPoolExecutor(WORKERS) as pool:
         for start in range(0, len(files), batch_size):
             batch_files = files[start : start + batch_size]
@@ -259,6 +253,16 @@ def _predict_batches(
                     images.append(image)
             if images:
                 yield readable_files, model.probabilities(np.stack(images))
+
+
+def _read_image(file: ImageFile, size: int, white: int | None) -> np.ndarray | UnreadableFile:
+    """(size, size, 3) uint8."""
+    if not is_image(file.path):
+        return UnreadableFile(file.name, "not an image")
+    try:
+        return decode(file.path, size, white)
+    except UnreadableImageError as error:
+        return UnreadableFile(file.name, str(error))
 
 
 def _format_row(confidence: float, probs: np.ndarray) -> list[str]:

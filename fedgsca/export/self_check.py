@@ -60,10 +60,10 @@ class CheckImages:
 
 
 def compare_models(
-    trained: TrainedModel, reference: Probabilities, exported_model: Probabilities
+    trained_model: TrainedModel, reference: Probabilities, exported_model: Probabilities
 ) -> ExportCheck:
     """Compare the model of a run with its export."""
-    sample = sample_images(trained)
+    sample = sample_images(trained_model)
     reference_probs = _predict_in_batches(reference, sample.images)
     exported_probs = _predict_in_batches(exported_model, sample.images)
     difference = float(np.abs(reference_probs - exported_probs).max())
@@ -87,13 +87,13 @@ def _predict_in_batches(model: Probabilities, images: np.ndarray) -> np.ndarray:
     return np.concatenate(batches)
 
 
-def sample_images(trained: TrainedModel) -> CheckImages:
+def sample_images(trained_model: TrainedModel) -> CheckImages:
     """Images of the run's test set; images of noise where its data is gone or has changed."""
     from fedgsca.config import SITES_SOURCE
     from fedgsca.experiment.data_source import load_table
     from fedgsca.experiment.deployment import prepare_coordinator
 
-    config = trained.config
+    config = trained_model.config
     try:
         if config.data.source == SITES_SOURCE:
             # the coordinator of a deployment may have test images of its own
@@ -102,18 +102,18 @@ def sample_images(trained: TrainedModel) -> CheckImages:
             table = load_table(config)
     except FedgscaError as error:
         return _random_images(
-            trained, f"the data of the run cannot be read ({type(error).__name__})"
+            trained_model, f"the data of the run cannot be read ({type(error).__name__})"
         )
     rows = table.rows("test")
     if not len(rows):
-        return _random_images(trained, "there are no test images on this machine")
-    if table.fingerprint != trained.setup.data.fingerprint:
-        return _random_images(trained, "the data has changed since the run")
+        return _random_images(trained_model, "there are no test images on this machine")
+    if table.fingerprint != trained_model.setup.data.fingerprint:
+        return _random_images(trained_model, "the data has changed since the run")
     positions = np.linspace(0, len(rows) - 1, min(MAX_IMAGES, len(rows))).astype(np.int64)
     return CheckImages(np.asarray(table.images[rows[np.unique(positions)]]))
 
 
-def _random_images(trained: TrainedModel, reason: str) -> CheckImages:
-    shape = (RANDOM_IMAGES, *trained.image_size, 3)
+def _random_images(trained_model: TrainedModel, reason: str) -> CheckImages:
+    shape = (RANDOM_IMAGES, *trained_model.image_size, 3)
     images = stream(0, "export", "check").integers(0, 256, shape, dtype=np.uint8)
     return CheckImages(images, reason)

@@ -135,37 +135,37 @@ def _read_newest_weights(path: Path, config: Config) -> tuple[Arrays, int]:
     return state.weights, state.round
 
 
-def build_network(trained: TrainedModel) -> Classifier:
+def build_network(trained_model: TrainedModel) -> Classifier:
     """Backbone and head with the trained weights.
 
     A frozen backbone comes from its own file, which must be the one of the run.
     """
     from fedgsca.models.build import Classifier, build_classifier, build_head_only, feature_width
 
-    model = trained.config.model
-    num_classes = len(trained.classes)
+    model = trained_model.config.model
+    num_classes = len(trained_model.classes)
     if not model.frozen:
-        classifier = build_classifier(model.name, num_classes, seed=0, head=trained.head)
-        fill_network(classifier, trained.weights)
+        classifier = build_classifier(model.name, num_classes, seed=0, head=trained_model.head)
+        fill_network(classifier, trained_model.weights)
         return classifier
-    backbone = _load_frozen_backbone(trained)
+    backbone = _load_frozen_backbone(trained_model)
     width = feature_width(model.name)
-    head = build_head_only(width, num_classes, seed=0, head=trained.head)
-    fill_network(head, trained.weights)
+    head = build_head_only(width, num_classes, seed=0, head=trained_model.head)
+    fill_network(head, trained_model.weights)
     return Classifier(backbone, head.head)
 
 
-def _load_frozen_backbone(trained: TrainedModel) -> nn.Module:
+def _load_frozen_backbone(trained_model: TrainedModel) -> nn.Module:
     from fedgsca.experiment.weights_file import weights_digest, weights_path
     from fedgsca.models.build import build_backbone
     from fedgsca.models.weights import load_backbone
 
-    path = weights_path(trained.config)
+    path = weights_path(trained_model.config)
     assert path is not None  # a frozen run without weights does not start
-    backbone = build_backbone(trained.config.model.name, seed=0)
+    backbone = build_backbone(trained_model.config.model.name, seed=0)
     load_backbone(backbone, path)
-    digest = trained.setup.weights
-    if digest is not None and digest != weights_digest(trained.config):
+    digest = trained_model.setup.weights
+    if digest is not None and digest != weights_digest(trained_model.config):
         raise WeightsError(
             "weights.other-file",
             f"{path} is not the weights file that the run started with",
@@ -198,7 +198,7 @@ def fill_network(model: nn.Module, weights: Arrays) -> None:
             tensor.copy_(torch.from_numpy(np.array(weights[name], copy=True)))
 
 
-def as_evaluated(trained: TrainedModel) -> Probabilities:
+def as_evaluated(trained_model: TrainedModel) -> Probabilities:
     """The model through the very functions that evaluated it during the run, on the CPU."""
     import torch
     from torch import nn
@@ -208,11 +208,11 @@ def as_evaluated(trained: TrainedModel) -> Probabilities:
     from fedgsca.site import Samples
     from fedgsca.train import evaluate
 
-    torch.set_num_threads(trained.config.train.threads)
-    model = build_network(trained)
-    frozen = trained.config.model.frozen
-    spec = spec_of(trained.config.model.name)
-    num_classes = len(trained.classes)
+    torch.set_num_threads(trained_model.config.train.threads)
+    model = build_network(trained_model)
+    frozen = trained_model.config.model.frozen
+    spec = spec_of(trained_model.config.model.name)
+    num_classes = len(trained_model.classes)
     # the features of a frozen backbone are computed before, as during the run
     classifier = Classifier(nn.Identity(), model.head) if frozen else model
 
@@ -220,7 +220,7 @@ def as_evaluated(trained: TrainedModel) -> Probabilities:
         inputs = images
         if frozen:
             inputs = np.empty((len(images), spec.width), np.float32)
-            extract(model.backbone, spec, images, trained.config.model.feature_size, inputs)
+            extract(model.backbone, spec, images, trained_model.config.model.feature_size, inputs)
         labels = np.zeros(len(images), np.int64)
         samples = Samples(inputs, labels, num_classes, spec.mean, spec.std)
         return evaluate(classifier, samples, torch.device("cpu")).probs

@@ -36,13 +36,13 @@ class ExportResult:
     check: ExportCheck
 
 
-def export(run: Path, format: str, out: Path, *, checkpoint: bool = False) -> ExportResult:
+def export(run: Path, file_format: str, out: Path, *, checkpoint: bool = False) -> ExportResult:
     """Write the model of a run to the folder `out`.
 
-    `format` is a key of FORMATS; with `checkpoint`, the run may be unfinished.
+    `file_format` is a key of FORMATS; with `checkpoint`, the run may be unfinished.
     """
-    FORMATS[format].require()
-    trained = read_trained(run, checkpoint=checkpoint)
+    FORMATS[file_format].require()
+    trained_model = read_trained(run, checkpoint=checkpoint)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise RunFolderError(
             "export.folder-not-empty",
@@ -52,7 +52,7 @@ def export(run: Path, format: str, out: Path, *, checkpoint: bool = False) -> Ex
     folder = _temporary_folder(out)
     try:
         folder.mkdir(parents=True)
-        description, check = _write_files(folder, trained, format)
+        description, check = _write_files(folder, trained_model, file_format)
         os.replace(folder, out)
     except OSError as error:
         raise RunFolderError(
@@ -74,11 +74,13 @@ def _temporary_folder(out: Path) -> Path:
 
 
 def _write_files(
-    folder: Path, trained: TrainedModel, file_format: str
+    folder: Path, trained_model: TrainedModel, file_format: str
 ) -> tuple[ModelDescription, ExportCheck]:
-    description = _write_model(folder, trained, file_format)
+    description = _write_model(folder, trained_model, file_format)
     write_atomic(folder / "model.json", to_json(description))
-    check = compare_models(trained, as_evaluated(trained), open_model(folder).probabilities)
+    check = compare_models(
+        trained_model, as_evaluated(trained_model), open_model(folder).probabilities
+    )
     if not check.passed:
         raise FedgscaError(
             "export.self-check-failed",
@@ -89,15 +91,15 @@ def _write_files(
             "[onnx] packages",
         )
     write_atomic(folder / "check.json", dumps(check.to_json()))
-    write_atomic(folder / "MODEL_CARD.md", model_card(trained, description, check).encode())
+    write_atomic(folder / "MODEL_CARD.md", model_card(trained_model, description, check).encode())
     return description, check
 
 
-def _write_model(folder: Path, trained: TrainedModel, file_format: str) -> ModelDescription:
+def _write_model(folder: Path, trained_model: TrainedModel, file_format: str) -> ModelDescription:
     from fedgsca.export.end_to_end import EndToEndModel
 
     kind = FORMATS[file_format]
-    description = describe_model(trained, file_format, kind.file)
-    model = EndToEndModel(build_network(trained), description).eval()
+    description = describe_model(trained_model, file_format, kind.file)
+    model = EndToEndModel(build_network(trained_model), description).eval()
     write_atomic(folder / kind.file, kind.write(model, description))
     return replace(description, sha256=sha256_file(folder / kind.file))

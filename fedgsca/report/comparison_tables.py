@@ -145,10 +145,10 @@ def _mark_ranks(rows: list[ComparisonRow]) -> list[ComparisonRow]:
     if len(rows) < 2:
         return rows
     for key in SCORES:
-        printed = {
+        printed_means = {
             i: round(row.stats[key].mean, 1) for i, row in enumerate(rows) if key in row.stats
         }
-        first, second = first_and_second(printed)
+        first, second = first_and_second(printed_means)
         for i in first:
             rows[i] = replace(rows[i], best=rows[i].best | {key})
         for i in second:

@@ -20,7 +20,7 @@ from fedgsca.report.run_reader import LoadedRun, read_run
 class LoadedComparison:
     """compare.json, its rows, and those of its runs that can still be read."""
 
-    comparison: Comparison
+    record: Comparison
     rows: Sequence[ComparisonRow]
     # (noise, method) -> one run per seed
     runs: Mapping[tuple[str, str], Sequence[LoadedRun]]
@@ -28,7 +28,7 @@ class LoadedComparison:
     @property
     def cells(self) -> list[ComparisonCell]:
         """The finished runs."""
-        return [cell for cell in self.comparison.cells if cell.method and cell.noise]
+        return [cell for cell in self.record.cells if cell.method and cell.noise]
 
     @property
     def noises(self) -> list[str]:
@@ -75,15 +75,15 @@ def method_entry(method: str, label: str) -> LegendEntry:
     return LegendEntry(label, slot_token(slot), "line", slot_dashes(slot))
 
 
-def load_comparison(path: Path, comparison: Comparison) -> LoadedComparison:
+def load_comparison(path: Path, record: Comparison) -> LoadedComparison:
     """The rows and runs of a comparison in the folder `path`."""
-    rows = compare_rows(comparison, method_title)
-    return LoadedComparison(comparison, rows, _read_runs(path, comparison))
+    rows = compare_rows(record, method_title)
+    return LoadedComparison(record, rows, _read_runs(path, record))
 
 
-def _read_runs(path: Path, comparison: Comparison) -> dict[tuple[str, str], list[LoadedRun]]:
+def _read_runs(path: Path, record: Comparison) -> dict[tuple[str, str], list[LoadedRun]]:
     runs: dict[tuple[str, str], list[LoadedRun]] = {}
-    for cell in comparison.cells:
+    for cell in record.cells:
         try:
             run = read_run(path / cell.path, with_losses=False)
         except RunFolderError:

@@ -78,10 +78,10 @@ def method_slot(method: str) -> int:
     name = method.lower()
     if name in _FIXED_SLOTS:
         return _FIXED_SLOTS[name]
-    others = _other_methods()
-    if name in others:
-        return NUM_COLOURS + others.index(name)
-    return NUM_COLOURS + len(others) + crc32(name.encode()) % NUM_COLOURS
+    other_methods = _other_methods()
+    if name in other_methods:
+        return NUM_COLOURS + other_methods.index(name)
+    return NUM_COLOURS + len(other_methods) + crc32(name.encode()) % NUM_COLOURS
 
 
 def _other_methods() -> list[str]:

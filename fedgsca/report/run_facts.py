@@ -185,6 +185,16 @@ def method_events(run: LoadedRun) -> Mapping[str, str]:
     return {} if definition is None else definition.logged.events
 
 
+def describe_event(run: LoadedRun, event: str) -> str:
+    """What the method says about the value that marks an event; empty if it says nothing."""
+    from fedgsca.methods.base import load_methods
+
+    definition = load_methods().get(run.method)
+    if definition is None or event not in definition.uploads:
+        return ""
+    return f"In the log, {event} is {definition.uploads[event].description}."
+
+
 def event_rounds(run: LoadedRun, event: str) -> dict[str, list[int]]:
     """Every site at which the event happened, with the rounds, from 1."""
     rounds: dict[str, list[int]] = {}

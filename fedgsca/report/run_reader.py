@@ -74,6 +74,7 @@ class RunSettings:
 
     @property
     def method(self) -> str:
+        """The name of the method; empty if the file does not say."""
         return self.get_text("method")
 
     @property
@@ -207,8 +208,8 @@ class LoadedRun:
 
     def noise_rate(self, site: str) -> float | None:
         """The share of wrong labels of a site; None if it is not known."""
-        realised = self.realised_noise(site)
-        return None if realised is None else realised.rate
+        noise = self.realised_noise(site)
+        return None if noise is None else noise.rate
 
 
 def is_selecting(site: SiteRecord) -> bool:

@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 
 from fedgsca.errors import RunFolderError
+from fedgsca.experiment.records import Comparison
 from fedgsca.report.comparison_tables import compare_rows, to_csv, to_markdown
 from fedgsca.report.html_page import write_report
 from fedgsca.rng import stream
@@ -93,7 +94,7 @@ def write_setup(path: Path, classes: list[str], rates: dict[str, float], truth: 
         "data": data,
         "test": 100,
         "sites": sites,
-        "warnings": ["two <groups> stand on both sides"],
+        "warnings": ["two <groups> are on both sides"],
         "version": "0.1.0",
     }
     (path / "setup.json").write_text(json.dumps(setup | {"fingerprint": "c" * 64}))
@@ -202,7 +203,7 @@ def sketch(monkeypatch: pytest.MonkeyPatch) -> None:
     from matplotlib.figure import Figure
 
     def blank(self: Figure, file: io.StringIO, **_: object) -> None:
-        file.write('<svg viewBox="0 0 1 1"></svg>')
+        file.write('<svg viewBox="0 0 1 1"><g /></svg>')
 
     monkeypatch.setattr(Figure, "savefig", blank)
 
@@ -224,17 +225,19 @@ def test_every_reference_within_the_page_has_its_target_and_ids_are_unique(gsca:
 
 def test_headline_is_the_mean_of_the_last_five_rounds(gsca: str) -> None:
     said = words(gsca)
-    assert "reached a macro F1 of 80.4 % on the test set, the mean of its last five rounds" in said
-    assert "The best round, number 8, reached 82.4; the last one 82.4." in said
+    assert (
+        "reached a macro F1 of 80.4 % on the test set, averaged over its last five rounds" in said
+    )
+    assert "The best round was round 8 with 82.4; the last round reached 82.4." in said
 
 
 def test_summary_tells_noise_present_and_noise_found(gsca: str) -> None:
     said = words(gsca)
-    assert "20 % were wrong on purpose: none at site-1 and 40 % at site-2 (symmetric)" in said
+    assert "20 % were made wrong on purpose: none at site-1 and 40 % at site-2 (symmetric)" in said
     # 0.9 of the 80 wrong labels among the 10 + 90 flagged ones of 400
     assert (
-        "The selector doubted 25 % of the labels: it found 90 % of the wrong ones, and 72 % of its doubts were justified."
-        in said
+        "The selector flagged 25 % of the labels: it found 90 % of the wrong ones, "
+        "and 72 % of its flags were correct." in said
     )
 
 
@@ -250,7 +253,7 @@ def test_all_sections_of_a_complete_run_are_there(gsca: str) -> None:
 def test_names_are_escaped_everywhere(gsca: str) -> None:
     assert "<b>grade" not in gsca
     assert "tumour &lt;b&gt;grade 2&lt;/b&gt; &amp; $\\alpha$" in gsca
-    assert "two &lt;groups&gt; stand" in gsca
+    assert "two &lt;groups&gt; are" in gsca
 
 
 def test_pictures_have_a_text_and_tables_have_headers(gsca: str) -> None:
@@ -274,7 +277,7 @@ def test_method_without_selector_has_no_selector_sections(tmp_path: Path) -> Non
     text = page(make_run(tmp_path / "a", method="fedavg"))
     assert not {"selection", "found", "quality", "thresholds"} & set(sections(text))
     assert "selector" not in words(text) and "warm-up" not in text
-    assert "20 % were wrong on purpose" in words(text)
+    assert "20 % were made wrong on purpose" in words(text)
 
 
 @pytest.mark.usefixtures("sketch")
@@ -283,14 +286,14 @@ def test_without_the_truth_nothing_is_claimed_about_it(tmp_path: Path) -> None:
     assert not {"quality", "transitions"} & set(sections(text))
     assert "how many of the given labels are wrong is not known" in words(text)
     assert "really wrong" not in text and "wrong label" not in words(text).replace(
-        "wrong labels gather", ""
-    ).replace("fits right", "")
+        "wrong labels accumulate", ""
+    ).replace("fits correct", "")
     assert "taken as clean" in text
 
 
 def test_unfinished_run_says_how_far_it_is(tmp_path: Path, gsca: str) -> None:
     text = page(make_run(tmp_path / "a", rounds=40, done=12))
-    assert "Unfinished, round 12 of 40" in text
+    assert "Unfinished: 12 of 40 rounds" in text
     assert "macro F1 of 80.4 %" in words(text)
     assert "Unfinished" not in gsca
 
@@ -301,7 +304,7 @@ def test_run_that_has_only_begun(tmp_path: Path) -> None:
     for name in ("metrics.jsonl", "timing.jsonl"):
         (path / name).unlink()
     text = page(path)
-    assert "Unfinished, round 0 of 8" in text and "no round has been evaluated yet" in text
+    assert "Unfinished: 0 of 8 rounds" in text and "no round has been evaluated yet" in text
     assert "learning" not in sections(text) and "sites" in sections(text)
 
 
@@ -329,12 +332,11 @@ def test_guard_and_refused_updates_are_told_and_drawn(tmp_path: Path) -> None:
     path = make_run(tmp_path / "a")
     edit_metrics(path, trouble)
     said = words(page(path))
-    assert "The guard against collapse stepped in 3 times and 1 update was refused." in said
+    assert "The collapse guard stepped in 3 times and 1 update was refused." in said
     assert "site-2 4–5, 7 3" in said  # rounds from 1, then how many
     assert "site-1 conv1 is <not> finite 6" in said
-    assert (
-        "guard stepped in" in said and "update refused" in said
-    )  # in the legend of the learning curve
+    # in the legend of the learning curve
+    assert "the collapse guard stepped in" in said and "an update was refused" in said
 
 
 def test_validation_and_rounds_without_evaluation(tmp_path: Path) -> None:
@@ -387,14 +389,17 @@ def test_report_is_the_same_bytes_again(tmp_path: Path) -> None:
     assert page(path) == page(path)
 
 
-def test_folder_that_is_no_run_is_refused_with_a_fix(tmp_path: Path) -> None:
-    with pytest.raises(RunFolderError, match="neither a run nor a comparison"):
+def test_folder_that_is_not_a_run_is_refused_with_a_code(tmp_path: Path) -> None:
+    with pytest.raises(RunFolderError) as error:
         write_report(tmp_path)
-    with pytest.raises(RunFolderError, match="no folder"):
+    assert error.value.code == "run.not-a-run-folder"
+    with pytest.raises(RunFolderError) as error:
         write_report(tmp_path / "nowhere")
+    assert error.value.code == "run.folder-not-found"
     (tmp_path / "compare.json").write_text("[")
-    with pytest.raises(RunFolderError, match="damaged"):
+    with pytest.raises(RunFolderError) as error:
         write_report(tmp_path)
+    assert error.value.code == "grid.damaged-comparison"
     assert not (tmp_path / "report.html").exists()
 
 
@@ -442,10 +447,12 @@ def make_compare(
     return path
 
 
+def read_comparison(path: Path) -> Comparison:
+    return Comparison.from_json(json.loads((path / "compare.json").read_text()))
+
+
 def test_rows_have_mean_deviation_recovery_and_ranks(tmp_path: Path) -> None:
-    rows = compare_rows(
-        json.loads((make_compare(tmp_path / "c", runs=False) / "compare.json").read_text())
-    )
+    rows = compare_rows(read_comparison(make_compare(tmp_path / "c", runs=False)))
     assert [row.method for row in rows] == ["fedavg", "fedprox", "fedgsca", "ceiling"]
     by_name = {row.method: row for row in rows}
     ours, base = by_name["fedgsca"], by_name["fedavg"]
@@ -462,11 +469,7 @@ def test_equal_numbers_share_the_first_place_and_nobody_is_second(tmp_path: Path
         runs=False,
         scores={"fedavg": (70.0, 70.0), "fedprox": (70.0, 70.02), "fedgsca": (60.0, 60.0)},
     )
-    rows = [
-        row
-        for row in compare_rows(json.loads((path / "compare.json").read_text()))
-        if not row.reference
-    ]
+    rows = [row for row in compare_rows(read_comparison(path)) if not row.reference]
     assert ["f1" in row.best for row in rows] == [True, True, False]
     assert not any("f1" in row.second for row in rows)
 
@@ -476,23 +479,20 @@ def test_no_recovery_where_noise_costs_nothing_and_no_deviation_of_one_seed() ->
         {"method": m, "noise": "S10", "seed": 0, "f1": f1}
         for m, f1 in (("fedavg", 80.0), ("fedgsca", 80.2))
     ]
-    rows = compare_rows(
-        {
-            "noises": ["S10"],
-            "methods": ["fedavg", "fedgsca"],
-            "cells": cells,
-            "ceiling": {"S10": {"0": 80.3}},
-        }
-    )
+    tree = {
+        "noises": ["S10"],
+        "methods": ["fedavg", "fedgsca"],
+        "cells": cells,
+        "ceiling": {"S10": {"0": 80.3}},
+    }
+    rows = compare_rows(Comparison.from_json(tree))
     assert all(row.recovery is None for row in rows)
     assert rows[0].f1 is not None and rows[0].f1.std is None
-    assert compare_rows({"cells": []}) == []
+    assert compare_rows(Comparison.from_json({"cells": []})) == []
 
 
 def test_markdown_and_csv_carry_the_same_rows(tmp_path: Path) -> None:
-    rows = compare_rows(
-        json.loads((make_compare(tmp_path / "c", runs=False) / "compare.json").read_text())
-    )
+    rows = compare_rows(read_comparison(make_compare(tmp_path / "c", runs=False)))
     text = to_markdown(rows)
     assert (
         "| 0-S40 | Fedgsca | **78.5 ± 0.7** |" in text
@@ -510,7 +510,7 @@ def test_comparison_page(tmp_path: Path) -> None:
     said = words(text)
     assert "Fedgsca is best with a macro F1 of 78.5 ± 0.7 %" in said
     assert (
-        "; it stands 7.5 points above Fedavg and wins back 0.75 of what the wrong labels cost"
+        "; it is 7.5 points above Fedavg and recovers 0.75 of the loss caused by the wrong labels"
         in said
     )
     assert sections(text) == [
@@ -537,8 +537,8 @@ def test_comparison_says_so_when_our_method_loses(tmp_path: Path) -> None:
             )
         )
     )
-    assert "Fedavg is best" in said and "Fedgsca stands 5.0 points below Fedavg" in said
-    assert "wins back" not in said and "−0.92" in said  # a negative recovery, in the table
+    assert "Fedavg is best" in said and "Fedgsca is 5.0 points below Fedavg" in said
+    assert "recovers" not in said and "−0.92" in said  # a negative recovery, in the table
 
 
 @pytest.mark.usefixtures("sketch")
@@ -554,7 +554,7 @@ def test_unfinished_comparison_says_so(tmp_path: Path) -> None:
     compare = json.loads((path / "compare.json").read_text())
     compare["cells"] = compare["cells"][:4]
     (path / "compare.json").write_text(json.dumps(compare))
-    assert "Unfinished, 4 of 6 runs" in page(path)
+    assert "Unfinished: 4 of 6 runs" in page(path)
 
 
 def test_tables_are_light_enough_for_the_command_line() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from fedgsca.experiment.records import finite
 from fedgsca.report.comparison_tables import (
     SCORES,
@@ -60,7 +62,7 @@ def _intro(comparison: LoadedComparison) -> str:
             "the share of the gap between FedAvg and the ceiling that a method closes: 1 is all of "
             "it, below 0 is worse than FedAvg. There is no value where the gap is below one point."
         )
-    scores = [finite(value) for value in (comparison.comparison.clean or {}).values()]
+    scores = [finite(value) for value in (comparison.record.clean or {}).values()]
     clean_scores = [score for score in scores if score is not None]
     if clean_scores:
         sentences.append(f"On clean labels FedAvg reaches {mean_std(clean_scores).text()}.")
@@ -88,7 +90,7 @@ def _f1_cells(comparison: LoadedComparison, method: str) -> list[TableCell]:
 
 def _score_table(comparison: LoadedComparison, noise: str) -> PageTable:
     noise_rows = [row for row in comparison.rows if row.noise == noise]
-    keys = [key for key in SCORES if any(key in row.stats for row in noise_rows)]
+    keys = _known_scores(noise_rows)
     has_recovery = any(row.recovery is not None for row in noise_rows)
     head = ["Method", *(HEADINGS[key] for key in keys)]
     if has_recovery:
@@ -102,6 +104,15 @@ def _score_table(comparison: LoadedComparison, noise: str) -> PageTable:
             cells.append(recovery_text(row))
         rows.append([*cells, str(row.seeds)])
     return PageTable(f"Noise {noise}", head, rows)
+
+
+def _known_scores(rows: Sequence[ComparisonRow]) -> list[str]:
+    """The keys of SCORES that any row has."""
+    keys = []
+    for key in SCORES:
+        if any(key in row.stats for row in rows):
+            keys.append(key)
+    return keys
 
 
 def _name_cell(row: ComparisonRow) -> TableCell:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from fedgsca.report.elements import BulletList, PageElement, PageSection, PageTable
 from fedgsca.report.number_text import count_text, range_text
 from fedgsca.report.page_sections import run_section
-from fedgsca.report.run_facts import event_rounds, method_events
+from fedgsca.report.run_facts import describe_event, event_rounds, method_events
 from fedgsca.report.run_reader import LoadedRun
 
 
@@ -31,7 +31,9 @@ def _event_tables(run: LoadedRun) -> list[PageTable]:
                 for site, numbers in sorted(rounds.items())
             ]
             caption = f"Rounds in which {clause}"
-            tables.append(PageTable(caption, ["Site", "Rounds", "Times"], rows, words=(1,)))
+            head = ["Site", "Rounds", "Times"]
+            note = describe_event(run, event)
+            tables.append(PageTable(caption, head, rows, words=(1,), note=note))
     return tables
 
 
