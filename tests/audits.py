@@ -1,4 +1,4 @@
-"""A finished run of a second with an audit folder beside it, made by hand: for tests of everything that reads audits."""
+"""A finished run of a second with an audit beside it, for tests of everything that reads audits."""
 
 from __future__ import annotations
 
@@ -7,44 +7,65 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from toys import toy_config
 
 from fedgsca.engine.rounds import run
+from fedgsca.experiment.records import AuditSummary
 from fedgsca.label_audit.audit_images import content_hash
-from fedgsca.label_audit.audit_table import Audit, Suspect, write_audit
+from fedgsca.label_audit.audit_table import Audit, CleanExample, Suspect, write_audit
 from fedgsca.label_audit.site_data import SiteData, open_sites
+from tests.toys import toy_config
 
 
 def toy_audit(folder: Path, site: str = "site-2", source: Path | None = None, **sets: Any) -> Audit:
-    """An audit of one site; its ranking is made up: the wrong labels first, where they are known."""
+    """An audit of one site; its ranking is invented: wrong labels first, where there is a truth."""
     run(toy_config("fedavg", source=source, **{"train__rounds": 1, **sets}), folder)
-    held = open_sites(folder)[site]
+    site_data = open_sites(folder)[site]
+    data = {"source": site_data.source, "fingerprint": site_data.table.fingerprint}
     header = {
-        "run": "../..", "site": site, "data": {"source": held.source, "fingerprint": held.table.fingerprint},
-        "classes": list(held.table.classes), "method": "fedavg", "rounds": [0, 1], "split": "train", "summary": {},
-    }  # fmt: skip
-    clean = {
-        name: [
-            {"row": int(row), "hash": pixels_hash(held, int(row))}
-            for row in np.flatnonzero(held.given == c)[:4]
-        ]
-        for c, name in enumerate(held.table.classes)
+        "run": "../..",
+        "site": site,
+        "data": data,
+        "classes": list(site_data.table.classes),
+        "method": "fedavg",
+        "rounds": [0, 1],
+        "split": "train",
+        "summary": {},
     }
-    return write_audit(folder / "audit" / site, header, made_up(held), clean)
+    clean = {}
+    for label, name in enumerate(site_data.table.classes):
+        rows = np.flatnonzero(site_data.given == label)[:4]
+        clean[name] = [CleanExample(int(row), pixels_hash(site_data, int(row))) for row in rows]
+    target = folder / "audit" / site
+    return write_audit(target, AuditSummary.from_json(header), invent_ranking(site_data), clean)
 
 
-def made_up(held: SiteData) -> Iterator[Suspect]:
-    """Every label of the site, suspicion falling from 1 to 0, the first tenth within the quota."""
-    classes, n = held.table.classes, len(held)
-    wrong = np.zeros(n, bool) if held.truth is None else held.given != held.truth
+def invent_ranking(site_data: SiteData) -> Iterator[Suspect]:
+    """Every label of the site, suspicion from 1 down to 0, the first tenth to be reviewed."""
+    classes = site_data.table.classes
+    n = len(site_data)
+    wrong = np.zeros(n, bool)
+    if site_data.truth is not None:
+        wrong = site_data.given != site_data.truth
     for rank, row in enumerate(np.argsort(~wrong, kind="stable").tolist(), start=1):
-        given = classes[held.given[row]]
-        others = [name for name in classes if name != given]
+        given = classes[site_data.given[row]]
+        suggestion, third = [name for name in classes if name != given][:2]
         yield Suspect(
-            rank, row, str(held.table.ids[held.rows[row]]), pixels_hash(held, row), given, others[0], 0.7,
-            ((given, 0.2), (others[1], 0.1)), 1 - rank / n, 5, 4, None, f"given {given}, the model says {others[0]}", rank <= n // 10,
-        )  # fmt: skip
+            rank=rank,
+            row=row,
+            id=str(site_data.table.ids[site_data.rows[row]]),
+            hash=pixels_hash(site_data, row),
+            given=given,
+            suggestion=suggestion,
+            probability=0.7,
+            runners_up=((given, 0.2), (third, 0.1)),
+            suspicion=1 - rank / n,
+            rounds=5,
+            votes=4,
+            posterior=None,
+            reason=f"given {given}, the model says {suggestion}",
+            priority=rank <= n // 10,
+        )
 
 
-def pixels_hash(held: SiteData, row: int) -> str:
-    return content_hash(np.asarray(held.table.images[held.rows[row]]))
+def pixels_hash(site_data: SiteData, row: int) -> str:
+    return content_hash(np.asarray(site_data.table.images[site_data.rows[row]]))

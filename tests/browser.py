@@ -1,4 +1,4 @@
-"""A real headless Chromium, driven through its own protocol over a pipe: no driver and no package between the test and the browser."""
+"""A real headless Chromium, driven through its own protocol over a pipe, without a driver."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ from typing import Any
 
 KEYS = {"Enter": "\r", "Escape": "", "ArrowDown": "", "ArrowRight": "", "Tab": ""}
 
-# Chromium reads from 3 and writes to 4; high numbers first, so that moving one pipe cannot overwrite the other
+# Chromium reads from 3 and writes to 4. The pipes get high numbers first, so that moving one cannot
+# overwrite the other.
 MOVE_PIPES = """
 import fcntl, os, sys
 high = [fcntl.fcntl(int(number), fcntl.F_DUPFD, 20) for number in sys.argv[1:3]]
@@ -29,30 +30,56 @@ os.execv(sys.argv[3], sys.argv[3:])
 
 
 def chromium() -> str | None:
-    return next(
-        filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
-    )
+    """The program of a browser that is installed, or None."""
+    for name in ("chromium", "chromium-browser", "google-chrome"):
+        program = shutil.which(name)
+        if program is not None:
+            return program
+    return None
 
 
 class Browser:
+    """One page of a headless browser."""
+
     def __init__(self, profile: Path) -> None:
-        mine, theirs = os.pipe(), os.pipe()  # we write to mine[1], it writes to theirs[1]
+        commands = os.pipe()  # we write, the browser reads
+        replies = os.pipe()  # the browser writes, we read
         program = chromium()
         assert program is not None
-        flags = ["--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run", "--disable-sync",
-                 "--disable-background-networking", "--disable-component-update", "--disable-extensions", "--hide-scrollbars",
-                 f"--user-data-dir={profile}", "--remote-debugging-pipe", "about:blank"]  # fmt: skip
-        words = [sys.executable, "-c", MOVE_PIPES, str(mine[0]), str(theirs[1]), program, *flags]
+        flags = [
+            "--headless=new",
+            "--no-sandbox",
+            "--disable-gpu",
+            "--disable-dev-shm-usage",
+            "--no-first-run",
+            "--disable-sync",
+            "--disable-background-networking",
+            "--disable-component-update",
+            "--disable-extensions",
+            "--hide-scrollbars",
+            f"--user-data-dir={profile}",
+            "--remote-debugging-pipe",
+            "about:blank",
+        ]
+        words = [
+            sys.executable,
+            "-c",
+            MOVE_PIPES,
+            str(commands[0]),
+            str(replies[1]),
+            program,
+            *flags,
+        ]
         self.process = subprocess.Popen(
             words,
-            pass_fds=(mine[0], theirs[1]),
+            pass_fds=(commands[0], replies[1]),
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             start_new_session=True,
         )
-        os.close(mine[0])
-        os.close(theirs[1])
-        self._out, self._in, self._buffer, self._count = mine[1], theirs[0], b"", 0
+        os.close(commands[0])
+        os.close(replies[1])
+        self._out, self._in, self._buffer, self._count = commands[1], replies[0], b"", 0
         self.messages: list[str] = []  # errors on the page's console
         target = next(
             t for t in self._ask("Target.getTargets")["targetInfos"] if t["type"] == "page"
@@ -101,7 +128,7 @@ class Browser:
         elif event.get("method") == "Log.entryAdded" and params["entry"]["level"] == "error":
             self.messages.append(f"{params['entry']['text']} {params['entry'].get('url', '')}")
 
-    # ---- what a person does ----
+    # ---- what a user does ----
 
     def open(self, address: str) -> None:
         self.ask("Page.navigate", url=address)
@@ -130,16 +157,19 @@ class Browser:
 
     def click(self, selector: str) -> None:
         x, y = self.js(
-            f"(() => {{ const e = document.querySelector({selector!r}); e.scrollIntoView({{block: 'nearest'}});"
-            " const b = e.getBoundingClientRect(); return [b.x + b.width / 2, b.y + b.height / 2]; })()"
+            f"(() => {{ const e = document.querySelector({selector!r});"
+            " e.scrollIntoView({block: 'nearest'}); const b = e.getBoundingClientRect();"
+            " return [b.x + b.width / 2, b.y + b.height / 2]; })()"
         )
         for kind in ("mousePressed", "mouseReleased"):
             self.ask("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1)
 
     def js(self, code: str) -> Any:
-        found = self.ask("Runtime.evaluate", expression=code, returnByValue=True, awaitPromise=True)
-        assert "exceptionDetails" not in found, found
-        return found["result"].get("value")
+        result = self.ask(
+            "Runtime.evaluate", expression=code, returnByValue=True, awaitPromise=True
+        )
+        assert "exceptionDetails" not in result, result
+        return result["result"].get("value")
 
     def text(self, selector: str) -> str:
         return str(self.js(f"document.querySelector({selector!r})?.innerText ?? ''"))
@@ -168,8 +198,9 @@ class Browser:
 
 @contextlib.contextmanager
 def browser(profile: Path) -> Iterator[Browser]:
-    opened = Browser(profile)
+    """A browser that is closed at the end of the block."""
+    window = Browser(profile)
     try:
-        yield opened
+        yield window
     finally:
-        opened.close()
+        window.close()

@@ -1,4 +1,4 @@
-"""`fedgsca audit` as a user meets it, right and wrong."""
+"""`fedgsca audit` and `audit_run` as users meet them, with correct and with wrong input."""
 
 from __future__ import annotations
 
@@ -10,21 +10,23 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from toys import toy_config, toy_folder, toy_npz
 from typer.testing import CliRunner
 
 from fedgsca.cli import app
 from fedgsca.engine.rounds import run
 from fedgsca.errors import ConfigError, DataError, RunFolderError
 from fedgsca.label_audit.audit_images import AuditImages
+from fedgsca.label_audit.audit_run import audit_run
 from fedgsca.label_audit.audit_table import read_audit
+from fedgsca.label_audit.build_audit import TEST_WARNING
 from fedgsca.label_audit.locate import EvidenceLocation, locate_evidence
+from tests.toys import toy_config, toy_folder, toy_npz
 
 RUNNER = CliRunner()
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def finished_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("audit") / "run"
     run(toy_config("fedavg", train__rounds=8, train__lr=0.05), folder)
     return folder
@@ -38,54 +40,80 @@ def audit(*arguments: object) -> str:
     return result.stdout
 
 
-def test_all_sites_of_a_simulation(made: Path) -> None:
-    shown = audit(made)
-    assert (
-        "site-1" in shown
-        and "site-4" in shown
-        and "truly wrong" in shown
-        and "fedgsca review" in shown
-    )
-    found = read_audit(made / "audit" / "site-2")
-    entries = list(found.ranked_labels())
-    assert sorted(s.row for s in entries) == list(range(len(found)))
-    assert [s.rank for s in entries] == list(range(1, len(found) + 1))
+def test_all_sites_of_a_simulation(finished_run: Path) -> None:
+    output = audit(finished_run)
+    for text in ("site-1", "site-4", "truly wrong", "fedgsca review"):
+        assert text in output
+    site_audit = read_audit(finished_run / "audit" / "site-2")
+    entries = list(site_audit.ranked_labels())
+    assert sorted(s.row for s in entries) == list(range(len(site_audit)))
+    assert [s.rank for s in entries] == list(range(1, len(site_audit) + 1))
     assert all(a.suspicion >= b.suspicion for a, b in pairwise(entries))
-    assert found.header["summary"]["truth"]["auroc"] > 0.6
-    assert sum(c["labels"] for c in found.header["summary"]["per_class"]) == len(found)
-    images = AuditImages.open(found.path)
+    summary = site_audit.summary
+    assert summary.truth is not None and (summary.truth.auroc or 0) > 0.6
+    assert sum(entry.labels for entry in summary.per_class) == len(site_audit)
+    images = AuditImages.open(site_audit.path)
     assert all(images.hash(s.row) == s.hash for s in entries[:5])
-    assert all(s.given != s.suggested and len(s.others) == 2 for s in entries)
+    assert all(s.given != s.suggestion and len(s.runners_up) == 2 for s in entries)
 
 
-def test_the_gallery_needs_nothing_else(made: Path) -> None:
-    audit(made, "--site", "site-3", "--second-opinion", "neighbours")
-    page = (made / "audit" / "site-3" / "gallery.html").read_text()
+def test_audit_run_gives_python_users_the_same_lists(finished_run: Path, tmp_path: Path) -> None:
+    sites: list[tuple[str, int]] = []
+    audits = audit_run(
+        str(finished_run),
+        sites=["site-2", "site-3"],
+        out=tmp_path,
+        quota=0.2,
+        on_site=lambda name, count: sites.append((name, count)),
+    )
+    assert [site_audit.site for site_audit in audits] == ["site-2", "site-3"]
+    assert sites == [(site_audit.site, len(site_audit)) for site_audit in audits]
+    for site_audit in audits:
+        assert site_audit.path == tmp_path / site_audit.site
+        suspects = list(site_audit.suspects())
+        assert len(suspects) == site_audit.num_suspects == site_audit.summary.suspects
+        assert all(suspect.priority for suspect in suspects)
+        assert (site_audit.path / "gallery.html").exists()
+        assert read_audit(site_audit.path).header == site_audit.header
+
+
+def test_audit_run_refuses_a_wrong_split_and_quota(finished_run: Path) -> None:
+    for arguments, code in (
+        ({"split": "val"}, "audit.unknown-split"),
+        ({"split": "test"}, "audit.test-labels-locked"),
+        ({"quota": 10.0}, "audit.invalid-quota"),
+        ({"second_opinions": ["nobody"]}, "audit.unknown-second-opinion"),
+    ):
+        with pytest.raises(ConfigError) as error:
+            audit_run(finished_run, **arguments)  # type: ignore[arg-type]
+        assert error.value.code == code
+
+
+def test_the_gallery_needs_nothing_else(finished_run: Path) -> None:
+    audit(finished_run, "--site", "site-3", "--second-opinion", "neighbours")
+    page = (finished_run / "audit" / "site-3" / "gallery.html").read_text()
     assert "stays at the site" in page and "nearest neighbours say" in page
     assert re.findall(r'(?:src|href)="(?!data:|#)', page) == []
     assert "<script" not in page and len(page) < 5_000_000
 
 
-def test_json_is_alone_on_stdout(made: Path) -> None:
-    found = json.loads(audit(made, "--site", "site-1", "--json"))
-    assert found["audits"][0]["site"] == "site-1"
-    assert found["audits"][0]["summary"]["truth"]["wrong"] == 0
+def test_json_is_alone_on_stdout(finished_run: Path) -> None:
+    (record,) = json.loads(audit(finished_run, "--site", "site-1", "--json"))["audits"]
+    assert record["path"] == str(finished_run / "audit" / "site-1")
+    assert record["site"] == "site-1" and record["summary"]["truth"]["wrong"] == 0
 
 
-def test_the_test_labels_are_locked(made: Path) -> None:
-    with pytest.raises(ConfigError, match="locked") as refused:
-        audit(made, "--split", "test")
-    assert "--unlock-test" in refused.value.fix
-    assert not (made / "audit" / "test").exists()
-    audit(made, "--split", "test", "--unlock-test")
-    found = read_audit(made / "audit" / "test")
-    assert (
-        found.header["split"] == "test"
-        and "without making the model better" in found.header["warning"]
-    )
-    assert len(AuditImages.open(found.path)) == len(found) == 30
-    assert "without making the model better" in (found.path / "gallery.html").read_text()
-    shutil.rmtree(found.path)
+def test_the_test_labels_are_locked(finished_run: Path) -> None:
+    with pytest.raises(ConfigError) as error:
+        audit(finished_run, "--split", "test")
+    assert error.value.code == "audit.test-labels-locked" and "--unlock-test" in error.value.fix
+    assert not (finished_run / "audit" / "test").exists()
+    audit(finished_run, "--split", "test", "--unlock-test")
+    test_audit = read_audit(finished_run / "audit" / "test")
+    assert test_audit.header.split == "test" and test_audit.header.warning == TEST_WARNING
+    assert len(AuditImages.open(test_audit.path)) == len(test_audit) == 30
+    assert "without making the model better" in (test_audit.path / "gallery.html").read_text()
+    shutil.rmtree(test_audit.path)
 
 
 def test_moved_data_is_found_with_an_option(tmp_path: Path) -> None:
@@ -93,11 +121,10 @@ def test_moved_data_is_found_with_an_option(tmp_path: Path) -> None:
     shutil.copy(toy_npz(), here)
     run(toy_config("fedavg", source=here, train__rounds=2), tmp_path / "run")
     here.rename(there)
-    with pytest.raises(
-        DataError, match=r"the run names its data as .*here\.npz, and that is not found"
-    ) as refused:
+    with pytest.raises(DataError) as error:
         audit(tmp_path / "run")
-    assert "--data PATH" in refused.value.fix
+    assert error.value.code == "audit.data-not-found" and str(here) in error.value.message
+    assert "--data PATH" in error.value.fix
     audit(tmp_path / "run", "--data", there, "--site", "site-2")
     assert len(AuditImages.open(tmp_path / "run").png(0)) > 0
 
@@ -106,49 +133,55 @@ def test_changed_data_is_refused(tmp_path: Path) -> None:
     data = tmp_path / "data.npz"
     shutil.copy(toy_npz(), data)
     run(toy_config("fedavg", source=data, train__rounds=2), tmp_path / "run")
-    with np.load(data) as found:
-        arrays = {name: found[name] for name in found.files}
+    with np.load(data) as archive:
+        arrays = {name: archive[name] for name in archive.files}
     arrays["train_labels"][0] = 2
     np.savez(data, **arrays)
-    with pytest.raises(DataError, match="not what the run was made with"):
+    with pytest.raises(DataError) as error:
         audit(tmp_path / "run")
+    assert error.value.code == "audit.data-changed"
 
 
 def test_an_unfinished_run_is_audited_and_says_so(tmp_path: Path) -> None:
     config = toy_config("fedavg", audit__first=1)
     run(config, tmp_path, stop_after=1)
-    with pytest.raises(RunFolderError, match="no evidence"):
+    with pytest.raises(RunFolderError) as error:
         audit(tmp_path)
+    assert error.value.code == "audit.no-evidence"
     run(config, tmp_path, stop_after=3)
     audit(tmp_path, "--site", "site-2")
     assert "not finished" in (tmp_path / "audit" / "site-2" / "gallery.html").read_text()
 
 
-def test_mistakes_are_named(made: Path, tmp_path: Path) -> None:
-    with pytest.raises(RunFolderError, match="no evidence of a site 'site-9'"):
-        audit(made, "--site", "site-9")
-    with pytest.raises(RunFolderError, match="there is no folder"):
-        audit(tmp_path / "nothing")
-    with pytest.raises(RunFolderError, match="holds no evidence"):
-        audit(tmp_path)
+def test_mistakes_are_named(finished_run: Path, tmp_path: Path) -> None:
+    for arguments, code in (
+        ((finished_run, "--site", "site-9"), "audit.unknown-site"),
+        ((tmp_path / "nothing",), "run.folder-not-found"),
+        ((tmp_path,), "audit.no-evidence"),
+    ):
+        with pytest.raises(RunFolderError) as error:
+            audit(*arguments)
+        assert error.value.code == code
     copy = tmp_path / "copy"
-    shutil.copytree(made, copy)
+    shutil.copytree(finished_run, copy)
     for path in (copy / "evidence" / "site-2").glob("round-*"):
         path.write_bytes(b"\0")
-    with pytest.raises(RunFolderError, match="is damaged"):
+    with pytest.raises(RunFolderError) as damage:
         audit(copy, "--site", "site-2")
+    assert "damaged" in damage.value.code
 
 
-def test_a_comparison_is_told_to_name_a_cell(tmp_path: Path) -> None:
+def test_one_run_of_a_comparison_must_be_chosen(tmp_path: Path) -> None:
     for name in ("fedavg-S40-s0", "fedgsca-S40-s0", "fedgsca-S40-s1"):
         (tmp_path / "cells" / name / "evidence").mkdir(parents=True)
-    with pytest.raises(RunFolderError, match="is a comparison of 3 runs") as refused:
+    with pytest.raises(RunFolderError) as error:
         audit(tmp_path)
-    assert f"fedgsca audit {tmp_path}/cells/fedgsca-S40-s0`" in refused.value.fix
+    assert error.value.code == "audit.several-runs" and "3 runs" in error.value.message
+    assert f"fedgsca audit {tmp_path}/cells/fedgsca-S40-s0`" in error.value.fix
 
 
 def test_a_hospital_audits_from_its_own_folder(tmp_path: Path) -> None:
-    """The state folder of a site of a deployment: no config.toml, no model, one site, images of its own."""
+    """The state folder of a deployed site: no config.toml, no model, one site, its own images."""
     from fedgsca.config import build, merge
     from fedgsca.engine.local import SiteRunner
     from fedgsca.experiment.deployment import prepare_site
@@ -156,25 +189,29 @@ def test_a_hospital_audits_from_its_own_folder(tmp_path: Path) -> None:
     from fedgsca.site import weights_of
 
     data = toy_folder("five_samples")
-    tree = merge(toy_config("fedavg").to_tree(), {
-        "data": {"source": "sites", "classes": ["class 0", "class 1", "class 2"], "image_size": 12}, "noise": {"spec": "0"},
-        "federation": {"sites": ["north", "south"]}, "train": {"rounds": 4},
-    })  # fmt: skip
-    config = build(tree)
+    classes = ["class 0", "class 1", "class 2"]
+    changes = {
+        "data": {"source": "sites", "classes": classes, "image_size": 12},
+        "noise": {"spec": "0"},
+        "federation": {"sites": ["north", "south"]},
+        "train": {"rounds": 4},
+    }
+    config = build(merge(toy_config("fedavg").to_tree(), changes))
     runner = SiteRunner(
         prepare_site(config, "north", str(data)), make_method("fedavg", {}, 4), tmp_path
     )
     state = runner.method.start(weights_of(runner.model), seed=0)
-    for round in range(4):
-        reply = runner.run_round("north", runner.method.broadcast(state, round))
+    for round_index in range(4):
+        reply = runner.run_round("north", runner.method.broadcast(state, round_index))
         assert reply.update is not None
         state = runner.method.aggregate(state, iter([reply.update]))
-    with pytest.raises(ConfigError, match="images of its own"):
+    with pytest.raises(ConfigError) as error:
         audit(tmp_path)
+    assert error.value.code == "audit.data-required"
     audit(tmp_path, "--data", data)
-    found = read_audit(tmp_path)
-    assert found.header["site"] == "north" and "truth" not in found.header["summary"]
-    assert len(AuditImages.open(found.path).png(0)) > 0
+    site_audit = read_audit(tmp_path)
+    assert site_audit.site == "north" and site_audit.summary.truth is None
+    assert len(AuditImages.open(site_audit.path).png(0)) > 0
 
 
 def test_a_hospital_names_its_kit_or_its_settings_instead_of_a_folder(tmp_path: Path) -> None:
@@ -183,18 +220,21 @@ def test_a_hospital_names_its_kit_or_its_settings_instead_of_a_folder(tmp_path: 
     (kit / "site.toml").write_text(
         f'name = "north"\nstate = "{state}"\ndata = "/images"\nlabels = "~/new.csv"\n'
     )
-    with pytest.raises(RunFolderError, match="holds no evidence"):
+    with pytest.raises(RunFolderError) as error:
         locate_evidence(kit)
+    assert error.value.code == "audit.no-evidence"
     (state / ("a" * 16) / "evidence").mkdir(parents=True)
     for given in (kit, kit / "site.toml"):
         assert locate_evidence(given) == EvidenceLocation(
             state / ("a" * 16), "/images", str(Path("~/new.csv").expanduser())
         )
-    assert locate_evidence(state) == EvidenceLocation(state / ("a" * 16)) == locate_evidence(state / ("a" * 16))
+    experiment = EvidenceLocation(state / ("a" * 16))
+    assert locate_evidence(state) == experiment == locate_evidence(experiment.folder)
     (state / ("b" * 16) / "evidence").mkdir(parents=True)
-    with pytest.raises(RunFolderError, match="of 2 experiments") as told:
+    with pytest.raises(RunFolderError) as error:
         locate_evidence(kit)
-    assert all(str(state / (letter * 16)) in told.value.fix for letter in "ab")
+    assert error.value.code == "audit.several-experiments"
+    assert all(str(state / (letter * 16)) in error.value.fix for letter in "ab")
     with open(kit / "site.toml", "a") as file:
         file.write(f'fingerprint = "{"b" * 64}"\n')
     assert locate_evidence(kit).folder == state / ("b" * 16)

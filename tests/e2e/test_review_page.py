@@ -1,4 +1,7 @@
-"""The review page in a real browser: decide, undo, lose the server, go on. What counts is the decisions file."""
+"""The review page in a real browser: decide, undo, lose the server, continue.
+
+The decisions file is what counts.
+"""
 
 from __future__ import annotations
 
@@ -15,14 +18,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-from audits import toy_audit
-from browser import Browser, browser, chromium
-from toys import toy_images, toy_npz
+
+from tests.audits import toy_audit
+from tests.browser import Browser, browser, chromium
+from tests.toys import toy_images, toy_npz
 
 pytest.importorskip("starlette")
-from fedgsca.label_audit.audit_images import Images
+from fedgsca.label_audit.audit_images import AuditImages
 from fedgsca.label_audit.audit_table import read_audit
-from fedgsca.review.serve import bind, make_server
+from fedgsca.review.serve import bind, build_server
 from fedgsca.review.session import Session
 
 pytestmark = pytest.mark.skipif(
@@ -50,11 +54,11 @@ def server(folder: Path, *flags: str) -> Iterator[tuple[subprocess.Popen[str], s
 
 @contextmanager
 def served(folder: Path, *, blind: bool = False) -> Iterator[str]:
-    """The same in a thread of this process, which need not import everything again."""
+    """The same in a thread of this process, which saves the imports."""
     audit = read_audit(folder)
     with bind(None) as place:
-        running, address = make_server(
-            Session(audit, Images.open(audit), "anna", blind=blind), place
+        running, address = build_server(
+            Session(audit, AuditImages.open(audit), "anna", blind=blind), place
         )
         thread = Thread(target=running.run, kwargs={"sockets": [place]})
         thread.start()
@@ -67,9 +71,9 @@ def served(folder: Path, *, blind: bool = False) -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def window(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
-    with browser(tmp_path_factory.mktemp("profile")) as opened:
-        opened.screen(1920, 1080)
-        yield opened
+    with browser(tmp_path_factory.mktemp("profile")) as window:
+        window.screen(1920, 1080)
+        yield window
 
 
 @pytest.fixture
@@ -86,7 +90,7 @@ def at(window: Browser, number: int) -> None:
     window.wait(f"document.querySelector('#viewer img')?.alt.startsWith('Image {number} of')")
 
 
-def test_accept_change_undo_kill_the_server_and_go_on(window: Browser, folder: Path) -> None:
+def test_accept_change_undo_kill_the_server_and_continue(window: Browser, folder: Path) -> None:
     with server(folder) as (process, address):
         port = address.split(":")[2].partition("/")[0]
         window.open(address)
@@ -97,7 +101,7 @@ def test_accept_change_undo_kill_the_server_and_go_on(window: Browser, folder: P
         suggested, given = window.text("#suggested"), window.text("#given")
         window.press("a")
         at(window, 2)
-        window.press("r")  # a note; its letters are no keys
+        window.press("r")  # a note; its letters are not shortcuts
         for letter in "kau":
             window.press(letter)
         window.press("Escape")
@@ -172,7 +176,8 @@ def test_the_keyboard_alone_is_enough_and_the_page_says_what_happens(
             reached
         )
         assert window.js(
-            "[...document.querySelectorAll('button')].every(b => (b.innerText || b.ariaLabel || b.textContent).trim())"
+            "[...document.querySelectorAll('button')]"
+            ".every(b => (b.innerText || b.ariaLabel || b.textContent).trim())"
         )
         window.js("document.querySelector('[data-action=accept]').focus()")
         window.press("Enter")
@@ -212,12 +217,11 @@ def test_everything_fits_on_the_screen(
             at(window, 1)
             assert window.js("document.documentElement.scrollWidth <= innerWidth")
             for name in ("accept", "keep", "choose", "unsure", "undo"):
-                edge = window.js(
-                    f"(b => [b.left, b.top, b.right, b.bottom])(document.querySelector('[data-action={name}]').getBoundingClientRect())"
+                selector = f"document.querySelector('[data-action={name}]')"
+                left, top, right, bottom = window.js(
+                    f"(b => [b.left, b.top, b.right, b.bottom])({selector}.getBoundingClientRect())"
                 )
-                assert edge[0] >= 0 and edge[1] >= 0 and edge[2] <= width and edge[3] <= height, (
-                    name
-                )
+                assert left >= 0 and top >= 0 and right <= width and bottom <= height, name
     finally:
         window.screen(1920, 1080)
 
@@ -283,11 +287,10 @@ def test_a_blind_reviewer_sees_no_label(window: Browser, folder: Path) -> None:
     with served(folder, blind=True) as address:
         window.open(address)
         at(window, 1)
-        assert not window.js(
-            "document.querySelector('#labels').checkVisibility() || document.querySelector('#reason').checkVisibility()"
-        )
+        assert not window.js("document.querySelector('#labels').checkVisibility()")
+        assert not window.js("document.querySelector('#reason').checkVisibility()")
         window.press("a")  # nothing to accept
         window.press("2")
         at(window, 2)
-        assert "Given was" in window.text("#last")
+        assert "The given label was" in window.text("#last")
         assert [d["blind"] for d in lines(folder)] == [True]

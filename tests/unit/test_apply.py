@@ -1,17 +1,16 @@
-"""From decisions to corrected labels: the right ones, of the right images, and never over the original."""
+"""From decisions to corrected labels of the right images; the original is never overwritten."""
 
 from __future__ import annotations
 
 import csv
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from audits import toy_audit
-from toys import toy_config, toy_folder, toy_npz
 
 from fedgsca.cli import execute
 from fedgsca.cli.run_summary import show_run
@@ -19,10 +18,13 @@ from fedgsca.data.label_changes import log_path, read_log
 from fedgsca.data.load import load
 from fedgsca.engine.rounds import run
 from fedgsca.errors import DataError, RunFolderError
-from fedgsca.label_audit.apply_decisions import apply
+from fedgsca.experiment.records import RunResult
+from fedgsca.label_audit.apply_decisions import DecisionCounts, apply_decisions
 from fedgsca.label_audit.audit_table import Audit, Suspect, read_audit
 from fedgsca.label_audit.decisions import FILE, Decision, Decisions
 from fedgsca.report.html_page import write_report
+from tests.audits import toy_audit
+from tests.toys import toy_config, toy_folder, toy_npz
 
 FLAGS: dict[str, Any] = {"noise__spec": "0"}
 
@@ -60,21 +62,23 @@ def decide(
     position: int,
     action: str,
     *,
-    who: str = "anna",
+    reviewer: str = "anna",
     label: str | None = None,
-    **more: Any,
+    **fields: Any,
 ) -> Suspect:
     (suspect,) = audit.at([position])
-    new = {"accept": suspect.suggested, "change": label}.get(action)
-    facts = {
-        "row": suspect.row,
-        "id": suspect.id,
-        "hash": suspect.hash,
-        "given": suspect.given,
-    } | more
-    Decisions(audit.path).add(
-        Decision(reviewer=who, action=action, label=new, reason="seen", **facts)
+    new = {"accept": suspect.suggestion, "change": label}.get(action)
+    decision = Decision(
+        reviewer=reviewer,
+        row=suspect.row,
+        id=suspect.id,
+        hash=suspect.hash,
+        given=suspect.given,
+        action=action,
+        label=new,
+        reason="seen",
     )
+    Decisions(audit.path).add(replace(decision, **fields))
     return suspect
 
 
@@ -83,83 +87,101 @@ def cells(path: Path) -> list[list[str]]:
 
 
 def test_only_the_labels_that_people_agree_on_change(audit: Audit) -> None:
-    changed, kept = decide(audit, 0, "accept"), decide(audit, 1, "keep")
+    changed, confirmed = decide(audit, 0, "accept"), decide(audit, 1, "keep")
     decide(audit, 2, "unsure")
     decide(audit, 3, "accept")
-    decide(audit, 3, "keep", who="bert")
+    decide(audit, 3, "keep", reviewer="bert")
     data = audit.path.parents[2] / "data"
     original = (data / "labels.csv").read_bytes()
-    done = apply(audit.path)
+    result = apply_decisions(audit.path)
     assert (
-        done.file == (data / "labels.corrected.csv").resolve()
+        result.file == (data / "labels.corrected.csv").resolve()
         and (data / "labels.csv").read_bytes() == original
     )
-    assert done.counts == {"looked_at": 4, "changed": 1, "confirmed": 1, "unsure": 1, "disputed": 1}
+    assert result.counts == DecisionCounts(
+        num_reviewed=4, num_changed=1, num_confirmed=1, num_unsure=1, num_disputed=1
+    )
     before = [line.split(";") for line in original.decode().splitlines()]
-    after = cells(done.file)
+    after = cells(result.file)
     assert after[0] == before[0], "the columns are those of the original"
     differing = [(a, b) for a, b in zip(before, after, strict=True) if a != b]
     assert differing == [
         (
             [changed.id, changed.given, *differing[0][0][2:]],
-            [changed.id, changed.suggested, *differing[0][0][2:]],
+            [changed.id, changed.suggestion, *differing[0][0][2:]],
         )
     ]
-    assert kept.id != changed.id
-    (change,) = json.loads(log_path(done.file).read_text())["changes"]
+    assert confirmed.id != changed.id
+    log = json.loads(log_path(result.file).read_text())
+    assert log["counts"] == {
+        "looked_at": 4,
+        "changed": 1,
+        "confirmed": 1,
+        "unsure": 1,
+        "disputed": 1,
+    }
+    (change,) = log["changes"]
     assert (change["id"], change["old"], change["new"]) == (
         changed.id,
         changed.given,
-        changed.suggested,
+        changed.suggestion,
     )
     assert (change["reviewers"], change["reason"], change["site"]) == (
         "anna",
         "seen",
         "a",
     ) and change["time"]
-    assert cells(log_path(done.file, "csv"))[1][:4] == [
+    assert cells(log_path(result.file, "csv"))[1][:4] == [
         "a",
         changed.id,
         changed.given,
-        changed.suggested,
+        changed.suggestion,
     ]
 
 
 def test_a_preferred_reviewer_settles_what_is_disputed(audit: Audit) -> None:
     suspect = decide(audit, 0, "accept")
-    decide(audit, 0, "keep", who="bert")
-    assert apply(audit.path, prefer="bert").file is None, "nothing changes, so nothing is written"
-    assert [change.new for change in apply(audit.path, prefer="anna").changes] == [
-        suspect.suggested
+    decide(audit, 0, "keep", reviewer="bert")
+    assert apply_decisions(audit.path, prefer="bert").file is None, (
+        "nothing changes, so nothing is written"
+    )
+    assert [change.new for change in apply_decisions(audit.path, prefer="anna").changes] == [
+        suspect.suggestion
     ]
 
 
 def test_nothing_is_ever_overwritten(audit: Audit, tmp_path: Path) -> None:
     decide(audit, 0, "accept")
-    names = [apply(audit.path).file for _ in range(3)]
+    names = [apply_decisions(audit.path).file for _ in range(3)]
     assert [path.name for path in names if path] == [
         "labels.corrected.csv",
         "labels.corrected-2.csv",
         "labels.corrected-3.csv",
     ]
     (tmp_path / "mine.csv").write_text("precious")
-    with pytest.raises(RunFolderError, match="nothing is overwritten"):
-        apply(audit.path, out=tmp_path / "mine.csv")
+    with pytest.raises(RunFolderError) as error:
+        apply_decisions(audit.path, out=tmp_path / "mine.csv")
+    assert error.value.code == "file.already-exists"
     assert (tmp_path / "mine.csv").read_text() == "precious"
 
 
 @pytest.mark.parametrize(
-    ("wrong", "why"),
-    [({"hash": "0" * 64}, "another one"), ({"id": "stranger.png"}, "not in the data"), ({"row": 9999}, "not in the data"),
-     ({"given": "class 9"}, "another label")],
-)  # fmt: skip
+    ("wrong", "problem"),
+    [
+        ({"hash": "0" * 64}, "different image"),
+        ({"id": "stranger.png"}, "not in the data"),
+        ({"row": 9999}, "not in the data"),
+        ({"given": "class 9"}, "another label"),
+    ],
+)
 def test_decisions_about_other_images_are_refused(
-    audit: Audit, wrong: dict[str, Any], why: str
+    audit: Audit, wrong: dict[str, Any], problem: str
 ) -> None:
     decide(audit, 0, "accept")
     decide(audit, 1, "accept", **wrong)
-    with pytest.raises(DataError, match=why):
-        apply(audit.path)
+    with pytest.raises(DataError) as error:
+        apply_decisions(audit.path)
+    assert error.value.code == "audit.decisions-mismatch" and problem in error.value.message
     assert not list((audit.path.parents[2] / "data").glob("*corrected*"))
 
 
@@ -167,40 +189,57 @@ def test_data_that_changed_since_the_audit_is_refused(audit: Audit) -> None:
     decide(audit, 0, "accept")
     data = audit.path.parents[2] / "data"
     shutil.copy(data / "001.png", data / "000.png")
-    with pytest.raises(DataError, match="have changed"):
-        apply(audit.path)
+    with pytest.raises(DataError) as error:
+        apply_decisions(audit.path)
+    assert error.value.code == "audit.data-changed"
 
 
 def test_an_audit_of_test_images_is_refused(audit: Audit) -> None:
     decide(audit, 0, "accept")
     header = json.loads((audit.path / "audit.json").read_text())
     (audit.path / "audit.json").write_text(json.dumps({**header, "split": "test"}))
-    with pytest.raises(DataError, match="locked"):
-        apply(audit.path)
+    with pytest.raises(DataError) as error:
+        apply_decisions(audit.path)
+    assert error.value.code == "audit.test-labels-locked"
 
 
 def test_without_decisions_there_is_nothing_to_apply(audit: Audit) -> None:
-    with pytest.raises(RunFolderError, match="nothing has been decided"):
-        apply(audit.path)
-    (audit.path / FILE).write_text("damaged\n")
-    with pytest.raises(RunFolderError, match="nothing has been decided"):
-        apply(audit.path)
+    for content in (None, "damaged\n"):
+        if content is not None:
+            (audit.path / FILE).write_text(content)
+        with pytest.raises(RunFolderError) as error:
+            apply_decisions(audit.path)
+        assert error.value.code == "audit.no-decisions"
+
+
+def test_a_script_corrects_labels_without_the_browser(audit: Audit) -> None:
+    decisions = audit.open_decisions()
+    suspects = list(audit.suspects())
+    for suspect in suspects:
+        decisions.record(suspect, suspect.suggestion, reviewer="script")
+    result = apply_decisions(str(audit.path))
+    assert [change.id for change in result.changes] == [
+        suspect.id for suspect in sorted(suspects, key=lambda s: s.row)
+    ]
+    assert result.counts.num_changed == audit.num_suspects
 
 
 def test_all_sites_of_a_run_go_into_one_file(audit: Audit) -> None:
     other = read_audit(audit.path.parent / "b")
     ids = {decide(audit, 0, "accept").id, decide(other, 0, "accept").id}
-    assert {change.id for change in apply(audit.path.parents[1]).changes} == ids
+    assert {change.id for change in apply_decisions(audit.path.parents[1]).changes} == ids
 
 
 def test_a_corrected_folder_is_used_and_its_test_labels_are_locked(audit: Audit) -> None:
     suspect = decide(audit, 0, "accept")
-    file = apply(audit.path).file
+    file = apply_decisions(audit.path).file
     assert file is not None
     table = load(str(file.parent), labels=file)
     row = table.ids.tolist().index(suspect.id)
-    assert table.classes[table.labels[row]] == suspect.suggested and table.replaced is not None
-    assert np.flatnonzero(table.replaced != table.labels).tolist() == [row]
+    assert (
+        table.classes[table.labels[row]] == suspect.suggestion and table.replaced_labels is not None
+    )
+    assert np.flatnonzero(table.replaced_labels != table.labels).tolist() == [row]
     lines = file.read_text().splitlines()
     at = next(i for i, line in enumerate(lines) if line.endswith(",test"))
     name, label, *rest = lines[at].split(",")
@@ -213,21 +252,22 @@ def test_a_corrected_folder_is_used_and_its_test_labels_are_locked(audit: Audit)
 # ---- retraining ----
 
 
-def test_before_and_after_stand_in_the_report(
+def test_the_report_shows_before_and_after(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A simulation: wrong labels are corrected, the same sites train again, and both results are shown."""
+    """A simulation: labels are corrected, the same sites train again, both results are shown."""
     source = shutil.copy(toy_npz(), tmp_path / "toy.npz")
     audit = toy_audit(tmp_path / "run", source=Path(source))
     suspects = [decide(audit, position, "accept") for position in range(3)]
-    done = apply(audit.path)
-    assert done.file == (tmp_path / "toy.labels.corrected.csv").resolve() and done.noisy
+    result = apply_decisions(audit.path)
+    assert result.file == (tmp_path / "toy.labels.corrected.csv").resolve()
+    assert result.has_noise
     again = toy_config(
         "fedavg",
         source=Path(source),
         train__rounds=1,
         noise__spec="0",
-        data__labels=str(done.file),
+        data__labels=str(result.file),
         data__sites=4,
     )
     run(again, tmp_path / "again")
@@ -235,26 +275,23 @@ def test_before_and_after_stand_in_the_report(
     assert [s["num_samples"] for s in setup[0]["sites"].values()] == [
         s["num_samples"] for s in setup[1]["sites"].values()
     ]
-    told = setup[1]["labels"]["review"]
-    assert sum(pair["count"] for pair in told["pairs"]) == len(suspects)
-    assert told["before"]["f1"] == json.loads((tmp_path / "run" / "result.json").read_text())["f1"]
-    page = write_report(tmp_path / "again").read_text()
-    assert (
-        "Corrected labels" in page
-        and "Before (run) and after" in page
-        and "anna looked at 3 labels" in page
-    )
-    assert "Corrected labels" not in write_report(tmp_path / "run").read_text()
     results = [
-        json.loads((tmp_path / name / "result.json").read_text()) for name in ("run", "again")
+        RunResult.from_json(json.loads((tmp_path / name / "result.json").read_text()))
+        for name in ("run", "again")
     ]
-    for name, result in zip(("run", "again"), results, strict=True):
-        show_run(tmp_path / name, result)
-    said = [line for line in capsys.readouterr().out.splitlines() if line.startswith("before")]
-    assert len(said) == 1 and said[0].startswith(
-        f"before  macro F1 {results[0]['f1']:.1f} (run), now {results[1]['f1']:.1f}"
-    )
-    assert said[0].endswith("3 labels corrected by anna")
+    review = setup[1]["labels"]["review"]
+    assert sum(pair["count"] for pair in review["pairs"]) == len(suspects)
+    assert review["before"]["f1"] == results[0].f1
+    page = write_report(tmp_path / "again").read_text()
+    for text in ("Corrected labels", "Before (run) and after", "anna reviewed 3 labels"):
+        assert text in page
+    assert "Corrected labels" not in write_report(tmp_path / "run").read_text()
+    for name, run_result in zip(("run", "again"), results, strict=True):
+        show_run(tmp_path / name, run_result)
+    output = capsys.readouterr().out.splitlines()
+    (line,) = [line for line in output if line.startswith("before")]
+    assert line.startswith(f"before  macro F1 {results[0].f1:.1f} (run), now {results[1].f1:.1f}")
+    assert line.endswith("3 labels corrected by anna")
 
 
 def test_corrected_labels_leave_every_image_at_its_site(audit: Audit, tmp_path: Path) -> None:
@@ -275,7 +312,7 @@ def test_corrected_labels_leave_every_image_at_its_site(audit: Audit, tmp_path: 
 
 def test_a_log_counts_only_for_the_very_file(audit: Audit) -> None:
     decide(audit, 0, "accept")
-    file = apply(audit.path).file
+    file = apply_decisions(audit.path).file
     assert file is not None and read_log(file) is not None
     file.write_text(file.read_text() + "\n")
     assert read_log(file) is None

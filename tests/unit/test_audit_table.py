@@ -10,40 +10,87 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from audits import toy_audit
 from PIL import Image
-from toys import toy_folder
 
 from fedgsca.errors import DataError, RunFolderError
-from fedgsca.label_audit.audit_images import Images, content_hash
-from fedgsca.label_audit.audit_table import Audit, Suspect, read_audit, write_audit
+from fedgsca.experiment.records import AuditSummary
+from fedgsca.label_audit.audit_images import AuditImages, content_hash
+from fedgsca.label_audit.audit_table import Audit, CleanExample, Suspect, read_audit, write_audit
+from tests.audits import toy_audit
+from tests.toys import toy_folder
 
 CLASSES = ["normal", "serrated", "adenoma"]
-HEADER = {"run": "../..", "site": "a", "classes": CLASSES, "data": {}, "summary": {}}
+HEADER = AuditSummary.from_json(
+    {"run": "../..", "site": "a", "classes": CLASSES, "data": {}, "summary": {}}
+)
 
 
 def suspect(rank: int, **changes: object) -> Suspect:
     base = Suspect(
-        rank, 100 - rank, f"{rank}.png", "00", "serrated", "adenoma", 0.93, (("serrated", 0.05), ("normal", 0.02)),
-        1 / rank, 12, 11, None, "given serrated, the model says adenoma with 0.93 in 11 of 12 rounds", rank <= 10,
-    )  # fmt: skip
+        rank=rank,
+        row=100 - rank,
+        id=f"{rank}.png",
+        hash="00",
+        given="serrated",
+        suggestion="adenoma",
+        probability=0.93,
+        runners_up=(("serrated", 0.05), ("normal", 0.02)),
+        suspicion=1 / rank,
+        rounds=12,
+        votes=11,
+        posterior=None,
+        reason="given serrated, the model says adenoma with 0.93 in 11 of 12 rounds",
+        priority=rank <= 10,
+    )
     return replace(base, **changes)  # type: ignore[arg-type]
 
 
 @pytest.fixture
 def audit(tmp_path: Path) -> Audit:
-    entries = (suspect(i, given=CLASSES[i % 2], suggested=CLASSES[1 + i % 2]) for i in range(1, 51))
-    return write_audit(
-        tmp_path / "audit" / "a", HEADER, entries, {"normal": [{"row": 3, "hash": "ab"}]}
+    entries = (
+        suspect(i, given=CLASSES[i % 2], suggestion=CLASSES[1 + i % 2]) for i in range(1, 51)
     )
+    clean = {"normal": [CleanExample(3, "ab")]}
+    return write_audit(tmp_path / "audit" / "a", HEADER, entries, clean)
 
 
 def test_what_is_written_is_read_back_in_order(audit: Audit) -> None:
     again = read_audit(audit.path.parent.parent)  # the run's folder: there is one site
-    assert [s.rank for s in again.suspects()] == list(range(1, 51))
-    assert next(again.suspects()) == suspect(1, given="serrated", suggested="adenoma")
-    assert again.clean == {"normal": [{"row": 3, "hash": "ab"}]}
+    assert [s.rank for s in again.ranked_labels()] == list(range(1, 51))
+    assert next(again.ranked_labels()) == suspect(1, given="serrated", suggestion="adenoma")
+    assert again.clean == {"normal": (CleanExample(3, "ab"),)}
     assert len(again) == 50
+    assert again.header == audit.header and again.header.columns[:7] == (
+        "rank",
+        "row",
+        "id",
+        "hash",
+        "given",
+        "suggested",
+        "probability",
+    )
+
+
+def test_the_review_list_is_a_part_of_the_ranking(audit: Audit) -> None:
+    assert [s.rank for s in audit.suspects()] == list(range(1, 11))
+    assert audit.num_suspects == 10
+
+
+def test_the_files_have_the_keys_of_version_0_2(audit: Audit) -> None:
+    line = json.loads((audit.path / "suspects.jsonl").read_text().splitlines()[0])
+    assert list(line) == [
+        *("rank", "row", "id", "hash", "given", "suggested", "probability", "others", "suspicion"),
+        *("rounds", "votes", "posterior", "reason", "priority", "opinions"),
+    ]
+    assert json.loads((audit.path / "clean.json").read_text()) == {
+        "normal": [{"row": 3, "hash": "ab"}]
+    }
+    header = json.loads((audit.path / "audit.json").read_text())
+    assert list(header) == [
+        *("run", "site", "data", "classes", "method", "rounds", "seen", "split", "warning"),
+        *("summary", "version", "scored", "columns"),
+    ]
+    assert header["version"] == 1 and header["scored"] == 50
 
 
 def test_a_window_needs_neither_the_start_nor_the_whole_list(audit: Audit) -> None:
@@ -54,8 +101,9 @@ def test_a_window_needs_neither_the_start_nor_the_whole_list(audit: Audit) -> No
     assert audit.window(0, 5, given="adenoma", priority=False) == []
     assert audit.by_row(60) == audit.at([39])[0]
     assert audit.by_row(7) is None
-    with pytest.raises(RunFolderError, match="no class 'polyp'"):
+    with pytest.raises(RunFolderError) as error:
         audit.window(0, 1, given="polyp")
+    assert error.value.code == "audit.unknown-class" and "adenoma" in error.value.fix
 
 
 def test_names_survive_and_no_cell_is_a_formula(tmp_path: Path) -> None:
@@ -66,8 +114,8 @@ def test_names_survive_and_no_cell_is_a_formula(tmp_path: Path) -> None:
         posterior=0.25,
         opinions={"cleanlab": ("normal", 0.5)},
     )
-    made = write_audit(tmp_path, HEADER, [odd, suspect(2, id="-1+1", others=())], {})
-    assert next(made.suspects()) == odd
+    audit = write_audit(tmp_path, HEADER, [odd, suspect(2, id="-1+1", runners_up=())], {})
+    assert next(audit.ranked_labels()) == odd
     rows = list(csv.reader(io.StringIO((tmp_path / "audit.csv").read_text(encoding="utf-8"))))
     assert rows[1][2] == "'" + odd.id
     assert rows[2][2] == "'-1+1"
@@ -82,38 +130,51 @@ def test_an_interrupted_audit_is_no_audit(audit: Audit) -> None:
 
     with pytest.raises(KeyboardInterrupt):
         write_audit(audit.path, HEADER, breaks(), {})  # type: ignore[arg-type]
-    with pytest.raises(RunFolderError, match="there is no audit"):
+    with pytest.raises(RunFolderError) as error:
         read_audit(audit.path)
+    assert error.value.code == "audit.not-found"
     assert not list(audit.path.glob("*.tmp"))
 
 
 def test_damage_is_named(audit: Audit) -> None:
     (audit.path / "suspects.idx").write_bytes(b"short")
-    with pytest.raises(RunFolderError, match=r"suspects\.idx is damaged"):
+    with pytest.raises(RunFolderError) as error:
         read_audit(audit.path).window(0, 1)
+    assert error.value.code == "audit.damaged-file" and "suspects.idx" in error.value.message
     (audit.path / "audit.json").write_text(json.dumps({"version": 99}))
-    with pytest.raises(RunFolderError, match="version 99"):
+    with pytest.raises(RunFolderError) as error:
         read_audit(audit.path)
+    assert error.value.code == "audit.unknown-version" and "99" in error.value.message
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{}", '{"version": '])
+def test_a_damaged_header_is_an_error(audit: Audit, content: str) -> None:
+    (audit.path / "audit.json").write_text(content)
+    with pytest.raises(RunFolderError) as error:
+        read_audit(audit.path)
+    assert error.value.code == "audit.damaged-file"
 
 
 def test_several_sites_must_be_told_apart(audit: Audit) -> None:
     write_audit(audit.path.with_name("b"), HEADER, [suspect(1)], {})
-    with pytest.raises(RunFolderError, match="several sites: a, b"):
+    with pytest.raises(RunFolderError) as error:
         read_audit(audit.path.parent)
+    assert error.value.code == "audit.several-sites" and "a, b" in error.value.message
 
 
 def test_pictures_come_by_row(tmp_path: Path) -> None:
-    images = Images.open(toy_audit(tmp_path))
+    images = AuditImages.open(toy_audit(tmp_path))
     assert len(images) == len(images.audit)
     for row in (0, len(images) - 1):
-        shown = np.asarray(Image.open(io.BytesIO(images.png(row))))
-        assert content_hash(shown) == images.hash(row)  # an npz has no other original
+        pixels = np.asarray(Image.open(io.BytesIO(images.png(row))))
+        assert content_hash(pixels) == images.hash(row)  # an npz has no other original
     assert max(Image.open(io.BytesIO(images.thumbnail(0, 8))).size) == 8
-    with pytest.raises(DataError, match="no row"):
+    with pytest.raises(DataError) as error:
         images.png(len(images))
-    found = images.neighbours(0, 2)
-    assert len(found["given"]) == len(found["suggested"]) == 2
-    assert 0 not in found["given"]
+    assert error.value.code == "audit.unknown-row"
+    neighbours = images.neighbours(0, 2)
+    assert len(neighbours.given) == len(neighbours.suggestion) == 2
+    assert 0 not in neighbours.given
 
 
 def test_a_folder_shows_the_original_and_survives_its_loss(tmp_path: Path) -> None:
@@ -124,7 +185,7 @@ def test_a_folder_shows_the_original_and_survives_its_loss(tmp_path: Path) -> No
     picture = data / "000.png"
     Image.open(picture).resize((60, 40)).save(picture)  # larger than what the network sees
     audit = toy_audit(tmp_path / "run", "a", data, noise__spec="0", data__image_size=12)
-    images = Images.open(audit.path)
+    images = AuditImages.open(audit.path)
     assert Image.open(io.BytesIO(images.png(0))).size == (60, 40)
     assert Image.open(io.BytesIO(images.png(0, 30))).size == (30, 20)
     picture.unlink()
@@ -133,7 +194,8 @@ def test_a_folder_shows_the_original_and_survives_its_loss(tmp_path: Path) -> No
 
 def test_other_data_than_was_audited_is_refused(tmp_path: Path) -> None:
     audit = toy_audit(tmp_path)
-    header = {**audit.header, "data": {**audit.header["data"], "fingerprint": "0" * 64}}
-    (audit.path / "audit.json").write_text(json.dumps(header))
-    with pytest.raises(DataError, match="not what the run was made with"):
-        Images.open(audit.path)
+    header = replace(audit.header, data=replace(audit.header.data, fingerprint="0" * 64))
+    (audit.path / "audit.json").write_text(json.dumps(header.to_json()))
+    with pytest.raises(DataError) as error:
+        AuditImages.open(audit.path)
+    assert error.value.code == "audit.data-changed"

@@ -1,4 +1,4 @@
-"""Files for other label tools: what goes out comes back as the same decisions, and strangers are refused."""
+"""Files for other labelling tools: decisions survive the round trip, foreign files are refused."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from typing import Any
 from xml.etree import ElementTree
 
 import pytest
-from audits import toy_audit
-from toys import toy_npz
 
 from fedgsca import cli
 from fedgsca.errors import DataError, RunFolderError
 from fedgsca.label_audit.audit_table import Audit, read_audit
 from fedgsca.label_audit.decisions import FILE, Decision, Decisions
-from fedgsca.label_audit.exchange import bring_in, export
+from fedgsca.label_audit.exchange import export_suspects, import_verdicts
+from tests.audits import toy_audit
+from tests.toys import toy_npz
 
 KINDS = ("cleanlab", "label-studio", "fiftyone")
 NAMES = {"cleanlab": "issues.csv", "label-studio": "tasks.json", "fiftyone": "dataset"}
@@ -43,9 +43,9 @@ def review(audit: Audit) -> dict[int, tuple[str, str | None, str]]:
         audit.window(0, 5), ("accept", "keep", "unsure", "change"), strict=False
     ):
         third = next(
-            name for name in audit.classes if name not in (suspect.given, suspect.suggested)
+            name for name in audit.classes if name not in (suspect.given, suspect.suggestion)
         )
-        label = {"accept": suspect.suggested, "change": third}.get(action)
+        label = {"accept": suspect.suggestion, "change": third}.get(action)
         facts = (suspect.row, suspect.id, suspect.hash, suspect.given)
         store.add(
             Decision(
@@ -56,16 +56,19 @@ def review(audit: Audit) -> dict[int, tuple[str, str | None, str]]:
 
 
 def state(audit: Audit, who: str) -> dict[int, tuple[str, str | None, str]]:
-    return {row: (d.action, d.label, d.reason) for row, d in Decisions(audit.path).of(who).items()}
+    return {
+        row: (d.action, d.label, d.reason)
+        for row, d in Decisions(audit.path).by_reviewer(who).items()
+    }
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_decisions_survive_the_way_there_and_back(audit: Audit, tmp_path: Path, kind: str) -> None:
     decided = review(audit)
-    export(audit, kind, tmp_path / NAMES[kind])
+    export_suspects(audit, kind, tmp_path / NAMES[kind])
     (audit.path / FILE).unlink()
     for _ in range(2):  # the same file twice counts once
-        assert bring_in(audit, kind, tmp_path / NAMES[kind], reviewer="bert") == {"bert": 4}
+        assert import_verdicts(audit, kind, tmp_path / NAMES[kind], reviewer="bert") == {"bert": 4}
     assert state(audit, "bert") == decided
     assert len((audit.path / FILE).read_text().splitlines()) == 4
 
@@ -74,10 +77,11 @@ def test_decisions_survive_the_way_there_and_back(audit: Audit, tmp_path: Path, 
 def test_a_list_that_nobody_looked_at_brings_no_decisions(
     audit: Audit, tmp_path: Path, kind: str
 ) -> None:
-    export(audit, kind, tmp_path / NAMES[kind])
-    assert bring_in(audit, kind, tmp_path / NAMES[kind]) == {}
-    with pytest.raises(RunFolderError, match="nothing is overwritten"):
-        export(audit, kind, tmp_path / NAMES[kind])
+    export_suspects(audit, kind, tmp_path / NAMES[kind])
+    assert import_verdicts(audit, kind, tmp_path / NAMES[kind]) == {}
+    with pytest.raises(RunFolderError) as error:
+        export_suspects(audit, kind, tmp_path / NAMES[kind])
+    assert error.value.code == "file.already-exists"
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -86,11 +90,11 @@ def test_what_belongs_elsewhere_is_refused_as_a_whole(
     audit: Audit, tmp_path: Path, kind: str, what: str
 ) -> None:
     review(audit)
-    export(audit, kind, tmp_path / NAMES[kind])
+    export_suspects(audit, kind, tmp_path / NAMES[kind])
     (audit.path / FILE).unlink()
     file = tmp_path / NAMES[kind] / "labels.json" if kind == "fiftyone" else tmp_path / NAMES[kind]
     last = audit.window(3, 1)[0]
-    third = next(name for name in audit.classes if name not in (last.given, last.suggested))
+    third = next(name for name in audit.classes if name not in (last.given, last.suggestion))
     old, new = {
         "image": (last.hash, "f" * 64),
         "name": (last.id, "train/99999"),
@@ -104,8 +108,9 @@ def test_what_belongs_elsewhere_is_refused_as_a_whole(
     else:
         text = text.replace(old, new)
     file.write_text(text)
-    with pytest.raises(DataError, match="nothing was added"):
-        bring_in(audit, kind, tmp_path / NAMES[kind])
+    with pytest.raises(DataError) as error:
+        import_verdicts(audit, kind, tmp_path / NAMES[kind])
+    assert error.value.code == "audit.import-mismatch"
     assert not (audit.path / FILE).exists()
 
 
@@ -116,14 +121,14 @@ def test_a_damaged_file_is_an_error_in_words(
 ) -> None:
     (tmp_path / "file").write_text(content)
     try:
-        assert bring_in(audit, kind, tmp_path / "file") == {}
+        assert import_verdicts(audit, kind, tmp_path / "file") == {}
     except DataError as error:
-        assert error.fix
+        assert error.code.startswith(("audit.unreadable-import", "data.")) and error.fix
     assert not (audit.path / FILE).exists()
 
 
 def test_cleanlab_columns(audit: Audit, tmp_path: Path) -> None:
-    export(audit, "cleanlab", tmp_path / "all.csv", everything=True)
+    export_suspects(audit, "cleanlab", tmp_path / "all.csv", all_labels=True)
     rows = list(csv.DictReader((tmp_path / "all.csv").read_text().splitlines()))
     assert len(rows) == len(audit) and {
         "given_label",
@@ -142,16 +147,16 @@ def test_a_file_of_cleanlab_itself_comes_in_as_its_opinion(audit: Audit, tmp_pat
     one, two = audit.window(0, 2)
     lines = [
         "id,is_label_issue,label_quality,given_label,predicted_label",
-        f"{one.id},True,0.1,x,{one.suggested}",
+        f"{one.id},True,0.1,x,{one.suggestion}",
         f"{two.id},False,0.9,x,{two.given}",
     ]
     (tmp_path / "theirs.csv").write_text("\n".join(lines))
-    assert bring_in(audit, "cleanlab", tmp_path / "theirs.csv") == {"cleanlab": 1}
-    assert state(audit, "cleanlab") == {one.row: ("accept", one.suggested, "")}
+    assert import_verdicts(audit, "cleanlab", tmp_path / "theirs.csv") == {"cleanlab": 1}
+    assert state(audit, "cleanlab") == {one.row: ("accept", one.suggestion, "")}
 
 
 def test_label_studio_tasks_and_an_export_of_several_people(audit: Audit, tmp_path: Path) -> None:
-    tasks_file, labelling = export(audit, "label-studio", tmp_path / "tasks.json")
+    tasks_file, labelling = export_suspects(audit, "label-studio", tmp_path / "tasks.json")
     tasks = json.loads(tasks_file.read_text())
     assert len(tasks) == 10 and tasks[0]["data"]["image"].startswith("data:image/png;base64,")
     choices = [choice.get("value") for choice in ElementTree.parse(labelling).iter("Choice")]
@@ -182,13 +187,18 @@ def test_label_studio_tasks_and_an_export_of_several_people(audit: Audit, tmp_pa
         annotation(8, given, "2026-01-01", was_cancelled=True),
     ]
     tasks_file.write_text(json.dumps(tasks))
-    assert bring_in(audit, "label-studio", tasks_file) == {"user 7": 1, "b@clinic.example": 1}
-    assert [d.action for d in Decisions(audit.path).of("user 7").values()] == ["accept"]
-    assert [d.action for d in Decisions(audit.path).of("b@clinic.example").values()] == ["unsure"]
+    assert import_verdicts(audit, "label-studio", tasks_file) == {
+        "user 7": 1,
+        "b@clinic.example": 1,
+    }
+    assert [d.action for d in Decisions(audit.path).by_reviewer("user 7").values()] == ["accept"]
+    assert [d.action for d in Decisions(audit.path).by_reviewer("b@clinic.example").values()] == [
+        "unsure"
+    ]
 
 
 def test_fiftyone_folder(audit: Audit, tmp_path: Path) -> None:
-    export(audit, "fiftyone", tmp_path / "set")
+    export_suspects(audit, "fiftyone", tmp_path / "set")
     whole = json.loads((tmp_path / "set" / "labels.json").read_text())
     assert whole["classes"] == list(audit.classes)
     assert {f"{name}.png" for name in whole["labels"]} == {
@@ -199,34 +209,57 @@ def test_fiftyone_folder(audit: Audit, tmp_path: Path) -> None:
         whole["labels"][name]["attributes"]["suggested"]
     )  # a number will do
     (tmp_path / "set" / "labels.json").write_text(json.dumps(whole))
-    assert bring_in(audit, "fiftyone", tmp_path / "set") == {"fiftyone": 1}
+    assert import_verdicts(audit, "fiftyone", tmp_path / "set") == {"fiftyone": 1}
 
 
 def test_fiftyone_exports_labels_alone_unless_asked_for_more(audit: Audit, tmp_path: Path) -> None:
     one, two = audit.window(0, 2)
     names = [f"row-{suspect.row}-{suspect.hash[:12]}" for suspect in (one, two)]
     for labels, classes in (
-        ([one.suggested, two.given], None),
-        ([audit.classes.index(one.suggested), audit.classes.index(two.given)], list(audit.classes)),
+        ([one.suggestion, two.given], None),
+        (
+            [audit.classes.index(one.suggestion), audit.classes.index(two.given)],
+            list(audit.classes),
+        ),
     ):
         (audit.path / FILE).unlink(missing_ok=True)
         targets = {**dict(zip(names, labels, strict=True)), "row-5": None}
         (tmp_path / "labels.json").write_text(json.dumps({"classes": classes, "labels": targets}))
-        assert bring_in(audit, "fiftyone", tmp_path / "labels.json") == {"fiftyone": 1}
-        assert state(audit, "fiftyone") == {one.row: ("accept", one.suggested, "")}
+        assert import_verdicts(audit, "fiftyone", tmp_path / "labels.json") == {"fiftyone": 1}
+        assert state(audit, "fiftyone") == {one.row: ("accept", one.suggestion, "")}
     (tmp_path / "labels.json").write_text(
-        json.dumps({"labels": {f"row-{one.row}-{'0' * 12}": two.suggested}})
+        json.dumps({"labels": {f"row-{one.row}-{'0' * 12}": two.suggestion}})
     )
-    with pytest.raises(DataError, match=r"row-\d+-0+: no such image"):
-        bring_in(audit, "fiftyone", tmp_path / "labels.json")
+    with pytest.raises(DataError) as error:
+        import_verdicts(audit, "fiftyone", tmp_path / "labels.json")
+    assert error.value.code == "audit.import-mismatch"
+    assert f"row-{one.row}-{'0' * 12}: there is no such image" in error.value.message
 
 
 def test_the_short_form_of_label_studio_is_named(audit: Audit, tmp_path: Path) -> None:
     (tmp_path / "min.json").write_text(
         json.dumps([{"id": 4, "image": "x.png", "label": "class 1", "annotator": 1}])
     )
-    with pytest.raises(DataError, match="not JSON-MIN"):
-        bring_in(audit, "label-studio", tmp_path / "min.json")
+    with pytest.raises(DataError) as error:
+        import_verdicts(audit, "label-studio", tmp_path / "min.json")
+    assert error.value.code == "audit.unreadable-import" and "JSON-MIN" in error.value.message
+
+
+def test_several_reviewers_must_be_chosen_from(audit: Audit, tmp_path: Path) -> None:
+    review(audit)
+    suspect = audit.window(0, 1)[0]
+    audit.open_decisions().record(suspect, suspect.given, reviewer="bert")
+    with pytest.raises(DataError) as error:
+        export_suspects(audit, "cleanlab", tmp_path / "issues.csv")
+    assert error.value.code == "audit.several-reviewers"
+    export_suspects(audit, "cleanlab", tmp_path / "issues.csv", reviewer="bert")
+    assert import_verdicts(audit, "cleanlab", tmp_path / "issues.csv") == {"cleanlab": 1}
+
+
+def test_an_unknown_format_is_an_error(audit: Audit, tmp_path: Path) -> None:
+    with pytest.raises(DataError) as error:
+        export_suspects(audit, "labelstudio", tmp_path / "tasks.json")
+    assert error.value.code == "audit.unknown-format" and "'label-studio'" in error.value.fix
 
 
 def test_the_commands(audit: Audit, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -242,12 +275,9 @@ def test_the_commands(audit: Audit, tmp_path: Path, capsys: pytest.CaptureFixtur
     )
     review(audit)
     assert cli.execute(["apply", str(audit.path), "--out", str(tmp_path / "new.csv")]) == 0
-    told = capsys.readouterr().out
-    assert (
-        "4 labels were looked at: 2 change, 1 are confirmed" in told
-        and "--labels" in told
-        and "--noise 0" in told
-    )
+    output = capsys.readouterr().out
+    assert "4 labels were reviewed: 2 change, 1 are confirmed" in output
+    assert "--labels" in output and "--noise 0" in output
     assert cli.execute(["review", str(audit.path), "--summary"]) == 0
     assert "anna" in capsys.readouterr().out
     assert cli.execute(["review", str(audit.path), "--reviewer", " "]) == 2

@@ -1,9 +1,10 @@
-"""The review server at its door: who is let in, what is answered, what is written. No socket is opened here."""
+"""The review server without a socket: which requests it allows, what it answers and writes."""
 
 from __future__ import annotations
 
 import asyncio
 import json
+import os
 import shutil
 import socket
 from dataclasses import dataclass
@@ -11,19 +12,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from audits import toy_audit
-from toys import toy_npz
+
+from tests.audits import toy_audit
+from tests.toys import toy_npz
 
 pytest.importorskip("starlette")
 
 from fedgsca.errors import ConfigError
-from fedgsca.label_audit import decisions
-from fedgsca.label_audit.audit_images import Images
+from fedgsca.label_audit.audit_images import AuditImages
 from fedgsca.label_audit.audit_table import read_audit
 from fedgsca.review.request_guard import Guard
 from fedgsca.review.serve import bind
-from fedgsca.review.session import Filter, Session
-from fedgsca.review.web_app import make_app
+from fedgsca.review.session import ListFilter, Session
+from fedgsca.review.web_app import build_app
 
 PORT, TOKEN = 8765, "the-secret"
 HOST = f"127.0.0.1:{PORT}"
@@ -50,12 +51,12 @@ def folder(master: Path, tmp_path: Path) -> Path:
 
 def session(folder: Path, **more: Any) -> Session:
     audit = read_audit(folder)
-    return Session(audit, Images.open(audit), more.pop("reviewer", "anna"), **more)
+    return Session(audit, AuditImages.open(audit), more.pop("reviewer", "anna"), **more)
 
 
 @pytest.fixture
 def app(folder: Path) -> Guard:
-    return make_app(session(folder), port=PORT, token=TOKEN)
+    return build_app(session(folder), port=PORT, token=TOKEN)
 
 
 @dataclass
@@ -69,23 +70,39 @@ class Answer:
         return json.loads(self.body)
 
 
+def encode_headers(headers: dict[str, str | None]) -> list[tuple[bytes, bytes]]:
+    return [
+        (name.encode(), value.encode("latin-1"))
+        for name, value in headers.items()
+        if value is not None
+    ]
+
+
 def ask(
     app: Guard, path: str, *, method: str = "GET", body: Any = None, **headers: str | None
 ) -> Answer:
-    """One request as the browser of a reviewer would send it; a header given as None is left out."""
+    """One request as the browser of a reviewer sends it; a header that is None is omitted."""
     data = b"" if body is None else json.dumps(body).encode()
-    sent: dict[str, str | None] = {
+    request_headers: dict[str, str | None] = {
         **SAME,
         "content-length": str(len(data)),
         "cookie": f"{app.cookie}={app.session}",
     }
-    sent |= {name.replace("_", "-"): value for name, value in headers.items()}
+    request_headers |= {name.replace("_", "-"): value for name, value in headers.items()}
     route, _, query = path.partition("?")
     scope = {
-        "type": "http", "method": method, "path": route, "raw_path": route.encode(), "query_string": query.encode(), "scheme": "http",
-        "headers": [(name.encode(), value.encode("latin-1")) for name, value in sent.items() if value is not None],
-        "http_version": "1.1", "server": ("127.0.0.1", PORT), "client": ("127.0.0.1", 5), "root_path": "",
-    }  # fmt: skip
+        "type": "http",
+        "method": method,
+        "path": route,
+        "raw_path": route.encode(),
+        "query_string": query.encode(),
+        "scheme": "http",
+        "headers": encode_headers(request_headers),
+        "http_version": "1.1",
+        "server": ("127.0.0.1", PORT),
+        "client": ("127.0.0.1", 5),
+        "root_path": "",
+    }
     parts: list[dict[str, Any]] = []
 
     async def receive() -> dict[str, Any]:
@@ -96,8 +113,10 @@ def ask(
 
     asyncio.run(app(scope, receive, send))
     start = parts[0]
-    found = {name.decode(): value.decode() for name, value in start["headers"]}
-    return Answer(start["status"], found, b"".join(part.get("body", b"") for part in parts[1:]))
+    answer_headers = {name.decode(): value.decode() for name, value in start["headers"]}
+    return Answer(
+        start["status"], answer_headers, b"".join(part.get("body", b"") for part in parts[1:])
+    )
 
 
 def first(app: Guard, count: int = 1) -> list[dict[str, Any]]:
@@ -115,13 +134,13 @@ def decide(app: Guard, item: dict[str, Any], action: str, **more: Any) -> Answer
     return ask(app, "/api/decide", method="POST", body=body)
 
 
-# ---- who is let in ----
+# ---- access ----
 
 DATA = ("/", "/review.js", "/api/about", "/api/items", "/api/summary", "/image/0", "/thumbnail/0")
 
 
 @pytest.mark.parametrize("path", DATA)
-def test_without_the_secret_nothing_is_told(app: Guard, path: str) -> None:
+def test_without_the_secret_nothing_is_shown(app: Guard, path: str) -> None:
     for wrong in (
         path,
         f"{path}?token=",
@@ -198,16 +217,17 @@ def test_a_form_or_another_kind_of_body_is_refused(app: Guard) -> None:
 @pytest.mark.parametrize("path", [*DATA, "/nothing", "/image/999999"])
 @pytest.mark.parametrize("cookie", [True, False])
 def test_every_answer_carries_the_strict_headers(app: Guard, path: str, cookie: bool) -> None:
-    headers = ask(app, path, **({} if cookie else {"cookie": None})).headers
+    answer = ask(app, path) if cookie else ask(app, path, cookie=None)
+    headers = answer.headers
     assert headers["content-security-policy"] == (
-        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
-        "frame-ancestors 'none'; base-uri 'none'; form-action 'none'"
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
+        "connect-src 'self'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'"
     )
     assert headers["cache-control"] == "no-store" and headers["x-content-type-options"] == "nosniff"
     assert headers["referrer-policy"] == "no-referrer"
 
 
-def test_the_page_asks_nobody_else_and_has_no_script_inside(app: Guard) -> None:
+def test_the_page_loads_nothing_from_elsewhere_and_has_no_inline_script(app: Guard) -> None:
     for path in ("/", "/review.js", "/viewer.js", "/style.css"):
         text = ask(app, path).body.decode()
         assert (
@@ -252,7 +272,7 @@ def test_an_image_is_a_picture(app: Guard) -> None:
     assert small.headers["content-type"] == "image/jpeg" and small.body.startswith(b"\xff\xd8")
 
 
-def test_no_path_of_this_machine_is_told(app: Guard, folder: Path) -> None:
+def test_no_path_of_this_machine_is_revealed(app: Guard, folder: Path) -> None:
     for path in ("/api/about", "/api/items?count=50&scope=all", "/api/summary", "/api/examples/0"):
         assert str(folder.parent).encode() not in ask(app, path).body
 
@@ -262,8 +282,9 @@ def test_the_server_listens_on_this_machine_only_and_finds_a_free_port() -> None
     with first_place, second:
         assert first_place.getsockname()[0] == second.getsockname()[0] == "127.0.0.1"
         assert first_place.getsockname()[1] != second.getsockname()[1]
-        with pytest.raises(ConfigError, match="cannot be used"):
+        with pytest.raises(ConfigError) as error:
             bind(first_place.getsockname()[1])
+        assert error.value.code == "review.port-unavailable"
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
 
@@ -298,12 +319,21 @@ def test_choosing_the_given_class_is_keep_and_the_suggested_one_is_accept(
 
 
 @pytest.mark.parametrize(
-    "wrong",
-    [{"row": 10**6}, {"row": "0"}, {"row": None}, {"hash": "0" * 64}, {"hash": None}, {"action": "delete"}, {"action": "undo"},
-     {"action": "change", "label": "no such class"}, {"action": "change"}],
-)  # fmt: skip
-def test_what_makes_no_sense_is_refused_in_words(
-    app: Guard, folder: Path, wrong: dict[str, Any]
+    ("wrong", "code"),
+    [
+        ({"row": 10**6}, "review.unknown-row"),
+        ({"row": "0"}, "review.unknown-row"),
+        ({"row": None}, "review.unknown-row"),
+        ({"hash": "0" * 64}, "review.image-changed"),
+        ({"hash": None}, "review.image-changed"),
+        ({"action": "delete"}, "review.unknown-action"),
+        ({"action": "undo"}, "review.unknown-action"),
+        ({"action": "change", "label": "no such class"}, "review.unknown-class"),
+        ({"action": "change"}, "review.unknown-class"),
+    ],
+)
+def test_an_invalid_decision_is_refused_with_a_code(
+    app: Guard, folder: Path, wrong: dict[str, Any], code: str
 ) -> None:
     item = first(app)[0]
     answer = ask(
@@ -312,19 +342,21 @@ def test_what_makes_no_sense_is_refused_in_words(
         method="POST",
         body={"row": item["row"], "hash": item["hash"], "action": "keep", **wrong},
     )
-    assert answer.status == 409 and answer.json["error"] and answer.json["fix"]
+    assert answer.status == 409 and answer.json["code"] == code
+    assert answer.json["error"] and answer.json["fix"]
     assert not (folder / "decisions.jsonl").exists()
 
 
-def test_a_full_disk_is_told_to_the_page(app: Guard, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_reported_to_the_page(app: Guard, monkeypatch: pytest.MonkeyPatch) -> None:
     item = first(app)[0]
 
     def full(handle: int, data: bytes) -> int:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(decisions.os, "write", full)
+    monkeypatch.setattr(os, "write", full)
     answer = decide(app, item, "keep")
-    assert answer.status == 507 and "NOT saved" in answer.json["error"]
+    assert answer.status == 507 and answer.json["code"] == "review.not-saved"
+    assert answer.json["error"].startswith("NOT saved"), "the page looks for this"
 
 
 def test_undo_names_the_image_to_go_back_to(app: Guard) -> None:
@@ -340,14 +372,14 @@ def test_undo_names_the_image_to_go_back_to(app: Guard) -> None:
 def test_a_filter_by_class_pair_shows_that_pair_only(app: Guard) -> None:
     pairs = ask(app, "/api/about").json["pairs"]
     assert sum(pair["labels"] for pair in pairs) == 100
-    chosen = pairs[0]
-    found = ask(
+    pair = pairs[0]
+    page = ask(
         app,
-        f"/api/items?scope=all&count=50&given={chosen['given']}&suggested={chosen['suggested']}",
+        f"/api/items?scope=all&count=50&given={pair['given']}&suggested={pair['suggested']}",
     ).json
-    assert found["total"] == chosen["labels"]
-    assert {(item["given"], item["suggested"]) for item in found["items"]} == {
-        (chosen["given"], chosen["suggested"])
+    assert page["total"] == pair["labels"]
+    assert {(item["given"], item["suggested"]) for item in page["items"]} == {
+        (pair["given"], pair["suggested"])
     }
     assert (
         ask(app, "/api/items?given=nonsense").status == 409
@@ -357,7 +389,7 @@ def test_a_filter_by_class_pair_shows_that_pair_only(app: Guard) -> None:
 
 def test_reviewers_do_not_see_each_other_but_their_agreement_is_counted(folder: Path) -> None:
     anna, bert = (
-        make_app(session(folder, reviewer=name), port=PORT, token=TOKEN)
+        build_app(session(folder, reviewer=name), port=PORT, token=TOKEN)
         for name in ("anna", "bert")
     )
     for item in first(anna, 4):
@@ -372,8 +404,8 @@ def test_reviewers_do_not_see_each_other_but_their_agreement_is_counted(folder: 
 # ---- blind ----
 
 
-def test_a_blind_reviewer_is_told_no_label_before_the_decision(folder: Path) -> None:
-    app = make_app(session(folder, blind=True), port=PORT, token=TOKEN)
+def test_a_blind_reviewer_sees_no_label_before_the_decision(folder: Path) -> None:
+    app = build_app(session(folder, blind=True), port=PORT, token=TOKEN)
     about, item = ask(app, "/api/about").json, first(app)[0]
     assert about["pairs"] == [] and set(item) == {
         "position",
@@ -402,10 +434,10 @@ def test_an_image_that_changed_since_the_audit_is_not_decided_about(folder: Path
 
     class Others:
         def __getattr__(self, name: str) -> Any:
-            return getattr(one.pictures, name) if name != "hash" else lambda row: "another"
+            return getattr(one.images, name) if name != "hash" else lambda row: "another"
 
     changed = Session(one.audit, Others(), "anna")
-    item = changed.items(Filter(), 0, 1, open_only=True)["items"][0]
-    app = make_app(changed, port=PORT, token=TOKEN)
+    item = changed.list_items(ListFilter(), 0, 1, open_only=True).items[0].to_json()
+    app = build_app(changed, port=PORT, token=TOKEN)
     answer = decide(app, item, "keep")
-    assert answer.status == 409 and "not the one" in answer.json["error"]
+    assert answer.status == 409 and answer.json["code"] == "review.image-changed"

@@ -1,243 +1,331 @@
-// The review page. State lives on the server's disk; this shows one label at a time and waits for "saved" before it moves on.
+// The review page. The state is on the server's disk; the page shows one label at a time and waits
+// for "saved" before it shows the next one.
 
 import { makeViewer } from "/viewer.js";
 
-const AHEAD = 4;  // labels whose images are loaded before they are needed
-const $ = (id) => document.getElementById(id);
+const PREFETCH = 4;  // labels whose images are loaded before they are needed
+const byId = (id) => document.getElementById(id);
 const percent = (p) => `${Math.round(100 * p)} %`;
 
-let about, current = null, seen = null, queue = [], busy = false, attempt = null;  // seen: the label whose image is on the screen
+let about;  // what the server says about this review, and `total`, the length of the filtered list
+let current = null;  // the label on the page
+let paintedItem = null;  // the label whose image is on the screen
+let queue = [];  // the labels after it
+let busy = false;
+let attempt = null;  // the decision that is being sent
 let filter = { scope: "priority", given: "", suggested: "" };
-let shownAt = 0, away = 0, hiddenSince = 0;  // milliseconds: time on another tab is no work
-const images = new Map(), examples = new Map(), notes = new Map();
+let savedText = "";  // the last decision, announced together with the next image
 
-history.replaceState(null, "", "/");  // the secret is in a cookie now: take it out of the address bar
+// milliseconds; the time on another tab does not count
+let shownAt = 0;
+let awayTime = 0;
+let hiddenSince = 0;
 
-const viewer = makeViewer($("viewer"), (scale, smooth) => {
-  $("zoom").textContent = percent(scale * (window.devicePixelRatio || 1));
+const images = new Map();
+const examples = new Map();
+const notes = new Map();
+
+history.replaceState(null, "", "/");  // the secret is in a cookie now: remove it from the address
+
+const viewer = makeViewer(byId("viewer"), (scale, smooth) => {
+  byId("zoom").textContent = percent(scale * (window.devicePixelRatio || 1));
   document.querySelector('[data-view="smooth"]').setAttribute("aria-pressed", smooth);
 });
 
-// ---- talking to the server ----
+// ---- requests ----
 
-async function talk(path, body) {
-  const options = body ? { method: "POST", headers: { "content-type": "application/json" }, body: JSON.stringify(body) } : {};
+async function request(path, body) {
+  const options = {};
+  if (body) {
+    options.method = "POST";
+    options.headers = { "content-type": "application/json" };
+    options.body = JSON.stringify(body);
+  }
   let answer;
   try {
     answer = await fetch(path, options);
   } catch {
-    throw { error: "The review server does not answer.", fix: "Start `fedgsca review` again and open the address that it prints. Saved decisions are kept." };
+    throw {
+      error: "The review server does not answer.",
+      fix: "Run `fedgsca review` again and open the address that it prints. "
+        + "Saved decisions are not lost.",
+    };
   }
   if (answer.ok) return answer.json();
-  if (answer.status === 403) throw { error: "This page belongs to an earlier start of the server.", fix: "Open the address that `fedgsca review` printed last." };
-  const said = await answer.json().catch(() => ({}));
-  throw { error: said.error || `The server answered with an error (${answer.status}).`, fix: said.fix || "Reload the page." };
+  if (answer.status === 403) {
+    throw {
+      error: "This page belongs to an earlier start of the server.",
+      fix: "Open the address that `fedgsca review` printed last.",
+    };
+  }
+  const problem = await answer.json().catch(() => ({}));
+  throw {
+    error: problem.error || `The server reported an error (${answer.status}).`,
+    fix: problem.fix || "Reload the page.",
+  };
 }
 
-function complain(problem, what = "") {
-  const parts = [what, problem.error].filter(Boolean).map(sentence);
-  $("alert").replaceChildren(`${parts.join(" ")} `, make("span", sentence(problem.fix)));
-  $("alert").hidden = false;
-  toast("");  // "Saved" below "NOT saved" would be about another image
+function showError(problem, consequence = "") {
+  const sentences = [consequence, problem.error].filter(Boolean).map(asSentence);
+  const fix = element("span", asSentence(problem.fix));
+  byId("alert").replaceChildren(`${sentences.join(" ")} `, fix);
+  byId("alert").hidden = false;
+  showLastDecision("");  // "Saved" below "NOT saved" would be about another image
 }
 
-const sentence = (text) => text.charAt(0).toUpperCase() + text.slice(1) + (/[.!?]$/.test(text) ? "" : ".");
-const calm = () => { $("alert").hidden = true; };
-const say = (text) => { $("live").textContent = text; };
+function clearError() {
+  byId("alert").hidden = true;
+}
 
-function make(tag, text = "", attributes = {}) {
-  const element = document.createElement(tag);
-  element.textContent = text;
-  for (const [name, value] of Object.entries(attributes)) element.setAttribute(name, value);
-  return element;
+function asSentence(text) {
+  const end = /[.!?]$/.test(text) ? "" : ".";
+  return text.charAt(0).toUpperCase() + text.slice(1) + end;
+}
+
+function announce(text) {  // for screen readers
+  byId("live").textContent = text;
+}
+
+function showLastDecision(text) {
+  byId("last").textContent = text;
+}
+
+function element(tag, text = "", attributes = {}) {
+  const node = document.createElement(tag);
+  node.textContent = text;
+  for (const [name, value] of Object.entries(attributes)) node.setAttribute(name, value);
+  return node;
 }
 
 // ---- the list ----
 
-function listed(start, count, open) {
-  const query = new URLSearchParams({ start, count, open: open ? 1 : 0, scope: filter.scope, given: filter.given, suggested: filter.suggested });
-  return talk(`/api/items?${query}`);
+function filterQuery() {
+  return { scope: filter.scope, given: filter.given, suggested: filter.suggested };
 }
 
-async function firstOpen(from = 0) {
-  let found = await listed(from, AHEAD + 1, true);
-  if (!found.items.length && from > 0) found = await listed(0, AHEAD + 1, true);  // those that were passed over
-  return found;
+function fetchItems(start, count, openOnly) {
+  const query = new URLSearchParams({ start, count, open: openOnly ? 1 : 0, ...filterQuery() });
+  return request(`/api/items?${query}`);
 }
 
-async function goOn(from) {
-  const waiting = queue.shift();
-  if (waiting) {
-    show(waiting);
-  } else {
-    const found = await firstOpen(from);
-    if (!found.items.length) return finish(found);
-    queue = found.items.slice(1);
-    about.total = found.total;
-    show(found.items[0]);
-  }
+async function fetchOpenItems(start) {
+  const page = await fetchItems(start, PREFETCH + 1, true);
+  if (page.items.length || start === 0) return page;
+  return fetchItems(0, PREFETCH + 1, true);  // those that were skipped
 }
 
-async function refill() {
+async function showNext(start) {
+  const next = queue.shift();
+  if (next) return showItem(next);
+  const page = await fetchOpenItems(start);
+  if (!page.items.length) return showDone(page);
+  queue = page.items.slice(1);
+  about.total = page.total;
+  showItem(page.items[0]);
+}
+
+async function prefetch() {
   if (!current) return;
-  const after = (queue.at(-1) ?? current).position + 1;
-  if (queue.length < AHEAD) {
-    const asked = current, more = await listed(after, AHEAD - queue.length, true).catch(() => null);
-    if (more && asked === current) queue.push(...more.items.filter((item) => item.row !== current.row));
+  const start = (queue.at(-1) ?? current).position + 1;
+  if (queue.length < PREFETCH) {
+    const item = current;
+    const page = await fetchItems(start, PREFETCH - queue.length, true).catch(() => null);
+    if (page && item === current) queue.push(...page.items.filter(({ row }) => row !== item.row));
   }
-  for (const item of queue) { load(item.row); compare(item.row); }
-  const wanted = new Set([current, ...queue].map((item) => item.row));
-  for (const kept of [images, examples]) for (const row of kept.keys()) if (!wanted.has(row)) kept.delete(row);
+  for (const { row } of queue) {
+    loadImage(row);
+    loadExamples(row);
+  }
+  const needed = new Set([current, ...queue].map((item) => item.row));
+  for (const cache of [images, examples]) {
+    for (const row of cache.keys()) if (!needed.has(row)) cache.delete(row);
+  }
 }
 
-function load(row) {  // the element itself is kept: the browser may not store what it was sent
+function loadImage(row) {  // keeps the element itself: the browser must not store what it was sent
   if (!images.has(row)) {
-    const image = make("img", "", { alt: "", src: `/image/${row}`, draggable: "false" });
+    const image = element("img", "", { alt: "", src: `/image/${row}`, draggable: "false" });
     images.set(row, image.decode().then(() => image));
     images.get(row).catch(() => images.delete(row));
   }
   return images.get(row);
 }
 
-function compare(row) {
+function loadExamples(row) {
   if (!examples.has(row)) {
-    const found = talk(`/api/examples/${row}`).then(({ examples: groups }) => groups.map((one) => group(one, row)));
-    examples.set(row, found);
-    found.catch(() => examples.delete(row));
+    const groups = request(`/api/examples/${row}`).then((answer) =>
+      answer.examples.map((group) => exampleGroup(group, row)));
+    examples.set(row, groups);
+    groups.catch(() => examples.delete(row));
   }
   return examples.get(row);
 }
 
 // ---- one label ----
 
-function show(item) {
+function showItem(item) {
   current = item;
-  seen = null;
+  paintedItem = null;
   attempt = null;
-  $("done").hidden = true;
-  $("work").hidden = false;
+  byId("done").hidden = true;
+  byId("work").hidden = false;
   const title = `Image ${item.position + 1} of ${about.total}`;
-  $("item-title").textContent = title;
-  $("viewer").setAttribute("aria-label", title);
-  $("item-id").textContent = item.id;
-  $("note").value = notes.get(item.row) ?? item.decision?.reason ?? "";
-  describe(item);
+  byId("item-title").textContent = title;
+  byId("viewer").setAttribute("aria-label", title);
+  byId("item-id").textContent = item.id;
+  byId("note").value = notes.get(item.row) ?? item.decision?.reason ?? "";
+  describeItem(item);
   shownAt = performance.now();
-  away = 0;
-  endCompare();
-  $("examples").replaceChildren();
+  awayTime = 0;
+  endComparison();
+  byId("examples").replaceChildren();
   scrollTo(0, 0);  // on a narrow screen the page scrolls; the new image is at its top
-  paint(item, title);
-  compare(item.row).then((groups) => current === item && $("examples").replaceChildren(...groups.flat()), () => {});
-  refill();
+  showImage(item, title);
+  const showExamples = (groups) => {
+    if (current === item) byId("examples").replaceChildren(...groups.flat());
+  };
+  loadExamples(item.row).then(showExamples, () => {});
+  prefetch();
 }
 
-async function paint(item, title) {
-  const slow = setTimeout(() => current === item && viewer.empty("Loading the image"), 150);
+async function showImage(item, title) {
+  const delay = setTimeout(() => current === item && viewer.empty("Loading the image"), 150);
   try {
-    const loaded = await load(item.row);
+    const image = await loadImage(item.row);
     if (current !== item) return;
-    loaded.alt = `${title}, ${item.id}`;
-    viewer.show(loaded);
-    seen = item;
+    image.alt = `${title}, ${item.id}`;
+    viewer.show(image);
+    paintedItem = item;
     shownAt = performance.now();
   } catch {
-    if (current === item) viewer.empty("The image cannot be shown.");
+    if (current === item) viewer.empty("The image cannot be displayed.");
   } finally {
-    clearTimeout(slow);
+    clearTimeout(delay);
   }
 }
 
-function describe(item) {
-  const open = item.given !== undefined;
-  for (const id of ["labels", "bars", "reason"]) $(id).hidden = !open;
-  $("decided").hidden = !item.decision;
-  if (item.decision) $("decided").textContent = `You decided: ${item.decision.label === null ? "cannot tell" : item.decision.label}`;
-  let told = `${$("item-title").textContent}. `;
-  if (open) {
-    $("given").textContent = item.given;
-    $("suggested").textContent = item.suggested;
-    $("reason").textContent = item.reason;
-    $("accept-text").textContent = `Accept ${item.suggested}`;
-    $("keep-text").textContent = `Keep ${item.given}`;
-    $("bars").tBodies[0].replaceChildren(...item.probabilities.map(([name, p]) => bar(name, p, name === item.given)));
-    const others = Object.entries(item.opinions ?? {}).map(([who, [label, p]]) => `${who}: ${label} ${percent(p)}`);
-    $("opinions").hidden = !others.length;
-    $("opinions").textContent = `Second opinion: ${others.join("; ")}`;
-    told += `Given ${item.given}, suggested ${item.suggested} with ${percent(item.probabilities[0][1])}. ${item.reason}`;
-  } else {
-    $("opinions").hidden = true;
+const labelText = (decision) => (decision.label === null ? "cannot tell" : decision.label);
+
+function describeItem(item) {
+  const hasLabels = item.given !== undefined;  // a blind reviewer does not get them
+  for (const id of ["labels", "bars", "reason"]) byId(id).hidden = !hasLabels;
+  byId("decided").hidden = !item.decision;
+  if (item.decision) byId("decided").textContent = `Your decision: ${labelText(item.decision)}`;
+  let announcement = `${byId("item-title").textContent}. `;
+  byId("opinions").hidden = true;
+  if (hasLabels) {
+    byId("given").textContent = item.given;
+    byId("suggested").textContent = item.suggested;
+    byId("reason").textContent = item.reason;
+    byId("accept-text").textContent = `Accept ${item.suggested}`;
+    byId("keep-text").textContent = `Keep ${item.given}`;
+    const rows = item.probabilities.map(([name, p]) =>
+      probabilityRow(name, p, name === item.given));
+    byId("bars").tBodies[0].replaceChildren(...rows);
+    showOpinions(Object.entries(item.opinions ?? {}));
+    const probability = percent(item.probabilities[0][1]);
+    announcement += `Given ${item.given}, suggested ${item.suggested} with ${probability}. `;
+    announcement += item.reason;
   }
-  say(`${saved}${told}`);
-  saved = "";
+  announce(`${savedText}${announcement}`);
+  savedText = "";
 }
 
-let saved = "";  // what was just saved, told together with the next image
+function showOpinions(opinions) {
+  const texts = opinions.map(([source, [label, p]]) => `${source}: ${label} ${percent(p)}`);
+  byId("opinions").hidden = !texts.length;
+  byId("opinions").textContent = `Second opinion: ${texts.join("; ")}`;
+}
 
-function bar(name, p, given) {
-  const row = make("tr", "", given ? { class: "is-given" } : {}), head = make("th", name, { scope: "row" }), cell = make("td");
-  if (given) head.append(make("small", "given"));
-  const box = make("div", "", { class: "bar" }), track = make("span", "", { class: "track", "aria-hidden": "true" }), fill = make("i");
+function probabilityRow(name, p, isGiven) {
+  const row = element("tr", "", isGiven ? { class: "is-given" } : {});
+  const head = element("th", name, { scope: "row" });
+  if (isGiven) head.append(element("small", "given"));
+  const fill = element("i");
   fill.style.width = `${100 * p}%`;
+  const track = element("span", "", { class: "track", "aria-hidden": "true" });
   track.append(fill);
-  box.append(track, make("span", percent(p)));
+  const box = element("div", "", { class: "bar" });
+  box.append(track, element("span", percent(p)));
+  const cell = element("td");
   cell.append(box);
   row.append(head, cell);
   return row;
 }
 
-function group({ label, rows }, suspect) {
-  const heading = make("h3", `Clean ${label}`);
-  if (!rows.length) return [heading, make("p", "No clean example is known.")];
-  const line = make("div", "", { class: "row" });
-  line.append(make("img", "", { src: `/thumbnail/${suspect}`, alt: "", title: "This image, as large as the clean ones", class: "this" }));
+function exampleGroup({ label, rows }, suspectRow) {
+  const heading = element("h3", `Clean ${label}`);
+  if (!rows.length) return [heading, element("p", "There is no clean example of this class.")];
+  const line = element("div", "", { class: "row" });
+  line.append(element("img", "", {
+    src: `/thumbnail/${suspectRow}`,
+    alt: "",
+    title: "This image at the size of the clean ones",
+    class: "this",
+  }));
   rows.forEach((row, i) => {
-    const button = make("button", "", { type: "button", "aria-pressed": "false", "aria-label": `Show clean ${label}, example ${i + 1}, in the large view` });
-    button.append(make("img", "", { src: `/thumbnail/${row}`, alt: "" }));
-    button.addEventListener("click", () => enlarge(row, label, button));
+    const button = element("button", "", {
+      type: "button",
+      "aria-pressed": "false",
+      "aria-label": `Show clean ${label}, example ${i + 1}, in the large view`,
+    });
+    button.append(element("img", "", { src: `/thumbnail/${row}`, alt: "" }));
+    button.addEventListener("click", () => showExample(row, label, button));
     line.append(button);
   });
   return [heading, line];
 }
 
-async function enlarge(row, label, button) {
-  if (button.getAttribute("aria-pressed") === "true") return back();
-  endCompare();
+const isPressed = (button) => button.getAttribute("aria-pressed") === "true";
+
+async function showExample(row, label, button) {
+  if (isPressed(button)) return showSuspect();
+  endComparison();
   button.setAttribute("aria-pressed", "true");
-  const image = make("img", "", { alt: `A clean ${label}`, src: `/image/${row}`, draggable: "false" });
-  try { await image.decode(); } catch { return; }
-  if (button.getAttribute("aria-pressed") !== "true") return;
+  const attributes = { alt: `A clean ${label}`, src: `/image/${row}`, draggable: "false" };
+  const image = element("img", "", attributes);
+  try {
+    await image.decode();
+  } catch {
+    return;
+  }
+  if (!isPressed(button)) return;
   viewer.show(image);
-  $("comparing").replaceChildren(`For comparison: a clean ${label}. Back `, make("kbd", "Esc"));
-  $("comparing").hidden = false;
-  $("viewer").scrollIntoView({ block: "nearest" });
-  say(`The large view shows a clean ${label}. Escape goes back.`);
+  const text = `For comparison: a clean ${label}. Back `;
+  byId("comparing").replaceChildren(text, element("kbd", "Esc"));
+  byId("comparing").hidden = false;
+  byId("viewer").scrollIntoView({ block: "nearest" });
+  announce(`The large view shows a clean ${label}. Press Escape to go back.`);
 }
 
-function endCompare() {
-  for (const button of document.querySelectorAll('#examples [aria-pressed="true"]')) button.setAttribute("aria-pressed", "false");
-  const was = !$("comparing").hidden;
-  $("comparing").hidden = true;
-  return was;
+function endComparison() {
+  const buttons = document.querySelectorAll('#examples [aria-pressed="true"]');
+  for (const button of buttons) button.setAttribute("aria-pressed", "false");
+  const wasComparing = !byId("comparing").hidden;
+  byId("comparing").hidden = true;
+  return wasComparing;
 }
 
-async function back() {
-  if (endCompare() && current) viewer.show(await load(current.row));
+async function showSuspect() {
+  if (endComparison() && current) viewer.show(await loadImage(current.row));
 }
 
-function finish(found) {
+function showDone(page) {
   current = null;
   queue = [];
-  $("work").hidden = true;
-  $("done").hidden = false;
-  $("done-text").textContent = found.total ? `All ${found.total} labels in this list are decided and saved.` : "There is no label in this list.";
-  say(`${saved}This list is done. ${$("done-text").textContent}`);
-  saved = "";
+  byId("work").hidden = true;
+  byId("done").hidden = false;
+  const text = page.total
+    ? `All ${page.total} labels in this list are decided and saved.`
+    : "There are no labels in this list.";
+  byId("done-text").textContent = text;
+  announce(`${savedText}This list is complete. ${text}`);
+  savedText = "";
 }
 
 // ---- decisions ----
 
-async function guarded(work) {
+async function oneAtATime(work) {
   if (busy) return;
   busy = true;
   try {
@@ -247,210 +335,282 @@ async function guarded(work) {
   }
 }
 
-const decide = (action, label = null) => guarded(async () => {
-  if (!current || seen !== current) return say("Wait for the image.");  // nobody decides about what was not shown
-  const item = current, same = attempt && attempt.row === item.row && attempt.action === action && attempt.label === label;
-  // the same click again after a lost answer keeps its name, so that it cannot count twice
-  attempt = same ? attempt : { row: item.row, hash: item.hash, action, label, request: crypto.randomUUID() };
-  const seconds = (performance.now() - shownAt - away) / 1000;
+const decide = (action, label = null) => oneAtATime(async () => {
+  // nobody decides about an image that was not shown
+  if (!current || paintedItem !== current) return announce("Please wait for the image.");
+  const item = current;
+  const isRetry = attempt && attempt.row === item.row && attempt.action === action
+    && attempt.label === label;
+  if (!isRetry) {  // a retry after a lost answer keeps its id, so that it cannot count twice
+    attempt = { row: item.row, hash: item.hash, action, label, request: crypto.randomUUID() };
+  }
+  const seconds = (performance.now() - shownAt - awayTime) / 1000;
   let answer;
   try {
-    answer = await talk("/api/decide", { ...attempt, reason: $("note").value.trim(), seconds });
+    const reason = byId("note").value.trim();
+    answer = await request("/api/decide", { ...attempt, reason, seconds });
   } catch (problem) {
-    return complain(problem, problem.error.startsWith("NOT saved") ? "" : "NOT saved.");
+    return showError(problem, problem.error.startsWith("NOT saved") ? "" : "NOT saved.");
   }
-  calm();
+  clearError();
   attempt = null;
   notes.delete(item.row);
-  const done = answer.item;
-  const said = done.decision.label === null ? "cannot tell" : done.decision.label;
-  saved = about.blind ? `Saved: ${said}. Given was ${done.given}, the model says ${done.suggested}. ` : `Saved: ${said}. `;
-  toast(saved);
-  progress(answer.progress);
-  await goOn(item.position + 1);
+  const saved = answer.item;
+  savedText = `Saved: ${labelText(saved.decision)}. `;
+  if (about.blind) {
+    savedText += `The given label was ${saved.given}, the model says ${saved.suggested}. `;
+  }
+  showLastDecision(savedText);
+  showProgress(answer.progress);
+  await showNext(item.position + 1);
 });
 
-const undo = () => guarded(async () => {
+const undo = () => oneAtATime(async () => {
   let answer;
   try {
-    answer = await talk("/api/undo", { request: crypto.randomUUID() });
+    answer = await request("/api/undo", { request: crypto.randomUUID() });
   } catch (problem) {
-    return complain(problem, "Nothing was undone.");
+    return showError(problem, "Nothing was undone.");
   }
-  calm();
-  progress(answer.progress);
-  if (!answer.undone) return say("There is nothing to undo.");
-  saved = "Undone. ";
-  toast(saved);
-  await goTo(answer.undone.row);
+  clearError();
+  showProgress(answer.progress);
+  if (!answer.undone) return announce("There is nothing to undo.");
+  savedText = "Undone. ";
+  showLastDecision(savedText);
+  await showRow(answer.undone.row);
 });
 
-async function goTo(row) {
-  const query = new URLSearchParams({ scope: filter.scope, given: filter.given, suggested: filter.suggested });
-  let { position } = await talk(`/api/place/${row}?${query}`);
-  if (position === null) {  // it stands in another list: show everything
+async function showRow(row) {
+  const query = new URLSearchParams(filterQuery());
+  let { position } = await request(`/api/place/${row}?${query}`);
+  if (position === null) {  // it is not in this list: show all labels
     filter = { scope: "all", given: "", suggested: "" };
-    $("filter").value = JSON.stringify(filter);
-    position = (await talk(`/api/place/${row}?scope=all`)).position;
+    byId("filter").value = JSON.stringify(filter);
+    position = (await request(`/api/place/${row}?scope=all`)).position;
   }
-  await at(position);
+  await showPosition(position);
 }
 
-async function at(position) {
-  const found = await listed(position, 1, false);
-  if (!found.items.length) return;
-  about.total = found.total;
+async function showPosition(position) {
+  const page = await fetchItems(position, 1, false);
+  if (!page.items.length) return;
+  about.total = page.total;
   queue = [];
-  show(found.items[0]);
+  showItem(page.items[0]);
 }
 
-const step = (by) => guarded(async () => {
+const move = (by) => oneAtATime(async () => {
   keepNote();
   const position = current ? current.position + by : about.total - 1;
-  if (position < 0 || position >= about.total) return say(by < 0 ? "This is the first image." : "This is the last image.");
+  if (position < 0) return announce("This is the first image.");
+  if (position >= about.total) return announce("This is the last image.");
   try {
-    await at(position);
-    calm();
+    await showPosition(position);
+    clearError();
   } catch (problem) {
-    complain(problem);
+    showError(problem);
   }
 });
 
 function keepNote() {
-  if (current && $("note").value.trim()) notes.set(current.row, $("note").value);
+  if (current && byId("note").value.trim()) notes.set(current.row, byId("note").value);
 }
 
-function toast(text) {
-  $("last").textContent = text;
+function showProgress(progress) {
+  byId("bar").max = Math.max(progress.priority, 1);
+  byId("bar").value = progress.priority_decided;
+  let text = `${progress.priority_decided} of ${progress.priority} decided`;
+  const additional = progress.decided - progress.priority_decided;
+  if (additional) text += `, plus ${additional} other${additional > 1 ? "s" : ""}`;
+  byId("progress-text").textContent = text;
+  byId("speed").textContent = speedText(progress);
 }
 
-function progress(now) {
-  $("bar").max = Math.max(now.priority, 1);
-  $("bar").value = now.priority_decided;
-  const beyond = now.decided - now.priority_decided;
-  $("progress-text").textContent = `${now.priority_decided} of ${now.priority} decided${beyond ? `, and ${beyond} others` : ""}`;
-  const left = now.minutes_left;
-  const time = left === null || now.priority === now.priority_decided ? "" : left < 1 ? ", under a minute left" : left < 90 ? `, about ${Math.round(left)} min left` : `, about ${(left / 60).toFixed(1)} h left`;
-  $("speed").textContent = now.per_minute === null ? "" : `${now.per_minute.toFixed(now.per_minute < 10 ? 1 : 0)} per minute${time}`;
+function speedText(progress) {
+  if (progress.per_minute === null) return "";
+  const speed = `${progress.per_minute.toFixed(progress.per_minute < 10 ? 1 : 0)} per minute`;
+  const minutes = progress.minutes_left;
+  if (minutes === null || progress.priority === progress.priority_decided) return speed;
+  if (minutes < 1) return `${speed}, less than a minute left`;
+  if (minutes < 90) return `${speed}, about ${Math.round(minutes)} min left`;
+  return `${speed}, about ${(minutes / 60).toFixed(1)} h left`;
 }
 
 // ---- dialogs ----
 
-function choose(typed = "") {
+function openChooser(typed = "") {
   if (!current) return;
-  $("chooser-text").value = typed;
+  byId("chooser-text").value = typed;
   fillChooser();
-  $("chooser").showModal();
-  $("chooser-text").focus();
+  byId("chooser").showModal();
+  byId("chooser-text").focus();
 }
 
 function fillChooser() {
-  const typed = $("chooser-text").value.trim().toLowerCase();
-  const exact = ([name, i]) => String(i + 1) === typed || name.toLowerCase() === typed;
-  const fits = about.classes.map((name, i) => [name, i]).filter(([name, i]) => !typed || name.toLowerCase().includes(typed) || String(i + 1).startsWith(typed));
-  fits.sort((a, b) => exact(b) - exact(a));  // stable: what was typed in full comes first, and Enter takes the first
-  $("chooser-list").classList.toggle("typed", Boolean(typed));
-  $("chooser-list").replaceChildren(...fits.map(([name, i]) => {
-    const line = make("li"), button = make("button", "", { type: "button" });
-    const note = name === current.given ? "given" : name === current.suggested ? "suggested" : "";
-    button.append(make("kbd", String(i + 1)), make("span", name), make("small", note));
-    button.addEventListener("click", () => pick(name));
-    line.append(button);
-    return line;
-  }));
+  const typed = byId("chooser-text").value.trim().toLowerCase();
+  const numbered = about.classes.map((name, i) => ({ name, number: String(i + 1) }));
+  const isExact = ({ name, number }) => number === typed || name.toLowerCase() === typed;
+  const fits = ({ name, number }) =>
+    !typed || name.toLowerCase().includes(typed) || number.startsWith(typed);
+  const choices = numbered.filter(fits);
+  choices.sort((a, b) => isExact(b) - isExact(a));  // stable: an exact match first, for Enter
+  byId("chooser-list").classList.toggle("typed", Boolean(typed));
+  byId("chooser-list").replaceChildren(...choices.map(choiceLine));
 }
 
-function pick(name) {
-  $("chooser").close();
+function choiceLine({ name, number }) {
+  let role = "";
+  if (name === current.given) role = "given";
+  else if (name === current.suggested) role = "suggested";
+  const button = element("button", "", { type: "button" });
+  button.append(element("kbd", number), element("span", name), element("small", role));
+  button.addEventListener("click", () => chooseClass(name));
+  const line = element("li");
+  line.append(button);
+  return line;
+}
+
+function chooseClass(name) {
+  byId("chooser").close();
   decide("change", name);
 }
 
-$("chooser-text").addEventListener("input", () => {
-  const number = Number($("chooser-text").value);
-  if (about.classes.length < 10 && Number.isInteger(number) && number >= 1 && number <= about.classes.length) return pick(about.classes[number - 1]);
+byId("chooser-text").addEventListener("input", () => {
+  const number = Number(byId("chooser-text").value);
+  const count = about.classes.length;
+  const isNumber = Number.isInteger(number) && number >= 1 && number <= count;
+  if (count < 10 && isNumber) return chooseClass(about.classes[number - 1]);
   fillChooser();
 });
-$("chooser").addEventListener("keydown", (event) => {
-  const buttons = [...$("chooser-list").querySelectorAll("button")], here = buttons.indexOf(document.activeElement);
-  if (event.key === "Enter" && here < 0 && document.activeElement === $("chooser-text")) {
+byId("chooser").addEventListener("keydown", (event) => {
+  const buttons = [...byId("chooser-list").querySelectorAll("button")];
+  const focused = buttons.indexOf(document.activeElement);
+  if (event.key === "Enter" && document.activeElement === byId("chooser-text")) {
     event.preventDefault();
     buttons[0]?.click();
   } else if (event.key === "ArrowDown" || event.key === "ArrowUp") {
     event.preventDefault();
-    const next = here + (event.key === "ArrowDown" ? 1 : -1);
-    (next < 0 ? $("chooser-text") : buttons[Math.min(next, buttons.length - 1)])?.focus();
+    const next = focused + (event.key === "ArrowDown" ? 1 : -1);
+    const target = next < 0 ? byId("chooser-text") : buttons[Math.min(next, buttons.length - 1)];
+    target?.focus();
   }
 });
 
 async function showSummary() {
-  let found;
+  let summary;
   try {
-    found = await talk("/api/summary");
+    summary = await request("/api/summary");
   } catch (problem) {
-    return complain(problem);
+    return showError(problem);
   }
-  const body = $("summary-body");
+  const body = byId("summary-body");
   body.replaceChildren();
-  const people = Object.entries(found.reviewers);
-  if (!people.length) body.append(make("p", "Nothing has been decided yet."));
-  else body.append(table("Decisions", ["Reviewer", "All", "Accepted", "Kept", "Other class", "Cannot tell", "Per minute"], people.map(([name, p]) =>
-    [name, p.decided, p.actions.accept, p.actions.keep, p.actions.change, p.actions.unsure, p.per_minute === null ? "–" : p.per_minute.toFixed(1)])));
-  const mine = found.reviewers[about.reviewer]?.confusions ?? [];
-  if (mine.length) body.append(table("Your changes", ["Given → new", "Labels"], mine.slice(0, 12).map((c) => [`${c.given} → ${c.label}`, c.count])));
-  if (found.agreement.length) body.append(table("Agreement of reviewers", ["Reviewers", "Both decided", "Both gave a label", "Same label", "Cohen’s κ"], found.agreement.map((a) =>
-    [a.reviewers.join(", "), a.both, a.n, a.agree, a.kappa === null ? "–" : a.kappa.toFixed(2)])));
-  if (found.damaged_lines) body.append(make("p", `${found.damaged_lines} damaged lines of the decisions file were skipped.`));
-  $("summary").showModal();
+  const reviewers = Object.entries(summary.reviewers);
+  if (reviewers.length) body.append(reviewerTable(reviewers));
+  else body.append(element("p", "Nothing has been decided yet."));
+  const changes = summary.reviewers[about.reviewer]?.confusions ?? [];
+  if (changes.length) {
+    const rows = changes.slice(0, 12).map((c) => [`${c.given} → ${c.label}`, c.count]);
+    body.append(table("Your changes", ["Given → new", "Labels"], rows));
+  }
+  if (summary.agreement.length) body.append(agreementTable(summary.agreement));
+  if (summary.damaged_lines) {
+    const text = `Damaged lines of the decisions file that were skipped: ${summary.damaged_lines}.`;
+    body.append(element("p", text));
+  }
+  byId("summary").showModal();
+}
+
+function reviewerTable(reviewers) {
+  const head = ["Reviewer", "All", "Accepted", "Kept", "Other class", "Cannot tell", "Per minute"];
+  const rows = reviewers.map(([name, { decided, actions, per_minute: speed }]) => [
+    name,
+    decided,
+    actions.accept,
+    actions.keep,
+    actions.change,
+    actions.unsure,
+    speed === null ? "–" : speed.toFixed(1),
+  ]);
+  return table("Decisions", head, rows);
+}
+
+function agreementTable(pairs) {
+  const head = ["Reviewers", "Both decided", "Both gave a label", "Same label", "Cohen’s κ"];
+  const rows = pairs.map((pair) => [
+    pair.reviewers.join(", "),
+    pair.both,
+    pair.n,
+    pair.agree,
+    pair.kappa === null ? "–" : pair.kappa.toFixed(2),
+  ]);
+  return table("Agreement between reviewers", head, rows);
 }
 
 function table(caption, head, rows) {
-  const box = make("div", "", { class: "scroll" }), made = make("table");
-  made.append(make("caption", caption));
-  const line = made.createTHead().insertRow();
-  for (const name of head) line.append(make("th", name, { scope: "col" }));
-  const body = made.createTBody();
-  for (const row of rows) {
+  const node = element("table");
+  node.append(element("caption", caption));
+  const headRow = node.createTHead().insertRow();
+  for (const name of head) headRow.append(element("th", name, { scope: "col" }));
+  const body = node.createTBody();
+  for (const [name, ...values] of rows) {
     const cells = body.insertRow();
-    row.forEach((value, i) => cells.append(i ? make("td", String(value)) : make("th", String(value), { scope: "row" })));
+    cells.append(element("th", String(name), { scope: "row" }));
+    for (const value of values) cells.append(element("td", String(value)));
   }
-  box.append(made);
+  const box = element("div", "", { class: "scroll" });
+  box.append(node);
   return box;
 }
 
 // ---- keys and buttons ----
 
-const DO = {
+const ACTIONS = {
   accept: () => !about.blind && decide("accept"),
   keep: () => !about.blind && decide("keep"),
-  choose: () => choose(),
+  choose: () => openChooser(),
   unsure: () => decide("unsure"),
   undo,
-  next: () => step(1),
-  previous: () => step(-1),
+  next: () => move(1),
+  previous: () => move(-1),
 };
 const KEYS = {
-  a: DO.accept, k: DO.keep, c: DO.choose, u: DO.unsure, z: DO.undo, n: DO.next, p: DO.previous,
-  "+": viewer.in, "=": viewer.in, "-": viewer.out, 0: viewer.fit, o: viewer.original, x: viewer.smooth, r: () => $("note").focus(), "?": () => $("help").showModal(),
+  a: ACTIONS.accept,
+  k: ACTIONS.keep,
+  c: ACTIONS.choose,
+  u: ACTIONS.unsure,
+  z: ACTIONS.undo,
+  n: ACTIONS.next,
+  p: ACTIONS.previous,
+  "+": viewer.in,
+  "=": viewer.in,
+  "-": viewer.out,
+  0: viewer.fit,
+  o: viewer.original,
+  x: viewer.smooth,
+  r: () => byId("note").focus(),
+  "?": () => byId("help").showModal(),
 };
 const ARROWS = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] };
-const ONCE = "akcuznp0123456789";  // a key that is held down must not run through the list
+const NO_REPEAT = "akcuznp0123456789";  // a key that is held down must not run through the list
 
 document.addEventListener("keydown", (event) => {
-  if (event.ctrlKey || event.altKey || event.metaKey || document.querySelector("dialog[open]")) return;
-  const typing = event.target.matches("input, select, textarea");
-  if (event.key === "Escape") return typing ? event.target.blur() : back();
-  if (typing) return;
-  if (ARROWS[event.key] && (viewer.isZoomed || document.activeElement === $("viewer"))) {
+  if (event.ctrlKey || event.altKey || event.metaKey) return;
+  if (document.querySelector("dialog[open]")) return;
+  const isTyping = event.target.matches("input, select, textarea");
+  if (event.key === "Escape") return isTyping ? event.target.blur() : showSuspect();
+  if (isTyping) return;
+  const isOnImage = document.activeElement === byId("viewer");
+  if (ARROWS[event.key] && (viewer.isZoomed || isOnImage)) {
     event.preventDefault();
     return viewer.pan(...ARROWS[event.key]);
   }
   const key = event.key.length === 1 ? event.key.toLowerCase() : event.key;
-  if (!$("shortcuts").checked && key !== "?" && document.activeElement !== $("viewer")) return;
-  if (event.repeat && ONCE.includes(key)) return event.preventDefault();
+  if (!byId("shortcuts").checked && key !== "?" && !isOnImage) return;
+  if (event.repeat && NO_REPEAT.includes(key)) return event.preventDefault();
   if (about?.blind && /^[1-9]$/.test(key)) {
     event.preventDefault();
-    if (about.classes.length > 9) return choose(key);  // 1 may be the beginning of 12
-    return about.classes[key - 1] && decide("change", about.classes[key - 1]);
+    return chooseByDigit(key);
   }
   if (KEYS[key]) {
     event.preventDefault();
@@ -458,28 +618,42 @@ document.addEventListener("keydown", (event) => {
   }
 });
 
-for (const button of document.querySelectorAll("[data-action]")) button.addEventListener("click", () => DO[button.dataset.action]());
-for (const button of document.querySelectorAll("[data-view]")) button.addEventListener("click", () => viewer[button.dataset.view]());
-for (const button of document.querySelectorAll("[data-close]")) button.addEventListener("click", () => button.closest("dialog").close());
-$("open-help").addEventListener("click", () => $("help").showModal());
-$("comparing").addEventListener("click", back);
-$("open-summary").addEventListener("click", showSummary);
-$("done-summary").addEventListener("click", showSummary);
-$("shortcuts").checked = localStorage.getItem("shortcuts") !== "off";
-$("shortcuts").addEventListener("change", () => localStorage.setItem("shortcuts", $("shortcuts").checked ? "on" : "off"));
+function chooseByDigit(digit) {
+  if (about.classes.length > 9) return openChooser(digit);  // 1 may be the beginning of 12
+  const name = about.classes[digit - 1];
+  if (name) decide("change", name);
+}
+
+for (const button of document.querySelectorAll("[data-action]")) {
+  button.addEventListener("click", () => ACTIONS[button.dataset.action]());
+}
+for (const button of document.querySelectorAll("[data-view]")) {
+  button.addEventListener("click", () => viewer[button.dataset.view]());
+}
+for (const button of document.querySelectorAll("[data-close]")) {
+  button.addEventListener("click", () => button.closest("dialog").close());
+}
+byId("open-help").addEventListener("click", () => byId("help").showModal());
+byId("comparing").addEventListener("click", showSuspect);
+byId("open-summary").addEventListener("click", showSummary);
+byId("done-summary").addEventListener("click", showSummary);
+byId("shortcuts").checked = localStorage.getItem("shortcuts") !== "off";
+byId("shortcuts").addEventListener("change", () => {
+  localStorage.setItem("shortcuts", byId("shortcuts").checked ? "on" : "off");
+});
 document.addEventListener("visibilitychange", () => {
   if (document.hidden) hiddenSince = performance.now();
-  else if (hiddenSince) away += performance.now() - Math.max(hiddenSince, shownAt);
+  else if (hiddenSince) awayTime += performance.now() - Math.max(hiddenSince, shownAt);
 });
-$("filter").addEventListener("change", () => guarded(async () => {
+byId("filter").addEventListener("change", () => oneAtATime(async () => {
   keepNote();
-  filter = JSON.parse($("filter").value);
+  filter = JSON.parse(byId("filter").value);
   queue = [];
   try {
-    await goOn(0);
-    calm();
+    await showNext(0);
+    clearError();
   } catch (problem) {
-    complain(problem);
+    showError(problem);
   }
 }));
 
@@ -487,42 +661,50 @@ $("filter").addEventListener("change", () => guarded(async () => {
 
 function fillFilter() {
   const option = (text, value) => new Option(text, JSON.stringify(value));
-  $("filter").append(
+  byId("filter").append(
     option(`Priority list (${about.priority})`, { scope: "priority", given: "", suggested: "" }),
     option(`All labels (${about.labels})`, { scope: "all", given: "", suggested: "" }),
   );
-  for (const [scope, title] of [["priority", "Priority list, given → suggested"], ["all", "All labels, given → suggested"]]) {
-    const box = make("optgroup", "", { label: title });
-    for (const pair of about.pairs) {
-      const count = scope === "priority" ? pair.priority : pair.labels;
-      if (count) box.append(option(`${pair.given} → ${pair.suggested} (${count})`, { scope, given: pair.given, suggested: pair.suggested }));
+  const scopes = [
+    ["priority", "Priority list, given → suggested"],
+    ["all", "All labels, given → suggested"],
+  ];
+  for (const [scope, title] of scopes) {
+    const box = element("optgroup", "", { label: title });
+    for (const { given, suggested, labels, priority } of about.pairs) {
+      const count = scope === "priority" ? priority : labels;
+      const text = `${given} → ${suggested} (${count})`;
+      if (count) box.append(option(text, { scope, given, suggested }));
     }
-    if (box.children.length) $("filter").append(box);
+    if (box.children.length) byId("filter").append(box);
   }
 }
 
-function goBlind() {
-  for (const button of document.querySelectorAll('[data-action="accept"], [data-action="keep"]')) button.hidden = true;
+function prepareBlindReview() {
+  const hidden = document.querySelectorAll('[data-action="accept"], [data-action="keep"]');
+  for (const button of hidden) button.hidden = true;
   document.querySelector('[data-action="choose"] span').textContent = "Find a class";
-  $("blind-choices").hidden = false;
+  byId("blind-choices").hidden = false;
   about.classes.forEach((name, i) => {
-    const button = make("button", "", { type: "button" });
-    button.append(make("span", name), make("kbd", String(i + 1)));
+    const button = element("button", "", { type: "button" });
+    button.append(element("span", name), element("kbd", String(i + 1)));
     button.addEventListener("click", () => decide("change", name));
-    $("blind-choices").append(button);
+    byId("blind-choices").append(button);
   });
 }
 
 async function start() {
-  about = await talk("/api/about");
+  about = await request("/api/about");
   about.total = 0;
-  $("where").textContent = `${about.site} · ${about.reviewer}${about.blind ? " · blind" : ""}`;
+  const mode = about.blind ? " · blind" : "";
+  byId("where").textContent = `${about.site} · ${about.reviewer}${mode}`;
   document.title = `Label review, ${about.site}`;
-  for (const line of document.querySelectorAll(about.blind ? "[data-open-only]" : "[data-blind-only]")) line.hidden = true;
+  const irrelevant = about.blind ? "[data-open-only]" : "[data-blind-only]";
+  for (const line of document.querySelectorAll(irrelevant)) line.hidden = true;
   fillFilter();
-  if (about.blind) goBlind();
-  progress(about.progress);
-  await goOn(0);
+  if (about.blind) prepareBlindReview();
+  showProgress(about.progress);
+  await showNext(0);
 }
 
-start().catch(complain);
+start().catch(showError);

@@ -1,95 +1,131 @@
-// The large image: zoom around a point, move, fit. It is drawn by the browser; this only keeps a scale and an offset.
+// The large image: zoom around a point, move, fit. The browser draws it; this code only keeps a
+// scale and an offset.
 
-const LARGEST = 40, STEP = 1.25, MOVE = 60;
-const ENLARGE = 16;  // a thumbnail blown up further is harder to recognise, not easier
+const MAX_SCALE = 40;
+const ZOOM_STEP = 1.25;
+const PAN_STEP = 60;  // pixels
+const MAX_FIT_SCALE = 16;  // a small image that is enlarged further is harder to recognise
 
-export function makeViewer(box, zoomed) {
-  let image = null, scale = 1, x = 0, y = 0, fitted = true, smooth = true;
+// An image smaller than the box is centred, a larger one always fills the box.
+function limitOffset(offset, imageSize, boxSize) {
+  if (imageSize <= boxSize) return (boxSize - imageSize) / 2;
+  return Math.min(0, Math.max(boxSize - imageSize, offset));
+}
+
+// `onZoom(scale, smooth)` is called after every change.
+export function makeViewer(box, onZoom) {
+  let image = null;
+  let scale = 1;
+  let x = 0;
+  let y = 0;
+  let isFitted = true;
+  let smooth = true;
   const pointers = new Map();
 
-  const fitScale = () => Math.min(box.clientWidth / image.naturalWidth, box.clientHeight / image.naturalHeight, ENLARGE) || 1;
+  function fitScale() {
+    const horizontal = box.clientWidth / image.naturalWidth;
+    const vertical = box.clientHeight / image.naturalHeight;
+    return Math.min(horizontal, vertical, MAX_FIT_SCALE) || 1;
+  }
 
   function draw() {
     if (!image) return;
-    const w = image.naturalWidth * scale, h = image.naturalHeight * scale;
-    // an image smaller than the box is centred, a larger one never leaves the box empty
-    x = w <= box.clientWidth ? (box.clientWidth - w) / 2 : Math.min(0, Math.max(box.clientWidth - w, x));
-    y = h <= box.clientHeight ? (box.clientHeight - h) / 2 : Math.min(0, Math.max(box.clientHeight - h, y));
+    const width = image.naturalWidth * scale;
+    const height = image.naturalHeight * scale;
+    x = limitOffset(x, width, box.clientWidth);
+    y = limitOffset(y, height, box.clientHeight);
     image.style.transform = `translate(${x}px, ${y}px) scale(${scale})`;
-    box.classList.toggle("zoomed", w > box.clientWidth + 1 || h > box.clientHeight + 1);
+    const isLarger = width > box.clientWidth + 1 || height > box.clientHeight + 1;
+    box.classList.toggle("zoomed", isLarger);
     box.classList.toggle("pixels", !smooth);
-    zoomed(scale, smooth);
+    onZoom(scale, smooth);
   }
 
   function zoomTo(next, cx = box.clientWidth / 2, cy = box.clientHeight / 2) {
     if (!image) return;
     const low = Math.min(fitScale(), 1);
-    next = Math.min(Math.max(next, low), Math.max(LARGEST, fitScale()));
+    next = Math.min(Math.max(next, low), Math.max(MAX_SCALE, fitScale()));
     x = cx - (cx - x) * next / scale;
     y = cy - (cy - y) * next / scale;
     scale = next;
-    fitted = Math.abs(scale - fitScale()) < 1e-6;
+    isFitted = Math.abs(scale - fitScale()) < 1e-6;
     draw();
   }
 
   function fit() {
     if (!image) return;
     scale = fitScale();
-    fitted = true;
+    isFitted = true;
     draw();
   }
 
-  function at(event) {
+  function pointOf(event) {
     const edge = box.getBoundingClientRect();
     return [event.clientX - edge.left - box.clientLeft, event.clientY - edge.top - box.clientTop];
   }
 
   box.addEventListener("wheel", (event) => {
     event.preventDefault();
-    zoomTo(scale * Math.exp(-Math.sign(event.deltaY) * Math.min(Math.abs(event.deltaY), 100) / 400), ...at(event));
+    const distance = Math.sign(event.deltaY) * Math.min(Math.abs(event.deltaY), 100);
+    zoomTo(scale * Math.exp(-distance / 400), ...pointOf(event));
   }, { passive: false });
-  box.addEventListener("dblclick", (event) => (fitted ? zoomTo(scale * 2.5, ...at(event)) : fit()));
+  box.addEventListener("dblclick", (event) => {
+    if (isFitted) zoomTo(scale * 2.5, ...pointOf(event));
+    else fit();
+  });
   box.addEventListener("pointerdown", (event) => {
     if (event.button !== 0) return;
-    pointers.set(event.pointerId, at(event));
+    pointers.set(event.pointerId, pointOf(event));
     box.setPointerCapture(event.pointerId);
   });
   box.addEventListener("pointermove", (event) => {
-    const before = pointers.get(event.pointerId), now = at(event);
-    if (!before) return;
-    const other = [...pointers].find(([id]) => id !== event.pointerId)?.[1];
-    pointers.set(event.pointerId, now);
-    if (other) {
-      const distance = (p) => Math.hypot(p[0] - other[0], p[1] - other[1]) || 1;
-      zoomTo(scale * distance(now) / distance(before), (now[0] + other[0]) / 2, (now[1] + other[1]) / 2);
+    const oldPoint = pointers.get(event.pointerId);
+    if (!oldPoint) return;
+    const point = pointOf(event);
+    const secondPoint = [...pointers].find(([id]) => id !== event.pointerId)?.[1];
+    pointers.set(event.pointerId, point);
+    if (secondPoint) {  // two fingers
+      const distance = (p) => Math.hypot(p[0] - secondPoint[0], p[1] - secondPoint[1]) || 1;
+      const centre = [(point[0] + secondPoint[0]) / 2, (point[1] + secondPoint[1]) / 2];
+      zoomTo(scale * distance(point) / distance(oldPoint), ...centre);
     } else {
-      x += now[0] - before[0];
-      y += now[1] - before[1];
-      fitted = false;
+      x += point[0] - oldPoint[0];
+      y += point[1] - oldPoint[1];
+      isFitted = false;
       draw();
     }
   });
-  for (const end of ["pointerup", "pointercancel"]) box.addEventListener(end, (event) => pointers.delete(event.pointerId));
-  new ResizeObserver(() => (fitted ? fit() : draw())).observe(box);
+  for (const name of ["pointerup", "pointercancel"]) {
+    box.addEventListener(name, (event) => pointers.delete(event.pointerId));
+  }
+  new ResizeObserver(() => (isFitted ? fit() : draw())).observe(box);
 
   return {
-    show(next) {  // an element that is loaded already: nothing flickers
+    show(next) {  // an element that is already loaded, so that nothing flickers
       image = next;
       box.replaceChildren(image);
       fit();
     },
     empty(text) {
       image = null;
-      const said = document.createElement("p");
-      said.textContent = text;
-      box.replaceChildren(said);
+      const message = document.createElement("p");
+      message.textContent = text;
+      box.replaceChildren(message);
     },
-    in: () => zoomTo(scale * STEP),
-    out: () => zoomTo(scale / STEP),
+    in: () => zoomTo(scale * ZOOM_STEP),
+    out: () => zoomTo(scale / ZOOM_STEP),
     fit,
     original: () => zoomTo(1 / (window.devicePixelRatio || 1)),
-    smooth() { smooth = !smooth; draw(); },
-    pan(dx, dy) { x -= dx * MOVE; y -= dy * MOVE; fitted = false; draw(); },
+    smooth() {
+      smooth = !smooth;
+      draw();
+    },
+    pan(dx, dy) {
+      x -= dx * PAN_STEP;
+      y -= dy * PAN_STEP;
+      isFitted = false;
+      draw();
+    },
     get isZoomed() { return box.classList.contains("zoomed"); },
   };
 }
