@@ -18,7 +18,7 @@ import pytest
 from fedgsca.data import cache
 from fedgsca.data.cache import cache_folder, cached_array, cached_rows
 from fedgsca.errors import DataError, RunFolderError
-from fedgsca.support.files import abandoned, beside, write_atomic
+from fedgsca.support.files import is_abandoned, temporary_path, write_atomic
 from fedgsca.support.text import size_text
 
 
@@ -125,7 +125,7 @@ def test_damage_is_noticed_rebuilt_and_told(
 def test_large_arrays_are_checked_by_sample(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cache, "_WHOLE", 0)
+    monkeypatch.setattr(cache, "_FULL_CHECK_LIMIT", 0)
     fill = Counted()
     get(fill, tmp_path)
     get(fill, tmp_path)
@@ -158,11 +158,11 @@ def test_remains_of_a_killed_maker_are_swept(tmp_path: Path) -> None:
     dead = multiprocessing.get_context("spawn").Process(target=int)
     dead.start()
     dead.join()
-    name = beside(tmp_path / "x.npy").name.replace(f"-{os.getpid()}-", f"-{dead.pid}-")
+    name = temporary_path(tmp_path / "x.npy").name.replace(f"-{os.getpid()}-", f"-{dead.pid}-")
     (tmp_path / name).write_bytes(b"half")
-    mine = beside(tmp_path / "y.npy")
+    mine = temporary_path(tmp_path / "y.npy")
     mine.write_bytes(b"in progress")
-    assert abandoned(tmp_path / name) and not abandoned(mine)
+    assert is_abandoned(tmp_path / name) and not is_abandoned(mine)
     get(Counted(), tmp_path)
     assert not (tmp_path / name).exists() and mine.exists()
 
@@ -198,7 +198,7 @@ def test_rows_stream_with_fewer_than_announced(tmp_path: Path) -> None:
 
 
 def test_digest_names_the_content(tmp_path: Path) -> None:
-    def entry(key: str, value: int) -> cache.Cached:
+    def entry(key: str, value: int) -> cache.CacheEntry:
         return cached_rows(
             key, (2,), np.uint8, lambda extra: [np.full((4, 2), value, np.uint8)], 4, tmp_path
         )
@@ -228,8 +228,10 @@ def test_no_space_is_noticed_before_writing(
 ) -> None:
     usage = type("usage", (), {"free": 3_000_000})()
     monkeypatch.setattr(cache.shutil, "disk_usage", lambda path: usage)
-    with pytest.raises(DataError, match=r"needs 9\.0 GB and the disk has 3\.0 MB") as caught:
+    with pytest.raises(DataError) as caught:
         cached_array("k", (9_000_000, 1000), np.uint8, Counted(), tmp_path)
+    assert caught.value.code == "data.cache-disk-full"
+    assert "9.0 GB" in caught.value.message and "3.0 MB" in caught.value.message
     assert str(tmp_path) in caught.value.message and "FEDGSCA_CACHE" in caught.value.fix
     assert list(tmp_path.iterdir()) == []
 
@@ -244,19 +246,22 @@ def tiny_files() -> Iterator[None]:
 
 
 def test_disk_fills_up_while_writing(tmp_path: Path, tiny_files: None) -> None:
-    with pytest.raises(DataError, match="FEDGSCA_CACHE"):
+    with pytest.raises(DataError) as caught:
         cached_array("k", (1000, 1000), np.uint8, Counted(), tmp_path)
-    with pytest.raises(DataError, match="FEDGSCA_CACHE"):
+    assert caught.value.code == "data.cache-disk-full"
+    with pytest.raises(DataError) as caught:
         cached_rows(
             "k", (1000,), np.uint8, lambda extra: [np.zeros((1000, 1000), np.uint8)], 1000, tmp_path
         )
+    assert caught.value.code == "data.cache-disk-full"
     assert list(tmp_path.iterdir()) == []
 
 
 def test_unusable_folder(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(DataError, match="FEDGSCA_CACHE"):
+    with pytest.raises(DataError) as caught:
         get(Counted(), tmp_path / "file")
+    assert caught.value.code == "data.cache-not-writable" and "FEDGSCA_CACHE" in caught.value.fix
 
 
 def test_location(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -280,8 +285,9 @@ def test_write_atomic_keeps_the_old_file_when_the_disk_is_full(
 ) -> None:
     path = tmp_path / "b.json"
     write_atomic(path, b"old")
-    with pytest.raises(RunFolderError, match="no space left") as caught:
+    with pytest.raises(RunFolderError) as caught:
         write_atomic(path, bytes(100_000))
+    assert caught.value.code == "file.disk-full"
     assert path.read_bytes() == b"old" and caught.value.exit_code == 7
     assert [p.name for p in tmp_path.iterdir()] == ["b.json"]
 
@@ -307,8 +313,9 @@ def test_write_atomic_without_permission(tmp_path: Path, monkeypatch: pytest.Mon
         raise PermissionError(errno.EACCES, "Permission denied")
 
     monkeypatch.setattr(os, "replace", refuse)
-    with pytest.raises(RunFolderError, match="Permission denied"):
+    with pytest.raises(RunFolderError) as caught:
         write_atomic(tmp_path / "b.json", b"")
+    assert caught.value.code == "file.cannot-write" and "Permission denied" in caught.value.message
 
 
 def test_manifest_is_plain_json(tmp_path: Path) -> None:

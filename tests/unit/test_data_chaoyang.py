@@ -9,16 +9,18 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import papers
 import pytest
 
 from fedgsca.config import load_config
-from fedgsca.data.align_classes import with_classes
+from fedgsca.data.align_classes import align_classes
 from fedgsca.data.checks import check_source
 from fedgsca.data.load import load
+from fedgsca.data.reader import ReaderOptions
+from fedgsca.data.readers.chaoyang import list_chaoyang
 from fedgsca.errors import DataError
 from fedgsca.experiment.deployment import prepare_site
 from fedgsca.experiment.simulation import prepare
+from tests import papers
 
 
 @pytest.fixture(scope="session")
@@ -74,7 +76,7 @@ def test_a_site_of_a_deployment_trains_on_the_drawn_labels_in_any_order_of_class
 ) -> None:
     table = load(f"chaoyang:{whole}")
     order = tuple(reversed(table.classes))
-    turned = with_classes(table, order)
+    turned = align_classes(table, order)
     assert turned.given is not None and table.given is not None
     assert [order[c] for c in turned.given] == [table.classes[c] for c in table.given]
     config = load_config(data__classes=list(order), method="fedavg")
@@ -87,12 +89,11 @@ def test_a_site_of_a_deployment_trains_on_the_drawn_labels_in_any_order_of_class
 
 
 def test_without_pathologists_the_released_label(tmp_path: Path) -> None:
-    root = papers.chaoyang(tmp_path, train=24, test=8, voices=False)
+    root = papers.chaoyang(tmp_path, train=24, test=8, annotators=False)
     table = load(f"chaoyang:{root}")
     assert table.given is None and any("label released" in note for note in table.notes)
-    with pytest.raises(DataError, match="no labels of three pathologists") as caught:
-        load(f"chaoyang:{root}", label="drawn")
-    assert "data.label=released" in caught.value.fix
+    error = refused(root, label="drawn")
+    assert error.code == "data.no-pathologist-labels" and "data.label=released" in error.fix
 
 
 def test_where_all_three_differ_the_released_label_counts(root: Path) -> None:
@@ -102,15 +103,15 @@ def test_where_all_three_differ_the_released_label_counts(root: Path) -> None:
     )
     table = load(f"chaoyang:{root}", label="majority")
     assert np.bincount(table.labels[table.split == "train"]).tolist() == [12] * 4
-    assert any("48 images where all three differ" in note for note in table.notes)
+    assert any("all three differ (48 images)" in note for note in table.notes)
 
 
-def test_names_do_not_tell_the_label(root: Path) -> None:
+def test_names_do_not_reveal_the_label(root: Path) -> None:
     table = load(f"chaoyang:{root}")
     assert not any(re.search(r"-\d\.jpg$|-\d$", str(i), flags=re.IGNORECASE) for i in table.ids)
     assert len(set(table.ids.tolist())) == len(table)
     assert table.groups is not None and table.groups[0] == "100_4", (
-        "the slide is what stands before -IMG"
+        "the slide is the text before -IMG"
     )
     twin = "train/100_4-IMG000x014-1.JPG"  # differs from the first image in the digit only
     shutil.copy(root / "train/100_4-IMG000x014-0.JPG", root / twin)
@@ -119,24 +120,24 @@ def test_names_do_not_tell_the_label(root: Path) -> None:
     assert len(set(ids)) == len(ids) and "train/100_4-IMG000x014#2" in ids
 
 
-def test_a_slide_on_both_sides_is_told(root: Path) -> None:
+def test_a_slide_on_both_sides_is_reported(root: Path) -> None:
     old = json.loads((root / "test.json").read_text("utf-8-sig"))[0]["name"]
     new = old.replace("200_4", "100_4").replace("IMG000", "IMG900")
     (root / old).rename(root / new)
     edit(root / "test.json", lambda es: [{**es[0], "name": new}, *es[1:]])
     report = check_source(f"chaoyang:{root}")
     assert report.ok and any(
-        "1 of 8 slides stand in more than one split" in warning for warning in report.warnings
+        "1 of 8 slides are in more than one split" in warning for warning in report.warnings
     )
 
 
 def test_check_compares_with_the_published_numbers(whole: Path) -> None:
     report = check_source(f"chaoyang:{whole}", label="released", fast=True)
     assert (
-        report.published["train"]["adenocarcinoma"] == 1404
-        and report.published["test"]["all"] == 2139
+        report.published_counts["train"]["adenocarcinoma"] == 1404
+        and report.published_counts["test"]["all"] == 2139
     )
-    assert [name for name, _ in report.lists] == [
+    assert [digest.file for digest in report.lists] == [
         "train.json",
         "train_annotators.json",
         "test.json",
@@ -153,34 +154,45 @@ def refused(root: Path, **options: Any) -> DataError:
     return caught.value
 
 
-def test_lists_that_are_none(root: Path, tmp_path: Path) -> None:
+def test_invalid_lists(root: Path, tmp_path: Path) -> None:
     edit(root / "test.json", lambda es: [es[0] | {"label": 4}, *es[1:]])
-    assert "1 entry of test.json whose label is not 0, 1, 2 or 3" in refused(root).message
+    error = refused(root)
+    assert error.code == "data.label-range" and "1 entry of test.json" in error.message
     (root / "test.json").write_text('{"name": 1}')
-    assert "is not a list of images" in refused(root).message
+    assert refused(root).code == "data.invalid-json"
     (root / "test.json").write_text("[{")
-    assert "test.json cannot be read" in refused(root).message
+    error = refused(root)
+    assert error.code == "data.invalid-json" and "test.json" in error.message
     (root / "test.json").unlink()
-    assert "test.json does not exist" in refused(root).message
+    error = refused(root)
+    assert error.code == "data.lists-not-found" and "test.json" in error.message
     (tmp_path / "lists").mkdir()
-    assert "no .json file in" in refused(root, splits=tmp_path / "lists").message
+    error = refused(root, splits=tmp_path / "lists")
+    assert error.code == "data.lists-not-found" and str(tmp_path / "lists") in error.message
 
 
 def test_half_a_data_set(root: Path, tmp_path: Path) -> None:
     edit(root / "train_annotators.json", lambda es: es[:-2])
-    assert "2 of 48 training images have no labels" in refused(root, label="drawn").message
+    error = refused(root, label="drawn")
+    assert error.code == "data.no-pathologist-labels" and "2 of 48" in error.message
     edit(
         root / "train_annotators.json",
         lambda es: [{**e, "name": e["name"].replace("IMG", "PIC")} for e in es],
     )
-    assert "not in train.json" in refused(root).message
+    error = refused(root)
+    assert error.code == "data.lists-differ" and "46 images" in error.message
     (root / "train_annotators.json").unlink()
     shutil.rmtree(root / "test")
-    assert "16 of 64 listed images are missing: test/" in refused(root).message
-    assert refused(tmp_path).fix == f"--data chaoyang:{root}"
-    assert refused(root / "train").fix == f"--data chaoyang:{root}"
+    error = refused(root)
+    assert error.code == "data.file-not-found"
+    assert "16 of 64 listed images not found: test/" in error.message
+    for wrong_root in (tmp_path, root / "train"):
+        error = refused(wrong_root)
+        assert error.code == "data.wrong-root" and error.fix == f"use --data chaoyang:{root}"
 
 
 def test_names_that_leave_the_folder(root: Path) -> None:
     edit(root / "test.json", lambda es: [{**es[0], "name": "test/../../secret-0.JPG"}, *es[1:]])
+    codes = [problem.code for problem in list_chaoyang(root, ReaderOptions()).problems]
+    assert "data.path-outside-folder" in codes
     assert "1 name outside the folders" in refused(root).message

@@ -1,4 +1,4 @@
-"""`data check` says everything at once and raises nothing."""
+"""`data check` reports everything at once and raises nothing."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from fedgsca.data.checks import check_source
-from fedgsca.data.table import Table, check, fingerprint
+from fedgsca.data.table import ImageTable, check_table, fingerprint
 from fedgsca.errors import DataError
 from fedgsca.support.csv_table import read_csv_table
 
@@ -24,9 +24,9 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     lines = ["file,label,group,split,site"]
     for i in range(40):
         Image.fromarray(rng.integers(0, 256, (10, 12, 3), dtype=np.uint8)).save(folder / f"{i}.png")
-        lines.append(
-            f"{i}.png,{'ab'[i % 2]},p{i // 4},{'test' if i >= 32 else 'train'},{'north' if i % 3 else 'south'}"
-        )
+        split = "test" if i >= 32 else "train"
+        site = "north" if i % 3 else "south"
+        lines.append(f"{i}.png,{'ab'[i % 2]},p{i // 4},{split},{site}")
     (folder / "labels.csv").write_text("\n".join(lines))
     return folder
 
@@ -35,15 +35,16 @@ def test_sound_folder(root: Path) -> None:
     report = check_source(str(root))
     assert report.ok and report.problems == () and report.warnings == ()
     assert report.counts == {"train": {"a": 16, "b": 16}, "test": {"a": 4, "b": 4}}
-    assert report.stored == (("12x10", 40),) and report.shape == (10, 10, 3)
+    assert report.file_sizes == (("12x10", 40),) and report.shape == (10, 10, 3)
     assert report.groups == 10 and report.sites == {"north": 26, "south": 14}
-    assert json.loads(json.dumps(report.as_dict()))["ok"] is True
+    assert json.loads(json.dumps(report.to_json()))["ok"] is True
 
 
 def test_unreadable_files_are_a_problem_and_the_rest_is_still_counted(root: Path) -> None:
     (root / "5.png").write_bytes(b"no")
     report = check_source(str(root))
-    assert not report.ok and report.bad[0][0] == "5.png"
+    assert not report.ok and [bad.name for bad in report.bad_files] == ["5.png"]
+    assert report.problems[0].code == "data.unreadable-images"
     assert "1 of 40 images" in report.problems[0].text
     assert report.counts["train"] == {"a": 16, "b": 15}
 
@@ -52,9 +53,11 @@ def test_problems_of_the_list_and_of_the_images_together(root: Path) -> None:
     (root / "5.png").write_bytes(b"no")
     (root / "6.png").unlink()
     report = check_source(str(root))
-    texts = [finding.text for finding in report.problems]
-    assert any("1 missing file: 6.png" in t for t in texts) and any("5.png" in t for t in texts)
-    assert all(finding.fix for finding in report.problems)
+    problems = {problem.code: problem for problem in report.problems}
+    assert set(problems) == {"data.file-not-found", "data.unreadable-images"}
+    assert "6.png" in problems["data.file-not-found"].text
+    assert "5.png" in problems["data.unreadable-images"].text
+    assert all(problem.fix for problem in report.problems)
 
 
 def test_warnings_about_leaks_copies_classes_and_empty_frames(root: Path) -> None:
@@ -71,36 +74,42 @@ def test_warnings_about_leaks_copies_classes_and_empty_frames(root: Path) -> Non
     warnings = "\n".join(report.warnings)
     assert report.ok
     assert "train: no image of c" in warnings
-    assert "1 of 10 groups stand in more than one split" in warnings
-    assert "1 images stand in more than one split" in warnings
-    assert "1 images show a single colour" in warnings
+    assert "1 of 10 groups are in more than one split" in warnings
+    assert "duplicate images across splits: 1 image" in warnings
+    assert "1 image of a single colour" in warnings
 
 
-@pytest.mark.parametrize("source", ["sinthetic", "no/such/folder", "nothing.npz"])
-def test_unknown_sources_are_reported(source: str) -> None:
+@pytest.mark.parametrize(
+    ("source", "code"),
+    [
+        ("sinthetic", "data.unknown-source"),
+        ("no/such/folder", "data.unknown-source"),
+        ("nothing.npz", "data.npz-not-found"),
+    ],
+)
+def test_unknown_sources_are_reported(source: str, code: str) -> None:
     report = check_source(source)
-    assert not report.ok and report.problems[0].fix
+    assert not report.ok
+    assert report.problems[0].code == code and report.problems[0].fix
 
 
 def test_empty_folder_and_all_unreadable(tmp_path: Path, root: Path) -> None:
     (tmp_path / "empty").mkdir()
-    assert "1 folder without images" in check_source(str(tmp_path / "empty")).problems[0].text
+    assert check_source(str(tmp_path / "empty")).problems[0].code == "data.no-images"
     for path in root.glob("*.png"):
         path.write_bytes(b"")
     report = check_source(str(root))
-    assert len(report.bad) == 40 and "40 of 40" in report.problems[0].text
+    assert len(report.bad_files) == 40 and "40 of 40" in report.problems[0].text
 
 
 def test_one_class_is_a_problem(root: Path) -> None:
     (root / "labels.csv").write_text((root / "labels.csv").read_text().replace(",b,", ",a,"))
-    assert "one label" in check_source(str(root)).problems[0].text
+    assert check_source(str(root)).problems[0].code == "data.one-class"
 
 
 def test_other_sources(tmp_path: Path) -> None:
-    images, labels = (
-        np.random.default_rng(0).integers(0, 256, (30, 8, 8), dtype=np.uint8),
-        np.arange(30) % 2,
-    )
+    images = np.random.default_rng(0).integers(0, 256, (30, 8, 8), dtype=np.uint8)
+    labels = np.arange(30) % 2
     np.savez(
         tmp_path / "x.npz",
         train_images=images,
@@ -111,12 +120,12 @@ def test_other_sources(tmp_path: Path) -> None:
     report = check_source(str(tmp_path / "x.npz"), cache_dir=tmp_path)
     assert report.ok and report.counts["train"] == {"class 0": 15, "class 1": 15}
     assert report.warnings == (
-        "5 images stand in more than one split, 5 of the copies in the test set",
+        "duplicate images across splits: 5 images, 5 copies in the test set",
     )
-    assert report.bad == ()
+    assert report.bad_files == ()
 
 
-def table(**changes: object) -> Table:
+def table(**changes: object) -> ImageTable:
     parts: dict[str, object] = {
         "name": "t",
         "images": np.zeros((4, 2, 2, 3), np.uint8),
@@ -126,25 +135,30 @@ def table(**changes: object) -> Table:
         "ids": np.array(list("wxyz")),
         "fingerprint": "",
     }
-    return Table(**(parts | changes))  # type: ignore[arg-type]
+    return ImageTable(**(parts | changes))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
-    ("changes", "message"),
+    ("changes", "code", "value"),
     [
-        ({"images": np.zeros((4, 2, 2), np.uint8)}, "uint8"),
-        ({"images": np.zeros((5, 2, 2, 3), np.uint8)}, "4 labels but 5"),
-        ({"groups": np.array(["a"])}, "4 labels but 1"),
-        ({"labels": np.array([0, 2, 0, 1])}, "run from 0 to 2"),
-        ({"split": np.array(["train", "trian", "test", "test"])}, "unknown split 'trian'"),
-        ({"split": np.array(["test"] * 4)}, "training split is empty"),
-        ({"labels": np.array([1, 1, 0, 0])}, "one label"),
+        ({"images": np.zeros((4, 2, 2), np.uint8)}, "data.image-shape", "(4, 2, 2)"),
+        ({"images": np.zeros((5, 2, 2, 3), np.uint8)}, "data.column-length", "5 entries"),
+        ({"groups": np.array(["a"])}, "data.column-length", "1 entries"),
+        ({"labels": np.array([0, 2, 0, 1])}, "data.label-range", "0 to 2"),
+        (
+            {"split": np.array(["train", "trian", "test", "test"])},
+            "data.unknown-split",
+            "'trian'",
+        ),
+        ({"split": np.array(["test"] * 4)}, "data.no-training-images", "t"),
+        ({"labels": np.array([1, 1, 0, 0])}, "data.one-class", "'b'"),
     ],
 )
-def test_table_door(changes: dict[str, object], message: str) -> None:
-    check(table())
-    with pytest.raises(DataError, match=message):
-        check(table(**changes))
+def test_every_table_is_checked(changes: dict[str, object], code: str, value: str) -> None:
+    check_table(table())
+    with pytest.raises(DataError) as caught:
+        check_table(table(**changes))
+    assert caught.value.code == code and value in caught.value.message
 
 
 def test_fingerprint_covers_every_part() -> None:

@@ -10,12 +10,19 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fedgsca.data.decode.image_files import Unreadable, decode, fit, inspect, white_level
-from fedgsca.data.file_list import Problem, list_folder
+from fedgsca.data import build_table
+from fedgsca.data.decode.image_files import (
+    UnreadableImageError,
+    decode,
+    fit,
+    inspect_image,
+    white_level,
+)
+from fedgsca.data.file_list import show_cases
 from fedgsca.data.load import load
-from fedgsca.data.readers import folder
+from fedgsca.data.readers.folder import list_folder
 from fedgsca.data.split import split_rows
-from fedgsca.data.table import Table
+from fedgsca.data.table import ImageTable
 from fedgsca.errors import DataError
 
 Make = Callable[..., Path]
@@ -37,35 +44,23 @@ def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
         root.mkdir(exist_ok=True)
         for i in range(count):
             picture(i).save(root / f"a{i}.png")
-        lines = (
-            [f"a{i}.png,{'tumour' if i % 2 else 'normal'}" for i in range(count)]
-            if rows is None
-            else rows
-        )
+        lines = rows
+        if lines is None:
+            lines = [f"a{i}.png,{'tumour' if i % 2 else 'normal'}" for i in range(count)]
         (root / "labels.csv").write_text("\n".join([header, *lines]))
         return root
 
     return build
 
 
-def read(root: Path) -> Table:
+def read(root: Path) -> ImageTable:
     return load(str(root))
 
 
-@pytest.mark.parametrize(
-    ("what", "one"),
-    [
-        ("missing files", "1 missing file: x"),
-        ("class folders are missing", "1 class folder is missing: x"),
-        ("of 40 listed images are missing", "1 of 40 listed images is missing: x"),
-        ("paths that leave the folder", "1 path that leaves the folder: x"),
-        ("unknown classes in a.csv", "1 unknown class in a.csv: x"),
-        ("entries of a.json whose label is odd", "1 entry of a.json whose label is odd: x"),
-    ],
-)
-def test_one_case_is_told_in_the_singular(what: str, one: str) -> None:
-    assert str(Problem(what, ("x",), "")) == one
-    assert str(Problem(what, ("x", "y"), "")) == f"2 {what}: x, y"
+def test_long_lists_of_cases_are_shortened() -> None:
+    assert show_cases(["a"]) == "a"
+    assert show_cases(list("abcde")) == "a, b, c, d, e"
+    assert show_cases(list("abcdef")) == "a, b, c, d, e, ..."
 
 
 def test_images_labels_and_ids_in_list_order(make: Make) -> None:
@@ -78,10 +73,11 @@ def test_images_labels_and_ids_in_list_order(make: Make) -> None:
 
 
 def test_all_columns(make: Make) -> None:
-    rows = [
-        f"a{i}.png,{i % 2},p{i // 4},{'test' if i > 7 else 'Training'},{'north' if i < 5 else 'south'}"
-        for i in range(10)
-    ]
+    rows = []
+    for i in range(10):
+        split = "test" if i > 7 else "Training"
+        site = "north" if i < 5 else "south"
+        rows.append(f"a{i}.png,{i % 2},p{i // 4},{split},{site}")
     table = read(make(rows, "file,label,group,split,site"))
     assert table.groups is not None and table.groups[4] == "p1"
     assert table.site is not None and table.site.tolist() == ["north"] * 5 + ["south"] * 5
@@ -113,85 +109,97 @@ def test_numbers_are_ordered_as_numbers(make: Make) -> None:
 
 
 @pytest.mark.parametrize(
-    ("rows", "header", "message", "fix"),
+    ("rows", "header", "code", "value"),
     [
         (
             ["a0.png,x", "gone.png,y", "lost.png,y"],
             "file,label",
-            "2 missing files: gone.png, lost.png",
-            "remove their lines",
+            "data.file-not-found",
+            "2 files not found: gone.png, lost.png",
         ),
         (
             ["a0.png,x", "a1.png,y", "./a0.png,x"],
             "file,label",
+            "data.duplicate-file",
             "1 file listed more than once: a0.png",
-            "one line per image",
         ),
-        (["a0.png,x", "a1.png,"], "file,label", "1 empty cell in column label: line 3", "fill in"),
+        (["a0.png,x", "a1.png,"], "file,label", "data.empty-cell", "'label' of labels.csv: line 3"),
         (
             ["a0.png,x", "../cache.png,y", "/etc/x.png,y"],
             "file,label",
-            "2 paths that leave the folder",
-            "relative",
+            "data.path-outside-folder",
+            "../cache.png, /etc/x.png",
         ),
-        (
-            ["a0.png,x,1"],
-            "file,label,pacient",
-            "'pacient'",
-            "allowed are file, label, group, split, site",
-        ),
-        (["a0.png,x"], "file,lable", r"'lable' \(did you mean label\?\)", "allowed"),
-        (["a0.png,x"], "file,lable", "1 missing column: label", "first line"),
-        (["a0.png,x,later"], "file,label,split", "1 unknown split: later", "train, val or test"),
-        (["a0.png,x,"], "file,label,site", "1 empty cell in column site", "fill in"),
-        (["a0.png,x", "a1.png,y,z"], "file,label", "line 3 has 3 cells", "quote"),
-        (["a0.png,x"], "file,label,label", "stands twice", "keep one"),
-        (["labels.csv,x"], "file,label", "1 file of an unknown type", ".png"),
-        ([], "file,label", "1 list without images", "one line per image"),
-        ([], "", "empty", "header"),
-        ([f"a{i}.png,x" for i in range(10)], "file,label", "one label", "two classes"),
-        (["a0.png,x"], "file,label", "too few images", "add images"),
-        (
-            ["a0.png,x,train", "a1.png,y,train"],
-            "file,label,split",
-            "no test images",
-            "split = test",
-        ),
-        (
-            ["a0.png,x,test", "a1.png,y,test"],
-            "file,label,split",
-            "training split is empty",
-            "split = train",
-        ),
+        (["a0.png,x,1"], "file,label,pacient", "data.unknown-column", "'pacient'"),
+        (["a0.png,x,later"], "file,label,split", "data.unknown-split", "later"),
+        (["a0.png,x,"], "file,label,site", "data.empty-cell", "1 empty cell in column 'site'"),
+        (["a0.png,x", "a1.png,y,z"], "file,label", "data.csv-row-too-long", "line 3"),
+        (["a0.png,x"], "file,label,label", "data.duplicate-column", "'label'"),
+        (["labels.csv,x"], "file,label", "data.unknown-file-type", "labels.csv"),
+        ([], "file,label", "data.empty-list", "labels.csv"),
+        ([], "", "data.empty-csv", "labels.csv"),
+        ([f"a{i}.png,x" for i in range(10)], "file,label", "data.one-class", "'x'"),
+        (["a0.png,x"], "file,label", "data.too-few-for-test-set", "1 image"),
+        (["a0.png,x,train", "a1.png,y,train"], "file,label,split", "data.no-test-images", "set"),
+        (["a0.png,x,test", "a1.png,y,test"], "file,label,split", "data.no-training-images", "set"),
     ],
 )
-def test_bad_lists_are_refused_with_the_fix(
-    make: Make, rows: list[str], header: str, message: str, fix: str
+def test_bad_lists_are_refused_with_the_place(
+    make: Make, rows: list[str], header: str, code: str, value: str
 ) -> None:
-    with pytest.raises(DataError, match=message) as caught:
-        read(make(rows, header))
-    assert fix in caught.value.fix
+    root = make(rows, header)
+    with pytest.raises(DataError) as caught:
+        read(root)
+    assert caught.value.code == code and caught.value.fix
+    assert value in caught.value.message
+
+
+def test_a_misspelled_column_is_both_unknown_and_missing(make: Make) -> None:
+    root = make(["a0.png,x"], "file,lable")
+    assert [problem.code for problem in list_folder(root).problems] == [
+        "data.unknown-column",
+        "data.missing-column",
+    ]
+    with pytest.raises(DataError) as caught:
+        read(root)
+    assert caught.value.code == "data.several-problems"
+    assert "did you mean label?" in caught.value.message
 
 
 def test_all_problems_at_once(make: Make) -> None:
     rows = ["a0.png,x", "a0.png,y", "../b.png,x", "a2.png,", *(f"no{i}.png,x" for i in range(8))]
+    root = make(rows)
+    assert {problem.code for problem in list_folder(root).problems} == {
+        "data.duplicate-file",
+        "data.path-outside-folder",
+        "data.empty-cell",
+        "data.file-not-found",
+    }
     with pytest.raises(DataError) as caught:
-        read(make(rows))
+        read(root)
     text = caught.value.message
-    assert "8 missing files: no0.png, no1.png, no2.png, no3.png, no4.png, ..." in text
-    assert "more than once" in text and "leaves the folder" in text and "empty cell" in text
+    assert caught.value.code == "data.several-problems" and "4 problems" in text
+    assert "8 files not found: no0.png, no1.png, no2.png, no3.png, no4.png, ..." in text
+    assert text.count(str(root)) == 1  # the place is named once
+
+
+def test_missing_folder(tmp_path: Path) -> None:
+    (problem,) = list_folder(tmp_path / "none").problems
+    assert problem.code == "data.folder-not-found" and str(tmp_path / "none") in problem.message
 
 
 def test_empty_folder_and_loose_images(tmp_path: Path) -> None:
     root = tmp_path / "set"
     root.mkdir()
-    with pytest.raises(DataError, match="1 folder without images"):
+    with pytest.raises(DataError) as caught:
         read(root)
+    assert caught.value.code == "data.no-images"
     picture(0).save(root / "a.png")
     (root / "meta.csv").write_text("x")
-    with pytest.raises(DataError, match=r"1 image without a label") as caught:
+    with pytest.raises(DataError) as caught:
         read(root)
-    assert "meta.csv" in caught.value.fix
+    assert caught.value.code == "data.unlabelled-image"
+    assert "a.png" in caught.value.message and "meta.csv" in caught.value.fix
 
 
 def test_class_folders(make: Make, tmp_path: Path) -> None:
@@ -206,7 +214,7 @@ def test_class_folders(make: Make, tmp_path: Path) -> None:
     table = read(root)
     assert table.classes == ("normal", "tumour") and len(table) == 10
     assert table.ids[0] == "normal/0.PNG"
-    assert any("1 files that are no images" in note for note in table.notes)
+    assert any("1 file ignored" in note for note in table.notes)
 
 
 def test_class_folders_below_splits(make: Make, tmp_path: Path) -> None:
@@ -230,12 +238,13 @@ def test_corrupt_and_truncated_images_are_named(make: Make) -> None:
     root = make()
     (root / "a2.png").write_bytes(b"not an image")
     (root / "a5.png").write_bytes((root / "a5.png").read_bytes()[:200])
-    with pytest.raises(
-        DataError, match=r"2 of 10 images in .* cannot be read, first: a2.png \(not a JPEG"
-    ) as caught:
+    with pytest.raises(DataError) as caught:
         read(root)
-    assert "a5.png" in caught.value.message and "--list-bad" in caught.value.fix
-    assert [name for name, _ in folder.list_bad(list_folder(root))] == ["a2.png", "a5.png"]
+    assert caught.value.code == "data.unreadable-images" and "--list-bad" in caught.value.fix
+    assert "2 of 10 images" in caught.value.message and "a5.png" in caught.value.message
+    bad_files = build_table.find_bad_files(list_folder(root))
+    assert [bad.name for bad in bad_files] == ["a2.png", "a5.png"]
+    assert bad_files[0].reason == "not a JPEG, PNG, TIFF or BMP image"
     table = load(str(root), skip_unreadable=True)
     assert len(table) == 8 and "a2.png" not in table.ids
     assert (table.images[table.ids.tolist().index("a6.png")] == np.asarray(picture(6))).all()
@@ -246,7 +255,7 @@ def test_truncated_jpeg(tmp_path: Path) -> None:
     path = tmp_path / "a.jpg"
     picture(0, (600, 600)).save(path)
     path.write_bytes(path.read_bytes()[:20_000])
-    with pytest.raises(Unreadable, match="truncated"):
+    with pytest.raises(UnreadableImageError, match="truncated"):
         decode(path, 64)
 
 
@@ -254,9 +263,10 @@ def test_nothing_readable(make: Make) -> None:
     root = make()
     for i in range(10):
         (root / f"a{i}.png").write_bytes(b"")
-    with pytest.raises(DataError, match="10 of 10 images"):
+    with pytest.raises(DataError) as caught:
         load(str(root), skip_unreadable=True)
-    assert len(folder.list_bad(list_folder(root))) == 10
+    assert caught.value.code == "data.unreadable-images"
+    assert len(build_table.find_bad_files(list_folder(root))) == 10
 
 
 def test_a_repaired_image_is_read_again(make: Make) -> None:
@@ -278,8 +288,8 @@ def test_second_reading_decodes_nothing(make: Make, monkeypatch: pytest.MonkeyPa
     def fail(*_: object) -> None:
         raise AssertionError("touched a file's content")
 
-    monkeypatch.setattr(folder, "decode_for", fail)
-    monkeypatch.setattr(folder, "_measure", fail)
+    monkeypatch.setattr(build_table, "decode_with_patient", fail)
+    monkeypatch.setattr(build_table, "_measure", fail)
     second = read(root)
     assert isinstance(second.images, np.memmap) and second.fingerprint == first.fingerprint
     picture(77).save(root / "a3.png")
@@ -342,7 +352,7 @@ def test_white_level(peak: int, white: int) -> None:
 def test_sixteen_bit_grey(tmp_path: Path, suffix: str) -> None:
     values = np.linspace(0, 65535, 144).astype(np.uint16).reshape(12, 12)
     Image.fromarray(values).save(tmp_path / f"x{suffix}")
-    assert inspect(tmp_path / f"x{suffix}").peak == 65535
+    assert inspect_image(tmp_path / f"x{suffix}").peak == 65535
     pixels = decode(tmp_path / f"x{suffix}", 12, 65535)
     assert (pixels[..., 0] == np.rint(values / 257)).all() and (
         pixels[..., 0] == pixels[..., 2]
@@ -350,20 +360,19 @@ def test_sixteen_bit_grey(tmp_path: Path, suffix: str) -> None:
 
 
 def test_one_scale_for_all_deep_images_of_a_set(make: Make) -> None:
-    """A dark image stays dark beside a bright one: the set's largest value decides, not each file's."""
+    """A dark image stays dark beside a bright one: the largest value of the set decides."""
     root = make()
     for i in range(10):
         Image.fromarray(np.full((12, 12), 4000 if i else 1000, np.uint16)).save(root / f"a{i}.png")
     table = read(root)
-    assert table.images[0].max() == round(1000 * 255 / 4095) and table.images[1].max() == round(
-        4000 * 255 / 4095
-    )
+    assert table.images[0].max() == round(1000 * 255 / 4095)
+    assert table.images[1].max() == round(4000 * 255 / 4095)
     assert any("4095 is white" in note for note in table.notes)
 
 
 def test_float_pixels_are_refused(tmp_path: Path) -> None:
     Image.fromarray(np.zeros((4, 4), np.float32)).save(tmp_path / "x.tif")
-    with pytest.raises(Unreadable, match="floating-point"):
+    with pytest.raises(UnreadableImageError, match="floating-point"):
         decode(tmp_path / "x.tif", 4)
 
 
@@ -374,7 +383,7 @@ def test_exif_rotation(tmp_path: Path, suffix: str) -> None:
     exif = Image.Exif()
     exif[0x0112] = 6
     Image.fromarray(pixels).save(tmp_path / f"x{suffix}", exif=exif)
-    facts = inspect(tmp_path / f"x{suffix}")
+    facts = inspect_image(tmp_path / f"x{suffix}")
     assert (facts.width, facts.height) == (20, 40)
     turned = decode(tmp_path / f"x{suffix}", 20)
     assert turned[0].max() < 30 and turned[-1].min() > 220
@@ -445,8 +454,10 @@ def test_made_split_never_takes_a_whole_class() -> None:
     labels = np.array([0] * 5 + [1] * 50 + [1] * 3)
     split = split_rows(labels, groups, 0.2, 0)
     assert set(split[labels == 0]) == {"train"} and "test" in split
-    with pytest.raises(DataError, match="too few groups"):
+    with pytest.raises(DataError) as caught:
         split_rows(labels, np.array(["a"] * len(labels)), 0.2, 0)
+    assert caught.value.code == "data.too-few-for-test-set"
+    assert "1 group" in caught.value.message
 
 
 def test_empty_group_is_its_own(make: Make) -> None:

@@ -1,4 +1,4 @@
-"""Kvasir-Capsule: the published splits are read as published, ours keep videos apart, and every mistake is named with its fix."""
+"""Kvasir-Capsule: published splits as published, ours keep videos apart, mistakes with a fix."""
 
 from __future__ import annotations
 
@@ -8,18 +8,19 @@ from collections import Counter
 from pathlib import Path
 
 import numpy as np
-import papers
 import pytest
 
 from fedgsca.config import load_config
 from fedgsca.data.checks import check_source
-from fedgsca.data.load import Options, load
+from fedgsca.data.load import load
+from fedgsca.data.reader import ReaderOptions
 from fedgsca.data.readers.kvasir import list_kvasir
 from fedgsca.data.readers.kvasir_facts import CLASSES
-from fedgsca.data.table import Table
+from fedgsca.data.table import ImageTable
 from fedgsca.errors import ConfigError, DataError
 from fedgsca.experiment.simulation import prepare
 from fedgsca.noise.candidates import KVASIR, table_for
+from tests import papers
 
 
 @pytest.fixture(scope="session")
@@ -35,7 +36,7 @@ def root(whole: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(whole, tmp_path / "kvasir"))
 
 
-def read(root: Path, **options: str) -> Table:
+def read(root: Path, **options: str) -> ImageTable:
     return load(f"kvasir:{root}", **options)  # type: ignore[arg-type]
 
 
@@ -124,9 +125,9 @@ def test_noisy_sets_are_given_labels_over_the_truth(whole: Path) -> None:
         prepare(
             load_config(data__source=f"kvasir:{whole}", data__label="symm-0.2", noise__spec="S20")
         )
-    with pytest.raises(DataError, match="csv files are missing") as caught:
-        read(whole, label="pair-0.4")
-    assert "noisy sets found there: symm-0.2" in caught.value.fix
+    error = refused(whole, label="pair-0.4")
+    assert error.code == "data.lists-not-found" and "4 csv files" in error.message
+    assert "noisy sets there: symm-0.2" in error.fix
 
 
 def test_corrected_labels_replace_the_given_ones_not_the_truth(whole: Path, tmp_path: Path) -> None:
@@ -167,11 +168,12 @@ def test_real_lists_as_published(tmp_path: Path) -> None:
         "C": 2532,
         "D": 2529,
     }
-    for split, classes in report.published.items():
+    for split, classes in report.published_counts.items():
         assert {**report.counts[split], "all": sum(report.counts[split].values())} == classes
-    assert "2894 of 2894 test images come from a video that is also in training" in report.warnings
-    assert len(report.lists) == 6 and all(len(digest) == 64 for _, digest in report.lists)
-    noisy = list_kvasir(tmp_path, Options(splits=papers.SHARED, label="pair-0.4"))
+    leak = "2894 of 2894 test images come from a video that is also in the training set"
+    assert leak in report.warnings
+    assert len(report.lists) == 6 and all(len(digest.sha256) == 64 for digest in report.lists)
+    noisy = list_kvasir(tmp_path, ReaderOptions(splits=papers.SHARED, label="pair-0.4"))
     train = [row for row in noisy.rows if row.split == "train"]
     moved = [row for row in train if row.given != row.label]
     assert (
@@ -181,9 +183,7 @@ def test_real_lists_as_published(tmp_path: Path) -> None:
     )
     assert all((CLASSES.index(row.label) + 1) % 10 == CLASSES.index(row.given) for row in moved)
     apart = check_source(f"kvasir:{tmp_path}", split="video", fast=True)
-    assert apart.ok and not any(
-        "stand in more than one split" in warning for warning in apart.warnings
-    )
+    assert apart.ok and not any("in more than one split" in warning for warning in apart.warnings)
     assert all(apart.counts[split][name] for split in ("train", "test") for name in CLASSES)
 
 
@@ -198,27 +198,30 @@ def refused(root: Path, **options: str) -> DataError:
 
 
 def test_wrong_roots(root: Path, tmp_path: Path) -> None:
-    assert "does not exist" in refused(tmp_path / "nowhere").message
-    assert refused(tmp_path).fix == f"--data kvasir:{root}"
-    assert f"--data kvasir:{root}" in refused(root / "Ulcer").fix
+    assert refused(tmp_path / "nowhere").code == "data.folder-not-found"
+    for wrong_root in (tmp_path, root / "Ulcer"):
+        error = refused(wrong_root)
+        assert error.code == "data.wrong-root" and error.fix == f"use --data kvasir:{root}"
     (tmp_path / "packed").mkdir()
-    assert "it is empty" in refused(tmp_path / "packed").message
+    error = refused(tmp_path / "packed")
+    assert error.code == "data.unknown-layout" and "it contains: nothing" in error.message
     (tmp_path / "packed" / "labelled_images.zip").touch()
-    assert refused(tmp_path / "packed").fix == "unpack the archives first"
+    error = refused(tmp_path / "packed")
+    assert error.code == "data.archive-not-unpacked" and error.fix == "unpack the archives first"
 
 
 def test_renamed_and_missing_folders(root: Path) -> None:
     (root / "Ileocecal valve").rename(root / "Ileocecal valv")
     shutil.rmtree(root / "Ulcer")
     error = refused(root, split="video")
+    assert error.code == "data.class-folder-not-found"
     assert (
-        "2 class folders are missing: Ileocecal valve (is it 'Ileocecal valv'?), Ulcer"
+        "2 class folders not found: Ileocecal valve (is it 'Ileocecal valv'?), Ulcer"
         in error.message
     )
-    (root / "Ileocecal valv").rename(
-        root / "ileocecal_valve"
-    )  # only signs and capitals differ: the same class
-    assert "1 class folder is missing: Ulcer" in refused(root, split="video").message
+    # only signs and capitals differ: the same class
+    (root / "Ileocecal valv").rename(root / "ileocecal_valve")
+    assert "1 class folder not found: Ulcer" in refused(root, split="video").message
 
 
 def test_missing_images_of_the_lists(root: Path) -> None:
@@ -226,13 +229,11 @@ def test_missing_images_of_the_lists(root: Path) -> None:
     for path in gone:
         path.unlink()
     error = refused(root)
-    assert (
-        "3 of 200 listed images are missing: Pylorus/" in error.message
-        and "--skip-unreadable" in error.fix
-    )
+    assert error.code == "data.file-not-found" and "--skip-unreadable" in error.fix
+    assert "3 of 200 listed images not found: Pylorus/" in error.message
     table = load(f"kvasir:{root}", skip_unreadable=True)
     assert len(table) == 197 and any(
-        "3 of 200 listed images are missing and left out" in note for note in table.notes
+        "3 of 200 listed images not found and left out" in note for note in table.notes
     )
     report = check_source(f"kvasir:{root}")
     assert (
@@ -244,9 +245,11 @@ def test_missing_images_of_the_lists(root: Path) -> None:
 def test_half_of_the_lists(root: Path) -> None:
     (root / "train-4clients-C-shuffle.csv").unlink()
     (root / "test-shuffle.csv").unlink()
-    assert "2 csv files are missing in" in refused(root).message
+    error = refused(root)
+    assert error.code == "data.lists-not-found" and "2 csv files" in error.message
     (root / "official_splits" / "split_1.csv").unlink()
-    assert "data.splits=FOLDER" in refused(root, split="official-0").fix
+    error = refused(root, split="official-0")
+    assert error.code == "data.lists-not-found" and "data.splits=FOLDER" in error.fix
 
 
 def test_lists_that_say_something_else(root: Path) -> None:
@@ -255,43 +258,42 @@ def test_lists_that_say_something_else(root: Path) -> None:
     path.write_text("\ufeff" + text, encoding="utf-8")  # a BOM is no mistake
     assert len(read(root)) == 200
     path.write_text(text.replace("Ulcer", "Ulcr"))
-    assert (
-        "'Ulcr' in line" in refused(root).message
-        and "did you mean 'Ulcer'?" in refused(root).message
-    )
+    error = refused(root)
+    assert error.code == "data.unknown-class" and "'Ulcr' in line" in error.message
+    assert "did you mean 'Ulcer'?" in error.message
     path.write_text(text.replace("Ulcer,4", "Ulcer,5"))
-    assert "name, class and number disagree" in refused(root).message
+    assert refused(root).code == "data.inconsistent-list"
     path.write_text(text.replace("category", "kind"))
-    assert "no column category" in refused(root).message
+    error = refused(root)
+    assert error.code == "data.missing-column" and "category" in error.message
     path.write_text(text + text.split("\n")[1])
-    assert "listed more than once" in refused(root).message
+    assert refused(root).code == "data.duplicate-file"
 
 
 def test_damaged_images(root: Path) -> None:
     path = next(iter(sorted((root / "Erosion").iterdir())))
     path.write_bytes(path.read_bytes()[:200])
     error = refused(root)
-    assert (
-        "1 of 200 images" in error.message
-        and f"fedgsca data check kvasir:{root} --list-bad" in error.fix
-    )
-    assert [name for name, _ in check_source(f"kvasir:{root}").bad] == [f"Erosion/{path.name}"]
+    assert error.code == "data.unreadable-images" and "1 of 200 images" in error.message
+    assert f"fedgsca data check kvasir:{root} --list-bad" in error.fix
+    bad_files = check_source(f"kvasir:{root}").bad_files
+    assert [bad.name for bad in bad_files] == [f"Erosion/{path.name}"]
     assert len(load(f"kvasir:{root}", skip_unreadable=True)) == 199
 
 
 @pytest.mark.parametrize(
-    ("source", "key", "value", "said"),
+    ("source", "key", "value", "code", "fix"),
     [
-        ("kvasir:x", "split", "vidoe", "did you mean video?"),
-        ("kvasir:x", "label", "eye", "choose one of: clean"),
-        ("synthetic", "split", "video", "leave data.split out"),
-        ("synthetic", "splits", "x", "leave data.splits out"),
-        ("chaoyang:x", "split", "published", "leave data.split out"),
+        ("kvasir:x", "split", "vidoe", "data.unknown-option-value", "did you mean 'video'?"),
+        ("kvasir:x", "label", "eye", "data.unknown-option-value", "use one of: clean"),
+        ("synthetic", "split", "video", "data.option-not-supported", "remove data.split"),
+        ("synthetic", "splits", "x", "data.option-not-supported", "remove data.splits"),
+        ("chaoyang:x", "split", "published", "data.option-not-supported", "remove data.split"),
     ],
 )
 def test_options_of_other_sources_are_refused_before_anything_is_read(
-    source: str, key: str, value: str, said: str
+    source: str, key: str, value: str, code: str, fix: str
 ) -> None:
     with pytest.raises(ConfigError) as caught:
         load(source, **{key: value})  # type: ignore[arg-type]
-    assert said in caught.value.fix
+    assert caught.value.code == code and fix in caught.value.fix

@@ -7,14 +7,15 @@ from collections import Counter
 from pathlib import Path
 
 import numpy as np
-import papers
 import pytest
 
 from fedgsca.data.checks import check_source
+from fedgsca.data.file_list import FolderCount
 from fedgsca.data.load import load
 from fedgsca.data.readers.odir_keywords import CLASSES, class_of_eye
 from fedgsca.errors import DataError, MissingExtraError
 from fedgsca.noise.candidates import ODIR, table_for
+from tests import papers
 
 pytest.importorskip("openpyxl")
 TABLE = "Training Set/Annotation/training annotation (English).xlsx"
@@ -85,7 +86,7 @@ def test_eyes_without_a_diagnosis_are_left_out_and_counted(root: Path) -> None:
     rows[5][5] = "low image quality"
     papers.workbook(root / TABLE, rows)
     table = load(f"odir:{root}", label="eye")
-    assert len(table) == 111 and any("1 eyes without a diagnosis" in note for note in table.notes)
+    assert len(table) == 111 and any("1 eye without a diagnosis" in note for note in table.notes)
     assert len(load(f"odir:{root}")) == 112
 
 
@@ -114,12 +115,10 @@ def test_check_compares_with_the_published_numbers(whole: Path) -> None:
         and report.group_word == "patient"
         and report.groups == 56
     )
-    assert (report.tree[0].folder, report.tree[0].images, report.tree[0].published) == (
-        "Training Set/Images/",
-        64,
-        7000,
+    assert report.folders[0] == FolderCount("Training Set/Images/", 64, 7000)
+    assert (
+        report.published_counts["train"] == {"all": 7000, "Normal": 2280} and len(report.lists) == 3
     )
-    assert report.published["train"] == {"all": 7000, "Normal": 2280} and len(report.lists) == 3
     assert any("instead of 7000" in warning for warning in report.warnings)
 
 
@@ -133,14 +132,15 @@ def refused(root: Path, **options: str) -> DataError:
     return caught.value
 
 
-def test_tables_that_are_none(root: Path) -> None:
+def test_invalid_tables(root: Path) -> None:
     header = [name for name in papers.HEADER if name != "Right-Fundus"]
     papers.workbook(root / TABLE, [row[:4] + row[5:] for row in papers.patients(32)], header)
-    assert "no column Right-Fundus" in refused(root).message
+    error = refused(root)
+    assert error.code == "data.missing-column" and "Right-Fundus" in error.message
     (root / TABLE).write_text("ID,Left-Fundus\n")
-    assert "is not an Excel workbook" in refused(root).message
+    assert refused(root).code == "data.invalid-xlsx"
     (root / TABLE).unlink()
-    assert "holds no annotation" in refused(root).message
+    assert refused(root).code == "data.lists-not-found"
 
 
 def test_headers_in_other_spellings_are_read(root: Path) -> None:
@@ -157,37 +157,41 @@ def test_rows_that_say_nothing(root: Path) -> None:
     rows[0][7:] = [0] * 8
     rows[1][3] = None
     papers.workbook(root / TABLE, rows)
-    message = refused(root).message
-    assert (
-        "without a 1 in NDGCAHMO: line 2" in message
-        and "without a patient or a file: line 3" in message
-    )
+    error = refused(root)
+    assert error.code == "data.several-problems"
+    assert "without a 1 in the columns NDGCAHMO: line 2" in error.message
+    assert "without a patient or a file: line 3" in error.message
 
 
 def test_half_a_data_set(root: Path) -> None:
     shutil.rmtree(root / "On-site Test Set")
-    assert "1 folder is missing: On-site Test Set" in refused(root).message
+    error = refused(root)
+    assert error.code == "data.folder-not-found" and "On-site Test Set" in error.message
     shutil.rmtree(root / "Off-site Test Set")
     assert any("split patient" in note for note in load(f"odir:{root}").notes)
-    assert "data.split=patient" in refused(root, split="published").fix
+    error = refused(root, split="published")
+    assert error.code == "data.no-test-images" and "data.split=patient" in error.fix
     (root / "Training Set" / "Images" / "4_left.jpg").unlink()
-    assert (
-        "1 of 64 listed images is missing: Training Set/Images/4_left.jpg" in refused(root).message
-    )
+    error = refused(root)
+    assert error.code == "data.file-not-found"
+    assert "1 of 64 listed images not found: Training Set/Images/4_left.jpg" in error.message
     (root / "Training Set" / "Images").rename(root / "Training Set" / "Pictures")
-    assert "has no folder Images" in refused(root).message
+    error = refused(root)
+    assert error.code == "data.folder-not-found" and "Images" in error.message
 
 
 def test_wrong_roots(root: Path, tmp_path: Path) -> None:
-    assert refused(tmp_path).fix == f"--data odir:{root}"
-    assert refused(root / "Training Set").fix == f"--data odir:{root}"
+    for wrong_root in (tmp_path, root / "Training Set"):
+        error = refused(wrong_root)
+        assert error.code == "data.wrong-root" and error.fix == f"use --data odir:{root}"
     (tmp_path / "empty").mkdir()
-    assert "it is empty" in refused(tmp_path / "empty").message
+    assert refused(tmp_path / "empty").code == "data.unknown-layout"
 
 
 def test_without_the_extra_the_line_that_installs_it_is_told(
     whole: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("fedgsca.data.readers.xlsx.find_spec", lambda name: None)
-    with pytest.raises(MissingExtraError, match=r"fedgsca\[odir\]"):
+    with pytest.raises(MissingExtraError) as caught:
         load(f"odir:{whole}")
+    assert caught.value.code == "extra.odir" and "fedgsca[odir]" in caught.value.fix
