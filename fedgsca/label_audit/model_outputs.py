@@ -30,7 +30,7 @@ def evaluate_rows(site_data: SiteData, rows: np.ndarray, run: Path) -> Evaluatio
     from fedgsca.train import evaluate
 
     try:
-        model = build_build_network(read_trained(run, checkpoint=True))
+        model = build_network(read_trained(run, checkpoint=True))
     except RunFolderError:
         return None
     table = site_data.table

@@ -241,12 +241,14 @@ def test_a_corrected_folder_is_used_and_its_test_labels_are_locked(audit: Audit)
     )
     assert np.flatnonzero(table.replaced_labels != table.labels).tolist() == [row]
     lines = file.read_text().splitlines()
-    at = next(i for i, line in enumerate(lines) if line.endswith(",test"))
-    name, label, *rest = lines[at].split(",")
-    other = next(c for c in table.classes if c != label)
-    file.write_text("\n".join([*lines[:at], ",".join([name, other, *rest]), *lines[at + 1 :]]))
-    with pytest.raises(DataError, match="locked"):
+    test_line = next(i for i, line in enumerate(lines) if line.endswith(",test"))
+    cells = lines[test_line].split(",")
+    cells[1] = next(name for name in table.classes if name != cells[1])
+    lines[test_line] = ",".join(cells)
+    file.write_text("\n".join(lines))
+    with pytest.raises(DataError) as error:
         load(str(file.parent), labels=file)
+    assert error.value.code == "data.labels-do-not-fit" and "locked" in error.value.message
 
 
 # ---- retraining ----
