@@ -20,7 +20,7 @@ from hospitals import Worth, judge, traces, unpack, write_images
 from parties import Failed, Parties, free_port, listens
 
 from fedgsca.cli import execute
-from fedgsca.deploy.consortium import read_plan
+from fedgsca.deploy.consortium import read_consortium
 from fedgsca.support.console import make_table, print_note, print_line, print_table
 from fedgsca.support.text import duration
 
@@ -77,7 +77,7 @@ def story(folder: Path, port: int) -> None:
     (folder / "consortium.toml").write_text(plan)
     if execute(["deploy", "init", str(folder / "consortium.toml")]):
         raise Failed("no kits were made; the reason is above")
-    rounds = read_plan(folder / "consortium.toml")[1].train.rounds
+    rounds = read_consortium(folder / "consortium.toml")[1].train.rounds
     coordinator, run = folder / "kits" / "coordinator", folder / "kits" / "coordinator" / "run"
     kits = {
         name: unpack(folder / "kits" / "hospitals" / f"{name}.zip", home)

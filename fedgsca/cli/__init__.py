@@ -38,6 +38,7 @@ from fedgsca.cli import (
 )
 from fedgsca.cli.error_output import from_click, from_permission_error, show_error
 from fedgsca.errors import FedgscaError
+from fedgsca.support.console import JsonOutput
 
 MODULES = (
     demo,
@@ -59,10 +60,31 @@ MODULES = (
     methods,
     show_config,
 )
-COMMAND_ORDER = """
-    demo run resume compare table ablation sensitivity stability efficiency deploy report
-    audit review apply exchange predict export data noise wire privacy methods config
-""".split()
+COMMAND_ORDER = (
+    "demo",
+    "run",
+    "resume",
+    "compare",
+    "table",
+    "ablation",
+    "sensitivity",
+    "stability",
+    "efficiency",
+    "deploy",
+    "report",
+    "audit",
+    "review",
+    "apply",
+    "exchange",
+    "predict",
+    "export",
+    "data",
+    "noise",
+    "wire",
+    "privacy",
+    "methods",
+    "config",
+)
 
 INTERRUPT_EXIT_CODE = 130  # what a shell reports for Ctrl-C
 BUG_EXIT_CODE = 70  # EX_SOFTWARE
@@ -127,6 +149,7 @@ def execute(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code; every failure becomes one clear message."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     as_json = "--json" in arguments
+    JsonOutput.is_printed = False
     try:
         code = app(args=arguments, prog_name="fedgsca", standalone_mode=False)
         return code if isinstance(code, int) else 0

@@ -31,6 +31,7 @@ MAX_PAIRS = 12  # printed; the log has all of them
 
 
 def add(app: typer.Typer) -> None:
+    """Add the command of this module."""
     app.command(
         "apply",
         help="Write corrected labels beside the original, with a change log.",
@@ -39,12 +40,13 @@ def add(app: typer.Typer) -> None:
 
 
 def apply_command(
-    audit: Folder, prefer: Prefer = None, out: Out = None, json: Json = False
+    audit: Folder, prefer: Prefer = None, out: Out = None, as_json: Json = False
 ) -> None:
+    """`fedgsca apply`."""
     from fedgsca.label_audit.apply_decisions import apply_decisions
 
     result = apply_decisions(audit, prefer=prefer, out=out)
-    if json:
+    if as_json:
         changes = [asdict(change) for change in result.changes]
         print_json({"file": result.file, "counts": result.counts.to_json(), "changes": changes})
     else:

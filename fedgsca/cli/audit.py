@@ -64,15 +64,17 @@ Opinions = Annotated[
     ),
 ]
 SplitOption = Annotated[
-    AuditSplit, typer.Option("--split", help="test: the labels by which models are judged; locked")
+    AuditSplit,
+    typer.Option("--split", help="test: the labels that models are evaluated on; locked"),
 ]
 Unlock = Annotated[
     bool,
-    typer.Option("--unlock-test", help="audit the test labels though it spoils them as a measure"),
+    typer.Option("--unlock-test", help="also audit the test labels (this biases evaluation)"),
 ]
 
 
 def add(app: typer.Typer) -> None:
+    """Add the command of this module."""
     app.command(
         "audit",
         help="Rank a site's labels by how wrong they look.",
@@ -91,12 +93,13 @@ def audit(
     split: SplitOption = AuditSplit.train,
     unlock_test: Unlock = False,
     quiet: Quiet = False,
-    json: Json = False,
+    as_json: Json = False,
 ) -> None:
+    """`fedgsca audit`."""
     from fedgsca.label_audit.audit_run import audit_run
 
     def announce_site(name: str, num_labels: int) -> None:
-        if not quiet and not json:
+        if not quiet and not as_json:
             print_note(f"{name}: {num_labels} labels ...")
 
     audits = audit_run(
@@ -112,7 +115,7 @@ def audit(
         on_site=announce_site,
         on_warning=None if quiet else print_warning,
     )
-    if json:
+    if as_json:
         records = [{"path": str(audit.path), **audit.header.to_json()} for audit in audits]
         print_json({"audits": records})
     elif not quiet:

@@ -1,8 +1,9 @@
-"""`fedgsca compare`: methods x noises x seeds, each cell resumable, one table at the end."""
+"""`fedgsca compare`: methods x noises x seeds, every run resumable, one table at the end."""
 
 from __future__ import annotations
 
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,6 +12,7 @@ import typer
 from fedgsca.cli.options import (
     ConfigFile,
     Data,
+    ExperimentFlags,
     Frozen,
     Jobs,
     Json,
@@ -23,8 +25,7 @@ from fedgsca.cli.options import (
     Sets,
     Sites,
     SkipUnreadable,
-    make_tree,
-    short,
+    source_slug,
 )
 from fedgsca.engine.progress import Display, display
 from fedgsca.errors import FedgscaError
@@ -37,12 +38,14 @@ from fedgsca.support.console import (
     print_warning,
     resume_hint,
 )
+from fedgsca.support.text import DASH
 
 if TYPE_CHECKING:
     from fedgsca.engine.base import RunObserver
     from fedgsca.experiment.records import RunResult
-    from fedgsca.grid.comparison import ComparisonResult, ComparisonPlan
+    from fedgsca.grid.comparison import ComparisonPlan, ComparisonResult
     from fedgsca.grid.runner import GridCell
+    from fedgsca.report.comparison_tables import ComparisonRow
 
 Methods = Annotated[str, typer.Option("--methods", help="names joined by commas, or all")]
 Noises = Annotated[
@@ -57,15 +60,17 @@ Ceiling = Annotated[
 ]
 Clean = Annotated[bool, typer.Option("--clean", help="also FedAvg without noise, for reference")]
 Out = Annotated[Path | None, typer.Option("--out", help="folder; default runs/compare-<data>")]
-_SCORES = {"f1": "macro F1", "recall": "recall", "precision": "precision"}
 Title = Annotated[str | None, typer.Option("--title", help="heading of the report")]
-Tuned = Annotated[
+TunedFile = Annotated[
     Path | None,
     typer.Option("--tuned", help="TOML with settings for each method, [METHOD.SECTION]"),
 ]
 
+_SCORES = {"f1": "macro F1", "recall": "recall", "precision": "precision"}
+
 
 def add(app: typer.Typer) -> None:
+    """Add the command of this module."""
     app.command(
         "compare", help="Compare methods under noise over several seeds.", rich_help_panel="Train"
     )(compare)
@@ -83,18 +88,19 @@ def compare(
     model: Model = None,
     frozen: Frozen = False,
     skip_unreadable: SkipUnreadable = False,
-    config: ConfigFile = None,
+    config_file: ConfigFile = None,
     sets: Sets = None,
     preset: Preset = None,
     ceiling: Ceiling = True,
     clean: Clean = False,
     out: Out = None,
     title: Title = None,
-    tuned: Tuned = None,
+    tuned_file: TunedFile = None,
     jobs: Jobs = 1,
     quiet: Quiet = False,
-    json: Json = False,
+    as_json: Json = False,
 ) -> None:
+    """`fedgsca compare`."""
     from fedgsca.grid.comparison import (
         ComparisonPlan,
         parse_methods,
@@ -103,121 +109,135 @@ def compare(
         read_tuned,
     )
 
-    tree = make_tree(
-        config, sets, data=data, rounds=rounds, sites=sites, partition=partition, labels=labels, model=model, frozen=frozen,
-        skip_unreadable=skip_unreadable, preset=preset,
-    )  # fmt: skip
+    flags = ExperimentFlags(
+        data=data,
+        rounds=rounds,
+        sites=sites,
+        partition=partition,
+        labels=labels,
+        model=model,
+        frozen=frozen,
+        skip_unreadable=skip_unreadable,
+        preset=preset,
+    )
     plan = ComparisonPlan(
-        parse_methods(methods), parse_noises(noise or ["0-S40-P20-C20"]), parse_seeds(seeds), tree, ceiling, clean, title or "",
-        read_tuned(tuned) if tuned else {},
-    )  # fmt: skip
+        methods=parse_methods(methods),
+        noises=parse_noises(noise or ["0-S40-P20-C20"]),
+        seeds=parse_seeds(seeds),
+        tree=flags.make_tree(config_file, sets),
+        ceiling=ceiling,
+        clean=clean,
+        title=title or "",
+        tuned=read_tuned(tuned_file) if tuned_file else {},
+    )
     source = plan.cells()[0].config.data.source
     if not quiet:
-        _explain(plan)
-    execute(
-        plan, out or Path("runs") / f"compare-{short(source)}", jobs=jobs, quiet=quiet, json=json
-    )
+        _explain_plan(plan)
+    folder = out or Path("runs") / f"compare-{source_slug(source)}"
+    run_comparison(plan, folder, jobs=jobs, quiet=quiet, as_json=as_json)
 
 
-def _explain(plan: ComparisonPlan) -> None:
+def _explain_plan(plan: ComparisonPlan) -> None:
     from fedgsca.cli.show_config import explain_preset
 
-    for cell in {cell.config.method: cell for cell in plan.cells()}.values():
-        explain_preset(cell.config)
+    configs = {cell.config.method: cell.config for cell in plan.cells()}
+    for config in configs.values():
+        explain_preset(config)
     if plan.ceiling and "fedavg" not in plan.methods:
         print_warning("recovery is measured against FedAvg: add fedavg to --methods to see it")
 
 
-class Shown:
-    """The comparison's observer: hands the engine a observer per cell and names what failed."""
+class GridDisplay:
+    """Shows the progress of every run of a grid, and the errors of those that fail.
 
-    def __init__(self, display: Display) -> None:
-        self.display = display
+    `remark` is called after every run; its text, if any, is shown.
+    """
+
+    def __init__(self, progress: Display, remark: Callable[[], str] = str) -> None:
+        self.progress = progress
+        self.remark = remark
 
     def observe(self, cell: GridCell) -> RunObserver:
-        return self.display.observe(cell.name)
+        """An observer for the rounds of one run."""
+        return self.progress.observe(cell.name)
 
     def on_run_done(self, cell: GridCell, result: RunResult) -> None:
-        self.display.finish_run(cell.name, f"F1 {result.f1:.1f}")
+        """Show the score and the remark."""
+        self.progress.finish_run(cell.name, f"F1 {result.f1:.1f}")
+        text = self.remark()
+        if text:
+            self.progress.print(text, "dim")
 
     def on_run_failed(self, cell: GridCell, error: Exception) -> None:
-        self.display.finish_run(cell.name, "failed")
+        """Show the error; the other runs continue."""
+        self.progress.finish_run(cell.name, "failed")
         if isinstance(error, FedgscaError):
-            self.display.print(f"{cell.name} failed: {error.message}\nFix: {error.fix}", "red")
+            text = f"{cell.name} failed [{error.code}]: {error.message}\nFix: {error.fix}"
         else:
-            self.display.print(
-                f"{cell.name} failed; this is a bug, please report it:\n{''.join(traceback.format_exception(error))}",
-                "red",
-            )
+            trace = "".join(traceback.format_exception(error))
+            text = f"{cell.name} failed; this is a bug, please report it:\n{trace}"
+        self.progress.print(text, "red")
 
 
-def execute(plan: ComparisonPlan, out: Path, *, jobs: int, quiet: bool, json: bool) -> ComparisonResult:
-    """Start or continue; then tables, report and, if cells failed, an error."""
+def run_comparison(
+    plan: ComparisonPlan, out: Path, *, jobs: int, quiet: bool, as_json: bool
+) -> ComparisonResult:
+    """Start or resume a comparison; then tables and report, and an error if runs failed."""
     from fedgsca.grid.comparison import check_folder, run_plan, write_tables
     from fedgsca.grid.runner import finished_cells, raise_failures
+    from fedgsca.report.html_page import write_report
 
     cells = {cell.name: cell for cell in plan.cells()}
     check_folder(cells.values(), out)
-    done = finished_cells(cells.values(), out)
-    if done and not quiet:
-        print_note(
-            f"{len(done)} of {len(cells)} runs are done"
-            + (": " + ", ".join(done) if len(done) < len(cells) else ""),
-            "green",
-        )
-    with resume_hint(out), display(quiet=quiet, runs=len(cells) - len(done)) as progress:
-        outcome = run_plan(plan, out, Shown(progress), jobs=jobs)
-    if outcome.comparison.cells:
-        from fedgsca.report.html_page import write_report
-
-        write_tables(out, outcome.comparison)
-        write_report(out)
-        if json:
-            print_json(
-                {
-                    **outcome.comparison.to_json(),
-                    "failed": outcome.failures,
-                    "path": str(out),
-                    "report": str(out / "report.html"),
-                }
-            )
+    finished_runs = finished_cells(cells.values(), out)
+    if finished_runs and not quiet:
+        _show_finished(list(finished_runs), len(cells))
+    num_open = len(cells) - len(finished_runs)
+    with resume_hint(out), display(quiet=quiet, runs=num_open) as progress:
+        result = run_plan(plan, out, GridDisplay(progress), jobs=jobs)
+    if result.comparison.cells:
+        write_tables(out, result.comparison)
+        report = write_report(out)
+        if as_json:
+            extra = {"failed": result.failures, "path": str(out), "report": str(report)}
+            print_json({**result.comparison.to_json(), **extra})
         elif not quiet:
-            show_table(outcome)
-            print_line(f"report  {out / 'report.html'}", "bold")
-    raise_failures(outcome.failures, len(cells), out)
-    return outcome
+            show_table(result)
+            print_line(f"report  {report}", "bold")
+    raise_failures(result.failures, len(cells), out)
+    return result
 
 
-def show_table(outcome: ComparisonResult) -> None:
-    """A table per noise: mean ± standard deviation over seeds; the best of each noise is marked."""
-    from fedgsca.report.comparison_tables import recovery_text, score_text
+def _show_finished(names: list[str], num_runs: int) -> None:
+    suffix = ""
+    if len(names) < num_runs:
+        suffix = f": {', '.join(names)}"
+    print_note(f"{len(names)} of {num_runs} runs are done{suffix}", "green")
 
-    rows = outcome.rows
-    print_line(f"\n{outcome.comparison.title}", "bold")
+
+def show_table(result: ComparisonResult) -> None:
+    """A table per noise: mean ± standard deviation over seeds; the best scores are marked."""
+    rows = result.rows
+    print_line(f"\n{result.comparison.title}", "bold")
     for noise in dict.fromkeys(row.noise for row in rows):
-        cells = []
-        for row in (row for row in rows if row.noise == noise):
-            scores = [score_text(row, key) + ("*" if key in row.best else " ") for key in _SCORES]
-            seconds = row.stats.get("seconds_per_round")
-            cells.append(
-                [
-                    row.label,
-                    *scores,
-                    recovery_text(row),
-                    f"{seconds.mean:.2f}" if seconds else "–",
-                    str(row.seeds),
-                ]
-            )
-        print_table(
-            make_table(
-                ["method", *_SCORES.values(), "recovery", "s/round", "seeds"],
-                cells,
-                title=f"noise {noise}",
-            )
-        )
-    if outcome.comparison.clean:
-        clean = list(outcome.comparison.clean.values())
-        print_line(f"FedAvg on clean labels: F1 {sum(clean) / len(clean):.1f}")
+        cells = [_table_cells(row) for row in rows if row.noise == noise]
+        header = ["method", *_SCORES.values(), "recovery", "s/round", "seeds"]
+        print_table(make_table(header, cells, title=f"noise {noise}"))
+    if result.comparison.clean:
+        scores = list(result.comparison.clean.values())
+        print_line(f"FedAvg on clean labels: F1 {sum(scores) / len(scores):.1f}")
     print_line(
         "* best under this noise; recovery: share of the distance from FedAvg to the ceiling", "dim"
     )
+
+
+def _table_cells(row: ComparisonRow) -> list[str]:
+    from fedgsca.report.comparison_tables import recovery_text, score_text
+
+    scores = []
+    for key in _SCORES:
+        mark = "*" if key in row.best else " "
+        scores.append(score_text(row, key) + mark)
+    seconds = row.stats.get("seconds_per_round")
+    pace = f"{seconds.mean:.2f}" if seconds else DASH
+    return [row.label, *scores, recovery_text(row), pace, str(row.seeds)]

@@ -1,9 +1,9 @@
-"""`fedgsca data`: which sources there are, what is in one, and how it looks."""
+"""`fedgsca data`: available sources, the contents of one, and a contact sheet."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -14,7 +14,7 @@ from fedgsca.support.console import make_table, print_json, print_line, print_ta
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from fedgsca.data.checks import Report
+    from fedgsca.data.checks import SourceReport
 
 Source = Annotated[str, typer.Argument(help="as after --data")]
 Root = Annotated[
@@ -42,7 +42,7 @@ Labels = Annotated[
     Path | None, typer.Option("--labels", help="csv (file,label) of corrected training labels")
 ]
 ListBad = Annotated[
-    bool, typer.Option("--list-bad", help="print only the files that cannot be read, one a line")
+    bool, typer.Option("--list-bad", help="print only the files that cannot be read, one per line")
 ]
 Output = Annotated[Path, typer.Option("-o", "--out", help="PNG file to write")]
 Columns = Annotated[int, typer.Option("--columns", min=1, max=64, help="images per class")]
@@ -52,33 +52,26 @@ group = typer.Typer(no_args_is_help=True, rich_markup_mode="rich")
 
 
 def add(app: typer.Typer) -> None:
+    """Add the commands of this module."""
     app.add_typer(
-        group, name="data", help="List, check and look at data.", rich_help_panel="Data and noise"
+        group, name="data", help="List, check and preview data.", rich_help_panel="Data and noise"
     )
 
 
 @group.command("list")
-def list_sources(json: Json = False) -> None:
-    """What may stand after --data."""
-    from fedgsca.data.load import READERS
+def list_sources(as_json: Json = False) -> None:
+    """List the kinds of sources that --data accepts."""
+    from fedgsca.data.reader import available_readers
 
-    if json:
-        print_json(
-            {
-                "sources": [
-                    {"name": name, "form": reader.form, "what": reader.what}
-                    for name, reader in READERS.items()
-                ]
-            }
-        )
-    else:
-        print_table(
-            make_table(
-                ["--data", "what it is"],
-                [[reader.form, reader.what] for reader in READERS.values()],
-                text_columns=2,
-            )
-        )
+    readers = available_readers()
+    if as_json:
+        sources = []
+        for name, reader in readers.items():
+            sources.append({"name": name, "form": reader.form, "what": reader.summary})
+        print_json({"sources": sources})
+        return
+    rows = [[reader.form, reader.summary] for reader in readers.values()]
+    print_table(make_table(["--data", "what it is"], rows, text_columns=2))
 
 
 @group.command("check")
@@ -92,14 +85,16 @@ def check(
     labels: Labels = None,
     fast: Fast = False,
     list_bad: ListBad = False,
-    json: Json = False,
+    as_json: Json = False,
 ) -> None:
-    """Look through a source before a run: counts, problems, duplicates, leakage. Exit code 3 if a run would not start."""
-    from fedgsca.data import checks
+    """Check a source before a run: counts, problems, duplicates, leakage.
 
-    source = source if root is None else f"{source}:{root}"
-    report = checks.check_source(
-        source,
+    The exit code is 3 if a run would not start.
+    """
+    from fedgsca.data.checks import check_source
+
+    report = check_source(
+        source if root is None else f"{source}:{root}",
         image_size=image_size,
         labels=labels,
         split=split,
@@ -107,104 +102,111 @@ def check(
         splits=splits,
         fast=fast and not list_bad,
     )
-    if json:
-        print_json(_bad(report) if list_bad else report.as_dict())
+    if as_json:
+        print_json(_bad_files_json(report) if list_bad else report.to_json())
         if not report.ok:
             raise typer.Exit(DataError.exit_code)
         return
     if list_bad:
-        for name, reason in report.bad:
-            typer.echo(f"{name}\t{reason}")
+        for file in report.bad_files:
+            typer.echo(f"{file.name}\t{file.reason}")
     else:
-        _show(report)
+        _show_report(report)
     if not report.ok:
-        raise _refusal(report)
+        raise _combine_problems(report)
 
 
-def _bad(report: Report) -> dict[str, Any]:
-    """--list-bad for programs: the files, and all that stops a run."""
-    found = report.as_dict()
-    return {
-        "bad": [{"file": name, "reason": reason} for name, reason in report.bad],
-        "problems": found["problems"],
-    }
+def _bad_files_json(report: SourceReport) -> dict[str, object]:
+    """--list-bad for programs: the files, and everything that stops a run."""
+    files = [{"file": file.name, "reason": file.reason} for file in report.bad_files]
+    return {"bad": files, "problems": report.to_json()["problems"]}
 
 
-def _refusal(report: Report) -> DataError:
-    """All problems as one error that names the source once."""
-    source, (first, *more) = report.source, report.problems
-    named = first.text.startswith((f"--data {source}: ", f"{source}: ", f"{Path(source).name}: "))
-    rest = "".join(f"\n  {finding.text} ({finding.fix})" for finding in more)
-    return DataError(
-        "todo.data-1",
-        ("" if named else f"{source} cannot be used as it is: ") + first.text + rest,
-        fix=first.fix,
-    )
+def _combine_problems(report: SourceReport) -> DataError:
+    """All problems as one error that names the source once; its code is that of the first."""
+    first = report.problems[0]
+    message = first.text
+    if report.source not in message and Path(report.source).name not in message:
+        message = f"{report.source} cannot be used: {message}"
+    for problem in report.problems[1:]:
+        message += f"\n  {problem.text} ({problem.fix})"
+    return DataError(first.code, message, fix=first.fix)
 
 
-def _show(report: Report) -> None:
-    if report.tree:
-        rows = [[b.folder, str(b.images), _beside(b.images, b.published)] for b in report.tree]
+def _show_report(report: SourceReport) -> None:
+    if report.folders:
+        rows = []
+        for folder in report.folders:
+            published = _published_text(folder.images, folder.published_images)
+            rows.append([folder.folder, str(folder.images), published])
         print_table(make_table(["folder", "images", "published"], rows))
     if report.counts:
-        total = sum(sum(classes.values()) for classes in report.counts.values())
-        pixels = f"{report.shape[1]}x{report.shape[0]} pixels" if report.shape else "not decoded"
-        print_line(f"{report.name}: {total} images, {pixels}, {len(report.classes)} classes", "bold")
-        print_table(_counts(report))
-        if report.stored:
-            kinds = ", ".join(f"{size} ({count})" for size, count in report.stored[:4])
-            print_line(f"files   {kinds}{', ...' if len(report.stored) > 4 else ''}")
-        if report.groups is not None:
-            print_line(f"{report.group_word + 's':<7} {report.groups}")
-        if report.sites:
-            print_line("sites   " + ", ".join(_site(report, name) for name in report.sites))
-        for name, digest in report.lists:
-            print_line(f"sha256  {digest}  {name}", "dim")
-        if report.list_sha256:
-            print_line(f"sha256  {report.list_sha256}  all files with label, split and site", "dim")
-        if report.fingerprint:
-            print_line(
-                f"sha256  {report.fingerprint}"
-                + ("  images, labels and split" if report.tree else ""),
-                "dim",
-            )
+        _show_contents(report)
     for text in report.notes:
         print_line(f"note: {text}")
     for text in report.warnings:
         print_line(f"warning: {text}", "yellow")
     if report.ok:
-        print_line("ready to train on" if report.shape else "complete; no image was decoded", "green")
+        status = "ready to train on" if report.shape else "complete; no image was decoded"
+        print_line(status, "green")
 
 
-def _counts(report: Report) -> Table:
-    """Images per class and split, beside the published numbers where they are known."""
-    head, columns = ["class"], []
+def _show_contents(report: SourceReport) -> None:
+    total = sum(sum(classes.values()) for classes in report.counts.values())
+    pixels = f"{report.shape[1]}x{report.shape[0]} pixels" if report.shape else "not decoded"
+    print_line(f"{report.name}: {total} images, {pixels}, {len(report.classes)} classes", "bold")
+    print_table(_count_table(report))
+    if report.file_sizes:
+        sizes = [f"{size} ({count})" for size, count in report.file_sizes[:4]]
+        if len(report.file_sizes) > 4:
+            sizes.append("...")
+        print_line(f"files   {', '.join(sizes)}")
+    if report.groups is not None:
+        print_line(f"{report.group_word + 's':<7} {report.groups}")
+    if report.sites:
+        print_line("sites   " + ", ".join(_site_text(report, name) for name in report.sites))
+    for digest in report.lists:
+        print_line(f"sha256  {digest.sha256}  {digest.file}", "dim")
+    if report.list_sha256:
+        print_line(f"sha256  {report.list_sha256}  all files with label, split and site", "dim")
+    if report.fingerprint:
+        content = "  images, labels and split" if report.folders else ""
+        print_line(f"sha256  {report.fingerprint}{content}", "dim")
+
+
+def _count_table(report: SourceReport) -> Table:
+    """Images per class and split, beside the published numbers where there are any."""
+    names = [*report.classes, "all"]
+    header = ["class"]
+    columns = [names]
     for split, classes in report.counts.items():
-        found = [*(classes[name] for name in report.classes), sum(classes.values())]
-        head.append(split)
-        columns.append([str(count) for count in found])
-        known = report.published.get(split)
-        if known:
-            head.append("published")
-            columns.append(
-                [
-                    _beside(n, known.get(name))
-                    for n, name in zip(found, [*report.classes, "all"], strict=True)
-                ]
-            )
-    return make_table(head, zip([*report.classes, "all"], *columns, strict=True))
+        counts = [classes[name] for name in report.classes]
+        counts.append(sum(classes.values()))
+        header.append(split)
+        columns.append([str(count) for count in counts])
+        published = report.published_counts.get(split)
+        if published:
+            texts = []
+            for name, count in zip(names, counts, strict=True):
+                texts.append(_published_text(count, published.get(name)))
+            header.append("published")
+            columns.append(texts)
+    return make_table(header, zip(*columns, strict=True))
 
 
-def _beside(found: int, published: int | None) -> str:
-    """The published number; marked if it is another one."""
-    return "" if published is None else str(published) if published == found else f"! {published}"
+def _published_text(count: int, published: int | None) -> str:
+    """The published number, marked if it differs."""
+    if published is None:
+        return ""
+    return str(published) if published == count else f"! {published}"
 
 
-def _site(report: Report, name: str) -> str:
-    found, known = report.sites[name], report.published_sites.get(name)
-    return (
-        f"{name} ({found})" if known in (None, found) else f"{name} ({found}, published {known} !)"
-    )
+def _site_text(report: SourceReport, name: str) -> str:
+    count = report.sites[name]
+    published = report.published_sites.get(name)
+    if published in (None, count):
+        return f"{name} ({count})"
+    return f"{name} ({count}, published {published} !)"
 
 
 @group.command("sheet")
@@ -228,13 +230,11 @@ def sheet(
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         save_sheet(table, out, per_class=columns, seed=seed)
-    except (
-        OSError,
-        ValueError,
-    ) as error:  # no permission, no space, a file type that Pillow does not know
+    except (OSError, ValueError) as error:
+        # no permission, no space, or a file type that Pillow does not support
         raise RunFolderError(
-            "todo.data-2",
-            f"cannot write {out}: {error}",
+            "file.cannot-write",
+            f"{out} cannot be written: {error}",
             fix="choose another file ending in .png with -o",
         ) from None
     print_line(f"sheet   {out}", "bold")

@@ -11,6 +11,7 @@ from fedgsca.cli.options import Jobs, Json, Quiet
 from fedgsca.support.console import print_line
 
 if TYPE_CHECKING:
+    from fedgsca.grid.comparison import ComparisonPlan, ComparisonResult
     from fedgsca.noise import SiteNoise
 
 Seed = Annotated[
@@ -24,19 +25,16 @@ Ceiling = Annotated[
         help="also train FedAvg without the wrong labels, and show recovery",
     ),
 ]
+_NOISE_TARGETS = {"S": " (any class)", "P": " (the next class)", "C": " (a look-alike)"}
 
 
 def add(app: typer.Typer) -> None:
+    """Add the command of this module."""
     app.command(
         "demo",
         help="Watch FedGSCA and FedAvg learn from the same wrong labels. Needs no data.",
         rich_help_panel="Train",
     )(demo)
-
-
-def _wrong(noise: SiteNoise) -> str:
-    how = {"S": " (any class)", "P": " (the next class)", "C": " (a look-alike)"}
-    return "none" if noise.kind == "none" else f"{100 * noise.rate:g} %{how.get(noise.kind, '')}"
 
 
 def demo(
@@ -45,35 +43,55 @@ def demo(
     ceiling: Ceiling = True,
     jobs: Jobs = 1,
     quiet: Quiet = False,
-    json: Json = False,
+    as_json: Json = False,
 ) -> None:
-    from fedgsca.cli.compare import execute
-    from fedgsca.grid.demo_plan import NOISE, demo_plan, write_demo_sheet
-    from fedgsca.noise import parse_noise
+    """`fedgsca demo`."""
+    from fedgsca.cli.compare import run_comparison
+    from fedgsca.grid.demo_plan import demo_plan, write_demo_sheet
 
     plan = demo_plan(seed, ceiling=ceiling)
-    loud = not (quiet or json)
-    if loud:
-        config = plan.cells()[0].config
-        noise = parse_noise(NOISE, config.data.sites)
-        print_line(
-            f"{len(noise)} hospitals train one classifier for tissue images; no image leaves its hospital."
-        )
-        print_line(
-            "Wrong labels: "
-            + ", ".join(f"{_wrong(part)} at hospital {k}" for k, part in enumerate(noise, 1))
-            + "."
-        )
-        print_line(
-            f"FedAvg believes every label, FedGSCA finds the suspect ones: {config.train.rounds} rounds each.\n"
-        )
-    outcome = execute(plan, out, jobs=jobs, quiet=quiet, json=json)
+    has_text = not (quiet or as_json)
+    if has_text:
+        _introduce(plan)
+    result = run_comparison(plan, out, jobs=jobs, quiet=quiet, as_json=as_json)
     sheet = write_demo_sheet(plan, out)
-    if loud:
-        f1 = {cell.method: cell.f1 for cell in outcome.comparison.cells}
+    if has_text:
         print_line(f"images  {sheet}")
-        gain = f1["fedgsca"] - f1["fedavg"]
-        scores = f"{f1['fedavg']:.1f} with FedAvg, {f1['fedgsca']:.1f} with FedGSCA"
-        print_line(
-            f"\nMacro F1 {scores}: {abs(gain):.1f} points {'won' if gain >= 0 else 'lost'}.", "bold"
-        )
+        _conclude(result)
+
+
+def _introduce(plan: ComparisonPlan) -> None:
+    from fedgsca.grid.demo_plan import NOISE
+    from fedgsca.noise import parse_noise
+
+    config = plan.cells()[0].config
+    site_noises = parse_noise(NOISE, config.data.sites)
+    print_line(
+        f"{len(site_noises)} hospitals train one classifier for tissue images;"
+        " no image leaves its hospital."
+    )
+    rates = []
+    for position, noise in enumerate(site_noises, 1):
+        rates.append(f"{_noise_text(noise)} at hospital {position}")
+    print_line(f"Wrong labels: {', '.join(rates)}.")
+    print_line(
+        "FedAvg trusts every label, FedGSCA finds the suspect ones:"
+        f" {config.train.rounds} rounds each.\n"
+    )
+
+
+def _noise_text(noise: SiteNoise) -> str:
+    if noise.kind == "none":
+        return "none"
+    return f"{100 * noise.rate:g} %{_NOISE_TARGETS.get(noise.kind, '')}"
+
+
+def _conclude(result: ComparisonResult) -> None:
+    scores = {cell.method: cell.f1 for cell in result.comparison.cells}
+    gain = scores["fedgsca"] - scores["fedavg"]
+    change = "more" if gain >= 0 else "less"
+    print_line(
+        f"\nMacro F1: {scores['fedavg']:.1f} with FedAvg, {scores['fedgsca']:.1f} with FedGSCA,"
+        f" {abs(gain):.1f} points {change}.",
+        "bold",
+    )

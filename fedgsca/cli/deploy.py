@@ -1,36 +1,41 @@
-"""`fedgsca deploy`: kits for a consortium, the check at a hospital, the state of a run."""
+"""`fedgsca deploy`: kits for hospitals and coordinator, checks, and the status of a run."""
 
 from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from fedgsca.cli.options import Json
 from fedgsca.errors import ConfigError
-from fedgsca.support.console import console, make_table, print_json, print_line, print_table
-from fedgsca.support.text import duration, number
+from fedgsca.support.console import make_table, print_json, print_line, print_table
+from fedgsca.support.text import DASH, duration, number
 
-Plan = Annotated[Path, typer.Argument(metavar="FILE", help="consortium.toml")]
+if TYPE_CHECKING:
+    from fedgsca.deploy.check import CheckResult
+    from fedgsca.deploy.status_view import DeploymentStatus
+
+ConsortiumFile = Annotated[Path, typer.Argument(metavar="FILE", help="consortium.toml")]
 Out = Annotated[
     Path | None, typer.Option("--out", help="new folder for the kits; default: `kits` beside FILE")
 ]
 Example = Annotated[
     bool, typer.Option("--example", help="write FILE as an example with comments, and nothing else")
 ]
-Add = Annotated[
+AddHospital = Annotated[
     str | None,
     typer.Option("--add-hospital", metavar="NAME", help="make the kit of one more hospital"),
 ]
-Renew = Annotated[
+RenewServer = Annotated[
     bool, typer.Option("--renew-server", help="make a new server certificate for the kits in --out")
 ]
 Kit = Annotated[
     Path,
     typer.Argument(
-        metavar="KIT", help="folder of a kit, a hospital's or the coordinator's; default: here"
+        metavar="KIT",
+        help="folder of a hospital's or the coordinator's kit; default: current folder",
     ),
 ]
 Run = Annotated[
@@ -43,137 +48,169 @@ NewRun = Annotated[
     Path, typer.Argument(metavar="RUN", help="run folder, new or of the same experiment")
 ]
 
+_STYLES = {"ok": "green", "FAIL": "bold red", "unknown": "yellow"}
+
 group = typer.Typer(no_args_is_help=True, rich_markup_mode="rich")
 
 
 def add(app: typer.Typer) -> None:
+    """Add the commands of this module."""
     app.add_typer(
         group,
         name="deploy",
-        help="Train across real hospitals: kits, checks, state.",
+        help="Train across real hospitals: kits, checks, status.",
         rich_help_panel="Train",
     )
 
 
 @group.command("init")
 def init(
-    plan: Plan,
+    plan: ConsortiumFile,
     out: Out = None,
     example: Example = False,
-    add_hospital: Add = None,
-    renew_server: Renew = False,
-    json: Json = False,
+    add_hospital: AddHospital = None,
+    renew_server: RenewServer = False,
+    as_json: Json = False,
 ) -> None:
-    """Make certificates, keys and one kit for each party from consortium.toml. Existing keys are never overwritten."""
-    from fedgsca.deploy import kits
-    from fedgsca.deploy.consortium import read_plan
+    """Make certificates, keys and one kit for each party from consortium.toml.
 
-    if example:
-        if add_hospital or out or renew_server:
-            raise ConfigError(
-                "todo.deploy-1",
-                "--example goes with no other option",
-                fix="fedgsca deploy init --example consortium.toml",
-            )
-        kits.write_example(plan)
-        print_line(f"example  {plan}", "bold")
-        return
-    consortium, config = read_plan(plan)
-    folder = out or plan.parent / "kits"
-    if renew_server:
-        if add_hospital:
-            raise ConfigError(
-                "todo.deploy-2",
-                "--renew-server and --add-hospital are two steps",
-                fix="do one after the other",
-            )
-        path = kits.renew_server(consortium, folder)
-        if json:
-            print_json({"certificate": str(path)})
-        else:
-            print_line(
-                f"certificate  {path}  (and server.key; copy both to the coordinator's machine and restart the SuperLink)"
-            )
-        return
-    made = (
-        [kits.add_hospital(consortium, config, folder, add_hospital)]
-        if add_hospital
-        else kits.make_kits(consortium, config, folder)
-    )
-    if json:
-        print_json(
-            {
-                "kits": [str(path) for path in made],
-                "coordinator": str(folder / "coordinator"),
-                "fingerprint": config.fingerprint(),
-            }
+    Existing keys are never overwritten.
+    """
+    if example and (add_hospital or out or renew_server):
+        raise ConfigError(
+            "cli.conflicting-options",
+            "--example cannot be combined with other options",
+            fix="fedgsca deploy init --example consortium.toml",
         )
+    if renew_server and add_hospital:
+        raise ConfigError(
+            "cli.conflicting-options",
+            "--renew-server and --add-hospital cannot be combined",
+            fix="run the command once with each of them",
+        )
+    folder = out or plan.parent / "kits"
+    if example:
+        _write_example(plan)
+    elif renew_server:
+        _renew_server(plan, folder, as_json=as_json)
+    else:
+        _make_kits(plan, folder, add_hospital, as_json=as_json)
+
+
+def _write_example(path: Path) -> None:
+    from fedgsca.deploy.kits import write_example
+
+    write_example(path)
+    print_line(f"example  {path}", "bold")
+
+
+def _renew_server(plan: Path, folder: Path, *, as_json: bool) -> None:
+    from fedgsca.deploy.consortium import read_consortium
+    from fedgsca.deploy.kits import renew_server
+
+    path = renew_server(read_consortium(plan)[0], folder)
+    if as_json:
+        print_json({"certificate": str(path)})
         return
-    for path in made:
-        print_line(f"hospital     {path}  (a secret key is in it)")
-    print_line(f"coordinator  {folder / 'coordinator'}  (go on with its README.md)")
-    if add_hospital:
+    print_line(f"certificate  {path}")
+    print_line("Copy it and server.key to the coordinator's machine, then restart the SuperLink.")
+
+
+def _make_kits(plan: Path, folder: Path, added: str | None, *, as_json: bool) -> None:
+    from fedgsca.deploy.consortium import read_consortium
+    from fedgsca.deploy.kits import add_hospital, make_kits
+
+    consortium, config = read_consortium(plan)
+    if added:
+        kits = [add_hospital(consortium, config, folder, added)]
+    else:
+        kits = make_kits(consortium, config, folder)
+    coordinator = folder / "coordinator"
+    fingerprint = config.fingerprint()
+    if as_json:
+        paths = [str(path) for path in kits]
+        print_json({"kits": paths, "coordinator": str(coordinator), "fingerprint": fingerprint})
+        return
+    for path in kits:
+        print_line(f"hospital     {path}  (contains a secret key)")
+    print_line(f"coordinator  {coordinator}  (continue with its README.md)")
+    if added:
         print_line(
-            f'The experiment has changed. The other hospitals agree by fingerprint = "{config.fingerprint()}" in site.toml.'
+            "The experiment has changed. To agree, the other hospitals set"
+            f' fingerprint = "{fingerprint}" in site.toml.'
         )
     else:
         print_line(
-            f"authority    {folder / 'authority'}  (carry it away; no machine needs it for the training)"
+            f"authority    {folder / 'authority'}"
+            "  (move it to a safe place; the training does not need it)"
         )
 
 
 @group.command("check")
-def check(kit: Kit = Path(), json: Json = False) -> None:
-    """Before the start, at a hospital or the coordinator: network, certificate, keys, versions, disk, data. Exit code 1 on failure."""
+def check(kit: Kit = Path(), as_json: Json = False) -> None:
+    """Check a kit before the start: network, certificate, keys, versions, disk, data.
+
+    For hospitals and the coordinator. The exit code is 1 if a check fails.
+    """
     from fedgsca.deploy.check_kit import check_kit
 
-    found = []
-    for finding in check_kit(kit):
-        found.append(finding)
-        if not json:
-            style = {"ok": "green", "FAIL": "bold red", "unknown": "yellow"}[finding.state]
-            console().print(
-                f"{finding.state:8}{finding.what}: {finding.text}", style=style, soft_wrap=True
-            )
-            if finding.fix:
-                print_line(f"        Fix: {finding.fix}")
-    failures = sum(finding.state == "FAIL" for finding in found)
-    if json:
-        print_json({"ok": not failures, "findings": [asdict(finding) for finding in found]})
+    results = []
+    for result in check_kit(kit):
+        results.append(result)
+        if not as_json:
+            _show_result(result)
+    failures = [result for result in results if result.state == "FAIL"]
+    if as_json:
+        findings = [result.to_json() for result in results]
+        print_json({"ok": not failures, "findings": findings})
+    elif failures:
+        print_line(f"{len(failures)} of {len(results)} checks failed", "bold")
     else:
-        print_line(f"{failures} of {len(found)} checks failed" if failures else "ready to start", "bold")
+        print_line("ready to start", "bold")
     if failures:
         raise typer.Exit(1)
 
 
+def _show_result(result: CheckResult) -> None:
+    print_line(f"{result.state:8}{result.topic}: {result.text}", _STYLES[result.state])
+    if result.fix:
+        print_line(f"        Fix: {result.fix}")
+
+
 @group.command("app")
-def app(config: Experiment, run: NewRun) -> None:
+def make_app(config: Experiment, run: NewRun) -> None:
     """At the coordinator: make the run folder and the small app in it that `flwr run` starts."""
     from fedgsca.config import load_config
     from fedgsca.deploy.flower_app import write_app
     from fedgsca.experiment.deployment import prepare_coordinator
 
-    made = load_config(config)
-    prepare_coordinator(made)  # what is wrong with the settings is told here, not in Flower's log
-    print_line(f"app  {write_app(made, run)}", "bold")
+    experiment = load_config(config)
+    prepare_coordinator(experiment)  # reports wrong settings here rather than in Flower's log
+    print_line(f"app  {write_app(experiment, run)}", "bold")
 
 
 @group.command("status")
-def status(run: Run = Path("run"), json: Json = False) -> None:
-    """At the coordinator: which sites are there, who is awaited and since when, rounds done, last F1."""
-    from fedgsca.deploy.status_view import view
+def status(run: Run = Path("run"), as_json: Json = False) -> None:
+    """At the coordinator: which sites are connected or awaited, rounds done, last F1."""
+    from fedgsca.deploy.status_view import read_deployment_status
 
-    seen = view(run)
-    if json:
-        print_json({**asdict(seen), "awaited": seen.awaited})
-        return
-    ago = "" if seen.silent is None else f"; last sign of life {duration(seen.silent)} ago"
-    print_line(f"{seen.state}{ago}", "bold")
-    print_line(f"round {seen.round} of {seen.rounds} done, last F1 {number(seen.f1)}")
-    rows = [
-        [row.site, row.state, row.since, "–" if row.seconds is None else duration(row.seconds)]
-        for row in seen.sites
-    ]
+    progress = read_deployment_status(run)
+    if as_json:
+        print_json({**asdict(progress), "awaited": progress.awaited_sites})
+    else:
+        _show_status(progress)
+
+
+def _show_status(status: DeploymentStatus) -> None:
+    age = ""
+    if status.silent is not None:
+        age = f"; last sign of life {duration(status.silent)} ago"
+    print_line(f"{status.state}{age}", "bold")
+    print_line(f"round {status.round} of {status.rounds} done, last F1 {number(status.f1)}")
+    rows = []
+    for site in status.sites:
+        seconds = DASH if site.seconds is None else duration(site.seconds)
+        rows.append([site.site, site.state, site.since, seconds])
     print_table(make_table(["site", "state", "since", "for"], rows, text_columns=3))
-    for message in seen.messages[-5:]:
+    for message in status.messages[-5:]:
         print_line(message, "dim")

@@ -1,7 +1,7 @@
 """How an error reaches the user: two lines on stderr, or with --json one JSON object on stdout.
 
-    Error [data.duplicate-column]: labels.csv has more than one column 'label'
-    Fix: remove or rename one of them
+Error [data.duplicate-column]: labels.csv has more than one column 'label'
+Fix: remove or rename one of them
 """
 
 from __future__ import annotations
@@ -11,13 +11,17 @@ import re
 import click
 
 from fedgsca.errors import ConfigError, FedgscaError, RunFolderError
-from fedgsca.support.console import print_error, print_json
+from fedgsca.support.console import JsonOutput, print_error, print_json
 from fedgsca.support.text import did_you_mean
 
 
 def show_error(error: FedgscaError, *, as_json: bool) -> int:
-    """Print an error in one of the two forms; returns its exit code."""
-    if as_json:
+    """Print an error in one of the two forms; returns its exit code.
+
+    If the command has already printed its JSON object, such as a comparison of which some runs
+    failed, the error goes to stderr.
+    """
+    if as_json and not JsonOutput.is_printed:
         print_json({"error": error.to_json()})
     else:
         print_error(error.code, error.message, error.fix)

@@ -1,4 +1,7 @@
-"""`fedgsca exchange`: the list of suspects out to, and decisions in from, cleanlab, Label Studio and FiftyOne. Files only."""
+"""`fedgsca exchange`: suspects to, and decisions from, cleanlab, Label Studio and FiftyOne.
+
+Through files only.
+"""
 
 from __future__ import annotations
 
@@ -8,53 +11,60 @@ from typing import Annotated
 import typer
 
 from fedgsca.support.console import print_line
+from fedgsca.support.text import plural
 
 Folder = Annotated[
     Path, typer.Argument(metavar="AUDIT", help="folder of one site's audit, RUN/audit/SITE")
 ]
-Kind = Annotated[str, typer.Option("--format", help="cleanlab, label-studio or fiftyone")]
+FormatName = Annotated[str, typer.Option("--format", help="cleanlab, label-studio or fiftyone")]
 Out = Annotated[Path, typer.Option("--out", "-o", help="file to write; fiftyone: a folder")]
-All = Annotated[bool, typer.Option("--all", help="all labels, not only the priority list")]
-Whose = Annotated[str | None, typer.Option("--reviewer", help="whose decisions go out")]
+AllLabels = Annotated[bool, typer.Option("--all", help="all labels, not only the priority list")]
+ExportReviewer = Annotated[str | None, typer.Option("--reviewer", help="whose decisions to export")]
 File = Annotated[Path, typer.Argument(metavar="FILE", help="what the tool exported")]
-Who = Annotated[
-    str | None, typer.Option("--reviewer", help="under which name; default: as the file says")
+ImportReviewer = Annotated[
+    str | None, typer.Option("--reviewer", help="name of the reviewer; default: as in the file")
 ]
 
 
 def add(app: typer.Typer) -> None:
+    """Add the commands of this module."""
     group = typer.Typer(
-        no_args_is_help=True, help="Give suspects to other label tools, and take decisions back."
+        no_args_is_help=True, help="Exchange suspects and decisions with other labelling tools."
     )
-    group.command("export", help="Write the list in another tool's format.")(export_command)
-    group.command("import", help="Add what was decided in another tool.")(import_command)
+    group.command("export", help="Write the suspects in another tool's format.")(export_command)
+    group.command("import", help="Add the decisions from another tool.")(import_command)
     app.add_typer(group, name="exchange", rich_help_panel="Review labels")
 
 
 def export_command(
-    audit: Folder, kind: Kind, out: Out, all_labels: All = False, reviewer: Whose = None
+    audit: Folder,
+    format_name: FormatName,
+    out: Out,
+    all_labels: AllLabels = False,
+    reviewer: ExportReviewer = None,
 ) -> None:
+    """`fedgsca exchange export`."""
     from fedgsca.label_audit.audit_table import read_audit
     from fedgsca.label_audit.exchange import export_suspects
 
-    for path in export_suspects(
-        read_audit(audit), kind, out, all_labels=all_labels, reviewer=reviewer
-    ):
+    paths = export_suspects(
+        read_audit(audit), format_name, out, all_labels=all_labels, reviewer=reviewer
+    )
+    for path in paths:
         print_line(f"written  {path}")
 
 
-def import_command(audit: Folder, file: File, kind: Kind, reviewer: Who = None) -> None:
+def import_command(
+    audit: Folder, file: File, format_name: FormatName, reviewer: ImportReviewer = None
+) -> None:
+    """`fedgsca exchange import`."""
     from fedgsca.cli.review import reviewer_name
     from fedgsca.label_audit.audit_table import read_audit
     from fedgsca.label_audit.exchange import import_verdicts
 
-    counts = import_verdicts(
-        read_audit(audit),
-        kind,
-        file,
-        reviewer=None if reviewer is None else reviewer_name(reviewer),
-    )
-    for name, count in sorted(counts.items()):
-        print_line(f"{count} decisions of {name}")
+    name = None if reviewer is None else reviewer_name(reviewer)
+    counts = import_verdicts(read_audit(audit), format_name, file, reviewer=name)
+    for reviewer_of_file, count in sorted(counts.items()):
+        print_line(f"{plural(count, 'decision')} of {reviewer_of_file}")
     if not counts:
-        print_line(f"{file} holds no decisions")
+        print_line(f"{file} contains no decisions")

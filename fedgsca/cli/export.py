@@ -13,8 +13,8 @@ from fedgsca.support.console import print_json, print_line, print_warning
 from fedgsca.support.text import size_text
 
 
-class Kind(StrEnum):
-    """Formats by name; export/formats.py has the rest, but imports numpy."""
+class ModelFormat(StrEnum):
+    """Formats by name; export/formats.py writes them, but imports numpy."""
 
     safetensors = "safetensors"
     onnx = "onnx"
@@ -22,7 +22,9 @@ class Kind(StrEnum):
 
 
 Run = Annotated[Path, typer.Argument(metavar="RUN", help="folder of a run")]
-Format = Annotated[Kind, typer.Option("--format", help="onnx needs the extra of that name")]
+FormatName = Annotated[
+    ModelFormat, typer.Option("--format", help="onnx needs the extra of that name")
+]
 Out = Annotated[Path | None, typer.Option("--out", help="new folder; default RUN/export-FORMAT")]
 Checkpoint = Annotated[
     bool, typer.Option("--checkpoint", help="take the newest model of a run that is not finished")
@@ -30,6 +32,7 @@ Checkpoint = Annotated[
 
 
 def add(app: typer.Typer) -> None:
+    """Add the command of this module."""
     app.command(
         "export",
         help="Write a run's model for other programs, with a model card.",
@@ -39,30 +42,33 @@ def add(app: typer.Typer) -> None:
 
 def export(
     run: Run,
-    format: Format = Kind.safetensors,
+    model_format: FormatName = ModelFormat.safetensors,
     out: Out = None,
     checkpoint: Checkpoint = False,
     quiet: Quiet = False,
-    json: Json = False,
+    as_json: Json = False,
 ) -> None:
-    from fedgsca.export.write_export import export as write
+    """`fedgsca export`."""
+    from fedgsca.export.write_export import export as write_export
 
-    made = write(run, format.value, out or run / f"export-{format.value}", checkpoint=checkpoint)
-    file = made.path / made.description.file
-    if json:
+    folder = out or run / f"export-{model_format.value}"
+    exported = write_export(run, model_format.value, folder, checkpoint=checkpoint)
+    file = exported.path / exported.description.file
+    check = exported.check
+    if as_json:
         print_json(
             {
-                "path": str(made.path),
+                "path": str(exported.path),
                 "file": str(file),
-                "sha256": made.description.sha256,
-                "check": made.check.to_json(),
+                "sha256": exported.description.sha256,
+                "check": check.to_json(),
             }
         )
         return
-    if made.check.fallback_reason:
-        print_warning(f"checked on random images only: {made.check.fallback_reason}")
+    if check.fallback_reason:
+        print_warning(f"checked on random images only: {check.fallback_reason}")
     if not quiet:
         print_line(f"model   {file} ({size_text(file.stat().st_size)})", "bold")
-        gap = f"largest difference {made.check.largest_difference:.1e}, limit {made.check.limit:g}"
-        print_line(f"check   {made.check.images} {made.check.inputs}: {gap}", "green")
-        print_line(f"card    {made.path / 'MODEL_CARD.md'} (some lines are yours to fill in)")
+        gap = f"largest difference {check.largest_difference:.1e}, limit {check.limit:g}"
+        print_line(f"check   {check.images} {check.inputs}: {gap}", "green")
+        print_line(f"card    {exported.path / 'MODEL_CARD.md'} (complete the marked lines)")

@@ -1,9 +1,9 @@
-"""`fedgsca methods`: what can be run, and with which options."""
+"""`fedgsca methods`: the available methods, and the options of each."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from difflib import get_close_matches
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -11,100 +11,129 @@ import typer
 from fedgsca.cli.options import Json
 from fedgsca.errors import ConfigError
 from fedgsca.support.console import make_table, print_json, print_line, print_table
+from fedgsca.support.text import did_you_mean
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
+    from pydantic.fields import FieldInfo
 
     from fedgsca.methods.base import Method
 
 Name = Annotated[str | None, typer.Argument(metavar="[NAME]", help="show this method's options")]
-_NONE = " | none"
+_OR_NONE = " | none"
 _BOUNDS = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
 
 
+@dataclass(frozen=True)
+class MethodOption:
+    """One option of a method, for people."""
+
+    key: str
+    type_name: str
+    default: Any
+    description: str
+
+    def to_json(self) -> dict[str, Any]:
+        """The option as `--json` prints it."""
+        return {
+            "key": self.key,
+            "type": self.type_name,
+            "default": self.default,
+            "what": self.description,
+        }
+
+
 def add(app: typer.Typer) -> None:
+    """Add the command of this module."""
     app.command(
         "methods", help="List the methods, or the options of one.", rich_help_panel="Understand"
     )(methods)
 
 
-def methods(name: Name = None, json: Json = False) -> None:
+def methods(name: Name = None, as_json: Json = False) -> None:
+    """`fedgsca methods`."""
+    if name is None:
+        _show_methods(as_json=as_json)
+    else:
+        _show_options(find_method(name), as_json=as_json)
+
+
+def _show_methods(*, as_json: bool) -> None:
     from fedgsca.methods.base import load_methods
 
-    known = load_methods()
-    if name is None:
-        rows = [{"name": key, "paper": known[key].paper} for key in sorted(known)]
-        if json:
-            print_json({"methods": rows})
-        else:
-            print_table(make_table(["method", "paper"], [[row["name"], row["paper"]] for row in rows], text_columns=2))
-            print_line(
-                "`fedgsca methods NAME` lists a method's options; `fedgsca wire NAME` what it sends.",
-                "dim",
-            )
+    papers = {name: method.paper for name, method in sorted(load_methods().items())}
+    if as_json:
+        print_json({"methods": [{"name": name, "paper": paper} for name, paper in papers.items()]})
         return
-    method = find(name)
-    options = [{**row, "key": f"{method.name}.{row['key']}"} for row in describe(method.Options)]
-    if json:
-        print_json({"name": method.name, "paper": method.paper, "options": options})
+    print_table(make_table(["method", "paper"], list(papers.items()), text_columns=2))
+    print_line(
+        "`fedgsca methods NAME` lists a method's options, `fedgsca wire NAME` what it sends.", "dim"
+    )
+
+
+def _show_options(method: type[Method], *, as_json: bool) -> None:
+    options = []
+    for option in list_options(method.Options):
+        options.append(replace(option, key=f"{method.name}.{option.key}"))
+    if as_json:
+        records = [option.to_json() for option in options]
+        print_json({"name": method.name, "paper": method.paper, "options": records})
         return
     print_line(f"{method.name}: {method.paper}", "bold")
     if not options:
         print_line("no options of its own")
         return
-    print_table(
-        make_table(
-            ["option", "type", "default", "what"],
-            [[row["key"], row["type"], _plain(row["default"]), row["what"]] for row in options],
-            text_columns=4,
-        )
-    )
+    rows = []
+    for option in options:
+        default = value_text(option.default)
+        rows.append([option.key, option.type_name, default, option.description])
+    print_table(make_table(["option", "type", "default", "what"], rows, text_columns=4))
+    example = f"{options[0].key}={value_text(options[0].default)}"
     print_line(
-        f"set with --set {options[0]['key']}={_plain(options[0]['default'])}, or in the [{method.name}] table of a TOML file",
+        f"set with --set {example}, or in the [{method.name}] table of a TOML file",
         "dim",
     )
 
 
-def find(name: str) -> type[Method]:
-    """A method by name; the nearest one is suggested."""
+def find_method(name: str) -> type[Method]:
+    """A method by name, in any case; the nearest one is suggested."""
     from fedgsca.methods.base import load_methods
 
-    known = load_methods()
-    if name.lower() in known:
-        return known[name.lower()]
-    near = get_close_matches(name.lower(), list(known), n=1, cutoff=0.4)
-    hint = f"did you mean {near[0]}? " if near else ""
-    raise ConfigError(
-        "todo.methods-1",
-        f"method {name!r} is not known",
-        fix=f"{hint}known are: {', '.join(sorted(known))}",
-    )
+    available = load_methods()
+    if name.lower() not in available:
+        raise ConfigError(
+            "config.unknown-method",
+            f"unknown method {name!r}",
+            fix=f"{did_you_mean(name, available)}use one of: {', '.join(sorted(available))}",
+        )
+    return available[name.lower()]
 
 
-def describe(model: type[BaseModel], prefix: str = "") -> Iterator[dict[str, Any]]:
-    """Options as rows, those of nested tables with dotted names."""
+def list_options(model: type[BaseModel], prefix: str = "") -> Iterator[MethodOption]:
+    """The options of a method, those of nested tables with dotted names."""
     from pydantic import BaseModel
 
     for key, field in model.model_fields.items():
         kind = field.annotation
         if isinstance(kind, type) and issubclass(kind, BaseModel):
-            yield from describe(kind, f"{prefix}{key}.")
+            yield from list_options(kind, f"{prefix}{key}.")
         else:
-            bounds = [
-                f"{sign} {getattr(rule, name):g}"
-                for rule in field.metadata
-                for name, sign in _BOUNDS.items()
-                if hasattr(rule, name)
-            ]
-            text = type_text(kind)
-            if bounds:
-                text = f"{text.removesuffix(_NONE)} {', '.join(bounds)}{_NONE if text.endswith(_NONE) else ''}"
-            yield {
-                "key": prefix + key,
-                "type": text,
-                "default": field.get_default(call_default_factory=True),
-                "what": field.description or "",
-            }
+            default = field.get_default(call_default_factory=True)
+            yield MethodOption(prefix + key, _field_type(field), default, field.description or "")
+
+
+def _field_type(field: FieldInfo) -> str:
+    """The type of an option with its bounds: float ≥ 0, ≤ 1 | none."""
+    text = type_text(field.annotation)
+    bounds = []
+    for rule in field.metadata:
+        for name, sign in _BOUNDS.items():
+            if hasattr(rule, name):
+                bounds.append(f"{sign} {getattr(rule, name):g}")
+    if not bounds:
+        return text
+    ending = _OR_NONE if text.endswith(_OR_NONE) else ""
+    return f"{text.removesuffix(_OR_NONE)} {', '.join(bounds)}{ending}"
 
 
 def type_text(kind: Any) -> str:
@@ -113,16 +142,19 @@ def type_text(kind: Any) -> str:
 
     if kind is type(None):
         return "none"
+    arguments = get_args(kind)
     if get_origin(kind) is Literal:
-        return " | ".join(str(value) for value in get_args(kind))
-    if get_args(kind) and get_origin(kind) not in (tuple, list, dict):
-        return " | ".join(type_text(part) for part in get_args(kind))
-    return {bool: "true | false", str: "text"}.get(
-        kind, getattr(kind, "__name__", str(kind)) if not get_args(kind) else str(kind)
-    )
+        return " | ".join(str(value) for value in arguments)
+    if arguments and get_origin(kind) not in (tuple, list, dict):
+        return " | ".join(type_text(part) for part in arguments)
+    if arguments:
+        return str(kind)
+    names = {bool: "true | false", str: "text"}
+    return names.get(kind) or getattr(kind, "__name__", str(kind))
 
 
-def _plain(value: Any) -> str:
-    return (
-        "none" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
-    )
+def value_text(value: object) -> str:
+    """A value as it is written after --set."""
+    if value is None:
+        return "none"
+    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedgsca.cli.options import ConfigFile, Data, Json, Seed, Sets, Sites, make_config
+from fedgsca.cli.options import ConfigFile, Data, ExperimentFlags, Json, Seed, Sets, Sites
 from fedgsca.support.console import make_table, print_json, print_line, print_note, print_table
 from fedgsca.support.text import percent
 
@@ -14,33 +16,66 @@ if TYPE_CHECKING:
     import numpy as np
 
     from fedgsca.experiment.simulation import Experiment
-    from fedgsca.noise import SiteNoise
+    from fedgsca.noise import RealisedNoise, SiteNoise
 
 Spec = Annotated[
     str, typer.Argument(metavar="SPEC", help="S40 for every site, or one part each: 0-S40-P20-C20")
 ]
-_WORDS = {
-    "S": "as any other class",
-    "P": "as the next class",
-    "C": "as a class it is easily mistaken for",
-}
-_WIDE = 16  # classes up to which a matrix fits a screen
+_MAX_MATRIX_CLASSES = 16  # a larger matrix does not fit a screen
 
 group = typer.Typer(no_args_is_help=True, rich_markup_mode="rich")
 
 
 def add(app: typer.Typer) -> None:
+    """Add the commands of this module."""
     app.add_typer(
         group,
         name="noise",
-        help="Look at label noise before using it.",
+        help="Preview label noise before using it.",
         rich_help_panel="Data and noise",
     )
 
 
 @group.callback()
 def about() -> None:
-    """Look at label noise before using it."""
+    """Preview label noise before using it."""
+
+
+@dataclass(frozen=True)
+class NoisePreview:
+    """What noise does to the labels of one site."""
+
+    site: str
+    noise: SiteNoise
+    realised: RealisedNoise
+
+    @property
+    def num_wrong(self) -> int:
+        """The number of wrong labels."""
+        return round(self.realised["rate"] * self.realised["samples"])
+
+    def to_json(self) -> dict[str, object]:
+        """The site as `--json` prints it."""
+        return {
+            "site": self.site,
+            "noise": str(self.noise),
+            "words": self.noise.describe(),
+            "nominal": self.noise.nominal_rate,
+            "wrong": self.num_wrong,
+            **self.realised,
+        }
+
+    def cells(self) -> list[str]:
+        """The row of the table."""
+        return [
+            self.site,
+            str(self.noise),
+            self.noise.describe(),
+            str(self.realised["samples"]),
+            percent(self.noise.nominal_rate),
+            str(self.num_wrong),
+            percent(self.realised["rate"]),
+        ]
 
 
 @group.command("preview")
@@ -49,58 +84,40 @@ def preview(
     data: Data = None,
     sites: Sites = None,
     seed: Seed = None,
-    config: ConfigFile = None,
+    config_file: ConfigFile = None,
     sets: Sets = None,
-    json: Json = False,
+    as_json: Json = False,
 ) -> None:
-    """Nominal noise of every site, the transition matrices, and the realised rates on the data with this seed."""
+    """Show the noise of every site, its transition matrix, and the realised rate on the data."""
     from fedgsca.experiment.simulation import prepare
 
-    parts = spec.count("-") + 1
-    made = make_config(
-        config,
-        sets,
-        data=data,
-        noise=spec,
-        seed=seed,
-        sites=sites or (parts if parts > 1 and config is None else None),
-    )
-    experiment = prepare(made)
-    rows = [_site(experiment, name) for name in experiment.sites]
-    matrices = {
-        str(noise): matrix_of(experiment, noise).tolist()
-        for noise in experiment.noise.values()
-        if noise.kind != "F"
-    }
+    num_parts = spec.count("-") + 1
+    if sites is None and num_parts > 1 and config_file is None:
+        sites = num_parts
+    flags = ExperimentFlags(data=data, noise=spec, seed=seed, sites=sites)
+    config = flags.make_config(config_file, sets)
+    experiment = prepare(config)
+    previews = [_preview_site(experiment, name) for name in experiment.sites]
+    matrices = {}
+    for noise in experiment.noise.values():
+        if not noise.definition.is_recorded:
+            matrices[str(noise)] = matrix_of(experiment, noise).tolist()
     classes = list(experiment.table.classes)
-    if json:
+    if as_json:
         print_json(
             {
                 "spec": spec,
                 "data": experiment.table.name,
-                "seed": made.seed,
+                "seed": config.seed,
                 "classes": classes,
-                "sites": rows,
+                "sites": [site.to_json() for site in previews],
                 "matrices": matrices,
             }
         )
         return
-    print_line(f"{spec} on {experiment.table.name}, seed {made.seed}", "bold")
-    table = [
-        [
-            r["site"],
-            r["noise"],
-            r["words"],
-            str(r["samples"]),
-            percent(r["nominal"]),
-            str(r["wrong"]),
-            percent(r["rate"]),
-        ]
-        for r in rows
-    ]
-    print_table(
-        make_table(["site", "noise", "in words", "images", "nominal", "wrong", "realised"], table, text_columns=3)
-    )
+    print_line(f"{spec} on {experiment.table.name}, seed {config.seed}", "bold")
+    header = ["site", "noise", "in words", "images", "nominal", "wrong", "realised"]
+    print_table(make_table(header, [site.cells() for site in previews], text_columns=3))
     for name, matrix in matrices.items():
         if name != "0":
             _show_matrix(name, matrix, classes)
@@ -108,54 +125,39 @@ def preview(
         print_note(warning)
 
 
-def in_words(noise: SiteNoise) -> str:
-    """ "labels 40 % of its images as any other class"."""
-    if noise.kind == "none":
-        return "labels every image correctly"
-    if noise.kind == "M":
-        return "draws labels from the given matrix"
-    if noise.kind == "F":
-        return "takes its labels from a file"
-    return f"labels {100 * noise.rate:g} % of its images wrongly, {_WORDS[noise.kind]}"
-
-
 def matrix_of(experiment: Experiment, noise: SiteNoise) -> np.ndarray:
-    """(C, C): chance of every given label for every true class. Labels from a file (F) have none."""
-
+    """(C, C): probability of each given label (column) for each true class (row)."""
     from fedgsca.experiment.label_noise import find_candidates
     from fedgsca.noise import transition_matrix
     from fedgsca.noise.label_files import read_matrix
 
-    config, classes = experiment.config, experiment.table.num_classes
-    if noise.kind == "M":
-        return read_matrix(str(config.noise.matrix), classes)
-    candidates = find_candidates(config, experiment.table)[0] if noise.kind == "C" else None
-    return transition_matrix(noise, classes, candidates)
+    config = experiment.config
+    num_classes = experiment.table.num_classes
+    matrix = None
+    if noise.needs_matrix:
+        matrix = read_matrix(str(config.noise.matrix), num_classes)
+    candidates = None
+    if noise.needs_candidates:
+        candidates = find_candidates(config, experiment.table)[0]
+    return transition_matrix(noise, num_classes, candidates, matrix)
 
 
-def _site(experiment: Experiment, name: str) -> dict[str, Any]:
+def _preview_site(experiment: Experiment, name: str) -> NoisePreview:
     from fedgsca.noise import realised
 
-    noise, given = experiment.noise[name], experiment.sites[name].labels
-    found = realised(experiment.truth.get(name, given), given, experiment.table.num_classes)
-    wrong = round(found["rate"] * found["samples"])
-    nominal = None if noise.kind in ("M", "F") else noise.rate
-    return {
-        "site": name,
-        "noise": str(noise),
-        "words": in_words(noise),
-        "nominal": nominal,
-        "wrong": wrong,
-        **found,
-    }
+    given = experiment.sites[name].labels
+    truth = experiment.truth.get(name, given)
+    counts = realised(truth, given, experiment.table.num_classes)
+    return NoisePreview(name, experiment.noise[name], counts)
 
 
-def _show_matrix(name: str, matrix: list[list[float]], classes: list[str]) -> None:
-    if len(classes) > _WIDE:
+def _show_matrix(name: str, matrix: Sequence[Sequence[float]], classes: Sequence[str]) -> None:
+    if len(classes) > _MAX_MATRIX_CLASSES:
         print_line(f"{name}: {len(classes)} classes are too many to show; use --json")
         return
-    rows = [
-        [label, *(f"{100 * p:.3g}" if p else "·" for p in row)]
-        for label, row in zip(classes, matrix, strict=True)
-    ]
-    print_table(make_table(["true \\ given, %", *classes], rows, title=f"{name}: transition matrix"))
+    rows = []
+    for label, probabilities in zip(classes, matrix, strict=True):
+        cells = [f"{100 * probability:.3g}" for probability in probabilities]
+        rows.append([label, *("·" if cell == "0" else cell for cell in cells)])
+    header = ["true \\ given, %", *classes]
+    print_table(make_table(header, rows, title=f"{name}: transition matrix"))

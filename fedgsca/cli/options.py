@@ -4,65 +4,78 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedgsca.engine.base import load_engines
-
 if TYPE_CHECKING:
     from fedgsca.config import Config, Tree
 
-_WHAT, _HOW = "Experiment", "Configuration"
+_EXPERIMENT_PANEL = "Experiment"
+_CONFIG_PANEL = "Configuration"
 
 Data = Annotated[
     str | None,
     typer.Option(
         "--data",
         help="synthetic, FILE.npz, FOLDER or kind:PATH (see `fedgsca data list`)",
-        rich_help_panel=_WHAT,
+        rich_help_panel=_EXPERIMENT_PANEL,
     ),
 ]
 Method = Annotated[
     str | None,
-    typer.Option("--method", help="see `fedgsca methods`; default fedgsca", rich_help_panel=_WHAT),
+    typer.Option(
+        "--method", help="see `fedgsca methods`; default fedgsca", rich_help_panel=_EXPERIMENT_PANEL
+    ),
 ]
 Noise = Annotated[
     str | None,
     typer.Option(
         "--noise",
         help="label noise to inject: S40, or one part per site: 0-S40-P20-C20",
-        rich_help_panel=_WHAT,
+        rich_help_panel=_EXPERIMENT_PANEL,
     ),
 ]
 Rounds = Annotated[
-    int | None, typer.Option("--rounds", help="communication rounds", rich_help_panel=_WHAT)
+    int | None,
+    typer.Option("--rounds", help="communication rounds", rich_help_panel=_EXPERIMENT_PANEL),
 ]
 Seed = Annotated[
     int | None,
-    typer.Option("--seed", help="same seed, same bytes; default 0", rich_help_panel=_WHAT),
+    typer.Option(
+        "--seed", help="same seed, same bytes; default 0", rich_help_panel=_EXPERIMENT_PANEL
+    ),
 ]
 Sites = Annotated[
     int | None,
-    typer.Option("--sites", help="number of hospitals; default 4", rich_help_panel=_WHAT),
+    typer.Option(
+        "--sites", help="number of hospitals; default 4", rich_help_panel=_EXPERIMENT_PANEL
+    ),
 ]
 Partition = Annotated[
     str | None,
     typer.Option(
-        "--partition", help="stratified, dirichlet, group or column", rich_help_panel=_WHAT
+        "--partition",
+        help="stratified, dirichlet, group or column",
+        rich_help_panel=_EXPERIMENT_PANEL,
     ),
 ]
 Labels = Annotated[
     str | None,
     typer.Option(
-        "--labels", help="csv (file,label) of corrected training labels", rich_help_panel=_WHAT
+        "--labels",
+        help="csv (file,label) of corrected training labels",
+        rich_help_panel=_EXPERIMENT_PANEL,
     ),
 ]
 Model = Annotated[
     str | None,
     typer.Option(
-        "--model", help="cnn, resnet18, resnet50, efficientnet-lite0, ...", rich_help_panel=_WHAT
+        "--model",
+        help="cnn, resnet18, resnet50, efficientnet-lite0, ...",
+        rich_help_panel=_EXPERIMENT_PANEL,
     ),
 ]
 Frozen = Annotated[
@@ -70,17 +83,19 @@ Frozen = Annotated[
     typer.Option(
         "--frozen",
         help="train and send only the head, on features computed once",
-        rich_help_panel=_WHAT,
+        rich_help_panel=_EXPERIMENT_PANEL,
     ),
 ]
 SkipUnreadable = Annotated[
     bool,
     typer.Option(
-        "--skip-unreadable", help="leave out images that cannot be decoded", rich_help_panel=_WHAT
+        "--skip-unreadable",
+        help="leave out images that cannot be decoded",
+        rich_help_panel=_EXPERIMENT_PANEL,
     ),
 ]
 ConfigFile = Annotated[
-    Path | None, typer.Option("--config", help="TOML file", rich_help_panel=_HOW)
+    Path | None, typer.Option("--config", help="TOML file", rich_help_panel=_CONFIG_PANEL)
 ]
 Sets = Annotated[
     list[str] | None,
@@ -88,7 +103,7 @@ Sets = Annotated[
         "--set",
         help="section.key=value, repeatable; beats the file",
         metavar="KEY=VALUE",
-        rich_help_panel=_HOW,
+        rich_help_panel=_CONFIG_PANEL,
     ),
 ]
 Preset = Annotated[
@@ -96,17 +111,18 @@ Preset = Annotated[
     typer.Option(
         "--preset",
         help="default (our reading of the paper) or paper (literal)",
-        rich_help_panel=_HOW,
+        rich_help_panel=_CONFIG_PANEL,
     ),
 ]
 Jobs = Annotated[
     int, typer.Option("--jobs", min=1, help="worker processes; the result does not depend on it")
 ]
-Carrier = Annotated[
+EngineName = Annotated[
     str,
     typer.Option(
         "--engine",
-        help="; ".join(f"{kind.name}: {kind.description}" for kind in load_engines().values()),
+        help="how messages reach the sites: local, flower-sim (Flower's simulation on Ray)"
+        " or an engine of a plugin; same result",
     ),
 ]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="print errors only")]
@@ -115,82 +131,86 @@ Json = Annotated[
 ]
 
 
-def flags(
-    *,
-    data: str | None = None,
-    method: str | None = None,
-    noise: str | None = None,
-    rounds: int | None = None,
-    seed: int | None = None,
-    sites: int | None = None,
-    partition: str | None = None,
-    labels: str | None = None,
-    model: str | None = None,
-    frozen: bool = False,
-    skip_unreadable: bool = False,
-    preset: str | None = None,
-) -> dict[str, Any]:
-    """Flags under the names of the configuration they set; those not given are None."""
-    return {
-        "data__source": data and _one_spelling(data),
-        "method": method,
-        "noise__spec": noise,
-        "train__rounds": rounds,
-        "seed": seed,
-        "data__sites": sites,
-        "data__partition": partition,
-        "data__labels": labels,
-        "model__name": model,
-        "model__frozen": frozen or None,
-        "data__skip_unreadable": skip_unreadable or None,
-        "preset": preset,
-    }
+@dataclass(frozen=True)
+class ExperimentFlags:
+    """The flags that describe an experiment; None or False: not given."""
+
+    data: str | None = None
+    method: str | None = None
+    noise: str | None = None
+    rounds: int | None = None
+    seed: int | None = None
+    sites: int | None = None
+    partition: str | None = None
+    labels: str | None = None
+    model: str | None = None
+    frozen: bool = False
+    skip_unreadable: bool = False
+    preset: str | None = None
+
+    def overrides(self) -> dict[str, Any]:
+        """The flags under the names that load_config takes; those not given are None."""
+        return {
+            "data__source": self.data and _strip_slash(self.data),
+            "method": self.method,
+            "noise__spec": self.noise,
+            "train__rounds": self.rounds,
+            "seed": self.seed,
+            "data__sites": self.sites,
+            "data__partition": self.partition,
+            "data__labels": self.labels,
+            "model__name": self.model,
+            "model__frozen": self.frozen or None,
+            "data__skip_unreadable": self.skip_unreadable or None,
+            "preset": self.preset,
+        }
+
+    def make_config(self, config_file: Path | None, sets: Sequence[str] | None) -> Config:
+        """The configuration: the file, then --set, then the flags."""
+        from fedgsca.config import load_config
+        from fedgsca.noise import parse_noise
+
+        config = load_config(config_file, sets or (), **self.overrides())
+        # Report a typo before any data is read. With partition column only the data knows how
+        # many sites there are.
+        num_sites = config.data.sites
+        if config.data.partition == "column":
+            num_sites = config.noise.spec.count("-") + 1
+        parse_noise(config.noise.spec, num_sites)
+        return config
+
+    def make_tree(self, config_file: Path | None, sets: Sequence[str] | None) -> Tree:
+        """The same before it is checked, for commands that build several configurations."""
+        from fedgsca.config import merge, nest, parse_set, read_toml
+
+        tree = read_toml(config_file) if config_file else {}
+        tree = merge(tree, parse_set(sets or ()))
+        for key, value in self.overrides().items():
+            if value is not None:
+                tree = merge(tree, nest(key.split("__"), value))
+        return tree
 
 
-def _one_spelling(source: str) -> str:
-    """A folder is the same with and without a slash at its end; `/` alone is one."""
+def _strip_slash(source: str) -> str:
+    """A folder is the same with and without a slash at its end; `/` alone stays."""
     return re.sub(r"(?<=[^/:])/+$", "", source)
 
 
-def make_config(file: Path | None, sets: Sequence[str] | None, **given: Any) -> Config:
-    """File, then --set, then flags."""
-    from fedgsca.config import load_config
-    from fedgsca.noise import parse_noise
+def source_slug(source: str) -> str:
+    """A data source as part of a folder name.
 
-    made = load_config(file, sets or (), **flags(**given))
-    # a typo is told before any data is read; with partition column only the data knows how many sites there are
-    parse_noise(
-        made.noise.spec,
-        made.noise.spec.count("-") + 1 if made.data.partition == "column" else made.data.sites,
-    )
-    return made
-
-
-def make_tree(file: Path | None, sets: Sequence[str] | None, **given: Any) -> Tree:
-    """The same before it is checked, for commands that build several configurations from it."""
-    from fedgsca.config import merge, parse_set, read_toml
-
-    tree = merge(read_toml(file) if file else {}, parse_set(sets or ()))
-    for key, value in flags(**given).items():
-        if value is not None:
-            for part in reversed(key.split("__")):
-                value = {part: value}
-            tree = merge(tree, value)
-    return tree
-
-
-def short(source: str) -> str:
-    """A source as part of a folder name: data/pathmnist_small.npz -> pathmnist_small, chaoyang:/mnt/x -> chaoyang-x."""
-    kind, _, rest = source.rpartition(":")
-    stem = (
-        Path(rest).stem
-        if rest.lower().endswith(".npz")
-        else Path(rest).expanduser().resolve().name
-        if rest != "synthetic"
-        else rest
-    )
+    data/pathmnist_small.npz -> pathmnist_small, chaoyang:/mnt/x -> chaoyang-x.
+    """
+    kind, _, location = source.rpartition(":")
+    if location == "synthetic":
+        stem = location
+    elif location.lower().endswith(".npz"):
+        stem = Path(location).stem
+    else:
+        stem = Path(location).expanduser().resolve().name
     return slug("-".join(part for part in (kind, stem) if part))
 
 
 def slug(text: str) -> str:
+    """The text with only those characters that are safe in a file name."""
     return re.sub(r"[^\w.+-]+", "-", text).strip("-") or "x"

@@ -1,4 +1,4 @@
-"""`fedgsca table NAME` and its sisters: the paper's experiments, run as far as they are missing, rendered beside its numbers."""
+"""`fedgsca table NAME` and other experiments of the paper, rendered beside its numbers."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import typer
 
 from fedgsca.cli.options import (
     ConfigFile,
+    ExperimentFlags,
     Jobs,
     Json,
     Model,
@@ -18,8 +19,7 @@ from fedgsca.cli.options import (
     Quiet,
     Rounds,
     Sets,
-    make_tree,
-    short,
+    source_slug,
 )
 from fedgsca.errors import ConfigError, WeightsError
 from fedgsca.paper.experiments import GRIDS, TABLES
@@ -32,11 +32,13 @@ Command = Callable[..., None]
 
 
 class ScaleName(StrEnum):
+    """The paper's own scale, or a small one for any machine."""
+
     paper = "paper"
     mini = "mini"
 
 
-Scaled = Annotated[
+ScaleOption = Annotated[
     ScaleName,
     typer.Option(
         "--scale",
@@ -66,7 +68,7 @@ Seeds = Annotated[
 Out = Annotated[
     Path | None, typer.Option("--out", help="folder; default runs/<name>-<scale>-<data>")
 ]
-Part = Annotated[
+ShardText = Annotated[
     str | None,
     typer.Option("--shard", metavar="I/N", help="run every n-th cell only, for several machines"),
 ]
@@ -77,12 +79,13 @@ Merge = Annotated[
 OnlyRender = Annotated[
     bool, typer.Option("--only-render", help="run nothing, render what is finished")
 ]
-List = Annotated[bool, typer.Option("--list", help="all experiments with grid and cost")]
+ListAll = Annotated[bool, typer.Option("--list", help="all experiments with grid and cost")]
 
 group = typer.Typer(invoke_without_command=True, rich_markup_mode="rich")
 
 
 def add(app: typer.Typer) -> None:
+    """Add the commands of this module."""
     panel = "The paper's experiments"
     for name in TABLES:
         group.command(name, help=f"{GRIDS[name].title}.")(_command(name))
@@ -95,24 +98,27 @@ def add(app: typer.Typer) -> None:
 
 
 @group.callback()
-def table(context: typer.Context, list_all: List = False, json: Json = False) -> None:
-    """Reproduce a table of the paper: run what is missing, resume after a kill, print the paper's numbers beside ours."""
+def table(context: typer.Context, list_all: ListAll = False, as_json: Json = False) -> None:
+    """Reproduce a table of the paper, with the paper's numbers beside ours.
+
+    Runs that are finished are kept; the same command continues after an interruption.
+    """
     if context.invoked_subcommand is not None:
         return
     if not list_all:
         raise ConfigError(
-            "todo.paper-table-1",
-            "which table?",
-            fix=f"one of {', '.join(TABLES)}; `fedgsca table --list` shows what they cost",
+            "table.no-name",
+            "the name of the table is missing",
+            fix=f"use one of: {', '.join(TABLES)}; `fedgsca table --list` shows what they cost",
         )
     from fedgsca.cli.paper_table_list import show_list
 
-    show_list(json=json)
+    show_list(as_json=as_json)
 
 
 def _command(name: str) -> Command:
     def command(
-        scale: Scaled = ScaleName.paper,
+        scale: ScaleOption = ScaleName.paper,
         data: Data = None,
         weights: Weights = None,
         no_weights: NoWeights = False,
@@ -121,80 +127,87 @@ def _command(name: str) -> Command:
         seeds: Seeds = None,
         rounds: Rounds = None,
         model: Model = None,
-        config: ConfigFile = None,
+        config_file: ConfigFile = None,
         sets: Sets = None,
         preset: Preset = None,
         out: Out = None,
-        shard: Part = None,
+        shard: ShardText = None,
         merge: Merge = None,
         only_render: OnlyRender = False,
         jobs: Jobs = 1,
         quiet: Quiet = False,
-        json: Json = False,
+        as_json: Json = False,
     ) -> None:
-        from fedgsca.cli.paper_table_run import execute
+        from fedgsca.cli.paper_table_run import TableOptions, run_table
         from fedgsca.grid.comparison import parse_seeds
         from fedgsca.grid.runner import parse_shard
         from fedgsca.paper.request import Request, check_settings, choose
         from fedgsca.paper.scales import SEEDS_OF
 
         grid = GRIDS[name]
-        tree = make_tree(config, sets, rounds=rounds, model=model, preset=preset)
+        flags = ExperimentFlags(rounds=rounds, model=model, preset=preset)
+        tree = flags.make_tree(config_file, sets)
         check_settings(tree)
         if scale == ScaleName.paper:
-            tree = _with_weights(tree, weights, no_weights)
+            tree = _add_weights(tree, weights, no_weights)
         elif weights or no_weights:
             raise ConfigError(
-                "todo.paper-table-2",
-                "--weights and --no-weights belong to --scale paper",
-                fix="--set model.weights=FILE, with --model",
+                "table.weights-at-mini-scale",
+                "--weights and --no-weights can be used with --scale paper only",
+                fix="use --set model.weights=FILE together with --model",
             )
         request = Request(
-            name, scale.value, tuple(data or ()), choose("--methods", methods, (line.key for line in grid.rows)),
-            choose("--settings", settings, (column.key for column in grid.columns)), parse_seeds(seeds or str(SEEDS_OF[scale.value])),
-            tree, no_weights,
-        )  # fmt: skip
-        where = out or default_out(request)
-        execute(
-            request,
-            where,
-            parse_shard(shard),
-            merge or [],
+            name=name,
+            scale=scale.value,
+            data=tuple(data or ()),
+            rows=choose("--methods", methods, (row.key for row in grid.rows)),
+            columns=choose("--settings", settings, (column.key for column in grid.columns)),
+            seeds=parse_seeds(seeds or str(SEEDS_OF[scale.value])),
+            tree=tree,
+            without_weights=no_weights,
+        )
+        options = TableOptions(
+            shard=parse_shard(shard),
+            merge=merge or (),
             only_render=only_render,
             jobs=jobs,
             quiet=quiet,
-            json=json,
+            as_json=as_json,
         )
+        run_table(request, out or default_out(request), options)
 
     return command
 
 
-def _with_weights(tree: Tree, weights: Path | None, no_weights: bool) -> Tree:
-    """The paper starts from LVM-Med; to start from anything else must be said."""
+def _add_weights(tree: Tree, weights: Path | None, no_weights: bool) -> Tree:
+    """The paper starts from LVM-Med; any other start must be explicit."""
     from fedgsca.config import merge
 
-    named = tree.get("model", {}).get("weights") or weights
-    if no_weights and named:
+    file = tree.get("model", {}).get("weights") or weights
+    if no_weights and file:
         raise ConfigError(
-            "todo.paper-table-3",
-            "--no-weights and a weights file are both given",
-            fix="leave one of them out",
+            "table.conflicting-weights",
+            "--no-weights and a weights file cannot be combined",
+            fix="remove one of them",
         )
-    if named is None and not no_weights:
+    if no_weights:
+        return tree
+    if file is None:
         raise ConfigError(
-            "todo.paper-table-4",
-            "the paper's network starts from LVM-Med ResNet-50 weights",
-            fix="--weights lvmmed_resnet.torch, or --no-weights to do without",
+            "table.weights-required",
+            "the paper's network starts from LVM-Med ResNet-50 weights, and no file is given",
+            fix="add --weights lvmmed_resnet.torch, or --no-weights to start from random weights",
         )
-    if named is not None and not Path(named).expanduser().is_file():
+    if not Path(file).expanduser().is_file():
         raise WeightsError(
-            "todo.paper-table-5",
-            f"weights file {named} does not exist",
+            "weights.file-not-found",
+            f"the weights file {file} does not exist",
             fix="check the path given to --weights",
         )
-    return merge(tree, {"model": {"weights": str(named)}}) if named else tree
+    return merge(tree, {"model": {"weights": str(file)}})
 
 
 def default_out(request: Request) -> Path:
-    data = "-".join(dict.fromkeys(short(source) for source in request.data))
+    """The folder of a table without --out."""
+    data = "-".join(dict.fromkeys(source_slug(source) for source in request.data))
     return Path("runs") / "-".join(part for part in (request.name, request.scale, data) if part)

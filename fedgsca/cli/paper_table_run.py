@@ -1,136 +1,134 @@
-"""Runs the cells of an experiment and renders its table."""
+"""Runs the cells of an experiment of the paper and renders its table."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fedgsca.cli.compare import Shown
-from fedgsca.engine.progress import Display, display
+from fedgsca.cli.compare import GridDisplay
+from fedgsca.engine.progress import display
 from fedgsca.errors import RunFolderError
 from fedgsca.support.console import print_json, print_line, print_note, resume_hint
-from fedgsca.support.text import duration
+from fedgsca.support.text import duration, plural
 
 if TYPE_CHECKING:
-    from fedgsca.engine.base import RunObserver
-    from fedgsca.experiment.records import RunResult
     from fedgsca.grid.runner import GridCell, Results, Shard
     from fedgsca.paper.request import Request
-    from fedgsca.paper.table_result import TableResult
 
 
-class Timed:
-    """Tells after every cell how long the rest will take."""
+@dataclass(frozen=True)
+class TableOptions:
+    """How a table is run and shown."""
 
-    def __init__(self, display: Display, cells: Sequence[GridCell], results: Results) -> None:
-        self.shown, self.display, self.cells, self.results = Shown(display), display, cells, results
-
-    def observe(self, cell: GridCell) -> RunObserver:
-        return self.shown.observe(cell)
-
-    def on_run_done(self, cell: GridCell, result: RunResult) -> None:
-        self.shown.on_run_done(cell, result)
-        left = time_left(self.cells, self.results)
-        if left:
-            self.display.print(left, "dim")
-
-    def on_run_failed(self, cell: GridCell, error: Exception) -> None:
-        self.shown.on_run_failed(cell, error)
+    shard: Shard
+    merge: Sequence[Path] = field(default_factory=tuple)
+    only_render: bool = False
+    jobs: int = 1
+    quiet: bool = False
+    as_json: bool = False
 
 
-def time_left(cells: Sequence[GridCell], results: Results) -> str:
+def remaining_text(cells: Sequence[GridCell], results: Results) -> str:
+    """ "3 runs to do, about 20 min 5 s"; empty if all are finished."""
     from fedgsca.paper.run_time import seconds_left
 
-    missing = sum(cell.name not in results for cell in cells)
-    left = seconds_left(cells, results)
-    if not missing:
+    num_open = sum(cell.name not in results for cell in cells)
+    if not num_open:
         return ""
-    return f"{missing} run{'s' * (missing > 1)} to do" + (
-        f", about {duration(left)}" if left is not None else ""
-    )
+    seconds = seconds_left(cells, results)
+    text = f"{plural(num_open, 'run')} to do"
+    return text if seconds is None else f"{text}, about {duration(seconds)}"
 
 
-def execute(
-    request: Request,
-    out: Path,
-    shard: Shard,
-    merge: Sequence[Path],
-    *,
-    only_render: bool,
-    jobs: int,
-    quiet: bool,
-    json: bool,
-) -> None:
-    """Start or continue; then, also when stopped, the table of what is finished."""
-    from fedgsca.grid.runner import (
-        check_folder,
-        drop_checkpoints,
-        finished_cells,
-        raise_failures,
-        run_cells,
-    )
+def resume_table(request: Request, out: Path, *, jobs: int, quiet: bool, as_json: bool) -> None:
+    """Continue the table of a folder."""
+    from fedgsca.grid.runner import Shard
+
+    run_table(request, out, TableOptions(Shard(), jobs=jobs, quiet=quiet, as_json=as_json))
+
+
+def run_table(request: Request, out: Path, options: TableOptions) -> None:
+    """Start or resume; then, also after Ctrl-C, render the table of the finished runs."""
+    from fedgsca.grid.runner import check_folder, finished_cells, raise_failures
     from fedgsca.paper.collect_scores import import_cells
     from fedgsca.paper.request import FILE, merge_request
 
-    if only_render and not (out / FILE).exists() and not merge:
+    if options.only_render and not (out / FILE).exists() and not options.merge:
         raise RunFolderError(
-            "todo.paper-table-run-1",
-            f"{out} has no experiment to render",
+            "table.nothing-to-render",
+            f"{out} contains no experiment to render",
             fix="run it first, or give its folder with --out",
         )
-    asked = request.cells()
-    check_folder(asked, out, marker=FILE, kind="experiment")
-    whole = merge_request(request, out)
-    for other in merge:
-        copied = import_cells(whole.cells(), other, out)
-        print_note(f"{len(copied)} runs taken from {other}", "green")
-    mine = shard.part(asked)
-    results = finished_cells(asked, out)
-    if not quiet:
-        _show_state(asked, mine, results, shard)
-    failed: dict[str, str] = {}
-    todo = [] if only_render else mine
+    requested_cells = request.cells()
+    check_folder(requested_cells, out, marker=FILE, kind="experiment")
+    full_request = merge_request(request, out)
+    for source in options.merge:
+        names = import_cells(full_request.cells(), source, out)
+        print_note(f"{plural(len(names), 'run')} copied from {source}", "green")
+    shard_cells = options.shard.part(requested_cells)
+    results = finished_cells(requested_cells, out)
+    if not options.quiet:
+        _show_state(requested_cells, shard_cells, results, options.shard)
+    failures: dict[str, str] = {}
     try:
-        with (
-            resume_hint(out),
-            display(quiet=quiet, runs=sum(cell.name not in results for cell in todo)) as progress,
-        ):
-            failed = run_cells(
-                todo,
-                out,
-                Timed(progress, mine, results),
-                results,
-                jobs=jobs,
-                on_result=lambda cell: drop_checkpoints(cell, out),
-            )
+        if not options.only_render:
+            failures = _run_cells(shard_cells, results, out, options)
     except KeyboardInterrupt:
-        with suppress(KeyboardInterrupt):  # pressed again: he means it
-            finish(whole, out, quiet=True, json=False)
+        with suppress(KeyboardInterrupt):  # pressed a second time: stop without the table
+            render_table(full_request, out, quiet=True, as_json=False)
         raise
-    finish(whole, out, quiet=quiet, json=json)
-    raise_failures(failed, len(mine), out)
+    render_table(full_request, out, quiet=options.quiet, as_json=options.as_json)
+    raise_failures(failures, len(shard_cells), out)
+
+
+def _run_cells(
+    cells: Sequence[GridCell], results: Results, out: Path, options: TableOptions
+) -> dict[str, str]:
+    """Run the unfinished cells; returns those that failed, with the reason."""
+    from fedgsca.grid.runner import drop_checkpoints, run_cells
+
+    num_open = sum(cell.name not in results for cell in cells)
+    with resume_hint(out), display(quiet=options.quiet, runs=num_open) as progress:
+        return run_cells(
+            cells,
+            out,
+            GridDisplay(progress, lambda: remaining_text(cells, results)),
+            results,
+            jobs=options.jobs,
+            on_result=lambda cell: drop_checkpoints(cell, out),
+        )
 
 
 def _show_state(
-    asked: Sequence[GridCell], mine: Sequence[GridCell], results: Results, shard: Shard
+    requested_cells: Sequence[GridCell],
+    shard_cells: Sequence[GridCell],
+    results: Results,
+    shard: Shard,
 ) -> None:
     """What is done and what is to do."""
-    part = f"; shard {shard} has {len(mine)} of them" if shard.count > 1 else ""
-    print_note(f"{len(results)} of {len(asked)} runs are done{part}", "green")
+    part = f"; shard {shard} has {len(shard_cells)} of them" if shard.count > 1 else ""
+    print_note(f"{len(results)} of {len(requested_cells)} runs are done{part}", "green")
     if results:
-        rows = dict.fromkeys(cell.row for cell in asked)
-        done = {row: sum(cell.name in results for cell in asked if cell.row == row) for row in rows}
-        total = {row: sum(cell.row == row for cell in asked) for row in rows}
-        print_note("  " + ", ".join(f"{row} {done[row]}/{total[row]}" for row in rows))
-    left = time_left(mine, results)
-    if left:
-        print_note(left)
+        total: dict[str, int] = {}
+        finished_runs: dict[str, int] = {}
+        for cell in requested_cells:
+            total[cell.row] = total.get(cell.row, 0) + 1
+            is_finished = cell.name in results
+            finished_runs[cell.row] = finished_runs.get(cell.row, 0) + is_finished
+        print_note("  " + ", ".join(f"{row} {finished_runs[row]}/{total[row]}" for row in total))
+    text = remaining_text(shard_cells, results)
+    if text:
+        print_note(text)
 
 
-def finish(request: Request, out: Path, *, quiet: bool, json: bool) -> TableResult:
-    """table.json and everything rendered from it. Shards take turns, and each reads all cells: the last one has the whole table."""
+def render_table(request: Request, out: Path, *, quiet: bool, as_json: bool) -> None:
+    """Write table.json and everything rendered from it.
+
+    Shards take turns, and each reads all cells: the last one writes the complete table.
+    """
     from fedgsca.paper.collect_scores import collect
     from fedgsca.paper.render import print_result, render
     from fedgsca.paper.table_result import save
@@ -139,12 +137,12 @@ def finish(request: Request, out: Path, *, quiet: bool, json: bool) -> TableResu
     with file_lock(out / ".lock"):
         result = collect(request, out)
         save(result, out)
-        written = render(result, out)
-    if json:
-        print_json({**result.to_json(), "path": str(out), "files": [str(path) for path in written]})
+        files = render(result, out)
+    if as_json:
+        paths = [str(path) for path in files]
+        print_json({**result.to_json(), "path": str(out), "files": paths})
     elif not quiet:
         print_result(result)
-        for path in written:
+        for path in files:
             if path.suffix == ".html":
                 print_line(f"report  {path}", "bold")
-    return result

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
@@ -16,14 +16,14 @@ from fedgsca.cli.options import Json, Quiet
 from fedgsca.errors import ConfigError, DataError
 from fedgsca.support.console import console, make_table, print_json, print_note, print_warning
 from fedgsca.support.files import open_atomic
-from fedgsca.support.text import number
+from fedgsca.support.text import number, plural
 
 if TYPE_CHECKING:
     from fedgsca.export.exported_model import LoadedModel
     from fedgsca.export.prediction import PredictionSummary
 
 
-class Split(StrEnum):
+class FolderSplit(StrEnum):
     """Parts of a folder with a split column."""
 
     train = "train"
@@ -31,7 +31,7 @@ class Split(StrEnum):
     test = "test"
 
 
-Where = Annotated[
+ModelFolder = Annotated[
     Path, typer.Argument(metavar="MODEL", help="folder of a run, or one that `fedgsca export` made")
 ]
 Images = Annotated[
@@ -46,15 +46,16 @@ Score = Annotated[
         "--score", help="compare with the labels of the folder's labels.csv or class folders"
     ),
 ]
-Part = Annotated[
-    Split | None, typer.Option("--split", help="with --score: only this part of the folder")
+SplitName = Annotated[
+    FolderSplit | None, typer.Option("--split", help="with --score: only this part of the folder")
 ]
-Skip = Annotated[
+SkipUnreadable = Annotated[
     bool, typer.Option("--skip-unreadable", help="files that cannot be read are not an error")
 ]
 
 
 def add(app: typer.Typer) -> None:
+    """Add the command of this module."""
     app.command(
         "predict",
         help="Classify images with a run's or an exported model, to csv.",
@@ -63,67 +64,84 @@ def add(app: typer.Typer) -> None:
 
 
 def predict(
-    model: Where,
+    model: ModelFolder,
     images: Images,
     out: Out = None,
     batch: Batch = 64,
     score: Score = False,
-    split: Part = None,
-    skip_unreadable: Skip = False,
+    split: SplitName = None,
+    skip_unreadable: SkipUnreadable = False,
     quiet: Quiet = False,
-    json: Json = False,
+    as_json: Json = False,
 ) -> None:
-    if json and out is None:
+    """`fedgsca predict`."""
+    _check_options(images, out, score=score, split=split, as_json=as_json)
+    from fedgsca.export.exported_model import open_model
+    from fedgsca.export.prediction import find_images, find_labelled_images, write_predictions
+
+    loaded = open_model(model)
+    if score:
+        part = None if split is None else split.value
+        files = find_labelled_images(images[0], loaded.classes, part)
+    else:
+        files = find_images(images)
+    if split is None and any(file.split == "train" for file in files):
+        print_warning(
+            "the score includes images that are marked for training; --split test leaves them out"
+        )
+    with _open_output(out) as handle:
+        result = write_predictions(loaded, files, handle, batch_size=batch)
+    summary = _summarise(loaded, result, out, score=score)
+    if not (quiet and skip_unreadable):
+        for file in result.unreadable:
+            print_note(f"unreadable: {file.name} ({file.reason})", "yellow")
+    if as_json:
+        print_json(summary)
+    elif not quiet and result.num_images:
+        _show_summary(summary)
+    if result.unreadable and not (skip_unreadable and result.num_images):
+        acceptance = ", or accept the gaps with --skip-unreadable" if result.num_images else ""
+        raise DataError(
+            "predict.unreadable-images",
+            f"{len(result.unreadable)} of {len(files)} images cannot be read and have no row",
+            fix=f"replace the files listed above{acceptance}",
+        )
+
+
+def _check_options(
+    images: Sequence[Path],
+    out: Path | None,
+    *,
+    score: bool,
+    split: FolderSplit | None,
+    as_json: bool,
+) -> None:
+    if as_json and out is None:
         raise ConfigError(
-            "todo.predict-1",
-            "--json and the csv cannot share stdout",
+            "predict.json-needs-out",
+            "--json and the csv cannot both be written to stdout",
             fix="name a file for the csv with --out",
         )
     if split is not None and not score:
         raise ConfigError(
-            "todo.predict-2", "--split needs labels to be compared with", fix="add --score"
+            "predict.split-needs-score",
+            "--split only makes sense where the predictions are compared with labels",
+            fix="add --score",
         )
     if score and (len(images) != 1 or not images[0].is_dir()):
         raise ConfigError(
-            "todo.predict-3",
-            "--score needs one folder with labels",
+            "predict.score-needs-folder",
+            "--score needs exactly one folder with labels",
             fix="give one folder with a labels.csv or class folders",
         )
     if out is not None and out.is_dir():
-        raise ConfigError("todo.predict-4", f"--out {out} is a folder", fix="name a csv file")
-    from fedgsca.export.exported_model import open_model
-    from fedgsca.export.prediction import find_images, find_labelled_images, write_predictions
-
-    opened = open_model(model)
-    part = None if split is None else split.value
-    pictures = (
-        find_labelled_images(images[0], opened.classes, part) if score else find_images(images)
-    )
-    if split is None and any(picture.split == "train" for picture in pictures):
-        print_warning(
-            "the score includes images that are marked for training; --split test leaves them out"
-        )
-    with _sink(out) as to:
-        outcome = write_predictions(opened, pictures, to, batch_size=batch)
-    summary = _summary(opened, outcome, out, score=score)
-    if not (quiet and skip_unreadable):
-        for file in outcome.unreadable:
-            print_note(f"unreadable: {file.name} ({file.reason})", "yellow")
-    if json:
-        print_json(summary)
-    elif not quiet and outcome.num_images:
-        _show(summary)
-    if outcome.unreadable and not (skip_unreadable and outcome.num_images):
-        raise DataError(
-            "todo.predict-5",
-            f"{len(outcome.unreadable)} of {len(pictures)} images cannot be read and have no row",
-            fix="replace the files named above"
-            + (", or accept it with --skip-unreadable" if outcome.num_images else ""),
+        raise ConfigError(
+            "predict.out-is-folder", f"--out {out} is a folder", fix="give the name of a csv file"
         )
 
 
 @contextmanager
-def _sink(out: Path | None) -> Iterator[IO[bytes]]:
+def _open_output(out: Path | None) -> Iterator[IO[bytes]]:
     """A file that appears when it is complete, or stdout."""
     if out is not None:
         with open_atomic(out) as handle:
@@ -138,47 +156,47 @@ def _sink(out: Path | None) -> Iterator[IO[bytes]]:
         raise typer.Exit(0) from None
 
 
-def _summary(
-    model: LoadedModel, outcome: PredictionSummary, out: Path | None, *, score: bool
+def _summarise(
+    model: LoadedModel, result: PredictionSummary, out: Path | None, *, score: bool
 ) -> dict[str, Any]:
+    """The JSON object of --json."""
     from fedgsca.export.prediction import count_by_class
     from fedgsca.metrics import per_class, scores
 
-    found: dict[str, Any] = {
+    summary: dict[str, Any] = {
         "model": str(model.path),
         "format": model.format,
         "fingerprint": model.fingerprint,
-        "images": outcome.num_images,
-        "predicted": count_by_class(model, outcome),
-        "unreadable": [{"file": file.name, "reason": file.reason} for file in outcome.unreadable],
+        "images": result.num_images,
+        "predicted": count_by_class(model, result),
+        "unreadable": [{"file": file.name, "reason": file.reason} for file in result.unreadable],
         "out": None if out is None else str(out),
     }
-    if score and outcome.num_images:
-        matrix = outcome.matrix
-        found["accuracy"] = 100.0 * float(matrix.trace()) / outcome.num_images
-        found |= scores(matrix)._asdict()
-        found["per_class"] = dict(zip(model.classes, per_class(matrix), strict=True))
-        found["confusion"] = matrix.tolist()
-    return found
+    if score and result.num_images:
+        matrix = result.matrix
+        summary["accuracy"] = 100.0 * float(matrix.trace()) / result.num_images
+        summary |= scores(matrix)._asdict()
+        summary["per_class"] = dict(zip(model.classes, per_class(matrix), strict=True))
+        summary["confusion"] = matrix.tolist()
+    return summary
 
 
-def _show(summary: dict[str, Any]) -> None:
-    """On stderr: stdout belongs to the csv."""
-    where = f", written to {summary['out']}" if summary["out"] else ""
-    print_note(f"{summary['images']} image{'s' * (summary['images'] != 1)}{where}", "bold")
-    parts = summary.get("per_class")
-    head = ["class", "predicted", *(["labelled", "precision", "recall", "F1"] if parts else [])]
+def _show_summary(summary: dict[str, Any]) -> None:
+    """A table on stderr: stdout is for the csv."""
+    target = f", written to {summary['out']}" if summary["out"] else ""
+    print_note(f"{plural(summary['images'], 'image')}{target}", "bold")
+    class_scores = summary.get("per_class")
+    header = ["class", "predicted"]
+    if class_scores:
+        header += ["labelled", "precision", "recall", "F1"]
     rows = []
     for name, count in summary["predicted"].items():
-        more = (
-            [
-                str(parts[name]["support"]),
-                *(number(parts[name][key]) for key in ("precision", "recall", "f1")),
-            ]
-            if parts
-            else []
-        )
-        rows.append([name, str(count), *more])
-    console(stderr=True).print(make_table(head, rows))
-    if parts:
+        cells = [name, str(count)]
+        if class_scores:
+            scores = class_scores[name]
+            cells.append(str(scores["support"]))
+            cells += [number(scores[key]) for key in ("precision", "recall", "f1")]
+        rows.append(cells)
+    console(stderr=True).print(make_table(header, rows))
+    if class_scores:
         print_note(f"accuracy {summary['accuracy']:.1f}   macro F1 {summary['f1']:.1f}", "bold")

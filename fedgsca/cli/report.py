@@ -17,26 +17,28 @@ Folder = Annotated[
     ),
 ]
 
-Before = Annotated[
+PreviousRunFolder = Annotated[
     Path | None,
     typer.Option(
-        "--before", metavar="RUN", help="a run with the labels as they were, to compare with"
+        "--before", metavar="RUN", help="a run on the uncorrected labels, to compare with"
     ),
 ]
 
 
 def add(app: typer.Typer) -> None:
+    """Add the command of this module."""
     app.command(
         "report", help="Write the report of a run or a comparison.", rich_help_panel="Train"
     )(report)
 
 
-def report(path: Folder, before: Before = None) -> None:
+def report(path: Folder, previous: PreviousRunFolder = None) -> None:
+    """`fedgsca report`."""
     if not ((path / "metrics.jsonl").is_file() or (path / "compare.json").is_file()):
         raise RunFolderError(
-            "todo.report-1",
-            f"{path} holds neither a run nor a comparison (no metrics.jsonl, no compare.json)",
-            fix="give the folder that `fedgsca run` or `fedgsca compare` wrote to",
+            "run.not-a-run-folder",
+            f"{path} contains neither a run nor a comparison (no metrics.jsonl, no compare.json)",
+            fix="give a folder that `fedgsca run` or `fedgsca compare` has written",
         )
     from fedgsca.report.html_page import write_report
 
@@ -44,9 +46,9 @@ def report(path: Folder, before: Before = None) -> None:
         from fedgsca.grid.comparison import read_comparison, write_tables
 
         write_tables(path, read_comparison(path))
-    if before is not None:
+    if previous is not None:
         from fedgsca.report.previous_run import remember_previous
 
-        remember_previous(path, before)
+        remember_previous(path, previous)
     write_report(path)
     print_line(f"report  {path / 'report.html'}", "bold")

@@ -50,9 +50,10 @@ Summary = Annotated[
 
 
 def add(app: typer.Typer) -> None:
+    """Add the command of this module."""
     app.command(
         "review",
-        help="Look at suspect labels on a local page, and decide.",
+        help="Review suspect labels on a local page.",
         rich_help_panel="Review labels",
     )(review)
 
@@ -63,16 +64,17 @@ def review(
     blind: Blind = False,
     port: Port = None,
     summary: Summary = False,
-    json: Json = False,
+    as_json: Json = False,
 ) -> None:
+    """`fedgsca review`."""
     from fedgsca.label_audit.audit_table import read_audit
 
     opened_audit = read_audit(audit)
-    if summary or json:
+    if summary or as_json:
         from fedgsca.label_audit.consensus import summarise_decisions
 
         review_summary = summarise_decisions(opened_audit.open_decisions())
-        if json:
+        if as_json:
             print_json(review_summary.to_json())
         else:
             _print_summary(review_summary, opened_audit.path)

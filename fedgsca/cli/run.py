@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fedgsca.cli.options import (
-    Carrier,
     ConfigFile,
     Data,
+    EngineName,
+    ExperimentFlags,
     Frozen,
     Jobs,
     Json,
@@ -26,9 +27,8 @@ from fedgsca.cli.options import (
     Sets,
     Sites,
     SkipUnreadable,
-    make_config,
-    short,
     slug,
+    source_slug,
 )
 from fedgsca.engine.progress import display
 from fedgsca.errors import RunFolderError
@@ -36,7 +36,6 @@ from fedgsca.support.console import print_json, print_line, print_note, resume_h
 
 if TYPE_CHECKING:
     from fedgsca.config import Config
-    from fedgsca.experiment.records import RunResult
 
 Out = Annotated[
     Path | None,
@@ -46,6 +45,7 @@ Folder = Annotated[Path, typer.Argument(metavar="RUN", help="folder of a run or 
 
 
 def add(app: typer.Typer) -> None:
+    """Add the commands of this module."""
     app.command(
         "run",
         help="Train one method on one data set, with a report at the end.",
@@ -53,7 +53,7 @@ def add(app: typer.Typer) -> None:
     )(run)
     app.command(
         "resume",
-        help="Continue a stopped run or comparison; it ends in the same bytes.",
+        help="Resume a run or comparison after a crash or Ctrl-C; the result is bit-identical.",
         rich_help_panel="Train",
     )(resume)
 
@@ -70,88 +70,99 @@ def run(
     model: Model = None,
     frozen: Frozen = False,
     skip_unreadable: SkipUnreadable = False,
-    config: ConfigFile = None,
+    config_file: ConfigFile = None,
     sets: Sets = None,
     preset: Preset = None,
     out: Out = None,
     jobs: Jobs = 1,
-    engine: Carrier = "local",
+    engine: EngineName = "local",
     quiet: Quiet = False,
-    json: Json = False,
+    as_json: Json = False,
 ) -> None:
-    made = make_config(
-        config, sets, data=data, method=method, noise=noise, rounds=rounds, seed=seed, sites=sites, partition=partition,
-        labels=labels, model=model, frozen=frozen, skip_unreadable=skip_unreadable, preset=preset,
-    )  # fmt: skip
+    """`fedgsca run`."""
+    flags = ExperimentFlags(
+        data=data,
+        method=method,
+        noise=noise,
+        rounds=rounds,
+        seed=seed,
+        sites=sites,
+        partition=partition,
+        labels=labels,
+        model=model,
+        frozen=frozen,
+        skip_unreadable=skip_unreadable,
+        preset=preset,
+    )
+    config = flags.make_config(config_file, sets)
     if not quiet:
         from fedgsca.cli.show_config import explain_preset
 
-        explain_preset(made)
-    train(made, out or default_out(made), jobs=jobs, engine=engine, quiet=quiet, json=json)
+        explain_preset(config)
+    train(
+        config, out or default_out(config), jobs=jobs, engine=engine, quiet=quiet, as_json=as_json
+    )
 
 
 def resume(
-    run: Folder, jobs: Jobs = 1, engine: Carrier = "local", quiet: Quiet = False, json: Json = False
+    run: Folder,
+    jobs: Jobs = 1,
+    engine: EngineName = "local",
+    quiet: Quiet = False,
+    as_json: Json = False,
 ) -> None:
+    """`fedgsca resume`: whatever the folder contains."""
     from fedgsca.experiment.run_folder import read_config
     from fedgsca.grid.comparison import read_plan
     from fedgsca.paper.request import read_request
 
     if not run.is_dir():
         raise RunFolderError(
-            "todo.run-1",
-            f"{run} is not a folder",
-            fix="give the folder that `fedgsca run --out` made",
+            "run.folder-not-found",
+            f"there is no folder {run}",
+            fix="give a folder written by `fedgsca run --out`",
         )
     request = read_request(run)
     if request is not None:
-        from fedgsca.cli.paper_table_run import execute as execute_table
-        from fedgsca.grid.runner import Shard
+        from fedgsca.cli.paper_table_run import resume_table
 
-        execute_table(
-            request, run, Shard(), [], only_render=False, jobs=jobs, quiet=quiet, json=json
-        )
+        resume_table(request, run, jobs=jobs, quiet=quiet, as_json=as_json)
         return
     plan = read_plan(run)
     if plan is not None:
-        from fedgsca.cli.compare import execute
+        from fedgsca.cli.compare import run_comparison
 
-        execute(plan, run, jobs=jobs, quiet=quiet, json=json)
+        run_comparison(plan, run, jobs=jobs, quiet=quiet, as_json=as_json)
         return
-    train(read_config(run), run, jobs=jobs, engine=engine, quiet=quiet, json=json)
+    train(read_config(run), run, jobs=jobs, engine=engine, quiet=quiet, as_json=as_json)
 
 
 def default_out(config: Config) -> Path:
-    return (
-        Path("runs")
-        / f"{short(config.data.source)}-{config.method}-{slug(config.noise.spec)}-s{config.seed}"
-    )
+    """The folder of a run without --out."""
+    data = source_slug(config.data.source)
+    return Path("runs") / f"{data}-{config.method}-{slug(config.noise.spec)}-s{config.seed}"
 
 
 def train(
-    config: Config, out: Path, *, jobs: int, engine: str = "local", quiet: bool, json: bool
+    config: Config, out: Path, *, jobs: int, engine: str = "local", quiet: bool, as_json: bool
 ) -> None:
-    """Run to the end, or say that there is nothing left to do; then the report and the summary."""
+    """Run to the end, or say that nothing is left to run; then the report and the summary."""
     from fedgsca.engine.base import find_engine
 
-    finished = (out / "result.json").exists()
-    label = f"{config.method} on {short(config.data.source)}"
+    is_finished = (out / "result.json").exists()
+    label = f"{config.method} on {source_slug(config.data.source)}"
     with resume_hint(out), display(quiet=quiet) as progress:
-        kind = find_engine("local" if finished else engine)
+        kind = find_engine("local" if is_finished else engine)
         result = kind.run(config, out, jobs=jobs, observer=progress.observe(label))
-    assert result is not None  # it is only None if a number of rounds was asked for
-    if finished and not quiet:
+    assert result is not None  # it is None only for a limited number of rounds
+    if is_finished and not quiet:
         print_note(f"{out} is finished: nothing left to run", "green")
     report = out / "report.html"
-    if not (finished and report.exists()):
+    if not (is_finished and report.exists()):
         from fedgsca.report.html_page import write_report
 
         write_report(out)
-    _conclude(out, result, report, quiet=quiet, json=json)
-
-
-def _conclude(out: Path, result: RunResult, report: Path, *, quiet: bool, json: bool) -> None:
-    if json:
+    if as_json:
         print_json({**result.to_json(), "path": str(out), "report": str(report)})
     elif not quiet:
         from fedgsca.cli.run_summary import show_run

@@ -1,14 +1,15 @@
-"""`fedgsca config`: the experiment that given flags describe, every default filled in; and how it differs from a preset."""
+"""`fedgsca config`: the resolved configuration, or how it differs from a preset."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from fedgsca.cli.options import (
     ConfigFile,
     Data,
+    ExperimentFlags,
     Frozen,
     Json,
     Labels,
@@ -22,7 +23,6 @@ from fedgsca.cli.options import (
     Sets,
     Sites,
     SkipUnreadable,
-    make_config,
 )
 from fedgsca.support.console import (
     console,
@@ -32,9 +32,12 @@ from fedgsca.support.console import (
     print_table,
     print_warning,
 )
+from fedgsca.support.text import DASH
 
 if TYPE_CHECKING:
-    from fedgsca.config import Config
+    from rich.table import Table
+
+    from fedgsca.config import Config, Difference
 
 Diff = Annotated[
     str | None,
@@ -43,14 +46,15 @@ Diff = Annotated[
 
 
 def add(app: typer.Typer) -> None:
+    """Add the command of this module."""
     app.command(
         "config",
-        help="Print the resolved configuration as TOML, or its difference to a preset.",
+        help="Print the resolved configuration as TOML, or its differences from a preset.",
         rich_help_panel="Understand",
-    )(config)
+    )(show_config)
 
 
-def config(
+def show_config(
     data: Data = None,
     method: Method = None,
     noise: Noise = None,
@@ -62,73 +66,87 @@ def config(
     model: Model = None,
     frozen: Frozen = False,
     skip_unreadable: SkipUnreadable = False,
-    config: ConfigFile = None,
+    config_file: ConfigFile = None,
     sets: Sets = None,
     preset: Preset = None,
     diff: Diff = None,
-    json: Json = False,
+    as_json: Json = False,
 ) -> None:
+    """`fedgsca config`."""
     from fedgsca.config import to_toml
 
-    made = make_config(
-        config, sets, data=data, method=method, noise=noise, rounds=rounds, seed=seed, sites=sites, partition=partition,
-        labels=labels, model=model, frozen=frozen, skip_unreadable=skip_unreadable, preset=preset,
-    )  # fmt: skip
-    if diff is None:
-        if json:
-            print_json(made.to_tree())
-        else:
-            typer.echo(to_toml(made), nl=False)
-        return
-    changed = against_preset(made, diff)
-    if json:
-        print_json([{"key": key, "here": mine, diff: theirs} for key, mine, theirs in changed])
-    elif changed:
-        print_table(_table(changed, "here", diff))
+    flags = ExperimentFlags(
+        data=data,
+        method=method,
+        noise=noise,
+        rounds=rounds,
+        seed=seed,
+        sites=sites,
+        partition=partition,
+        labels=labels,
+        model=model,
+        frozen=frozen,
+        skip_unreadable=skip_unreadable,
+        preset=preset,
+    )
+    config = flags.make_config(config_file, sets)
+    if diff is not None:
+        _show_differences(config, diff, as_json=as_json)
+    elif as_json:
+        print_json(config.to_tree())
     else:
-        print_line(f"the same as preset {diff}")
+        typer.echo(to_toml(config), nl=False)
 
 
-def against_preset(config: Config, preset: str) -> list[tuple[str, Any, Any]]:
-    """What differs from the pure preset for the same data, noise, model and method."""
+def _show_differences(config: Config, preset: str, *, as_json: bool) -> None:
+    changes = compare_with_preset(config, preset)
+    if as_json:
+        print_json([{"key": key, "here": value, preset: other} for key, value, other in changes])
+    elif changes:
+        print_table(_difference_table(changes, "here", preset))
+    else:
+        print_line(f"the same as preset {preset}")
+
+
+def compare_with_preset(config: Config, preset: str) -> list[Difference]:
+    """What differs from the unchanged preset for the same data, noise, model and method."""
     from fedgsca.config import build, differences
 
-    kept = config.to_tree()
-    frame = {name: kept[name] for name in ("seed", "method", "data", "noise")}
-    model = {
-        "model": {
-            name: kept["model"][name]
-            for name in ("name", "weights", "frozen", "feature_size")
-            if name in kept["model"]
-        }
-    }
-    return [
-        row
-        for row in differences(config, build({**frame, **model, "preset": preset}))
-        if row[0] != "preset"
-    ]
+    tree = config.to_tree()
+    base = {name: tree[name] for name in ("seed", "method", "data", "noise")}
+    base["model"] = {}
+    for name in ("name", "weights", "frozen", "feature_size"):
+        if name in tree["model"]:
+            base["model"][name] = tree["model"][name]
+    changes = differences(config, build({**base, "preset": preset}))
+    return [change for change in changes if change[0] != "preset"]
 
 
-def _table(changed: list[tuple[str, Any, Any]], mine: str, theirs: str) -> Any:
-    return make_table(
-        ["key", mine, theirs], [[key, _value(a), _value(b)] for key, a, b in changed], text_columns=3
-    )
+def _difference_table(changes: list[Difference], name: str, other_name: str) -> Table:
+    rows = [[key, _value_text(value), _value_text(other)] for key, value, other in changes]
+    return make_table(["key", name, other_name], rows, text_columns=3)
 
 
-def _value(value: Any) -> str:
-    return "–" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+def _value_text(value: object) -> str:
+    if value is None:
+        return DASH
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def explain_preset(config: Config) -> None:
-    """Whoever leaves the default preset is told what that changes, and that the literal equations are known to collapse."""
+    """Show on stderr what a preset other than the default changes.
+
+    The literal equations of the paper are known to collapse, so preset paper gets a warning.
+    """
     if config.preset == "default":
         return
-    changed = against_preset(config, "default")
-    console(stderr=True).print(_table(changed, f"preset {config.preset}", "default"))
-    if config.preset == "paper" and any(
-        key.startswith(f"{config.method}.") for key, _, _ in changed
-    ):
+    changes = compare_with_preset(config, "default")
+    table = _difference_table(changes, f"preset {config.preset}", "default")
+    console(stderr=True).print(table)
+    changes_method = any(key.startswith(f"{config.method}.") for key, _, _ in changes)
+    if config.preset == "paper" and changes_method:
         print_warning(
-            "preset paper takes the equations literally: no warm-up, no variance floor, no monotone posterior, no guard. "
-            "Networks from scratch do badly with it; docs/fedgsca.md says why."
+            "preset paper takes the equations literally: no warm-up, no variance floor, no monotone"
+            " posterior, no guard. Networks trained from scratch perform badly with it;"
+            " docs/fedgsca.md explains why."
         )

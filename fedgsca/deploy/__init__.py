@@ -1,1 +1,1 @@
-"""Kits for a real deployment: made at the coordinator, checked at a hospital, watched from the run folder."""
+"""Kits for a real deployment: made at the coordinator, checked at the hospitals, then monitored."""

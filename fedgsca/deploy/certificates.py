@@ -1,9 +1,10 @@
-"""Certificates and keys. The only file of the package that imports `cryptography`, which comes with the extra [flower].
+"""Certificates and keys. The only file that imports `cryptography` (from the extra [flower]).
 
 authority    signs the server's certificate; hospitals trust it and nothing else
 server       for the names that hospitals call; TLS of the SuperLink
-hospital     an ECDSA P-384 pair in OpenSSH format, with which a SuperNode says who it is
-loopback     for the port on which a SuperNode talks to its own children; its authority's key is thrown away at once
+hospital     an ECDSA P-384 pair in OpenSSH format, which identifies a SuperNode
+loopback     for the port on which a SuperNode talks to its own child processes;
+             the key of its authority is discarded at once
 """
 
 from __future__ import annotations
@@ -21,22 +22,22 @@ try:
     from cryptography.hazmat.primitives import hashes, serialization
     from cryptography.hazmat.primitives.asymmetric import ec
     from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
-except ImportError as missing:
+except ImportError as error:
     raise MissingExtraError(
-        "todo.certificates-1",
-        "certificates need the package cryptography",
+        "extra.flower-missing",
+        "certificates and keys need the package cryptography, which is not installed",
         fix="pip install 'fedgsca[flower]'",
-    ) from missing
+    ) from error
 
 AUTHORITY_DAYS = 3650
 SERVER_DAYS = 825  # the longest that common TLS clients accept
 LOOPBACK = ("localhost", "127.0.0.1")
 _PEM = serialization.Encoding.PEM
-_PLAIN = serialization.NoEncryption()
+_UNENCRYPTED = serialization.NoEncryption()
 
 
 @dataclass(frozen=True)
-class Signed:
+class CertifiedKey:
     """A certificate and its private key, both PEM."""
 
     certificate: bytes
@@ -45,25 +46,26 @@ class Signed:
 
 def make_authority(
     name: str, *, days: int = AUTHORITY_DAYS, now: datetime.datetime | None = None
-) -> Signed:
+) -> CertifiedKey:
+    """A certificate that signs itself and others."""
     key = ec.generate_private_key(ec.SECP384R1())
     builder = _builder(name, name, key, days, now)
-    made = (
+    certificate = (
         builder.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
         .add_extension(_usage(sign=True), critical=True)
         .sign(key, hashes.SHA384())
     )
-    return Signed(made.public_bytes(_PEM), _private(key))
+    return CertifiedKey(certificate.public_bytes(_PEM), _private_bytes(key))
 
 
 def make_server(
-    authority: Signed,
+    authority: CertifiedKey,
     hosts: Sequence[str],
     *,
     days: int = SERVER_DAYS,
     now: datetime.datetime | None = None,
-) -> Signed:
+) -> CertifiedKey:
     """A certificate for these names and addresses; it never outlives the authority."""
     root = x509.load_pem_x509_certificate(authority.certificate)
     signer = serialization.load_pem_private_key(authority.key, None)
@@ -73,9 +75,9 @@ def make_server(
     issuer = x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(identity)
     common = root.subject.get_attributes_for_oid(NameOID.COMMON_NAME)[0].value
     builder = _builder(hosts[0], str(common), key, days, now, last=root.not_valid_after_utc)
-    made = (
+    certificate = (
         builder.add_extension(
-            x509.SubjectAlternativeName([_host(host) for host in hosts]), critical=False
+            x509.SubjectAlternativeName([_general_name(host) for host in hosts]), critical=False
         )
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(issuer, critical=False)
@@ -83,69 +85,79 @@ def make_server(
         .add_extension(_usage(sign=False), critical=True)
         .sign(signer, hashes.SHA384())
     )
-    return Signed(made.public_bytes(_PEM), _private(key))
+    return CertifiedKey(certificate.public_bytes(_PEM), _private_bytes(key))
 
 
-def make_loopback() -> tuple[bytes, Signed]:
-    """An authority's certificate and a certificate for this machine only. Nobody can sign with that authority again."""
+def make_loopback() -> tuple[bytes, CertifiedKey]:
+    """An authority's certificate, and a certificate for this machine only.
+
+    Nobody can sign with that authority again.
+    """
     authority = make_authority("this machine only")
     return authority.certificate, make_server(authority, LOOPBACK, days=AUTHORITY_DAYS)
 
 
-def valid_until(certificate: bytes) -> datetime.datetime:
+def end_of_validity(certificate: bytes) -> datetime.datetime:
+    """When a certificate (PEM) expires."""
     return x509.load_pem_x509_certificate(certificate).not_valid_after_utc
 
 
 @dataclass(frozen=True)
-class Examined:
+class ServerCertificate:
     """A server's certificate that fits its key and its authority."""
 
     hosts: tuple[str, ...]
-    until: datetime.datetime
+    end: datetime.datetime
     age: float  # seconds; negative: not valid yet
-    days: int  # left
+    days_left: int
 
 
-def examine(certificate: bytes, key: bytes, authority: bytes) -> Examined:
-    again = "make a new certificate"
+def inspect_certificate(certificate: bytes, key: bytes, authority: bytes) -> ServerCertificate:
+    """Read a server's certificate (all PEM); an error if it fits neither key nor authority."""
     try:
-        leaf, root = (
-            x509.load_pem_x509_certificate(certificate),
-            x509.load_pem_x509_certificate(authority),
-        )
+        leaf = x509.load_pem_x509_certificate(certificate)
+        root = x509.load_pem_x509_certificate(authority)
         public = serialization.load_pem_private_key(key, None).public_key()
         names = leaf.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     except (ValueError, TypeError, x509.ExtensionNotFound) as error:
         raise DataError(
-            "todo.certificates-2",
+            "deploy.damaged-certificate",
             f"server.pem, server.key or ca.crt is damaged ({error})",
-            fix=again,
+            fix="make a new certificate with --renew-server",
         ) from None
     if leaf.public_key() != public:
-        raise DataError("todo.certificates-3", "server.key is not the key of server.pem", fix=again)
+        raise DataError(
+            "deploy.wrong-server-key",
+            "server.key is not the key of server.pem",
+            fix="make a new certificate with --renew-server",
+        )
     try:
         leaf.verify_directly_issued_by(root)
     except (ValueError, TypeError, InvalidSignature):
         raise DataError(
-            "todo.certificates-4", "server.pem is not signed by the authority of ca.crt", fix=again
+            "deploy.wrong-authority",
+            "server.pem is not signed by the authority of ca.crt",
+            fix="make a new certificate with --renew-server",
         ) from None
     now = datetime.datetime.now(datetime.UTC)
-    age, left = (now - leaf.not_valid_before_utc).total_seconds(), leaf.not_valid_after_utc - now
-    return Examined(
-        tuple(str(name.value) for name in names), leaf.not_valid_after_utc, age, left.days
+    return ServerCertificate(
+        hosts=tuple(str(name.value) for name in names),
+        end=leaf.not_valid_after_utc,
+        age=(now - leaf.not_valid_before_utc).total_seconds(),
+        days_left=(leaf.not_valid_after_utc - now).days,
     )
 
 
-def make_pair() -> tuple[bytes, bytes]:
+def make_key_pair() -> tuple[bytes, bytes]:
     """Private and public half of a hospital's key, as `ssh-keygen -t ecdsa -b 384` writes them."""
     key = ec.generate_private_key(ec.SECP384R1())
-    private = key.private_bytes(_PEM, serialization.PrivateFormat.OpenSSH, _PLAIN)
-    return private, _ssh(key.public_key()) + b"\n"
+    private = key.private_bytes(_PEM, serialization.PrivateFormat.OpenSSH, _UNENCRYPTED)
+    return private, _ssh_bytes(key.public_key()) + b"\n"
 
 
 @dataclass(frozen=True)
 class NodeKey:
-    """A hospital's private key, read."""
+    """A hospital's private key."""
 
     key: ec.EllipticCurvePrivateKey
 
@@ -158,34 +170,36 @@ class NodeKey:
 
     def fits(self, public: bytes) -> bool:
         """Whether this is the other half of a .pub file; comments at its end do not count."""
-        return public.split()[:2] == _ssh(self.key.public_key()).split()[:2]
+        return public.split()[:2] == _ssh_bytes(self.key.public_key()).split()[:2]
 
     def sign(self, message: bytes) -> bytes:
+        """The signature that Flower expects of a SuperNode."""
         return self.key.sign(message, ec.ECDSA(hashes.SHA256()))
 
 
-def read_key(data: bytes) -> NodeKey:
-    """A SuperNode's key, or an error that says in which way it is none."""
-    wanted = "a private key of type ECDSA P-384 in OpenSSH format without passphrase"
+def read_node_key(data: bytes) -> NodeKey:
+    """A SuperNode's key, or an error that says why it cannot be used."""
+    requirement = "a private key of type ECDSA P-384 in OpenSSH format without passphrase"
     try:
         key = serialization.load_ssh_private_key(data, None)
     except (ValueError, TypeError) as error:
         raise DataError(
-            "todo.certificates-5",
-            f"not {wanted} ({error})",
-            fix="take the file out of the kit again, or make a new pair",
+            "deploy.unusable-key",
+            f"this is not {requirement} ({error})",
+            fix="take the file out of the kit again, or make a new pair of keys",
         ) from None
     if not isinstance(key, ec.EllipticCurvePrivateKey) or not isinstance(key.curve, ec.SECP384R1):
         raise DataError(
-            "todo.certificates-6",
-            f"not {wanted}",
-            fix="ssh-keygen -t ecdsa -b 384 makes one; send the public half to the coordinator",
+            "deploy.wrong-key-type",
+            f"this is not {requirement}",
+            fix="make one with ssh-keygen -t ecdsa -b 384, and send the public half to the"
+            " coordinator",
         )
     return NodeKey(key)
 
 
 def is_public_key(data: bytes) -> bool:
-    """Whether a .pub file holds a key that Flower accepts of a SuperNode."""
+    """Whether a .pub file contains a key that Flower accepts from a SuperNode."""
     try:
         key = serialization.load_ssh_public_key(data)
     except (ValueError, UnsupportedAlgorithm):
@@ -193,20 +207,20 @@ def is_public_key(data: bytes) -> bool:
     return isinstance(key, ec.EllipticCurvePublicKey) and isinstance(key.curve, ec.SECP384R1)
 
 
-def _ssh(key: ec.EllipticCurvePublicKey) -> bytes:
+def _ssh_bytes(key: ec.EllipticCurvePublicKey) -> bytes:
     return key.public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
 
 
-def _private(key: ec.EllipticCurvePrivateKey) -> bytes:
-    return key.private_bytes(_PEM, serialization.PrivateFormat.TraditionalOpenSSL, _PLAIN)
+def _private_bytes(key: ec.EllipticCurvePrivateKey) -> bytes:
+    return key.private_bytes(_PEM, serialization.PrivateFormat.TraditionalOpenSSL, _UNENCRYPTED)
 
 
 def host_text(host: str) -> str:
-    """A name or address as `Examined.hosts` has it: an IPv6 address can be written in several ways."""
-    return str(_host(host).value)
+    """A name or address in the form of `ServerCertificate.hosts`: IPv6 has several spellings."""
+    return str(_general_name(host).value)
 
 
-def _host(text: str) -> x509.GeneralName:
+def _general_name(text: str) -> x509.GeneralName:
     try:
         return x509.IPAddress(ipaddress.ip_address(text))
     except ValueError:
@@ -222,27 +236,35 @@ def _builder(
     *,
     last: datetime.datetime | None = None,
 ) -> x509.CertificateBuilder:
-    begin = (now or datetime.datetime.now(datetime.UTC)) - datetime.timedelta(
-        hours=1
-    )  # clocks differ a little
+    tolerance = datetime.timedelta(hours=1)  # clocks differ a little
+    begin = (now or datetime.datetime.now(datetime.UTC)) - tolerance
     end = begin + datetime.timedelta(days=days)
+    if last is not None:
+        end = min(end, last)
     return (
         x509.CertificateBuilder()
-        .subject_name(_named(subject))
-        .issuer_name(_named(issuer))
+        .subject_name(_common_name(subject))
+        .issuer_name(_common_name(issuer))
         .public_key(key.public_key())
         .serial_number(x509.random_serial_number())
         .not_valid_before(begin)
-        .not_valid_after(min(end, last) if last else end)
+        .not_valid_after(end)
     )
 
 
-def _named(text: str) -> x509.Name:
+def _common_name(text: str) -> x509.Name:
     return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text[:64])])  # X.509 allows no more
 
 
 def _usage(*, sign: bool) -> x509.KeyUsage:
     return x509.KeyUsage(
-        digital_signature=True, key_cert_sign=sign, crl_sign=sign, content_commitment=False, key_encipherment=False,
-        data_encipherment=False, key_agreement=False, encipher_only=False, decipher_only=False,
-    )  # fmt: skip
+        digital_signature=True,
+        key_cert_sign=sign,
+        crl_sign=sign,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        encipher_only=False,
+        decipher_only=False,
+    )

@@ -1,37 +1,47 @@
-"""consortium.toml: who takes part, where the coordinator is, and the experiment that all agree on."""
+"""consortium.toml: who takes part, where the coordinator is, and the agreed experiment."""
 
 from __future__ import annotations
 
 import ipaddress
 import re
+from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from pydantic import Field, ValidationError
 
-from fedgsca.config import SITES_SOURCE, Config, Section, Tree, build, describe, merge, read_toml
-from fedgsca.errors import ConfigError
+from fedgsca.config import (
+    SITES_SOURCE,
+    Config,
+    Section,
+    Tree,
+    build,
+    merge,
+    read_toml,
+    validation_problems,
+)
+from fedgsca.errors import ConfigError, ConfigProblem
+from fedgsca.support.text import plural
 
 TEMPLATES = Path(__file__).with_name("templates")
-_NAME = re.compile(
-    r"[a-z0-9][a-z0-9-]{0,39}"
-)  # a file, a systemd unit and a Flower node are called so
-_HOST = re.compile(
-    r"(?=.{1,253}$)[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?(\.[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?)*"
-)
-_RESERVED = {
-    ("data", "source"),
-    ("data", "sites"),
+# The name of a file, of a systemd unit and of a Flower node.
+_NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,39}")
+_LABEL = r"[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?"
+_HOST = re.compile(rf"(?=.{{1,253}}$){_LABEL}(\.{_LABEL})*")
+# Keys of the experiment that follow from the other parts of the file.
+_DERIVED_KEYS = (
     ("data", "classes"),
     ("data", "image_size"),
+    ("data", "sites"),
+    ("data", "source"),
     ("federation", "sites"),
-}
-_FIX = (
-    "correct the keys above; `fedgsca deploy init --example FILE` writes an example with comments"
 )
 
 
 class Coordinator(Section):
+    """Where the coordinator's SuperLink listens."""
+
     address: str = Field(description="the name or IP address that the hospitals call")
     port: int = Field(8000, ge=1, le=65535)
     listen: str = Field("0.0.0.0", description="the coordinator's own network address to listen on")
@@ -41,17 +51,19 @@ class Coordinator(Section):
 
 
 class Hospital(Section):
+    """A hospital that takes part."""
+
     name: str
     data: str | None = Field(
-        None, description="where its images probably are; it may say otherwise in site.toml"
+        None, description="where its images probably are; site.toml may say otherwise"
     )
 
 
 class Consortium(Section):
-    """The file as it is written. Whatever else an experiment needs is in `experiment`, under the keys of a configuration."""
+    """The file. `experiment` holds the remaining settings, under the keys of a configuration."""
 
     name: str = Field(min_length=1)
-    contact: str = Field(min_length=1, description="whom a hospital calls; stands in each README")
+    contact: str = Field(min_length=1, description="whom a hospital calls; printed in each README")
     coordinator: Coordinator
     hospitals: tuple[Hospital, ...] = Field(min_length=1)
     classes: tuple[str, ...] = Field(min_length=2)
@@ -60,133 +72,147 @@ class Consortium(Section):
 
     @property
     def local(self) -> str:
-        """Where the SuperLink's own programs find it: they take the address on which it listens."""
+        """Where the SuperLink's own programs find it: at the address on which it listens."""
         listen = self.coordinator.listen
         return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(listen, listen)
 
     @property
     def hosts(self) -> tuple[str, ...]:
-        """All names of the server's certificate."""
-        return tuple(
-            dict.fromkeys(
-                (
-                    self.coordinator.address,
-                    *self.coordinator.names,
-                    self.local,
-                    "localhost",
-                    "127.0.0.1",
-                )
-            )
-        )
+        """All names and addresses of the server's certificate."""
+        coordinator = self.coordinator
+        hosts = (coordinator.address, *coordinator.names, self.local, "localhost", "127.0.0.1")
+        return tuple(dict.fromkeys(hosts))
 
-    def at(self, host: str) -> str:
-        return (
-            f"[{host}]:{self.coordinator.port}"
-            if ":" in host
-            else f"{host}:{self.coordinator.port}"
-        )
+    def endpoint(self, host: str) -> str:
+        """host:port; an IPv6 address is put in brackets."""
+        if ":" in host:
+            host = f"[{host}]"
+        return f"{host}:{self.coordinator.port}"
 
 
-def read_plan(path: Path) -> tuple[Consortium, Config]:
-    """The consortium and the configuration of its experiment. All problems of the file are told at once."""
+def read_consortium(path: Path) -> tuple[Consortium, Config]:
+    """The consortium and the configuration of its experiment. All problems are reported at once."""
     tree = read_toml(path)
-    problems: list[str] = []
-    plan: Consortium | None = None
+    problems: list[ConfigProblem] = []
+    consortium: Consortium | None = None
     try:
-        plan = Consortium.model_validate(tree)
+        consortium = Consortium.model_validate(tree)
     except ValidationError as error:
-        problems += describe(error, Consortium)
-    problems += _names(tree)
-    experiment = tree.get("experiment", {})
-    reserved = [
-        f"{section}.{key}"
-        for section, key in sorted(_RESERVED)
-        if isinstance(experiment, dict)
-        and isinstance(experiment.get(section), dict)
-        and key in experiment[section]
-    ]
-    problems += [
-        f"experiment.{key}: follows from the rest of the file; leave it out" for key in reserved
-    ]
-    if isinstance(experiment, dict) and "noise" in experiment:
-        problems.append("experiment.noise: noise is for simulations; leave it out")
+        problems += validation_problems(error, Consortium)
+    problems += _check_names(tree)
+    problems += _check_experiment(tree.get("experiment", {}))
     config: Config | None = None
     try:
-        config = build(_experiment(tree))
+        config = build(_experiment_tree(tree))
     except ConfigError as error:
-        problems += [f"experiment.{line.strip()}" for line in error.message.splitlines()[1:]]
-    if problems or plan is None or config is None:
-        count = f"{len(problems)} problem{'s' * (len(problems) > 1)}"
+        for problem in error.problems:
+            problems.append(ConfigProblem(problem.code, f"experiment.{problem.message}"))
+    if problems or consortium is None or config is None:
         raise ConfigError(
-            "todo.consortium-1",
-            f"{path}: {count} in the file:\n  " + "\n  ".join(problems),
-            fix=_FIX,
+            "deploy.invalid-consortium",
+            f"{path} has {plural(len(problems), 'problem')}:",
+            fix="correct the keys above;"
+            " `fedgsca deploy init --example FILE` writes an example with comments",
+            problems=problems,
         )
-    return plan, config
+    return consortium, config
 
 
-def _experiment(tree: Tree) -> Tree:
-    """The configuration's tree: own images at each site, the file's classes and names. Lists that are broken are left out."""
-    given = tree.get("experiment", {})
-    hospitals = tree.get("hospitals", [])
-    names = (
-        [str(h["name"]) for h in hospitals if isinstance(h, dict) and "name" in h]
-        if isinstance(hospitals, list)
-        else []
-    )
-    fixed: Tree = {"data": {"source": SITES_SOURCE}, "federation": {}}
-    if names:
-        fixed["data"]["sites"], fixed["federation"]["sites"] = len(names), names
-    classes, size = tree.get("classes"), tree.get("image_size")
-    if isinstance(classes, list) and len(classes) > 1 and all(isinstance(c, str) for c in classes):
-        fixed["data"]["classes"] = classes
-    if isinstance(size, int) and 8 <= size <= 1024:
-        fixed["data"]["image_size"] = size
-    return merge(given if isinstance(given, dict) else {}, fixed)
-
-
-def _names(tree: Tree) -> list[str]:
-    """What the types cannot say: names that make good file names, nobody twice, addresses that a certificate can hold."""
-    problems: list[str] = []
-    hospitals = tree.get("hospitals", [])
-    rows = hospitals if isinstance(hospitals, list) else []
-    names = [str(row["name"]) for row in rows if isinstance(row, dict) and "name" in row]
-    problems += [f"hospitals: {bad_name(name)}" for name in names if bad_name(name)]
-    problems += [
-        f"hospitals: {name!r} is there twice"
-        for name in sorted({n for n in names if names.count(n) > 1})
-    ]
-    classes = tree.get("classes", [])
-    known = [str(c) for c in classes] if isinstance(classes, list) else []
-    problems += [
-        f"classes: {name!r} is there twice"
-        for name in sorted({c for c in known if known.count(c) > 1})
-    ]
-    coordinator = tree.get("coordinator", {})
-    if isinstance(coordinator, dict):
-        further = coordinator.get("names", [])
-        hosts = [
-            coordinator.get("address", "ok"),
-            coordinator.get("listen", "::"),
-            *(further if isinstance(further, list) else []),
-        ]
-        problems += [
-            f"coordinator: {host!r} is neither a host name nor an IP address"
-            for host in hosts
-            if not is_host(str(host))
-        ]
+def _check_experiment(experiment: object) -> list[ConfigProblem]:
+    """Keys that do not belong into the experiment."""
+    if not isinstance(experiment, dict):
+        return []
+    problems = []
+    for section, key in _DERIVED_KEYS:
+        values = experiment.get(section)
+        if isinstance(values, dict) and key in values:
+            message = f"experiment.{section}.{key}: derived from other keys of this file; remove it"
+            problems.append(ConfigProblem("deploy.derived-key", message))
+    if "noise" in experiment:
+        message = "experiment.noise: noise is for simulations; remove it"
+        problems.append(ConfigProblem("deploy.noise-in-deployment", message))
     return problems
 
 
-def bad_name(name: str) -> str | None:
-    return (
-        None
-        if _NAME.fullmatch(name)
-        else f"{name!r} is not made of small letters, digits and hyphens, 40 at most"
-    )
+def _experiment_tree(tree: Tree) -> Tree:
+    """The configuration's tree: own images at each site, the file's classes and names.
+
+    Lists that are not valid are left out; they are reported elsewhere.
+    """
+    experiment = tree.get("experiment", {})
+    if not isinstance(experiment, dict):
+        experiment = {}
+    data: Tree = {"source": SITES_SOURCE}
+    federation: Tree = {}
+    names = _hospital_names(tree)
+    if names:
+        data["sites"] = len(names)
+        federation["sites"] = names
+    classes = tree.get("classes")
+    if _is_name_list(classes) and len(classes) > 1:
+        data["classes"] = classes
+    size = tree.get("image_size")
+    if isinstance(size, int) and 8 <= size <= 1024:
+        data["image_size"] = size
+    return merge(experiment, {"data": data, "federation": federation})
+
+
+def _is_name_list(value: object) -> TypeGuard[list[str]]:
+    return isinstance(value, list) and all(isinstance(name, str) for name in value)
+
+
+def _hospital_names(tree: Tree) -> list[str]:
+    hospitals = tree.get("hospitals", [])
+    if not isinstance(hospitals, list):
+        return []
+    return [
+        str(entry["name"]) for entry in hospitals if isinstance(entry, dict) and "name" in entry
+    ]
+
+
+def _check_names(tree: Tree) -> list[ConfigProblem]:
+    """What the types cannot express: valid file names, no duplicates, valid addresses."""
+    problems = []
+    hospitals = _hospital_names(tree)
+    for name in hospitals:
+        if not _NAME.fullmatch(name):
+            message = (
+                f"hospitals: the name {name!r} must consist of at most 40 small letters, digits"
+                " and hyphens"
+            )
+            problems.append(ConfigProblem("deploy.invalid-hospital-name", message))
+    classes = tree.get("classes", [])
+    if not isinstance(classes, list):
+        classes = []
+    problems += _check_duplicates("hospitals", hospitals)
+    problems += _check_duplicates("classes", [str(name) for name in classes])
+    for host in _coordinator_hosts(tree.get("coordinator", {})):
+        if not is_host(host):
+            message = f"coordinator: {host!r} is neither a host name nor an IP address"
+            problems.append(ConfigProblem("deploy.invalid-address", message))
+    return problems
+
+
+def _check_duplicates(key: str, names: Sequence[str]) -> list[ConfigProblem]:
+    problems = []
+    for name, frequency in sorted(Counter(names).items()):
+        if frequency > 1:
+            problems.append(ConfigProblem("deploy.duplicate-name", f"{key}: duplicate {name!r}"))
+    return problems
+
+
+def _coordinator_hosts(coordinator: object) -> list[str]:
+    if not isinstance(coordinator, dict):
+        return []
+    hosts = [coordinator[key] for key in ("address", "listen") if key in coordinator]
+    names = coordinator.get("names", [])
+    if isinstance(names, list):
+        hosts += names
+    return [str(host) for host in hosts]
 
 
 def is_host(text: str) -> bool:
+    """Whether the text is an IP address or a host name."""
     try:
         ipaddress.ip_address(text)
     except ValueError:

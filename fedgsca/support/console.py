@@ -53,8 +53,15 @@ def print_error(code: str, message: str, fix: str) -> None:
     err.print(f"Fix: {fix}", soft_wrap=True)
 
 
+class JsonOutput:
+    """Whether the JSON object of --json has been printed: stdout holds one and no more."""
+
+    is_printed = False
+
+
 def print_json(value: object) -> None:
     """Print the JSON object of --json, alone on stdout."""
+    JsonOutput.is_printed = True
     print(json.dumps(value, indent=1, sort_keys=False, default=str))
 
 

@@ -23,8 +23,9 @@ def markdown_table(
 
 
 def _table_line(cells: Sequence[str]) -> str:
-    return "| " + " | ".join(_escape_cell(cell) for cell in cells) + " |"
+    return "| " + " | ".join(escape_cell(cell) for cell in cells) + " |"
 
 
-def _escape_cell(text: str) -> str:
+def escape_cell(text: str) -> str:
+    """Text that does not end its cell or its row."""
     return text.replace("|", "\\|").replace("\n", " ").replace(NBSP, " ")
