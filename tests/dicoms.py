@@ -1,4 +1,4 @@
-"""Small DICOM files for tests, with a patient whose name and id must not be found anywhere afterwards."""
+"""Small DICOM files for tests, with a patient whose name and id must not appear in any output."""
 
 from __future__ import annotations
 
@@ -15,14 +15,15 @@ NAME, BIRTH = "Zwolakowska^Quirina", "19310517"
 def write_dicom(
     path: Path, pixels: np.ndarray | None, *, syntax: str = ExplicitVRLittleEndian, **elements: Any
 ) -> Path:
-    """Grey (H, W) or colour (H, W, 3) pixels; `elements` by keyword add, replace or (None) remove."""
+    """Write grey (H, W) or colour (H, W, 3) pixels.
+
+    `elements` are DICOM keywords with values to add or replace, or None to remove.
+    """
     data = Dataset()
     data.file_meta = FileMetaDataset()
     data.file_meta.TransferSyntaxUID = syntax
-    data.SOPClassUID, data.SOPInstanceUID = (
-        SecondaryCaptureImageStorage,
-        generate_uid(entropy_srcs=[path.name]),
-    )
+    data.SOPClassUID = SecondaryCaptureImageStorage
+    data.SOPInstanceUID = generate_uid(entropy_srcs=[path.name])
     data.file_meta.MediaStorageSOPClassUID = data.SOPClassUID
     data.file_meta.MediaStorageSOPInstanceUID = data.SOPInstanceUID
     data.PatientName, data.PatientBirthDate, data.StudyDate = NAME, BIRTH, "20231109"

@@ -8,6 +8,7 @@ import numpy as np
 
 from fedgsca.errors import DataError
 from fedgsca.rng import stream
+from fedgsca.support.text import plural
 
 
 def split_rows(
@@ -20,10 +21,10 @@ def split_rows(
     """
     if groups is None:
         is_test = _draw_test_rows(labels, fraction, seed)
-        available = f"{len(labels)} images"
+        available = plural(len(labels), "image")
     else:
         is_test = _draw_test_groups(labels, groups, fraction, seed)
-        available = f"{len(np.unique(groups))} groups"
+        available = plural(len(np.unique(groups)), "group")
     if not is_test.any():
         raise DataError(
             "data.too-few-for-test-set",
