@@ -1,222 +1,298 @@
-"""How well the audit finds wrong labels, against cleanlab run inside each site. The study behind docs/audit.md.
+"""How well the audit finds wrong labels, against cleanlab inside each site. For docs/audit.md.
 
-    python -m benchmarks.audit choose  --out DIR [--data FILE.npz]    windows and scores, on seeds 100 and 101
-    python -m benchmarks.audit report  --out DIR [--data FILE.npz]    the chosen ones against cleanlab, on seeds 0, 1 and 2
-    python -m benchmarks.audit correct --out DIR [--data FILE.npz]    FedAvg before and after the first tenth is corrected, likewise
+    python -m benchmarks.audit PART --out DIR [--data FILE.npz]
 
-Built-in images (the demo's recipe) and, with --data, a MedMNIST-style file; frozen EfficientNet-Lite0 features, four sites. Stop it at
-any time: finished runs are kept in DIR. Sites without wrong labels have no precision and are left out of it.
+    choose    windows and scores, on seeds 100 and 101
+    report    the chosen ones against cleanlab, on seeds 0, 1 and 2
+    correct   FedAvg before and after the first tenth of the list is corrected, on the same seeds
+
+Built-in images (the demo's recipe) and, with --data, a MedMNIST-style file; frozen
+EfficientNet-Lite0 features, four sites. Finished runs are stored in DIR; an interrupted study is
+resumed by the same command. Sites without wrong labels have no precision and are left out of it.
 """
 
 from __future__ import annotations
 
 import argparse
 import io
-from collections.abc import Iterable
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 
 import numpy as np
 
-from benchmarks.audit_record import Cell, Record, records
-from benchmarks.audit_scores import SCORES, WINDOWS, evidence
-from fedgsca.config import AuditConfig, build, merge
+from benchmarks.audit_record import SiteOutputs, StudyRun, read_outputs
+from benchmarks.audit_scores import SCORES, WINDOWS, ScoreFunction, window_evidence
+from fedgsca.config import AuditConfig, Config, build, merge
+from fedgsca.engine.label_evidence import Evidence
 from fedgsca.engine.rounds import run
 from fedgsca.experiment.simulation import divide
-from fedgsca.label_audit import score
 from fedgsca.label_audit.cleanlab_scores import label_quality, out_of_sample_probs
 from fedgsca.label_audit.ranking_quality import first_tenth, precision_at
+from fedgsca.label_audit.score import estimate_errors, rank_labels, relative_losses
 from fedgsca.metrics import auroc
 from fedgsca.support.files import write_atomic
 
-NOISES, METHODS = ("0-S40-P20-C20", "S40", "P20"), ("fedavg", "fedgsca")
-CHOOSE, REPORT = (100, 101), (0, 1, 2)
-RANKINGS = (
-    "self_confidence",
-    "normalized_margin",
-    "confidence_weighted_entropy",
-)  # cleanlab's; the first is its default
+NOISES = ("0-S40-P20-C20", "S40", "P20")
+METHODS = ("fedavg", "fedgsca")
+CHOOSE_SEEDS = (100, 101)
+REPORT_SEEDS = (0, 1, 2)
+# cleanlab's; the first is its default
+CLEANLAB_RANKINGS = ("self_confidence", "normalized_margin", "confidence_weighted_entropy")
 WINDOW = AuditConfig().window(10**6)  # type: ignore[call-arg]
 
 
-def cells(data: list[str], seeds: Iterable[int], methods: Iterable[str] = METHODS) -> list[Cell]:
-    return [
-        Cell(d, noise, m, seed) for d in data for noise in NOISES for m in methods for seed in seeds
-    ]
+def study_runs(data: Sequence[str], seeds: Sequence[int], method: str) -> list[StudyRun]:
+    """All runs of one method."""
+    return [StudyRun(d, noise, method, seed) for d, noise, seed in product(data, NOISES, seeds)]
 
 
-def found(scores: np.ndarray, wrong: np.ndarray) -> tuple[float, float]:
-    """Precision in the first tenth in percent, and AUROC; the site has wrong labels."""
+@dataclass(frozen=True)
+class Quality:
+    """Precision in the first tenth of a ranking, in percent, and AUROC."""
+
+    precision: float
+    auroc: float
+
+
+def ranking_quality(scores: np.ndarray, wrong: np.ndarray) -> Quality:
+    """The quality of a ranking by scores, (n,), at a site that has wrong labels."""
     order = np.argsort(-scores, kind="stable")
-    return 100 * (precision_at(order, wrong, first_tenth(len(wrong))) or 0.0), auroc(scores, wrong) or 0.0
+    precision = precision_at(order, wrong, first_tenth(len(wrong))) or 0.0
+    return Quality(100 * precision, auroc(scores, wrong) or 0.0)
+
+
+def mean_quality(qualities: Sequence[Quality]) -> Quality:
+    precision = np.mean([quality.precision for quality in qualities])
+    return Quality(float(precision), float(np.mean([quality.auroc for quality in qualities])))
 
 
 def cleanlab_scores(
-    cell: Cell, site: str, record: Record, out: Path, how: str = RANKINGS[0]
+    study_run: StudyRun,
+    site: str,
+    outputs: SiteOutputs,
+    out: Path,
+    ranking: str = CLEANLAB_RANKINGS[0],
 ) -> np.ndarray:
-    """What cleanlab says without a federation; the same for every method, so computed once."""
-    path = out / "cleanlab" / f"{Path(cell.data).stem}_{cell.noise}_{cell.seed}_{site}.npy"
+    """Cleanlab's scores without a federation; the same for every method, so computed once."""
+    stem = Path(study_run.data).stem
+    path = out / "cleanlab" / f"{stem}_{study_run.noise}_{study_run.seed}_{site}.npy"
     if not path.exists():
-        packed = io.BytesIO()
-        np.save(packed, out_of_sample_probs(record.features, record.given, record.probs.shape[2]))
-        write_atomic(path, packed.getvalue())
-    return -label_quality(np.load(path), record.given, how)
+        num_classes = outputs.probs.shape[2]
+        buffer = io.BytesIO()
+        np.save(buffer, out_of_sample_probs(outputs.features, outputs.given, num_classes))
+        write_atomic(path, buffer.getvalue())
+    return -label_quality(np.load(path), outputs.given, ranking)
 
 
-def choose(data: list[str], out: Path) -> None:
-    """Mean over noisy sites of both data sets: precision in the first tenth / AUROC."""
+# ---- choose ----
+
+
+def choose(data: Sequence[str], out: Path) -> None:
+    """Mean over the noisy sites of both data sets: precision in the first tenth / AUROC."""
     for method in METHODS:
-        kept = [
-            r
-            for cell in cells(data, CHOOSE, [method])
-            for r in records(cell, out).values()
-            if r.wrong.any()
-        ]
-        print(f"\n{method}, {len(kept)} noisy sites\n| rounds | " + " | ".join(SCORES) + " |")
+        noisy_sites: list[SiteOutputs] = []
+        for study_run in study_runs(data, CHOOSE_SEEDS, method):
+            sites = read_outputs(study_run, out).values()
+            noisy_sites += [outputs for outputs in sites if outputs.wrong.any()]
+        print(f"\n{method}, {len(noisy_sites)} noisy sites")
+        print("| rounds | " + " | ".join(SCORES) + " |")
         print("|---" * (len(SCORES) + 1) + "|")
         for first, last in WINDOWS:
-            row = []
-            seen = [evidence(record, first, last) for record in kept]
-            for rule in SCORES.values():
-                pairs = [found(rule(e, r.given), r.wrong) for e, r in zip(seen, kept, strict=True)]
-                means = (
-                    np.mean(pairs, axis=0)
-                    if all(
-                        np.isfinite(rule(e, r.given)).all() for e, r in zip(seen, kept, strict=True)
-                    )
-                    else None
-                )
-                row.append("–" if means is None else f"{means[0]:.1f} / {means[1]:.3f}")
-            print(f"| {first} to {last - 1} | " + " | ".join(row) + " |")
+            evidence = [window_evidence(outputs, first, last) for outputs in noisy_sites]
+            cells = [_score_text(score, noisy_sites, evidence) for score in SCORES.values()]
+            print(f"| {first} to {last - 1} | " + " | ".join(cells) + " |")
 
 
-def report(data: list[str], out: Path) -> None:
-    print(
-        "| data | noise | method | precision | cleanlab | ratio | AUROC | cleanlab | sites worse | wrong, true | estimated | in interval |"
-    )
-    print("|---|---|---|---|---|---|---|---|---|---|---|---|")
+def _score_text(
+    score: ScoreFunction, sites: Sequence[SiteOutputs], evidence: Sequence[Evidence]
+) -> str:
+    qualities = []
+    for outputs, site_evidence in zip(sites, evidence, strict=True):
+        scores = score(site_evidence, outputs.given)
+        if not np.isfinite(scores).all():
+            return "–"
+        qualities.append(ranking_quality(scores, outputs.wrong))
+    mean = mean_quality(qualities)
+    return f"{mean.precision:.1f} / {mean.auroc:.3f}"
+
+
+# ---- report ----
+
+
+@dataclass(frozen=True)
+class SiteReport:
+    """One site of one run. A site without wrong labels has no ranking quality."""
+
+    ours: Quality | None
+    cleanlab: Quality | None
+    # shares of all labels
+    wrong: float
+    estimate: float
+    is_in_interval: bool
+
+
+HEAD = (
+    "| data | noise | method | precision | cleanlab | ratio | AUROC | cleanlab | sites worse "
+    "| wrong, true | estimated | in interval |\n|---|---|---|---|---|---|---|---|---|---|---|---|"
+)
+
+
+def report(data: Sequence[str], out: Path) -> None:
+    """Our ranking and estimate against cleanlab's, per data set and noise."""
+    print(HEAD)
     for method in METHODS:
-        total: list[tuple[float, float, float, float]] = []
-        for d in data:
-            for noise in NOISES:
-                rows = [row for seed in REPORT for row in _sites(Cell(d, noise, method, seed), out)]
-                total += [row[:4] for row in rows if row[4]]
-                _line(Path(d).stem, noise, method, rows)
-        ours, theirs = np.mean([row[0] for row in total]), np.mean([row[2] for row in total])
-        print(f"{method}: {ours:.1f} against {theirs:.1f}, ratio {ours / theirs:.2f}; worse at "
-              f"{sum(row[0] < row[2] for row in total)} of {len(total)} sites\n")  # fmt: skip
-    for how in RANKINGS:
-        noisy = [
-            (c, name, r)
-            for c in cells(data, REPORT, METHODS[:1])
-            for name, r in records(c, out).items()
-            if r.wrong.any()
-        ]
-        mean = np.mean(
-            [found(cleanlab_scores(c, name, r, out, how), r.wrong) for c, name, r in noisy], axis=0
+        all_reports: list[SiteReport] = []
+        for d, noise in product(data, NOISES):
+            reports: list[SiteReport] = []
+            for seed in REPORT_SEEDS:
+                reports += _site_reports(StudyRun(d, noise, method, seed), out)
+            all_reports += reports
+            _print_lines(Path(d).stem, noise, method, reports)
+        ours, cleanlab, num_worse, count = _summary(all_reports)
+        ratio = ours.precision / cleanlab.precision
+        print(
+            f"{method}: {ours.precision:.1f} against {cleanlab.precision:.1f}, ratio {ratio:.2f}; "
+            f"worse at {num_worse} of {count} sites\n"
         )
-        print(f"cleanlab ranked by {how}: precision {mean[0]:.1f}, AUROC {mean[1]:.3f}")
-
-
-Row = tuple[float, float, float, float, bool, float, float, bool]
-
-
-def _sites(cell: Cell, out: Path) -> list[Row]:
-    """Per site: precision and AUROC, cleanlab's, whether it has errors, true and estimated share, whether the interval holds it."""
-    rows: list[Row] = []
-    for name, record in records(cell, out).items():
-        seen = evidence(record, WINDOW.start, WINDOW.stop)
-        guess = score.estimate_errors(seen, record.given, score.rank_labels(seen, record.given).suspicion)
-        n, wrong = len(record.given), int(record.wrong.sum())
-        nothing = (float("nan"), float("nan"))
-        ours = found(score.relative_losses(seen, record.given), record.wrong) if wrong else nothing
-        theirs = found(cleanlab_scores(cell, name, record, out), record.wrong) if wrong else nothing
-        rows.append(
-            (
-                *ours,
-                *theirs,
-                wrong > 0,
-                wrong / n,
-                guess.count / n,
-                guess.low <= wrong <= guess.high,
-            )
+    for ranking in CLEANLAB_RANKINGS:
+        qualities = []
+        for study_run in study_runs(data, REPORT_SEEDS, METHODS[0]):
+            for site, outputs in read_outputs(study_run, out).items():
+                if outputs.wrong.any():
+                    scores = cleanlab_scores(study_run, site, outputs, out, ranking)
+                    qualities.append(ranking_quality(scores, outputs.wrong))
+        mean = mean_quality(qualities)
+        print(
+            f"cleanlab ranked by {ranking}: precision {mean.precision:.1f}, AUROC {mean.auroc:.3f}"
         )
-    return rows
 
 
-def _line(data: str, noise: str, method: str, rows: list[Row]) -> None:
-    noisy = np.array([row[:4] for row in rows if row[4]])
-    mean = noisy.mean(axis=0)
-    worse = int(np.sum(noisy[:, 0] < noisy[:, 2]))
-    for kind in (True, False):
-        part = np.array([row[5:] for row in rows if row[4] is kind])
-        if len(part) == 0:
-            continue
-        first = (f"{mean[0]:.1f} | {mean[2]:.1f} | {mean[0] / mean[2]:.2f} | {mean[1]:.3f} | {mean[3]:.3f} | {worse} of {len(noisy)}"
-                 if kind else "– | – | – | – | – | –")  # fmt: skip
-        where = noise if kind else f"{noise}, clean sites"
-        print(f"| {data} | {where} | {method} | {first} | {100 * part[:, 0].mean():.1f} % | {100 * part[:, 1].mean():.1f} % | "
-              f"{int(part[:, 2].sum())} of {len(part)} |")  # fmt: skip
+def _site_reports(study_run: StudyRun, out: Path) -> list[SiteReport]:
+    reports = []
+    for name, outputs in read_outputs(study_run, out).items():
+        evidence = window_evidence(outputs, WINDOW.start, WINDOW.stop)
+        suspicion = rank_labels(evidence, outputs.given).suspicion
+        estimate = estimate_errors(evidence, outputs.given, suspicion)
+        num_labels = len(outputs.given)
+        num_wrong = int(outputs.wrong.sum())
+        ours = None
+        cleanlab = None
+        if num_wrong:
+            ours = ranking_quality(relative_losses(evidence, outputs.given), outputs.wrong)
+            scores = cleanlab_scores(study_run, name, outputs, out)
+            cleanlab = ranking_quality(scores, outputs.wrong)
+        site_report = SiteReport(
+            ours,
+            cleanlab,
+            num_wrong / num_labels,
+            estimate.count / num_labels,
+            estimate.low <= num_wrong <= estimate.high,
+        )
+        reports.append(site_report)
+    return reports
 
 
-def correct(data: list[str], out: Path) -> None:
-    """A person looks at the first tenth of every site's list and never errs; then FedAvg is trained again."""
-    print(
-        "| data | noise | ranked during | labels wrong | after | F1 before | F1 after |\n|---|---|---|---|---|---|---|"
+def _summary(reports: Sequence[SiteReport]) -> tuple[Quality, Quality, int, int]:
+    """Our mean quality and cleanlab's, sites where ours is worse, and sites with wrong labels."""
+    ours = [site.ours for site in reports if site.ours is not None]
+    cleanlab = [site.cleanlab for site in reports if site.cleanlab is not None]
+    pairs = zip(ours, cleanlab, strict=True)
+    num_worse = sum(a.precision < b.precision for a, b in pairs)
+    return mean_quality(ours), mean_quality(cleanlab), num_worse, len(ours)
+
+
+def _print_lines(data: str, noise: str, method: str, reports: Sequence[SiteReport]) -> None:
+    """A line for the sites with wrong labels, and one for those without."""
+    ours, cleanlab, num_worse, count = _summary(reports)
+    numbers = (
+        f"{ours.precision:.1f} | {cleanlab.precision:.1f} "
+        f"| {ours.precision / cleanlab.precision:.2f} | {ours.auroc:.3f} | {cleanlab.auroc:.3f} "
+        f"| {num_worse} of {count}"
     )
-    for d in data:
-        for noise in NOISES:
-            for method in METHODS:
-                rows = np.array([_corrected(Cell(d, noise, method, seed), out) for seed in REPORT])
-                wrong, left, before, after = rows.mean(axis=0)
-                print(
-                    f"| {Path(d).stem} | {noise} | {method} | {wrong:.1f} % | {left:.1f} % | {before:.1f} | {after:.1f} |",
-                    flush=True,
-                )
+    noisy_sites = [site for site in reports if site.ours is not None]
+    clean_sites = [site for site in reports if site.ours is None]
+    print(f"| {data} | {noise} | {method} | {numbers} | {_estimates(noisy_sites)} |")
+    if clean_sites:
+        dashes = " | ".join("–" * 6)
+        place = f"{noise}, clean sites"
+        print(f"| {data} | {place} | {method} | {dashes} | {_estimates(clean_sites)} |")
 
 
-def _corrected(cell: Cell, out: Path) -> tuple[float, float, float, float]:
-    """Share of wrong labels and F1 of FedAvg, before and after; in percent."""
-    division, kept = divide(cell.config()), records(cell, out)
-    labels = division.table.labels.copy()
-    before = labels.copy()
+def _estimates(sites: Sequence[SiteReport]) -> str:
+    wrong = np.mean([site.wrong for site in sites])
+    estimate = np.mean([site.estimate for site in sites])
+    hits = sum(site.is_in_interval for site in sites)
+    return f"{100 * wrong:.1f} % | {100 * estimate:.1f} % | {hits} of {len(sites)}"
+
+
+# ---- correct ----
+
+
+def correct(data: Sequence[str], out: Path) -> None:
+    """A perfect reviewer corrects the first tenth of every list; then FedAvg is trained again."""
+    print("| data | noise | ranked during | labels wrong | after | F1 before | F1 after |")
+    print("|---|---|---|---|---|---|---|")
+    for d, noise, method in product(data, NOISES, METHODS):
+        rows = [_correct_run(StudyRun(d, noise, method, seed), out) for seed in REPORT_SEEDS]
+        wrong, still_wrong, before, after = np.mean(rows, axis=0)
+        line = f"| {Path(d).stem} | {noise} | {method} | {wrong:.1f} % | {still_wrong:.1f} % "
+        print(f"{line}| {before:.1f} | {after:.1f} |", flush=True)
+
+
+def _correct_run(study_run: StudyRun, out: Path) -> tuple[float, float, float, float]:
+    """Share of wrong labels before and after, F1 of FedAvg before and after; all in percent."""
+    division = divide(study_run.config())
+    outputs = read_outputs(study_run, out)
+    truth = division.table.labels
+    given_labels = truth.copy()
+    new_labels = truth.copy()
     for name, rows in division.rows.items():
         given = division.given[name].copy()
-        before[rows] = given
-        order = score.rank_labels(evidence(kept[name], WINDOW.start, WINDOW.stop), given).order[
-            : first_tenth(len(given))
-        ]
-        given[order] = division.table.labels[rows[order]]
-        labels[rows] = given
+        given_labels[rows] = given
+        evidence = window_evidence(outputs[name], WINDOW.start, WINDOW.stop)
+        order = rank_labels(evidence, given).order[: first_tenth(len(given))]
+        given[order] = truth[rows[order]]
+        new_labels[rows] = given
     train = division.table.rows("train")
-    shares = [
-        100 * float(np.mean(side[train] != division.table.labels[train]))
-        for side in (before, labels)
-    ]
-    sheet = out / "corrected" / f"{cell.name}.csv"
-    lines = [f"{division.table.ids[row]},{division.table.classes[labels[row]]}" for row in train]
-    write_atomic(sheet, "\n".join(["file,label", *lines]).encode() + b"\n")
-    fedavg = Cell(cell.data, cell.noise, "fedavg", cell.seed)
-    again = build(
-        merge(
-            fedavg.config().to_tree(),
-            {"noise": {"spec": "0", "given": str(sheet)}, "audit": {"enabled": False}},
-        )
-    )
-    scores = [run(config, out / "runs" / name)["f1"] for config, name in
-              ((fedavg.config(), fedavg.name), (again, f"{cell.name}_corrected"))]  # fmt: skip
-    return shares[0], shares[1], scores[0], scores[1]
+    wrong = 100 * float(np.mean(given_labels[train] != truth[train]))
+    still_wrong = 100 * float(np.mean(new_labels[train] != truth[train]))
+    lines = ["file,label"]
+    for row in train:
+        lines.append(f"{division.table.ids[row]},{division.table.classes[new_labels[row]]}")
+    labels_file = out / "corrected" / f"{study_run.name}.csv"
+    write_atomic(labels_file, "\n".join(lines).encode() + b"\n")
+    fedavg = StudyRun(study_run.data, study_run.noise, "fedavg", study_run.seed)
+    noise = {"spec": "0", "given": str(labels_file)}
+    changes = {"noise": noise, "audit": {"enabled": False}}
+    second_config = build(merge(fedavg.config().to_tree(), changes))
+    before = _run_f1(fedavg.config(), out / "runs" / fedavg.name)
+    after = _run_f1(second_config, out / "runs" / f"{study_run.name}_corrected")
+    return wrong, still_wrong, before, after
+
+
+def _run_f1(config: Config, folder: Path) -> float:
+    result = run(config, folder)
+    assert result is not None  # the run is not stopped early
+    return result.f1
+
+
+PARTS = {"choose": choose, "report": report, "correct": correct}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("part", choices=["choose", "report", "correct"])
+    parser.add_argument("part", choices=list(PARTS))
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--data", type=Path, help="MedMNIST-style .npz")
     options = parser.parse_args()
-    data = ["synthetic", *([str(options.data.resolve())] if options.data else [])]
-    {"choose": choose, "report": report, "correct": correct}[options.part](data, options.out)
+    data = ["synthetic"]
+    if options.data:
+        data.append(str(options.data.resolve()))
+    PARTS[options.part](data, options.out)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,9 @@
-"""What evidence adds to a round of a site, in CPU time.
+"""What evidence for the audit adds to a round of a site, in CPU time.
 
     python -m benchmarks.audit_cost [--repeat 5]
 
-The same round of one site with and without evidence, in turns, one thread; the median of the ratios.
+The same round of one site with and without evidence, alternating, one thread; the median of the
+ratios.
 """
 
 from __future__ import annotations
@@ -12,38 +13,38 @@ import tempfile
 import time
 from pathlib import Path
 from statistics import median
-from typing import Any
 
 from fedgsca.config import load_config
 from fedgsca.engine.local import SiteRunner, open_runner
 from fedgsca.site import weights_of
 
-CASES: dict[str, dict[str, Any]] = {
-    "FedAvg, small CNN": {"method": "fedavg", "model__name": "cnn"},
-    "FedGSCA, small CNN": {"method": "fedgsca", "model__name": "cnn"},
-    "FedAvg, frozen features": {"method": "fedavg", "model__frozen": True},
-    "FedGSCA, frozen features": {"method": "fedgsca", "model__frozen": True},
+CASES = {
+    "FedAvg, small CNN": ("fedavg", ("model.name=cnn",)),
+    "FedGSCA, small CNN": ("fedgsca", ("model.name=cnn",)),
+    "FedAvg, frozen features": ("fedavg", ("model.frozen=true",)),
+    "FedGSCA, frozen features": ("fedgsca", ("model.frozen=true",)),
 }
+COMMON = (
+    "data.train=800",
+    "data.test=60",
+    "data.sites=2",
+    "train.threads=1",
+    "train.rounds=20",
+)
 
 
-def runner(folder: Path, enabled: bool, case: dict[str, Any]) -> SiteRunner:
-    config = load_config(
-        data__train=800,
-        data__test=60,
-        data__sites=2,
-        train__threads=1,
-        train__rounds=20,
-        audit__enabled=enabled,
-        **case,
-    )
+def make_runner(folder: Path, method: str, sets: tuple[str, ...], *, enabled: bool) -> SiteRunner:
+    config = load_config(None, [*COMMON, *sets], method=method, audit__enabled=enabled)
     return open_runner(config, folder / str(enabled))
 
 
-def seconds(made: SiteRunner, round: int) -> float:
-    payload = made.method.broadcast(made.method.start(weights_of(made.model), seed=0), round)
-    began = time.process_time()
-    made.run_round("site-1", payload)
-    return time.process_time() - began
+def round_seconds(runner: SiteRunner, round_index: int) -> float:
+    """CPU seconds of one round of a site."""
+    state = runner.method.start(weights_of(runner.model), runner.experiment.config.seed)
+    payload = runner.method.broadcast(state, round_index)
+    start = time.process_time()
+    runner.run_round("site-1", payload)
+    return time.process_time() - start
 
 
 def main() -> None:
@@ -52,14 +53,22 @@ def main() -> None:
     )
     parser.add_argument("--repeat", type=int, default=5)
     repeat = parser.parse_args().repeat
-    for name, case in CASES.items():
+    for name, (method, sets) in CASES.items():
+        with_evidence = []
+        without = []
         with tempfile.TemporaryDirectory() as folder:
-            on, off = runner(Path(folder), True, case), runner(Path(folder), False, case)
-            seconds(on, 4), seconds(off, 4)  # the first call warms up
-            pairs = [(seconds(on, 5 + i), seconds(off, 5 + i)) for i in range(repeat)]
-        a, b = median(p[0] for p in pairs), median(p[1] for p in pairs)
+            runner = make_runner(Path(folder), method, sets, enabled=True)
+            plain_runner = make_runner(Path(folder), method, sets, enabled=False)
+            # the first call warms up
+            round_seconds(runner, 4)
+            round_seconds(plain_runner, 4)
+            for i in range(repeat):
+                with_evidence.append(round_seconds(runner, 5 + i))
+                without.append(round_seconds(plain_runner, 5 + i))
+        ratio = median(a / b for a, b in zip(with_evidence, without, strict=True))
         print(
-            f"{name}: {1000 * a:.0f} ms with evidence, {1000 * b:.0f} ms without: x {median(x / y for x, y in pairs):.2f}"
+            f"{name}: {1000 * median(with_evidence):.0f} ms with evidence, "
+            f"{1000 * median(without):.0f} ms without: x {ratio:.2f}"
         )
 
 

@@ -1,4 +1,7 @@
-"""What the audit study looks at: every round's outputs of the model as received, of every site, with the truth beside them."""
+"""The data of the audit study: the outputs of the received model in every round, at every site.
+
+The true labels are stored beside them.
+"""
 
 from __future__ import annotations
 
@@ -22,10 +25,11 @@ ROUNDS = 60
 
 
 @dataclass(frozen=True)
-class Cell:
+class StudyRun:
     """One run of the study."""
 
-    data: str  # "synthetic" or the path of a MedMNIST-style file
+    # "synthetic" or the path of a MedMNIST-style file
+    data: str
     noise: str
     method: str
     seed: int
@@ -41,32 +45,39 @@ class Cell:
             "data": {"source": self.data},
         }
         recipe = merge({}, RECIPE) if self.data == "synthetic" else {}
-        own: Tree = {
+        settings: Tree = {
             "method": self.method,
             "seed": self.seed,
             "noise": {"spec": self.noise},
             "federation": {"eval_every": ROUNDS},
         }
-        return build(merge(merge(recipe, frozen), own))
+        return build(merge(merge(recipe, frozen), settings))
 
 
 @dataclass(frozen=True)
-class Record:
+class SiteOutputs:
     """One site of one run."""
 
-    probs: np.ndarray  # (R, n, C) float32: round t's model before any site trained in round t
-    posterior: np.ndarray  # (R, n) of "clean", NaN where the method did not say
-    features: np.ndarray  # (n, D)
-    given: np.ndarray  # (n,)
-    truth: np.ndarray  # (n,)
+    # (R, n, C) float32: round t's model before any site trained in round t
+    probs: np.ndarray
+    # (R, n) of "clean", NaN where the method has none
+    posterior: np.ndarray
+    # (n, D)
+    features: np.ndarray
+    # (n,)
+    given: np.ndarray
+    truth: np.ndarray
 
     @property
     def wrong(self) -> np.ndarray:
         return np.asarray(self.given != self.truth)
 
 
+PARTS = ("probs", "posterior", "features", "given", "truth")
+
+
 class Recorder:
-    """A local engine that looks before the method trains."""
+    """A local engine that evaluates the received model before the method trains it."""
 
     def __init__(self, runner: SiteRunner) -> None:
         self.runner = runner
@@ -79,44 +90,38 @@ class Recorder:
             site.load(payload.weights)
             self.probs[name].append(evaluate_site(site).probs.astype(np.float32))
             update = self.runner.method.local_update(payload, site)
-            unsaid = np.full(site.num_samples, np.nan)
-            self.posterior[name].append(
-                np.asarray(site.notes.get("clean_probability", unsaid), np.float32)
-            )
+            missing = np.full(site.num_samples, np.nan)
+            posterior = site.notes.get("clean_probability", missing)
+            self.posterior[name].append(np.asarray(posterior, np.float32))
             yield Reply(name, update)
 
     def close(self) -> None:
         pass
 
 
-def records(cell: Cell, out: Path) -> dict[str, Record]:
-    """Run the cell, or read what an earlier call kept."""
-    path = out / f"{cell.name}.npz"
+def read_outputs(study_run: StudyRun, out: Path) -> dict[str, SiteOutputs]:
+    """The outputs at every site: of a new run, or those that an earlier call stored."""
+    path = out / f"{study_run.name}.npz"
     if not path.exists():
-        folder = out / "runs" / cell.name
-        recorder = Recorder(open_runner(cell.config(), folder))
-        experiment = recorder.runner.experiment
-        run(cell.config(), folder, engine=recorder)
-        kept: dict[str, np.ndarray] = {}
-        for name, samples in experiment.sites.items():
-            kept[f"{name}/probs"] = np.stack(recorder.probs[name])
-            kept[f"{name}/posterior"] = np.stack(recorder.posterior[name])
-            kept[f"{name}/features"], kept[f"{name}/given"] = (
-                np.asarray(samples.inputs),
-                samples.labels,
-            )
-            kept[f"{name}/truth"] = experiment.truth[name]
-        packed = io.BytesIO()
-        np.savez(packed, **kept)  # type: ignore[arg-type]
-        write_atomic(path, packed.getvalue())
-    with np.load(path) as found:
-        names = sorted({key.split("/")[0] for key in found.files})
-        return {
-            name: Record(
-                *(
-                    found[f"{name}/{part}"]
-                    for part in ("probs", "posterior", "features", "given", "truth")
-                )
-            )
-            for name in names
-        }
+        write_atomic(path, _record(study_run, out / "runs" / study_run.name))
+    outputs = {}
+    with np.load(path) as archive:
+        for name in sorted({key.split("/")[0] for key in archive.files}):
+            outputs[name] = SiteOutputs(*[archive[f"{name}/{part}"] for part in PARTS])
+    return outputs
+
+
+def _record(study_run: StudyRun, folder: Path) -> bytes:
+    recorder = Recorder(open_runner(study_run.config(), folder))
+    experiment = recorder.runner.experiment
+    run(study_run.config(), folder, engine=recorder)
+    arrays: dict[str, np.ndarray] = {}
+    for name, samples in experiment.sites.items():
+        arrays[f"{name}/probs"] = np.stack(recorder.probs[name])
+        arrays[f"{name}/posterior"] = np.stack(recorder.posterior[name])
+        arrays[f"{name}/features"] = np.asarray(samples.inputs)
+        arrays[f"{name}/given"] = samples.labels
+        arrays[f"{name}/truth"] = experiment.truth[name]
+    buffer = io.BytesIO()
+    np.savez(buffer, **arrays)  # type: ignore[arg-type]
+    return buffer.getvalue()

@@ -21,26 +21,22 @@ from pathlib import Path
 MAX_COLUMNS = 100
 
 # Pronouns, question words, adverbs and irregular participles: none of them says what a thing is.
-VAGUE_NAMES = frozenset(
-    """
+_VAGUE_WORDS = """
     alone another anything apart asked away before begun beside both built chosen come done drawn
     each either else everybody everything far few found fewer gone got given_to heard held here how
     it its itself kept known left less lost made many mine more most much near needed neither nobody
     nothing other others own put rest said seen sent set_up several shown so some somebody something
-    spent spoken stood such taken that theirs them there these they this those thrown told unfinished
-    unknown waiting wanted what when where which who whole whom whose why written yours
-    """.split()
-)
-# Words that end like a participle and are nouns, or that are terms of the field or of the file format.
-ALLOWED_NAMES = frozenset(
-    """
-    seed feed need speed embed bed shed weed hundred red given frozen predicted enabled
-    """.split()
-)
+    spent spoken stood such taken that theirs them there these they this those thrown told
+    unfinished unknown waiting wanted what when where which who whole whom whose why written yours
+"""
+VAGUE_NAMES = frozenset(_VAGUE_WORDS.split())
+# Words that end like a participle but are nouns or terms of the field or of the file format.
+_NOUNS = "seed feed need speed embed bed shed weed hundred red given frozen predicted enabled"
+ALLOWED_NAMES = frozenset(_NOUNS.split())
 
 
 def is_vague(name: str) -> bool:
-    """Whether a binding is named by a pronoun, a question word or a participle instead of a noun."""
+    """Whether a binding is named by a pronoun, a question word or a participle, not by a noun."""
     word = name.strip("_").lower()
     if word in ALLOWED_NAMES:
         return False
@@ -93,15 +89,15 @@ def is_typed(function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
 
 
 def public_functions(module: Module) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
-    """Functions and methods of module level and of public classes whose names do not begin with an underscore."""
+    """Functions of the module and methods of its public classes, without private ones."""
     for node in module.tree.body:
         members = node.body if isinstance(node, ast.ClassDef) else [node]
         if isinstance(node, ast.ClassDef) and node.name.startswith("_"):
             continue
         for member in members:
-            if isinstance(member, ast.FunctionDef | ast.AsyncFunctionDef):
-                if not member.name.startswith("_"):
-                    yield member
+            is_function = isinstance(member, ast.FunctionDef | ast.AsyncFunctionDef)
+            if is_function and not member.name.startswith("_"):
+                yield member
 
 
 def has_ellipsis_body(function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
@@ -127,11 +123,11 @@ def nested_comprehensions(module: Module) -> Iterator[int]:
 def count_code_lines(module: Module) -> int:
     """Lines that are neither blank nor a comment nor part of a docstring."""
     docstring_lines: set[int] = set()
+    documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
     for node in module.nodes():
-        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-            if ast.get_docstring(node) is not None:
-                first = node.body[0]
-                docstring_lines.update(range(first.lineno, (first.end_lineno or 0) + 1))
+        if isinstance(node, documented) and ast.get_docstring(node) is not None:
+            first = node.body[0]
+            docstring_lines.update(range(first.lineno, (first.end_lineno or 0) + 1))
     count = 0
     for number, line in enumerate(module.lines, start=1):
         text = line.strip()

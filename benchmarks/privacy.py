@@ -1,11 +1,13 @@
-"""What privacy costs: F1 without it, with clipping alone, and with the noise of several epsilons. The study behind docs/privacy.md.
+"""What privacy costs: F1 without it, with clipping alone, and with the noise of several epsilons.
 
-    python -m benchmarks.privacy --out DIR [--data FILE.npz] [--sites 4] [--seeds 1,2,3] [--epsilons 1000,100] [--clip 0.1]
+    python -m benchmarks.privacy --out DIR [--data FILE.npz] [--sites 4] [--seeds 1,2,3] \
+        [--epsilons 1000,100] [--clip 0.1]
 
-Built-in images (the demo's recipe, 1,200 for four sites, 40 a site for more) or a MedMNIST-style file; frozen EfficientNet-Lite0 features;
-every fourth site has the noise 0, S40, P20 or C20; a constant learning rate: with a falling one the last rounds would add little but noise.
-"Norm" is the usual norm of a site's change without privacy: the median over rounds of the quadratic mean over sites. Finished runs are
-kept in DIR.
+The study behind docs/privacy.md. Built-in images (the demo's recipe: 1,200 for four sites, 40 per
+site for more) or a MedMNIST-style file; frozen EfficientNet-Lite0 features; the sites have the
+noises 0, S40, P20 and C20 in turn; a constant learning rate, because with a falling one the last
+rounds would add little but noise. "Norm" is the usual norm of a site's change without privacy: the
+median over rounds of the quadratic mean over sites. Finished runs are stored in DIR.
 """
 
 from __future__ import annotations
@@ -14,44 +16,62 @@ import argparse
 import math
 from collections.abc import Sequence
 from pathlib import Path
+from statistics import median
 
 import numpy as np
 
 from fedgsca.config import Tree, build, merge
 from fedgsca.engine.rounds import run
-from fedgsca.experiment.run_folder import read_lines
+from fedgsca.experiment.run_folder import read_rounds
 from fedgsca.grid.comparison import parse_seeds
 from fedgsca.grid.demo_plan import RECIPE
 from fedgsca.methods.base import load_methods
 from fedgsca.privacy.accountant import noise_for
 
-METHODS, KINDS, ROUNDS, DELTA = ("fedavg", "fedgsca"), ("0", "S40", "P20", "C20"), 30, 1e-5
+METHODS = ("fedavg", "fedgsca")
+KINDS = ("0", "S40", "P20", "C20")
+ROUNDS = 30
+DELTA = 1e-5
 
 
-def recipe(method: str, data: str | None, sites: int, seed: int) -> Tree:
-    own: Tree = {
-        "method": method, "seed": seed, "noise": {"spec": "-".join(KINDS[i % 4] for i in range(sites))},
-        "data": {"sites": sites}, "model": {"frozen": True}, "audit": {"enabled": False},
-        "train": {"rounds": ROUNDS, "threads": 1, "lr_steps": []}, "federation": {"eval_every": ROUNDS, "keep_losses": False},
-    }  # fmt: skip
+def make_recipe(method: str, data: str | None, sites: int, seed: int) -> Tree:
+    """The configuration of a run without privacy."""
+    tree: Tree = {
+        "method": method,
+        "seed": seed,
+        "noise": {"spec": "-".join(KINDS[i % 4] for i in range(sites))},
+        "data": {"sites": sites},
+        "model": {"frozen": True},
+        "audit": {"enabled": False},
+        "train": {"rounds": ROUNDS, "threads": 1, "lr_steps": []},
+        "federation": {"eval_every": ROUNDS, "keep_losses": False},
+    }
     if data is not None:
-        return merge({"data": {"source": data}}, own)
-    return merge(merge({}, RECIPE), merge(own, {"data": {"train": max(1200, 40 * sites)}}))
+        return merge({"data": {"source": data}}, tree)
+    return merge(merge({}, RECIPE), merge(tree, {"data": {"train": max(1200, 40 * sites)}}))
 
 
-def cost(base: Tree, clip: float, epsilons: Sequence[float], out: Path) -> list[float]:
+def noise_of(method: str, epsilon: float) -> float:
+    """The noise that gives this epsilon."""
+    return noise_for(epsilon, load_methods()[method].uploads, ROUNDS, DELTA)
+
+
+def run_f1(tree: Tree, folder: Path) -> float:
+    result = run(build(tree), folder)
+    assert result is not None  # the run is not stopped early
+    return result.f1
+
+
+def measure_cost(base: Tree, clip: float, epsilons: Sequence[float], out: Path) -> list[float]:
     """The usual norm of a change; F1 without privacy, with clipping alone, and at each epsilon."""
-    found = [run(build(base), out / "none")["f1"]]
-    moved = [math.sqrt(line["stability"]) for line in read_lines(out / "none" / "metrics.jsonl")]
+    scores = [run_f1(base, out / "none")]
+    norms = [math.sqrt(record.stability or 0.0) for record in read_rounds(out / "none")]
     for epsilon in (None, *epsilons):
-        noise = (
-            noise_for(epsilon, load_methods()[base["method"]].uploads, ROUNDS, DELTA)
-            if epsilon
-            else 0.0
-        )
-        private = merge(base, {"privacy": {"clip": clip, "noise": noise, "delta": DELTA}})
-        found.append(run(build(private), out / f"clip {clip:g} epsilon {epsilon}")["f1"])
-    return [float(np.median(moved)), *found]
+        noise = 0.0 if epsilon is None else noise_of(base["method"], epsilon)
+        privacy = {"clip": clip, "noise": noise, "delta": DELTA}
+        folder = out / f"clip {clip:g} epsilon {epsilon}"
+        scores.append(run_f1(merge(base, {"privacy": privacy}), folder))
+    return [median(norms), *scores]
 
 
 def main() -> None:
@@ -65,32 +85,24 @@ def main() -> None:
     parser.add_argument("--epsilons", default="1000,300,100,30,10")
     parser.add_argument("--clip", type=float, default=0.1)
     options = parser.parse_args()
-    data, epsilons = (
-        str(options.data.resolve()) if options.data else None,
-        [float(e) for e in options.epsilons.split(",")],
-    )
-    print(
-        "| method | norm | no privacy | clip only | "
-        + " | ".join(f"epsilon {e:g}" for e in epsilons)
-        + " |"
-    )
-    print("|---" * (4 + len(epsilons)) + "|")
+    data = str(options.data.resolve()) if options.data else None
+    epsilons = [float(text) for text in options.epsilons.split(",")]
+    heads = ["method", "norm", "no privacy", "clip only"]
+    heads += [f"epsilon {epsilon:g}" for epsilon in epsilons]
+    print("| " + " | ".join(heads) + " |")
+    print("|---" * len(heads) + "|")
     for method in METHODS:
         rows = []
         for seed in parse_seeds(options.seeds):
-            out = options.out / f"{Path(data or 'synthetic').stem}_{options.sites}_{method}_{seed}"
-            rows.append(
-                cost(recipe(method, data, options.sites, seed), options.clip, epsilons, out)
-            )
-        norm, *f1 = np.mean(rows, axis=0).tolist()
-        print(
-            f"| {method} | {norm:.2f} | " + " | ".join(f"{value:.1f}" for value in f1) + " |",
-            flush=True,
-        )
+            stem = Path(data or "synthetic").stem
+            out = options.out / f"{stem}_{options.sites}_{method}_{seed}"
+            base = make_recipe(method, data, options.sites, seed)
+            rows.append(measure_cost(base, options.clip, epsilons, out))
+        norm, *scores = np.mean(rows, axis=0).tolist()
+        cells = [method, f"{norm:.2f}", *(f"{score:.1f}" for score in scores)]
+        print("| " + " | ".join(cells) + " |", flush=True)
     for method in METHODS:
-        noises = [
-            f"{noise_for(e, load_methods()[method].uploads, ROUNDS, DELTA):g}" for e in epsilons
-        ]
+        noises = [f"{noise_of(method, epsilon):g}" for epsilon in epsilons]
         print(f"noise of {method}: {', '.join(noises)}")
 
 

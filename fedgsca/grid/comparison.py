@@ -80,12 +80,12 @@ class ComparisonPlan:
         return cells
 
     def _cell(self, role: Role, method: str, noise: str, seed: int) -> GridCell:
-        own: Tree = {"method": method, "seed": seed, "noise": {"spec": noise}}
+        run_tree: Tree = {"method": method, "seed": seed, "noise": {"spec": noise}}
         row = method
         if role == "ceiling":
-            own = merge(own, {"noise": {"oracle": True}})
+            run_tree = merge(run_tree, {"noise": {"oracle": True}})
             row = "ceiling"
-        config = build(merge(merge(self.tree, self.method_settings.get(method, {})), own))
+        config = build(merge(merge(self.tree, self.method_settings.get(method, {})), run_tree))
         if config.data.partition != "column":  # there the data decides the number of sites
             parse_noise(noise, config.data.sites)
         return GridCell(f"{row}-{noise}-s{seed}", row, noise, seed, config, role)
@@ -212,7 +212,7 @@ def extend(plan: ComparisonPlan, out: Path) -> ComparisonPlan:
         earlier = None
     if earlier is None:
         return plan
-    extended = ComparisonPlan(
+    joint_plan = ComparisonPlan(
         methods=tuple(dict.fromkeys((*earlier.methods, *plan.methods))),
         noises=tuple(dict.fromkeys((*earlier.noises, *plan.noises))),
         seeds=tuple(dict.fromkeys((*earlier.seeds, *plan.seeds))),
@@ -222,12 +222,12 @@ def extend(plan: ComparisonPlan, out: Path) -> ComparisonPlan:
         title=plan.title or earlier.title,
         method_settings=merge(earlier.method_settings, plan.method_settings),
     )
-    configs = {cell.name: cell.config for cell in extended.cells()}
+    configs = {cell.name: cell.config for cell in joint_plan.cells()}
     for cell in earlier.cells():
         _check_same(cell, configs[cell.name], cell.config, out)
     for cell in plan.cells():
         _check_same(cell, cell.config, configs[cell.name], out)
-    return extended
+    return joint_plan
 
 
 def _check_same(cell: GridCell, new: Config, old: Config, out: Path) -> None:
@@ -321,16 +321,16 @@ def run_plan(
     """
     requested_cells = plan.cells()
     check_folder(requested_cells, out)
-    extended = extend(plan, out)
-    save_plan(extended, out)
-    cells = extended.cells()
+    joint_plan = extend(plan, out)
+    save_plan(joint_plan, out)
+    cells = joint_plan.cells()
     results = finished_cells(cells, out)
 
     def save_numbers(_: GridCell) -> None:
-        save_comparison(out, collect(extended, cells, results))
+        save_comparison(out, collect(joint_plan, cells, results))
 
     failures = run_cells(requested_cells, out, observer, results, jobs=jobs, on_result=save_numbers)
-    return ComparisonResult(out, collect(extended, cells, results), failures)
+    return ComparisonResult(out, collect(joint_plan, cells, results), failures)
 
 
 def collect(plan: ComparisonPlan, cells: Iterable[GridCell], results: Results) -> Comparison:

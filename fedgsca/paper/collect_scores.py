@@ -10,8 +10,8 @@ from pathlib import Path
 from statistics import fmean, median
 
 from fedgsca.errors import RunFolderError
-from fedgsca.experiment.records import RoundRecord, RunResult, Setup, TimingRecord
-from fedgsca.experiment.run_folder import read_lines
+from fedgsca.experiment.records import RunResult, Setup
+from fedgsca.experiment.run_folder import read_rounds, read_timing
 from fedgsca.grid.runner import (
     GridCell,
     config_changes,
@@ -65,8 +65,8 @@ def read_run(folder: Path, result: RunResult) -> FinishedRun:
     Time is the exchange with the sites. Every round counts as much as the median round, because
     single rounds on a busy machine vary.
     """
-    rounds = [RoundRecord.from_json(line) for line in read_lines(folder / "metrics.jsonl")]
-    timing = [TimingRecord.from_json(line) for line in read_lines(folder / "timing.jsonl")]
+    rounds = read_rounds(folder)
+    timing = read_timing(folder)
     try:
         setup = Setup.from_json(json.loads((folder / "setup.json").read_bytes()))
     except (OSError, ValueError) as error:

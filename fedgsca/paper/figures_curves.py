@@ -31,9 +31,9 @@ UCL = "ucl"
 
 def over_rounds(curves: SeedCurves) -> RoundCurves:
     """Round, from 1 -> one value per seed; as far as all seeds have come."""
-    started = [curve for curve in curves.values() if curve]
-    shortest = min(map(len, started), default=0)
-    return {i + 1: [curve[i] for curve in started] for i in range(shortest)}
+    seed_curves = [curve for curve in curves.values() if curve]
+    rounds = range(1, 1 + min(map(len, seed_curves), default=0))
+    return dict(zip(rounds, zip(*seed_curves, strict=False), strict=False))
 
 
 def draw_stability(result: TableResult) -> list[Drawing]:

@@ -181,16 +181,16 @@ def _drop_unrelated_rows(result: TableResult, groups: Sequence[ScoreGroup]) -> l
     present = set()
     for group in groups:
         present |= {entry.row.key for entry in group.entries if entry.paper or entry.ours}
-    unrelated = set()
+    unrelated_keys = set()
     for row in result.rows:
         has_numbers = any(row.paper.values()) or any(row.ours.values())
         if has_numbers and row.key not in present:
-            unrelated.add(row.key)
-    related = []
+            unrelated_keys.add(row.key)
+    related_groups = []
     for group in groups:
-        entries = [entry for entry in group.entries if entry.row.key not in unrelated]
-        related.append(replace(group, entries=entries))
-    return related
+        entries = [entry for entry in group.entries if entry.row.key not in unrelated_keys]
+        related_groups.append(replace(group, entries=entries))
+    return related_groups
 
 
 def score_group(result: TableResult, column: str, metric_key: str) -> ScoreGroup:
@@ -232,11 +232,11 @@ def _pairs(
 ) -> list[tuple[Score, Score] | None]:
     """Both numbers of every row; None where one is missing. A single pair has no rank: all None."""
     pairs: list[tuple[Score, Score] | None] = []
-    for printed, measured in zip(paper, ours, strict=True):
-        if printed is None or measured is None:
+    for paper_score, our_score in zip(paper, ours, strict=True):
+        if paper_score is None or our_score is None:
             pairs.append(None)
         else:
-            pairs.append((printed, measured))
+            pairs.append((paper_score, our_score))
     if len(pairs) - pairs.count(None) < 2:
         return [None] * len(pairs)
     return pairs

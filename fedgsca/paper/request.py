@@ -170,10 +170,11 @@ def merge_request(request: Request, out: Path) -> Request:
     """The request together with the earlier one of the folder, written to the folder."""
     with file_lock(out / ".lock"):
         earlier = read_request(out)
-        merged = request if earlier is None else _merge_requests(request, earlier, out)
-        if merged != earlier:
-            write_atomic(out / FILE, dumps(asdict(merged)))
-    return merged
+        if earlier is not None:
+            request = _merge_requests(request, earlier, out)
+        if request != earlier:
+            write_atomic(out / FILE, dumps(asdict(request)))
+    return request
 
 
 def _merge_requests(request: Request, earlier: Request, out: Path) -> Request:
