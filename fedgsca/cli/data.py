@@ -137,8 +137,8 @@ def _show_report(report: SourceReport) -> None:
     if report.folders:
         rows = []
         for folder in report.folders:
-            published = _published_text(folder.images, folder.published_images)
-            rows.append([folder.folder, str(folder.images), published])
+            text = _published_text(folder.images, folder.published_images)
+            rows.append([folder.folder, str(folder.images), text])
         print_table(make_table(["folder", "images", "published"], rows))
     if report.counts:
         _show_contents(report)
@@ -184,29 +184,29 @@ def _count_table(report: SourceReport) -> Table:
         counts.append(sum(classes.values()))
         header.append(split)
         columns.append([str(count) for count in counts])
-        published = report.published_counts.get(split)
-        if published:
+        published_counts = report.published_counts.get(split)
+        if published_counts:
             texts = []
             for name, count in zip(names, counts, strict=True):
-                texts.append(_published_text(count, published.get(name)))
+                texts.append(_published_text(count, published_counts.get(name)))
             header.append("published")
             columns.append(texts)
     return make_table(header, zip(*columns, strict=True))
 
 
-def _published_text(count: int, published: int | None) -> str:
+def _published_text(count: int, published_count: int | None) -> str:
     """The published number, marked if it differs."""
-    if published is None:
+    if published_count is None:
         return ""
-    return str(published) if published == count else f"! {published}"
+    return str(count) if published_count == count else f"! {published_count}"
 
 
 def _site_text(report: SourceReport, name: str) -> str:
     count = report.sites[name]
-    published = report.published_sites.get(name)
-    if published in (None, count):
+    published_count = report.published_sites.get(name)
+    if published_count in (None, count):
         return f"{name} ({count})"
-    return f"{name} ({count}, published {published} !)"
+    return f"{name} ({count}, published {published_count} !)"
 
 
 @group.command("sheet")

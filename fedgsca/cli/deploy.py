@@ -116,13 +116,13 @@ def _renew_server(plan: Path, folder: Path, *, as_json: bool) -> None:
     print_line("Copy it and server.key to the coordinator's machine, then restart the SuperLink.")
 
 
-def _make_kits(plan: Path, folder: Path, added: str | None, *, as_json: bool) -> None:
+def _make_kits(plan: Path, folder: Path, new_hospital: str | None, *, as_json: bool) -> None:
     from fedgsca.deploy.consortium import read_consortium
     from fedgsca.deploy.kits import add_hospital, make_kits
 
     consortium, config = read_consortium(plan)
-    if added:
-        kits = [add_hospital(consortium, config, folder, added)]
+    if new_hospital:
+        kits = [add_hospital(consortium, config, folder, new_hospital)]
     else:
         kits = make_kits(consortium, config, folder)
     coordinator = folder / "coordinator"
@@ -134,7 +134,7 @@ def _make_kits(plan: Path, folder: Path, added: str | None, *, as_json: bool) ->
     for path in kits:
         print_line(f"hospital     {path}  (contains a secret key)")
     print_line(f"coordinator  {coordinator}  (continue with its README.md)")
-    if added:
+    if new_hospital:
         print_line(
             "The experiment has changed. To agree, the other hospitals set"
             f' fingerprint = "{fingerprint}" in site.toml.'

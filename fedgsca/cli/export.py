@@ -52,15 +52,15 @@ def export(
     from fedgsca.export.write_export import export as write_export
 
     folder = out or run / f"export-{model_format.value}"
-    exported = write_export(run, model_format.value, folder, checkpoint=checkpoint)
-    file = exported.path / exported.description.file
-    check = exported.check
+    model_export = write_export(run, model_format.value, folder, checkpoint=checkpoint)
+    file = model_export.path / model_export.description.file
+    check = model_export.check
     if as_json:
         print_json(
             {
-                "path": str(exported.path),
+                "path": str(model_export.path),
                 "file": str(file),
-                "sha256": exported.description.sha256,
+                "sha256": model_export.description.sha256,
                 "check": check.to_json(),
             }
         )
@@ -71,4 +71,4 @@ def export(
         print_line(f"model   {file} ({size_text(file.stat().st_size)})", "bold")
         gap = f"largest difference {check.largest_difference:.1e}, limit {check.limit:g}"
         print_line(f"check   {check.images} {check.inputs}: {gap}", "green")
-        print_line(f"card    {exported.path / 'MODEL_CARD.md'} (complete the marked lines)")
+        print_line(f"card    {model_export.path / 'MODEL_CARD.md'} (complete the marked lines)")

@@ -47,12 +47,12 @@ class NoisePreview:
 
     site: str
     noise: SiteNoise
-    realised: RealisedNoise
+    counts: RealisedNoise
 
     @property
     def num_wrong(self) -> int:
         """The number of wrong labels."""
-        return round(self.realised["rate"] * self.realised["samples"])
+        return round(self.counts["rate"] * self.counts["samples"])
 
     def to_json(self) -> dict[str, object]:
         """The site as `--json` prints it."""
@@ -62,7 +62,7 @@ class NoisePreview:
             "words": self.noise.describe(),
             "nominal": self.noise.nominal_rate,
             "wrong": self.num_wrong,
-            **self.realised,
+            **self.counts,
         }
 
     def cells(self) -> list[str]:
@@ -71,10 +71,10 @@ class NoisePreview:
             self.site,
             str(self.noise),
             self.noise.describe(),
-            str(self.realised["samples"]),
+            str(self.counts["samples"]),
             percent(self.noise.nominal_rate),
             str(self.num_wrong),
-            percent(self.realised["rate"]),
+            percent(self.counts["rate"]),
         ]
 
 

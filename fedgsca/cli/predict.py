@@ -79,10 +79,10 @@ def predict(
     from fedgsca.export.exported_model import open_model
     from fedgsca.export.prediction import find_images, find_labelled_images, write_predictions
 
-    loaded = open_model(model)
+    loaded_model = open_model(model)
     if score:
         part = None if split is None else split.value
-        files = find_labelled_images(images[0], loaded.classes, part)
+        files = find_labelled_images(images[0], loaded_model.classes, part)
     else:
         files = find_images(images)
     if split is None and any(file.split == "train" for file in files):
@@ -90,8 +90,8 @@ def predict(
             "the score includes images that are marked for training; --split test leaves them out"
         )
     with _open_output(out) as handle:
-        result = write_predictions(loaded, files, handle, batch_size=batch)
-    summary = _summarise(loaded, result, out, score=score)
+        result = write_predictions(loaded_model, files, handle, batch_size=batch)
+    summary = _summarise(loaded_model, result, out, score=score)
     if not (quiet and skip_unreadable):
         for file in result.unreadable:
             print_note(f"unreadable: {file.name} ({file.reason})", "yellow")

@@ -44,14 +44,14 @@ def privacy(
     _check_numbers(noise, epsilon, delta)
     if noise is None:
         noise = noise_for(epsilon or 0.0, kind.uploads, rounds, delta)
-    spent = epsilon_of(noise, kind.uploads, rounds, delta)
+    spent_epsilon = epsilon_of(noise, kind.uploads, rounds, delta)
     if as_json:
         guarantee = {"method": kind.name, "rounds": rounds, "noise": noise, "delta": delta}
-        print_json({**guarantee, "epsilon": spent})
+        print_json({**guarantee, "epsilon": spent_epsilon})
         return
     print_line(
-        f"{kind.name}, {rounds} rounds, noise {noise:g}: epsilon {spent:.3g} at delta {delta:g},"
-        " for a site as a whole"
+        f"{kind.name}, {rounds} rounds, noise {noise:g}: epsilon {spent_epsilon:.3g}"
+        f" at delta {delta:g}, for a site as a whole"
     )
     print_line(
         "in a configuration: privacy.clip (any), privacy.noise, privacy.delta; see docs/privacy.md",
@@ -68,7 +68,7 @@ def _check_protectable(name: str) -> None:
     for other_name, method in load_methods().items():
         unprotected_extras[other_name] = unprotected(method.uploads)
     if unprotected_extras[name]:
-        protectable = [other for other, extras in unprotected_extras.items() if not extras]
+        protectable = [key for key, extras in unprotected_extras.items() if not extras]
         raise ConfigError(
             "privacy.method-cannot-be-protected",
             f"{name} cannot run under privacy: it needs {', '.join(unprotected_extras[name])}"

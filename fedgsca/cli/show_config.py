@@ -101,7 +101,7 @@ def show_config(
 def _show_differences(config: Config, preset: str, *, as_json: bool) -> None:
     changes = compare_with_preset(config, preset)
     if as_json:
-        print_json([{"key": key, "here": value, preset: other} for key, value, other in changes])
+        print_json([{"key": key, "here": value, preset: base} for key, value, base in changes])
     elif changes:
         print_table(_difference_table(changes, "here", preset))
     else:
@@ -123,7 +123,7 @@ def compare_with_preset(config: Config, preset: str) -> list[Difference]:
 
 
 def _difference_table(changes: list[Difference], name: str, other_name: str) -> Table:
-    rows = [[key, _value_text(value), _value_text(other)] for key, value, other in changes]
+    rows = [[key, _value_text(value), _value_text(base)] for key, value, base in changes]
     return make_table(["key", name, other_name], rows, text_columns=3)
 
 

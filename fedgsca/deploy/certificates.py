@@ -33,7 +33,7 @@ AUTHORITY_DAYS = 3650
 SERVER_DAYS = 825  # the longest that common TLS clients accept
 LOOPBACK = ("localhost", "127.0.0.1")
 _PEM = serialization.Encoding.PEM
-_UNENCRYPTED = serialization.NoEncryption()
+_NO_ENCRYPTION = serialization.NoEncryption()
 
 
 @dataclass(frozen=True)
@@ -151,7 +151,7 @@ def inspect_certificate(certificate: bytes, key: bytes, authority: bytes) -> Ser
 def make_key_pair() -> tuple[bytes, bytes]:
     """Private and public half of a hospital's key, as `ssh-keygen -t ecdsa -b 384` writes them."""
     key = ec.generate_private_key(ec.SECP384R1())
-    private = key.private_bytes(_PEM, serialization.PrivateFormat.OpenSSH, _UNENCRYPTED)
+    private = key.private_bytes(_PEM, serialization.PrivateFormat.OpenSSH, _NO_ENCRYPTION)
     return private, _ssh_bytes(key.public_key()) + b"\n"
 
 
@@ -212,7 +212,7 @@ def _ssh_bytes(key: ec.EllipticCurvePublicKey) -> bytes:
 
 
 def _private_bytes(key: ec.EllipticCurvePrivateKey) -> bytes:
-    return key.private_bytes(_PEM, serialization.PrivateFormat.TraditionalOpenSSL, _UNENCRYPTED)
+    return key.private_bytes(_PEM, serialization.PrivateFormat.TraditionalOpenSSL, _NO_ENCRYPTION)
 
 
 def host_text(host: str) -> str:

@@ -54,19 +54,19 @@ def undetermined(topic: str, text: str, fix: str) -> CheckResult:
 
 
 def check_versions(
-    expected: Mapping[str, str], owner: str = "the coordinator has"
+    versions: Mapping[str, str], owner: str = "the coordinator has"
 ) -> Iterator[CheckResult]:
     """Whether this machine has the versions of the kit; `owner` is part of the message."""
-    installed = installed_versions()
+    own_versions = installed_versions()
     for name in ("fedgsca", "flwr", "torch"):
-        version = expected.get(name)
-        if installed[name] == version:
-            yield passed(f"version of {name}", installed[name])
+        version = versions.get(name)
+        if own_versions[name] == version:
+            yield passed(f"version of {name}", own_versions[name])
             continue
         fix = f"pip install '{name}=={version}'"
         if name == "fedgsca":
             fix = "repeat step 1 of README.md, with the wheel of the kit"
-        text = f"{installed[name] or 'not installed'}; {owner} {version}"
+        text = f"{own_versions[name] or 'not installed'}; {owner} {version}"
         yield failed(f"version of {name}", text, fix)
 
 

@@ -40,15 +40,15 @@ def check_connection(
     `identity` is None if the hospital has no usable key; then the key is not checked.
     """
     try:
-        resolved = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0][4][0]
+        ip_address = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0][4][0]
     except OSError:
         yield failed(
             "address",
-            f"the name {address} cannot be resolved",
+            f"the name {address} cannot be ip_address",
             "ask your network team for the name, or the coordinator for its IP address",
         )
         return
-    yield passed("address", f"{address} is {resolved}")
+    yield passed("address", f"{address} is {ip_address}")
     try:
         socket.create_connection((address, port), TIMEOUT).close()
     except OSError as error:

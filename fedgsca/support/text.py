@@ -78,9 +78,9 @@ def fold_name(name: str) -> str:
     For comparing spellings. Two different names can fold to the same text ("HER2" and "HER2-"), so
     look for an exact match first. A name of nothing but such characters stays as it is.
     """
-    folded = name.casefold()
-    letters = [character for character in folded if character not in _SEPARATORS]
-    return "".join(letters) or folded
+    text = name.casefold()
+    letters = [character for character in text if character not in _SEPARATORS]
+    return "".join(letters) or text
 
 
 def suggest(word: str, candidates: Iterable[str]) -> str | None:
@@ -90,14 +90,14 @@ def suggest(word: str, candidates: Iterable[str]) -> str | None:
     capitals, spaces and hyphens, or by at most a third of the letters (an exchange of two
     neighbours counts once), or it is the only one that begins with the word or contains it.
     """
-    folded = fold_name(word)
+    key = fold_name(word)
     names = {}
     for candidate in candidates:
         names.setdefault(fold_name(candidate), candidate)
-    if folded in names:
-        return names[folded]
+    if key in names:
+        return names[key]
     for find in (_only_completion, _nearest_name, _only_container):
-        name = find(folded, list(names))
+        name = find(key, list(names))
         if name is not None:
             return names[name]
     return None
@@ -143,9 +143,9 @@ def _edit_distance(a: str, b: str) -> int:
     last = list(range(len(b) + 1))
     for i, letter in enumerate(a, 1):
         row = [i]
-        for j, other in enumerate(b, 1):
-            cost = min(last[j] + 1, row[j - 1] + 1, last[j - 1] + (letter != other))
-            if i > 1 and j > 1 and letter == b[j - 2] and a[i - 2] == other:
+        for j, b_letter in enumerate(b, 1):
+            cost = min(last[j] + 1, row[j - 1] + 1, last[j - 1] + (letter != b_letter))
+            if i > 1 and j > 1 and letter == b[j - 2] and a[i - 2] == b_letter:
                 cost = min(cost, before_last[j - 2] + 1)
             row.append(cost)
         before_last = last
