@@ -13,7 +13,7 @@ from fedgsca.config import SITES_SOURCE, Config
 from fedgsca.data.align_classes import align_classes
 from fedgsca.data.partition import leakage_warnings
 from fedgsca.data.table import ImageTable, empty_table
-from fedgsca.errors import ConfigError
+from fedgsca.errors import ConfigError, ConfigProblem
 from fedgsca.experiment.data_source import read_source
 from fedgsca.experiment.simulation import Experiment, feature_width_of, prepare
 from fedgsca.experiment.site_samples import make_sampler, split_samples
@@ -28,9 +28,10 @@ def prepare_coordinator(config: Config) -> Experiment:
     problems = _deployment_problems(config)
     if problems or data.classes is None or data.image_size is None or names is None:
         raise ConfigError(
-            "deploy.incomplete-configuration",
-            f"data.source is 'sites', but {'; '.join(problems)}",
+            "deploy.invalid-configuration",
+            "data.source is 'sites', but the configuration does not fit a deployment:",
             fix="correct these keys: the coordinator decides them for all sites",
+            problems=problems,
         )
     table = empty_table("the sites' own images", data.classes, data.image_size)
     test = val = None
@@ -54,7 +55,7 @@ def prepare_coordinator(config: Config) -> Experiment:
     )
 
 
-def _deployment_problems(config: Config) -> list[str]:
+def _deployment_problems(config: Config) -> list[ConfigProblem]:
     """What the configuration lacks, or must not have, when every site has its own images."""
     classes, sites = config.data.classes, config.federation.sites
     keys = {
@@ -62,12 +63,17 @@ def _deployment_problems(config: Config) -> list[str]:
         "data.image_size": config.data.image_size,
         "federation.sites": sites,
     }
-    problems = [f"{key} is not set" for key, value in keys.items() if value is None]
+    problems = []
+    for key, value in keys.items():
+        if value is None:
+            problems.append(ConfigProblem("deploy.missing-key", f"{key} is not set"))
     for key, names in (("data.classes", classes), ("federation.sites", sites)):
         if names and len(set(names)) < len(names):
-            problems.append(f"{key} contains a name twice")
+            message = f"{key} contains a name twice"
+            problems.append(ConfigProblem("deploy.duplicate-name", message))
     if config.noise.model_dump(exclude_defaults=True):
-        problems.append("noise is only for simulations")
+        message = "noise is set, but it is only for simulations"
+        problems.append(ConfigProblem("deploy.noise-in-deployment", message))
     return problems
 
 

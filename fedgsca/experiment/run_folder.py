@@ -83,6 +83,26 @@ def read_timing(folder: Path) -> list[TimingRecord]:
     return [TimingRecord.from_json(line) for line in lines if _has_round(line)]
 
 
+def read_result(folder: Path) -> RunResult | None:
+    """The result of a finished run; None if it is not finished."""
+    tree = _read_object(folder / "result.json")
+    return None if tree is None else RunResult.from_json(tree)
+
+
+def _read_object(path: Path) -> dict[str, Any] | None:
+    """A JSON object; None if there is no file."""
+    if not path.exists():
+        return None
+    try:
+        return dict(json.loads(path.read_bytes()))
+    except (OSError, ValueError) as error:
+        raise RunFolderError(
+            "run.damaged-file",
+            f"{path} is damaged: {error}",
+            fix="restore it from a backup, or start again with another --out",
+        ) from None
+
+
 def _has_round(line: object) -> bool:
     return isinstance(line, Mapping) and isinstance(line.get("round"), int)
 
@@ -184,21 +204,7 @@ class RunFolder:
 
     def result(self) -> RunResult | None:
         """The result of a finished run; None if it is not finished."""
-        tree = self._read_json("result.json")
-        return None if tree is None else RunResult.from_json(tree)
-
-    def _read_json(self, name: str) -> dict[str, Any] | None:
-        path = self.path / name
-        if not path.exists():
-            return None
-        try:
-            return dict(json.loads(path.read_bytes()))
-        except (OSError, ValueError) as error:
-            raise RunFolderError(
-                "run.damaged-file",
-                f"{path} is damaged: {error}",
-                fix="restore it from a backup, or start again with another --out",
-            ) from None
+        return read_result(self.path)
 
     # ---- at the start ----
 
@@ -219,7 +225,7 @@ class RunFolder:
 
     def _check_data(self, signature: str) -> None:
         """A run continues only with the images, sites, labels and weights it began with."""
-        setup = self._read_json("setup.json")
+        setup = _read_object(self.path / "setup.json")
         if setup is not None and setup.get("signature") != signature:
             raise RunFolderError(
                 "run.data-changed",

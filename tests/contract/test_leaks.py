@@ -1,6 +1,7 @@
-"""Names of files, patients and folders are planted at the sites of a deployment, and looked for in all that leaves them.
+"""Names of files, patients and folders are planted at sites, and searched for in all that leaves.
 
-All: every message in both directions, errors included, every file of the coordinator's run folder, and every line that it prints.
+That is every message in both directions, errors included, every file of the coordinator's run
+folder, and every line that it prints.
 """
 
 from __future__ import annotations
@@ -13,149 +14,173 @@ from typing import Any
 
 import numpy as np
 import pytest
-from toys import Listener, quick_options, toy_images
+from PIL import Image
 
 pytest.importorskip("flwr")
 
 from flwr.app import Context, Message
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
-from localgrid import LocalGrid, over_flower
-from PIL import Image
 
 from fedgsca.cli import execute
 from fedgsca.config import Config, load_config
-from fedgsca.engine import site_node as remote
-from fedgsca.engine.flower import client_app, from_node_config
+from fedgsca.engine import site_node
+from fedgsca.engine.base import Reply
+from fedgsca.engine.flower import FindPlace, client_app, from_node_config
+from fedgsca.engine.local import SiteRunner
 from fedgsca.engine.site_node import SiteSettings
-from fedgsca.experiment.run_folder import read_lines
+from fedgsca.experiment.run_folder import read_rounds
 from fedgsca.label_audit.audit_table import read_audit
 from fedgsca.label_audit.decisions import Decision, Decisions
 from fedgsca.methods.base import load_methods
 from fedgsca.report.html_page import write_report
+from fedgsca.wire import Payload
+from tests.localgrid import LocalGrid, run_over_flower
+from tests.toys import RecordingObserver, quick_options, toy_images
 
-NAMES, CLASSES, SIZE = ("berlin", "lyon"), ("class 0", "class 1", "class 2"), 12
-PLANTED = b"planted"  # compared in small letters
+NAMES = ("berlin", "lyon")
+CLASSES = ("class 0", "class 1", "class 2")
+SIZE = 12
+PLANTED_WORD = b"planted"  # compared in lower case
+IMAGE = Path("PLANTED-WARD") / "PLANTED-PATIENT-0003.png"
 
 
-def home(tmp_path: Path, name: str) -> Path:
+def house_of(tmp_path: Path, name: str) -> Path:
     return tmp_path / f"PLANTED-HOUSE-{name}"
 
 
-def hospital(folder: Path, seed: int) -> list[bytes]:
-    """Images whose names, folder and groups are planted; returns what no message may contain: pixels and pieces of the files."""
+def write_hospital(folder: Path, seed: int) -> list[bytes]:
+    """Images whose names, folder and groups are planted.
+
+    Returns bytes that no message may contain: pixels and pieces of the files.
+    """
     (folder / "PLANTED-WARD").mkdir(parents=True)
-    labels, secrets, rows = np.arange(36) % 3, list[bytes](), ["file,label,group,split"]
-    for i, (label, picture) in enumerate(
-        zip(labels, toy_images(labels, size=SIZE, seed=seed), strict=True)
-    ):
+    labels = np.arange(36) % 3
+    pictures = toy_images(labels, size=SIZE, seed=seed)
+    secrets: list[bytes] = []
+    rows = ["file,label,group,split"]
+    for i, (label, picture) in enumerate(zip(labels, pictures, strict=True)):
         file = folder / "PLANTED-WARD" / f"PLANTED-PATIENT-{i:04d}.png"
         Image.fromarray(picture).save(file)
-        # every sixth group has images in both splits: that is worth a note, and the note has the group's name
-        rows.append(
-            f"PLANTED-WARD/{file.name},{CLASSES[label]},PLANTED-GROUP-{i % 6},{'test' if i % 4 == 0 else 'train'}"
-        )
-        line = picture[SIZE // 2]
-        secrets += [line.tobytes(), line.astype(np.float32).tobytes(), file.read_bytes()[60:90]]
+        # every sixth group has images in both splits, which causes a warning about groups
+        split = "test" if i % 4 == 0 else "train"
+        rows.append(f"PLANTED-WARD/{file.name},{CLASSES[label]},PLANTED-GROUP-{i % 6},{split}")
+        pixels = picture[SIZE // 2]
+        secrets += [pixels.tobytes(), pixels.astype(np.float32).tobytes()]
+        secrets.append(file.read_bytes()[60:90])
     (folder / "labels.csv").write_text("\n".join(rows) + "\n")
+    return secrets
+
+
+def write_hospitals(tmp_path: Path) -> list[bytes]:
+    secrets: list[bytes] = []
+    for seed, name in enumerate(NAMES):
+        secrets += write_hospital(house_of(tmp_path, name), seed)
     return secrets
 
 
 def consortium(method: str, **sets: Any) -> Config:
     base: dict[str, Any] = {
-        "method": method, "data__source": "sites", "data__classes": list(CLASSES), "data__image_size": SIZE,
-        "federation__sites": list(NAMES), "federation__deadline": 60, "federation__quorum": 0.5,
-        "train__rounds": 3, "train__threads": 1, "train__batch_size": 8, "train__device": "cpu",
-        **{f"{method}__{name}": value for name, value in quick_options(method).items()},
-    }  # fmt: skip
+        "method": method,
+        "data__source": "sites",
+        "data__classes": list(CLASSES),
+        "data__image_size": SIZE,
+        "federation__sites": list(NAMES),
+        "federation__deadline": 60,
+        "federation__quorum": 0.5,
+        "train__rounds": 3,
+        "train__threads": 1,
+        "train__batch_size": 8,
+        "train__device": "cpu",
+    }
+    base |= {f"{method}__{name}": value for name, value in quick_options(method).items()}
     return load_config(**(base | sets))
 
 
-def at_home(tmp_path: Path) -> Callable[[Context], tuple[SiteSettings, None]]:
-    def place(context: Context) -> tuple[SiteSettings, None]:
+def hospital_places(tmp_path: Path) -> FindPlace:
+    def find_place(context: Context) -> tuple[SiteSettings, None]:
         name = NAMES[int(context.node_config["partition-id"])]
-        house = home(tmp_path, name)
+        house = house_of(tmp_path, name)
         return SiteSettings(name=name, state=str(house / "state"), data=str(house)), None
 
-    return place
+    return find_place
 
 
-class Tap:
+class WireTap:
     """Keeps the bytes of every message, as they are on the wire."""
 
     def __init__(self) -> None:
-        self.crossed: list[bytes] = []
+        self.parts: list[bytes] = []
 
-    def __call__(self, site: int, message: Message, do: Callable[[], Message]) -> Message:
-        reply = do()
-        for each in (message, reply):
-            self.crossed += [thing.deflate() for thing in get_all_nested_objects(each).values()]
-            self.crossed.append(str(each.error.reason).encode() if each.has_error() else b"")
+    def __call__(self, site: int, message: Message, deliver: Callable[[], Message]) -> Message:
+        reply = deliver()
+        for item in (message, reply):
+            self.parts += [part.deflate() for part in get_all_nested_objects(item).values()]
+            if item.has_error():
+                self.parts.append(str(item.error.reason).encode())
         return reply
 
 
-def outside(tap: Tap, out: Path, told: Listener) -> dict[str, bytes]:
-    """All that is outside the sites, by where it was found."""
-    found = {f"message {i}": data for i, data in enumerate(tap.crossed)}
-    found |= {
-        str(path.relative_to(out)): path.read_bytes()
-        for path in sorted(out.rglob("*"))
-        if path.is_file()
-    }
-    return {**found, "printed": "\n".join(told.messages).encode()}
+def files_of(folder: Path) -> dict[str, bytes]:
+    """The content of all files below a folder, by relative path."""
+    paths = [path for path in sorted(folder.rglob("*")) if path.is_file()]
+    return {str(path.relative_to(folder)): path.read_bytes() for path in paths}
 
 
-def go(config: Config, tmp_path: Path, place: Any = None) -> dict[str, bytes]:
-    out, told, tap = tmp_path / "run", Listener(), Tap()
-    names = dict(enumerate(NAMES, start=1))
-    over_flower(
-        config, LocalGrid(client_app(place or at_home(tmp_path)), len(NAMES), tap, names), out, told
-    )
+def run_consortium(
+    config: Config, tmp_path: Path, find_place: FindPlace | None = None
+) -> dict[str, bytes]:
+    """All that is outside the sites after a run: messages, files, and printed lines."""
+    out = tmp_path / "run"
+    observer, tap = RecordingObserver(), WireTap()
+    app = client_app(find_place or hospital_places(tmp_path))
+    grid = LocalGrid(app, len(NAMES), tap, dict(enumerate(NAMES, start=1)))
+    run_over_flower(config, grid, out, observer)
     write_report(out)
-    return outside(tap, out, told)
+    contents = {f"message {i}": part for i, part in enumerate(tap.parts)}
+    contents |= files_of(out)
+    contents["printed"] = "\n".join(observer.messages).encode()
+    return contents
 
 
-def where(found: dict[str, bytes], secrets: list[bytes] | None = None) -> list[str]:
-    return [
-        name for name, data in found.items()
-        if PLANTED in data.lower() or any(secret in data for secret in secrets or ())
-    ]  # fmt: skip
+def find_leaks(contents: dict[str, bytes], secrets: list[bytes] | None = None) -> list[str]:
+    """Names of the contents that have a planted word or a secret in them."""
+    leaks = []
+    for name, content in contents.items():
+        has_secret = any(secret in content for secret in secrets or ())
+        if has_secret or PLANTED_WORD in content.lower():
+            leaks.append(name)
+    return leaks
 
 
 @pytest.mark.parametrize("method", sorted(load_methods()))
-def test_no_message_and_no_file_of_the_coordinator_has_a_name_or_a_pixel(
+def test_neither_messages_nor_files_of_the_coordinator_contain_a_name_or_a_pixel(
     method: str, tmp_path: Path
 ) -> None:
-    secrets = [
-        secret for seed, name in enumerate(NAMES) for secret in hospital(home(tmp_path, name), seed)
-    ]
-    found = go(consortium(method), tmp_path)
-    assert where(found, secrets) == []
-    lines = read_lines(tmp_path / "run" / "metrics.jsonl")
-    assert len(lines) == 3 and not any(line["refused"] for line in lines), "the sites did take part"
-    assert {
-        "config.toml",
-        "metrics.jsonl",
-        "status.json",
-        "report.html",
-        "model.safetensors",
-    } <= set(found)
+    secrets = write_hospitals(tmp_path)
+    contents = run_consortium(consortium(method), tmp_path)
+    assert find_leaks(contents, secrets) == []
+    rounds = read_rounds(tmp_path / "run")
+    assert len(rounds) == 3
+    assert not any(record.refusals for record in rounds), "the sites did take part"
+    files = {"config.toml", "metrics.jsonl", "status.json", "report.html", "model.safetensors"}
+    assert files <= set(contents)
 
 
-def test_each_hospital_audits_and_corrects_its_own_labels_and_the_coordinator_learns_nothing(
+def test_a_hospital_audits_and_corrects_its_labels_and_the_coordinator_learns_nothing(
     tmp_path: Path,
 ) -> None:
-    """With site.toml and nothing of the coordinator's: the list, a decision, the corrected labels."""
-    for seed, name in enumerate(NAMES):
-        hospital(home(tmp_path, name), seed)
-    before = go(consortium("fedavg"), tmp_path)
+    """With site.toml and nothing of the coordinator's: the list, a decision, corrected labels."""
+    write_hospitals(tmp_path)
+    run_consortium(consortium("fedavg"), tmp_path)
+    coordinator_files = files_of(tmp_path / "run")
     for name in NAMES:
-        house = home(tmp_path, name)
+        house = house_of(tmp_path, name)
         (house / "site.toml").write_text(
             f'name = "{name}"\ndata = "{house}"\nstate = "{house / "state"}"\n'
         )
         assert execute(["audit", str(house / "site.toml"), "--quiet"]) == 0
         [audit] = (house / "state").glob(f"*/audit/{name}")
-        first = next(read_audit(audit).suspects())
+        first = next(read_audit(audit).ranked_labels())
         Decisions(audit).add(
             Decision(
                 "anna", first.row, first.id, first.hash, first.given, "accept", first.suggested
@@ -163,109 +188,102 @@ def test_each_hospital_audits_and_corrects_its_own_labels_and_the_coordinator_le
         )
         assert execute(["apply", str(audit)]) == 0
         assert f"{first.id},{first.suggested}" in (house / "labels.corrected.csv").read_text()
-    after = {
-        name: data
-        for name, data in outside(Tap(), tmp_path / "run", Listener()).items()
-        if name != "printed"
-    }
-    assert after == {name: before[name] for name in after} and where(after) == []
+    assert files_of(tmp_path / "run") == coordinator_files
+    assert find_leaks(coordinator_files) == []
 
 
-def damaged(house: Path) -> None:
-    (house / "PLANTED-WARD" / "PLANTED-PATIENT-0003.png").write_bytes(b"damaged")
+def damage_image(house: Path) -> None:
+    (house / IMAGE).write_bytes(b"damaged")
 
 
-def missing(house: Path) -> None:
-    (house / "PLANTED-WARD" / "PLANTED-PATIENT-0003.png").unlink()
+def delete_image(house: Path) -> None:
+    (house / IMAGE).unlink()
 
 
-def unlabelled(house: Path) -> None:
-    sheet = house / "labels.csv"
-    sheet.write_text(
-        sheet.read_text().replace(
-            "PLANTED-PATIENT-0003.png,class 0", "PLANTED-PATIENT-0003.png,PLANTED-DISEASE"
-        )
-    )
+def give_unknown_label(house: Path) -> None:
+    path = house / "labels.csv"
+    old_label, new_label = f"{IMAGE.name},class 0", f"{IMAGE.name},PLANTED-DISEASE"
+    path.write_text(path.read_text().replace(old_label, new_label))
 
 
-def torn(house: Path) -> None:
-    (house / "labels.csv").write_text('file,label\n"PLANTED-PATIENT-0003.png')
+def truncate_labels(house: Path) -> None:
+    (house / "labels.csv").write_text(f'file,label\n"{IMAGE.name}')
 
 
-def gone(house: Path) -> None:
+def rename_labels(house: Path) -> None:
     (house / "labels.csv").rename(house / "PLANTED-ELSEWHERE.csv")
 
 
-@pytest.mark.parametrize("spoil", [damaged, missing, unlabelled, torn, gone])
-def test_trouble_with_a_file_is_told_without_its_name(
+@pytest.mark.parametrize(
+    "spoil", [damage_image, delete_image, give_unknown_label, truncate_labels, rename_labels]
+)
+def test_a_problem_with_a_file_is_reported_without_its_name(
     spoil: Callable[[Path], None], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    for seed, name in enumerate(NAMES):
-        hospital(home(tmp_path, name), seed)
-    spoil(home(tmp_path, "lyon"))
-    found = go(consortium("fedavg", train__rounds=1), tmp_path)
-    assert where(found) == []
-    assert list(read_lines(tmp_path / "run" / "metrics.jsonl")[0]["refused"]) == ["lyon"]
-    assert PLANTED in caplog.text.lower().encode(), "the hospital's own log has the details"
+    write_hospitals(tmp_path)
+    spoil(house_of(tmp_path, "lyon"))
+    contents = run_consortium(consortium("fedavg", train__rounds=1), tmp_path)
+    assert find_leaks(contents) == []
+    assert list(read_rounds(tmp_path / "run")[0].refusals) == ["lyon"]
+    assert PLANTED_WORD in caplog.text.lower().encode(), "the hospital's own log has the details"
 
 
-def test_a_bug_or_a_broken_setting_at_a_site_is_told_without_details(
+def test_a_bug_at_a_site_is_reported_without_details(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for seed, name in enumerate(NAMES):
-        hospital(home(tmp_path, name), seed)
-    real = remote.SiteRunner.run_round
+    write_hospitals(tmp_path)
+    genuine_run_round = SiteRunner.run_round
 
-    def buggy(self: Any, name: str, payload: Any) -> Any:
+    def run_round(self: SiteRunner, name: str, payload: Payload) -> Reply:
         if name == "lyon":
-            raise ValueError(f"cannot index {home(tmp_path, name)}/PLANTED-PATIENT-0007.png")
-        return real(self, name, payload)
+            raise ValueError(f"cannot index {house_of(tmp_path, name)}/{IMAGE.name}")
+        return genuine_run_round(self, name, payload)
 
-    monkeypatch.setattr(remote.SiteRunner, "run_round", buggy)
-    found = go(consortium("fedavg", train__rounds=1), tmp_path / "a", at_home(tmp_path))
-    assert where(found) == [] and b"it failed with ValueError" in found["metrics.jsonl"]
+    monkeypatch.setattr(SiteRunner, "run_round", run_round)
+    contents = run_consortium(consortium("fedavg", train__rounds=1), tmp_path)
+    assert find_leaks(contents) == []
+    assert b"it failed with ValueError" in contents["metrics.jsonl"]
 
-    def unreadable(context: Context) -> Any:
+
+def test_unreadable_settings_are_reported_without_details(tmp_path: Path) -> None:
+    write_hospitals(tmp_path)
+
+    def find_place(context: Context) -> tuple[SiteSettings, Path | None]:
         if context.node_config["partition-id"] == 1:
-            raise PermissionError(
-                13, "Permission denied", "/PLANTED-HOUSE/site.toml"
-            )  # nothing that read_settings foresees
-        return at_home(tmp_path)(context)
+            # not an error that read_settings expects
+            raise PermissionError(13, "Permission denied", "/PLANTED-HOUSE/site.toml")
+        return hospital_places(tmp_path)(context)
 
-    found = go(
-        consortium("fedavg", train__rounds=1, federation__deadline=1), tmp_path / "b", unreadable
-    )
-    assert where(found) == [] and b"it failed with PermissionError" in found["metrics.jsonl"]
+    config = consortium("fedavg", train__rounds=1, federation__deadline=1)
+    contents = run_consortium(config, tmp_path, find_place)
+    assert find_leaks(contents) == []
+    assert b"it failed with PermissionError" in contents["metrics.jsonl"]
 
 
-def test_a_file_of_settings_that_is_not_there_is_not_named(tmp_path: Path) -> None:
-    hospital(home(tmp_path, "berlin"), 0)
+def test_a_missing_settings_file_is_not_named(tmp_path: Path) -> None:
+    write_hospital(house_of(tmp_path, "berlin"), 0)
 
-    def place(context: Context) -> Any:
+    def find_place(context: Context) -> tuple[SiteSettings, Path | None]:
         if context.node_config["partition-id"] == 0:
-            return at_home(tmp_path)(context)
-        context.node_config["settings"] = str(home(tmp_path, "lyon") / "site.toml")
+            return hospital_places(tmp_path)(context)
+        context.node_config["settings"] = str(house_of(tmp_path, "lyon") / "site.toml")
         return from_node_config(context)
 
-    found = go(consortium("fedavg", train__rounds=1, federation__deadline=1), tmp_path, place)
-    assert (
-        where(found) == [] and b"the configuration cannot be used there" in found["metrics.jsonl"]
-    )
+    config = consortium("fedavg", train__rounds=1, federation__deadline=1)
+    contents = run_consortium(config, tmp_path, find_place)
+    assert find_leaks(contents) == []
+    assert b"the configuration cannot be used there" in contents["metrics.jsonl"]
 
 
 def test_a_leak_would_be_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The tap sees through Flower's encoding: a name that a site puts into its reason is found in message, log and report."""
-    for seed, name in enumerate(NAMES):
-        hospital(home(tmp_path, name), seed)
-    damaged(home(tmp_path, "lyon"))
-    monkeypatch.setattr(remote, "public_reason", str)
-    found = where(go(consortium("fedavg", train__rounds=1), tmp_path))
-    assert {"metrics.jsonl", "report.html", "printed"} <= set(found) and any(
-        name.startswith("message") for name in found
-    )
+    """A name that a site puts into its reason is found in message, log and report."""
+    write_hospitals(tmp_path)
+    damage_image(house_of(tmp_path, "lyon"))
+    monkeypatch.setattr(site_node, "public_reason", str)
+    leaks = find_leaks(run_consortium(consortium("fedavg", train__rounds=1), tmp_path))
+    assert {"metrics.jsonl", "report.html", "printed"} <= set(leaks)
+    assert any(name.startswith("message") for name in leaks)
     buffer = io.BytesIO()
-    np.save(buffer, np.frombuffer(b"planted", np.uint8))
-    assert (
-        where({"array": buffer.getvalue()}) == ["array"]
-        and logging.getLogger("fedgsca.engine.site_node").disabled is False
-    )
+    np.save(buffer, np.frombuffer(PLANTED_WORD, np.uint8))
+    assert find_leaks({"array": buffer.getvalue()}) == ["array"]
+    assert logging.getLogger("fedgsca.engine.site_node").disabled is False

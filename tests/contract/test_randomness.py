@@ -1,4 +1,4 @@
-"""No global generator, no salted hash, no network: read from the source, and watched during runs."""
+"""No global generator, no salted hash, no network: checked in the source and during runs."""
 
 from __future__ import annotations
 
@@ -6,17 +6,18 @@ import ast
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from toys import toy_config
 
 import fedgsca
 from fedgsca.engine.rounds import run
 from fedgsca.methods.base import load_methods
 from fedgsca.rng import stream, torch_stream
+from tests.toys import toy_config
 
 PACKAGE = Path(fedgsca.__file__).parent
 
@@ -68,70 +69,67 @@ ESTIMATORS = {
     "resample",
 }
 FORBIDDEN_MODULES = {"random", "secrets"}
-SECRET_PLACES = {
-    "review",
-    "deploy",
-    "privacy",
-}  # tokens, keys and privacy noise: nobody may be able to draw them again
+# tokens, keys and privacy noise: nobody may be able to draw them again
+SECRET_PLACES = {"review", "deploy", "privacy"}
 
 
-def culprits(source: str, allowed: frozenset[str] = frozenset()) -> list[str]:
-    """Lines of a program that draw from a generator which the program does not name."""
-    found: list[str] = []
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.Import | ast.ImportFrom):
-            names = (
-                [a.name for a in node.names]
-                if isinstance(node, ast.Import)
-                else [node.module or ""]
-            )
-            found += [
-                f"{node.lineno}: import {name}"
-                for name in names
-                if name.split(".")[0] in FORBIDDEN_MODULES - allowed
-            ]
-            if isinstance(node, ast.ImportFrom) and node.module in ("torch", "numpy.random"):
-                taken = {a.name for a in node.names} - GENERATORS
-                found += [
-                    f"{node.lineno}: from {node.module} import {n}"
-                    for n in taken
-                    if n in DRAWS or node.module != "torch"
-                ]
-        if isinstance(node, ast.Call) and (why := _call(node)):
-            found.append(f"{node.lineno}: {why}")
-    return found
+@dataclass(frozen=True)
+class SourceReader:
+    """Finds lines of a program that draw from a generator which the program does not name."""
+
+    allowed_modules: frozenset[str] = frozenset()
+
+    def find_draws(self, source: str) -> list[str]:
+        problems: list[str] = []
+        for node in ast.walk(ast.parse(source)):
+            if isinstance(node, ast.Import):
+                names = [alias.name for alias in node.names]
+                problems += self._module_problems(names, node.lineno)
+            elif isinstance(node, ast.ImportFrom):
+                problems += self._module_problems([node.module or ""], node.lineno)
+                problems += _import_problems(node)
+            elif isinstance(node, ast.Call):
+                problem = _call_problem(node)
+                if problem is not None:
+                    problems.append(f"{node.lineno}: {problem}")
+        return problems
+
+    def _module_problems(self, names: list[str], line: int) -> list[str]:
+        forbidden = FORBIDDEN_MODULES - self.allowed_modules
+        return [f"{line}: import {name}" for name in names if name.split(".")[0] in forbidden]
 
 
-def _call(node: ast.Call) -> str | None:
-    name, keywords = ast.unparse(node.func), {k.arg for k in node.keywords}
+def _import_problems(node: ast.ImportFrom) -> list[str]:
+    if node.module not in ("torch", "numpy.random"):
+        return []
+    names = {alias.name for alias in node.names} - GENERATORS
+    if node.module == "torch":
+        names &= DRAWS
+    return [f"{node.lineno}: from {node.module} import {name}" for name in names]
+
+
+def _call_problem(node: ast.Call) -> str | None:
+    name = ast.unparse(node.func)
+    keywords = {keyword.arg for keyword in node.keywords}
     root, _, last = name.rpartition(".")
-    if name in ("torch.manual_seed", "torch.seed", "torch.initial_seed") or name.startswith(
-        ("torch.cuda.manual_seed", "torch.random.")
-    ):
+    if name in ("torch.manual_seed", "torch.seed", "torch.initial_seed"):
+        return name
+    if name == "torch.random.fork_rng":
+        return None  # restores the global generator: it protects the state and draws nothing
+    if name.startswith(("torch.cuda.manual_seed", "torch.random.")):
         return name
     if root == "torch" and last in DRAWS and "generator" not in keywords:
         return f"{name} without generator"
-    if (
-        root in ("np.random", "numpy.random")
-        and last not in GENERATORS
-        and not (last == "default_rng" and (node.args or keywords))
-    ):
-        return name
-    if (
-        (last in IN_PLACE or root.endswith("init"))
-        and last.endswith("_")
-        and last not in HARMLESS_INIT
-        and "generator" not in keywords
-    ):
+    if root in ("np.random", "numpy.random") and last not in GENERATORS:
+        has_seed = bool(node.args or keywords)
+        return None if last == "default_rng" and has_seed else name
+    is_initialiser = last in IN_PLACE or (root.endswith("init") and last.endswith("_"))
+    if is_initialiser and last not in HARMLESS_INIT and "generator" not in keywords:
         return f"{name} without generator"
     if last in DROPS:
         return f"{name} draws from torch's global generator"
-    if (
-        last in ESTIMATORS
-        and root != "rng"
-        and "random_state" not in keywords
-        and not isinstance(node.func, ast.Attribute)
-    ):
+    is_function = not isinstance(node.func, ast.Attribute)
+    if last in ESTIMATORS and is_function and "random_state" not in keywords:
         return f"{name} without random_state"
     return "hash is salted per process" if name == "hash" else None
 
@@ -140,49 +138,69 @@ def _call(node: ast.Call) -> str | None:
     "path", sorted(PACKAGE.rglob("*.py")), ids=lambda path: str(path.relative_to(PACKAGE))
 )
 def test_source_draws_only_from_named_streams(path: Path) -> None:
-    secret = SECRET_PLACES & {Path(part).stem for part in path.relative_to(PACKAGE).parts}
-    assert (
-        culprits(path.read_text(encoding="utf-8"), frozenset({"secrets"} if secret else ())) == []
-    )
+    parts = {Path(part).stem for part in path.relative_to(PACKAGE).parts}
+    allowed = frozenset({"secrets"}) if SECRET_PLACES & parts else frozenset[str]()
+    assert SourceReader(allowed).find_draws(path.read_text(encoding="utf-8")) == []
 
 
 @pytest.mark.parametrize(
     "line",
     [
-        "torch.manual_seed(0)", "torch.rand(3)", "torch.randperm(5)", "np.random.seed(1)", "np.random.rand(2)", "np.random.default_rng()",
-        "import random", "from random import shuffle", "nn.Dropout(0.5)", "F.dropout(x)", "x.uniform_(0, 1)", "nn.init.normal_(w)",
-        "GaussianMixture(2)", "hash('site-1')", "torch.cuda.manual_seed_all(1)", "torch.rand_like(x)", "from numpy.random import rand",
+        "torch.manual_seed(0)",
+        "torch.rand(3)",
+        "torch.randperm(5)",
+        "np.random.seed(1)",
+        "np.random.rand(2)",
+        "np.random.default_rng()",
+        "import random",
+        "from random import shuffle",
+        "nn.Dropout(0.5)",
+        "F.dropout(x)",
+        "x.uniform_(0, 1)",
+        "nn.init.normal_(w)",
+        "GaussianMixture(2)",
+        "hash('site-1')",
+        "torch.cuda.manual_seed_all(1)",
+        "torch.rand_like(x)",
+        "from numpy.random import rand",
     ],
-)  # fmt: skip
-def test_the_reader_sees_a_global_draw(line: str) -> None:
-    assert culprits(line)
+)
+def test_a_global_draw_is_found(line: str) -> None:
+    assert SourceReader().find_draws(line)
 
 
 @pytest.mark.parametrize(
     "line",
     [
-        "torch.rand(3, generator=g)", "rng.random(3)", "np.random.Generator(np.random.PCG64(1))", "generator.manual_seed(1)",
-        "nn.init.zeros_(w)", "nn.init.uniform_(w, generator=g)", "GaussianMixture(2, random_state=0)", "x.copy_(y)", "rng.shuffle(x)",
+        "torch.rand(3, generator=g)",
+        "rng.random(3)",
+        "np.random.Generator(np.random.PCG64(1))",
+        "generator.manual_seed(1)",
+        "nn.init.zeros_(w)",
+        "nn.init.uniform_(w, generator=g)",
+        "GaussianMixture(2, random_state=0)",
+        "x.copy_(y)",
+        "rng.shuffle(x)",
     ],
-)  # fmt: skip
-def test_the_reader_lets_a_named_stream_pass(line: str) -> None:
-    assert not culprits(line)
+)
+def test_a_named_stream_is_accepted(line: str) -> None:
+    assert not SourceReader().find_draws(line)
 
 
-def states() -> tuple[object, ...]:
-    numpy_state = repr(np.random.get_state(legacy=False))  # noqa: NPY002  the one that must not be used
-    return torch.get_rng_state().numpy().tobytes(), numpy_state, random.getstate()
+def generator_states() -> dict[str, object]:
+    # numpy's is the one that must not be used
+    numpy_state = repr(np.random.get_state(legacy=False))  # noqa: NPY002
+    torch_state = torch.get_rng_state().numpy().tobytes()
+    return {"torch": torch_state, "numpy": numpy_state, "random": random.getstate()}
 
 
 @contextmanager
-def untouched() -> Iterator[None]:
+def unchanged_generators() -> Iterator[None]:
     """The three global generators are afterwards where they were before."""
-    before = states()
+    states = generator_states()
     yield
-    after = states()
-    assert [a == b for a, b in zip(before, after, strict=True)] == [True] * 3, (
-        "torch, numpy, random"
-    )
+    changes = [name for name, state in generator_states().items() if state != states[name]]
+    assert changes == []
 
 
 @pytest.mark.parametrize("method", sorted(load_methods()))
@@ -193,7 +211,7 @@ def test_a_run_neither_reads_nor_moves_global_generators(method: str, tmp_path: 
         np.random.seed(seed)  # noqa: NPY002
         random.seed(seed)
         folder = tmp_path / str(seed)
-        with untouched():
+        with unchanged_generators():
             run(toy_config(method, train__rounds=2), folder)
         models.append((folder / "model.safetensors").read_bytes())
     assert models[0] == models[1]
@@ -208,26 +226,25 @@ def test_a_run_needs_no_network(method: str, tmp_path: Path, socket_disabled: No
 
     with pytest.raises(SocketBlockedError):
         socket.socket()
-    assert run(toy_config(method, frozen=True), tmp_path / "run")["rounds"] == 6
+    result = run(toy_config(method, frozen=True), tmp_path / "run")
+    assert result is not None
+    assert result.rounds == 6
 
 
 # ---- the streams themselves ----
 
 
 def test_the_same_address_gives_the_same_numbers() -> None:
-    assert (
-        stream(0, "noise", "site-1").random(5).tolist()
-        == stream(0, "noise", "site-1").random(5).tolist()
-    )
-    assert torch.equal(
-        torch.rand(5, generator=torch_stream(3, "a")), torch.rand(5, generator=torch_stream(3, "a"))
-    )
+    draws = [stream(0, "noise", "site-1").random(5).tolist() for _ in range(2)]
+    assert draws[0] == draws[1]
+    tensors = [torch.rand(5, generator=torch_stream(3, "a")) for _ in range(2)]
+    assert torch.equal(tensors[0], tensors[1])
 
 
 @pytest.mark.parametrize(
-    "other",
+    "address",
     [(1, "a", 1), (0, "b", 1), (0, "a", 2), (0, "a", "1"), (0, "a"), (0, "a", 1, 0), (0, "a1")],
 )
-def test_every_part_of_an_address_counts(other: tuple[int | str, ...]) -> None:
-    seed, *path = other
+def test_every_part_of_an_address_counts(address: tuple[int | str, ...]) -> None:
+    seed, *path = address
     assert stream(0, "a", 1).random() != stream(int(seed), *path).random()

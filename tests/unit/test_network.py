@@ -1,4 +1,4 @@
-"""What a site answers, read by a coordinator who trusts none of it."""
+"""A site's answer, read by a coordinator that trusts none of it; and which node is which site."""
 
 from __future__ import annotations
 
@@ -8,52 +8,77 @@ from typing import Any
 import pytest
 
 from fedgsca.engine.network import SiteMessage, read_message
+from fedgsca.engine.node_registry import NodeRegistry
 
-GOOD: dict[str, Any] = {
-    "kind": "train", "round": 2, "site": "north", "num_samples": 7, "error": None, "observed": {}, "seconds": 1.5,
-}  # fmt: skip
+GOOD_HEADER: dict[str, Any] = {
+    "kind": "train",
+    "round": 2,
+    "site": "north",
+    "num_samples": 7,
+    "error": None,
+    "observed": {},
+    "seconds": 1.5,
+}
 
 
 @pytest.mark.parametrize(
     ("header", "reason"),
     [
-        (
-            {"num_samples": math.inf},
-            "its message cannot be used (OverflowError",
-        ),  # JSON knows Infinity
+        ({"num_samples": math.inf}, "its message cannot be used (OverflowError"),
         ({"num_samples": "many"}, "its message cannot be used (ValueError"),
         ({"round": math.inf}, "its message cannot be used (OverflowError"),
         ({"round": 1}, "it answered train of round 2"),
         ({"seconds": None}, "its message cannot be used (TypeError"),
         ({"seconds": math.nan}, "its message cannot be used (ValueError"),
         ({"observed": 3}, "its message cannot be used (TypeError"),
-        (
-            {"observed": {"num_samples": 1}},
-            "its message cannot be used (ValueError: num_samples is not a number",
-        ),
+        ({"observed": {"num_samples": 1}}, "its message cannot be used (ValueError: num_samples"),
         (
             {"observed": {"noisy_auroc": math.inf}},
-            "its message cannot be used (ValueError: noisy_auroc is not a number",
+            "its message cannot be used (ValueError: noisy_auroc",
         ),
         (
             {"observed": {"pseudo_count": "<b>"}},
-            "its message cannot be used (ValueError: pseudo_count is not a number",
+            "its message cannot be used (ValueError: pseudo_count",
         ),
         ({"error": "it ran out of memory"}, "it ran out of memory"),
     ],
 )
-def test_an_odd_answer_becomes_a_reason_and_ends_nothing(
-    header: dict[str, Any], reason: str
-) -> None:
-    reply = read_message(SiteMessage("1", {**GOOD, **header}, {}, {}), "north", "train", 2)
-    assert reply.update is None and reply.error is not None and reply.error.startswith(reason)
+def test_an_invalid_answer_becomes_a_reason(header: dict[str, Any], reason: str) -> None:
+    message = SiteMessage("1", {**GOOD_HEADER, **header}, {}, {})
+    reply = read_message(message, "north", "train", 2)
+    assert reply.update is None
+    assert (reply.error or "").startswith(reason)
 
 
-def test_a_good_answer_is_an_update() -> None:
-    seen = {"noisy_auroc": 0.5, "pseudo_accuracy": None}
-    reply = read_message(SiteMessage("1", {**GOOD, "observed": seen}, {}, {}), "north", "train", 2)
-    assert (
-        reply.update is not None
-        and (reply.update.site, reply.update.num_samples) == ("north", 7)
-        and reply.observed == seen
-    )
+def test_a_valid_answer_is_an_update() -> None:
+    metrics = {"noisy_auroc": 0.5, "pseudo_accuracy": None}
+    message = SiteMessage("1", {**GOOD_HEADER, "observed": metrics}, {}, {})
+    reply = read_message(message, "north", "train", 2)
+    assert reply.update is not None
+    assert (reply.update.site, reply.update.num_samples) == ("north", 7)
+    assert reply.simulation_metrics == metrics
+
+
+def test_nodes_are_registered_by_the_names_they_may_use() -> None:
+    registry = NodeRegistry(("a", "b"))
+    assert registry.unidentified([1, 2, 3]) == [1, 2, 3]
+    assert registry.enter(1, "a", "", None) is None
+    assert registry.enter(2, "a", "", None) == "another node is a already"
+    assert registry.enter(3, "c", "", None) == "c is not one of the experiment's sites"
+    assert registry.enter(4, "a", "b", None) == "it calls itself a, but its key is registered as b"
+    assert registry.missing_sites() == []
+    assert "registered as b" in registry.absence_reason("b")
+    assert registry.unidentified([1, 2, 3, 4, 5]) == [5]
+
+
+def test_refused_nodes_are_asked_again_and_absent_ones_forgotten() -> None:
+    registry = NodeRegistry(("a", "b"))
+    registry.enter(1, "a", "", None)
+    registry.enter(2, "a", "", None)
+    registry.enter(4, "a", "b", None)
+    registry.retry()
+    assert registry.missing_sites() == ["b"]
+    assert registry.unidentified([1, 2, 3]) == [2, 3]
+    registry.forget_absent([2])
+    assert registry.nodes == {}
+    assert registry.enter(2, "a", "", None) is None
