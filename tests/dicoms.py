@@ -7,13 +7,18 @@ from typing import Any
 
 import numpy as np
 from pydicom.dataset import Dataset, FileMetaDataset
-from pydicom.uid import ExplicitVRLittleEndian, SecondaryCaptureImageStorage, generate_uid
+from pydicom.uid import (
+    UID,
+    ExplicitVRLittleEndian,
+    SecondaryCaptureImageStorage,
+    generate_uid,
+)
 
 NAME, BIRTH = "Zwolakowska^Quirina", "19310517"
 
 
 def write_dicom(
-    path: Path, pixels: np.ndarray | None, *, syntax: str = ExplicitVRLittleEndian, **elements: Any
+    path: Path, pixels: np.ndarray | None, *, syntax: UID = ExplicitVRLittleEndian, **elements: Any
 ) -> Path:
     """Write grey (H, W) or colour (H, W, 3) pixels.
 
@@ -59,7 +64,7 @@ def dicom_folder(
     lines = ["file,label" + (",split" if split else "")]
     for i, (label, image) in enumerate(zip(labels, images, strict=True)):
         values = (image.mean(axis=-1) * 16).astype(np.uint16)
-        elements = {
+        elements: dict[str, Any] = {
             "BitsStored": 12,
             "WindowCenter": 2048,
             "WindowWidth": 4096,

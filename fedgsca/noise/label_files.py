@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 
 from fedgsca.errors import ConfigError, ConfigProblem, DataError
-from fedgsca.support.csv_table import CsvTable, read_csv_table
+from fedgsca.support.csv_table import LabelLine, read_label_lines
 
 # How often pathologists A and B gave each label (rows) to the training images to which C gave each
 # label (columns): facts of the Chaoyang data set; normal, serrated, adenocarcinoma, adenoma.
@@ -57,21 +57,15 @@ def read_given(
     `ids` (n,) are the names of the images. Images that the file does not name keep `labels` (n,).
     """
     try:
-        table = read_csv_table(path)
+        lines = read_label_lines(path)
     except DataError as error:
         raise ConfigError(
             "noise.unreadable-labels-file",
             error.message,
             fix=f"check the file given to noise.given: {error.fix}",
         ) from None
-    if not {"file", "label"} <= set(table.columns):
-        raise ConfigError(
-            "noise.missing-columns",
-            f"{path} needs the columns file and label, but has {', '.join(table.header)}",
-            fix="begin the file with the line: file,label",
-        )
     row_of = {str(name): row for row, name in enumerate(ids)}
-    given, problems = _apply_labels(table, row_of, _number_classes(classes), labels)
+    given, problems = _apply_labels(lines, row_of, _number_classes(classes), labels)
     if problems:
         raise ConfigError(
             "noise.invalid-labels-file",
@@ -91,14 +85,15 @@ def _number_classes(classes: tuple[str, ...]) -> dict[str, int]:
 
 
 def _apply_labels(
-    table: CsvTable, row_of: Mapping[str, int], index: Mapping[str, int], labels: np.ndarray
+    lines: Sequence[LabelLine],
+    row_of: Mapping[str, int],
+    index: Mapping[str, int],
+    labels: np.ndarray,
 ) -> tuple[np.ndarray, list[ConfigProblem]]:
-    """The labels with those of the table, and the lines that name no image or no class."""
+    """The labels with those of the file, and the lines that name no image or no class."""
     given = labels.copy()
     problems = []
-    for line, cells in table.rows:
-        file = cells["file"]
-        label = cells["label"]
+    for line, file, label in lines:
         if file not in row_of:
             message = f"line {line}: unknown image {file!r}"
             problems.append(ConfigProblem("noise.unknown-image", message))

@@ -7,6 +7,7 @@ import json
 import multiprocessing
 import os
 import resource
+import shutil
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -227,7 +228,7 @@ def test_no_space_is_noticed_before_writing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     usage = type("usage", (), {"free": 3_000_000})()
-    monkeypatch.setattr(cache.shutil, "disk_usage", lambda path: usage)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
     with pytest.raises(DataError) as caught:
         cached_array("k", (9_000_000, 1000), np.uint8, Counted(), tmp_path)
     assert caught.value.code == "data.cache-disk-full"

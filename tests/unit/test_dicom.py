@@ -15,7 +15,7 @@ pytest.importorskip("pydicom")
 from pydicom import dcmread
 from pydicom.dataset import Dataset
 from pydicom.encaps import encapsulate
-from pydicom.pixels import apply_modality_lut, apply_windowing
+from pydicom.pixels.processing import apply_modality_lut, apply_windowing
 from pydicom.uid import MPEG2MPML, JPEG2000Lossless, JPEGBaseline8Bit, JPEGLosslessSV1, RLELossless
 
 from fedgsca.cli import execute
@@ -40,7 +40,7 @@ def shown(tmp_path: Path, values: Any, dtype: str = "uint16", **elements: Any) -
         and (pixels[..., 0] == pixels[..., 1]).all()
         and (pixels[..., 0] == pixels[..., 2]).all()
     )
-    return pixels[0, :, 0].tolist()
+    return [int(value) for value in pixels[0, :, 0]]
 
 
 # ---- grey ----
@@ -117,7 +117,7 @@ def test_of_several_windows_the_first(tmp_path: Path) -> None:
 
 def test_rescale_comes_before_the_window(tmp_path: Path) -> None:
     """Hounsfield units: 1024 stored is 0 HU, the middle of the window."""
-    elements = {
+    elements: dict[str, Any] = {
         "RescaleSlope": 1,
         "RescaleIntercept": -1024,
         "WindowCenter": 0.5,
@@ -139,7 +139,7 @@ def test_signed_values(tmp_path: Path) -> None:
 def test_bits_above_the_stored_ones_do_not_count(tmp_path: Path, bits: int) -> None:
     """Old files keep overlays there."""
     top = (1 << bits) - 1
-    elements = {
+    elements: dict[str, Any] = {
         "BitsStored": bits,
         "WindowCenter": top / 2,
         "WindowWidth": top,
@@ -149,7 +149,11 @@ def test_bits_above_the_stored_ones_do_not_count(tmp_path: Path, bits: int) -> N
 
 
 def test_monochrome1_is_inverted(tmp_path: Path) -> None:
-    elements = {"WindowCenter": 50, "WindowWidth": 100, "VOILUTFunction": "LINEAR_EXACT"}
+    elements: dict[str, Any] = {
+        "WindowCenter": 50,
+        "WindowWidth": 100,
+        "VOILUTFunction": "LINEAR_EXACT",
+    }
     plain = shown(tmp_path, [0, 20, 100], **elements)
     assert shown(tmp_path, [0, 20, 100], PhotometricInterpretation="MONOCHROME1", **elements) == [
         255 - v for v in plain
@@ -206,7 +210,11 @@ def lut(first: int, bits: int, entries: list[int]) -> Dataset:
 def test_modality_table(tmp_path: Path) -> None:
     """Stored 10, 11, 12 mean 0, 400, 100; what is below or above takes the first or last entry."""
     item = lut(10, 16, [0, 400, 100])
-    elements = {"WindowCenter": 200, "WindowWidth": 400, "VOILUTFunction": "LINEAR_EXACT"}
+    elements: dict[str, Any] = {
+        "WindowCenter": 200,
+        "WindowWidth": 400,
+        "VOILUTFunction": "LINEAR_EXACT",
+    }
     assert shown(tmp_path, [3, 10, 11, 12, 99], ModalityLUTSequence=[item], **elements) == [
         0,
         0,

@@ -66,7 +66,8 @@ def test_images_of_a_slide_share_its_stain(small: ImageTable) -> None:
     assert small.groups is not None
     train = small.rows("train")
     colour = small.images[train].mean(axis=(1, 2))
-    within, between = [], []
+    within: list[float] = []
+    between: list[float] = []
     for a in range(len(train)):
         for b in range(a):
             if small.labels[train[a]] == small.labels[train[b]]:

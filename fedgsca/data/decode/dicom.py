@@ -28,7 +28,7 @@ SUFFIXES = (".dcm", ".dicom")
 _GREY = ("MONOCHROME1", "MONOCHROME2")
 # pydicom turns the last four into RGB
 _COLOUR = ("RGB", "YBR_FULL", "YBR_FULL_422", "YBR_ICT", "YBR_RCT")
-_REQUIRED = ("Rows", "Columns", "BitsAllocated", "PhotometricInterpretation")
+_IMAGE_TAGS = ("Rows", "Columns", "BitsAllocated", "PhotometricInterpretation")
 _TAGS = [
     "SpecificCharacterSet",
     "PatientID",
@@ -159,7 +159,7 @@ def _read_dataset(path: Path, *, pixels: bool) -> Dataset:
         raise NoImageError(
             f"a DICOM file of {frames} frames: write the labelled frame to a file of its own"
         )
-    if any(name not in data for name in _REQUIRED):
+    if any(name not in data for name in _IMAGE_TAGS):
         raise NoImageError(
             "a DICOM file without an image (a report, a directory or a structure set)"
         )

@@ -222,19 +222,19 @@ def _label_training_images(
             fix="put the list with them beside train.json, or use --set data.label=released",
         )
     rows = []
-    unlabelled = []
+    unlabelled_images = []
     for image in train:
         label = image.label if rule == "released" else image.majority()
         if label is None:
-            unlabelled.append(image.name)
+            unlabelled_images.append(image.name)
         else:
             rows.append(ImageRow(image.name, CLASSES[label], _slide(image.name), "train"))
-    if unlabelled:
+    if unlabelled_images:
         file_list.add_problem(
             DataError(
                 "data.unlabelled-image",
-                f"{file_list.root}: {plural(len(unlabelled), 'training image')} without a label: "
-                f"{show_cases(unlabelled)}",
+                f"{file_list.root}: {plural(len(unlabelled_images), 'training image')} without a "
+                f"label: {show_cases(unlabelled_images)}",
                 fix="copy the published train.json there",
             )
         )

@@ -202,10 +202,10 @@ def _check_cells(file_list: FileList, lines: list[int]) -> None:
                 fix="use one of: train, val, test",
             )
         )
-    ungrouped = _empty_cells(file_list, "group", lines)
-    if ungrouped:
+    ungrouped_cells = _empty_cells(file_list, "group", lines)
+    if ungrouped_cells:
         file_list.notes.append(
-            f"{plural(len(ungrouped), 'image')} without a group: each counts as its own group"
+            f"{plural(len(ungrouped_cells), 'image')} without a group: each counts as its own group"
         )
 
 

@@ -17,13 +17,13 @@ def read_synthetic(location: str, options: ReaderOptions) -> ImageTable:
     from fedgsca.data.readers.synthetic import images as synthetic
 
     parameters: dict[str, int] = dict(synthetic.render.__kwdefaults__ or {})
-    requested = {
+    settings = {
         "seed": options.seed,
         "train": options.train,
         "test": options.test,
         "size": options.image_size,
     }
-    for name, value in requested.items():
+    for name, value in settings.items():
         if value is not None:
             parameters[name] = value
 
