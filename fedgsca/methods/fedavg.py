@@ -1,4 +1,4 @@
-"""FedAvg (McMahan et al., AISTATS 2017): every site trains on its given labels, the server averages with weights n_k / N.
+"""FedAvg (McMahan et al., AISTATS 2017): sites train on given labels, the server averages.
 
 site:   theta_k <- E epochs of SGD on the cross-entropy, from theta
 server: theta   <- sum_k (n_k / N) theta_k
@@ -17,9 +17,14 @@ from fedgsca.wire import Arrays, Payload, Update
 
 @register
 class FedAvg(Method):
+    """See the text of this module."""
+
     name = "fedavg"
     title = "FedAvg"
-    paper = "McMahan et al., Communication-Efficient Learning of Deep Networks from Decentralized Data, AISTATS 2017"
+    paper = (
+        "McMahan et al., Communication-Efficient Learning of Deep Networks from Decentralized "
+        "Data, AISTATS 2017"
+    )
     order = 1
 
     def start(self, weights: Arrays, seed: int) -> ServerState:

@@ -1,31 +1,36 @@
-"""FedFixer (Ji et al., AAAI 2024): two models per site, each trained on the samples that the other one trusts.
+"""FedFixer (Ji et al., AAAI 2024): two models per site, each trained on what the other one trusts.
 
 At site k a global copy w and a personal model phi start from the received theta; l_c = -log p_c:
 
-    L_CR(y; b) = l_y - b sum_c prior_c l_c              confidence-regularised loss (CORES^2)
-    keep(y)    = [ l_y <= sum_c prior_c l_c ]           sieve: p_y is not below the geometric mean of all classes
+    L_CR(y; b) = l_y - b sum_c prior_c l_c         confidence-regularised loss (CORES^2)
+    keep(y)    = [ l_y <= sum_c prior_c l_c ]      sieve: p_y is not below the geometric mean of all
 
     per mini-batch   I_phi, I_w = what phi and w keep (everything while t <= t_sel)
-                     J times:  phi <- phi - eta [ grad mean_{I_w} L_CR(phi) + lambda (phi - w) + decay phi ]
+                     J times:  phi <- phi - eta [ grad mean_{I_w} L_CR(phi) + lambda (phi - w)
+                                                  + decay phi ]
                      pull:     w   <- w - lambda eta (w - phi)
-                     w   <- w - eta grad mean_{I_phi} L_CR(w)          (this gradient was taken before the pull)
-    eta = lr / (1 + b);  b is 0 for t_sel / 5 rounds, rises linearly to b_max over t_sel rounds, then stays
-    server           theta <- sum_k nbar_k w_k / sum_k nbar_k,  nbar_k = samples that w trained on, averaged over the epochs
+                     w   <- w - eta grad mean_{I_phi} L_CR(w)     (gradient taken before the pull)
+    eta = lr / (1 + b);  b is 0 for t_sel / 5 rounds, rises linearly to b_max over t_sel rounds,
+    then stays
+    server           theta <- sum_k nbar_k w_k / sum_k nbar_k,
+                     nbar_k = samples that w trained on, averaged over the epochs
 
-phi never leaves the site. If no sample is selected anywhere, theta stays (the published code divides by 1e8 and wipes the
-model).
+phi never leaves the site. If no sample is selected anywhere, theta stays (the published code
+divides by 1e8 and wipes the model).
 
-Choices. (1) `personal`: the final code starts phi from theta in every round, an earlier revision kept it: default restart,
-which also means no private memory. (2) `prior`: the code is uniform, CORES^2 uses the class shares of the labels, which is
-kinder to rare classes: default uniform, as published. (3) J = 1 instead of 5, whose five extra passes cost as much as five
-FedAvg rounds. (4) w does not change during the J steps, so it is computed once (the code repeats it, which only moves
-BatchNorm's statistics J times). (5) lambda eta is kept at or below 1: beyond it the pull overshoots. (6) p is clamped at
-1e-8 as in the code, because L_CR has no lower bound for b > 0. With momentum (official: none) the distance term is part of
-phi's gradient and goes through it; the pull on w does not.
+Choices. (1) `personal`: the final code starts phi from theta in every round, an earlier revision
+kept it: default restart, which also means no private memory. (2) `prior`: the code is uniform,
+CORES^2 uses the class shares of the labels, which is better for rare classes: default uniform, as
+published. (3) J = 1 instead of 5, whose five extra passes cost as much as five FedAvg rounds. (4) w
+does not change during the J steps, so it is computed once (the code repeats it, which only moves
+BatchNorm's statistics J times). (5) lambda eta is at most 1: beyond it the pull overshoots. (6) p
+is clamped at 1e-8 as in the code, because L_CR has no lower bound for b > 0. With momentum
+(official: none) the distance term is part of phi's gradient and goes through it; the pull on w does
+not.
 
-The warm-up matters: on a toy of four classes with a network from scratch, four rounds of it and b_max = 2 lost a whole class
-for good (the confidence term made the model sure too early, and the sieve then discarded the class); ten rounds, or b_max =
-1, did not.
+The warm-up matters: on a toy of four classes with a network from scratch, four rounds of it and
+b_max = 2 lost an entire class for good (the confidence term made the model certain too early, and
+the sieve then discarded the class); ten rounds, or b_max = 1, did not.
 """
 
 from __future__ import annotations
@@ -44,19 +49,22 @@ from torch.nn import functional as F
 from fedgsca.methods.base import Method, MethodOptions, ServerState, register
 from fedgsca.methods.parts.averaging import average_models, broadcast_model, start_from
 from fedgsca.methods.parts.statistics import log_prior, masked_mean
-from fedgsca.site import Site, weights_of
+from fedgsca.site import Site, load_weights, weights_of
 from fedgsca.train import SGD, Batch, batches, optimiser, precision, proximal
 from fedgsca.wire import Arrays, Extra, Payload, Update
 
 
 class FedFixerOptions(MethodOptions):
+    """Options of FedFixer; "official" is the published code."""
+
     warmup: int = Field(
         10, ge=0, description="t_sel, the last round in which every sample is kept; official 10"
     )
     confidence: float = Field(
         2.0,
         ge=0,
-        description="b_max; official 2 (ten classes), 1 (Clothing1M); try 1 to 1.5 for four classes",
+        description="b_max; official 2 (ten classes), 1 (Clothing1M); "
+        "try 1 to 1.5 for four classes",
     )
     distance: float = Field(15.0, ge=0, description="lambda, between the two models; official 15")
     personal_steps: int = Field(
@@ -69,7 +77,7 @@ class FedFixerOptions(MethodOptions):
         "restart", description="personal model in the next round: from theta (official) or kept"
     )
     prior: Literal["uniform", "labels"] = Field(
-        "uniform", description="classes in the confidence term: alike (official) or as in CORES^2"
+        "uniform", description="classes in the confidence term: equal (official) or as in CORES^2"
     )
 
 
@@ -80,22 +88,27 @@ def label_and_mean(logits: Tensor, y: Tensor, prior: Tensor) -> tuple[Tensor, Te
 
 
 def confidence_loss(l_y: Tensor, l_mean: Tensor, b: float) -> Tensor:
-    """L_CR of every sample, (n,)."""
+    """(n,): L_CR of every sample."""
     return l_y - b * l_mean
 
 
 def sieve(l_y: Tensor, l_mean: Tensor) -> Tensor:
-    """keep, (n,) bool."""
+    """(n,) bool: keep(y)."""
     return (l_y <= l_mean).detach()
 
 
 def confidence_at(epoch: int, span: int, largest: float) -> float:
-    """b at a local epoch counted over all rounds: 0 for span / 5 epochs, linear to `largest` over `span`, constant."""
+    """b at a local epoch, counted over all rounds.
+
+    0 for span / 5 epochs, linear to `largest` over `span`, then constant.
+    """
     return largest * float(np.clip((epoch - span // 5) / max(span - 1, 1), 0.0, 1.0))
 
 
 @register
 class FedFixer(Method):
+    """See the text of this module."""
+
     name = "fedfixer"
     title = "FedFixer"
     paper = (
@@ -120,51 +133,50 @@ class FedFixer(Method):
         return broadcast_model(state, round)
 
     def aggregate(self, state: ServerState, updates: Iterable[Update]) -> ServerState:
-        def selected(update: Update) -> float:
+        def num_selected(update: Update) -> float:
             return float(np.clip(np.nan_to_num(update.extras["selected"]), 0, update.num_samples))
 
-        return average_models(state, updates, selected)
+        return average_models(state, updates, num_selected)
 
     # ---- site ----
 
     def local_update(self, payload: Payload, site: Site) -> Update:
         site.load(payload.weights)
-        t, epochs = payload.round, site.hyper.epochs
-        pair = Pair(self.options, site, t, sieving=t > self.options.warmup)
-        kept, selected = (
-            np.ones(site.num_samples, bool),
-            0,
-        )  # decisions of the last epoch; a skipped single sample counts as kept
+        t = payload.round
+        epochs = site.hyper.epochs
+        options = self.options
+        pair = ModelPair(options, site, t, sieving=t > options.warmup)
+        # decisions of the last epoch; a single sample that is skipped counts as clean
+        clean = np.ones(site.num_samples, bool)
+        num_selected = 0
         for epoch in range(epochs):
-            pair.set_confidence(
-                confidence_at(
-                    t * epochs + epoch, self.options.warmup * epochs, self.options.confidence
-                )
-            )
+            b = confidence_at(t * epochs + epoch, options.warmup * epochs, options.confidence)
+            pair.set_confidence(b)
             for batch in batches(site, t, epoch=epoch):
-                trusted = pair.step(batch)
-                kept[batch.rows] = trusted
-                selected += int(trusted.sum())
-        if t > self.options.warmup:
-            site.note(clean=kept)
-        if self.options.personal == "keep":
+                keep = pair.step(batch)
+                clean[batch.rows] = keep
+                num_selected += int(keep.sum())
+        if t > options.warmup:
+            site.note(clean=clean)
+        if options.personal == "keep":
             site.remember(t, **weights_of(pair.phi))
-        return Update(
-            site.name, site.num_samples, site.weights(), {"selected": np.array(selected / epochs)}
-        )
+        extras = {"selected": np.array(num_selected / epochs)}
+        return Update(site.name, site.num_samples, site.weights(), extras)
 
 
-class Pair:
+class ModelPair:
     """w and phi at one site during one round."""
 
     def __init__(self, options: FedFixerOptions, site: Site, round: int, *, sieving: bool) -> None:
-        self.options, self.sieving, self.device = options, sieving, site.device
-        self.w, self.phi = site.model, copy.deepcopy(site.model)
+        """`sieving`: each model trains only on what the other one keeps."""
+        self.options = options
+        self.sieving = sieving
+        self.device = site.device
+        self.w = site.model
+        self.phi = copy.deepcopy(site.model)
         memory = site.recall(round) if options.personal == "keep" else {}
         if memory:
-            self.phi.load_state_dict(
-                {name: torch.from_numpy(np.array(value)) for name, value in memory.items()}
-            )
+            load_weights(self.phi, memory)
         self.w.train()
         self.phi.train()
         self.w_steps = optimiser(site, round)
@@ -172,42 +184,42 @@ class Pair:
         self.phi_steps = SGD(
             list(self.phi.parameters()), self.lr, site.hyper.momentum, options.personal_decay
         )
-        uniform = np.full(site.num_classes, 1.0 / site.num_classes)
-        prior = (
-            uniform
-            if options.prior == "uniform"
-            else np.exp(log_prior(site.labels, site.num_classes))
-        )
+        if options.prior == "uniform":
+            prior = np.full(site.num_classes, 1.0 / site.num_classes)
+        else:
+            prior = np.exp(log_prior(site.labels, site.num_classes))
         self.prior = torch.from_numpy(prior / prior.sum()).float().to(site.device)
         self.set_confidence(0.0)
 
     def set_confidence(self, b: float) -> None:
+        """Set b and, with it, eta and the strength of the pull."""
         self.b = b
         self.w_steps.lr = self.phi_steps.lr = self.lr / (1.0 + b)
         self.distance = min(self.options.distance, 1.0 / self.w_steps.lr)
 
     def step(self, batch: Batch) -> np.ndarray:
-        """One mini-batch; returns which of its samples phi trusted, (b,) bool: w was trained on these."""
-        seen_by_w, trusted_by_w = self._look(self.w, batch)
+        """One mini-batch; (b,) bool: I_phi, the samples on which w was trained."""
+        w_losses, w_keep = self._losses(self.w, batch)
         anchor = [parameter.detach() for parameter in self.w.parameters()]
         for _ in range(self.options.personal_steps):
-            seen_by_phi, trusted_by_phi = self._look(self.phi, batch)
+            phi_losses, phi_keep = self._losses(self.phi, batch)
             self.phi_steps.zero_grad()
-            torch.autograd.backward(
-                masked_mean(seen_by_phi, trusted_by_w) + proximal(self.phi, anchor, self.distance)
-            )
+            pull = proximal(self.phi, anchor, self.distance)
+            torch.autograd.backward(masked_mean(phi_losses, w_keep) + pull)
             self.phi_steps.step()
         self.w_steps.zero_grad()
-        torch.autograd.backward(masked_mean(seen_by_w, trusted_by_phi))
+        torch.autograd.backward(masked_mean(w_losses, phi_keep))
         with torch.no_grad():
-            for own, other in zip(self.w.parameters(), self.phi.parameters(), strict=True):
-                own.lerp_(other, self.distance * self.w_steps.lr)  # w - lambda eta (w - phi)
+            for w, phi in zip(self.w.parameters(), self.phi.parameters(), strict=True):
+                w.lerp_(phi, self.distance * self.w_steps.lr)  # w - lambda eta (w - phi)
         self.w_steps.step()
-        return trusted_by_phi.cpu().numpy()
+        return phi_keep.cpu().numpy()
 
-    def _look(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Loss of every sample under one model, and which of them this model keeps."""
+    def _losses(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
+        """(b,) losses of every sample under one model, and (b,) bool: what this model keeps."""
         with precision(self.device):
             l_y, l_mean = label_and_mean(model(batch.x), batch.y, self.prior)
-        keep = sieve(l_y, l_mean) if self.sieving else torch.ones_like(batch.y, dtype=torch.bool)
+        keep = torch.ones_like(batch.y, dtype=torch.bool)
+        if self.sieving:
+            keep = sieve(l_y, l_mean)
         return confidence_loss(l_y, l_mean, self.b), keep

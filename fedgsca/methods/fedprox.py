@@ -1,10 +1,11 @@
-"""FedProx (Li et al., MLSys 2020): FedAvg with a proximal term that keeps a site near the model it received.
+"""FedProx (Li et al., MLSys 2020): FedAvg with a term that keeps a site near the received model.
 
-    site:   theta_k <- E epochs of SGD on  CE + (mu / 2) ||theta_k - theta||^2   over the trainable parameters
+    site:   theta_k <- E epochs of SGD on  CE + (mu / 2) ||theta_k - theta||^2
     server: theta   <- sum_k (n_k / N) theta_k
 
-The norm is squared, as in the paper (one published benchmark sums unsquared norms, whose gradient is undefined at theta_k = theta).
-BatchNorm's running statistics are buffers and do not enter. With one local epoch the term is nearly inactive.
+The norm is taken over the trainable parameters; BatchNorm's running statistics are buffers and do
+not enter. It is squared, as in the paper (one published benchmark sums unsquared norms, whose
+gradient is undefined at theta_k = theta). With one local epoch the term is nearly inactive.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ from fedgsca.wire import Arrays, Payload, Update
 
 
 class FedProxOptions(MethodOptions):
+    """Options of FedProx."""
+
     mu: float = Field(
         0.01, ge=0, description="strength of the proximal term; the paper's grid: 1e-3 .. 1"
     )
@@ -29,6 +32,8 @@ class FedProxOptions(MethodOptions):
 
 @register
 class FedProx(Method):
+    """See the text of this module."""
+
     name = "fedprox"
     title = "FedProx"
     paper = "Li et al., Federated Optimization in Heterogeneous Networks, MLSys 2020"

@@ -1,37 +1,43 @@
-"""FedRobust, also FLRA (Reisizadeh et al., NeurIPS 2020): train against the worst affine distortion of each site's inputs.
+"""FedRobust, also FLRA (Reisizadeh et al., NeurIPS 2020).
 
-    min_w  sum_k n_k/N  max_{Lambda_k, delta_k}  E CE(w; Lambda_k x + delta_k, y) - a ||Lambda_k - I||_F^2 - b ||delta_k||^2
+Train against the worst affine distortion of each site's inputs:
 
-    site, per mini-batch:  one backward pass gives the gradients of w, Lambda_k and delta_k
-                           w descends;  Lambda_k and delta_k ascend and are projected to ||Lambda - I|| <= r_L, ||delta|| <= r_d
+    min_w  sum_k n_k/N  max_{Lambda_k, delta_k}  E CE(w; Lambda_k x + delta_k, y)
+                                                 - a ||Lambda_k - I||_F^2 - b ||delta_k||^2
+
+    site, per mini-batch:  one backward pass gives the gradients of w, Lambda_k and delta_k;
+                           w descends; Lambda_k and delta_k ascend and are projected to
+                           ||Lambda - I|| <= r_L, ||delta|| <= r_d
     server:                w <- sum_k (n_k / N) w_k
 
-The map is the site's own: it stays in its memory, goes on in the next round, and is never sent. Models are evaluated on
-plain inputs. FedRobust is made for sites whose scanners differ, not for wrong labels; a result near FedAvg is what its paper
-would predict.
+The map is the site's own: it stays in its memory, continues in the next round, and is never sent.
+Models are evaluated on plain inputs. FedRobust is made for sites whose scanners differ, not for
+wrong labels; a result near FedAvg is what its paper would predict.
 
-Family of maps. The published code has a full d x d matrix on flattened images of at most 3,072 numbers; at 224 x 224 x 3 it
-would have 2e10 entries. Here: images get a 3 x 3 matrix on the colour vector of every pixel and three offsets (contrast,
-tint, brightness: the paper's own motivation); frozen features get a gain and an offset per entry, the diagonal of the full
-matrix.
+Family of maps. The published code has a full d x d matrix on flattened images of at most 3,072
+numbers; at 224 x 224 x 3 it would have 2e10 entries. Here: images get a 3 x 3 matrix on the colour
+vector of every pixel and three offsets (contrast, tint, brightness: the paper's own motivation);
+frozen features get a gain and an offset per entry, the diagonal of the full matrix.
 
-Numbers. The code sums the loss over a batch of 50, so its constants are divided (penalties) or multiplied (steps) by 50, and
-put to the size s of the distortion: penalty 0.08 / s^2, step 1.25 s^2, radius s, with s = 0.2 for three offsets. D
-standardised features have the norm sqrt(D), and s grows with it: `feature_unit` sqrt(D) times as large. The code's ratio of
-s to the norm on CIFAR-10, 0.036, would be 0.18; a linear head on 1,280 features, which the adversary meets without any layer
-between, then swings: in a pilot (one seed) validation F1 moved by up to ten points between rounds. At half of it, the
-default, it moved no more than FedAvg's.
+Numbers. The code sums the loss over a batch of 50, so its constants are divided (penalties) or
+multiplied (steps) by 50, and scaled to the size s of the distortion: penalty 0.08 / s^2, step
+1.25 s^2, radius s, with s = 0.2 for three offsets. D standardised features have the norm sqrt(D),
+and s grows with it: `feature_unit` sqrt(D) times as large. The code's ratio of s to the norm on
+CIFAR-10, 0.036, would be 0.18; but then a linear head on 1,280 features, which no layer separates
+from the adversary, becomes unstable: in a pilot (one seed) validation F1 moved by up to ten points
+between rounds. At half of it, the default, it moved no more than FedAvg's.
 
-Code and paper disagree twice. (1) The notebooks make one pooled gradient step per iteration, the paper averages after tau
-local steps: ours are the local epochs of the common protocol. (2) The paper averages sites equally: switch `weights`,
-default by samples as for all methods here (with equal sites it is the same).
+Code and paper disagree twice. (1) The notebooks make one pooled gradient step per iteration, the
+paper averages after tau local steps: ours are the local epochs of the common protocol. (2) The
+paper averages sites equally: switch `weights`, default by samples as for all methods here (with
+equal sites it is the same).
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -47,6 +53,8 @@ from fedgsca.wire import Arrays, Payload, Update
 
 
 class FedRobustOptions(MethodOptions):
+    """Options of FedRobust."""
+
     matrix_penalty: float = Field(
         2.0,
         ge=0,
@@ -60,7 +68,7 @@ class FedRobustOptions(MethodOptions):
     matrix_radius: float = Field(
         0.4,
         ge=0,
-        description="largest ||Lambda - I||; official 0.4 in a figure, 5 to 10 in the notebooks' attacks",
+        description="largest ||Lambda - I||; official 0.4 in a figure, 5 to 10 in the notebooks",
     )
     shift_penalty: float = Field(
         2.0,
@@ -70,44 +78,67 @@ class FedRobustOptions(MethodOptions):
     shift_lr: float = Field(
         0.05,
         ge=0,
-        description="ascent step of delta; official 0.025 on a sum over 50 = 1.25, times s^2 with s = 0.2",
+        description="ascent step of delta; official 0.025 on a sum over 50 = 1.25, "
+        "times s^2 with s = 0.2",
     )
     shift_radius: float = Field(
         0.2,
         ge=0,
-        description="s, largest ||delta|| in normalised units; official 1 on whole images (norm about 28)",
+        description="s, largest ||delta|| in normalised units; "
+        "official 1 on entire images (norm about 28)",
     )
     feature_unit: float = Field(
         0.09,
         gt=0,
-        description="frozen features: distortions are this times sqrt(D) times as large; official ratio 0.036 / 0.2 = 0.18",
+        description="frozen features: distortions are this times sqrt(D) times as large; "
+        "official ratio 0.036 / 0.2 = 0.18",
     )
     weights: Literal["samples", "equal"] = Field(
-        "samples", description="average by n_k (here), or all sites alike (official)"
+        "samples", description="average by n_k (here), or all sites equally (official)"
     )
+
+
+@dataclass(frozen=True)
+class AscentRule:
+    """How one variable of the map moves: its penalty, its step size, and its largest norm."""
+
+    variable: Tensor
+    penalty: float
+    step: float
+    radius: float
 
 
 class Affine:
-    """x -> Lambda x + delta for all inputs of one site; `matrix` = Lambda - I: (3, 3) for images, (D,) for features."""
+    """x -> Lambda x + delta for all inputs of one site.
+
+    `matrix` = Lambda - I is (3, 3) for images and (D,) for features; `shift` = delta is (3,) or
+    (D,). `memory` are the two of the last round; empty: the identity.
+    """
 
     def __init__(self, options: FedRobustOptions, site: Site, memory: Arrays) -> None:
-        self.images, width = site.samples.are_images, int(site.samples.inputs.shape[-1])
-        unit = 1.0 if self.images else options.feature_unit * width**0.5
-        shapes = {"matrix": (width, width) if self.images else (width,), "shift": (width,)}
-        kept = {
-            name: torch.from_numpy(memory[name]) if memory else torch.zeros(shape)
-            for name, shape in shapes.items()
-        }
-        self.matrix, self.shift = (kept[name].to(site.device).requires_grad_() for name in shapes)
-        # (variable, penalty, step, radius): a distortion `unit` times as large costs the same and is reached in as many steps
+        width = int(site.samples.inputs.shape[-1])
+        self.are_images = site.samples.are_images
+        if self.are_images:
+            unit = 1.0
+            matrix = torch.zeros((width, width))
+        else:
+            unit = options.feature_unit * width**0.5
+            matrix = torch.zeros((width,))
+        shift = torch.zeros((width,))
+        if memory:
+            matrix = torch.from_numpy(memory["matrix"])
+            shift = torch.from_numpy(memory["shift"])
+        self.matrix = matrix.to(site.device).requires_grad_()
+        self.shift = shift.to(site.device).requires_grad_()
+        # a distortion `unit` times as large costs the same and is reached in as many steps
         self.rules = (
-            (
+            AscentRule(
                 self.matrix,
                 options.matrix_penalty / unit**2,
                 options.matrix_lr * unit**2,
                 options.matrix_radius * unit,
             ),
-            (
+            AscentRule(
                 self.shift,
                 options.shift_penalty / unit**2,
                 options.shift_lr * unit**2,
@@ -116,31 +147,43 @@ class Affine:
         )
 
     def __call__(self, x: Tensor) -> Tensor:
-        if not self.images:
+        """Images (b, 3, H, W) or features (b, D) -> the same shape."""
+        if not self.are_images:
             return x * (1.0 + self.matrix) + self.shift
         full = torch.eye(len(self.shift), device=x.device) + self.matrix
-        return F.conv2d(
-            x, full[:, :, None, None], self.shift
-        )  # 1 x 1: keeps the channels-last layout
+        # a 1 x 1 convolution keeps the channels-last layout
+        return F.conv2d(x, full[:, :, None, None], self.shift)
 
     @torch.no_grad()
     def ascend(self) -> None:
-        """One step along the gradients that the last backward pass left, minus the penalties' 2 a (Lambda - I), 2 b delta."""
-        for value, penalty, step, radius in self.rules:
-            if value.grad is None:
+        """One step along the gradients that the last backward pass left.
+
+        Those of the penalties, 2 a (Lambda - I) and 2 b delta, are subtracted.
+        """
+        for rule in self.rules:
+            gradient = rule.variable.grad
+            if gradient is None:
                 continue
-            moved = value * (1.0 - 2.0 * penalty * step) + value.grad * step
-            value.grad = None
-            norm = float(moved.norm())
-            if math.isfinite(norm):  # a diverged model must not spoil the map for good
-                value.copy_(moved * (radius / norm) if norm > radius else moved)
+            value = rule.variable * (1.0 - 2.0 * rule.penalty * rule.step) + gradient * rule.step
+            rule.variable.grad = None
+            norm = float(value.norm())
+            if not math.isfinite(norm):
+                continue  # a diverged model must not spoil the map for good
+            if norm > rule.radius:
+                value = value * (rule.radius / norm)
+            rule.variable.copy_(value)
 
 
 @register
 class FedRobust(Method):
+    """See the text of this module."""
+
     name = "fedrobust"
     title = "FedRobust"
-    paper = "Reisizadeh et al., Robust Federated Learning: The Case of Affine Distribution Shifts, NeurIPS 2020"
+    paper = (
+        "Reisizadeh et al., Robust Federated Learning: The Case of Affine Distribution Shifts, "
+        "NeurIPS 2020"
+    )
     order = 3
     passes = 3.5
     Options = FedRobustOptions
@@ -166,16 +209,15 @@ class FedRobust(Method):
         adversary = Affine(self.options, site, site.recall(payload.round))
 
         def objective(model: nn.Module, batch: Batch) -> Tensor:
-            adversary.ascend()  # after the previous batch: w and the map moved from the same point, along one backward pass
+            # after the previous batch: w and the map move from the same point, by one backward pass
+            adversary.ascend()
             return cross_entropy(model, replace(batch, x=adversary(batch.x)))
 
         train(site, payload.round, objective)
         adversary.ascend()
         site.remember(
             payload.round,
-            **{
-                name: getattr(adversary, name).detach().cpu().numpy()
-                for name in ("matrix", "shift")
-            },
+            matrix=adversary.matrix.detach().cpu().numpy(),
+            shift=adversary.shift.detach().cpu().numpy(),
         )
         return Update(site.name, site.num_samples, site.weights())

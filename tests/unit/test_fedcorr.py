@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from tests.helpers import toy_experiment
 from torch import nn
 
 from fedgsca.methods.fedcorr import (
@@ -22,6 +21,7 @@ from fedgsca.methods.fedcorr import (
 )
 from fedgsca.rng import stream
 from fedgsca.wire import Payload
+from tests.helpers import toy_experiment
 
 QUICK = {"stage1": 0.4, "stage2": 0.3}  # of 10 rounds: 4, 3, 3
 MIXED = (0.0, 0.0, 0.5, 0.5)

@@ -8,11 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from helpers import toy_experiment
 
 from fedgsca.methods.fedfixer import (
     FedFixerOptions,
-    Pair,
+    ModelPair,
     confidence_at,
     confidence_loss,
     label_and_mean,
@@ -21,6 +20,7 @@ from fedgsca.methods.fedfixer import (
 from fedgsca.rng import stream
 from fedgsca.train import batches
 from fedgsca.wire import Update
+from tests.helpers import toy_experiment
 
 QUICK = {"warmup": 3, "confidence": 1.0}
 
@@ -101,7 +101,7 @@ def test_each_model_trains_on_what_the_other_one_trusts(tmp_path: Path) -> None:
     """phi is made to distrust everything: then w may not learn from this batch, while phi does learn from what w trusts."""
     site = toy_experiment(tmp_path, "fedfixer").site("site-1")
     site.model.head.weight.data.zero_()  # w is undecided: it keeps every sample
-    pair = Pair(FedFixerOptions(distance=0.0, personal_decay=0.0), site, 0, sieving=True)
+    pair = ModelPair(FedFixerOptions(distance=0.0, personal_decay=0.0), site, 0, sieving=True)
     batch = next(iter(batches(site, 0, np.flatnonzero(site.labels != 0))))
     pair.phi.head.bias.data[:] = torch.tensor(
         [5.0, 0.0, 0.0, 0.0]

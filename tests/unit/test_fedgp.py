@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from tests.helpers import CLASSES, Toy, toy_experiment
 
 from fedgsca.methods.base import ServerState
 from fedgsca.methods.fedgp import (
@@ -25,6 +24,7 @@ from fedgsca.methods.parts.graph import CentroidGNN
 from fedgsca.rng import stream
 from fedgsca.train import Evaluation, evaluate
 from fedgsca.wire import Update
+from tests.helpers import CLASSES, Toy, toy_experiment
 
 NOISY = (0.4, 0.4, 0.4, 0.4)
 QUICK = {"warmup": 0.4}  # of 10 rounds

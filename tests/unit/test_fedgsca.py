@@ -145,7 +145,7 @@ def test_the_full_method_finds_the_wrong_labels(
 ) -> None:
     made, _ = finished["full"]
     for site in ("site-2", "site-3"):
-        seen = made.observed[site]
+        seen = made.metrics[site]
         assert seen["noisy_auroc"] is not None and seen["noisy_auroc"] > 0.85
         assert seen["pseudo_accuracy"] is None or seen["pseudo_accuracy"] > 0.7
 
@@ -253,7 +253,7 @@ def test_guard_events_reach_the_result(tmp_path: Path) -> None:
     result = run(config, tmp_path / "run")
     lines = read_lines(tmp_path / "run" / "metrics.jsonl")
     counted = sum(site["guard"] for line in lines for site in line["sites"].values())
-    assert result["guard_events"] == counted > 0
+    assert result.guard_events == counted > 0
 
 
 # ---- memory ----

@@ -8,12 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from helpers import CLASSES, Toy, toy_experiment
 
 from fedgsca.methods.fednoro import FedNoRo, FedNoRoOptions, distance_weights, grouping, is_noisy
-from fedgsca.methods.parts.statistics import rampup
 from fedgsca.site import Samples
 from fedgsca.train import Batch
+from tests.helpers import CLASSES, Toy, toy_experiment
 
 QUICK = {"warmup": 4}
 
@@ -23,10 +22,9 @@ def verdicts(toy: Toy) -> list[int]:
 
 
 def test_weight_of_the_teacher_over_the_rounds() -> None:
-    options = FedNoRoOptions()
-    end = FedNoRo(options, 100).end
-    found = [options.strength * rampup(t, options.warmup, end) for t in (10, 30, 49)]
-    assert found == pytest.approx([0.0054, 0.2442, 0.8], abs=5e-5)
+    method = FedNoRo(FedNoRoOptions(), 100)
+    weights = [method.teacher_weight(t) for t in (10, 30, 49)]
+    assert weights == pytest.approx([0.0054, 0.2442, 0.8], abs=5e-5)
 
 
 def test_weights_with_one_noisy_site_of_four() -> None:

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from helpers import Toy, toy_experiment
 
 from fedgsca.methods.fedrobust import Affine, FedRobustOptions
 from fedgsca.train import batches, cross_entropy
+from tests.helpers import Toy, toy_experiment
 
 STILL = {"matrix_radius": 0.0, "shift_radius": 0.0}
 

@@ -8,9 +8,9 @@ import torch
 
 from fedgsca.methods.parts.graph import (
     CentroidGNN,
-    class_means,
     complementary,
     degree_centroids,
+    embedding_means,
     nearest_centroid,
     negative_loss,
     neighbour_probs,
@@ -84,12 +84,12 @@ def test_an_outlier_moves_the_degree_centroid_less_than_the_mean() -> None:
     labels, fallback = np.zeros(6, int), np.zeros((1, 2))
     assert (
         degree_centroids(features, labels, fallback)[0, 1]
-        < class_means(features, labels, fallback)[0, 1]
+        < embedding_means(features, labels, fallback)[0, 1]
     )
 
 
 def test_class_means_fall_back_for_an_absent_class() -> None:
-    found = class_means(
+    found = embedding_means(
         np.array([[1.0, 3.0], [3.0, 5.0]]), np.array([1, 1]), np.array([[9.0, 9.0], [0.0, 0.0]])
     )
     np.testing.assert_array_equal(found, [[9.0, 9.0], [2.0, 4.0]])

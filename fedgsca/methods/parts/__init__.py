@@ -1,1 +1,1 @@
-"""Building blocks that several methods share: schedules, clustering, graphs, mixup, local intrinsic dimension."""
+"""Parts that several methods share: plain functions, each tested against numbers done by hand."""

@@ -7,16 +7,10 @@ import pytest
 import torch
 
 from fedgsca.aggregate import WeightedMean
-from fedgsca.methods.parts.statistics import (
-    class_means,
-    log_prior,
-    masked_mean,
-    model_distance,
-    nearer_second,
-    rampup,
-    rounds_of,
-    two_means,
-)
+from fedgsca.methods.parts.clustering import nearer_second, two_means
+from fedgsca.methods.parts.distances import model_distance
+from fedgsca.methods.parts.schedules import rampup, rounds_of
+from fedgsca.methods.parts.statistics import class_means, log_prior, masked_mean
 from fedgsca.rng import stream
 from fedgsca.train import Batch, cross_entropy, proximal
 
