@@ -137,7 +137,7 @@ def test_a_kit_holds_one_hospitals_secret_and_no_other(plan: Path, tmp_path: Pat
             *(secret for other, secret in secrets.items() if other != name),
         ]
         assert not any(secret.strip() in data for secret in foreign for data in kit.values())
-        assert sorted(file for file, data in kit.items() if b"PRIVATE KEY_FILE" in data) == [
+        assert sorted(file for file, data in kit.items() if b"PRIVATE KEY" in data) == [
             KEY_FILE,
             "node.key",
         ]
@@ -150,7 +150,7 @@ def test_a_kit_holds_one_hospitals_secret_and_no_other(plan: Path, tmp_path: Pat
         )
         assert len(kit["README.md"].splitlines()) < 75
     coordinator = [path for path in (tmp_path / "kits/coordinator").rglob("*") if path.is_file()]
-    assert [path.name for path in coordinator if b"PRIVATE KEY_FILE" in path.read_bytes()] == [
+    assert [path.name for path in coordinator if b"PRIVATE KEY" in path.read_bytes()] == [
         "server.key"
     ]
 
