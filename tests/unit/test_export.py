@@ -1,4 +1,4 @@
-"""Exported models: the same numbers as the run's, a description that is enough to use them, and a card that tells the truth."""
+"""Exported models give the numbers of the run, are fully described, and have an honest card."""
 
 from __future__ import annotations
 
@@ -11,26 +11,25 @@ import numpy as np
 import pytest
 import torch
 from torch.nn import functional as F
-from toys import CLASSES, toy_config, toy_images, toy_npz
 
 from fedgsca.config import to_toml
 from fedgsca.engine.rounds import run
 from fedgsca.errors import FedgscaError, MissingExtraError, RunFolderError, WeightsError
 from fedgsca.experiment.run_folder import read_lines
-from fedgsca.export import end_to_end as whole
-from fedgsca.export import formats
-from fedgsca.export import onnx_format as onnxfile
-from fedgsca.export import self_check as check
+from fedgsca.export import formats, onnx_format
+from fedgsca.export.end_to_end import resize_matrix
 from fedgsca.export.exported_model import open_model
+from fedgsca.export.self_check import compare_models
 from fedgsca.export.trained_model import as_evaluated, read_trained
 from fedgsca.export.write_export import export
+from tests.toys import CLASSES, toy_config, toy_images, toy_npz
 
 IMAGES = toy_images(np.arange(30) % CLASSES, seed=5)
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Finished runs: a whole network, a frozen backbone with FedGP's own head, and a method with personal maps."""
+    """A full network, a frozen backbone with FedGP's own head, a method with personal maps."""
     base = tmp_path_factory.mktemp("runs")
     eager = {"fedgsca__wait_for_health": False, "fedgsca__selector": {"var_floor": 0.001}}
     configs = {
@@ -48,16 +47,16 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 def test_the_exported_model_gives_the_same_numbers(
     runs: dict[str, Path], tmp_path: Path, name: str, format: str
 ) -> None:
-    made = export(runs[name], format, tmp_path / "out")
-    assert sorted(p.name for p in made.path.iterdir()) == sorted(
+    exported = export(runs[name], format, tmp_path / "out")
+    assert sorted(p.name for p in exported.path.iterdir()) == sorted(
         ["MODEL_CARD.md", "check.json", "model.json", formats.FORMATS[format].file]
     )
-    model, reference = open_model(made.path), as_evaluated(read_trained(runs[name]))
+    model, reference = open_model(exported.path), as_evaluated(read_trained(runs[name]))
     assert np.abs(model.probabilities(IMAGES) - reference(IMAGES)).max() < 1e-5
     assert np.abs(model.probabilities(IMAGES[:1]) - reference(IMAGES[:1])).max() < 1e-5, (
         "a batch of one"
     )
-    record = json.loads((made.path / "check.json").read_text())
+    record = json.loads((exported.path / "check.json").read_text())
     assert (
         record["passed"]
         and record["inputs"] == "test images"
@@ -66,13 +65,13 @@ def test_the_exported_model_gives_the_same_numbers(
 
 
 def test_onnx(runs: dict[str, Path], tmp_path: Path) -> None:
-    """The hardest of them: resizing, a frozen backbone, standardised features, a head with its own normalisation."""
+    """Resizing, a frozen backbone, standardised features, a head with its own normalisation."""
     onnxruntime = pytest.importorskip("onnxruntime")
     pytest.importorskip("onnxscript")
-    made = export(runs["frozen"], "onnx", tmp_path / "out")
-    assert made.check.passed and made.check.largest_difference < 1e-5
+    exported = export(runs["frozen"], "onnx", tmp_path / "out")
+    assert exported.check.passed and exported.check.largest_difference < 1e-5
     session = onnxruntime.InferenceSession(
-        made.path / "model.onnx", providers=["CPUExecutionProvider"]
+        exported.path / "model.onnx", providers=["CPUExecutionProvider"]
     )
     (entry,) = session.get_inputs()
     assert (entry.name, entry.type, entry.shape) == (
@@ -81,7 +80,7 @@ def test_onnx(runs: dict[str, Path], tmp_path: Path) -> None:
         ["batch", 12, 12, 3],
     )
     assert json.loads(session.get_modelmeta().custom_metadata_map["classes"]) == list(
-        open_model(made.path).classes
+        open_model(exported.path).classes
     )
     reference = as_evaluated(read_trained(runs["frozen"]))
     for count in (1, 7, 30):
@@ -95,11 +94,11 @@ def test_onnx(runs: dict[str, Path], tmp_path: Path) -> None:
 def test_resizing_by_matrices_is_the_one_of_training(old: int, new: int) -> None:
     image = torch.from_numpy(IMAGES[:1].astype(np.float32)).permute(0, 3, 1, 2)
     image = F.interpolate(image, size=(old, old))
-    wanted = F.interpolate(
+    expected = F.interpolate(
         image, size=(new, new), mode="bilinear", align_corners=False, antialias=True
     )
-    matrix = whole._resizing(old, new)
-    torch.testing.assert_close(matrix @ image @ matrix.T, wanted, rtol=1e-4, atol=1e-3)
+    matrix = resize_matrix(old, new)
+    torch.testing.assert_close(matrix @ image @ matrix.T, expected, rtol=1e-4, atol=1e-3)
 
 
 def test_description_is_enough_to_use_the_model(runs: dict[str, Path], tmp_path: Path) -> None:
@@ -124,7 +123,7 @@ def test_description_is_enough_to_use_the_model(runs: dict[str, Path], tmp_path:
         == json.loads((runs["frozen"] / "result.json").read_text())["fingerprint"]
     )
     assert str(toy_npz().parent) not in json.dumps(about), (
-        "paths of the machine that trained are nobody's business"
+        "paths of the training machine stay private"
     )
 
 
@@ -141,15 +140,16 @@ def test_a_wrong_file_is_not_exported(
         return lambda images: honest(images) + 2e-4
 
     monkeypatch.setitem(formats.FORMATS, "safetensors", replace(kind, open=a_little_off))  # type: ignore[arg-type]
-    with pytest.raises(FedgscaError, match=r"differs from the run's by 0\.0002"):
+    with pytest.raises(FedgscaError) as error:
         export(runs["whole"], "safetensors", tmp_path / "out")
+    assert error.value.code == "export.self-check-failed" and "0.0002" in error.value.message
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("answer", [float("nan"), float("inf")])
-def test_nonsense_does_not_pass(runs: dict[str, Path], answer: float) -> None:
+def test_infinite_and_missing_numbers_do_not_pass(runs: dict[str, Path], answer: float) -> None:
     trained = read_trained(runs["whole"])
-    record = check.compare(
+    record = compare_models(
         trained, as_evaluated(trained), lambda images: np.full((len(images), CLASSES), answer)
     )
     assert not record.passed
@@ -164,24 +164,26 @@ def test_without_the_data_random_images_are_compared(tmp_path: Path, change: str
         data.unlink()
     else:
         shutil.copy(toy_npz(train=60), data)
-    made = export(tmp_path / "run", "safetensors", tmp_path / "out")
-    assert made.check.passed and made.check.inputs == "random images" and made.check.why
-    assert "random images" in (made.path / "MODEL_CARD.md").read_text()
+    exported = export(tmp_path / "run", "safetensors", tmp_path / "out")
+    assert (
+        exported.check.passed
+        and exported.check.inputs == "random images"
+        and exported.check.fallback_reason
+    )
+    assert "random images" in (exported.path / "MODEL_CARD.md").read_text()
 
 
 # ---- the card ----
 
 
-def test_card_tells_what_the_run_found(runs: dict[str, Path], tmp_path: Path) -> None:
+def test_card_contains_the_numbers_of_the_run(runs: dict[str, Path], tmp_path: Path) -> None:
     card = (
         export(runs["whole"], "safetensors", tmp_path / "out").path / "MODEL_CARD.md"
     ).read_text()
     result = json.loads((runs["whole"] / "result.json").read_text())
     for name, part in result["per_class"].items():
-        assert (
-            f"| {name} | {part['precision']:.1f} | {part['recall']:.1f} | {part['f1']:.1f} | {part['support']} |"
-            in card
-        )
+        scores = f"{part['precision']:.1f} | {part['recall']:.1f} | {part['f1']:.1f}"
+        assert f"| {name} | {scores} | {part['support']} |" in card
     last = read_lines(runs["whole"] / "metrics.jsonl")[-1]["sites"]
     setup = json.loads((runs["whole"] / "setup.json").read_text())["sites"]
     wrong, flagged = setup["site-2"]["realised"]["rate"], last["site-2"]["delta"]
@@ -202,14 +204,19 @@ def test_card_of_a_method_that_flags_nothing(runs: dict[str, Path], tmp_path: Pa
 
 
 def test_a_coordinator_that_has_no_images(runs: dict[str, Path], tmp_path: Path) -> None:
-    """In a deployment class counts and test images stay at the sites: the card says what crossed, and no more."""
+    """In a deployment, class counts and test images stay at the sites; the card has neither."""
     copy = tmp_path / "run"
     shutil.copytree(runs["personal"], copy)
     setup = json.loads((copy / "setup.json").read_text())
     config = toy_config(
-        "fedrobust", train__rounds=2, noise__spec="0", data__source="sites", data__classes=setup["data"]["classes"],
-        data__image_size=12, federation__sites=list(setup["sites"]),
-    )  # fmt: skip
+        "fedrobust",
+        train__rounds=2,
+        noise__spec="0",
+        data__source="sites",
+        data__classes=setup["data"]["classes"],
+        data__image_size=12,
+        federation__sites=list(setup["sites"]),
+    )
     (copy / "config.toml").write_text(to_toml(config))
     setup |= {"sites": {name: {} for name in setup["sites"]}, "test": 0}
     (copy / "setup.json").write_text(json.dumps(setup))
@@ -218,9 +225,9 @@ def test_a_coordinator_that_has_no_images(runs: dict[str, Path], tmp_path: Path)
         for line in read_lines(copy / "metrics.jsonl")
     ]
     (copy / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    made = export(copy, "safetensors", tmp_path / "out")
-    card = (made.path / "MODEL_CARD.md").read_text()
-    assert made.check.inputs == "random images" and "No round was tested" in card
+    exported = export(copy, "safetensors", tmp_path / "out")
+    card = (exported.path / "MODEL_CARD.md").read_text()
+    assert exported.check.inputs == "random images" and "No round was tested" in card
     assert (
         "| Site | Images |\n" in card
         and f"| site-1 | {lines[-1]['sites']['site-1']['num_samples']} |" in card
@@ -233,24 +240,32 @@ def test_a_coordinator_that_has_no_images(runs: dict[str, Path], tmp_path: Path)
 
 def test_unfinished_run(tmp_path: Path) -> None:
     run(toy_config("fedavg", train__rounds=4), tmp_path / "run", stop_after=2)
-    with pytest.raises(RunFolderError, match="2 of 4 rounds are done") as caught:
+    with pytest.raises(RunFolderError) as error:
         export(tmp_path / "run", "safetensors", tmp_path / "out")
-    assert "--checkpoint" in caught.value.fix
-    made = export(tmp_path / "run", "safetensors", tmp_path / "out", checkpoint=True)
-    card = (made.path / "MODEL_CARD.md").read_text()
-    assert made.about.training["rounds"] == 2 and "not finished" in card and "after round 2" in card
+    assert error.value.code == "run.not-finished" and "2 of 4" in error.value.message
+    assert "--checkpoint" in error.value.fix
+    exported = export(tmp_path / "run", "safetensors", tmp_path / "out", checkpoint=True)
+    card = (exported.path / "MODEL_CARD.md").read_text()
+    assert (
+        exported.description.training.rounds == 2
+        and "not finished" in card
+        and "after round 2" in card
+    )
 
 
-def test_folders_that_are_no_runs(runs: dict[str, Path], tmp_path: Path) -> None:
-    with pytest.raises(RunFolderError, match="not a run folder"):
+def test_folders_that_are_not_runs(runs: dict[str, Path], tmp_path: Path) -> None:
+    with pytest.raises(RunFolderError) as error:
         export(tmp_path, "safetensors", tmp_path / "out")
+    assert error.value.code == "run.not-a-run-folder"
     (tmp_path / "plan.json").write_text("{}")
-    with pytest.raises(RunFolderError, match="comparison"):
+    with pytest.raises(RunFolderError) as error:
         export(tmp_path, "safetensors", tmp_path / "out")
+    assert error.value.code == "export.comparison"
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "thesis.tex").write_text("x")
-    with pytest.raises(RunFolderError, match="not empty"):
+    with pytest.raises(RunFolderError) as error:
         export(runs["whole"], "safetensors", tmp_path / "full")
+    assert error.value.code == "export.folder-not-empty"
 
 
 def test_another_weights_file_under_the_frozen_backbone(
@@ -268,8 +283,9 @@ def test_another_weights_file_under_the_frozen_backbone(
     (copy / "config.toml").write_text(
         text.replace(line, f'weights = "{tmp_path / "other.safetensors"}"')
     )
-    with pytest.raises(WeightsError, match="not the file that the run began with"):
+    with pytest.raises(WeightsError) as error:
         export(copy, "safetensors", tmp_path / "out")
+    assert error.value.code == "weights.other-file"
 
 
 def test_classes_and_weights_that_do_not_belong_together(
@@ -280,44 +296,52 @@ def test_classes_and_weights_that_do_not_belong_together(
     setup = json.loads((copy / "setup.json").read_text())
     setup["data"]["classes"].append("a fourth")
     (copy / "setup.json").write_text(json.dumps(setup))
-    with pytest.raises(WeightsError, match=r"head\.weight"):
+    with pytest.raises(WeightsError) as error:
         export(copy, "safetensors", tmp_path / "out")
+    assert error.value.code == "weights.do-not-fit" and "head.weight" in error.value.message
 
 
 def test_damaged_exports(runs: dict[str, Path], tmp_path: Path) -> None:
     folder = export(runs["whole"], "safetensors", tmp_path / "out").path
     good = (folder / "model.safetensors").read_bytes()
     (folder / "model.safetensors").write_bytes(good[:-4] + b"\0\0\0\1")
-    with pytest.raises(RunFolderError, match="damaged or was replaced"):
+    with pytest.raises(RunFolderError) as error:
         open_model(folder)
+    assert error.value.code == "export.damaged-file"
     (folder / "model.safetensors").unlink()
-    with pytest.raises(RunFolderError, match="missing"):
+    with pytest.raises(RunFolderError) as error:
         open_model(folder)
+    assert error.value.code == "export.missing-file"
     (folder / "model.json").write_text("{}")
-    with pytest.raises(RunFolderError, match=r"model\.json is damaged"):
+    with pytest.raises(RunFolderError) as error:
         open_model(folder)
-    with pytest.raises(RunFolderError, match="holds no model"):
+    assert error.value.code == "export.damaged-description"
+    with pytest.raises(RunFolderError) as error:
         open_model(tmp_path)
+    assert error.value.code == "predict.no-model"
 
 
 def test_damaged_run(runs: dict[str, Path], tmp_path: Path) -> None:
     copy = tmp_path / "run"
     shutil.copytree(runs["whole"], copy)
     (copy / "model.safetensors").write_bytes(b"cut")
-    with pytest.raises(RunFolderError, match=r"model\.safetensors cannot be read"):
+    with pytest.raises(RunFolderError) as error:
         open_model(copy)
+    assert error.value.code == "run.damaged-model"
     (copy / "setup.json").write_text("{")
-    with pytest.raises(RunFolderError, match=r"setup\.json is missing or damaged"):
+    with pytest.raises(RunFolderError) as error:
         open_model(copy)
+    assert error.value.code == "run.damaged-file"
 
 
 def test_the_extra_is_named_before_anything_is_done(
     runs: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(onnxfile, "find_spec", lambda name: None)
-    with pytest.raises(MissingExtraError) as caught:
+    monkeypatch.setattr(onnx_format, "find_spec", lambda name: None)
+    with pytest.raises(MissingExtraError) as error:
         export(runs["whole"], "onnx", tmp_path / "out")
-    assert "fedgsca[onnx]" in caught.value.fix and not (tmp_path / "out").exists()
+    assert error.value.code == "extra.onnx-missing" and "fedgsca[onnx]" in error.value.fix
+    assert not (tmp_path / "out").exists()
 
 
 def test_what_a_killed_export_left_is_removed(runs: dict[str, Path], tmp_path: Path) -> None:

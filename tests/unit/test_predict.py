@@ -1,4 +1,4 @@
-"""`fedgsca predict`: the run's own answers again, in order, in little memory, with every problem named."""
+"""`fedgsca predict` repeats the answers of the run, in order and in little memory."""
 
 from __future__ import annotations
 
@@ -13,18 +13,28 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
-from toys import CLASSES, toy_config, toy_images
 
 from fedgsca.cli import execute
 from fedgsca.engine.rounds import run
+from fedgsca.errors import DataError
 from fedgsca.experiment.run_folder import read_lines
-from fedgsca.export.exported_model import Model, open_model
-from fedgsca.export.prediction import Picture, find_pictures, labelled_pictures, predict
+from fedgsca.export.exported_model import LoadedModel, open_model
+from fedgsca.export.prediction import (
+    ImageFile,
+    find_images,
+    find_labelled_images,
+    predict,
+    write_predictions,
+)
 from fedgsca.export.write_export import export
+from tests.toys import CLASSES, toy_config, toy_images
 
 
 def image_folder(root: Path, *, deep: bool = False, count: int = 72) -> Path:
-    """Images of 20 x 16 pixels, which are cut to squares; every third is for testing, and all but one of the deep ones are dark."""
+    """Images of 20 x 16 pixels, which are cropped to squares; every third is for testing.
+
+    All but one of the deep (16-bit) images are dark.
+    """
     labels = np.arange(count) % CLASSES
     lines = ["file,label,split,site"]
     for i, (label, image) in enumerate(zip(labels, toy_images(labels, size=20), strict=True)):
@@ -71,10 +81,10 @@ def last_confusion(run: Path) -> list[list[int]]:
 def test_predict_repeats_the_test_of_the_run(
     tmp_path: Path, kind: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Through files and csv: images of any shape, grey values of 16 bits on the scale of the training set, DICOM windows."""
+    """Images of any shape, 16-bit grey values on the scale of the training set, DICOM windows."""
     if kind == "dicom":
         pytest.importorskip("pydicom")
-        from dicoms import dicom_folder
+        from tests.dicoms import dicom_folder
 
         labels = np.arange(36) % CLASSES
         root = dicom_folder(
@@ -116,13 +126,13 @@ def test_predict_repeats_the_test_of_the_run(
 
 
 def test_the_white_level_of_the_training_set_is_kept(tmp_path: Path) -> None:
-    """A dark 16-bit image alone would be taken for an 8-bit one, and be sixteen times as bright as in training."""
+    """Alone, a dark 16-bit image looks like an 8-bit one, sixteen times as bright."""
     root = image_folder(tmp_path / "set", deep=True)
     run(toy_config("fedavg", source=root, noise__spec="0", train__rounds=1), tmp_path / "run")
-    seen: list[np.ndarray] = []
+    batches: list[np.ndarray] = []
 
     def watch(images: np.ndarray) -> np.ndarray:
-        seen.append(images)
+        batches.append(images)
         return np.full((len(images), CLASSES), 1 / CLASSES)
 
     model = open_model(tmp_path / "run")
@@ -132,12 +142,17 @@ def test_the_white_level_of_the_training_set_is_kept(tmp_path: Path) -> None:
         == open_model(export(tmp_path / "run", "safetensors", tmp_path / "out").path).white
     )
     dark = root / "img" / "004.png"
-    predict(replace(model, probabilities=watch), [Picture("x", dark)], io.BytesIO(), batch=1)
-    predict(
-        replace(model, probabilities=watch, white=None), [Picture("x", dark)], io.BytesIO(), batch=1
+    write_predictions(
+        replace(model, probabilities=watch), [ImageFile("x", dark)], io.BytesIO(), batch_size=1
     )
-    kept, alone = seen
-    assert kept.max() <= 255 * 255 // 4095 + 1 < alone.max()
+    write_predictions(
+        replace(model, probabilities=watch, white=None),
+        [ImageFile("x", dark)],
+        io.BytesIO(),
+        batch=1,
+    )
+    with_level, without_level = batches
+    assert with_level.max() <= 255 * 255 // 4095 + 1 < without_level.max()
 
 
 def test_the_table(trained: Path, data: Path, tmp_path: Path) -> None:
@@ -168,7 +183,9 @@ def test_batches_change_nothing_and_bound_the_memory(trained: Path, data: Path) 
     for batch in (1, 7, 64):
         largest = 0
         to = io.BytesIO()
-        predict(replace(model, probabilities=watch), find_pictures([data]), to, batch=batch)
+        write_predictions(
+            replace(model, probabilities=watch), find_images([data]), to, batch_size=batch
+        )
         assert largest == batch
         written.append(
             [[float(v) for v in row.split(b",")[2:]] for row in to.getvalue().splitlines()[1:]]
@@ -181,12 +198,12 @@ def test_batches_change_nothing_and_bound_the_memory(trained: Path, data: Path) 
 
 def test_names_of_files_and_of_several_folders(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(data.parent)
-    assert find_pictures([Path("set")])[0].name == "img/000.png"
-    assert [p.name for p in find_pictures([Path("set/img/003.png"), Path("set/img/001.png")])] == [
+    assert find_images([Path("set")])[0].name == "img/000.png"
+    assert [p.name for p in find_images([Path("set/img/003.png"), Path("set/img/001.png")])] == [
         "set/img/003.png",
         "set/img/001.png",
     ]
-    assert find_pictures([Path("set"), Path("set/img")])[72].name == "set/img/000.png"
+    assert find_images([Path("set"), Path("set/img")])[72].name == "set/img/000.png"
 
 
 def test_one_image_to_stdout(
@@ -227,11 +244,50 @@ def test_score_compares_with_the_labels(
         execute(["predict", str(trained), str(data), "--score", "--out", str(tmp_path / "p.csv")])
         == 0
     )
-    said = capsys.readouterr().err
-    assert f"accuracy {100 * right / 72:.1f}" in said and "marked for training" in said
+    output = capsys.readouterr().err
+    assert f"accuracy {100 * right / 72:.1f}" in output and "marked for training" in output
 
 
-# ---- what goes wrong ----
+# ---- from Python ----
+
+
+def test_predict_from_python_gives_the_numbers_of_the_csv(
+    trained: Path, data: Path, tmp_path: Path
+) -> None:
+    predictions = predict(trained, data, batch_size=10)
+    assert execute(["predict", str(trained), str(data), "-o", str(tmp_path / "p.csv"), "-q"]) == 0
+    rows = table(tmp_path / "p.csv")
+    assert len(predictions) == 72 and predictions.probabilities.shape == (72, CLASSES)
+    assert list(predictions.files) == [row["file"] for row in rows]
+    assert list(predictions.labels) == [row["predicted"] for row in rows]
+    confidences = [float(row["probability"]) for row in rows]
+    assert predictions.confidences == pytest.approx(confidences, abs=1e-5)
+    assert predictions.probabilities.sum(axis=1) == pytest.approx(1, abs=1e-5)
+    assert predictions.unreadable == ()
+
+
+def test_predict_takes_an_opened_model_files_and_strings(trained: Path, data: Path) -> None:
+    model = open_model(trained)
+    path = data / "img" / "003.png"
+    single = predict(model, str(path))
+    pair = predict(str(trained), [path, data / "img" / "004.png"])
+    assert single.files == (str(path),) and len(pair) == 2
+    assert single.classes == model.classes and single.labels[0] == pair.labels[0]
+
+
+def test_predict_lists_unreadable_files_and_refuses_to_return_nothing(
+    trained: Path, mixed: Path
+) -> None:
+    predictions = predict(trained, mixed)
+    assert predictions.files == ("a.png",)
+    assert [file.name for file in predictions.unreadable] == ["b.png", "c.jpg"]
+    (mixed / "a.png").unlink()
+    with pytest.raises(DataError) as error:
+        predict(trained, mixed)
+    assert error.value.code == "predict.unreadable-images"
+
+
+# ---- mistakes ----
 
 
 @pytest.fixture
@@ -251,12 +307,12 @@ def test_unreadable_files_are_named_and_have_no_row(
 ) -> None:
     words = ["predict", str(trained), str(mixed), "--out", str(tmp_path / "p.csv")]
     assert execute(words) == 3
-    said = capsys.readouterr().err
+    output = capsys.readouterr().err
     assert (
-        "unreadable: b.png" in said
-        and "unreadable: c.jpg" in said
-        and "2 of 3 images" in said
-        and "notes" not in said
+        "unreadable: b.png" in output
+        and "unreadable: c.jpg" in output
+        and "2 of 3 images" in output
+        and "notes" not in output
     )
     assert [row["file"] for row in table(tmp_path / "p.csv")] == ["a.png"]
     assert execute([*words, "--skip-unreadable"]) == 0
@@ -265,20 +321,20 @@ def test_unreadable_files_are_named_and_have_no_row(
 
 
 @pytest.mark.parametrize(
-    "words, code, said",
+    "words, exit_code, code",
     [
-        (["{run}", "{base}/nowhere"], 3, "does not exist"),
-        (["{run}", "{base}/empty"], 3, "no images in"),
-        (["{run}", "{data}/labels.csv"], 3, "not an image"),
-        (["{base}/nowhere", "{data}"], 7, "not a folder"),
-        (["{data}", "{data}"], 7, "holds no model"),
-        (["{run}", "{data}", "--json"], 2, "cannot share stdout"),
-        (["{run}", "{data}", "--split", "test"], 2, "--score"),
-        (["{run}", "{data}/img/000.png", "--score"], 2, "one folder with labels"),
-        (["{run}", "{data}", "--score", "--split", "val"], 3, "no image of split val"),
-        (["{run}", "{base}/other", "--score"], 3, "does not know: zebra"),
-        (["{run}", "{base}/other", "--score", "--split", "test"], 3, "no split to choose"),
-        (["{run}", "{data}", "--out", "{data}"], 2, "is a folder"),
+        (["{run}", "{base}/nowhere"], 3, "predict.file-not-found"),
+        (["{run}", "{base}/empty"], 3, "predict.no-images"),
+        (["{run}", "{data}/labels.csv"], 3, "predict.unreadable-images"),
+        (["{base}/nowhere", "{data}"], 7, "run.folder-not-found"),
+        (["{data}", "{data}"], 7, "predict.no-model"),
+        (["{run}", "{data}", "--json"], 2, "predict.json-needs-out"),
+        (["{run}", "{data}", "--split", "test"], 2, "predict.split-needs-score"),
+        (["{run}", "{data}/img/000.png", "--score"], 2, "predict.score-needs-folder"),
+        (["{run}", "{data}", "--score", "--split", "val"], 3, "predict.empty-split"),
+        (["{run}", "{base}/other", "--score"], 3, "predict.unknown-label"),
+        (["{run}", "{base}/other", "--score", "--split", "test"], 3, "predict.no-split-column"),
+        (["{run}", "{data}", "--out", "{data}"], 2, "predict.out-is-folder"),
     ],
 )
 def test_mistakes(
@@ -286,19 +342,18 @@ def test_mistakes(
     data: Path,
     base: Path,
     words: list[str],
-    code: int,
-    said: str,
+    exit_code: int,
+    code: str,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     (base / "empty").mkdir(exist_ok=True)
     (base / "other").mkdir(exist_ok=True)
     (base / "other" / "x.png").write_bytes((data / "img" / "000.png").read_bytes())
     (base / "other" / "labels.csv").write_text("file,label\nx.png,zebra\n")
-    assert (
-        execute(["predict", *(word.format(run=trained, base=base, data=data) for word in words)])
-        == code
-    )
-    assert said in capsys.readouterr().err
+    arguments = [word.format(run=trained, base=base, data=data) for word in words]
+    assert execute(["predict", *arguments]) == exit_code
+    output = capsys.readouterr()
+    assert f"[{code}]" in output.err or json.loads(output.out)["error"]["code"] == code
 
 
 def test_a_failure_leaves_the_old_table(
@@ -315,7 +370,7 @@ def test_a_failure_leaves_the_old_table(
             raise KeyboardInterrupt
         return real.probabilities(images)
 
-    def broken(path: Path) -> Model:
+    def broken(path: Path) -> LoadedModel:
         return replace(real, probabilities=fails)
 
     monkeypatch.setattr("fedgsca.export.exported_model.open_model", broken)
@@ -334,7 +389,7 @@ def test_a_full_disk(trained: Path, data: Path) -> None:
     if not Path("/dev/full").exists():
         pytest.skip("no /dev/full")
     with open("/dev/full", "wb", buffering=0) as to, pytest.raises(OSError):
-        predict(open_model(trained), find_pictures([data])[:2], to, batch=2)
+        write_predictions(open_model(trained), find_images([data])[:2], to, batch_size=2)
 
 
 def test_a_reader_that_has_seen_enough(
@@ -349,7 +404,7 @@ def test_a_reader_that_has_seen_enough(
 
 
 def test_labels_of_a_folder_keep_the_order_of_the_list(data: Path) -> None:
-    pictures = labelled_pictures(data, ["class 0", "class 1", "class 2"], "test")
+    pictures = find_labelled_images(data, ["class 0", "class 1", "class 2"], "test")
     assert (
         len(pictures) == 24 and pictures[0].label == "class 0" and pictures[0].name == "img/006.png"
     )

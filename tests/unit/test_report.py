@@ -1,4 +1,4 @@
-"""The report says what happened, needs nothing but itself, and copes with whatever a run left behind."""
+"""The report tells what happened, needs no other file, and copes with whatever a run contains."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import json
 import re
 import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from subprocess import run as run_process
 from typing import Any
@@ -20,7 +20,12 @@ import pytest
 from fedgsca.errors import RunFolderError
 from fedgsca.experiment.records import Comparison
 from fedgsca.report.comparison_tables import compare_rows, to_csv, to_markdown
+from fedgsca.report.elements import BulletList, PageSection
 from fedgsca.report.html_page import write_report
+from fedgsca.report.page_sections import RUN_SECTIONS, run_section
+from fedgsca.report.palette import NUM_COLOURS, assign_slots, method_slot, slot_line_style
+from fedgsca.report.run_facts import method_title, noise_title
+from fedgsca.report.run_reader import LoadedRun, read_run
 from fedgsca.rng import stream
 
 CLASSES = [
@@ -43,14 +48,17 @@ rounds = {rounds}
 [{method}]
 noise_level = 0.1
 """
-SIZE, WARMUP = 200, 2
-Line = dict[str, Any]
+SIZE = 200
+WARMUP = 2
+LogLine = dict[str, Any]
 
 
-def site_line(rng: np.random.Generator, classes: int, rate: float, round: int) -> Line:
-    """What FedGSCA logs of one site: nothing but zeros during warm-up; later it flags 5 % more than is wrong."""
-    if round < WARMUP:
-        idle = {
+def site_line(rng: np.random.Generator, classes: int, rate: float, number: int) -> LogLine:
+    """What FedGSCA logs of a site: zeros in warm-up; later it flags 5 % more than is wrong."""
+    if number < WARMUP:
+        return {
+            "num_samples": SIZE,
+            "selector": [None] * 6,
             "delta": 0.0,
             "clean": SIZE,
             "pseudo": 0,
@@ -58,19 +66,28 @@ def site_line(rng: np.random.Generator, classes: int, rate: float, round: int) -
             "tau": 0.7,
             "guard": 0,
         }
-        return {"num_samples": SIZE, "selector": [None] * 6, **idle}
-    flagged = int(SIZE * (rate + 0.05) + 0.5)
+    num_flags = int(SIZE * (rate + 0.05) + 0.5)
     hits = 0.9 * rate * SIZE
     return {
-        "num_samples": SIZE, "selector": [0.2, 4.0, 0.3, 2.0, 0.7, 0.3], "delta": flagged / SIZE, "tau": 0.8, "guard": 0,
-        "clean": SIZE - flagged, "pseudo": flagged // 2, "thresholds": rng.uniform(0.2, 0.8, classes).tolist(),
-        "noisy_precision": hits / flagged, "noisy_recall": 0.9 if rate else None, "noisy_auroc": 0.95 if rate else None,
-        "pseudo_count": flagged / 2, "pseudo_accuracy": 0.8,
-    }  # fmt: skip
+        "num_samples": SIZE,
+        "selector": [0.2, 4.0, 0.3, 2.0, 0.7, 0.3],
+        "delta": num_flags / SIZE,
+        "tau": 0.8,
+        "guard": 0,
+        "clean": SIZE - num_flags,
+        "pseudo": num_flags // 2,
+        "thresholds": rng.uniform(0.2, 0.8, classes).tolist(),
+        "noisy_precision": hits / num_flags,
+        "noisy_recall": 0.9 if rate else None,
+        "noisy_auroc": 0.95 if rate else None,
+        "pseudo_count": num_flags / 2,
+        "pseudo_accuracy": 0.8,
+    }
 
 
 def write_setup(path: Path, classes: list[str], rates: dict[str, float], truth: bool) -> None:
-    c, sites = len(classes), {}
+    c = len(classes)
+    sites: dict[str, Any] = {}
     for name, rate in rates.items():
         sites[name] = {
             "num_samples": SIZE,
@@ -84,92 +101,112 @@ def write_setup(path: Path, classes: list[str], rates: dict[str, float], truth: 
                 "rate": rate,
                 "counts": counts.round().astype(int).tolist(),
             }
-    data = {
-        "name": "tissue",
-        "fingerprint": "d" * 64,
-        "classes": classes,
-        "shape": [500, 32, 32, 3],
-    }
     setup = {
-        "data": data,
+        "data": {
+            "name": "tissue",
+            "fingerprint": "d" * 64,
+            "classes": classes,
+            "shape": [500, 32, 32, 3],
+        },
         "test": 100,
         "sites": sites,
         "warnings": ["two <groups> are on both sides"],
         "version": "0.1.0",
+        "fingerprint": "c" * 64,
     }
-    (path / "setup.json").write_text(json.dumps(setup | {"fingerprint": "c" * 64}))
+    (path / "setup.json").write_text(json.dumps(setup))
 
 
 def write_losses(
-    path: Path, rates: dict[str, float], round: int, rng: np.random.Generator, truth: bool
+    path: Path, rates: dict[str, float], number: int, rng: np.random.Generator, truth: bool
 ) -> None:
     path.mkdir()
     for name, rate in rates.items():
         wrong = rng.random(SIZE) < rate
         losses = np.where(wrong, rng.normal(4, 1.2, SIZE), rng.exponential(0.3, SIZE))
-        kept = {
+        arrays = {
             "losses": losses,
             "clean": losses < 2,
             "clean_probability": (losses < 2) * 1.0,
             "cut": np.array(0.8),
-        }
-        kept |= {
             "selector": np.array([0.2, 4.0, 0.3, 2.0, 0.7, 0.3]),
-            **({"wrong": wrong} if truth else {}),
+            "round": np.array(number),
         }
-        np.savez(path / f"{name}.npz", round=np.array(round), **kept)
+        if truth:
+            arrays["wrong"] = wrong
+        np.savez(path / f"{name}.npz", **arrays)
+
+
+def round_line(number: int, rounds: int, f1: float, classes: int) -> LogLine:
+    """A line of metrics.jsonl, without its sites."""
+    return {
+        "round": number,
+        "lr": 0.02 if number < 0.7 * rounds else 0.002,
+        "stability": 0.5**number,
+        "f1": f1,
+        "recall": f1 - 1,
+        "precision": f1 + 1,
+        "loss": 0.4,
+        "confusion": (np.eye(classes) * 30 + 2).astype(int).tolist(),
+        "bytes_up": 4000,
+        "bytes_down": 4000,
+        "refused": {},
+    }
+
+
+def without_truth(line: LogLine) -> LogLine:
+    """What a site logs outside of a simulation."""
+    return {k: v for k, v in line.items() if not k.startswith(("noisy_", "pseudo_"))}
 
 
 def make_run(
-    path: Path, *, method: str = "fedgsca", rounds: int = 8, done: int | None = None, sites: int = 2,
-    classes: list[str] = CLASSES, f1: float = 80.4, truth: bool = True, seed: int = 0,
-) -> Path:  # fmt: skip
-    """A run folder like the engine's; every second site has 40 % wrong labels. The last five rounds' mean F1 is `f1`."""
+    path: Path,
+    *,
+    method: str = "fedgsca",
+    rounds: int = 8,
+    done: int | None = None,
+    sites: int = 2,
+    classes: list[str] = CLASSES,
+    f1: float = 80.4,
+    truth: bool = True,
+    seed: int = 0,
+) -> Path:
+    """A run folder like the engine's; every second site has 40 % wrong labels.
+
+    The mean F1 of the last five rounds is `f1`.
+    """
     path.mkdir(parents=True)
-    rng, c = stream(seed, "report", method), len(classes)
+    rng = stream(seed, "report", method)
     done = rounds if done is None else done
     rates = {f"site-{i + 1}": 0.4 * (i % 2) if truth else 0.0 for i in range(sites)}
     (path / "config.toml").write_text(CONFIG.format(method=method, rounds=rounds))
     write_setup(path, classes, rates, truth)
-    matrix = (np.eye(c) * 30 + 2).astype(int).tolist()
-    lines, timing = [], []
+    metrics = []
+    timing = []
     for t in range(done):
-        value = f1 + max(2 - (done - 1 - t), -10)  # ..., f1 - 2, f1 - 1, f1, f1 + 1, f1 + 2
-        line: Line = {
-            "round": t, "lr": 0.02 if t < 0.7 * rounds else 0.002, "stability": 0.5**t, "f1": value, "recall": value - 1,
-            "precision": value + 1, "loss": 0.4, "confusion": matrix, "bytes_up": 4000, "bytes_down": 4000, "refused": {},
-        }  # fmt: skip
-        line["sites"] = {
-            n: site_line(rng, c, r, t) if method == "fedgsca" else {"num_samples": SIZE}
-            for n, r in rates.items()
-        }
-        for name, site in line["sites"].items():
-            line["sites"][name] = {
-                k: v for k, v in site.items() if truth or not k.startswith(("noisy_", "pseudo_"))
-            }
-        lines.append(line)
-        timing.append(
-            {
-                "round": t,
-                "sites": dict.fromkeys(rates, 0.5),
-                "exchange": 1.0,
-                "evaluate": 0.2,
-                "save": 0.01,
-            }
-        )
-    for name, rows in (("metrics", lines), ("timing", timing)):
-        (path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        # ..., f1 - 2, f1 - 1, f1, f1 + 1, f1 + 2
+        line = round_line(t, rounds, f1 + max(2 - (done - 1 - t), -10), len(classes))
+        line["sites"] = {}
+        for name, rate in rates.items():
+            site: LogLine = {"num_samples": SIZE}
+            if method == "fedgsca":
+                site = site_line(rng, len(classes), rate, t)
+            line["sites"][name] = site if truth else without_truth(site)
+        metrics.append(line)
+        seconds = {"sites": dict.fromkeys(rates, 0.5), "exchange": 1.0, "evaluate": 0.2}
+        timing.append({"round": t, **seconds, "save": 0.01})
+    for name, lines in (("metrics", metrics), ("timing", timing)):
+        (path / f"{name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     if method == "fedgsca" and done > WARMUP:
         write_losses(path / "losses", rates, done - 1, rng, truth)
     if done == rounds:
         scores = {"f1": f1, "recall": f1 - 1, "precision": f1 + 1}
-        (path / "result.json").write_text(
-            json.dumps(scores | {"method": method, "data": "tissue", "rounds": rounds})
-        )
+        result = scores | {"method": method, "data": "tissue", "rounds": rounds}
+        (path / "result.json").write_text(json.dumps(result))
     return path
 
 
-def edit_metrics(path: Path, change: Callable[[Line], None]) -> None:
+def edit_metrics(path: Path, change: Callable[[LogLine], None]) -> None:
     """Apply `change` to every line of a run's log."""
     lines = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
     for line in lines:
@@ -224,28 +261,42 @@ def test_every_reference_within_the_page_has_its_target_and_ids_are_unique(gsca:
 
 
 def test_headline_is_the_mean_of_the_last_five_rounds(gsca: str) -> None:
-    said = words(gsca)
+    text_of_page = words(gsca)
     assert (
-        "reached a macro F1 of 80.4 % on the test set, averaged over its last five rounds" in said
+        "reached a macro F1 of 80.4 % on the test set, averaged over its last five rounds"
+        in text_of_page
     )
-    assert "The best round was round 8 with 82.4; the last round reached 82.4." in said
+    assert "The best round was round 8 with 82.4; the last round reached 82.4." in text_of_page
 
 
-def test_summary_tells_noise_present_and_noise_found(gsca: str) -> None:
-    said = words(gsca)
-    assert "20 % were made wrong on purpose: none at site-1 and 40 % at site-2 (symmetric)" in said
+def test_summary_compares_wrong_and_flagged_labels(gsca: str) -> None:
+    text_of_page = words(gsca)
+    assert (
+        "20 % were made wrong on purpose: none at site-1 and 40 % at site-2 (symmetric)"
+        in text_of_page
+    )
     # 0.9 of the 80 wrong labels among the 10 + 90 flagged ones of 400
     assert (
         "The selector flagged 25 % of the labels: it found 90 % of the wrong ones, "
-        "and 72 % of its flags were correct." in said
+        "and 72 % of its flags were correct." in text_of_page
     )
 
 
 def test_all_sections_of_a_complete_run_are_there(gsca: str) -> None:
     assert sections(gsca) == [
-        "learning", "classes", "sites", "selection", "found", "quality", "thresholds", "stability", "transitions", "cost",
-        "events", "configuration",
-    ]  # fmt: skip
+        "learning",
+        "classes",
+        "sites",
+        "selection",
+        "found",
+        "quality",
+        "thresholds",
+        "stability",
+        "transitions",
+        "cost",
+        "events",
+        "configuration",
+    ]
     assert "c" * 64 in gsca and "d" * 64 in gsca
     assert "noise_level = 0.1" in gsca and "warm-up" in gsca
 
@@ -322,8 +373,8 @@ def test_missing_and_damaged_files_cost_only_their_own_section(tmp_path: Path) -
     assert "site-2: " in text[text.index('id="selection"') :] and "class 0" in text
 
 
-def test_guard_and_refused_updates_are_told_and_drawn(tmp_path: Path) -> None:
-    def trouble(line: Line) -> None:
+def test_events_and_refused_updates_are_named_and_drawn(tmp_path: Path) -> None:
+    def trouble(line: LogLine) -> None:
         line["sites"]["site-2"]["guard"] = int(line["round"] in (3, 4, 6))
         if line["round"] == 5:
             line["refused"] = {"site-1": "conv1 is <not> finite"}
@@ -331,16 +382,18 @@ def test_guard_and_refused_updates_are_told_and_drawn(tmp_path: Path) -> None:
 
     path = make_run(tmp_path / "a")
     edit_metrics(path, trouble)
-    said = words(page(path))
-    assert "The collapse guard stepped in 3 times and 1 update was refused." in said
-    assert "site-2 4–5, 7 3" in said  # rounds from 1, then how many
-    assert "site-1 conv1 is <not> finite 6" in said
+    text_of_page = words(page(path))
+    assert "The collapse guard stepped in 3 times and 1 update was refused." in text_of_page
+    assert "site-2 4–5, 7 3" in text_of_page  # rounds from 1, then how many
+    assert "site-1 conv1 is <not> finite 6" in text_of_page
     # in the legend of the learning curve
-    assert "the collapse guard stepped in" in said and "an update was refused" in said
+    assert (
+        "the collapse guard stepped in" in text_of_page and "an update was refused" in text_of_page
+    )
 
 
 def test_validation_and_rounds_without_evaluation(tmp_path: Path) -> None:
-    def thin(line: Line) -> None:
+    def thin(line: LogLine) -> None:
         line["val_f1"] = line["f1"] - 3
         if line["round"] % 2 == 0:
             for key in ("f1", "recall", "precision", "loss", "confusion", "val_f1"):
@@ -491,7 +544,7 @@ def test_no_recovery_where_noise_costs_nothing_and_no_deviation_of_one_seed() ->
     assert compare_rows(Comparison.from_json({"cells": []})) == []
 
 
-def test_markdown_and_csv_carry_the_same_rows(tmp_path: Path) -> None:
+def test_markdown_and_csv_contain_the_same_rows(tmp_path: Path) -> None:
     rows = compare_rows(read_comparison(make_compare(tmp_path / "c", runs=False)))
     text = to_markdown(rows)
     assert (
@@ -507,11 +560,11 @@ def test_markdown_and_csv_carry_the_same_rows(tmp_path: Path) -> None:
 
 def test_comparison_page(tmp_path: Path) -> None:
     text = page(make_compare(tmp_path / "c"))
-    said = words(text)
-    assert "Fedgsca is best with a macro F1 of 78.5 ± 0.7 %" in said
+    text_of_page = words(text)
+    assert "Fedgsca is best with a macro F1 of 78.5 ± 0.7 %" in text_of_page
     assert (
         "; it is 7.5 points above Fedavg and recovers 0.75 of the loss caused by the wrong labels"
-        in said
+        in text_of_page
     )
     assert sections(text) == [
         "result",
@@ -523,22 +576,24 @@ def test_comparison_page(tmp_path: Path) -> None:
         "runs",
     ]
     assert "<strong>78.5 ± 0.7</strong>" in text and "<u>71.5 ± 0.7</u>" in text
-    assert "1.25 ×" in said  # 2.0 s against FedAvg's 1.6 s
+    assert "1.25 ×" in text_of_page  # 2.0 s against FedAvg's 1.6 s
     assert "://" not in text and "<b>grade" not in text and "Unfinished" not in text
     assert text.count('<table class="heat') == 3
 
 
 @pytest.mark.usefixtures("sketch")
-def test_comparison_says_so_when_our_method_loses(tmp_path: Path) -> None:
-    said = words(
+def test_comparison_admits_that_our_method_loses(tmp_path: Path) -> None:
+    text_of_page = words(
         page(
             make_compare(
                 tmp_path / "c", runs=False, scores={"fedavg": (75.0, 76.0), "fedgsca": (70.0, 71.0)}
             )
         )
     )
-    assert "Fedavg is best" in said and "Fedgsca is 5.0 points below Fedavg" in said
-    assert "recovers" not in said and "−0.92" in said  # a negative recovery, in the table
+    assert "Fedavg is best" in text_of_page and "Fedgsca is 5.0 points below Fedavg" in text_of_page
+    assert (
+        "recovers" not in text_of_page and "−0.92" in text_of_page
+    )  # a negative recovery, in the table
 
 
 @pytest.mark.usefixtures("sketch")
@@ -558,10 +613,71 @@ def test_unfinished_comparison_says_so(tmp_path: Path) -> None:
 
 
 def test_tables_are_light_enough_for_the_command_line() -> None:
-    heavy = "import sys, fedgsca.report.comparison_tables; print([m for m in ('torch', 'matplotlib', 'jinja2') if m in sys.modules])"
-    assert (
-        run_process(
-            [sys.executable, "-c", heavy], capture_output=True, text=True, check=True
-        ).stdout.strip()
-        == "[]"
+    code = (
+        "import sys, fedgsca.report.comparison_tables; "
+        "print([m for m in ('torch', 'matplotlib', 'jinja2') if m in sys.modules])"
     )
+    process = run_process([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert process.stdout.strip() == "[]"
+
+
+# ---- extension points ----
+
+
+@pytest.fixture
+def note_section() -> Iterator[None]:
+    """A section of another package, on the page of every run."""
+
+    @run_section(position=15)
+    def note(run: LoadedRun) -> PageSection | None:
+        if run.method != "fedavg":
+            return None
+        return PageSection("note", "A note", "", [BulletList([f"{run.num_rounds} rounds"])])
+
+    yield
+    RUN_SECTIONS.unregister("note")
+
+
+@pytest.mark.usefixtures("sketch", "note_section")
+def test_a_new_section_needs_no_edit_of_the_page(tmp_path: Path) -> None:
+    text = page(make_run(tmp_path / "a", method="fedavg"))
+    assert sections(text)[:3] == ["learning", "note", "classes"]
+    assert "8 rounds" in words(text[text.index('id="note"') :])
+    assert "note" not in sections(page(make_run(tmp_path / "b")))
+
+
+def test_colours_of_the_paper_are_fixed_and_other_methods_get_their_own() -> None:
+    paper = ["fedgsca", "fedavg", "fedprox", "fedcorr", "fednoro", "fedgp", "fedrobust", "fedfixer"]
+    assert [method_slot(name) for name in paper] == list(range(NUM_COLOURS))
+    other = method_slot("a-method-of-somebody-else")
+    assert other >= NUM_COLOURS and other == method_slot("a-method-of-somebody-else")
+    styles = {slot_line_style(slot) for slot in (other % NUM_COLOURS, other)}
+    assert len(styles) == 2, "where a colour is used again, the dash differs"
+
+
+def test_variants_get_slots_that_no_method_uses() -> None:
+    slots = assign_slots(["fedgsca", "without guard", "fedavg", "without memory"])
+    assert slots["fedgsca"] == 0 and slots["fedavg"] == 1
+    assert len(set(slots.values())) == 4
+
+
+def test_names_come_from_the_registries() -> None:
+    assert method_title("fednoro") == "FedNoRo" and method_title("unheard-of") == "unheard-of"
+    assert noise_title("S40") == "symmetric 40\N{NO-BREAK SPACE}%" and noise_title("0") == "none"
+    assert noise_title("Z9") == "Z9"
+
+
+def test_a_run_of_another_version_can_be_read(tmp_path: Path) -> None:
+    """Keys that are missing, unknown or of another type cost nothing else."""
+    path = make_run(tmp_path / "a")
+
+    def change(line: LogLine) -> None:
+        line["novelty"] = {"a": [1, 2]}
+        line["stability"] = "calm"
+        del line["bytes_up"]
+
+    edit_metrics(path, change)
+    run = read_run(path)
+    assert len(run.metrics) == 8 and run.metrics[-1].f1 == pytest.approx(82.4)
+    assert run.metrics[-1].stability is None
+    assert "stability" not in sections(page(path))
