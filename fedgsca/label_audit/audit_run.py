@@ -50,7 +50,7 @@ def audit_run(
     data, labels
         Where the images and the csv of labels are now, if they were moved since the run.
     quota
-        Share of the labels on the review list, 0 to 1.
+        Share of the labels on the priority list, 0 to 1.
     second_opinions
         "neighbours", "cleanlab" (needs the extra) or both.
     split

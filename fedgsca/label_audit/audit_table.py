@@ -63,7 +63,7 @@ class Suspect:
     # of "clean", from the method's own selector, where it has one
     posterior: float | None
     reason: str
-    # on the review list
+    # on the priority list
     priority: bool
     # name of the second opinion -> label and confidence
     opinions: Mapping[str, tuple[str, float]] = field(default_factory=dict)
@@ -131,7 +131,7 @@ class Audit:
 
     @property
     def num_suspects(self) -> int:
-        """The number of labels on the review list."""
+        """The number of labels on the priority list."""
         return int(np.count_nonzero(self.index["priority"] == 1))
 
     @cached_property
@@ -170,7 +170,7 @@ class Audit:
                 yield Suspect.from_json(line)
 
     def suspects(self) -> Iterator[Suspect]:
-        """The labels on the review list, the most suspicious first, one in memory at a time."""
+        """The labels on the priority list, the most suspicious first, one in memory at a time."""
         path = self.path / "suspects.jsonl"
         offsets = self.index["offset"][self.positions()]
         with reading_audit_file(path), open(path, "rb") as handle:
@@ -183,7 +183,7 @@ class Audit:
     ) -> np.ndarray:
         """Positions from 0 of the labels that pass the filter, ascending.
 
-        `priority` selects the review list, `given` and `suggestion` a class by name.
+        `priority` selects the priority list, `given` and `suggestion` a class by name.
         """
         mask = np.ones(len(self.index), bool)
         if priority:

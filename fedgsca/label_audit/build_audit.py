@@ -231,7 +231,7 @@ def _round_estimate(errors: score.ErrorEstimate) -> WrongEstimate:
 def _write_features(
     assessment: LabelAssessment, clean: Mapping[int, np.ndarray], run: Path, out: Path
 ) -> None:
-    """Store unit vectors of the review list and the clean examples: the page needs no network."""
+    """Store unit vectors of the priority list and the clean examples: the page needs no network."""
     from safetensors.numpy import save
 
     rows = np.unique(np.concatenate([np.flatnonzero(assessment.ranking.priority), *clean.values()]))

@@ -58,7 +58,7 @@ def find_label_issues(
         has memorised.
     quota
         None: every label that is more likely wrong than right (suspicion of at least 0.5).
-        A share between 0 and 1: the review list of the audit instead, the most suspicious labels
+        A share between 0 and 1: the priority list of the audit instead, the most suspicious labels
         up to this share and at least three of every class.
     return_mask
         Return an (n,) boolean mask instead of indices.

@@ -19,7 +19,7 @@ from fedgsca.support.text import plural
 
 SLACK = 0.05  # share of labels that a model may doubt although they are right; from the study
 Z = 1.645  # 90 % of a normal distribution lies within
-MIN_PER_CLASS = 3  # labels of every class on the review list, if the model doubts so many
+MIN_PER_CLASS = 3  # labels of every class on the priority list, if the model doubts so many
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class LabelRanking:
     suspicion: np.ndarray
     # (n,) class index: the most probable class other than the given one
     suggestion: np.ndarray
-    # (n,) bool by row: on the review list
+    # (n,) bool by row: on the priority list
     priority: np.ndarray
 
 
@@ -48,7 +48,7 @@ class ErrorEstimate:
 def rank_labels(evidence: Evidence, given: np.ndarray, quota: float = 0.1) -> LabelRanking:
     """Rank the labels `given`, (n,), by the evidence against them.
 
-    `quota` is the share of the labels on the review list, see `review_mask`.
+    `quota` is the share of the labels on the priority list, see `review_mask`.
     """
     scores = relative_losses(evidence, given)
     order = np.lexsort((np.arange(len(given)), -scores))

@@ -117,15 +117,16 @@ def test_the_test_labels_are_locked(finished_run: Path) -> None:
 
 
 def test_moved_data_is_found_with_an_option(tmp_path: Path) -> None:
-    here, there = tmp_path / "here.npz", tmp_path / "there.npz"
-    shutil.copy(toy_npz(), here)
-    run(toy_config("fedavg", source=here, train__rounds=2), tmp_path / "run")
-    here.rename(there)
+    old_path = tmp_path / "old.npz"
+    new_path = tmp_path / "new.npz"
+    shutil.copy(toy_npz(), old_path)
+    run(toy_config("fedavg", source=old_path, train__rounds=2), tmp_path / "run")
+    old_path.rename(new_path)
     with pytest.raises(DataError) as error:
         audit(tmp_path / "run")
-    assert error.value.code == "audit.data-not-found" and str(here) in error.value.message
+    assert error.value.code == "audit.data-not-found" and str(old_path) in error.value.message
     assert "--data PATH" in error.value.fix
-    audit(tmp_path / "run", "--data", there, "--site", "site-2")
+    audit(tmp_path / "run", "--data", new_path, "--site", "site-2")
     assert len(AuditImages.open(tmp_path / "run").png(0)) > 0
 
 
@@ -142,7 +143,7 @@ def test_changed_data_is_refused(tmp_path: Path) -> None:
     assert error.value.code == "audit.data-changed"
 
 
-def test_an_unfinished_run_is_audited_and_says_so(tmp_path: Path) -> None:
+def test_an_unfinished_run_is_audited_with_a_warning(tmp_path: Path) -> None:
     config = toy_config("fedavg", audit__first=1)
     run(config, tmp_path, stop_after=1)
     with pytest.raises(RunFolderError) as error:
@@ -153,7 +154,7 @@ def test_an_unfinished_run_is_audited_and_says_so(tmp_path: Path) -> None:
     assert "not finished" in (tmp_path / "audit" / "site-2" / "gallery.html").read_text()
 
 
-def test_mistakes_are_named(finished_run: Path, tmp_path: Path) -> None:
+def test_wrong_arguments_are_reported(finished_run: Path, tmp_path: Path) -> None:
     for arguments, code in (
         ((finished_run, "--site", "site-9"), "audit.unknown-site"),
         ((tmp_path / "nothing",), "run.folder-not-found"),
@@ -214,7 +215,7 @@ def test_a_hospital_audits_from_its_own_folder(tmp_path: Path) -> None:
     assert len(AuditImages.open(site_audit.path).png(0)) > 0
 
 
-def test_a_hospital_names_its_kit_or_its_settings_instead_of_a_folder(tmp_path: Path) -> None:
+def test_a_hospital_gives_its_kit_or_its_settings_instead_of_a_folder(tmp_path: Path) -> None:
     state, kit = tmp_path / "state", tmp_path / "kit"
     kit.mkdir()
     (kit / "site.toml").write_text(

@@ -98,7 +98,8 @@ def test_accept_change_undo_kill_the_server_and_continue(window: Browser, folder
         assert "token" not in window.js("location.href"), (
             "the secret is taken out of the address bar"
         )
-        suggested, given = window.text("#suggested"), window.text("#given")
+        suggestion = window.text("#suggested")
+        given = window.text("#given")
         window.press("a")
         at(window, 2)
         window.press("r")  # a note; its letters are not shortcuts
@@ -107,7 +108,7 @@ def test_accept_change_undo_kill_the_server_and_continue(window: Browser, folder
         window.press("Escape")
         window.press("c")  # another class, by number
         window.wait("document.querySelector('#chooser').open")
-        chosen = window.text("#chooser-list span")
+        class_name = window.text("#chooser-list span")
         window.press("1")
         at(window, 3)
         window.click('[data-action="keep"]')  # with the mouse
@@ -116,22 +117,26 @@ def test_accept_change_undo_kill_the_server_and_continue(window: Browser, folder
         at(window, 3)
         window.press("u")
         at(window, 4)
-        saved = lines(folder)
-        assert [d["action"] for d in saved] == [
+        decisions = lines(folder)
+        assert [d["action"] for d in decisions] == [
             "accept",
-            saved[1]["action"],
+            decisions[1]["action"],
             "keep",
             "undo",
             "unsure",
         ]
-        assert (saved[0]["label"], saved[0]["given"], saved[0]["reviewer"]) == (
-            suggested,
+        assert (decisions[0]["label"], decisions[0]["given"], decisions[0]["reviewer"]) == (
+            suggestion,
             given,
             "anna",
         )
-        assert saved[1]["reason"] == "kau" and (saved[1]["label"] or saved[1]["given"]) == chosen
         assert (
-            saved[3]["row"] == saved[2]["row"] == saved[4]["row"] and 0 < saved[0]["seconds"] < 60
+            decisions[1]["reason"] == "kau"
+            and (decisions[1]["label"] or decisions[1]["given"]) == class_name
+        )
+        assert (
+            decisions[3]["row"] == decisions[2]["row"] == decisions[4]["row"]
+            and 0 < decisions[0]["seconds"] < 60
         )
         assert not window.messages, "nothing was blocked by the policy, nothing failed"
 
@@ -159,21 +164,19 @@ def test_accept_change_undo_kill_the_server_and_continue(window: Browser, folder
         assert [d["action"] for d in lines(folder)][5:] == ["undo", "keep", "keep"]
 
 
-def test_the_keyboard_alone_is_enough_and_the_page_says_what_happens(
-    window: Browser, folder: Path
-) -> None:
+def test_the_keyboard_is_enough_and_changes_are_announced(window: Browser, folder: Path) -> None:
     with served(folder) as address:
         window.open(address)
         at(window, 1)
         assert window.text("#live").startswith("Image 1 of 10. Given")
-        reached = []
+        focus_order = []
         for _ in range(25):
             window.press("Tab")
-            reached.append(
+            focus_order.append(
                 window.js("document.activeElement.dataset.action || document.activeElement.id")
             )
         assert {"filter", "viewer", "accept", "keep", "choose", "unsure", "undo", "note"} <= set(
-            reached
+            focus_order
         )
         assert window.js(
             "[...document.querySelectorAll('button')]"
@@ -186,10 +189,10 @@ def test_the_keyboard_alone_is_enough_and_the_page_says_what_happens(
         assert window.js("document.activeElement.dataset.action") == "accept", (
             "the focus stays where it was"
         )
-        before = window.text("#zoom")
+        zoom = window.text("#zoom")
         window.press("+")
         window.press("x")
-        assert window.text("#zoom") != before and window.js(
+        assert window.text("#zoom") != zoom and window.js(
             "document.querySelector('#viewer').classList.contains('pixels')"
         )
         window.press("n")
@@ -277,10 +280,10 @@ def test_a_digit_may_be_the_beginning_of_a_number(window: Browser, wordy: Path) 
         window.wait("document.querySelector('#chooser').open")
         window.press("2")
         window.wait("document.querySelectorAll('#chooser-list li').length === 1")
-        chosen = window.text("#chooser-list span")
+        class_name = window.text("#chooser-list span")
         window.press("Enter")
         at(window, 2)
-        assert [d["label"] or d["given"] for d in lines(wordy)] == [chosen]
+        assert [d["label"] or d["given"] for d in lines(wordy)] == [class_name]
 
 
 def test_a_blind_reviewer_sees_no_label(window: Browser, folder: Path) -> None:

@@ -49,12 +49,12 @@ def master(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def audit(master: Path, tmp_path: Path) -> Audit:
     shutil.copytree(master, tmp_path / "x")
-    made = tmp_path / "x"
-    for folder in (made / "run").rglob("audit.json"):
-        folder.write_text(folder.read_text().replace(str(master.resolve()), str(made)))
-    config = made / "run" / "config.toml"
-    config.write_text(config.read_text().replace(str(master), str(made)))
-    return read_audit(made / "run" / "audit" / "a")
+    base = tmp_path / "x"
+    for folder in (base / "run").rglob("audit.json"):
+        folder.write_text(folder.read_text().replace(str(master.resolve()), str(base)))
+    config = base / "run" / "config.toml"
+    config.write_text(config.read_text().replace(str(master), str(base)))
+    return read_audit(base / "run" / "audit" / "a")
 
 
 def decide(
@@ -87,7 +87,8 @@ def cells(path: Path) -> list[list[str]]:
 
 
 def test_only_the_labels_that_people_agree_on_change(audit: Audit) -> None:
-    changed, confirmed = decide(audit, 0, "accept"), decide(audit, 1, "keep")
+    suspect = decide(audit, 0, "accept")
+    decide(audit, 1, "keep")
     decide(audit, 2, "unsure")
     decide(audit, 3, "accept")
     decide(audit, 3, "keep", reviewer="bert")
@@ -101,17 +102,16 @@ def test_only_the_labels_that_people_agree_on_change(audit: Audit) -> None:
     assert result.counts == DecisionCounts(
         num_reviewed=4, num_changed=1, num_confirmed=1, num_unsure=1, num_disputed=1
     )
-    before = [line.split(";") for line in original.decode().splitlines()]
-    after = cells(result.file)
-    assert after[0] == before[0], "the columns are those of the original"
-    differing = [(a, b) for a, b in zip(before, after, strict=True) if a != b]
+    old_rows = [line.split(";") for line in original.decode().splitlines()]
+    new_rows = cells(result.file)
+    assert new_rows[0] == old_rows[0], "the columns are those of the original"
+    differing = [(a, b) for a, b in zip(old_rows, new_rows, strict=True) if a != b]
     assert differing == [
         (
-            [changed.id, changed.given, *differing[0][0][2:]],
-            [changed.id, changed.suggestion, *differing[0][0][2:]],
+            [suspect.id, suspect.given, *differing[0][0][2:]],
+            [suspect.id, suspect.suggestion, *differing[0][0][2:]],
         )
     ]
-    assert confirmed.id != changed.id
     log = json.loads(log_path(result.file).read_text())
     assert log["counts"] == {
         "looked_at": 4,
@@ -122,9 +122,9 @@ def test_only_the_labels_that_people_agree_on_change(audit: Audit) -> None:
     }
     (change,) = log["changes"]
     assert (change["id"], change["old"], change["new"]) == (
-        changed.id,
-        changed.given,
-        changed.suggestion,
+        suspect.id,
+        suspect.given,
+        suspect.suggestion,
     )
     assert (change["reviewers"], change["reason"], change["site"]) == (
         "anna",
@@ -133,13 +133,13 @@ def test_only_the_labels_that_people_agree_on_change(audit: Audit) -> None:
     ) and change["time"]
     assert cells(log_path(result.file, "csv"))[1][:4] == [
         "a",
-        changed.id,
-        changed.given,
-        changed.suggestion,
+        suspect.id,
+        suspect.given,
+        suspect.suggestion,
     ]
 
 
-def test_a_preferred_reviewer_settles_what_is_disputed(audit: Audit) -> None:
+def test_a_preferred_reviewer_settles_disputes(audit: Audit) -> None:
     suspect = decide(audit, 0, "accept")
     decide(audit, 0, "keep", reviewer="bert")
     assert apply_decisions(audit.path, prefer="bert").file is None, (
@@ -225,8 +225,8 @@ def test_a_script_corrects_labels_without_the_browser(audit: Audit) -> None:
 
 
 def test_all_sites_of_a_run_go_into_one_file(audit: Audit) -> None:
-    other = read_audit(audit.path.parent / "b")
-    ids = {decide(audit, 0, "accept").id, decide(other, 0, "accept").id}
+    second_audit = read_audit(audit.path.parent / "b")
+    ids = {decide(audit, 0, "accept").id, decide(second_audit, 0, "accept").id}
     assert {change.id for change in apply_decisions(audit.path.parents[1]).changes} == ids
 
 
@@ -301,18 +301,20 @@ def test_corrected_labels_leave_every_image_at_its_site(audit: Audit, tmp_path: 
 
     table = load(str(toy_npz()))
     file = tmp_path / "labels.csv"
-    turned = [(table.ids[r], table.classes[(table.labels[r] + 1) % 3]) for r in table.rows("train")]
-    file.write_text("id,label\n" + "".join(f"{name},{label}\n" for name, label in turned))
+    new_labels = [
+        (table.ids[r], table.classes[(table.labels[r] + 1) % 3]) for r in table.rows("train")
+    ]
+    file.write_text("id,label\n" + "".join(f"{name},{label}\n" for name, label in new_labels))
     plain = prepare(toy_config("fedavg", noise__spec="0"))
-    other = prepare(toy_config("fedavg", noise__spec="0", data__labels=str(file)))
+    corrected_run = prepare(toy_config("fedavg", noise__spec="0", data__labels=str(file)))
     for site, rows in plain.rows.items():
-        assert rows.tolist() == other.rows[site].tolist()
-        assert not np.any(plain.sites[site].labels == other.sites[site].labels)
+        assert rows.tolist() == corrected_run.rows[site].tolist()
+        assert not np.any(plain.sites[site].labels == corrected_run.sites[site].labels)
     noisy = prepare(toy_config("fedavg", data__labels=str(file)))
     assert any("is injected into the labels of labels.csv" in text for text in noisy.warnings)
 
 
-def test_a_log_counts_only_for_the_very_file(audit: Audit) -> None:
+def test_a_log_counts_only_for_an_unchanged_file(audit: Audit) -> None:
     decide(audit, 0, "accept")
     file = apply_decisions(audit.path).file
     assert file is not None and read_log(file) is not None

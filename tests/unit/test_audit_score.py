@@ -83,7 +83,7 @@ def test_where_the_model_agrees_there_is_nothing_to_review() -> None:
 
 
 @pytest.mark.parametrize("share", [0.0, 0.1, 0.2, 0.4])
-def test_the_interval_holds_the_number_of_wrong_labels(share: float) -> None:
+def test_the_interval_contains_the_number_of_wrong_labels(share: float) -> None:
     truth, given = flipped(800, share)
     observations = evidence(truth, given)
     errors = score.estimate_errors(
@@ -103,7 +103,7 @@ def test_confident_joint_by_hand() -> None:
     np.testing.assert_allclose(score.confident_joint(probs, given), [[2, 1], [0, 2]])
 
 
-def test_the_reason_is_in_words() -> None:
+def test_the_reason_is_a_sentence() -> None:
     observations = Evidence(
         12,
         np.zeros(2),
@@ -127,7 +127,7 @@ def test_clean_examples_are_agreed_upon_in_every_round() -> None:
         assert (given[rows] == label).all() and (truth[rows] == label).all()
 
 
-def test_what_the_truth_says_by_hand() -> None:
+def test_ranking_quality_by_hand() -> None:
     wrong = np.array([1, 0, 1, 0, 0, 0, 0, 0, 0, 0], bool)
     quality = measure_ranking(np.array([0, 1, 2, 3, 4, 5, 6, 7, 8, 9]), wrong)
     assert quality.precision_at == {"10%": 1.0, "errors": 0.5}

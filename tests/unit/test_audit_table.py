@@ -54,7 +54,7 @@ def audit(tmp_path: Path) -> Audit:
     return write_audit(tmp_path / "audit" / "a", HEADER, entries, clean)
 
 
-def test_what_is_written_is_read_back_in_order(audit: Audit) -> None:
+def test_written_labels_are_read_back_in_order(audit: Audit) -> None:
     again = read_audit(audit.path.parent.parent)  # the run's folder: there is one site
     assert [s.rank for s in again.ranked_labels()] == list(range(1, 51))
     assert next(again.ranked_labels()) == suspect(1, given="serrated", suggestion="adenoma")
@@ -71,7 +71,7 @@ def test_what_is_written_is_read_back_in_order(audit: Audit) -> None:
     )
 
 
-def test_the_review_list_is_a_part_of_the_ranking(audit: Audit) -> None:
+def test_the_priority_list_is_a_part_of_the_ranking(audit: Audit) -> None:
     assert [s.rank for s in audit.suspects()] == list(range(1, 11))
     assert audit.num_suspects == 10
 
@@ -93,7 +93,7 @@ def test_the_files_have_the_keys_of_version_0_2(audit: Audit) -> None:
     assert header["version"] == 1 and header["scored"] == 50
 
 
-def test_a_window_needs_neither_the_start_nor_the_whole_list(audit: Audit) -> None:
+def test_a_window_is_read_without_the_rest_of_the_list(audit: Audit) -> None:
     assert [s.rank for s in audit.window(3, 4)] == [4, 5, 6, 7]
     assert [s.rank for s in audit.window(8, 100)] == [9, 10]  # the quota ends there
     assert [s.rank for s in audit.window(48, 9, priority=False)] == [49, 50]
@@ -123,7 +123,7 @@ def test_names_survive_and_no_cell_is_a_formula(tmp_path: Path) -> None:
     assert dict(zip(rows[0], rows[1], strict=True))["opinions"] == "cleanlab: normal 0.50"
 
 
-def test_an_interrupted_audit_is_no_audit(audit: Audit) -> None:
+def test_an_interrupted_audit_is_not_an_audit(audit: Audit) -> None:
     def breaks() -> object:
         yield suspect(1)
         raise KeyboardInterrupt
@@ -136,7 +136,7 @@ def test_an_interrupted_audit_is_no_audit(audit: Audit) -> None:
     assert not list(audit.path.glob("*.tmp"))
 
 
-def test_damage_is_named(audit: Audit) -> None:
+def test_damage_is_reported(audit: Audit) -> None:
     (audit.path / "suspects.idx").write_bytes(b"short")
     with pytest.raises(RunFolderError) as error:
         read_audit(audit.path).window(0, 1)
@@ -155,14 +155,14 @@ def test_a_damaged_header_is_an_error(audit: Audit, content: str) -> None:
     assert error.value.code == "audit.damaged-file"
 
 
-def test_several_sites_must_be_told_apart(audit: Audit) -> None:
+def test_one_of_several_sites_must_be_chosen(audit: Audit) -> None:
     write_audit(audit.path.with_name("b"), HEADER, [suspect(1)], {})
     with pytest.raises(RunFolderError) as error:
         read_audit(audit.path.parent)
     assert error.value.code == "audit.several-sites" and "a, b" in error.value.message
 
 
-def test_pictures_come_by_row(tmp_path: Path) -> None:
+def test_images_are_read_by_row(tmp_path: Path) -> None:
     images = AuditImages.open(toy_audit(tmp_path))
     assert len(images) == len(images.audit)
     for row in (0, len(images) - 1):
@@ -192,7 +192,7 @@ def test_a_folder_shows_the_original_and_survives_its_loss(tmp_path: Path) -> No
     assert Image.open(io.BytesIO(images.png(0))).size == (12, 12)
 
 
-def test_other_data_than_was_audited_is_refused(tmp_path: Path) -> None:
+def test_data_that_differs_from_the_audit_is_refused(tmp_path: Path) -> None:
     audit = toy_audit(tmp_path)
     header = replace(audit.header, data=replace(audit.header.data, fingerprint="0" * 64))
     (audit.path / "audit.json").write_text(json.dumps(header.to_json()))

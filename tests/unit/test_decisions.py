@@ -39,14 +39,14 @@ def actions(folder: Path, reviewer: str = "anna") -> dict[int, str]:
 def test_a_decision_is_on_the_disk_when_add_returns(tmp_path: Path) -> None:
     Decisions(tmp_path).add(decision(3, reason="mitoses", seconds=2.5))
     (line,) = (tmp_path / FILE).read_text().splitlines()
-    saved = json.loads(line)
+    entry = json.loads(line)
     assert (
-        saved["reviewer"] == "anna"
-        and saved["row"] == 3
-        and saved["reason"] == "mitoses"
-        and saved["label"] == "b"
+        entry["reviewer"] == "anna"
+        and entry["row"] == 3
+        and entry["reason"] == "mitoses"
+        and entry["label"] == "b"
     )
-    assert saved["time"].endswith("+00:00") and saved["hash"] == "hash-3"
+    assert entry["time"].endswith("+00:00") and entry["hash"] == "hash-3"
     assert actions(tmp_path) == {3: "accept"}
 
 
@@ -54,10 +54,10 @@ def test_the_file_only_grows_and_undo_is_a_line(tmp_path: Path) -> None:
     store = Decisions(tmp_path)
     store.add(decision(1, "keep"))
     store.add(decision(2, "accept"))
-    before = (tmp_path / FILE).read_bytes()
+    content = (tmp_path / FILE).read_bytes()
     undone = store.undo("anna")
     assert undone is not None and undone.row == 2
-    assert (tmp_path / FILE).read_bytes().startswith(before)
+    assert (tmp_path / FILE).read_bytes().startswith(content)
     assert actions(tmp_path) == {1: "keep"}
 
 
@@ -87,8 +87,8 @@ def test_a_line_cut_short_by_a_crash_costs_that_line_only(tmp_path: Path) -> Non
     store = Decisions(tmp_path)
     for row in (1, 2):
         store.add(decision(row))
-    whole = (tmp_path / FILE).read_bytes()
-    (tmp_path / FILE).write_bytes(whole[:-9])
+    content = (tmp_path / FILE).read_bytes()
+    (tmp_path / FILE).write_bytes(content[:-9])
     again = Decisions(tmp_path)
     assert again.by_reviewer("anna").keys() == {1}
     again.add(decision(3))
@@ -101,7 +101,7 @@ def test_a_line_cut_short_by_a_crash_costs_that_line_only(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     "line", ["", "\0\0\0", "nonsense", "[]", "{}", '{"row": "1"}', '{"reviewer": 3}']
 )
-def test_lines_that_are_no_decisions_are_skipped(tmp_path: Path, line: str) -> None:
+def test_damaged_lines_are_skipped(tmp_path: Path, line: str) -> None:
     Decisions(tmp_path).add(decision(1))
     with open(tmp_path / FILE, "a") as handle:
         handle.write(line + "\n")
@@ -110,12 +110,14 @@ def test_lines_that_are_no_decisions_are_skipped(tmp_path: Path, line: str) -> N
 
 
 def test_two_servers_on_one_file_see_each_other(tmp_path: Path) -> None:
-    one, other = Decisions(tmp_path), Decisions(tmp_path)
+    first = Decisions(tmp_path)
+    second = Decisions(tmp_path)
     for row in range(20):
-        (one if row % 2 else other).add(decision(row, reviewer="anna" if row % 2 else "bert"))
-    one.refresh()
-    assert one.reviewers() == ["anna", "bert"]
-    assert len(one.by_reviewer("anna")) == len(one.by_reviewer("bert")) == 10
+        store, reviewer = (first, "anna") if row % 2 else (second, "bert")
+        store.add(decision(row, reviewer=reviewer))
+    first.refresh()
+    assert first.reviewers() == ["anna", "bert"]
+    assert len(first.by_reviewer("anna")) == len(first.by_reviewer("bert")) == 10
     assert Decisions(tmp_path).damaged_lines == 0
 
 
@@ -125,7 +127,8 @@ def test_a_full_disk_is_reported_and_leaves_no_half_line(
 ) -> None:
     store = Decisions(tmp_path)
     store.add(decision(1))
-    before, write = (tmp_path / FILE).read_bytes(), os.write
+    content = (tmp_path / FILE).read_bytes()
+    write = os.write
 
     def full(handle: int, data: bytes) -> int:
         write(handle, data[:part])
@@ -136,7 +139,7 @@ def test_a_full_disk_is_reported_and_leaves_no_half_line(
         with pytest.raises(RunFolderError) as error:
             store.add(decision(2, request="r"))
     assert error.value.code == "review.not-saved" and "no space left" in error.value.message
-    assert (tmp_path / FILE).read_bytes() == before and store.by_reviewer("anna").keys() == {1}
+    assert (tmp_path / FILE).read_bytes() == content and store.by_reviewer("anna").keys() == {1}
     store.add(decision(2, request="r"))  # the retry is not taken for a repetition
     assert actions(tmp_path).keys() == {1, 2}
 

@@ -55,28 +55,26 @@ def review(audit: Audit) -> dict[int, tuple[str, str | None, str]]:
     return state(audit, "anna")
 
 
-def state(audit: Audit, who: str) -> dict[int, tuple[str, str | None, str]]:
+def state(audit: Audit, reviewer: str) -> dict[int, tuple[str, str | None, str]]:
     return {
         row: (d.action, d.label, d.reason)
-        for row, d in Decisions(audit.path).by_reviewer(who).items()
+        for row, d in Decisions(audit.path).by_reviewer(reviewer).items()
     }
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_decisions_survive_the_way_there_and_back(audit: Audit, tmp_path: Path, kind: str) -> None:
-    decided = review(audit)
+def test_decisions_survive_the_round_trip(audit: Audit, tmp_path: Path, kind: str) -> None:
+    decisions = review(audit)
     export_suspects(audit, kind, tmp_path / NAMES[kind])
     (audit.path / FILE).unlink()
     for _ in range(2):  # the same file twice counts once
         assert import_verdicts(audit, kind, tmp_path / NAMES[kind], reviewer="bert") == {"bert": 4}
-    assert state(audit, "bert") == decided
+    assert state(audit, "bert") == decisions
     assert len((audit.path / FILE).read_text().splitlines()) == 4
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_list_that_nobody_looked_at_brings_no_decisions(
-    audit: Audit, tmp_path: Path, kind: str
-) -> None:
+def test_an_unreviewed_list_contains_no_decisions(audit: Audit, tmp_path: Path, kind: str) -> None:
     export_suspects(audit, kind, tmp_path / NAMES[kind])
     assert import_verdicts(audit, kind, tmp_path / NAMES[kind]) == {}
     with pytest.raises(RunFolderError) as error:
@@ -85,9 +83,9 @@ def test_a_list_that_nobody_looked_at_brings_no_decisions(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("what", ["image", "name", "class"])
-def test_what_belongs_elsewhere_is_refused_as_a_whole(
-    audit: Audit, tmp_path: Path, kind: str, what: str
+@pytest.mark.parametrize("change", ["image", "name", "class"])
+def test_a_file_with_one_foreign_entry_is_refused_completely(
+    audit: Audit, tmp_path: Path, kind: str, change: str
 ) -> None:
     review(audit)
     export_suspects(audit, kind, tmp_path / NAMES[kind])
@@ -99,9 +97,9 @@ def test_what_belongs_elsewhere_is_refused_as_a_whole(
         "image": (last.hash, "f" * 64),
         "name": (last.id, "train/99999"),
         "class": (third, "no such class"),
-    }[what]
+    }[change]
     text = file.read_text()
-    if what == "class" and kind != "cleanlab":
+    if change == "class" and kind != "cleanlab":
         text = text.replace(f'"choices": ["{old}"]', f'"choices": ["{new}"]').replace(
             f'"label": "{old}"', f'"label": "{new}"'
         )
@@ -116,7 +114,7 @@ def test_what_belongs_elsewhere_is_refused_as_a_whole(
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("content", ["", "{", "[]x", '{"labels": 3}', "[{}]", "a,b\n1,2\n", "\x00"])
-def test_a_damaged_file_is_an_error_in_words(
+def test_a_damaged_file_is_an_error_with_a_fix(
     audit: Audit, tmp_path: Path, kind: str, content: str
 ) -> None:
     (tmp_path / "file").write_text(content)
@@ -161,9 +159,9 @@ def test_label_studio_tasks_and_an_export_of_several_people(audit: Audit, tmp_pa
     assert len(tasks) == 10 and tasks[0]["data"]["image"].startswith("data:image/png;base64,")
     choices = [choice.get("value") for choice in ElementTree.parse(labelling).iter("Choice")]
     assert choices == [*audit.classes, "cannot tell"]
-    suggested = tasks[0]["predictions"][0]["result"][0]["value"]["choices"][0]
+    suggestion = tasks[0]["predictions"][0]["result"][0]["value"]["choices"][0]
 
-    def annotation(person: Any, label: str, when: str, **more: Any) -> dict[str, Any]:
+    def annotation(person: Any, label: str, time: str, **fields: Any) -> dict[str, Any]:
         value = {
             "from_name": "label",
             "to_name": "image",
@@ -172,16 +170,16 @@ def test_label_studio_tasks_and_an_export_of_several_people(audit: Audit, tmp_pa
         }
         return {
             "completed_by": person,
-            "updated_at": when,
+            "updated_at": time,
             "lead_time": 3.2,
             "was_cancelled": False,
             "result": [value],
-            **more,
+            **fields,
         }
 
     given = tasks[0]["data"]["given"]
     tasks[0]["annotations"] = [
-        annotation(7, suggested, "2026-01-02"),
+        annotation(7, suggestion, "2026-01-02"),
         annotation(7, given, "2026-01-01"),
         annotation({"id": 1, "email": "b@clinic.example"}, "cannot tell", "2026-01-01"),
         annotation(8, given, "2026-01-01", was_cancelled=True),
@@ -199,20 +197,20 @@ def test_label_studio_tasks_and_an_export_of_several_people(audit: Audit, tmp_pa
 
 def test_fiftyone_folder(audit: Audit, tmp_path: Path) -> None:
     export_suspects(audit, "fiftyone", tmp_path / "set")
-    whole = json.loads((tmp_path / "set" / "labels.json").read_text())
-    assert whole["classes"] == list(audit.classes)
-    assert {f"{name}.png" for name in whole["labels"]} == {
+    dataset = json.loads((tmp_path / "set" / "labels.json").read_text())
+    assert dataset["classes"] == list(audit.classes)
+    assert {f"{name}.png" for name in dataset["labels"]} == {
         path.name for path in (tmp_path / "set" / "data").iterdir()
     }
-    name = next(iter(whole["labels"]))
-    whole["labels"][name]["label"] = audit.classes.index(
-        whole["labels"][name]["attributes"]["suggested"]
+    name = next(iter(dataset["labels"]))
+    dataset["labels"][name]["label"] = audit.classes.index(
+        dataset["labels"][name]["attributes"]["suggested"]
     )  # a number will do
-    (tmp_path / "set" / "labels.json").write_text(json.dumps(whole))
+    (tmp_path / "set" / "labels.json").write_text(json.dumps(dataset))
     assert import_verdicts(audit, "fiftyone", tmp_path / "set") == {"fiftyone": 1}
 
 
-def test_fiftyone_exports_labels_alone_unless_asked_for_more(audit: Audit, tmp_path: Path) -> None:
+def test_a_fiftyone_export_without_attributes_is_read(audit: Audit, tmp_path: Path) -> None:
     one, two = audit.window(0, 2)
     names = [f"row-{suspect.row}-{suspect.hash[:12]}" for suspect in (one, two)]
     for labels, classes in (
@@ -236,7 +234,7 @@ def test_fiftyone_exports_labels_alone_unless_asked_for_more(audit: Audit, tmp_p
     assert f"row-{one.row}-{'0' * 12}: there is no such image" in error.value.message
 
 
-def test_the_short_form_of_label_studio_is_named(audit: Audit, tmp_path: Path) -> None:
+def test_the_short_form_of_label_studio_is_refused(audit: Audit, tmp_path: Path) -> None:
     (tmp_path / "min.json").write_text(
         json.dumps([{"id": 4, "image": "x.png", "label": "class 1", "annotator": 1}])
     )
@@ -268,7 +266,7 @@ def test_the_commands(audit: Audit, tmp_path: Path, capsys: pytest.CaptureFixtur
         cli.execute(["exchange", "export", str(audit.path), "--format", "cleanlab", "-o", out]) == 0
     )
     assert cli.execute(["exchange", "import", str(audit.path), out, "--format", "cleanlab"]) == 0
-    assert "holds no decisions" in capsys.readouterr().out
+    assert "no decisions" in capsys.readouterr().out
     assert (
         cli.execute(["exchange", "export", str(audit.path), "--format", "excel", "-o", f"{out}x"])
         == 3

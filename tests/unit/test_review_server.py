@@ -49,9 +49,9 @@ def folder(master: Path, tmp_path: Path) -> Path:
     return tmp_path / "run" / "audit" / "site-2"
 
 
-def session(folder: Path, **more: Any) -> Session:
+def session(folder: Path, reviewer: str = "anna", blind: bool = False) -> Session:
     audit = read_audit(folder)
-    return Session(audit, AuditImages.open(audit), more.pop("reviewer", "anna"), **more)
+    return Session(audit, AuditImages.open(audit), reviewer, blind=blind)
 
 
 @pytest.fixture
@@ -123,13 +123,13 @@ def first(app: Guard, count: int = 1) -> list[dict[str, Any]]:
     return list(ask(app, f"/api/items?count={count}").json["items"])
 
 
-def decide(app: Guard, item: dict[str, Any], action: str, **more: Any) -> Answer:
+def decide(app: Guard, item: dict[str, Any], action: str, **fields: Any) -> Answer:
     body = {
         "row": item["row"],
         "hash": item["hash"],
         "action": action,
         "request": f"r{item['row']}{action}",
-        **more,
+        **fields,
     }
     return ask(app, "/api/decide", method="POST", body=body)
 
@@ -168,7 +168,7 @@ def test_the_token_opens_the_page_and_becomes_a_cookie_that_scripts_cannot_read(
     "host",
     ["evil.example", "evil.example:8765", "127.0.0.1", "127.0.0.1:80", "0.0.0.0:8765", "", None],
 )
-def test_a_name_that_was_made_to_point_here_is_refused(app: Guard, host: str | None) -> None:
+def test_dns_rebinding_is_refused(app: Guard, host: str | None) -> None:
     for path in ("/api/items", f"/?token={TOKEN}"):
         assert ask(app, path, host=host).status == 421
 
@@ -216,7 +216,7 @@ def test_a_form_or_another_kind_of_body_is_refused(app: Guard) -> None:
 
 @pytest.mark.parametrize("path", [*DATA, "/nothing", "/image/999999"])
 @pytest.mark.parametrize("cookie", [True, False])
-def test_every_answer_carries_the_strict_headers(app: Guard, path: str, cookie: bool) -> None:
+def test_every_answer_has_the_strict_headers(app: Guard, path: str, cookie: bool) -> None:
     answer = ask(app, path) if cookie else ask(app, path, cookie=None)
     headers = answer.headers
     assert headers["content-security-policy"] == (
@@ -261,12 +261,12 @@ def test_the_page_loads_nothing_from_elsewhere_and_has_no_inline_script(app: Gua
         "99999999999999999999",
     ],
 )
-def test_images_go_by_row_and_by_nothing_else(app: Guard, row: str) -> None:
+def test_images_are_addressed_by_row_only(app: Guard, row: str) -> None:
     for kind in ("image", "thumbnail", "api/examples"):
         assert ask(app, f"/{kind}/{row}").status == 404
 
 
-def test_an_image_is_a_picture(app: Guard) -> None:
+def test_images_have_the_right_format(app: Guard) -> None:
     large, small = ask(app, "/image/0"), ask(app, "/thumbnail/0")
     assert large.headers["content-type"] == "image/png" and large.body.startswith(b"\x89PNG")
     assert small.headers["content-type"] == "image/jpeg" and small.body.startswith(b"\xff\xd8")
@@ -285,8 +285,8 @@ def test_the_server_listens_on_this_machine_only_and_finds_a_free_port() -> None
         with pytest.raises(ConfigError) as error:
             bind(first_place.getsockname()[1])
         assert error.value.code == "review.port-unavailable"
-    with socket.socket() as other:
-        other.bind(("127.0.0.1", 0))
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
 
 
 # ---- deciding ----
@@ -297,8 +297,8 @@ def test_the_list_comes_in_order_of_suspicion_and_decided_labels_leave_it(app: G
     assert [one["rank"], two["rank"], three["rank"]] == [1, 2, 3]
     assert decide(app, one, "accept").json["progress"]["priority_decided"] == 1
     assert decide(app, two, "change", label=one["given"]).status == 200
-    left = ask(app, "/api/items?open=1&count=2").json
-    assert left["items"][0]["row"] == three["row"] and left["decided"] == 2
+    page = ask(app, "/api/items?open=1&count=2").json
+    assert page["items"][0]["row"] == three["row"] and page["decided"] == 2
     again = first(app)[0]
     assert (
         again["decision"]["action"] == "accept" and again["decision"]["label"] == one["suggested"]
@@ -436,8 +436,8 @@ def test_an_image_that_changed_since_the_audit_is_not_decided_about(folder: Path
         def __getattr__(self, name: str) -> Any:
             return getattr(one.images, name) if name != "hash" else lambda row: "another"
 
-    changed = Session(one.audit, Others(), "anna")
-    item = changed.list_items(ListFilter(), 0, 1, open_only=True).items[0].to_json()
-    app = build_app(changed, port=PORT, token=TOKEN)
+    changed_session = Session(one.audit, Others(), "anna")
+    item = changed_session.list_items(ListFilter(), 0, 1, open_only=True).items[0].to_json()
+    app = build_app(changed_session, port=PORT, token=TOKEN)
     answer = decide(app, item, "keep")
     assert answer.status == 409 and answer.json["code"] == "review.image-changed"

@@ -64,7 +64,7 @@ def export_suspects(
     all_labels: bool = False,
     reviewer: str | None = None,
 ) -> list[Path]:
-    """Write the review list, or all labels, in another tool's format; returns the files.
+    """Write the priority list, or all labels, in another tool's format; returns the files.
 
     `reviewer` says whose decisions are included. Nothing is overwritten.
     """
