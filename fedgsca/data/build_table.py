@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -207,26 +208,30 @@ def _decode_blocks(
 
 def _decoding_notes(facts: list[ImageFacts], size: int, white: int) -> list[str]:
     """What was done to the pixels, so that nobody has to guess."""
-    readable = [fact for fact in facts if not fact.problem]
-    deep_count = sum(fact.mode.startswith("I") for fact in readable)
-    pages_count = sum(fact.pages > 1 for fact in readable)
-    windowless_count = sum(fact.needs_stretching for fact in readable)
-    sizes = {(fact.width, fact.height) for fact in readable}
+    counts: Counter[str] = Counter()
+    sizes = set()
+    peak = 0
+    for fact in facts:
+        if not fact.problem:
+            counts["deep"] += fact.mode.startswith("I")
+            counts["pages"] += fact.pages > 1
+            counts["windowless"] += fact.needs_stretching
+            sizes.add((fact.width, fact.height))
+            peak = max(peak, fact.peak)
     notes = []
-    if deep_count:
-        peak = max(fact.peak for fact in readable)
+    if counts["deep"]:
         notes.append(
-            f"{plural(deep_count, 'image')} with 16-bit grey values, scaled so that {white} is "
+            f"{plural(counts['deep'], 'image')} with 16-bit grey values, scaled so that {white} is "
             f"white (largest value: {peak})"
         )
-    if windowless_count:
+    if counts["windowless"]:
         notes.append(
-            f"{plural(windowless_count, 'DICOM file')} without a window: shown between the 0.5 and "
-            "the 99.5 percentile of the image"
+            f"{plural(counts['windowless'], 'DICOM file')} without a window: shown between the 0.5 "
+            "and the 99.5 percentile of the image"
         )
-    if pages_count:
+    if counts["pages"]:
         notes.append(
-            f"{plural(pages_count, 'TIFF file')} with more than one page: the first one is used"
+            f"{plural(counts['pages'], 'TIFF file')} with more than one page: the first one is used"
         )
     if sizes != {(size, size)}:
         notes.append(
@@ -258,29 +263,19 @@ def build_table(
     Without a split column, `test_fraction` of the images become test images, drawn with `seed`.
     """
     rows = images.rows
-    notes = [*file_list.notes, *images.notes]
+    columns = file_list.columns
     classes = file_list.classes or order_classes([row.label for row in rows])
-    index = {name: i for i, name in enumerate(classes)}
-    labels = np.array([index[row.label] for row in rows], dtype=np.int64)
+    labels = _class_indices([row.label for row in rows], classes)
+    notes = [*file_list.notes, *images.notes]
     groups = _groups(file_list, images, notes)
-    if "split" in file_list.columns:
+    if "split" in columns:
         split = np.array([row.split for row in rows])
     else:
         split = split_rows(labels, groups, test_fraction, seed)
         notes.append(_split_note(split, groups, seed))
-    given = None
-    if "given" in file_list.columns:
-        given = np.array([index[row.given] for row in rows], dtype=np.int64)
-    site = None
-    if "site" in file_list.columns:
-        site = np.array([row.site for row in rows])
-    if images.bad_files:
-        notes.append(
-            f"{len(images.bad_files)} of {len(file_list.rows)} images cannot be read and are left "
-            "out"
-        )
-    if len({name.casefold() for name in classes}) < len(classes):
-        notes.append("some classes differ only in capitals: " + ", ".join(classes))
+    given = _class_indices([row.given for row in rows], classes) if "given" in columns else None
+    site = np.array([row.site for row in rows]) if "site" in columns else None
+    notes += _table_notes(file_list, images, classes)
     entry = images.entry
     return check_table(
         ImageTable(
@@ -299,6 +294,24 @@ def build_table(
             white=images.white,
         )
     )
+
+
+def _class_indices(names: list[str], classes: tuple[str, ...]) -> np.ndarray:
+    """(n,) int64"""
+    index = {name: i for i, name in enumerate(classes)}
+    return np.array([index[name] for name in names], dtype=np.int64)
+
+
+def _table_notes(file_list: FileList, images: DecodedImages, classes: tuple[str, ...]) -> list[str]:
+    notes = []
+    if images.bad_files:
+        notes.append(
+            f"{len(images.bad_files)} of {len(file_list.rows)} images cannot be read and are left "
+            "out"
+        )
+    if len(set(map(str.casefold, classes))) < len(classes):
+        notes.append("some classes differ only in capitals: " + ", ".join(classes))
+    return notes
 
 
 def _split_note(split: np.ndarray, groups: np.ndarray | None, seed: int) -> str:

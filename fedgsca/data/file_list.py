@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
 from fedgsca.errors import DataError
+from fedgsca.support.text import plural
 
 _MAX_CASES = 5  # examples in one message
 
@@ -75,14 +76,23 @@ class FileList:
             lines.append("\t".join(cells))
         return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
-    def duplicate_files(self) -> list[str]:
-        """Files that occur in more than one row."""
-        counts = Counter(row.file for row in self.rows if row.file)
-        return [name for name, count in counts.items() if count > 1]
-
     def add_problem(self, problem: DataError) -> None:
         """Report a problem together with all others."""
         self.problems.append(problem)
+
+    def check_duplicates(self) -> None:
+        """Report files that occur in more than one row."""
+        counts = Counter(row.file for row in self.rows if row.file)
+        duplicates = [name for name, count in counts.items() if count > 1]
+        if duplicates:
+            self.add_problem(
+                DataError(
+                    "data.duplicate-file",
+                    f"{self.root}: {plural(len(duplicates), 'file')} listed more than once: "
+                    f"{show_cases(duplicates)}",
+                    fix="keep one line per image, or copy the published list again",
+                )
+            )
 
     def raise_problems(self) -> None:
         """Raise what was collected: a single problem as it is, several as one error."""

@@ -50,7 +50,11 @@ def partition(
                 fix="use one of: stratified, dirichlet, group, column",
             )
         parts = {f"site-{k + 1}": np.sort(share).astype(np.int64) for k, share in enumerate(shares)}
-    minimum = 1 if min_samples is None else min_samples
+    _check_sizes(parts, 1 if min_samples is None else min_samples)
+    return parts
+
+
+def _check_sizes(parts: Parts, minimum: int) -> None:
     for name, share in parts.items():
         if len(share) < minimum:
             raise DataError(
@@ -59,7 +63,6 @@ def partition(
                 f"but the minimum is {minimum}",
                 fix="use fewer sites, another partition, or a smaller minimum",
             )
-    return parts
 
 
 def _check_site_count(sites: int, images: int) -> None:

@@ -221,6 +221,26 @@ def _label_training_images(
             f"pathologists ({', '.join(PATHOLOGISTS)})",
             fix="put the list with them beside train.json, or use --set data.label=released",
         )
+    rows = _training_rows(file_list, train, rule)
+    if rule == "drawn":
+        votes = {image.name: image.votes for image in train}
+        rows = _draw_labels(file_list, rows, votes, options.seed)
+    elif rule == "majority":
+        tie_count = sum(len(set(image.votes)) == len(PATHOLOGISTS) for image in train)
+        file_list.notes.append(
+            "label majority: two of three pathologists; where all three differ "
+            f"({plural(tie_count, 'image')}), the released label"
+        )
+    else:
+        file_list.notes.append(
+            "label released: the one in train.json; how many of them are wrong is not known"
+        )
+    _add_published_counts(file_list, rule)
+    return rows
+
+
+def _training_rows(file_list: FileList, train: list[ChaoyangImage], rule: str) -> list[ImageRow]:
+    """Rows with the released label or the majority; images without one are reported."""
     rows = []
     unlabelled_images = []
     for image in train:
@@ -238,20 +258,6 @@ def _label_training_images(
                 fix="copy the published train.json there",
             )
         )
-    if rule == "drawn":
-        votes = {image.name: image.votes for image in train}
-        rows = _draw_labels(file_list, rows, votes, options.seed)
-    elif rule == "majority":
-        tie_count = sum(len(set(image.votes)) == len(PATHOLOGISTS) for image in train)
-        file_list.notes.append(
-            "label majority: two of three pathologists; where all three differ "
-            f"({plural(tie_count, 'image')}), the released label"
-        )
-    else:
-        file_list.notes.append(
-            "label released: the one in train.json; how many of them are wrong is not known"
-        )
-    _add_published_counts(file_list, rule)
     return rows
 
 
@@ -301,16 +307,7 @@ def _check_names(file_list: FileList) -> None:
                 fix="write names like train/x-IMG001x001-0.JPG in the lists",
             )
         )
-    duplicates = file_list.duplicate_files()
-    if duplicates:
-        file_list.add_problem(
-            DataError(
-                "data.duplicate-file",
-                f"{file_list.root}: {plural(len(duplicates), 'image')} listed more than once: "
-                f"{show_cases(duplicates)}",
-                fix="copy the published lists again",
-            )
-        )
+    file_list.check_duplicates()
 
 
 def _hide_labels(rows: list[ImageRow]) -> list[ImageRow]:

@@ -125,30 +125,25 @@ def _check_header(file_list: FileList, table: CsvTable) -> bool:
 
 def _check_files(file_list: FileList) -> None:
     """Report paths outside the folder, duplicates, missing files and files that are not images."""
-    root = file_list.root
     names = list(dict.fromkeys(row.file for row in file_list.rows if row.file))
     outside_paths = [name for name in names if _leaves_folder(name)]
     if outside_paths:
         file_list.add_problem(
             DataError(
                 "data.path-outside-folder",
-                f"{root}: {plural(len(outside_paths), 'path')} in labels.csv outside the folder: "
-                f"{show_cases(outside_paths)}",
+                f"{file_list.root}: {plural(len(outside_paths), 'path')} in labels.csv outside the "
+                f"folder: {show_cases(outside_paths)}",
                 fix="write paths relative to the folder of labels.csv, without ..",
             )
         )
-    duplicates = file_list.duplicate_files()
-    if duplicates:
-        file_list.add_problem(
-            DataError(
-                "data.duplicate-file",
-                f"{root}: {plural(len(duplicates), 'file')} listed more than once: "
-                f"{show_cases(duplicates)}",
-                fix="keep one line per image",
-            )
-        )
-    inside_paths = [name for name in names if not _leaves_folder(name)]
-    missing_files = [name for name in inside_paths if not (root / name).is_file()]
+    file_list.check_duplicates()
+    _check_existence(file_list, [name for name in names if not _leaves_folder(name)])
+
+
+def _check_existence(file_list: FileList, names: list[str]) -> None:
+    """Report files that do not exist or are not images."""
+    root = file_list.root
+    missing_files = [name for name in names if not (root / name).is_file()]
     if missing_files:
         file_list.add_problem(
             DataError(
@@ -159,7 +154,7 @@ def _check_files(file_list: FileList) -> None:
             )
         )
     non_images = []
-    for name in inside_paths:
+    for name in names:
         if (root / name).is_file() and not is_image(root / name):
             non_images.append(name)
     if non_images:

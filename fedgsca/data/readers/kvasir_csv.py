@@ -57,16 +57,7 @@ def list_fedgp(file_list: FileList, folders: ClassFolders, places: list[Path], l
         return
     for name, (split, site) in parts.items():
         file_list.rows += _read_fedgp_csv(file_list, folders, folder / name, split, site)
-    duplicates = file_list.duplicate_files()
-    if duplicates:
-        file_list.add_problem(
-            DataError(
-                "data.duplicate-file",
-                f"{file_list.root}: {plural(len(duplicates), 'image')} listed more than once: "
-                f"{show_cases(duplicates)}",
-                fix="copy the csv files from FedGP again",
-            )
-        )
+    file_list.check_duplicates()
     add_published_counts(file_list)
     file_list.published_sites = dict(CLIENTS)
     file_list.notes.append(

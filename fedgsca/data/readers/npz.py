@@ -134,9 +134,6 @@ def _read_archive(
     labels = np.concatenate(label_blocks)
     classes = class_names(path, int(labels.max(initial=-1)) + 1)
     split_column = np.repeat(np.array(splits), counts)
-    ids: list[str] = []
-    for name, count in zip(splits, counts, strict=True):
-        ids += [f"{name}/{i}" for i in range(count)]
     return check_table(
         ImageTable(
             name=path.stem,
@@ -144,13 +141,21 @@ def _read_archive(
             labels=labels,
             classes=classes,
             split=split_column,
-            ids=np.array(ids),
+            ids=_number_images(splits, counts),
             fingerprint=fingerprint(
                 entry.array, labels, classes, split_column, digest=entry.digest
             ),
             notes=(*entry.notes, *_conversion_notes(images, file_size, size)),
         )
     )
+
+
+def _number_images(splits: list[str], counts: list[int]) -> np.ndarray:
+    """(n,) "train/0", "train/1", ..."""
+    ids: list[str] = []
+    for split, count in zip(splits, counts, strict=True):
+        ids += [f"{split}/{i}" for i in range(count)]
+    return np.array(ids)
 
 
 def _conversion_notes(

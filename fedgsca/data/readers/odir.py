@@ -66,7 +66,7 @@ def list_odir(root: Path, options: ReaderOptions) -> FileList:
         rule = options.label or "patient"
         for part in parts:
             _read_part(file_list, part, rule)
-        _check_duplicates(file_list)
+        file_list.check_duplicates()
         default_split = "published" if len(parts) > 1 else "patient"
         if (options.split or default_split) == "published":
             _split_as_published(file_list, parts, rule)
@@ -226,19 +226,6 @@ def _report_lines(
                 f"{file_list.root}: {plural(len(unlabelled_lines), 'line')} of {table} without a 1 "
                 f"in the columns {LETTERS}: {show_cases(unlabelled_lines)}",
                 fix="copy the published table again",
-            )
-        )
-
-
-def _check_duplicates(file_list: FileList) -> None:
-    duplicates = file_list.duplicate_files()
-    if duplicates:
-        file_list.add_problem(
-            DataError(
-                "data.duplicate-file",
-                f"{file_list.root}: {plural(len(duplicates), 'image')} listed more than once: "
-                f"{show_cases(duplicates)}",
-                fix="keep one line per patient",
             )
         )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -16,16 +17,7 @@ def read_synthetic(location: str, options: ReaderOptions) -> ImageTable:
     """The rendered images; `location` is the source's name and holds nothing to read."""
     from fedgsca.data.readers.synthetic import images as synthetic
 
-    parameters: dict[str, int] = dict(synthetic.render.__kwdefaults__ or {})
-    settings = {
-        "seed": options.seed,
-        "train": options.train,
-        "test": options.test,
-        "size": options.image_size,
-    }
-    for name, value in settings.items():
-        if value is not None:
-            parameters[name] = value
+    parameters = _parameters(options, synthetic.render.__kwdefaults__ or {})
 
     def render_rows(extra: Extra) -> list[np.ndarray]:
         table = synthetic.render(**parameters)
@@ -58,6 +50,17 @@ def read_synthetic(location: str, options: ReaderOptions) -> ImageTable:
         groups=None if extra["groups"] is None else np.array(extra["groups"]),
         notes=(*extra["notes"], *entry.notes),
     )
+
+
+def _parameters(options: ReaderOptions, defaults: Mapping[str, int]) -> dict[str, int]:
+    """The arguments of `render`."""
+    settings = {
+        "seed": options.seed,
+        "train": options.train,
+        "test": options.test,
+        "size": options.image_size,
+    }
+    return {**defaults, **{name: value for name, value in settings.items() if value is not None}}
 
 
 def _renderer_version() -> str:
