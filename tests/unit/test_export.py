@@ -6,6 +6,7 @@ import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -31,7 +32,7 @@ IMAGES = toy_images(np.arange(30) % CLASSES, seed=5)
 def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """A full network, a frozen backbone with FedGP's own head, a method with personal maps."""
     base = tmp_path_factory.mktemp("runs")
-    eager = {"fedgsca__wait_for_health": False, "fedgsca__selector": {"var_floor": 0.001}}
+    eager: dict[str, Any] = {"fedgsca__wait_for_health": False, "fedgsca__selector": {"var_floor": 0.001}}
     configs = {
         "whole": toy_config("fedgsca", train__rounds=3, **eager),
         "frozen": toy_config("fedgp", frozen=True, train__rounds=3),

@@ -149,7 +149,7 @@ def test_the_white_level_of_the_training_set_is_kept(tmp_path: Path) -> None:
         replace(model, probabilities=watch, white=None),
         [ImageFile("x", dark)],
         io.BytesIO(),
-        batch=1,
+        batch_size=1,
     )
     with_level, without_level = batches
     assert with_level.max() <= 255 * 255 // 4095 + 1 < without_level.max()

@@ -124,7 +124,7 @@ def write_losses(
     for name, rate in rates.items():
         wrong = rng.random(SIZE) < rate
         losses = np.where(wrong, rng.normal(4, 1.2, SIZE), rng.exponential(0.3, SIZE))
-        arrays = {
+        arrays: dict[str, Any] = {
             "losses": losses,
             "clean": losses < 2,
             "clean_probability": (losses < 2) * 1.0,
