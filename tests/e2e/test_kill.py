@@ -1,7 +1,8 @@
-"""Killed with SIGKILL at any point, a run that is started again ends in the same bytes as one that was never interrupted.
+"""Killed with SIGKILL at any point, a run that is started again ends in the same bytes.
 
-Two kinds of death. Processes started as a user starts them, killed from outside at a moment nobody chose. And processes that kill
-themselves at one precise line (between a log line and its checkpoint, in the middle of a file), which luck would rarely hit.
+Two kinds of death: processes started as a user starts them, killed from outside at a random moment;
+and processes that kill themselves at one precise line (between a log line and its checkpoint, in
+the middle of a file), which chance would rarely hit.
 """
 
 from __future__ import annotations
@@ -15,124 +16,128 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from toys import outcome, toy_config
 
 from fedgsca.config import Config, to_toml
 from fedgsca.engine import checkpoint
-from fedgsca.engine import rounds as federation
 from fedgsca.engine.local import SiteRunner
-from fedgsca.experiment.run_folder import RunFolder, read_lines
+from fedgsca.engine.rounds import run
+from fedgsca.experiment.run_folder import RunFolder, read_rounds
 from fedgsca.methods.base import load_methods
 from fedgsca.site_store import Store
 from fedgsca.support import files
+from tests.toys import outcome, toy_config
 
 ROOT = Path(__file__).parents[2]
-# a method with private memory at its sites has the most to lose; the contract tests stop all methods between rounds
+# a method with private memory at its sites has the most to lose; the contract tests stop all
+# methods between rounds
 METHOD = "fedgsca"
 
 
-def wait_for(condition: Callable[[], object], what: str, seconds: float = 240.0) -> None:
+def wait_for(condition: Callable[[], object], purpose: str, seconds: float = 240.0) -> None:
     end = time.monotonic() + seconds
     while not condition():
-        assert time.monotonic() < end, f"waited {seconds} s for {what}"
+        assert time.monotonic() < end, f"waited {seconds} s for {purpose}"
         time.sleep(0.002)
-
-
-def lines(folder: Path) -> int:
-    return len(read_lines(folder / "metrics.jsonl"))
 
 
 # ---- killed from outside ----
 
 
 @pytest.fixture(scope="module")
-def long(tmp_path_factory: pytest.TempPathFactory) -> tuple[Config, Path]:
-    """An uninterrupted run, and its configuration."""
+def long_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Config, Path]:
+    """The configuration and the folder of an uninterrupted run."""
     config = toy_config(METHOD, train__rounds=12)
     folder = tmp_path_factory.mktemp("long") / "run"
-    federation.run(config, folder)
+    run(config, folder)
     return config, folder
 
 
-def command(log: Path, *args: str) -> subprocess.Popen[bytes]:
-    """`fedgsca ARGS` as a process of its own; what it complains about goes to the log."""
+def start_command(log: Path, *arguments: str) -> subprocess.Popen[bytes]:
+    """`fedgsca ARGUMENTS` as a process of its own; its errors go to the log."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     with open(log, "wb") as errors:
         return subprocess.Popen(
-            [sys.executable, "-m", "fedgsca", *args, "--quiet"],
+            [sys.executable, "-m", "fedgsca", *arguments, "--quiet"],
             cwd=ROOT,
             env=environment,
             stderr=errors,
         )
 
 
-def children(pid: int) -> list[int]:
-    found = []
+def start_run(config: Config, tmp_path: Path, jobs: int) -> subprocess.Popen[bytes]:
+    """`fedgsca run` with this configuration, in tmp_path/run."""
+    file = tmp_path / "c.toml"
+    file.write_text(to_toml(config))
+    places = ("--config", str(file), "--out", str(tmp_path / "run"))
+    return start_command(tmp_path / "log", "run", *places, "--jobs", str(jobs))
+
+
+def children(parent_id: int) -> list[int]:
+    """Ids of the processes that this one started."""
+    process_ids = []
     for entry in Path("/proc").glob("[0-9]*/stat"):
         try:
             fields = entry.read_text().rpartition(")")[2].split()
         except OSError:
-            continue  # it ended while we looked
-        if int(fields[1]) == pid:
-            found.append(int(entry.parent.name))
-    return found
+            continue  # it ended meanwhile
+        if int(fields[1]) == parent_id:
+            process_ids.append(int(entry.parent.name))
+    return process_ids
 
 
-def alive(pid: int) -> bool:
+def is_alive(process_id: int) -> bool:
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+        stat = Path(f"/proc/{process_id}/stat").read_text()
     except OSError:
         return False
+    return stat.rpartition(")")[2].split()[0] != "Z"
 
 
-@pytest.mark.parametrize(("jobs", "after"), [(1, 1), (1, 6), (2, 3)])
+@pytest.mark.parametrize(("jobs", "rounds"), [(1, 1), (1, 6), (2, 3)])
 def test_a_killed_command_is_resumed(
-    long: tuple[Config, Path], jobs: int, after: int, tmp_path: Path
+    long_run: tuple[Config, Path], jobs: int, rounds: int, tmp_path: Path
 ) -> None:
-    config, reference = long
-    file, folder, log = tmp_path / "c.toml", tmp_path / "run", tmp_path / "log"
-    file.write_text(to_toml(config))
-    process = command(log, "run", "--config", str(file), "--out", str(folder), "--jobs", str(jobs))
-    wait_for(lambda: lines(folder) >= after or process.poll() is not None, f"{after} rounds")
+    config, reference = long_run
+    folder, log = tmp_path / "run", tmp_path / "log"
+    process = start_run(config, tmp_path, jobs)
+    wait_for(
+        lambda: len(read_rounds(folder)) >= rounds or process.poll() is not None,
+        f"{rounds} rounds",
+    )
     workers = children(process.pid)
     process.kill()
     assert process.wait() == -signal.SIGKILL, log.read_text()
     assert not (folder / "result.json").exists()
     assert jobs == 1 or len(workers) >= jobs
-    wait_for(
-        lambda: not any(map(alive, workers)),
-        "the workers to leave: they must not become orphans",
-        10,
-    )
+    wait_for(lambda: not any(map(is_alive, workers)), "the workers to exit: no orphans", 10)
     if jobs == 1:
-        federation.run(config, folder)
+        run(config, folder)
     else:
-        assert command(log, "resume", str(folder), "--jobs", str(jobs)).wait(timeout=300) == 0, (
-            log.read_text()
-        )
+        resume = start_command(log, "resume", str(folder), "--jobs", str(jobs))
+        assert resume.wait(timeout=300) == 0, log.read_text()
     assert outcome(folder) == outcome(reference)
-    assert not list(folder.rglob("*.tmp")), "no litter"
+    assert not list(folder.rglob("*.tmp")), "no temporary files are left"
 
 
 def test_a_lost_worker_is_named_and_nothing_is_lost(
-    long: tuple[Config, Path], tmp_path: Path
+    long_run: tuple[Config, Path], tmp_path: Path
 ) -> None:
-    """One of two worker processes is killed (out of memory, say): the run stops with advice, and goes on with one."""
-    config, reference = long
-    file, folder, log = tmp_path / "c.toml", tmp_path / "run", tmp_path / "log"
-    file.write_text(to_toml(config))
-    process = command(log, "run", "--config", str(file), "--out", str(folder), "--jobs", "2")
-    wait_for(lambda: lines(folder) >= 2 or process.poll() is not None, "two rounds")
-    trainers = [
-        pid
-        for pid in children(process.pid)
-        if "spawn_main" in Path(f"/proc/{pid}/cmdline").read_text()
-    ]
-    os.kill(trainers[0], signal.SIGKILL)
+    """One of two workers is killed (out of memory, say): the run stops and can be resumed."""
+    config, reference = long_run
+    folder = tmp_path / "run"
+    process = start_run(config, tmp_path, jobs=2)
+    wait_for(lambda: len(read_rounds(folder)) >= 2 or process.poll() is not None, "two rounds")
+    workers = []
+    for process_id in children(process.pid):
+        if "spawn_main" in Path(f"/proc/{process_id}/cmdline").read_text():
+            workers.append(process_id)
+    os.kill(workers[0], signal.SIGKILL)
     assert process.wait(timeout=120) == 1
-    said = log.read_text()
-    assert "worker process" in said and "fewer --jobs" in said and "Traceback" not in said
-    federation.run(config, folder)
+    text = (tmp_path / "log").read_text()
+    assert "site.worker-lost" in text
+    assert "fewer --jobs" in text
+    assert "Traceback" not in text
+    run(config, folder)
     assert outcome(folder) == outcome(reference)
 
 
@@ -140,10 +145,11 @@ def test_a_lost_worker_is_named_and_nothing_is_lost(
 
 
 @pytest.fixture(scope="module")
-def short(tmp_path_factory: pytest.TempPathFactory) -> tuple[Config, Path]:
+def short_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Config, Path]:
+    """The configuration and the folder of an uninterrupted run."""
     config = toy_config(METHOD, frozen=True)
     folder = tmp_path_factory.mktemp("short") / "run"
-    federation.run(config, folder)
+    run(config, folder)
     return config, folder
 
 
@@ -151,18 +157,18 @@ def die() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def on_call(owner: object, name: str, which: int, *, before: bool) -> Callable[[], None]:
-    """Arrange for this process to die at the `which`-th call of a function, before or after it did its work."""
+def at_call(owner: object, name: str, number: int, *, before: bool) -> Callable[[], None]:
+    """Let this process die at the `number`-th call of a function, before or after its work."""
 
     def arrange() -> None:
-        genuine, count = getattr(owner, name), iter(range(1, 10**6))
+        genuine, calls = getattr(owner, name), iter(range(1, 10**6))
 
         def deadly(*args: object, **kwargs: object) -> object:
-            last = next(count) == which
-            if last and before:
+            is_last = next(calls) == number
+            if is_last and before:
                 die()
             result = genuine(*args, **kwargs)
-            if last:
+            if is_last:
                 die()
             return result
 
@@ -171,15 +177,15 @@ def on_call(owner: object, name: str, which: int, *, before: bool) -> Callable[[
     return arrange
 
 
-def half_a_file(ending: str, which: int) -> Callable[[], None]:
-    """Die while a file of this kind is being written: half of it is on the disk, under its temporary name."""
+def in_file(part: str, number: int) -> Callable[[], None]:
+    """Die while the `number`-th file of this kind is written: half of it is on the disk."""
 
     def arrange() -> None:
-        genuine, count = os.fsync, iter(range(1, 10**6))
+        genuine, calls = os.fsync, iter(range(1, 10**6))
 
         def deadly(handle: int) -> None:
             name = str(Path(f"/proc/self/fd/{handle}").readlink())
-            if ending in name and name.endswith(".tmp") and next(count) == which:
+            if part in name and name.endswith(".tmp") and next(calls) == number:
                 os.truncate(name, Path(name).stat().st_size // 2)
                 die()
             genuine(handle)
@@ -190,72 +196,68 @@ def half_a_file(ending: str, which: int) -> Callable[[], None]:
 
 
 POINTS: dict[str, Callable[[], None]] = {
-    "before anything was trained": on_call(SiteRunner, "run_round", 1, before=True),
-    "after config.toml, before setup.json": half_a_file("setup.json", 1),
-    "between two sites": on_call(SiteRunner, "run_round", 10, before=True),
-    "after the last site of a round": on_call(SiteRunner, "run_round", 12, before=False),
-    "after a site remembered, before it answered": on_call(Store, "write", 11, before=False),
-    "in the middle of a site's memory": half_a_file("/store/", 6),
-    "before a log line": on_call(RunFolder, "append_metrics", 3, before=True),
-    "between a log line and its checkpoint": on_call(checkpoint, "save", 4, before=True),
-    "in the middle of a checkpoint": half_a_file("/checkpoint/", 3),
-    "right after a checkpoint": on_call(checkpoint, "save", 4, before=False),
-    "after the first checkpoint": on_call(checkpoint, "save", 1, before=False),
-    "after the last checkpoint, before the model": on_call(RunFolder, "finish", 1, before=True),
-    "in the middle of the model": half_a_file("model.safetensors", 1),
-    "between model and result": half_a_file("result.json", 1),
-    "when all was done": on_call(RunFolder, "finish", 1, before=False),
+    "before any training": at_call(SiteRunner, "run_round", 1, before=True),
+    "after config.toml, before setup.json": in_file("setup.json", 1),
+    "between two sites": at_call(SiteRunner, "run_round", 10, before=True),
+    "after the last site of a round": at_call(SiteRunner, "run_round", 12, before=False),
+    "after a site stored its memory, before it answered": at_call(Store, "write", 11, before=False),
+    "in the middle of a site's memory": in_file("/store/", 6),
+    "before a log line": at_call(RunFolder, "append_metrics", 3, before=True),
+    "between a log line and its checkpoint": at_call(checkpoint, "save", 4, before=True),
+    "in the middle of a checkpoint": in_file("/checkpoint/", 3),
+    "right after a checkpoint": at_call(checkpoint, "save", 4, before=False),
+    "after the first checkpoint": at_call(checkpoint, "save", 1, before=False),
+    "after the last checkpoint, before the model": at_call(RunFolder, "finish", 1, before=True),
+    "in the middle of the model": in_file("model.safetensors", 1),
+    "between model and result": in_file("result.json", 1),
+    "at the end": at_call(RunFolder, "finish", 1, before=False),
 }
 
 
-def fork(config: Config, folder: Path, arrange: Callable[[], None]) -> int:
-    """Run in a child process; the status with which it ended."""
-    pid = os.fork()
-    if pid == 0:
+def run_in_fork(config: Config, folder: Path, arrange: Callable[[], None]) -> int:
+    """Run in a child process; returns the signal that ended it, or 0."""
+    process_id = os.fork()
+    if process_id == 0:
         try:
             arrange()
-            federation.run(config, folder)
+            run(config, folder)
         finally:
             os._exit(0)  # reached only if nothing killed it
-    return os.waitpid(pid, 0)[1]
+    return os.WTERMSIG(os.waitpid(process_id, 0)[1])
 
 
 @pytest.mark.parametrize("point", POINTS)
-def test_killed_at(point: str, short: tuple[Config, Path], tmp_path: Path) -> None:
-    config, reference = short
-    assert os.WTERMSIG(fork(config, tmp_path / "run", POINTS[point])) == signal.SIGKILL
-    assert (tmp_path / "run" / "result.json").exists() == (point == "when all was done")
-    federation.run(config, tmp_path / "run")
-    assert outcome(tmp_path / "run") == outcome(reference)
-    assert not list((tmp_path / "run").rglob("*.tmp"))
+def test_killed(point: str, short_run: tuple[Config, Path], tmp_path: Path) -> None:
+    config, reference = short_run
+    folder = tmp_path / "run"
+    assert run_in_fork(config, folder, POINTS[point]) == signal.SIGKILL
+    assert (folder / "result.json").exists() == (point == "at the end")
+    run(config, folder)
+    assert outcome(folder) == outcome(reference)
+    assert not list(folder.rglob("*.tmp"))
 
 
-def test_killed_again_and_again(short: tuple[Config, Path], tmp_path: Path) -> None:
-    """Every attempt dies a little later in its second round: at each site's memory, at the log, at the checkpoint."""
-    config, reference = short
-    deaths = [on_call(Store, "write", n, before=n % 2 == 0) for n in (5, 6, 7, 8)] + [
-        on_call(checkpoint, "save", 2, before=True)
-    ]
+def test_killed_repeatedly(short_run: tuple[Config, Path], tmp_path: Path) -> None:
+    """Every attempt dies a little later in its second round: memory, log, checkpoint."""
+    config, reference = short_run
+    deaths = [at_call(Store, "write", number, before=number % 2 == 0) for number in (5, 6, 7, 8)]
+    deaths.append(at_call(checkpoint, "save", 2, before=True))
     for arrange in deaths:
-        assert os.WTERMSIG(fork(config, tmp_path / "run", arrange)) == signal.SIGKILL
-    federation.run(config, tmp_path / "run")
+        assert run_in_fork(config, tmp_path / "run", arrange) == signal.SIGKILL
+    run(config, tmp_path / "run")
     assert outcome(tmp_path / "run") == outcome(reference)
 
 
 @pytest.fixture(params=sorted(set(load_methods()) - {METHOD}))
-def other(request: pytest.FixtureRequest) -> Iterator[str]:
+def method(request: pytest.FixtureRequest) -> Iterator[str]:
     yield str(request.param)
 
 
-def test_every_method_survives_a_kill_between_sites(other: str, tmp_path: Path) -> None:
-    """Half of the sites have finished the round and written their memory, the others have not."""
-    config = toy_config(other, frozen=True)
-    assert (
-        os.WTERMSIG(
-            fork(config, tmp_path / "killed", on_call(SiteRunner, "run_round", 15, before=True))
-        )
-        == signal.SIGKILL
-    )
-    for name in ("killed", "whole"):
-        federation.run(config, tmp_path / name)
-    assert outcome(tmp_path / "killed") == outcome(tmp_path / "whole")
+def test_every_method_survives_a_kill_between_sites(method: str, tmp_path: Path) -> None:
+    """Half of the sites have finished the round and stored their memory, the others have not."""
+    config = toy_config(method, frozen=True)
+    death = at_call(SiteRunner, "run_round", 15, before=True)
+    assert run_in_fork(config, tmp_path / "killed", death) == signal.SIGKILL
+    for name in ("killed", "uninterrupted"):
+        run(config, tmp_path / name)
+    assert outcome(tmp_path / "killed") == outcome(tmp_path / "uninterrupted")
