@@ -63,7 +63,8 @@ def _ranks(values: np.ndarray) -> np.ndarray:
 
 
 def _loss_and_margin(evidence: Evidence, given: np.ndarray) -> np.ndarray:
-    return _ranks(relative_losses(evidence, given)) + _ranks(_margin(evidence, given))
+    ranks: np.ndarray = _ranks(relative_losses(evidence, given)) + _ranks(_margin(evidence, given))
+    return ranks
 
 
 SCORES: Mapping[str, ScoreFunction] = {

@@ -95,8 +95,9 @@ def public_functions(module: Module) -> Iterator[ast.FunctionDef | ast.AsyncFunc
         if isinstance(node, ast.ClassDef) and node.name.startswith("_"):
             continue
         for member in members:
-            is_function = isinstance(member, ast.FunctionDef | ast.AsyncFunctionDef)
-            if is_function and not member.name.startswith("_"):
+            if not isinstance(member, ast.FunctionDef | ast.AsyncFunctionDef):
+                continue
+            if not member.name.startswith("_"):
                 yield member
 
 

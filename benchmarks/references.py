@@ -37,7 +37,7 @@ def bare_round(model: nn.Module, sites: Sites, tensors: Tensors, config: TrainCo
         for begin in range(0, len(y), config.batch_size):
             rows = order[begin : begin + config.batch_size]
             optimiser.zero_grad(set_to_none=True)
-            F.cross_entropy(model(x[rows]), y[rows]).backward()
+            F.cross_entropy(model(x[rows]), y[rows]).backward()  # type: ignore[no-untyped-call]
             optimiser.step()
         for key, value in model.state_dict().items():
             share = value.double() * (len(sites[name]) / count)
@@ -95,7 +95,7 @@ def published_round(model: nn.Module, sites: Sites, config: TrainConfig) -> None
         )
         for x, y in loader:
             network.zero_grad()
-            F.cross_entropy(network(x), y).backward()
+            F.cross_entropy(network(x), y).backward()  # type: ignore[no-untyped-call]
             optimiser.step()
         states.append(copy.deepcopy(network.state_dict()))
         sizes.append(len(samples))

@@ -8,7 +8,7 @@ linear head on frozen features. Only the command line, the files of a run folder
 paths that no version changes (fedgsca.wire, fedgsca.methods.NAME) are used. Digests:
 
     config      bytes of config.toml
-    setup       signature of setup.json: images, sites, labels, weights, configuration
+    setup       signature of setup.json (images, sites, labels, weights) and the sites' facts
     noise       bytes of noise/*.csv
     payloads    encoded bytes of every message to the sites
     updates     encoded bytes of every message of a site
@@ -58,7 +58,9 @@ SETTINGS = {
     "cnn": ("model.name=cnn", "data.image_size=28"),
     "frozen": ("model.frozen=true", "model.name=efficientnet-lite0", "data.image_size=64"),
 }
-# what a clock or the version number says is left out
+# the digest of no files
+NOTHING = hashlib.sha256().hexdigest()
+# without what differs between runs: times, memory, version
 RESULT_KEYS = (
     "f1",
     "recall",
@@ -219,7 +221,7 @@ def main() -> None:
     elif find_spec("efficientnet_lite_pytorch") is None:
         settings.remove("frozen")
     num_different = 0
-    print("first digits of the SHA-256 of the new checkout; ≠: the old one differs")
+    print("first digits of the SHA-256 of the new checkout; –: no files; ≠: the old one differs")
     print(" ".join(["setting", "method   ", *(f"{name:10}" for name in DIGESTS)]))
     with tempfile.TemporaryDirectory() as folder:
         work = (options.keep or Path(folder)).resolve()
@@ -228,7 +230,8 @@ def main() -> None:
                 line = [f"{setting:7}", f"{method:9}"]
                 for old, new in compare_run(checkouts, method, setting, work).values():
                     num_different += old != new
-                    line.append(f"{new[:8]}{'  ' if old == new else ' ≠'}")
+                    text = "–" if new == NOTHING else new[:8]
+                    line.append(f"{text:8}{'  ' if old == new else ' ≠'}")
                 print(" ".join(line), flush=True)
     print(f"{num_different} digests differ")
     sys.exit(1 if num_different else 0)

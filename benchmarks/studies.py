@@ -20,7 +20,7 @@ import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from fedgsca.cli.compare import execute
+from fedgsca.cli.compare import run_comparison
 from fedgsca.config import Tree, merge
 from fedgsca.errors import FedgscaError
 from fedgsca.grid.comparison import ComparisonPlan, parse_methods, parse_seeds, read_tuned
@@ -115,7 +115,7 @@ def main() -> None:
         method_settings=read_tuned(options.tuned) if options.tuned else {},
     )
     try:
-        execute(plan, options.out, jobs=1, quiet=False, json=False)
+        run_comparison(plan, options.out, jobs=1, quiet=False, as_json=False)
     except FedgscaError as error:
         sys.exit(str(error))
 

@@ -12,9 +12,9 @@ import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Literal, Protocol
 
-from fedgsca.config import Config, differences
+from fedgsca.config import Config, Difference, differences
 from fedgsca.engine.base import RunObserver, SilentObserver
 from fedgsca.engine.rounds import run
 from fedgsca.errors import ConfigError, FedgscaError, RunFolderError
@@ -24,8 +24,6 @@ from fedgsca.experiment.run_folder import read_config
 Role = Literal["method", "ceiling", "clean"]
 # name of a cell -> its result
 Results = dict[str, RunResult]
-# (key, new value, old value)
-Change = tuple[str, Any, Any]
 MAX_CHANGES = 6
 
 
@@ -142,7 +140,7 @@ def _has_files(folder: Path) -> bool:
     return any(path.name != ".lock" and path.suffix != ".tmp" for path in folder.iterdir())
 
 
-def config_changes(cell: GridCell, folder: Path) -> list[Change]:
+def config_changes(cell: GridCell, folder: Path) -> list[Difference]:
     """Settings in which the run in this folder differs from the cell; none if there is no run.
 
     The location of the files of a finished run does not count: it may be from another machine.
@@ -152,14 +150,14 @@ def config_changes(cell: GridCell, folder: Path) -> list[Change]:
     changes = differences(cell.config, read_config(folder))
     if not (folder / "result.json").exists():
         return changes
-    return [change for change in changes if change[0] not in ("data.source", "model.weights")]
+    return [change for change in changes if change.key not in ("data.source", "model.weights")]
 
 
-def describe_changes(changes: Sequence[Change]) -> list[str]:
-    """The first changes as lines of text."""
+def describe_changes(changes: Sequence[Difference]) -> list[str]:
+    """The first changes as lines of text; the other value is that of the folder."""
     lines = []
-    for key, new_value, old_value in changes[:MAX_CHANGES]:
-        lines.append(f"{key}: {old_value!r} there, {new_value!r} here")
+    for change in changes[:MAX_CHANGES]:
+        lines.append(f"{change.key}: {change.reference_value!r} there, {change.value!r} here")
     return lines
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from fedgsca.paper.captions import (
     agreement,
@@ -205,7 +205,7 @@ def _print_panel(result: TableResult, panel: Panel, *, styles: bool) -> None:
     table.add_column("", no_wrap=True)
     for group, name in zip(panel.groups, panel.names, strict=True):
         for head in group_heads(result, group):
-            justify = "left" if head in ("Paper", "Ours") else "right"
+            justify: Literal["left", "right"] = "left" if head in ("Paper", "Ours") else "right"
             table.add_column(f"{name}\n{head.lower()}", justify=justify, no_wrap=True)
     for i, row in enumerate(panel.rows):
         cells: list[Text | str] = []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from scipy import stats
+from scipy import stats  # type: ignore[import-untyped]
 
 from fedgsca.paper.paired_test import paired_p, t_test, two_sided
 from fedgsca.rng import stream
