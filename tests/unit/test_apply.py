@@ -200,7 +200,7 @@ def test_an_audit_of_test_images_is_refused(audit: Audit) -> None:
     (audit.path / "audit.json").write_text(json.dumps({**header, "split": "test"}))
     with pytest.raises(DataError) as error:
         apply_decisions(audit.path)
-    assert error.value.code == "audit.test-labels-locked"
+    assert error.value.code == "audit.test-labels-not-applied"
 
 
 def test_without_decisions_there_is_nothing_to_apply(audit: Audit) -> None:

@@ -194,4 +194,4 @@ def test_without_the_extra_the_line_that_installs_it_is_told(
     monkeypatch.setattr("fedgsca.data.readers.xlsx.find_spec", lambda name: None)
     with pytest.raises(MissingExtraError) as caught:
         load(f"odir:{whole}")
-    assert caught.value.code == "extra.odir" and "fedgsca[odir]" in caught.value.fix
+    assert caught.value.code == "extra.odir-missing" and "fedgsca[odir]" in caught.value.fix

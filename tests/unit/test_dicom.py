@@ -429,7 +429,7 @@ def test_the_extra_is_named_when_it_is_missing(
     for look in (inspect_image, lambda p: decode(p, 8)):
         with pytest.raises(MissingExtraError) as caught:
             look(path)
-        assert caught.value.code == "extra.dicom" and "fedgsca[dicom]" in caught.value.fix
+        assert caught.value.code == "extra.dicom-missing" and "fedgsca[dicom]" in caught.value.fix
 
 
 # ---- folders ----

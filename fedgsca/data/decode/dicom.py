@@ -325,7 +325,7 @@ def _import_pydicom() -> Any:
         import pydicom.pixels
     except ImportError:
         raise MissingExtraError(
-            "extra.dicom",
+            "extra.dicom-missing",
             "a package that is needed to read DICOM files is not installed",
             fix="run pip install 'fedgsca[dicom]'",
         ) from None

@@ -22,7 +22,7 @@ def read_xlsx(path: Path, columns: Sequence[str]) -> list[XlsxRow]:
     """The rows of the first sheet with these columns; other columns and empty rows are skipped."""
     if find_spec("openpyxl") is None:
         raise MissingExtraError(
-            "extra.odir",
+            "extra.odir-missing",
             f"a package that is needed to read {path.name} is not installed",
             fix="run pip install 'fedgsca[odir]'",
         )
