@@ -42,7 +42,9 @@ def from_click(error: click.ClickException) -> FedgscaError:
         message = f"{command} has no command {unknown_command[1]}"
         hint = did_you_mean(unknown_command[1], _command_names(context))
     return ConfigError(
-        "cli.usage", message.rstrip("."), fix=f"{hint}run `{command} --help` to see how it is used"
+        "cli.usage",
+        f"invalid command line: {message.rstrip('.')}",
+        fix=f"{hint}run `{command} --help` to see how it is used",
     )
 
 
