@@ -120,18 +120,18 @@ class NetworkEngine:
         open_round = _OpenRound(kind, payload.round, open_ids)
         addressees = set(open_ids.values())
         subject = "update" if kind == "train" else "test result"
-        waiting = _WaitingReport(self.observer, f"round {payload.round + 1}: {subject}", addressees)
+        report = _WaitingReport(self.observer, f"round {payload.round + 1}: {subject}", addressees)
         for site in self.registry.sites:
             if site not in addressees:
                 yield Reply(site, None, self.registry.absence_reason(site))
                 continue
-            self._wait_for_reply(site, open_round, end, waiting)
+            self._wait_for_reply(site, open_round, end, report)
             missing = Reply(site, None, f"no answer within {self.deadline} s")
             yield open_round.replies.pop(site, missing)
         self.late_messages |= open_round.open_message_ids
 
     def _wait_for_reply(
-        self, site: str, open_round: _OpenRound, end: float, waiting: _WaitingReport
+        self, site: str, open_round: _OpenRound, end: float, report: _WaitingReport
     ) -> None:
         """Collect answers until this site's is among them, or until the deadline."""
         while site not in open_round.replies:
@@ -141,7 +141,7 @@ class NetworkEngine:
             # collected once more after the deadline: what has arrived counts
             if site in open_round.replies or time.monotonic() >= end:
                 return
-            waiting.report(open_round.open_message_ids.values())
+            report.update(open_round.open_message_ids.values())
             self._pause()
 
     def _receive(self, message: SiteMessage, open_round: _OpenRound) -> None:
@@ -177,12 +177,12 @@ class NetworkEngine:
         """Learn who is connected. The first time wait for all sites, later for a quorum."""
         self.registry.retry()
         sites = self.registry.sites if self.is_first_exchange else ()
-        waiting = _WaitingReport(self.observer, "connection", sites)
+        report = _WaitingReport(self.observer, "connection", sites)
         while True:
             self._identify_nodes()
             if self._has_enough_sites() or time.monotonic() >= end:
                 break
-            waiting.report(self.registry.missing_sites())
+            report.update(self.registry.missing_sites())
             self._pause()
         self.is_first_exchange = False
 
@@ -253,7 +253,7 @@ class _WaitingReport:
         if isinstance(observer, StatusObserver):
             observer.await_sites(sorted(sites), subject)
 
-    def report(self, sites: Iterable[str]) -> None:
+    def update(self, sites: Iterable[str]) -> None:
         """Send a message, unless the last one is recent or nobody is awaited."""
         names = sorted(set(sites))
         if not names or time.monotonic() - self.last_report < _MESSAGE_INTERVAL:

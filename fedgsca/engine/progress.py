@@ -100,8 +100,8 @@ class Pace:
         progress = self.position - self.first_round
         if progress <= 0:
             return ""
-        elapsed = time.monotonic() - self.start_time
-        return _remaining_text(elapsed / progress * (self.rounds - self.position))
+        seconds = time.monotonic() - self.start_time
+        return _remaining_text(seconds / progress * (self.rounds - self.position))
 
     def score_text(self, *, with_best: bool = True) -> str:
         """The newest F1 and the best one; empty before the first test."""
@@ -250,13 +250,13 @@ class BarDisplay:
         """Redraw the upper bar; `fraction` of the current run is finished."""
         if self.total_bar is None:
             return
-        completed = self.runs_done + fraction
+        position = self.runs_done + fraction
         remaining = ""
-        if completed > _MIN_SHARE:
-            elapsed = time.monotonic() - self.start_time
-            remaining = _remaining_text(elapsed / completed * (self.runs - completed))
+        if position > _MIN_SHARE:
+            seconds = time.monotonic() - self.start_time
+            remaining = _remaining_text(seconds / position * (self.runs - position))
         place = f"{self.runs_done}/{self.runs}"
-        self.bars.update(self.total_bar, completed=completed, place=place, remaining=remaining)
+        self.bars.update(self.total_bar, completed=position, place=place, remaining=remaining)
 
 
 class BarObserver(PaceObserver):

@@ -31,9 +31,9 @@ def summarise_run(
     rounds: Sequence[RoundRecord],
     timing: Sequence[TimingRecord],
     experiment: Experiment,
-    logged: Logged,
+    log_declaration: Logged,
 ) -> RunResult:
-    """The content of result.json. `logged` is the method's declaration of unusual events."""
+    """The content of result.json. `log_declaration` names the method's unusual events."""
     config, table = experiment.config, experiment.table
     scores = tested_rounds(rounds)
     last = scores[-1]
@@ -54,7 +54,7 @@ def summarise_run(
         seconds=summarise_timing(timing),
         peak_memory_mb=peak_memory_mb(),
         bytes_per_round=Traffic(up=last_record.bytes_up, down=last_record.bytes_down),
-        guard_events=count_events(rounds, logged),
+        guard_events=count_events(rounds, log_declaration),
         realised_noise=realised_rates(experiment),
         fingerprint=config.fingerprint(),
         data_fingerprint=table.fingerprint,
@@ -105,12 +105,12 @@ def summarise_timing(timing: Sequence[TimingRecord]) -> Timing:
     )
 
 
-def count_events(rounds: Sequence[RoundRecord], logged: Logged) -> int:
+def count_events(rounds: Sequence[RoundRecord], log_declaration: Logged) -> int:
     """How often a site reported one of the method's unusual events, over all rounds."""
     total = 0
     for record in rounds:
         for site in record.sites.values():
-            total += sum(int(site.number(name) or 0) for name in logged.events)
+            total += sum(int(site.number(name) or 0) for name in log_declaration.events)
     return total
 
 

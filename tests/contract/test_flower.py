@@ -390,7 +390,7 @@ def test_hospitals_train_and_test_on_their_own_images(tmp_path: Path) -> None:
     num_images = sum(site.num_samples for site in rounds[-1].sites.values())
     assert "berlin" in page
     assert f"({num_images} training images, 3 classes)" in page
-    assert "the sites&#39; own labels" in page
+    assert "labels of the sites" in page
 
 
 def test_the_coordinator_can_have_a_test_set_of_its_own(tmp_path: Path) -> None:

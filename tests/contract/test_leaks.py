@@ -183,11 +183,11 @@ def test_a_hospital_audits_and_corrects_its_labels_and_the_coordinator_learns_no
         first = next(read_audit(audit).ranked_labels())
         Decisions(audit).add(
             Decision(
-                "anna", first.row, first.id, first.hash, first.given, "accept", first.suggested
+                "anna", first.row, first.id, first.hash, first.given, "accept", first.suggestion
             )
         )
         assert execute(["apply", str(audit)]) == 0
-        assert f"{first.id},{first.suggested}" in (house / "labels.corrected.csv").read_text()
+        assert f"{first.id},{first.suggestion}" in (house / "labels.corrected.csv").read_text()
     assert files_of(tmp_path / "run") == coordinator_files
     assert find_leaks(coordinator_files) == []
 
