@@ -271,7 +271,8 @@ def build_table(
     if "split" in columns:
         split = np.array([row.split for row in rows])
     else:
-        split = split_rows(labels, groups, test_fraction, seed)
+        source = str(file_list.root)
+        split = split_rows(labels, groups, test_fraction, seed, source=source)
         notes.append(_split_note(split, groups, seed))
     given = _class_indices([row.given for row in rows], classes) if "given" in columns else None
     site = np.array([row.site for row in rows]) if "site" in columns else None

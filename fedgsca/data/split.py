@@ -12,12 +12,17 @@ from fedgsca.support.text import plural
 
 
 def split_rows(
-    labels: np.ndarray, groups: np.ndarray | None, fraction: float, seed: int
+    labels: np.ndarray,
+    groups: np.ndarray | None,
+    fraction: float,
+    seed: int,
+    *,
+    source: str = "the data",
 ) -> np.ndarray:
     """(n,) of "train" | "test": about `fraction` of every class, complete groups if there are any.
 
     Every class has at least one training image; without groups, a class of two or more images also
-    has at least one test image.
+    has at least one test image. `source` names the data in an error.
     """
     if groups is None:
         is_test = _draw_test_rows(labels, fraction, seed)
@@ -28,7 +33,7 @@ def split_rows(
     if not is_test.any():
         raise DataError(
             "data.too-few-for-test-set",
-            f"no test set can be set aside from only {available}",
+            f"{source}: no test set can be set aside from only {available}",
             fix="add images, or mark the test images in a split column",
         )
     return np.where(is_test, "test", "train")

@@ -161,11 +161,11 @@ def test_remains_of_a_killed_maker_are_swept(tmp_path: Path) -> None:
     dead.join()
     name = temporary_path(tmp_path / "x.npy").name.replace(f"-{os.getpid()}-", f"-{dead.pid}-")
     (tmp_path / name).write_bytes(b"half")
-    mine = temporary_path(tmp_path / "y.npy")
-    mine.write_bytes(b"in progress")
-    assert is_abandoned(tmp_path / name) and not is_abandoned(mine)
+    own_file = temporary_path(tmp_path / "y.npy")
+    own_file.write_bytes(b"in progress")
+    assert is_abandoned(tmp_path / name) and not is_abandoned(own_file)
     get(Counted(), tmp_path)
-    assert not (tmp_path / name).exists() and mine.exists()
+    assert not (tmp_path / name).exists() and own_file.exists()
 
 
 def die(array: np.ndarray) -> None:

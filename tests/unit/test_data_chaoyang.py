@@ -24,13 +24,13 @@ from tests import papers
 
 
 @pytest.fixture(scope="session")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def complete_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return papers.chaoyang(tmp_path_factory.mktemp("chaoyang"), train=48, test=16, bom=True)
 
 
 @pytest.fixture
-def root(whole: Path, tmp_path: Path) -> Path:
-    return Path(shutil.copytree(whole, tmp_path / "chaoyang"))
+def root(complete_root: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(complete_root, tmp_path / "chaoyang"))
 
 
 def edit(path: Path, change: Any) -> None:
@@ -38,53 +38,57 @@ def edit(path: Path, change: Any) -> None:
     path.write_text(json.dumps(change(entries)))
 
 
-def test_one_pathologist_is_drawn_per_image_and_the_majority_is_the_reference(whole: Path) -> None:
-    table = load(f"chaoyang:{whole}", seed=1)
+def test_one_pathologist_is_drawn_per_image_and_the_majority_is_the_reference(
+    complete_root: Path,
+) -> None:
+    table = load(f"chaoyang:{complete_root}", seed=1)
     truth = [int(str(i).partition("IMG")[2][:3]) % 4 for i in table.ids]
     assert table.labels.tolist() == truth, "two of three pathologists are right here"
     assert table.given is not None
     train, differ = table.split == "train", table.given != table.labels
     assert not differ[~train].any() and 0 < differ.sum() < 24, "a third of the doubtful half, about"
     assert (table.given[differ] == (table.labels[differ] + 1) % 4).all()
-    other = load(f"chaoyang:{whole}", seed=2)
+    second_draw = load(f"chaoyang:{complete_root}", seed=2)
     assert (
-        other.given is not None
-        and (other.given != table.given).any()
-        and (other.labels == table.labels).all()
+        second_draw.given is not None
+        and (second_draw.given != table.given).any()
+        and (second_draw.labels == table.labels).all()
     )
     assert any("label drawn" in note and f"{differ.sum()} of 48" in note for note in table.notes)
 
 
-def test_three_sites_train_on_the_drawn_labels(whole: Path) -> None:
-    experiment = prepare(load_config(data__source=f"chaoyang:{whole}", method="fedavg"))
+def test_three_sites_train_on_the_drawn_labels(complete_root: Path) -> None:
+    experiment = prepare(load_config(data__source=f"chaoyang:{complete_root}", method="fedavg"))
     assert list(experiment.sites) == ["site-1", "site-2", "site-3"] and set(
         experiment.truth
     ) == set(experiment.sites)
     assert {noise.kind for noise in experiment.noise.values()} == {"F"}
-    released = prepare(
-        load_config(data__source=f"chaoyang:{whole}", data__label="released", method="fedavg")
+    released_labels = prepare(
+        load_config(
+            data__source=f"chaoyang:{complete_root}", data__label="released", method="fedavg"
+        )
     )
-    assert released.truth == {}, "nobody knows how many released labels are wrong"
-    simulated = load_config(
-        data__source=f"chaoyang:{whole}", data__label="majority", noise__spec="S40"
+    assert released_labels.truth == {}, "nobody knows how many released labels are wrong"
+    config = load_config(
+        data__source=f"chaoyang:{complete_root}", data__label="majority", noise__spec="S40"
     )
-    assert prepare(simulated).truth
+    assert prepare(config).truth
 
 
 def test_a_site_of_a_deployment_trains_on_the_drawn_labels_in_any_order_of_classes(
-    whole: Path,
+    complete_root: Path,
 ) -> None:
-    table = load(f"chaoyang:{whole}")
+    table = load(f"chaoyang:{complete_root}")
     order = tuple(reversed(table.classes))
-    turned = align_classes(table, order)
-    assert turned.given is not None and table.given is not None
-    assert [order[c] for c in turned.given] == [table.classes[c] for c in table.given]
+    reverse_table = align_classes(table, order)
+    assert reverse_table.given is not None and table.given is not None
+    assert [order[c] for c in reverse_table.given] == [table.classes[c] for c in table.given]
     config = load_config(data__classes=list(order), method="fedavg")
-    site = prepare_site(config, "north", f"chaoyang:{whole}").sites["north"]
+    site = prepare_site(config, "north", f"chaoyang:{complete_root}").sites["north"]
     assert (
         site.labels.tolist()
-        == turned.given[turned.rows("train")].tolist()
-        != turned.labels[turned.rows("train")].tolist()
+        == reverse_table.given[reverse_table.rows("train")].tolist()
+        != reverse_table.labels[reverse_table.rows("train")].tolist()
     )
 
 
@@ -131,8 +135,8 @@ def test_a_slide_on_both_sides_is_reported(root: Path) -> None:
     )
 
 
-def test_check_compares_with_the_published_numbers(whole: Path) -> None:
-    report = check_source(f"chaoyang:{whole}", label="released", fast=True)
+def test_check_compares_with_the_published_numbers(complete_root: Path) -> None:
+    report = check_source(f"chaoyang:{complete_root}", label="released", fast=True)
     assert (
         report.published_counts["train"]["adenocarcinoma"] == 1404
         and report.published_counts["test"]["all"] == 2139

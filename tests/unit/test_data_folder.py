@@ -300,14 +300,14 @@ def test_second_reading_decodes_nothing(make: Make, monkeypatch: pytest.MonkeyPa
 def test_freshly_written_files_are_not_trusted(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two writes within one tick of the clock leave size and time alike; the content must win."""
     root = make()
-    before = read(root)
+    old_table = read(root)
     status = (root / "a0.png").stat()
     picture(99).save(root / "a0.png", compress_level=0)
     picture(0).save(root / "a1.png", compress_level=0)
     data = (root / "a0.png").read_bytes()
     (root / "a0.png").write_bytes(data)
     os.utime(root / "a0.png", ns=(status.st_mtime_ns, status.st_mtime_ns))
-    assert read(root).fingerprint != before.fingerprint
+    assert read(root).fingerprint != old_table.fingerprint
 
 
 def test_damaged_cache_is_rebuilt_with_a_note(make: Make, tmp_path: Path) -> None:
@@ -385,8 +385,8 @@ def test_exif_rotation(tmp_path: Path, suffix: str) -> None:
     Image.fromarray(pixels).save(tmp_path / f"x{suffix}", exif=exif)
     facts = inspect_image(tmp_path / f"x{suffix}")
     assert (facts.width, facts.height) == (20, 40)
-    turned = decode(tmp_path / f"x{suffix}", 20)
-    assert turned[0].max() < 30 and turned[-1].min() > 220
+    pixels_upright = decode(tmp_path / f"x{suffix}", 20)
+    assert pixels_upright[0].max() < 30 and pixels_upright[-1].min() > 220
 
 
 def test_large_jpeg_equals_plain_decoding(tmp_path: Path) -> None:

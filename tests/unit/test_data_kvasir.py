@@ -24,49 +24,49 @@ from tests import papers
 
 
 @pytest.fixture(scope="session")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def complete_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = papers.kvasir(tmp_path_factory.mktemp("kvasir") / "labelled_images")
     papers.fedgp(papers.official(root), noisy="symm-0.2")
     return root
 
 
 @pytest.fixture
-def root(whole: Path, tmp_path: Path) -> Path:
+def root(complete_root: Path, tmp_path: Path) -> Path:
     """A copy that a test may damage."""
-    return Path(shutil.copytree(whole, tmp_path / "kvasir"))
+    return Path(shutil.copytree(complete_root, tmp_path / "kvasir"))
 
 
 def read(root: Path, **options: str) -> ImageTable:
     return load(f"kvasir:{root}", **options)  # type: ignore[arg-type]
 
 
-def test_fedgp_files_decide_split_sites_and_labels(whole: Path) -> None:
-    table = read(whole)
+def test_fedgp_files_decide_split_sites_and_labels(complete_root: Path) -> None:
+    table = read(complete_root)
     assert (
         table.classes == CLASSES
         and len(table) == 200
         and table.site is not None
         and table.groups is not None
     )
-    with open(whole / "train-4clients-B-shuffle.csv", newline="") as handle:
-        listed = {
+    with open(complete_root / "train-4clients-B-shuffle.csv", newline="") as handle:
+        csv_labels = {
             f"{row['category']}/{row['imgname'].partition('_')[2]}": int(row["clean_label"])
             for row in csv.DictReader(handle)
         }
-    mine = {
+    labels_of_b = {
         str(i): int(label)
         for i, label in zip(
             table.ids[table.site == "B"], table.labels[table.site == "B"], strict=True
         )
     }
-    assert mine == listed
+    assert labels_of_b == csv_labels
     assert Counter(table.split.tolist()) == {"train": 140, "val": 20, "test": 40}
     assert table.groups[0] == str(table.ids[0]).split("/")[1][:16]
     assert any("split fedgp" in note and "data.split=video" in note for note in table.notes)
 
 
-def test_the_clients_are_the_sites_unless_asked_otherwise(whole: Path) -> None:
-    source = f"kvasir:{whole}"
+def test_the_clients_are_the_sites_unless_asked_otherwise(complete_root: Path) -> None:
+    source = f"kvasir:{complete_root}"
     assert list(prepare(load_config(data__source=source, method="fedavg")).sites) == [
         "A",
         "B",
@@ -80,8 +80,8 @@ def test_the_clients_are_the_sites_unless_asked_otherwise(whole: Path) -> None:
     )
 
 
-def test_video_split_keeps_every_video_on_one_side(whole: Path) -> None:
-    table = read(whole, split="video")
+def test_video_split_keeps_every_video_on_one_side(complete_root: Path) -> None:
+    table = read(complete_root, split="video")
     assert table.groups is not None and table.site is None
     sides = {str(g): set(table.split[table.groups == g].tolist()) for g in np.unique(table.groups)}
     assert all(len(side) == 1 for side in sides.values()) and set.union(*sides.values()) == {
@@ -105,45 +105,49 @@ def test_frame_split_is_the_protocol_and_says_that_it_is_ours(root: Path) -> Non
     assert again.split.tolist() == table.split.tolist(), "another seed, the same test set"
 
 
-def test_official_folds_with_their_spellings(whole: Path) -> None:
-    table = read(whole, split="official-1")
+def test_official_folds_with_their_spellings(complete_root: Path) -> None:
+    table = read(complete_root, split="official-1")
     assert table.classes[-1] == "Erythema" and table.num_classes == 11 and table.groups is not None
     assert {int(g, 16) % 2 for g in table.groups[table.split == "train"]} == {1}
     assert Counter(table.split.tolist()) == {"train": 88, "test": 132}
 
 
-def test_noisy_sets_are_given_labels_over_the_truth(whole: Path) -> None:
+def test_noisy_sets_are_given_labels_over_the_truth(complete_root: Path) -> None:
     experiment = prepare(
-        load_config(data__source=f"kvasir:{whole}", data__label="symm-0.2", method="fedavg")
+        load_config(data__source=f"kvasir:{complete_root}", data__label="symm-0.2", method="fedavg")
     )
-    clean = read(whole)
+    clean = read(complete_root)
     assert (experiment.table.labels == clean.labels).all()
     for name, samples in experiment.sites.items():
         assert experiment.noise[name].kind == "F"
         assert np.mean(samples.labels != experiment.truth[name]) == pytest.approx(0.2, abs=0.01)
     with pytest.raises(ConfigError, match="already"):
         prepare(
-            load_config(data__source=f"kvasir:{whole}", data__label="symm-0.2", noise__spec="S20")
+            load_config(
+                data__source=f"kvasir:{complete_root}", data__label="symm-0.2", noise__spec="S20"
+            )
         )
-    error = refused(whole, label="pair-0.4")
+    error = refused(complete_root, label="pair-0.4")
     assert error.code == "data.lists-not-found" and "4 csv files" in error.message
     assert "noisy sets there: symm-0.2" in error.fix
 
 
-def test_corrected_labels_replace_the_given_ones_not_the_truth(whole: Path, tmp_path: Path) -> None:
-    table = read(whole, label="symm-0.2")
+def test_corrected_labels_replace_the_given_ones_not_the_truth(
+    complete_root: Path, tmp_path: Path
+) -> None:
+    table = read(complete_root, label="symm-0.2")
     lines = [f"{table.ids[row]},{table.classes[table.labels[row]]}" for row in table.rows("train")]
     (tmp_path / "fixed.csv").write_text("file,label\n" + "\n".join(lines))
-    fixed = load(f"kvasir:{whole}", label="symm-0.2", labels=tmp_path / "fixed.csv")
+    clean_table = load(f"kvasir:{complete_root}", label="symm-0.2", labels=tmp_path / "fixed.csv")
     assert (
-        fixed.given is not None
-        and (fixed.given == fixed.labels).all()
-        and (fixed.labels == table.labels).all()
+        clean_table.given is not None
+        and (clean_table.given == clean_table.labels).all()
+        and (clean_table.labels == table.labels).all()
     )
 
 
-def test_the_papers_candidates_apply(whole: Path) -> None:
-    table = table_for(read(whole).classes)
+def test_the_papers_candidates_apply(complete_root: Path) -> None:
+    table = table_for(read(complete_root).classes)
     assert table is not None
     assert [CLASSES[c] for c in table[CLASSES.index("Ulcer")]] == [
         "Pylorus",
@@ -175,16 +179,20 @@ def test_real_lists_as_published(tmp_path: Path) -> None:
     assert len(report.lists) == 6 and all(len(digest.sha256) == 64 for digest in report.lists)
     noisy = list_kvasir(tmp_path, ReaderOptions(splits=papers.SHARED, label="pair-0.4"))
     train = [row for row in noisy.rows if row.split == "train"]
-    moved = [row for row in train if row.given != row.label]
+    noisy_rows = [row for row in train if row.given != row.label]
     assert (
         not noisy.problems
         and len(train) == 10133
-        and len(moved) / len(train) == pytest.approx(0.4, abs=0.02)
+        and len(noisy_rows) / len(train) == pytest.approx(0.4, abs=0.02)
     )
-    assert all((CLASSES.index(row.label) + 1) % 10 == CLASSES.index(row.given) for row in moved)
-    apart = check_source(f"kvasir:{tmp_path}", split="video", fast=True)
-    assert apart.ok and not any("in more than one split" in warning for warning in apart.warnings)
-    assert all(apart.counts[split][name] for split in ("train", "test") for name in CLASSES)
+    assert all(
+        (CLASSES.index(row.label) + 1) % 10 == CLASSES.index(row.given) for row in noisy_rows
+    )
+    video_report = check_source(f"kvasir:{tmp_path}", split="video", fast=True)
+    assert video_report.ok and not any(
+        "in more than one split" in warning for warning in video_report.warnings
+    )
+    assert all(video_report.counts[split][name] for split in ("train", "test") for name in CLASSES)
 
 
 # ---- mistakes ----
@@ -225,8 +233,8 @@ def test_renamed_and_missing_folders(root: Path) -> None:
 
 
 def test_missing_images_of_the_lists(root: Path) -> None:
-    gone = sorted((root / "Pylorus").iterdir())[:3]
-    for path in gone:
+    missing_paths = sorted((root / "Pylorus").iterdir())[:3]
+    for path in missing_paths:
         path.unlink()
     error = refused(root)
     assert error.code == "data.file-not-found" and "--skip-unreadable" in error.fix

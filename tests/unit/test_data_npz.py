@@ -105,20 +105,20 @@ def test_more_labels_than_known_classes(save: Save) -> None:
 def test_fingerprint_follows_the_content(save: Save) -> None:
     first = load(str(save(arrays(), "a.npz"))).fingerprint
     assert load(str(save(arrays(), "b.npz"))).fingerprint == first
-    other = arrays()
-    other["train_labels"][0] = 2
-    assert load(str(save(other, "c.npz"))).fingerprint != first
-    other = arrays()
-    other["test_images"][0, 0, 0, 0] ^= 1
-    assert load(str(save(other, "d.npz"))).fingerprint != first
+    altered_arrays = arrays()
+    altered_arrays["train_labels"][0] = 2
+    assert load(str(save(altered_arrays, "c.npz"))).fingerprint != first
+    altered_arrays = arrays()
+    altered_arrays["test_images"][0, 0, 0, 0] ^= 1
+    assert load(str(save(altered_arrays, "d.npz"))).fingerprint != first
 
 
 def test_changed_file_is_read_again(save: Save) -> None:
     load(str(save(arrays())))
-    changed = arrays(seed=1)
-    path = save(changed)
+    new_arrays = arrays(seed=1)
+    path = save(new_arrays)
     os.utime(path, (1, 1))
-    assert (load(str(path)).images[:6] == changed["train_images"]).all()
+    assert (load(str(path)).images[:6] == new_arrays["train_images"]).all()
 
 
 def drop(key: str) -> Callable[[Arrays], Arrays]:
@@ -228,7 +228,7 @@ def test_subsample_keeps_proportions_and_is_seeded(save: Save) -> None:
 
 
 def test_synthetic_is_rendered_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    rendered = synthetic.render(seed=5, train=24, test=24, size=16)
+    reference = synthetic.render(seed=5, train=24, test=24, size=16)
     first = load("synthetic", seed=5, train=24, test=24, image_size=16, cache_dir=tmp_path)
 
     def again(**_: Any) -> ImageTable:
@@ -238,11 +238,11 @@ def test_synthetic_is_rendered_once(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(synthetic, "render", again)
     second = load("synthetic", seed=5, train=24, test=24, image_size=16, cache_dir=tmp_path)
     for table in (first, second):
-        assert (table.images == rendered.images).all() and (table.labels == rendered.labels).all()
-        assert table.fingerprint == rendered.fingerprint and table.classes == rendered.classes
+        assert (table.images == reference.images).all() and (table.labels == reference.labels).all()
+        assert table.fingerprint == reference.fingerprint and table.classes == reference.classes
         assert (
-            table.split.tolist() == rendered.split.tolist()
-            and table.ids.tolist() == rendered.ids.tolist()
+            table.split.tolist() == reference.split.tolist()
+            and table.ids.tolist() == reference.ids.tolist()
         )
 
 
@@ -263,14 +263,14 @@ def test_corrected_labels_replace_by_id(save: Save, tmp_path: Path) -> None:
     table = load(str(path))
     # a line that repeats a locked label does no harm
     same = table.classes[table.labels[table.rows("test")[0]]]
-    fixed = write_labels(
+    labels_csv = write_labels(
         tmp_path / "fixed.csv", table, {"train/0": "class 2", "train/4": "0", "test/0": same}
     )
-    corrected = load(str(path), labels=fixed)
-    assert corrected.labels[:6].tolist() == [2, 1, 2, 0, 0, 2]
-    assert (corrected.labels[6:] == table.labels[6:]).all()
-    assert corrected.fingerprint != table.fingerprint
-    assert any("2 of 6" in note for note in corrected.notes)
+    new_table = load(str(path), labels=labels_csv)
+    assert new_table.labels[:6].tolist() == [2, 1, 2, 0, 0, 2]
+    assert (new_table.labels[6:] == table.labels[6:]).all()
+    assert new_table.fingerprint != table.fingerprint
+    assert any("2 of 6" in note for note in new_table.notes)
 
 
 @pytest.mark.parametrize(
@@ -286,22 +286,22 @@ def test_corrected_labels_that_do_not_fit(
     save: Save, tmp_path: Path, changes: dict[str, str], message: str
 ) -> None:
     path = save(arrays())
-    fixed = write_labels(tmp_path / "fixed.csv", load(str(path)), changes)
+    labels_csv = write_labels(tmp_path / "fixed.csv", load(str(path)), changes)
     with pytest.raises(DataError) as caught:
-        load(str(path), labels=fixed)
+        load(str(path), labels=labels_csv)
     assert caught.value.code == "data.labels-do-not-fit" and message in caught.value.message
 
 
 def test_corrected_labels_without_the_columns_or_twice(save: Save, tmp_path: Path) -> None:
     path = save(arrays())
-    fixed = write_labels(tmp_path / "fixed.csv", load(str(path)), {}, header="name,label")
+    labels_csv = write_labels(tmp_path / "fixed.csv", load(str(path)), {}, header="name,label")
     with pytest.raises(DataError) as caught:
-        load(str(path), labels=fixed)
+        load(str(path), labels=labels_csv)
     assert caught.value.code == "data.missing-column"
-    fixed = write_labels(tmp_path / "fixed.csv", load(str(path)), {})
-    fixed.write_text(fixed.read_text() + "\ntrain/0,class 1")
+    labels_csv = write_labels(tmp_path / "fixed.csv", load(str(path)), {})
+    labels_csv.write_text(labels_csv.read_text() + "\ntrain/0,class 1")
     with pytest.raises(DataError) as caught:
-        load(str(path), labels=fixed)
+        load(str(path), labels=labels_csv)
     assert caught.value.code == "data.duplicate-file" and "train/0" in caught.value.message
 
 

@@ -22,17 +22,17 @@ TABLE = "Training Set/Annotation/training annotation (English).xlsx"
 
 
 @pytest.fixture(scope="session")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def complete_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return papers.odir(tmp_path_factory.mktemp("odir"), train=32)
 
 
 @pytest.fixture
-def root(whole: Path, tmp_path: Path) -> Path:
-    return Path(shutil.copytree(whole, tmp_path / "odir"))
+def root(complete_root: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(complete_root, tmp_path / "odir"))
 
 
-def test_published_layout_by_patient(whole: Path) -> None:
-    table = load(f"odir:{whole}")
+def test_published_layout_by_patient(complete_root: Path) -> None:
+    table = load(f"odir:{complete_root}")
     assert table.classes == CLASSES and Counter(table.split.tolist()) == {"train": 64, "test": 48}
     assert table.groups is not None
     for patient in ("3", "40"):
@@ -43,8 +43,8 @@ def test_published_layout_by_patient(whole: Path) -> None:
     assert {"split published", "label patient"} <= {note.split(":")[0] for note in table.notes}
 
 
-def test_by_eye_the_other_eye_may_be_normal(whole: Path) -> None:
-    table = load(f"odir:{whole}", label="eye")
+def test_by_eye_the_other_eye_may_be_normal(complete_root: Path) -> None:
+    table = load(f"odir:{complete_root}", label="eye")
     label = {
         str(i).rsplit("/", 1)[1]: CLASSES[c] for i, c in zip(table.ids, table.labels, strict=True)
     }
@@ -98,8 +98,8 @@ def test_kaggle_layout_draws_a_test_set_of_whole_patients(tmp_path: Path, inner:
     assert any("split patient" in note for note in table.notes)
 
 
-def test_the_papers_candidates_apply(whole: Path) -> None:
-    table = table_for(load(f"odir:{whole}").classes)
+def test_the_papers_candidates_apply(complete_root: Path) -> None:
+    table = table_for(load(f"odir:{complete_root}").classes)
     assert table is not None and len(table) == len(ODIR)
     assert {CLASSES[c]: [CLASSES[w] for w in wrong] for c, wrong in table.items()}["Diabetes"] == [
         "Glaucoma",
@@ -107,8 +107,8 @@ def test_the_papers_candidates_apply(whole: Path) -> None:
     ]
 
 
-def test_check_compares_with_the_published_numbers(whole: Path) -> None:
-    report = check_source(f"odir:{whole}", fast=True)
+def test_check_compares_with_the_published_numbers(complete_root: Path) -> None:
+    report = check_source(f"odir:{complete_root}", fast=True)
     assert (
         report.ok
         and report.fingerprint == ""
@@ -189,9 +189,9 @@ def test_wrong_roots(root: Path, tmp_path: Path) -> None:
 
 
 def test_without_the_extra_the_line_that_installs_it_is_told(
-    whole: Path, monkeypatch: pytest.MonkeyPatch
+    complete_root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("fedgsca.data.readers.xlsx.find_spec", lambda name: None)
     with pytest.raises(MissingExtraError) as caught:
-        load(f"odir:{whole}")
+        load(f"odir:{complete_root}")
     assert caught.value.code == "extra.odir-missing" and "fedgsca[odir]" in caught.value.fix

@@ -48,30 +48,30 @@ def shown(tmp_path: Path, values: Any, dtype: str = "uint16", **elements: Any) -
 
 def test_linear_window(tmp_path: Path) -> None:
     # c = 100, w = 101: black up to 49.5, white from 149.5 on (PS3.3 C.11.2.1.2.1)
-    got = shown(tmp_path, [0, 49, 50, 100, 149, 150, 4000], WindowCenter=100, WindowWidth=101)
-    assert got == [0, 0, round(255 * 0.005), round(255 * 0.505), round(255 * 0.995), 255, 255]
+    levels = shown(tmp_path, [0, 49, 50, 100, 149, 150, 4000], WindowCenter=100, WindowWidth=101)
+    assert levels == [0, 0, round(255 * 0.005), round(255 * 0.505), round(255 * 0.995), 255, 255]
 
 
 def test_exact_window(tmp_path: Path) -> None:
-    got = shown(
+    levels = shown(
         tmp_path,
         [50, 75, 100, 150, 151],
         WindowCenter=100,
         WindowWidth=100,
         VOILUTFunction="LINEAR_EXACT",
     )
-    assert got == [0, 64, 128, 255, 255]
+    assert levels == [0, 64, 128, 255, 255]
 
 
 def test_sigmoid_window(tmp_path: Path) -> None:
-    got = shown(
+    levels = shown(
         tmp_path,
         [0, 75, 100, 125, 9000],
         WindowCenter=100,
         WindowWidth=100,
         VOILUTFunction="SIGMOID",
     )
-    assert got == [
+    assert levels == [
         round(255 / (1 + np.exp(4.0))),
         round(255 / (1 + np.e)),
         128,
@@ -89,14 +89,14 @@ def test_windows_agree_with_pydicom(
 ) -> None:
     """pydicom maps to the range of the rescaled values, we map to 0..1."""
     low, high = (0, 65535) if dtype == "uint16" else (-32768, 32767)
-    stored = np.arange(low, high + 1, 7).astype(dtype)
+    stored_values = np.arange(low, high + 1, 7).astype(dtype)
     data = Dataset()
     data.PhotometricInterpretation = "MONOCHROME2"
     data.BitsStored = 16
     data.PixelRepresentation = int(dtype == "int16")
     data.RescaleSlope, data.RescaleIntercept = slope, intercept
     data.WindowCenter, data.WindowWidth, data.VOILUTFunction = centre, width, function
-    values = apply_modality_lut(stored, data)
+    values = apply_modality_lut(stored_values, data)
     black, white = low * slope + intercept, high * slope + intercept
     with np.errstate(over="ignore"):  # pydicom's sigmoid
         expected = (apply_windowing(values, data) - black) / (white - black)
@@ -173,10 +173,10 @@ def test_eight_bits_without_a_window_are_shown_as_they_are(tmp_path: Path) -> No
 def test_deep_images_without_a_window_are_stretched_over_their_middle(tmp_path: Path) -> None:
     """One hot pixel in a thousand does not darken the others, and padding does not count."""
     values = [60000, *([100] * 500), *([300] * 499)]
-    got = shown(tmp_path, values)
-    assert got[0] == 255 and got[1] == 0 and got[-1] == 255
-    padded = shown(tmp_path, [*([0] * 3000), *values], PixelPaddingValue=0)
-    assert padded[3000:] == got and set(padded[:3000]) == {0}
+    levels = shown(tmp_path, values)
+    assert levels[0] == 255 and levels[1] == 0 and levels[-1] == 255
+    levels_with_padding = shown(tmp_path, [*([0] * 3000), *values], PixelPaddingValue=0)
+    assert levels_with_padding[3000:] == levels and set(levels_with_padding[:3000]) == {0}
     assert inspect_image(tmp_path / "x.dcm").needs_stretching
 
 
@@ -188,7 +188,7 @@ def test_a_flat_image_is_black(tmp_path: Path) -> None:
 def test_padding_is_black_in_both_polarities(tmp_path: Path, kind: str) -> None:
     elements: dict[str, Any] = {"WindowCenter": 0.5, "WindowWidth": 3001}
     elements["PhotometricInterpretation"] = kind
-    got = shown(
+    levels = shown(
         tmp_path,
         [-2000, -1500, 0],
         "int16",
@@ -196,7 +196,7 @@ def test_padding_is_black_in_both_polarities(tmp_path: Path, kind: str) -> None:
         PixelPaddingRangeLimit=-1500,
         **elements,
     )
-    assert got == [0, 0, 128]
+    assert levels == [0, 0, 128]
 
 
 def lut(first: int, bits: int, entries: list[int]) -> Dataset:
@@ -255,21 +255,21 @@ def test_sixteen_bit_rgb(tmp_path: Path) -> None:
 
 
 def test_ybr_full(tmp_path: Path) -> None:
-    got = colours(write_dicom(tmp_path / "a.dcm", RED_YBR, PhotometricInterpretation="YBR_FULL"))
-    assert np.abs(got - RED).max() <= 2
+    levels = colours(write_dicom(tmp_path / "a.dcm", RED_YBR, PhotometricInterpretation="YBR_FULL"))
+    assert np.abs(levels - RED).max() <= 2
 
 
 def test_ybr_full_422(tmp_path: Path) -> None:
     """Two pixels share their colour: Y Y Cb Cr."""
-    packed = b"".join(
+    buffer = b"".join(
         bytes([p[0][0], p[1][0], p[0][1], p[0][2]]) for p in (RED_YBR[0, :2], RED_YBR[0, 2:])
     )
-    got = colours(
+    levels = colours(
         write_dicom(
-            tmp_path / "a.dcm", RED_YBR, PhotometricInterpretation="YBR_FULL_422", PixelData=packed
+            tmp_path / "a.dcm", RED_YBR, PhotometricInterpretation="YBR_FULL_422", PixelData=buffer
         )
     )
-    assert np.abs(got - RED).max() <= 2
+    assert np.abs(levels - RED).max() <= 2
 
 
 @pytest.mark.parametrize("bits, scale, dtype", [(8, 1, "uint8"), (16, 257, "<u2"), (8, 1, "<u2")])
@@ -285,10 +285,10 @@ def test_palette(tmp_path: Path, bits: int, scale: int, dtype: str) -> None:
         elements[f"{name}PaletteColorLookupTableData"] = (
             (np.array(entries) * scale).astype(dtype).tobytes()
         )
-    got = colours(
+    levels = colours(
         write_dicom(tmp_path / "a.dcm", np.array([[0, 1, 2, 200]], dtype=np.uint8), **elements)
     )
-    assert got.tolist() == [[[0, 0, 0], [255, 128, 0], [10, 20, 30], [9, 8, 7]]]
+    assert levels.tolist() == [[[0, 0, 0], [255, 128, 0], [10, 20, 30], [9, 8, 7]]]
 
 
 def test_jpeg_inside(tmp_path: Path) -> None:
@@ -296,47 +296,49 @@ def test_jpeg_inside(tmp_path: Path) -> None:
 
     from PIL import Image
 
-    packed = io.BytesIO()
+    buffer = io.BytesIO()
     grey = np.full((16, 16), 90, dtype=np.uint8)
-    Image.fromarray(grey).save(packed, "JPEG", quality=95)
-    frames = encapsulate([packed.getvalue()])
-    got = colours(write_dicom(tmp_path / "a.dcm", grey, syntax=JPEGBaseline8Bit, PixelData=frames))
-    assert np.abs(got - 90).max() <= 1
+    Image.fromarray(grey).save(buffer, "JPEG", quality=95)
+    frames = encapsulate([buffer.getvalue()])
+    levels = colours(
+        write_dicom(tmp_path / "a.dcm", grey, syntax=JPEGBaseline8Bit, PixelData=frames)
+    )
+    assert np.abs(levels - 90).max() <= 1
 
 
 RAMP = np.add.outer(np.arange(16) * 200, np.arange(20)).astype(np.uint16)  # 12 bits
-PACKED: dict[str, tuple[np.ndarray, dict[str, Any]]] = {
+COMPRESSION_INPUTS: dict[str, tuple[np.ndarray, dict[str, Any]]] = {
     "8 bits": ((RAMP // 16).astype(np.uint8), {}),
     "12 bits": (RAMP, {"BitsStored": 12, "WindowCenter": 2048, "WindowWidth": 4096}),
     "colour": (np.stack([RAMP // 16, 255 - RAMP // 16, RAMP // 32], axis=-1).astype(np.uint8), {}),
 }
 
 
-@pytest.mark.parametrize("kind", PACKED)
+@pytest.mark.parametrize("kind", COMPRESSION_INPUTS)
 def test_run_length_encoding_and_jpeg_2000_lose_nothing(tmp_path: Path, kind: str) -> None:
     import io
 
     from PIL import Image
 
-    pixels, elements = PACKED[kind]
+    pixels, elements = COMPRESSION_INPUTS[kind]
     plain = write_dicom(tmp_path / "a.dcm", pixels, **elements)
-    wanted = colours(plain)
+    reference = colours(plain)
     data = dcmread(plain)
     data.compress(RLELossless)
     data.save_as(tmp_path / "rle.dcm")
-    assert np.array_equal(colours(tmp_path / "rle.dcm"), wanted)
-    packed = io.BytesIO()
-    Image.fromarray(pixels).save(packed, "JPEG2000", no_jp2=True)
+    assert np.array_equal(colours(tmp_path / "rle.dcm"), reference)
+    buffer = io.BytesIO()
+    Image.fromarray(pixels).save(buffer, "JPEG2000", no_jp2=True)
     if kind == "colour":
         elements = {**elements, "PhotometricInterpretation": "YBR_RCT"}
-    frames = encapsulate([packed.getvalue()])
+    frames = encapsulate([buffer.getvalue()])
     assert np.array_equal(
         colours(
             write_dicom(
                 tmp_path / "j2k.dcm", pixels, syntax=JPEG2000Lossless, PixelData=frames, **elements
             )
         ),
-        wanted,
+        reference,
     )
 
 
@@ -384,9 +386,9 @@ def test_the_missing_decoder_and_the_syntax_are_named(tmp_path: Path) -> None:
 
 
 def test_files_that_are_cut_off_or_something_else(tmp_path: Path) -> None:
-    whole = write_dicom(tmp_path / "a.dcm", IMAGE).read_bytes()
-    for length in (0, 100, 140, 200, len(whole) // 2, len(whole) - 40):
-        (tmp_path / "cut.dcm").write_bytes(whole[:length])
+    content = write_dicom(tmp_path / "a.dcm", IMAGE).read_bytes()
+    for length in (0, 100, 140, 200, len(content) // 2, len(content) - 40):
+        (tmp_path / "cut.dcm").write_bytes(content[:length])
         assert any(
             word in reason(tmp_path / "cut.dcm")
             for word in ("not a DICOM file", "damaged", "without")
@@ -435,9 +437,9 @@ def test_the_extra_is_named_when_it_is_missing(
 # ---- folders ----
 
 
-def grey_set(tmp_path: Path, count: int = 24, **more: Any) -> Path:
+def grey_set(tmp_path: Path, count: int = 24, **options: Any) -> Path:
     labels = np.arange(count) % 3
-    return dicom_folder(tmp_path / "scans", labels, toy_images(labels), **more)
+    return dicom_folder(tmp_path / "scans", labels, toy_images(labels), **options)
 
 
 @pytest.mark.parametrize("prefix", ["", "dicom:"])
@@ -543,7 +545,7 @@ def test_no_patient_in_any_output(
     assert (tmp_path / "run" / "predicted.csv").is_file() and (
         tmp_path / "run" / "export-torchscript"
     ).is_dir()
-    said = capsys.readouterr()
-    assert (tmp_path / "run" / "report.html").is_file() and "003.dcm" in said.out
-    assert NAME not in said.out + said.err and "MRN-" not in said.out + said.err
+    output = capsys.readouterr()
+    assert (tmp_path / "run" / "report.html").is_file() and "003.dcm" in output.out
+    assert NAME not in output.out + output.err and "MRN-" not in output.out + output.err
     assert planted(tmp_path / "run", tmp_path / "cache") == []

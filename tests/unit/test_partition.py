@@ -58,9 +58,9 @@ def test_stratified_shares_are_equal(sites: int) -> None:
 @pytest.mark.parametrize("scheme", ["stratified", "dirichlet", "group"])
 def test_same_seed_same_parts(scheme: str) -> None:
     data = grouped([3] * 40)
-    once, again, other = (partition(data, sites=4, scheme=scheme, seed=s) for s in (5, 5, 6))  # type: ignore[arg-type]
+    once, again, third = (partition(data, sites=4, scheme=scheme, seed=s) for s in (5, 5, 6))  # type: ignore[arg-type]
     assert all((once[k] == again[k]).all() for k in once)
-    assert any(once[k].tolist() != other[k].tolist() for k in once)
+    assert any(once[k].tolist() != third[k].tolist() for k in once)
 
 
 @pytest.mark.parametrize("alpha", [1e-4, 0.1, 0.5, 100.0])
@@ -95,8 +95,8 @@ def test_groups_stay_whole_and_sites_balanced() -> None:
     data = grouped([int(s) for s in np.random.default_rng(0).integers(1, 12, 50)])
     parts = partition(data, sites=4, scheme="group", seed=0)
     assert covers(data, parts) and data.groups is not None
-    held = [set(data.groups[p]) for p in parts.values()]
-    assert sum(map(len, held)) == 50
+    sizes_by_site = [set(data.groups[p]) for p in parts.values()]
+    assert sum(map(len, sizes_by_site)) == 50
     sizes = [len(p) for p in parts.values()]
     assert max(sizes) - min(sizes) <= 11
 

@@ -27,14 +27,14 @@ def test_same_seed_same_bytes_other_seed_other_images(small: ImageTable) -> None
 
 
 def test_more_images_never_change_the_earlier_ones(small: ImageTable) -> None:
-    fewer = render(seed=3, train=40, val=0, test=10)
+    smaller = render(seed=3, train=40, val=0, test=10)
     for split, count in (("train", 40), ("test", 10)):
-        few, many = fewer.rows(split), small.rows(split)[:count]
-        assert np.array_equal(fewer.images[few], small.images[many])
-        assert np.array_equal(fewer.labels[few], small.labels[many])
-        assert fewer.groups is not None and small.groups is not None
-        assert fewer.groups[few].tolist() == small.groups[many].tolist()
-        assert fewer.ids[few].tolist() == small.ids[many].tolist()
+        smaller_rows, rows = smaller.rows(split), small.rows(split)[:count]
+        assert np.array_equal(smaller.images[smaller_rows], small.images[rows])
+        assert np.array_equal(smaller.labels[smaller_rows], small.labels[rows])
+        assert smaller.groups is not None and small.groups is not None
+        assert smaller.groups[smaller_rows].tolist() == small.groups[rows].tolist()
+        assert smaller.ids[smaller_rows].tolist() == small.ids[rows].tolist()
 
 
 def test_splits_have_the_asked_sizes_and_differ(small: ImageTable) -> None:
@@ -98,13 +98,13 @@ def test_a_field_is_the_same_scene_at_every_size(size: int) -> None:
     from PIL import Image
 
     small = render(seed=1, train=12, test=0, size=32).images
-    other = render(seed=1, train=12, test=0, size=size).images
-    assert other.shape == (12, size, size, 3)
+    resized_images = render(seed=1, train=12, test=0, size=size).images
+    assert resized_images.shape == (12, size, size, 3)
 
     def tiles(image: np.ndarray) -> np.ndarray:
         return np.asarray(Image.fromarray(image).resize((4, 4), Image.Resampling.BOX), dtype=float)
 
-    differences = [np.abs(tiles(a) - tiles(b)) for a, b in zip(small, other, strict=True)]
+    differences = [np.abs(tiles(a) - tiles(b)) for a, b in zip(small, resized_images, strict=True)]
     assert np.mean(differences) < 4
 
 
@@ -116,14 +116,16 @@ def test_a_size_that_cannot_be_drawn_is_refused_with_a_fix() -> None:
 
 def test_every_class_has_two_other_classes_as_candidates() -> None:
     assert set(CANDIDATES) == set(CLASSES)
-    for name, others in CANDIDATES.items():
-        assert len(set(others)) == 2 and name not in others and set(others) <= set(CLASSES)
+    for name, candidates in CANDIDATES.items():
+        assert (
+            len(set(candidates)) == 2 and name not in candidates and set(candidates) <= set(CLASSES)
+        )
 
 
 def test_the_noise_generator_uses_the_same_candidates() -> None:
     assert table_for(CLASSES) == {
-        CLASSES.index(name): tuple(CLASSES.index(o) for o in others)
-        for name, others in CANDIDATES.items()
+        CLASSES.index(name): tuple(CLASSES.index(o) for o in candidates)
+        for name, candidates in CANDIDATES.items()
     }
 
 
@@ -131,8 +133,8 @@ def test_contact_sheet_shows_each_class_in_its_row(small: ImageTable) -> None:
     sheet = contact_sheet(small, per_class=4, gap=2)
     assert sheet.shape == (len(CLASSES) * 34 + 2, 4 * 34 + 2, 3)
     for label in range(len(CLASSES)):
-        shown = sheet[2 + label * 34 : 34 + label * 34, 2:34]
-        source = np.flatnonzero((small.images == shown).all(axis=(1, 2, 3)))
+        tile = sheet[2 + label * 34 : 34 + label * 34, 2:34]
+        source = np.flatnonzero((small.images == tile).all(axis=(1, 2, 3)))
         assert len(source) == 1
         assert small.labels[source[0]] == label and small.split[source[0]] == "train"
 

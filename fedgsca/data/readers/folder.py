@@ -278,7 +278,7 @@ READERS.register(
     "dicom",
     Reader(
         form="dicom:FOLDER",
-        summary="the same with DICOM files (also found by FOLDER alone)",
+        summary="the same with DICOM files; FOLDER alone also works",
         list_images=list_folder,
         order=40,
     ),

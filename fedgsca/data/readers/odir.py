@@ -272,7 +272,7 @@ def _split_by_patient(file_list: FileList, training: OdirPart, test_fraction: fl
     if rows and not file_list.problems:
         labels = np.array([CLASSES.index(row.label) for row in rows])
         patients = np.array([row.group for row in rows])
-        splits = split_rows(labels, patients, test_fraction, 0)
+        splits = split_rows(labels, patients, test_fraction, 0, source=str(file_list.root))
         rows = [replace(row, split=str(split)) for row, split in zip(rows, splits, strict=True)]
     file_list.rows = rows
     test_count = sum(row.split == "test" for row in rows)
