@@ -7,4 +7,6 @@
     decisions         what reviewers decided; `consensus` is what follows from it
     apply_decisions   a corrected labels file beside the original
     exchange          the same list for cleanlab, Label Studio and FiftyOne
+
+Everything here runs at the site that owns the images; nothing is sent.
 """

@@ -136,7 +136,7 @@ class AuditImages:
 
     @cached_property
     def _features(self) -> Mapping[int, np.ndarray]:
-        """Row -> unit vector, of the priority list and the clean examples; empty without a model."""
+        """Row -> unit vector, of the priority list and the clean examples; {} without a model."""
         from safetensors.numpy import load
 
         path = self.audit.path / "features.safetensors"

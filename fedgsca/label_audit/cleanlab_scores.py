@@ -50,7 +50,7 @@ def _import_cleanlab() -> Any:
         import cleanlab.rank
     except ImportError:
         raise MissingExtraError(
-            "extra.cleanlab",
+            "extra.cleanlab-missing",
             "a second opinion by cleanlab needs a package that is not installed",
             fix="pip install 'fedgsca[cleanlab]', or use --second-opinion neighbours",
         ) from None

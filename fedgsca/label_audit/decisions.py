@@ -1,6 +1,6 @@
 """What people decided about labels: a file that only grows, one JSON line per decision.
 
-A decision is on the disk before anybody is told that it is saved. The state is a fold over the
+A decision is on the disk before it is reported as saved. The state is a fold over the
 lines. Undoing is a line, too, so the file records who decided what and when. A line cut short by a
 crash is skipped and sealed off by the next one. A request that arrives twice (a double click, a
 retry after a lost answer) counts once. Several servers may write to one file; a lock makes them

@@ -53,11 +53,11 @@ def build_gallery(images: AuditImages, banner: str = "") -> Page:
     summary = header.summary
     if header.split == "test":
         owner = "the test set"
-        observer = "the final model"
+        origin = "by the final model"
     else:
         owner = header.site
         rounds = plural(header.evidence_rounds, "round")
-        observer = f"{rounds} of {method_title(header.method)}"
+        origin = f"in {rounds} of {method_title(header.method)}"
     sections = [
         _class_section(summary),
         _confusion_section(summary),
@@ -67,7 +67,7 @@ def build_gallery(images: AuditImages, banner: str = "") -> Page:
     labels = plural(summary.labels, "label")
     return Page(
         title=f"Suspect labels of {owner}",
-        subtitle=f"{images.site_data.table.name} · {labels} · judged by {observer}",
+        subtitle=f"{images.site_data.table.name} · {labels} · judged {origin}",
         lead=_lead_sentences(summary),
         tiles=_tiles(summary),
         sections=[section for section in sections if section is not None],

@@ -60,7 +60,7 @@ def require_server_packages() -> None:
     missing = [name for name in ("starlette", "uvicorn") if find_spec(name) is None]
     if missing:
         raise MissingExtraError(
-            "extra.review",
+            "extra.review-missing",
             f"the review page needs packages that are not installed: {', '.join(missing)}",
             fix="pip install 'fedgsca[review]'",
         )

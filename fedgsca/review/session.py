@@ -330,7 +330,7 @@ class Session:
     def summarise(self) -> dict[str, Any]:
         """Counts, speed and agreement of all reviewers.
 
-        Which images others decided differently is hidden as long as the review goes on.
+        Which images others decided differently is hidden during the review.
         """
         self.decisions.refresh()
         tree = summarise_decisions(self.decisions).to_json()

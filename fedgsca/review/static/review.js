@@ -216,7 +216,7 @@ function describeItem(item) {
   if (hasLabels) {
     byId("given").textContent = item.given;
     byId("suggested").textContent = item.suggested;
-    byId("reason").textContent = item.reason;
+    byId("reason").textContent = asSentence(item.reason);
     byId("accept-text").textContent = `Accept ${item.suggested}`;
     byId("keep-text").textContent = `Keep ${item.given}`;
     const rows = item.probabilities.map(([name, p]) =>
@@ -225,7 +225,7 @@ function describeItem(item) {
     showOpinions(Object.entries(item.opinions ?? {}));
     const probability = percent(item.probabilities[0][1]);
     announcement += `Given ${item.given}, suggested ${item.suggested} with ${probability}. `;
-    announcement += item.reason;
+    announcement += asSentence(item.reason);
   }
   announce(`${savedText}${announcement}`);
   savedText = "";
