@@ -19,11 +19,12 @@ __version__ = "0.3.0"
 if TYPE_CHECKING:
     from fedgsca import noise as noise
     from fedgsca.api import Run as Run
+    from fedgsca.api import apply_decisions as apply_decisions
     from fedgsca.api import audit as audit
     from fedgsca.api import compare as compare
-    from fedgsca.api import correct_labels as correct_labels
     from fedgsca.api import load_run as load_run
     from fedgsca.api import predict as predict
+    from fedgsca.api import record_decisions as record_decisions
     from fedgsca.api import resume as resume
     from fedgsca.api import run as run
     from fedgsca.config import Config as Config
@@ -35,17 +36,18 @@ _MODULE_OF = {
     "Config": "fedgsca.config",
     "FedgscaError": "fedgsca.errors",
     "Run": "fedgsca.api",
+    "apply_decisions": "fedgsca.api",
     "audit": "fedgsca.api",
     "compare": "fedgsca.api",
-    "correct_labels": "fedgsca.api",
     "find_label_issues": "fedgsca.label_audit.find_issues",
     "load_run": "fedgsca.api",
     "predict": "fedgsca.api",
+    "record_decisions": "fedgsca.api",
     "register": "fedgsca.methods.base",
     "resume": "fedgsca.api",
     "run": "fedgsca.api",
 }
-__all__ = [*sorted(_MODULE_OF), "noise"]  # noqa: PLE0604
+__all__ = [*sorted(_MODULE_OF), "noise"]
 
 
 def __getattr__(name: str) -> object:

@@ -19,6 +19,8 @@ SITES_SOURCE = "sites"
 # the short names of `Config.load`
 SHORT_NAMES = {
     "data": "data.source",
+    "labels": "data.labels",
+    "partition": "data.partition",
     "sites": "data.sites",
     "noise": "noise.spec",
     "model": "model.name",
@@ -50,75 +52,77 @@ class DataConfig(Section):
     """The images and how they are divided among sites."""
 
     source: str = Field(
-        "synthetic",
+        default="synthetic",
         description="built-in name, .npz file, folder with labels.csv, or reader:ROOT; "
         "'sites': each site has its own",
     )
     classes: tuple[str, ...] | None = Field(
-        None, min_length=2, description="source 'sites': the class names, in their order"
+        default=None, min_length=2, description="source 'sites': the class names, in their order"
     )
     image_size: int | None = Field(
-        None, ge=8, le=1024, description="pixels; default: the source's own size"
+        default=None, ge=8, le=1024, description="pixels; default: the source's own size"
     )
     labels: str | None = Field(
-        None, description="csv (file,label) that replaces the given training labels"
+        default=None, description="csv (file,label) that replaces the given training labels"
     )
     sites: int = Field(
-        4, ge=1, le=10_000, description="number of sites among which the images are divided"
+        default=4, ge=1, le=10_000, description="number of sites among which the images are divided"
     )
     partition: Literal["stratified", "dirichlet", "group", "column"] = Field(
-        "stratified",
+        default="stratified",
         description="how: equal class shares, skewed class shares, entire groups (patients), "
         "or a site column of the source",
     )
     alpha: float = Field(
-        0.5, gt=0, description="partition dirichlet: concentration; small values are skewed"
+        default=0.5, gt=0, description="partition dirichlet: concentration; small values are skewed"
     )
     train: int | None = Field(
-        None,
+        default=None,
         ge=2,
         description="number of training images: rendered (synthetic) or drawn (other sources)",
     )
     test: int | None = Field(
-        None, ge=1, description="number of test images: rendered or drawn, like data.train"
+        default=None, ge=1, description="number of test images: rendered or drawn, like data.train"
     )
     skip_unreadable: bool = Field(
-        False, description="leave out images that cannot be decoded instead of stopping"
+        default=False, description="leave out images that cannot be decoded instead of stopping"
     )
     split: str | None = Field(
-        None,
+        default=None,
         description="kvasir: fedgp, frame, video, official-0, official-1; odir: published, patient",
     )
     label: str | None = Field(
-        None,
+        default=None,
         description="kvasir: clean, symm-0.2, ...; odir: patient, eye; "
         "chaoyang: drawn, released, majority",
     )
     splits: str | None = Field(
-        None, description="folder of the lists of kvasir and chaoyang, if it is not in ROOT"
+        default=None, description="folder of the lists of kvasir and chaoyang, if it is not in ROOT"
     )
 
 
 class NoiseConfig(Section):
     """Wrong labels, for simulations."""
 
-    spec: str = Field("0", description="one part for all sites (S40) or one each (0-S40-P20-C20)")
+    spec: str = Field(
+        default="0", description="one part for all sites (S40) or one each (0-S40-P20-C20)"
+    )
     candidates: str = Field(
-        "auto",
+        default="auto",
         description="CK-asymmetric candidates: auto, features (auto by frozen features instead of "
         "images), or a TOML file",
     )
     matrix: str | None = Field(
-        None,
+        default=None,
         description="csv with a transition matrix (rows: true class), or chaoyang (built in); "
         "for sites with noise M",
     )
     given: str | None = Field(
-        None,
+        default=None,
         description="csv (file,label) of given labels; the labels of the source are then the truth",
     )
     oracle: bool = Field(
-        False,
+        default=False,
         description="simulations: leave the wrong labels out; the ceiling of any method, "
         "which no method can know",
     )
@@ -128,45 +132,52 @@ class ModelConfig(Section):
     """The network and its initial weights."""
 
     name: str = Field(
-        "cnn", description="network: cnn, resnet18, resnet50, efficientnet-lite0, ..."
+        default="cnn", description="network: cnn, resnet18, resnet50, efficientnet-lite0, ..."
     )
     weights: str | None = Field(
-        None, description="local file; 'packaged' = ImageNet weights inside the [weights] extra"
+        default=None,
+        description="local file; 'packaged' = ImageNet weights inside the [weights] extra",
     )
     frozen: bool = Field(
-        False, description="train and send only the head; features are computed once per site"
+        default=False,
+        description="train and send only the head; features are computed once per site",
     )
     feature_size: int = Field(
-        96, ge=16, description="frozen mode: image size in pixels at the input of the backbone"
+        default=96,
+        ge=16,
+        description="frozen mode: image size in pixels at the input of the backbone",
     )
 
 
 class TrainConfig(Section):
     """Local training, the same at every site."""
 
-    rounds: int = Field(40, ge=1, description="number of communication rounds")
-    epochs: int = Field(1, ge=1, description="local epochs per round")
-    batch_size: int = Field(32, ge=2, description="images per step of SGD")
-    lr: float = Field(0.02, gt=0, description="learning rate of the first round")
-    momentum: float = Field(0.9, ge=0, lt=1, description="momentum of SGD, restarted every round")
-    weight_decay: float = Field(1e-6, ge=0, description="weight decay of SGD")
+    rounds: int = Field(default=40, ge=1, description="number of communication rounds")
+    epochs: int = Field(default=1, ge=1, description="local epochs per round")
+    batch_size: int = Field(default=32, ge=2, description="images per step of SGD")
+    lr: float = Field(default=0.02, gt=0, description="learning rate of the first round")
+    momentum: float = Field(
+        default=0.9, ge=0, lt=1, description="momentum of SGD, restarted every round"
+    )
+    weight_decay: float = Field(default=1e-6, ge=0, description="weight decay of SGD")
     lr_steps: tuple[float, ...] = Field(
-        (0.7, 0.9), description="fractions of the rounds after which lr is multiplied by lr_decay"
+        default=(0.7, 0.9),
+        description="fractions of the rounds after which lr is multiplied by lr_decay",
     )
     lr_decay: float = Field(
-        0.1, gt=0, le=1, description="factor on the learning rate at each of lr_steps"
+        default=0.1, gt=0, le=1, description="factor on the learning rate at each of lr_steps"
     )
     augment: Literal["none", "flips", "dihedral", "rotate"] = Field(
-        "dihedral",
+        default="dihedral",
         description="random changes of training images: none, mirror images, "
         "mirror images and quarter turns, or also any rotation",
     )
     threads: int = Field(
-        2,
+        default=2,
         ge=1,
         description="torch threads per site; part of the experiment because it changes the bytes",
     )
-    device: str = Field("auto", description="auto, cpu, cuda, cuda:1, mps")
+    device: str = Field(default="auto", description="auto, cpu, cuda, cuda:1, mps")
 
     def lr_at(self, round: int) -> float:
         """Learning rate of a zero-based round: steps are counted over communication rounds."""
@@ -178,27 +189,29 @@ class FederationConfig(Section):
     """Rounds, deadlines and evaluation."""
 
     quorum: float = Field(
-        0.5, ge=0, le=1, description="fraction of sites whose updates a round needs"
+        default=0.5, ge=0, le=1, description="fraction of sites whose updates a round needs"
     )
     deadline: float | None = Field(
-        None,
+        default=None,
         gt=0,
         description="deployment: seconds after which a round continues without the sites that are "
         "late; default 3600",
     )
     sites: tuple[str, ...] | None = Field(
-        None, min_length=1, description="source 'sites': the names of all sites"
+        default=None, min_length=1, description="source 'sites': the names of all sites"
     )
     test: str | None = Field(
-        None,
+        default=None,
         description="source 'sites': the coordinator's own test images; "
         "none: each site tests on its own",
     )
     eval_every: int = Field(
-        1, ge=1, description="evaluate the global model every n rounds (and in the last five)"
+        default=1,
+        ge=1,
+        description="evaluate the global model every n rounds (and in the last five)",
     )
     keep_losses: bool = Field(
-        True, description="simulations: keep per-sample losses for the report's histograms"
+        default=True, description="simulations: keep per-sample losses for the report's histograms"
     )
 
 
@@ -206,13 +219,16 @@ class AuditConfig(Section):
     """Evidence about labels, collected at each site for `fedgsca audit`."""
 
     enabled: bool = Field(
-        True, description="each site keeps evidence about its own labels, for `fedgsca audit`"
+        default=True,
+        description="each site keeps evidence about its own labels, for `fedgsca audit`",
     )
     first: int = Field(
-        3, ge=0, description="first round of the evidence, from 0: earlier models know too little"
+        default=3,
+        ge=0,
+        description="first round of the evidence, from 0: earlier models know too little",
     )
     last: int = Field(
-        20,
+        default=20,
         ge=1,
         description="the evidence ends before this round: "
         "later models may have memorised the wrong labels",
@@ -232,43 +248,47 @@ class PrivacyConfig(Section):
         gt=0, description="largest L2 norm of the change that a site sends in a round"
     )
     noise: float = Field(
-        0.0, ge=0, description="std of the Gaussian noise, as a multiple of clip; 0: clipping only"
+        default=0.0,
+        ge=0,
+        description="std of the Gaussian noise, as a multiple of clip; 0: clipping only",
     )
-    delta: float = Field(1e-5, gt=0, lt=1, description="the delta for which epsilon is reported")
+    delta: float = Field(
+        default=1e-5, gt=0, lt=1, description="the delta for which epsilon is reported"
+    )
 
 
 class Config(Section):
     """One experiment. Everything that changes the resulting bytes is in here, and nothing else."""
 
-    seed: int = Field(0, ge=0, description="seed of every random stream")
-    preset: str = Field("default", description="default (our reading) or paper (literal)")
-    method: str = Field("fedgsca", description="see `fedgsca methods`")
+    seed: int = Field(default=0, ge=0, description="seed of every random stream")
+    preset: str = Field(default="default", description="default (our reading) or paper (literal)")
+    method: str = Field(default="fedgsca", description="see `fedgsca methods`")
     data: DataConfig = Field(
-        DataConfig(),  # type: ignore[call-arg]
+        default=DataConfig(),
         description="the images and how they are divided among sites",
     )
     noise: NoiseConfig = Field(
-        NoiseConfig(),  # type: ignore[call-arg]
+        default=NoiseConfig(),
         description="wrong labels, for simulations",
     )
     model: ModelConfig = Field(
-        ModelConfig(),  # type: ignore[call-arg]
+        default=ModelConfig(),
         description="the network and its initial weights",
     )
     train: TrainConfig = Field(
-        TrainConfig(),  # type: ignore[call-arg]
+        default=TrainConfig(),
         description="local training, the same at every site",
     )
     federation: FederationConfig = Field(
-        FederationConfig(),  # type: ignore[call-arg]
+        default=FederationConfig(),
         description="rounds, deadlines and evaluation",
     )
     audit: AuditConfig = Field(
-        AuditConfig(),  # type: ignore[call-arg]
+        default=AuditConfig(),
         description="evidence about labels, for `fedgsca audit`",
     )
     privacy: PrivacyConfig | None = Field(
-        None, description="clipping and noise on what leaves a site"
+        default=None, description="clipping and noise on what leaves a site"
     )
     options: dict[str, Any] = Field(
         default_factory=dict, description="the method's own options, all filled in"

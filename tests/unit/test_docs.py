@@ -1,4 +1,8 @@
-"""The documentation is true where a machine can tell: links, commands, configuration keys, and the example of a ninth method."""
+"""The documentation is true where a machine can tell.
+
+Links, commands, options, configuration keys, the four examples of CONTRIBUTING.md and the Python
+code of the pages are executed or checked.
+"""
 
 from __future__ import annotations
 
@@ -10,206 +14,266 @@ from pathlib import Path
 from types import ModuleType
 
 import click
+import numpy as np
 import pytest
 import typer
-from toys import toy_config
 
 from fedgsca.cli import app
 from fedgsca.config import METHODS, load_config
-from fedgsca.errors import ConfigError
+from fedgsca.data.load import load
+from fedgsca.data.reader import READERS
+from fedgsca.engine.base import ENGINES, find_engine
+from fedgsca.engine.rounds import run
+from fedgsca.errors import ConfigError, DataError
+from fedgsca.experiment.run_folder import read_rounds
 from fedgsca.methods.base import load_methods
+from fedgsca.noise import parse_noise, transition_matrix
+from fedgsca.noise.base import KINDS
+from tests.toys import toy_config
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = [
-    path
-    for path in (
-        ROOT / "README.md",
-        ROOT / "CONTRIBUTING.md",
-        *sorted((ROOT / "docs").glob("*.md")),
-    )
-    if path.exists()
-]
-METHOD_FILE = "fedsmall"  # the example in CONTRIBUTING.md; not a method of this package
+# pages of docs/ that only include a file of the root
+INCLUDED_PAGES = ("index.md", "contributing.md", "changelog.md")
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
+PAGES += [path for path in sorted((ROOT / "docs").glob("*.md")) if path.name not in INCLUDED_PAGES]
+METHOD_NAME = "fedsmall"  # the example in CONTRIBUTING.md; not a method of this package
 
-page = pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
+each_page = pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
 
 
-def lines(text: str) -> Iterator[str]:
+def lines_without_errors(text: str) -> Iterator[str]:
     """Lines of a page, without blocks that show an error on purpose."""
     blocks = re.split(r"^```.*$", text, flags=re.MULTILINE)
     for number, block in enumerate(blocks):
-        if number % 2 == 0 or not re.search(r"^Error:", block, flags=re.MULTILINE):
+        is_code = number % 2 == 1
+        if not is_code or not re.search(r"^Error", block, flags=re.MULTILINE):
             yield from block.splitlines()
 
 
-def example() -> str:
-    """The complete method file in CONTRIBUTING.md."""
-    blocks = re.findall(
-        r"^```python\n(.*?)^```",
-        (ROOT / "CONTRIBUTING.md").read_text("utf-8"),
-        flags=re.MULTILINE | re.DOTALL,
-    )
-    (found,) = [block for block in blocks if "@register" in block]
-    return str(found)
+def read_links(path: Path) -> list[str]:
+    """Targets of the relative links of a page, without anchors."""
+    targets = re.findall(r"\]\(([^)\s]+)\)", path.read_text("utf-8"))
+    paths = [target.partition("#")[0] for target in targets if "://" not in target]
+    return [target for target in paths if target]
 
 
 # ---- links ----
 
 
-@page
+@each_page
 def test_relative_links_resolve(path: Path) -> None:
-    targets = re.findall(r"\]\(([^)\s]+)\)", path.read_text("utf-8"))
-    broken = [
-        t
-        for t in targets
-        if "://" not in t
-        and not t.startswith("#")
-        and not (path.parent / t.partition("#")[0]).exists()
-    ]
-    assert not broken
+    assert [link for link in read_links(path) if not (path.parent / link).exists()] == []
 
 
-def test_every_page_is_reached_from_another() -> None:
-    linked = {
-        (p.parent / t).resolve()
-        for p in PAGES
-        for t in re.findall(r"\]\(([^)\s#]+)\)", p.read_text("utf-8"))
-        if "://" not in t
-    }
-    assert [p.name for p in PAGES if p.name != "README.md" and p.resolve() not in linked] == []
+def test_every_page_is_linked_from_another_page() -> None:
+    linked_pages = set()
+    for path in PAGES:
+        linked_pages.update((path.parent / link).resolve() for link in read_links(path))
+    pages = [path for path in PAGES if path.name != "README.md"]
+    assert [path.name for path in pages if path.resolve() not in linked_pages] == []
 
 
-@page
-def test_nothing_of_a_machine_is_told(path: Path) -> None:
-    assert not re.findall(
-        r"(?<![\w.~])/(?:tmp|home|work|root|mnt)/\S*|localhost|\b\d+\.\d+\.\d+\.\d+\b",
-        path.read_text("utf-8"),
-    )
+def test_every_page_is_in_the_navigation_of_the_site() -> None:
+    navigation = (ROOT / "mkdocs.yml").read_text("utf-8")
+    pages = sorted((ROOT / "docs").rglob("*.md"))
+    names = [path.relative_to(ROOT / "docs").as_posix() for path in pages]
+    assert [name for name in names if name not in navigation] == []
+
+
+@each_page
+def test_no_page_names_a_machine(path: Path) -> None:
+    pattern = r"(?<![\w.~])/(?:tmp|home|work|root|mnt)/\S*|localhost|\b\d+\.\d+\.\d+\.\d+\b"
+    assert re.findall(pattern, path.read_text("utf-8")) == []
 
 
 # ---- commands ----
 
 
 @functools.cache
-def commands() -> dict[str, click.Command]:
+def read_commands() -> dict[str, click.Command]:
+    """All commands by what is typed after `fedgsca`."""
     group = typer.main.get_command(app)
     assert isinstance(group, click.Group)
-    found: dict[str, click.Command] = {}
+    commands: dict[str, click.Command] = {}
     for name, command in group.commands.items():
-        found[name] = command
+        commands[name] = command
         if isinstance(command, click.Group):
-            found |= {f"{name} {inner}": leaf for inner, leaf in command.commands.items()}
-    return found
+            commands |= {f"{name} {inner}": leaf for inner, leaf in command.commands.items()}
+    return commands
 
 
-def mentions(path: Path) -> Iterator[tuple[str, list[str]]]:
-    """(command, options) of every `fedgsca ...` in code, whether in a block or between backticks."""
-    text, code = path.read_text("utf-8"), []
+def read_mentions(path: Path) -> Iterator[tuple[str, list[str]]]:
+    """(command, options) of every `fedgsca ...` in a code block or between backticks."""
+    text = path.read_text("utf-8")
+    mentions = re.findall(r"`(fedgsca [^`]+)`", text)
     for block in re.split(r"^```.*$", text, flags=re.MULTILINE)[1::2]:
-        typed = re.findall(
-            r"^\$ (fedgsca .*)", block, flags=re.MULTILINE
-        )  # the other lines are what was answered
-        code += typed or re.findall(r"^fedgsca .*", block, flags=re.MULTILINE)
-    code += re.findall(r"`(fedgsca [^`]+)`", text)
-    for words in (re.sub(r"\s#\s.*", "", piece).split()[1:] for piece in code):
+        # in a block with a prompt, the other lines are output
+        prompts = re.findall(r"^\$ (fedgsca .*)", block, flags=re.MULTILINE)
+        mentions += prompts or re.findall(r"^fedgsca .*", block, flags=re.MULTILINE)
+    for mention in mentions:
+        words = re.sub(r"\s#\s.*", "", mention).split()[1:]
         if words and re.fullmatch(r"[a-z]+", words[0]):
-            known = commands()
             nested = " ".join(words[:2])
-            name = nested if nested in known else words[0]
+            name = nested if nested in read_commands() else words[0]
             yield name, [word for word in words if word.startswith("--")]
 
 
-@page
+@each_page
 def test_commands_and_their_options_exist(path: Path) -> None:
-    known = commands()
-    for name, options in mentions(path):
-        assert name in known, f"{path.name}: fedgsca {name}"
-        valid = {
-            flag
-            for parameter in known[name].params
-            for flag in (*parameter.opts, *parameter.secondary_opts)
-        } | {"--help"}
-        assert set(options) <= valid, f"{path.name}: fedgsca {name}"
+    for name, options in read_mentions(path):
+        assert name in read_commands(), f"{path.name}: fedgsca {name}"
+        flags = {"--help"}
+        for parameter in read_commands()[name].params:
+            flags.update(parameter.opts, parameter.secondary_opts)
+        assert set(options) <= flags, f"{path.name}: fedgsca {name}"
 
 
 def test_every_command_is_in_the_reference() -> None:
     text = (ROOT / "docs" / "commands.md").read_text("utf-8")
-    leaves = [name for name, command in commands().items() if not isinstance(command, click.Group)]
-    assert [name for name in leaves if f"fedgsca {name}" not in text] == []
+    for name, command in read_commands().items():
+        if not isinstance(command, click.Group):
+            assert f"fedgsca {name}" in text
+
+
+# ---- the four examples of CONTRIBUTING.md ----
+
+
+def read_example(marker: str) -> str:
+    """The complete file in CONTRIBUTING.md that contains the marker."""
+    text = (ROOT / "CONTRIBUTING.md").read_text("utf-8")
+    blocks = re.findall(r"^```python\n(.*?)^```", text, flags=re.MULTILINE | re.DOTALL)
+    (example,) = [block for block in blocks if marker in block]
+    return str(example)
+
+
+def import_example(marker: str, folder: Path) -> ModuleType:
+    """The example as a module, so that it registers itself."""
+    file = folder / "example.py"
+    file.write_text(read_example(marker), encoding="utf-8")
+    spec = importlib.util.spec_from_file_location("example", file)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def example_method(tmp_path: Path) -> Iterator[ModuleType]:
+    load_methods()
+    yield import_example("@register\n", tmp_path)
+    METHODS.unregister(METHOD_NAME)
+
+
+def test_the_example_method_runs(example_method: ModuleType, tmp_path: Path) -> None:
+    config = toy_config(METHOD_NAME, frozen=True, train__rounds=2)
+    result = run(config, tmp_path / "run")
+    assert result is not None
+    assert result.method == METHOD_NAME
+    warmup, selection = read_rounds(tmp_path / "run")
+    assert warmup.refusals == selection.refusals == {}
+    before, after = warmup.sites["site-1"], selection.sites["site-1"]
+    assert before.number("count") == before.num_samples, "all samples in the warm-up"
+    assert 0 < (after.number("count") or 0) < before.num_samples, "fewer after it"
+
+
+def test_the_example_method_selects_small_losses(example_method: ModuleType) -> None:
+    losses = np.array([3.0, 1.0, 2.0, 9.0, 8.0])
+    selection = example_method.small_losses(losses, np.array([0, 0, 0, 1, 1]), 0.5)
+    assert selection.tolist() == [False, True, True, False, True]
+
+
+def test_the_example_noise_moves_labels_to_neighbours(tmp_path: Path) -> None:
+    import_example("@register_kind", tmp_path)
+    try:
+        (noise,) = parse_noise("N20", sites=1)
+        assert str(noise) == "N20"
+        expected = [[0.8, 0.2, 0.0], [0.1, 0.8, 0.1], [0.0, 0.2, 0.8]]
+        assert np.allclose(transition_matrix(noise, 3), expected)
+        config = toy_config("fedavg", frozen=True, train__rounds=1, noise__spec="N40")
+        assert run(config, tmp_path / "run") is not None
+    finally:
+        KINDS.unregister("N")
+
+
+def test_the_example_reader_reads_a_list(tmp_path: Path) -> None:
+    from PIL import Image
+
+    import_example("READERS.register", tmp_path)
+    root = tmp_path / "images"
+    root.mkdir()
+    lines = []
+    for number in range(20):
+        name = f"{number}.png"
+        Image.new("RGB", (16, 16), (10 * number, 0, 0)).save(root / name)
+        lines.append(f"{('benign', 'malignant')[number % 2]} {name}")
+    (root / "images.txt").write_text("\n".join(lines), encoding="utf-8")
+    try:
+        table = load(f"textlist:{root}", cache_dir=tmp_path / "cache")
+        assert table.classes == ("benign", "malignant")
+        assert len(table) == 20
+        (root / "images.txt").write_text("\n".join([*lines, "benign"]), encoding="utf-8")
+        with pytest.raises(DataError) as caught:
+            load(f"textlist:{root}", cache_dir=tmp_path / "cache")
+        assert caught.value.code == "data.no-path"
+    finally:
+        READERS.unregister("textlist")
+
+
+def test_the_example_engine_gives_the_same_model(tmp_path: Path) -> None:
+    import_example("@register_engine", tmp_path)
+    config = toy_config("fedgsca", frozen=True, train__rounds=3)
+    try:
+        find_engine("reverse").run(config, tmp_path / "reverse")
+        find_engine("local").run(config, tmp_path / "local")
+    finally:
+        ENGINES.unregister("reverse")
+    for name in ("model.safetensors", "metrics.jsonl"):
+        assert (tmp_path / "reverse" / name).read_bytes() == (
+            tmp_path / "local" / name
+        ).read_bytes()
 
 
 # ---- configuration ----
 
 
-@pytest.fixture
-def ninth(tmp_path: Path) -> Iterator[ModuleType]:
-    """The example, imported from the page, registered for the duration of a test."""
-    load_methods()
-    file = tmp_path / f"{METHOD_FILE}.py"
-    file.write_text(example(), encoding="utf-8")
-    spec = importlib.util.spec_from_file_location(METHOD_FILE, file)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    yield module
-    METHODS.unregister(METHOD_FILE)
+def why_refused(item: str) -> str | None:
+    """The codes with which --set `item` is refused, or None.
 
-
-def valid(item: str) -> str | None:
-    """Why --set `item` is refused, or None. A value in capitals (FILE, LR) is a placeholder: only its key counts."""
+    A value in capitals (FILE, LR) is a placeholder: only its key counts.
+    """
     section, value = item.split(".")[0], item.partition("=")[2]
     try:
         load_config(sets=[item], method=section if section in METHODS.load() else None)
     except ConfigError as error:
-        return None if value.isupper() and "unknown key" not in error.message else error.message
+        codes = [problem.code for problem in error.problems]
+        if value.isupper() and "config.unknown-key" not in codes:
+            return None
+        return ", ".join(codes)
     return None
 
 
-@page
-def test_configuration_keys_exist_and_take_the_values_shown(path: Path, ninth: ModuleType) -> None:
-    text = re.sub(r"--set\s+", "--set ", "\n".join(lines(path.read_text("utf-8"))))
-    items = [item.rstrip("`.,;:)") for item in re.findall(r"--set ([a-z][\w.]+=[^\s`]+)", text)]
-    assert {item: why for item in items if (why := valid(item))} == {}
+@each_page
+def test_configuration_keys_exist_and_take_the_values_shown(
+    path: Path, example_method: ModuleType
+) -> None:
+    text = "\n".join(lines_without_errors(path.read_text("utf-8")))
+    text = re.sub(r"--set\s+", "--set ", text)
+    items = re.findall(r"--set ([a-z][\w.]+=[^\s`]+)", text)
+    refusals = {item: why_refused(item.rstrip("`.,;:)")) for item in items}
+    assert {item: reason for item, reason in refusals.items() if reason} == {}
 
 
 def test_a_wrong_key_would_be_noticed() -> None:
     load_methods()
-    assert valid("train.lrr=1") and valid("train.lr=fast") and valid("fedgsca.zetta=LR")
-    assert valid("train.lr=LR") is None and valid("fedgsca.selector.clip=none") is None
+    for item in ("train.lrr=1", "train.lr=fast", "fedgsca.zetta=LR"):
+        assert why_refused(item)
+    for item in ("train.lr=LR", "fedgsca.selector.clip=none"):
+        assert why_refused(item) is None
 
 
-def test_the_options_named_in_the_method_pages_exist() -> None:
-    """Switches stand in the tables as `section.key` or `key`: every dotted one must be an option of FedGSCA or of the configuration."""
+def test_the_options_named_in_the_page_of_fedgsca_exist() -> None:
     text = (ROOT / "docs" / "fedgsca.md").read_text("utf-8")
     for key in re.findall(r"`((?:selector|guard|train)\.\w+)`", text):
         owner = "" if key.startswith("train.") else "fedgsca."
-        why = valid(f"{owner}{key}=KEY")
-        assert why is None, why
-
-
-# ---- the ninth method ----
-
-
-def test_the_example_registers_and_runs_a_round(ninth: ModuleType, tmp_path: Path) -> None:
-    from fedgsca.engine.rounds import run
-    from fedgsca.experiment.run_folder import read_lines
-
-    assert set(METHODS.load()) - {
-        path.stem for path in (ROOT / "fedgsca" / "methods").glob("*.py")
-    } == {METHOD_FILE}
-    result = run(toy_config(METHOD_FILE, frozen=True, train__rounds=2), tmp_path / "run")
-    assert result["method"] == METHOD_FILE
-    first, second = (
-        line["sites"]["site-1"] for line in read_lines(tmp_path / "run" / "metrics.jsonl")
-    )
-    assert first["kept"] == first["num_samples"] > second["kept"] > 0, (
-        "all samples in the warm-up, fewer after it"
-    )
-    assert not any(line["refused"] for line in read_lines(tmp_path / "run" / "metrics.jsonl"))
-
-
-def test_the_example_keeps_the_smallest_losses_of_every_class(ninth: ModuleType) -> None:
-    import numpy as np
-
-    kept = ninth.small(np.array([3.0, 1.0, 2.0, 9.0, 8.0]), np.array([0, 0, 0, 1, 1]), 0.5)
-    assert kept.tolist() == [False, True, True, False, True]
+        assert why_refused(f"{owner}{key}=KEY") is None

@@ -1,0 +1,276 @@
+"""The front door for Python programs: train, compare, audit, correct, predict.
+
+    import fedgsca
+
+    config = fedgsca.Config.load(data="synthetic", noise="0-S40-P20-C20", frozen=True, rounds=20)
+    run = fedgsca.run(config, out="runs/a")          # also continues an interrupted run
+    audits = fedgsca.audit(run)                      # one per site
+    fedgsca.record_decisions(audits[1], {"train/00017": "stroma"}, reviewer="M. Rossi")
+    labels = fedgsca.apply_decisions(run).file
+
+Everything here is also a command, and leaves the same files. All names are available as
+`fedgsca.NAME`; heavy packages are imported when a function is called.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeAlias
+
+from fedgsca.config import Config
+from fedgsca.errors import DataError, RunFolderError
+
+if TYPE_CHECKING:
+    from fedgsca.experiment.records import ClassScores, RoundRecord, RunResult
+    from fedgsca.export.prediction import Predictions
+    from fedgsca.grid.comparison import ComparisonResult
+    from fedgsca.label_audit.apply_decisions import CorrectedLabels
+    from fedgsca.label_audit.audit_table import Audit
+
+PathLike: TypeAlias = str | os.PathLike[str]
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run folder: its configuration, its scores and what can be done with it."""
+
+    folder: Path
+
+    @cached_property
+    def config(self) -> Config:
+        """The configuration with every default filled in."""
+        from fedgsca.experiment.run_folder import read_config
+
+        return read_config(self.folder)
+
+    @cached_property
+    def result(self) -> RunResult:
+        """The content of result.json. Raises RunFolderError if the run is not finished."""
+        from fedgsca.experiment.run_folder import read_result
+
+        result = read_result(self.folder)
+        if result is None:
+            raise RunFolderError(
+                "run.not-finished",
+                f"the run in {self.folder} is not finished",
+                fix=f'call fedgsca.resume("{self.folder}") first',
+            )
+        return result
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether all rounds were run."""
+        return (self.folder / "result.json").exists()
+
+    @property
+    def f1(self) -> float:
+        """Macro F1 on the test images in percent: mean of the last five rounds."""
+        return self.result.f1
+
+    @property
+    def recall(self) -> float:
+        """Macro recall in percent: mean of the last five rounds."""
+        return self.result.recall
+
+    @property
+    def precision(self) -> float:
+        """Macro precision in percent: mean of the last five rounds."""
+        return self.result.precision
+
+    @property
+    def per_class(self) -> Mapping[str, ClassScores]:
+        """Class name -> scores in the last round."""
+        return self.result.per_class
+
+    @property
+    def rounds(self) -> list[RoundRecord]:
+        """One record per finished round: scores, sizes, and the numbers of every site."""
+        from fedgsca.experiment.run_folder import read_rounds
+
+        return read_rounds(self.folder)
+
+    def report(self) -> Path:
+        """Write report.html and return its path."""
+        from fedgsca.report.html_page import write_report
+
+        return write_report(self.folder)
+
+    def audit(self, sites: Sequence[str] = (), *, quota: float = 0.1) -> list[Audit]:
+        """Rank the labels of the sites by suspicion; see `fedgsca.audit`."""
+        return audit(self, sites, quota=quota)
+
+    def predict(self, images: PathLike | Iterable[PathLike]) -> Predictions:
+        """Class probabilities of image files; see `fedgsca.predict`."""
+        return predict(self, images)
+
+
+def run(
+    config: Config, out: PathLike, *, jobs: int = 1, engine: str = "local", progress: bool = False
+) -> Run:
+    """Train, or continue the run in this folder; a finished run is returned as it is.
+
+    Parameters
+    ----------
+    config
+        The experiment, from `Config.load`.
+    out
+        The run folder. It must be new, or hold the same experiment.
+    jobs
+        How many sites train at the same time. The result does not depend on it.
+    engine
+        A registered engine: "local", "flower-sim", or one of your own.
+    progress
+        Show progress on stderr.
+    """
+    from fedgsca.engine.base import find_engine
+    from fedgsca.engine.progress import display
+
+    folder = Path(out)
+    with display(quiet=not progress) as screen:
+        observer = screen.observe(config.method)
+        find_engine(engine).run(config, folder, jobs=jobs, observer=observer)
+    return Run(folder)
+
+
+def resume(folder: PathLike, *, jobs: int = 1, progress: bool = False) -> Run:
+    """Continue an interrupted run. The result is bit-identical to that of an uninterrupted one."""
+    return run(load_run(folder).config, folder, jobs=jobs, progress=progress)
+
+
+def load_run(folder: PathLike) -> Run:
+    """An existing run folder, finished or not."""
+    path = Path(folder)
+    if not (path / "config.toml").is_file():
+        raise RunFolderError(
+            "run.not-a-run-folder",
+            f"{path} is not a run folder: it has no config.toml",
+            fix="give the folder that was passed to fedgsca.run or `fedgsca run --out`",
+        )
+    return Run(path)
+
+
+def compare(
+    methods: Sequence[str],
+    config: Config,
+    *,
+    out: PathLike,
+    noises: Sequence[str] | None = None,
+    seeds: int | Sequence[int] = 3,
+    ceiling: bool = True,
+    jobs: int = 1,
+) -> ComparisonResult:
+    """Train every method under every noise with every seed.
+
+    Parameters
+    ----------
+    methods
+        Names such as ["fedavg", "fedgsca"].
+    config
+        The settings of all runs; method, noise and seed are replaced.
+    out
+        A folder for the runs and the tables. The same call resumes an interrupted comparison.
+    noises
+        Such as ["S40", "0-S40-P20-C20"]; default: the noise of `config`.
+    seeds
+        A number of seeds (3 means 0, 1, 2), or the seeds themselves.
+    ceiling
+        Also train FedAvg without the wrong labels, which `recovery` needs.
+
+    Returns a result whose `rows` hold mean and standard deviation per method and noise.
+    """
+    from fedgsca.grid import comparison
+    from fedgsca.report.html_page import write_report
+
+    result = comparison.compare(
+        methods, config, noises=noises, seeds=seeds, out=Path(out), ceiling=ceiling, jobs=jobs
+    )
+    write_report(Path(out))
+    return result
+
+
+def audit(run: Run | PathLike, sites: Sequence[str] = (), *, quota: float = 0.1) -> list[Audit]:
+    """Rank the labels of a run's sites by how suspicious they are.
+
+    Parameters
+    ----------
+    run
+        A run or its folder, finished or not.
+    sites
+        Names of sites; default: all.
+    quota
+        Share of the labels on the review list, 0 to 1.
+
+    Returns one audit per site. `audit.suspects()` yields the labels to check, the most suspicious
+    first; `audit.summary` estimates how many labels are wrong.
+    """
+    from fedgsca.label_audit.audit_run import audit_run
+
+    return audit_run(_folder(run), sites=sites, quota=quota)
+
+
+def record_decisions(
+    audit: Audit, labels: Mapping[str, str | None], *, reviewer: str, reason: str = ""
+) -> None:
+    """Record what the labels of some images should be, as the review page does.
+
+    Parameters
+    ----------
+    audit
+        The audit of a site, from `fedgsca.audit`.
+    labels
+        Image (`suspect.id`) -> the right class, or None if it cannot be decided. The given class
+        confirms a label.
+    reviewer
+        The name of the person who decided; it is part of the log.
+    reason
+        A remark for the log.
+    """
+    suspects = {suspect.id: suspect for suspect in audit.ranked_labels()}
+    unknown_ids = sorted(set(labels) - set(suspects))
+    if unknown_ids:
+        raise DataError(
+            "audit.unknown-image",
+            f"the audit of {audit.site} has no image {unknown_ids[0]!r}",
+            fix="use the id of a suspect of this audit",
+        )
+    decisions = audit.open_decisions()
+    for image, label in labels.items():
+        decisions.record(suspects[image], label, reviewer=reviewer, reason=reason)
+
+
+def apply_decisions(source: Run | Audit | PathLike) -> CorrectedLabels:
+    """Write the corrected labels beside the old ones, with a log of the changes.
+
+    `source` is a run, which applies the decisions of all its sites, or the audit of one site.
+    `result.file` is a csv for `Config.load(..., labels=...)`, None if no label changed. Nothing is
+    overwritten.
+    """
+    from fedgsca.label_audit import apply_decisions as decisions
+    from fedgsca.label_audit.audit_table import Audit
+
+    if isinstance(source, Audit):
+        return decisions.apply_decisions(source.path)
+    return decisions.apply_decisions(_folder(source))
+
+
+def predict(model: Run | PathLike, images: PathLike | Iterable[PathLike]) -> Predictions:
+    """Class probabilities of image files.
+
+    Parameters
+    ----------
+    model
+        A finished run, its folder, or the folder of an export.
+    images
+        An image file, a folder that is searched to any depth, or several of these.
+    """
+    from fedgsca.export import prediction
+
+    return prediction.predict(_folder(model), images)
+
+
+def _folder(run: Run | PathLike) -> Path:
+    return run.folder if isinstance(run, Run) else Path(run)
