@@ -110,15 +110,16 @@ def _share(part: int, total: int) -> float | None:
 
 
 def stability(
-    received: Mapping[str, np.ndarray], trained: Mapping[str, np.ndarray], names: Iterable[str]
+    theta: Mapping[str, np.ndarray], theta_k: Mapping[str, np.ndarray], names: Iterable[str]
 ) -> float:
     """||theta_k - theta||^2 over the named (trainable) arrays: how far a site moved its model.
 
-    The paper's stability metric is the mean of this over the sites.
+    `theta` is the model as received, `theta_k` as trained by the site. The paper's stability metric
+    is the mean of this over the sites.
     """
     total = 0.0
     for name in names:
-        difference = np.subtract(trained[name], received[name], dtype=np.float64)
+        difference = np.subtract(theta_k[name], theta[name], dtype=np.float64)
         total += np.square(difference).sum()
     return float(total)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, get_args
+from typing import Any, NamedTuple, TypeGuard, get_args
 
 from pydantic import BaseModel, ValidationError
 
@@ -24,7 +24,7 @@ class Difference(NamedTuple):
 
     key: str
     value: Any
-    other_value: Any
+    reference_value: Any
 
 
 # ---- trees: nested dictionaries, as TOML has them ----
@@ -275,7 +275,7 @@ def _restore_none(tree: Mapping[str, Any], model: type[BaseModel]) -> Tree:
     return rows
 
 
-def _is_model(annotation: Any) -> bool:
+def _is_model(annotation: Any) -> TypeGuard[type[BaseModel]]:
     return isinstance(annotation, type) and issubclass(annotation, BaseModel)
 
 
@@ -310,12 +310,12 @@ def to_toml(config: Config) -> str:
     return tomli_w.dumps(config.to_tree())
 
 
-def differences(config: Config, other: Config) -> list[Difference]:
+def differences(config: Config, reference: Config) -> list[Difference]:
     """Keys whose values differ, sorted."""
     values = flatten(config.to_tree())
-    other_values = flatten(other.to_tree())
+    reference_values = flatten(reference.to_tree())
     rows = []
-    for key in sorted(values | other_values):
-        if values.get(key) != other_values.get(key):
-            rows.append(Difference(key, values.get(key), other_values.get(key)))
+    for key in sorted(values | reference_values):
+        if values.get(key) != reference_values.get(key):
+            rows.append(Difference(key, values.get(key), reference_values.get(key)))
     return rows

@@ -111,10 +111,10 @@ M = TypeVar("M", bound=type)
 
 def register(method: M) -> M:
     """Class decorator that offers a method to the command line, reports, engines and tests."""
-    described = cast("type[Method]", method)
-    if not described.title:
-        described.title = described.name
-    METHODS.register(described.name, method)
+    definition = cast("type[Method]", method)
+    if not definition.title:
+        definition.title = definition.name
+    METHODS.register(definition.name, method)
     return method
 
 

@@ -75,49 +75,53 @@ class FedCorrOptions(MethodOptions):
     """Options of FedCorr; "official" is the published code."""
 
     stage1: float = Field(
-        0.1,
+        default=0.1,
         gt=0,
         le=1,
         description="T1 as a share of the rounds (official 5 of 955 rounds with 5 local epochs)",
     )
     stage2: float = Field(
-        0.4, ge=0, le=1, description="T2 as a share of the rounds (official 500 of 955)"
+        default=0.4, ge=0, le=1, description="T2 as a share of the rounds (official 500 of 955)"
     )
-    beta: float = Field(5.0, ge=0, description="strength of the proximal term (official 5)")
+    beta: float = Field(default=5.0, ge=0, description="strength of the proximal term (official 5)")
     prox: Literal["squared", "norm"] = Field(
-        "squared", description="||theta_k - theta||^2 (the paper) or the plain norm (the code)"
+        default="squared",
+        description="||theta_k - theta||^2 (the paper) or the plain norm (the code)",
     )
     mixup: float = Field(
-        1.0, ge=0, description="alpha of mixup's Beta distribution (official 1); 0: no mixup"
+        default=1.0,
+        ge=0,
+        description="alpha of mixup's Beta distribution (official 1); 0: no mixup",
     )
-    neighbours: int = Field(20, ge=2, description="of a sample for its LID (official 20)")
+    neighbours: int = Field(default=20, ge=2, description="of a sample for its LID (official 20)")
     loss_kind: Literal["double_softmax", "ce"] = Field(
-        "double_softmax", description="losses that reveal wrong labels (the code; the paper: ce)"
+        default="double_softmax",
+        description="losses that reveal wrong labels (the code; the paper: ce)",
     )
     relabel_ratio: float = Field(
-        0.5,
+        default=0.5,
         ge=0,
         le=1,
         description="rho: share of the estimated wrong labels to review per round "
         "(official 0.5; real noise 0.8)",
     )
     confidence: float = Field(
-        0.5,
+        default=0.5,
         ge=0,
         le=1,
         description="probability that a new label needs (official 0.5; real noise 0.9)",
     )
     clean_level: float = Field(
-        0.1, ge=0, le=1, description="largest mu_k of a site that fine-tunes (official 0.1)"
+        default=0.1, ge=0, le=1, description="largest mu_k of a site that fine-tunes (official 0.1)"
     )
     split_guard: float = Field(
-        0.05,
+        default=0.05,
         ge=0,
         description="smallest range of the LIDs, relative to their mean, that makes two groups "
         "(official 0)",
     )
     one_group: Literal["clean", "noisy"] = Field(
-        "clean", description="what all sites count as if they are one group"
+        default="clean", description="what all sites count as if they are one group"
     )
 
 

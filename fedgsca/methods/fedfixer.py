@@ -58,26 +58,32 @@ class FedFixerOptions(MethodOptions):
     """Options of FedFixer; "official" is the published code."""
 
     warmup: int = Field(
-        10, ge=0, description="t_sel, the last round in which every sample is kept; official 10"
+        default=10,
+        ge=0,
+        description="t_sel, the last round in which every sample is kept; official 10",
     )
     confidence: float = Field(
-        2.0,
+        default=2.0,
         ge=0,
         description="b_max; official 2 (ten classes), 1 (Clothing1M); "
         "try 1 to 1.5 for four classes",
     )
-    distance: float = Field(15.0, ge=0, description="lambda, between the two models; official 15")
+    distance: float = Field(
+        default=15.0, ge=0, description="lambda, between the two models; official 15"
+    )
     personal_steps: int = Field(
-        1, ge=1, description="J, steps of the personal model per batch; official 5, here 1"
+        default=1, ge=1, description="J, steps of the personal model per batch; official 5, here 1"
     )
     personal_decay: float = Field(
-        1e-3, ge=0, description="weight decay of the personal model; official 1e-3"
+        default=1e-3, ge=0, description="weight decay of the personal model; official 1e-3"
     )
     personal: Literal["restart", "keep"] = Field(
-        "restart", description="personal model in the next round: from theta (official) or kept"
+        default="restart",
+        description="personal model in the next round: from theta (official) or kept",
     )
     prior: Literal["uniform", "labels"] = Field(
-        "uniform", description="classes in the confidence term: equal (official) or as in CORES^2"
+        default="uniform",
+        description="classes in the confidence term: equal (official) or as in CORES^2",
     )
 
 

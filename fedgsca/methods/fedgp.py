@@ -90,50 +90,61 @@ class FedGPOptions(MethodOptions):
     """Options of FedGP; "official" is the published code."""
 
     warmup: float = Field(
-        0.2, ge=0, le=1, description="T_w as a share of the rounds (official 20 of 100)"
+        default=0.2, ge=0, le=1, description="T_w as a share of the rounds (official 20 of 100)"
     )
     core_ratio: float = Field(
-        0.2,
+        default=0.2,
         ge=0,
         le=1,
         description="share of each class with the smallest losses that founds P_k (official 0.2)",
     )
     confidence: float = Field(
-        0.3, ge=0, le=1, description="probability that a joining sample needs (official 0.3)"
+        default=0.3,
+        ge=0,
+        le=1,
+        description="probability that a joining sample needs (official 0.3)",
     )
     propagation: float = Field(
-        0.5, ge=0, lt=1, description="a: how far labels travel over the graph (official 0.5)"
+        default=0.5,
+        ge=0,
+        lt=1,
+        description="a: how far labels travel over the graph (official 0.5)",
     )
     neighbours: int = Field(
-        20, ge=1, description="that vote on the complementary classes (official 20)"
+        default=20, ge=1, description="that vote on the complementary classes (official 20)"
     )
     adjacency: float = Field(
-        0.5,
+        default=0.5,
         gt=0,
         le=1,
         description="share of the centroid graph's links that the GNN keeps (official 0.5)",
     )
     rho: float = Field(
-        0.5, ge=0, le=1, description="weight of the global centroids' loss (official 0.5)"
+        default=0.5, ge=0, le=1, description="weight of the global centroids' loss (official 0.5)"
     )
     w_pull: float = Field(
-        0.5, ge=0, le=1, description="W <- (1 - w_pull) W + w_pull S after each step (official 0.5)"
+        default=0.5,
+        ge=0,
+        le=1,
+        description="W <- (1 - w_pull) W + w_pull S after each step (official 0.5)",
     )
     w_update: Literal["trained", "ema"] = Field(
-        "trained",
+        default="trained",
         description="W also gets its gradient in every step, or (the code) only in the first",
     )
-    ema: float = Field(0.5, gt=0, le=1, description="share of this round in Z_k (official 0.5)")
-    norm: float = Field(0.1, ge=0, description="lam_n, on ||W|| + ||S|| (official 0.1)")
+    ema: float = Field(
+        default=0.5, gt=0, le=1, description="share of this round in Z_k (official 0.5)"
+    )
+    norm: float = Field(default=0.1, ge=0, description="lam_n, on ||W|| + ||S|| (official 0.1)")
     negative: float = Field(
-        0.1, ge=0, description="lam_NL, on the complementary classes (official 0.1)"
+        default=0.1, ge=0, description="lam_NL, on the complementary classes (official 0.1)"
     )
     clean_label: Literal["pseudo", "given"] = Field(
-        "pseudo",
+        default="pseudo",
         description="labels of P_k in training: pseudo-labels, or (the code) the given ones",
     )
     weighting: Literal["samples", "uniform"] = Field(
-        "samples", description="server mean: n_k/N as all methods here, or 1/K (the code)"
+        default="samples", description="server mean: n_k/N as all methods here, or 1/K (the code)"
     )
 
 
@@ -478,7 +489,8 @@ class Learner:
         local = F.cross_entropy(logits, batch.y) + self.options.norm * norms
         if negative:
             local = local + self._negative_loss(logits, batch.rows)
-        return (1.0 - rho) * local + rho * F.cross_entropy(f @ s.T, batch.y)
+        loss: Tensor = (1.0 - rho) * local + rho * F.cross_entropy(f @ s.T, batch.y)
+        return loss
 
     def train_negative(self, rows: np.ndarray) -> None:
         """One pass over the samples without a trustworthy label: only what they are not.

@@ -74,43 +74,51 @@ class SelectorOptions(MethodOptions):
     """How the selector is fitted and applied (Eq. 1-6)."""
 
     scope: Literal["global", "own"] = Field(
-        "global", description="select by the merged selector (GSS) or by the site's own (CSS)"
+        default="global",
+        description="select by the merged selector (GSS) or by the site's own (CSS)",
     )
     losses_of: Literal["received", "trained"] = Field(
-        "received",
+        default="received",
         description="model whose losses S_k is fitted to: as received (no second pass), "
         "or after training (the paper)",
     )
     memory: float = Field(
-        0.8,
+        default=0.8,
         ge=0,
         lt=1,
         description="weight of the past in the running mean of losses and predictions; "
         "0: this round only",
     )
     class_relative: bool = Field(
-        True, description="compare a loss with those of the same given class"
+        default=True, description="compare a loss with those of the same given class"
     )
-    var_floor: float = Field(0.25, ge=0, description="lower bound of both variances, nats^2")
-    clip: float | None = Field(9.21, gt=0, description="largest loss that counts; none: unlimited")
-    monotone: bool = Field(True, description="a smaller loss is never less clean")
+    var_floor: float = Field(
+        default=0.25, ge=0, description="lower bound of both variances, nats^2"
+    )
+    clip: float | None = Field(
+        default=9.21, gt=0, description="largest loss that counts; none: unlimited"
+    )
+    monotone: bool = Field(default=True, description="a smaller loss is never less clean")
 
 
 class GuardOptions(MethodOptions):
     """When a round's training set counts as a collapse (not in the paper)."""
 
     enabled: bool = Field(
-        True,
+        default=True,
         description="train on the given labels for a round in which D_hat looks like a collapse",
     )
     max_delta: float = Field(
-        0.8, gt=0, le=1, description="largest believable share of wrong labels"
+        default=0.8, gt=0, le=1, description="largest believable share of wrong labels"
     )
     max_shift: float = Field(
-        0.5, gt=0, le=1, description="largest change of the class distribution (total variation)"
+        default=0.5,
+        gt=0,
+        le=1,
+        description="largest change of the class distribution (total variation)",
     )
     min_class: int = Field(
-        10, ge=1, description="a class with this many given samples may not vanish"
+        default=10, ge=1, description="a class with this many given samples may not vanish"
     )
 
 
@@ -118,66 +126,76 @@ class FedGSCAOptions(MethodOptions):
     """Options of FedGSCA; the defaults are our reading of the paper."""
 
     selection: bool = Field(
-        True, description="off: train on all given labels (with the chosen loss)"
+        default=True, description="off: train on all given labels (with the chosen loss)"
     )
     warmup: int = Field(
-        5,
+        default=5,
         ge=0,
         description="rounds on all given labels before selecting; the selector is fitted meanwhile",
     )
     wait_for_health: bool = Field(
-        True, description="begin to select only when the merged selector was healthy twice in a row"
+        default=True,
+        description="begin to select only when the merged selector was healthy twice in a row",
     )
     noise_level: float = Field(
-        0.1, ge=0, le=1, description="delta below which a site trains on all its labels"
+        default=0.1, ge=0, le=1, description="delta below which a site trains on all its labels"
     )
     doubtful: Literal["keep", "flag"] = Field(
-        "keep",
+        default="keep",
         description="labels with a clean probability between 1 - tau and tau: "
         "keep, or flag (the paper)",
     )
-    pseudo_labels: bool = Field(True, description="off: flagged samples are left out of the round")
+    pseudo_labels: bool = Field(
+        default=True, description="off: flagged samples are left out of the round"
+    )
     thresholds: Literal["adaptive", "fixed"] = Field(
-        "adaptive", description="class thresholds of Eq. 9-10, or zeta for all classes"
+        default="adaptive", description="class thresholds of Eq. 9-10, or zeta for all classes"
     )
     zeta: float = Field(
-        0.8, gt=0, le=1, description="zeta_0, the highest confidence that a pseudo-label needs"
+        default=0.8,
+        gt=0,
+        le=1,
+        description="zeta_0, the highest confidence that a pseudo-label needs",
     )
     average: Literal["literal", "per_class"] = Field(
-        "literal",
+        default="literal",
         description="denominator of Avg_c: all clean samples (as printed), "
         "or those predicted as the class",
     )
     loss: Literal["rcl", "ucl", "ce"] = Field(
-        "rcl", description="robust credal loss, its uniform ablation, or cross-entropy"
+        default="rcl", description="robust credal loss, its uniform ablation, or cross-entropy"
     )
     alpha: float = Field(
-        0.05,
+        default=0.05,
         ge=1e-3,
         lt=1,
         description="label relaxation: possibility of the classes other than the label",
     )
     beta_start: float = Field(
-        0.75, gt=0, le=1, description="confidence from which another class is possible, at first"
+        default=0.75,
+        gt=0,
+        le=1,
+        description="confidence from which another class is possible, at first",
     )
-    beta_end: float = Field(0.55, gt=0, le=1, description="the same in the last round")
+    beta_end: float = Field(default=0.55, gt=0, le=1, description="the same in the last round")
     beta_schedule: Literal["cosine", "linear", "constant"] = Field(
-        "cosine", description="how beta falls from beta_start to beta_end over the rounds"
+        default="cosine", description="how beta falls from beta_start to beta_end over the rounds"
     )
     credal_after_warmup: bool = Field(
-        True,
+        default=True,
         description="during warm-up only the given label is possible; "
         "otherwise a network that predicts one class for all would satisfy RCL",
     )
     diagnostics: bool = Field(
-        True, description="also send delta, tau, thresholds, counts and guard (numbers for the log)"
+        default=True,
+        description="also send delta, tau, thresholds, counts and guard (numbers for the log)",
     )
     selector: SelectorOptions = Field(
-        SelectorOptions(),  # type: ignore[call-arg]
+        default=SelectorOptions(),
         description="how the selector is fitted and applied",
     )
     guard: GuardOptions = Field(
-        GuardOptions(),  # type: ignore[call-arg]
+        default=GuardOptions(),
         description="the guard against collapse",
     )
 

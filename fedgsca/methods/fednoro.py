@@ -72,21 +72,25 @@ ROBUST = 2
 class FedNoRoOptions(MethodOptions):
     """Options of FedNoRo; "official" is the published code."""
 
-    warmup: int = Field(10, ge=0, description="T_1, rounds of stage 1; official 10")
+    warmup: int = Field(default=10, ge=0, description="T_1, rounds of stage 1; official 10")
     ramp_end: float = Field(
-        0.49,
+        default=0.49,
         ge=0,
         le=1,
         description="share of the rounds at which lam reaches its full value; official 49 of 100",
     )
     strength: float = Field(
-        0.8, ge=0, le=1, description="full value of lam, the weight of the teacher; official 0.8"
+        default=0.8,
+        ge=0,
+        le=1,
+        description="full value of lam, the weight of the teacher; official 0.8",
     )
     temperature: float = Field(
-        0.8, gt=0, description="of the teacher; below 1 sharpens; official 0.8"
+        default=0.8, gt=0, description="of the teacher; below 1 sharpens; official 0.8"
     )
     distance: Literal["layers", "flat"] = Field(
-        "layers", description="of two models: sum of the tensors' norms (official) or one norm"
+        default="layers",
+        description="of two models: sum of the tensors' norms (official) or one norm",
     )
 
 

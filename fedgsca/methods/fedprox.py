@@ -26,7 +26,7 @@ class FedProxOptions(MethodOptions):
     """Options of FedProx."""
 
     mu: float = Field(
-        0.01, ge=0, description="strength of the proximal term; the paper's grid: 1e-3 .. 1"
+        default=0.01, ge=0, description="strength of the proximal term; the paper's grid: 1e-3 .. 1"
     )
 
 

@@ -56,45 +56,45 @@ class FedRobustOptions(MethodOptions):
     """Options of FedRobust."""
 
     matrix_penalty: float = Field(
-        2.0,
+        default=2.0,
         ge=0,
         description="a, on ||Lambda - I||^2; official 100 on a sum over 50 samples = 2 on a mean",
     )
     matrix_lr: float = Field(
-        0.05,
+        default=0.05,
         ge=0,
         description="ascent step of Lambda; official 1e-3 on a sum over 50 = 0.05 on a mean",
     )
     matrix_radius: float = Field(
-        0.4,
+        default=0.4,
         ge=0,
         description="largest ||Lambda - I||; official 0.4 in a figure, 5 to 10 in the notebooks",
     )
     shift_penalty: float = Field(
-        2.0,
+        default=2.0,
         ge=0,
         description="b, on ||delta||^2; official 4 on a sum over 50 = 0.08, over s^2 with s = 0.2",
     )
     shift_lr: float = Field(
-        0.05,
+        default=0.05,
         ge=0,
         description="ascent step of delta; official 0.025 on a sum over 50 = 1.25, "
         "times s^2 with s = 0.2",
     )
     shift_radius: float = Field(
-        0.2,
+        default=0.2,
         ge=0,
         description="s, largest ||delta|| in normalised units; "
         "official 1 on entire images (norm about 28)",
     )
     feature_unit: float = Field(
-        0.09,
+        default=0.09,
         gt=0,
         description="frozen features: distortions are this times sqrt(D) times as large; "
         "official ratio 0.036 / 0.2 = 0.18",
     )
     weights: Literal["samples", "equal"] = Field(
-        "samples", description="average by n_k (here), or all sites equally (official)"
+        default="samples", description="average by n_k (here), or all sites equally (official)"
     )
 
 

@@ -86,13 +86,13 @@ def load_backbone(backbone: nn.Module, path: Path) -> None:
     """Fill the backbone from a file. Every name and shape must fit; mismatches are listed."""
     target = getattr(backbone, "net", backbone)  # EfficientNet is one level down
     tensors = plain_names(_read_file(path))
-    expected = target.state_dict()
-    counters = {name for name in expected if name.endswith("num_batches_tracked")}
-    missing = sorted(set(expected) - set(tensors) - counters)
-    unknown_names = sorted(set(tensors) - set(expected))
+    target_state = target.state_dict()
+    counters = {name for name in target_state if name.endswith("num_batches_tracked")}
+    missing = sorted(set(target_state) - set(tensors) - counters)
+    unknown_names = sorted(set(tensors) - set(target_state))
     shapes = []
-    for name in sorted(set(tensors) & set(expected)):
-        shape, expected_shape = tuple(tensors[name].shape), tuple(expected[name].shape)
+    for name in sorted(set(tensors) & set(target_state)):
+        shape, expected_shape = tuple(tensors[name].shape), tuple(target_state[name].shape)
         if shape != expected_shape:
             shapes.append(f"{name} is {shape}, expected {expected_shape}")
     if missing or unknown_names or shapes:
@@ -105,11 +105,11 @@ def load_backbone(backbone: nn.Module, path: Path) -> None:
             "\n".join(lines),
             fix="choose the model that the file was made for (--set model.name=...)",
         )
-    target.load_state_dict({**{name: expected[name] for name in counters}, **tensors})
+    target.load_state_dict({**{name: target_state[name] for name in counters}, **tensors})
 
 
 def _list_names(title: str, names: Sequence[str]) -> list[str]:
     if not names:
         return []
-    more = " ..." if len(names) > _MAX_NAMES else ""
-    return [f"  {len(names)} {title}: {', '.join(names[:_MAX_NAMES])}{more}"]
+    ellipsis = " ..." if len(names) > _MAX_NAMES else ""
+    return [f"  {len(names)} {title}: {', '.join(names[:_MAX_NAMES])}{ellipsis}"]

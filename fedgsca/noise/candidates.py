@@ -50,8 +50,8 @@ def _match_table(rows: Mapping[str, str], classes: Sequence[str]) -> Table | Non
     candidates = list(rows.values())
     table: Table = {}
     for c, row in enumerate(class_rows):
-        names = [name for name in candidates[row].split(", ") if name]
-        table[c] = tuple(class_rows.index(row_of[fold_name(name)]) for name in names)
+        wrong = [name for name in candidates[row].split(", ") if name]
+        table[c] = tuple(class_rows.index(row_of[fold_name(name)]) for name in wrong)
     return table
 
 

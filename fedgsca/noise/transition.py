@@ -68,8 +68,8 @@ def corrupt_with(labels: np.ndarray, matrix: np.ndarray, rng: np.random.Generato
     edges = matrix.cumsum(axis=1)
     # ends at exactly 1, so that a class with probability 0 is never drawn, not even by rounding
     edges /= edges[:, -1:]
-    drawn = (rng.random(labels.size)[:, None] >= edges[labels]).sum(axis=1)
-    return np.asarray(drawn, dtype=np.int64)
+    given = (rng.random(labels.size)[:, None] >= edges[labels]).sum(axis=1)
+    return np.asarray(given, dtype=np.int64)
 
 
 def _check_matrix(matrix: np.ndarray) -> None:

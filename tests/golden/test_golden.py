@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from toys import toy_config, toy_npz
 
 from fedgsca.engine.rounds import run
 from fedgsca.experiment.run_folder import read_lines
@@ -25,6 +24,7 @@ from fedgsca.noise import corrupt, parse_noise
 from fedgsca.noise.candidates import by_similarity
 from fedgsca.rng import stream, torch_stream
 from fedgsca.site import weights_of
+from tests.toys import toy_config, toy_npz
 
 KEPT = Path(__file__).with_name("golden.json")
 UPDATE = bool(os.environ.get("FEDGSCA_UPDATE_GOLDEN"))

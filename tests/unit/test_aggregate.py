@@ -16,7 +16,7 @@ from fedgsca.wire import Update
 def updates(count: int, size: int = 5) -> Iterator[Update]:
     for k in range(count):
         rng = stream(0, "update", k)
-        weights = {
+        weights: dict[str, np.ndarray] = {
             "w": rng.normal(size=size).astype(np.float32),
             "n": np.array(k % 3, np.int64),
             "s": np.array(k + 0.5, np.float32),

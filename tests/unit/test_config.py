@@ -136,11 +136,19 @@ def test_short_names_sections_and_dotted_keys(tmp_path: Path) -> None:
     assert Config.load() == load_config()
 
 
+SHORT_VALUES: dict[str, Any] = {
+    "data": "x.npz",
+    "labels": "labels.csv",
+    "partition": "dirichlet",
+    "noise": "S40",
+    "model": "resnet18",
+    "frozen": True,
+}
+
+
 @pytest.mark.parametrize(("short_name", "key"), sorted(SHORT_NAMES.items()))
 def test_short_names_are_keys(short_name: str, key: str) -> None:
-    value: Any = {"data": "x.npz", "noise": "S40", "model": "resnet18", "frozen": True}.get(
-        short_name, 3
-    )
+    value = SHORT_VALUES.get(short_name, 3)
     config = Config.load(**{short_name: value})
     section, name = key.split(".")
     assert getattr(getattr(config, section), name) == value

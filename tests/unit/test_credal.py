@@ -32,10 +32,11 @@ def inside_by_all_subsets(p: np.ndarray, poss: np.ndarray) -> bool:
 
 
 def projection(p: np.ndarray, poss: np.ndarray, alpha: float) -> np.ndarray:
+    """p^r (Eq. 16)."""
     full = poss == 1.0
-    return np.where(
-        full, (1 - alpha) * p / p[full].sum(), alpha * p / max(p[~full].sum(), 1e-300)
-    )  # Eq. 16
+    inside = (1 - alpha) * p / p[full].sum()
+    outside = alpha * p / max(p[~full].sum(), 1e-300)
+    return np.asarray(np.where(full, inside, outside))
 
 
 def defined_loss(p: np.ndarray, y: int, alpha: float, beta: float) -> float:
@@ -108,16 +109,14 @@ def test_gradient_is_the_slope_of_the_loss() -> None:
 
 
 def test_confident_disagreement_relaxes_the_label() -> None:
-    """The model gives class 1 at least beta: both 0 and 1 are possible and together they hold nearly everything."""
+    """The model gives class 1 at least beta, so classes 0 and 1 are possible; they sum to 0.97."""
     z = logits_of(0.17, 0.80, 0.03)
     assert rcl_loss(z, torch.tensor([0]), beta=0.75).item() == 0.0
     assert rcl_loss(z, torch.tensor([0]), beta=0.85).item() > 1.0
-    assert (
-        rcl_loss(logits_of(0.25, 0.75), torch.tensor([0]), beta=0.7).item() == 0.0
-    )  # A holds every class
-    exact = torch.tensor(
-        [[0.0, 0.0]], dtype=torch.float64
-    )  # p = 0.5 exactly: ">= beta" includes equality
+    # A holds every class
+    assert rcl_loss(logits_of(0.25, 0.75), torch.tensor([0]), beta=0.7).item() == 0.0
+    # p = 0.5 exactly: ">= beta" includes equality
+    exact = torch.tensor([[0.0, 0.0]], dtype=torch.float64)
     assert rcl_loss(exact, torch.tensor([0]), beta=0.5).item() == 0.0
 
 
@@ -127,7 +126,7 @@ def test_absurdly_wrong_predictions_have_finite_loss_and_gradient(dtype: torch.d
     z[0, 9] = -400.0
     z.requires_grad_(True)
     loss = rcl_loss(z, torch.tensor([9]))
-    loss.backward()
+    torch.autograd.backward(loss)
     assert loss.item() == pytest.approx(381.889, rel=1e-5 if dtype == torch.float32 else 1e-6)
     assert z.grad is not None and torch.isfinite(z.grad).all()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -172,7 +173,7 @@ def test_a_class_that_a_site_does_not_have_takes_the_servers_centroid(tmp_path: 
     assert np.isfinite(run.updates["site-1"].extras["centroids"]).all()
 
 
-def uneven(folder: Path, **options: object) -> np.ndarray:
+def uneven(folder: Path, **options: Any) -> np.ndarray:
     run = toy(folder, **options)
     small = run.sites["site-1"]
     run.sites["site-1"] = replace(small, inputs=small.inputs[:40], labels=small.labels[:40])

@@ -253,7 +253,7 @@ def test_guard_events_reach_the_result(tmp_path: Path) -> None:
     result = run(config, tmp_path / "run")
     lines = read_lines(tmp_path / "run" / "metrics.jsonl")
     counted = sum(site["guard"] for line in lines for site in line["sites"].values())
-    assert result.guard_events == counted > 0
+    assert result is not None and result.guard_events == counted > 0
 
 
 # ---- memory ----

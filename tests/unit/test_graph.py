@@ -37,7 +37,7 @@ def dense_propagation(
     scale = 1 / np.sqrt(m.sum(axis=1))
     system = 2 * (np.eye(len(both)) - a * scale[:, None] * m * scale)
     u = np.linalg.solve(system, (1 - a) * np.concatenate([votes, clean_votes]))
-    return np.maximum(u[:r], 0).argmax(axis=1)
+    return np.asarray(np.maximum(u[:r], 0).argmax(axis=1))
 
 
 @pytest.mark.parametrize("alpha", [0.1, 0.5, 0.9])

@@ -99,14 +99,15 @@ def test_proximal_term_has_no_gradient_at_its_anchor() -> None:
 
 
 def test_weighted_mean_keeps_integers_and_reproduces_a_single_site() -> None:
-    rng, mean = stream(0, "mean"), WeightedMean()
-    models = [
+    rng = stream(0, "mean")
+    mean = WeightedMean()
+    models: list[dict[str, np.ndarray]] = [
         {"w": rng.normal(size=5).astype(np.float32), "count": np.array(k, np.int64)}
         for k in range(4)
     ]
     for model, weight in zip(models, (1, 0, 0, 0), strict=True):
         mean.add(model, weight)
-    found = mean.result()
-    assert found is not None
-    assert found["w"].tobytes() == models[0]["w"].tobytes()
-    assert found["count"].dtype == np.int64 and found["count"] == 0
+    result = mean.result()
+    assert result is not None
+    assert result["w"].tobytes() == models[0]["w"].tobytes()
+    assert result["count"].dtype == np.int64 and result["count"] == 0

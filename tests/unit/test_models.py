@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -110,6 +111,12 @@ def test_packaged_network_does_not_draw_at_random_while_it_trains() -> None:
 # ---- frozen features ----
 
 
+def frozen_test_features(**settings: Any) -> np.ndarray:
+    test = prepare(toy_config("fedavg", frozen=True, **settings)).test
+    assert test is not None
+    return test.inputs
+
+
 def test_features_are_made_once_and_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     config = toy_config("fedavg", frozen=True)
     first = prepare(config)
@@ -126,7 +133,7 @@ def test_features_are_made_once_and_kept(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_every_feature_vector_is_standardised_by_itself() -> None:
-    features = prepare(toy_config("fedavg", frozen=True)).test.inputs
+    features = frozen_test_features()
     assert np.abs(features.mean(axis=1)).max() < 1e-4
     assert np.abs(features.std(axis=1) - 1).max() < 0.05
 
@@ -136,10 +143,7 @@ def test_other_weights_give_other_features(tmp_path: Path) -> None:
 
     other = tmp_path / "other.safetensors"
     save_file(dict(build_backbone("cnn", seed=78).state_dict()), other)
-    ours, theirs = (
-        prepare(toy_config("fedavg", frozen=True, model__weights=str(p))).test.inputs
-        for p in (toy_weights(), other)
-    )
+    ours, theirs = (frozen_test_features(model__weights=str(p)) for p in (toy_weights(), other))
     assert not np.allclose(ours, theirs)
 
 
@@ -159,8 +163,7 @@ def test_packaged_weights_exist_for_one_model_only() -> None:
 
 def test_features_do_not_depend_on_the_seed() -> None:
     """The backbone comes from the file; only the split among sites follows the seed."""
-    tests = [prepare(toy_config("fedavg", frozen=True, seed=s)).test.inputs for s in (0, 1)]
-    assert np.array_equal(*tests)
+    assert np.array_equal(frozen_test_features(seed=0), frozen_test_features(seed=1))
 
 
 # ---- device ----

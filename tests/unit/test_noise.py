@@ -36,7 +36,7 @@ LABELS = np.repeat(np.arange(C), 2000)
 
 def within(count: int, n: int, p: float) -> bool:
     """Five standard deviations of a binomial: fails by chance once in two million."""
-    return abs(count - n * p) <= 5 * np.sqrt(n * p * (1 - p)) + 1e-9
+    return bool(abs(count - n * p) <= 5 * np.sqrt(n * p * (1 - p)) + 1e-9)
 
 
 @pytest.mark.parametrize(

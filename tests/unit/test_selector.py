@@ -28,9 +28,9 @@ GOOD = Selector(mean=(0.2, 4.0), var=(0.04, 1.0), weight=(0.7, 0.3))
 def draw(n: int, selector: Selector = GOOD, seed: int = 0) -> np.ndarray:
     rng = stream(seed, "test", "losses")
     component = (rng.random(n) < selector.weight[1]).astype(int)
-    return rng.normal(
-        np.array(selector.mean)[component], np.sqrt(np.array(selector.var))[component]
-    )
+    mean = np.array(selector.mean)[component]
+    std = np.sqrt(np.array(selector.var))[component]
+    return np.asarray(rng.normal(mean, std))
 
 
 def test_fit_recovers_the_mixture_it_was_drawn_from() -> None:

@@ -26,7 +26,7 @@ def put(store: Store, round: int, x: float) -> None:
 
 
 def test_empty_at_first(store: Store) -> None:
-    assert store.read_before(0) == {} and store.before(9) == {}
+    assert store.read_before(0) == {} and store.read_before(9) == {}
 
 
 def test_a_round_sees_the_newest_memory_before_it(store: Store) -> None:

@@ -7,8 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from torch import nn
-from toys import CLASSES, toy_config, toy_images
+from torch import Tensor, nn
 
 from fedgsca import train as training
 from fedgsca.models.augment import augment
@@ -16,7 +15,8 @@ from fedgsca.models.build import build_classifier
 from fedgsca.rng import stream
 from fedgsca.site import Samples, Site, weights_of
 from fedgsca.site_store import Store
-from fedgsca.train import SGD, batches, cross_entropy, evaluate, train
+from fedgsca.train import SGD, Batch, batches, cross_entropy, evaluate, train
+from tests.toys import CLASSES, toy_config, toy_images
 
 CPU = torch.device("cpu")
 
@@ -81,11 +81,14 @@ def test_one_sample_or_none_trains_nothing(site: Site) -> None:
 
 def test_epochs_repeat_with_other_shuffles(site: Site) -> None:
     site.hyper = site.hyper.model_copy(update={"epochs": 3})
-    seen: list[tuple[int, ...]] = []
-    train(
-        site, 0, lambda model, batch: seen.append(tuple(batch.rows)) or cross_entropy(model, batch)
-    )  # type: ignore[func-returns-value]
-    assert len(seen) == 12 and len(set(seen)) == 12
+    batch_rows: list[tuple[int, ...]] = []
+
+    def objective(model: nn.Module, batch: Batch) -> Tensor:
+        batch_rows.append(tuple(batch.rows))
+        return cross_entropy(model, batch)
+
+    train(site, 0, objective)
+    assert len(batch_rows) == 12 and len(set(batch_rows)) == 12
 
 
 # ---- steps ----
@@ -119,12 +122,13 @@ def test_probabilities_and_losses_are_those_of_the_model(site: Site) -> None:
     assert seen.probs.shape == (33, CLASSES) and np.allclose(seen.probs.sum(axis=1), 1)
     assert np.allclose(seen.losses, -np.log(seen.probs[np.arange(33), site.labels]))
     assert seen.features is not None and seen.features.shape[0] == 33
-    assert np.array_equal(seen.predicted, seen.probs.argmax(axis=1))
+    assert np.array_equal(seen.predictions, seen.probs.argmax(axis=1))
 
 
 def test_a_sure_and_wrong_model_has_a_large_loss_not_an_infinite_one(site: Site) -> None:
     with torch.no_grad():
-        site.model.head.bias.copy_(torch.tensor([400.0, 0.0, -400.0]))  # type: ignore[union-attr]
+        bias = site.model.get_parameter("head.bias")
+        bias.copy_(torch.tensor([400.0, 0.0, -400.0]))
     losses = evaluate(site.model, site.samples, CPU).losses
     assert np.isfinite(losses).all() and losses.max() > 700
 

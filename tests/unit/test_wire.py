@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from typing import Any
 
 import numpy as np
 import pytest
@@ -25,23 +26,25 @@ from fedgsca.wire import (
 
 DIMS = {"C": 3, "D": 8, "K": 4}
 DECLARED = {"means": Extra(("C", "D"), "class means"), "rate": Extra((), "a share", optional=True)}
-WEIGHTS = {"layer.weight": np.ones((2, 3), np.float32), "layer.count": np.array(7, np.int64)}
+WEIGHTS: dict[str, np.ndarray] = {
+    "layer.weight": np.ones((2, 3), np.float32),
+    "layer.count": np.array(7, np.int64),
+}
 MEANS = np.zeros((3, 8))
 # of two small messages, as version 0.2 wrote them
 PAYLOAD_SHA256 = "7933fb782e85133028eced46651627faa070360528030257b3512cdf1bbbe73c"
 UPDATE_SHA256 = "420fafe175a181c440247963c55cf8ccf353ef2505740132e9d7f83030fd4020"
 
 
-def update(**changes: object) -> Update:
-    return Update(
-        **{
-            "site": "north",
-            "num_samples": 10,
-            "weights": WEIGHTS,
-            "extras": {"means": MEANS},
-            **changes,
-        }
-    )  # type: ignore[arg-type]
+def update(**changes: Any) -> Update:
+    fields: dict[str, Any] = {
+        "site": "north",
+        "num_samples": 10,
+        "weights": WEIGHTS,
+        "extras": {"means": MEANS},
+        **changes,
+    }
+    return Update(**fields)
 
 
 def test_a_good_update_passes() -> None:

@@ -79,6 +79,6 @@ def two_groups(values: np.ndarray, *, guard: float = 0.0) -> Groups | None:
     return Groups(boundary, float(x[:cut].mean()), float(x[cut:].mean()))
 
 
-def _scatter(x: np.ndarray) -> np.floating:
+def _scatter(x: np.ndarray) -> float:
     """Sum of squared deviations from the mean."""
-    return ((x - x.mean()) ** 2).sum()
+    return float(((x - x.mean()) ** 2).sum())
