@@ -107,18 +107,22 @@ def make_facets(
         box = (x / total, y / height, inner_width / total, inner_height / height)
         facets.append(figure.add_axes(box))
     if legend:
-        figure.legend(
-            handles=list(legend),
-            loc="upper left",
-            ncols=per_line,
-            frameon=False,
-            fontsize=SMALL,
-            borderaxespad=0.3,
-        )
+        _draw_legend(figure, legend, per_line)
     place = (8 / total, 8 / height)
     text = "\n".join(lines)
     figure.text(*place, text, color=GREY, fontsize=10, va="bottom", linespacing=1.3)
     return figure, facets
+
+
+def _draw_legend(figure: Figure, handles: Sequence[Artist], per_line: int) -> None:
+    figure.legend(
+        handles=list(handles),
+        loc="upper left",
+        ncols=per_line,
+        frameon=False,
+        fontsize=SMALL,
+        borderaxespad=0.3,
+    )
 
 
 def _svg(figure: Figure, name: str) -> bytes:

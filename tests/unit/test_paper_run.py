@@ -268,13 +268,13 @@ def test_the_papers_own_data_and_its_choices_are_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "exit_code", "code"),
     [
-        ("table", 2, "table.missing-name"),
-        ("table chaoyang", 2, "table.missing-weights"),
+        ("table", 2, "table.no-name"),
+        ("table chaoyang", 2, "table.weights-required"),
         ("table chaoyang --no-weights", 2, "table.missing-dataset"),
-        ("table chaoyang --weights absent.torch --data chaoyang:x", 4, "weights.missing-file"),
+        ("table chaoyang --weights absent.torch --data chaoyang:x", 4, "weights.file-not-found"),
         ("ablation --scale mini", 2, "table.missing-data"),
         ("ablation --scale mini --no-weights --data synthetic", 2, "table.weights-at-mini-scale"),
-        ("table chaoyang --scale mini --data absent.npz", 3, "data.missing-source"),
+        ("table chaoyang --scale mini --data absent.npz", 3, "data.npz-not-found"),
         ("table chaoyang --scale mini --data synthetic --set seed=3", 2, "table.fixed-setting"),
         (
             "table chaoyang --scale mini --data absent.npz --only-render --out absent",
