@@ -32,7 +32,10 @@ IMAGES = toy_images(np.arange(30) % CLASSES, seed=5)
 def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """A full network, a frozen backbone with FedGP's own head, a method with personal maps."""
     base = tmp_path_factory.mktemp("runs")
-    eager: dict[str, Any] = {"fedgsca__wait_for_health": False, "fedgsca__selector": {"var_floor": 0.001}}
+    eager: dict[str, Any] = {
+        "fedgsca__wait_for_health": False,
+        "fedgsca__selector": {"var_floor": 0.001},
+    }
     configs = {
         "whole": toy_config("fedgsca", train__rounds=3, **eager),
         "frozen": toy_config("fedgp", frozen=True, train__rounds=3),
@@ -48,16 +51,16 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 def test_the_exported_model_gives_the_same_numbers(
     runs: dict[str, Path], tmp_path: Path, name: str, format: str
 ) -> None:
-    exported = export(runs[name], format, tmp_path / "out")
-    assert sorted(p.name for p in exported.path.iterdir()) == sorted(
+    result = export(runs[name], format, tmp_path / "out")
+    assert sorted(p.name for p in result.path.iterdir()) == sorted(
         ["MODEL_CARD.md", "check.json", "model.json", formats.FORMATS[format].file]
     )
-    model, reference = open_model(exported.path), as_evaluated(read_trained(runs[name]))
+    model, reference = open_model(result.path), as_evaluated(read_trained(runs[name]))
     assert np.abs(model.probabilities(IMAGES) - reference(IMAGES)).max() < 1e-5
     assert np.abs(model.probabilities(IMAGES[:1]) - reference(IMAGES[:1])).max() < 1e-5, (
         "a batch of one"
     )
-    record = json.loads((exported.path / "check.json").read_text())
+    record = json.loads((result.path / "check.json").read_text())
     assert (
         record["passed"]
         and record["inputs"] == "test images"
@@ -69,10 +72,10 @@ def test_onnx(runs: dict[str, Path], tmp_path: Path) -> None:
     """Resizing, a frozen backbone, standardised features, a head with its own normalisation."""
     onnxruntime = pytest.importorskip("onnxruntime")
     pytest.importorskip("onnxscript")
-    exported = export(runs["frozen"], "onnx", tmp_path / "out")
-    assert exported.check.passed and exported.check.largest_difference < 1e-5
+    result = export(runs["frozen"], "onnx", tmp_path / "out")
+    assert result.check.passed and result.check.largest_difference < 1e-5
     session = onnxruntime.InferenceSession(
-        exported.path / "model.onnx", providers=["CPUExecutionProvider"]
+        result.path / "model.onnx", providers=["CPUExecutionProvider"]
     )
     (entry,) = session.get_inputs()
     assert (entry.name, entry.type, entry.shape) == (
@@ -81,13 +84,14 @@ def test_onnx(runs: dict[str, Path], tmp_path: Path) -> None:
         ["batch", 12, 12, 3],
     )
     assert json.loads(session.get_modelmeta().custom_metadata_map["classes"]) == list(
-        open_model(exported.path).classes
+        open_model(result.path).classes
     )
     reference = as_evaluated(read_trained(runs["frozen"]))
     for count in (1, 7, 30):
-        (got,) = session.run(None, {"images": IMAGES[:count]})
+        (probs,) = session.run(None, {"images": IMAGES[:count]})
         assert (
-            got.shape == (count, CLASSES) and np.abs(got - reference(IMAGES[:count])).max() < 1e-5
+            probs.shape == (count, CLASSES)
+            and np.abs(probs - reference(IMAGES[:count])).max() < 1e-5
         )
 
 
@@ -95,11 +99,11 @@ def test_onnx(runs: dict[str, Path], tmp_path: Path) -> None:
 def test_resizing_by_matrices_is_the_one_of_training(old: int, new: int) -> None:
     image = torch.from_numpy(IMAGES[:1].astype(np.float32)).permute(0, 3, 1, 2)
     image = F.interpolate(image, size=(old, old))
-    expected = F.interpolate(
+    reference = F.interpolate(
         image, size=(new, new), mode="bilinear", align_corners=False, antialias=True
     )
     matrix = resize_matrix(old, new)
-    torch.testing.assert_close(matrix @ image @ matrix.T, expected, rtol=1e-4, atol=1e-3)
+    torch.testing.assert_close(matrix @ image @ matrix.T, reference, rtol=1e-4, atol=1e-3)
 
 
 def test_description_is_enough_to_use_the_model(runs: dict[str, Path], tmp_path: Path) -> None:
@@ -149,9 +153,11 @@ def test_a_wrong_file_is_not_exported(
 
 @pytest.mark.parametrize("answer", [float("nan"), float("inf")])
 def test_infinite_and_missing_numbers_do_not_pass(runs: dict[str, Path], answer: float) -> None:
-    trained = read_trained(runs["whole"])
+    trained_model = read_trained(runs["whole"])
     record = compare_models(
-        trained, as_evaluated(trained), lambda images: np.full((len(images), CLASSES), answer)
+        trained_model,
+        as_evaluated(trained_model),
+        lambda images: np.full((len(images), CLASSES), answer),
     )
     assert not record.passed
 
@@ -165,13 +171,13 @@ def test_without_the_data_random_images_are_compared(tmp_path: Path, change: str
         data.unlink()
     else:
         shutil.copy(toy_npz(train=60), data)
-    exported = export(tmp_path / "run", "safetensors", tmp_path / "out")
+    result = export(tmp_path / "run", "safetensors", tmp_path / "out")
     assert (
-        exported.check.passed
-        and exported.check.inputs == "random images"
-        and exported.check.fallback_reason
+        result.check.passed
+        and result.check.inputs == "random images"
+        and result.check.fallback_reason
     )
-    assert "random images" in (exported.path / "MODEL_CARD.md").read_text()
+    assert "random images" in (result.path / "MODEL_CARD.md").read_text()
 
 
 # ---- the card ----
@@ -187,8 +193,10 @@ def test_card_contains_the_numbers_of_the_run(runs: dict[str, Path], tmp_path: P
         assert f"| {name} | {scores} | {part['support']} |" in card
     last = read_lines(runs["whole"] / "metrics.jsonl")[-1]["sites"]
     setup = json.loads((runs["whole"] / "setup.json").read_text())["sites"]
-    wrong, flagged = setup["site-2"]["realised"]["rate"], last["site-2"]["delta"]
-    assert f"| site-2 | symmetric 40 % | {100 * wrong:.1f} % | {100 * flagged:.1f} % |" in card
+    wrong, flagged_share = setup["site-2"]["realised"]["rate"], last["site-2"]["delta"]
+    assert (
+        f"| site-2 | symmetric 40 % | {100 * wrong:.1f} % | {100 * flagged_share:.1f} % |" in card
+    )
     assert f"| site-2 | {setup['site-2']['num_samples']} | " in card
     assert "Licence and consent: **TO FILL IN**" in card and "Not a medical device" in card
     assert str(tmp_path.parent) not in card and str(toy_npz()) not in card
@@ -221,14 +229,13 @@ def test_a_coordinator_that_has_no_images(runs: dict[str, Path], tmp_path: Path)
     (copy / "config.toml").write_text(to_toml(config))
     setup |= {"sites": {name: {} for name in setup["sites"]}, "test": 0}
     (copy / "setup.json").write_text(json.dumps(setup))
-    lines = [
-        {k: v for k, v in line.items() if k not in ("f1", "confusion")}
-        for line in read_lines(copy / "metrics.jsonl")
-    ]
+    lines = read_lines(copy / "metrics.jsonl")
+    for line in lines:
+        del line["f1"], line["confusion"]
     (copy / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    exported = export(copy, "safetensors", tmp_path / "out")
-    card = (exported.path / "MODEL_CARD.md").read_text()
-    assert exported.check.inputs == "random images" and "No round was tested" in card
+    result = export(copy, "safetensors", tmp_path / "out")
+    card = (result.path / "MODEL_CARD.md").read_text()
+    assert result.check.inputs == "random images" and "No round was tested" in card
     assert (
         "| Site | Images |\n" in card
         and f"| site-1 | {lines[-1]['sites']['site-1']['num_samples']} |" in card
@@ -245,10 +252,10 @@ def test_unfinished_run(tmp_path: Path) -> None:
         export(tmp_path / "run", "safetensors", tmp_path / "out")
     assert error.value.code == "run.not-finished" and "2 of 4" in error.value.message
     assert "--checkpoint" in error.value.fix
-    exported = export(tmp_path / "run", "safetensors", tmp_path / "out", checkpoint=True)
-    card = (exported.path / "MODEL_CARD.md").read_text()
+    result = export(tmp_path / "run", "safetensors", tmp_path / "out", checkpoint=True)
+    card = (result.path / "MODEL_CARD.md").read_text()
     assert (
-        exported.description.training.rounds == 2
+        result.description.training.rounds == 2
         and "not finished" in card
         and "after round 2" in card
     )

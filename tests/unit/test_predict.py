@@ -61,7 +61,7 @@ def data(base: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def trained(base: Path, data: Path) -> Path:
+def run_folder(base: Path, data: Path) -> Path:
     run(
         toy_config("fedavg", source=data, noise__spec="0", train__rounds=4, data__image_size=12),
         base / "run",
@@ -155,9 +155,10 @@ def test_the_white_level_of_the_training_set_is_kept(tmp_path: Path) -> None:
     assert with_level.max() <= 255 * 255 // 4095 + 1 < without_level.max()
 
 
-def test_the_table(trained: Path, data: Path, tmp_path: Path) -> None:
+def test_the_table(run_folder: Path, data: Path, tmp_path: Path) -> None:
     assert (
-        execute(["predict", str(trained), str(data), "--out", str(tmp_path / "p.csv"), "-q"]) == 0
+        execute(["predict", str(run_folder), str(data), "--out", str(tmp_path / "p.csv"), "-q"])
+        == 0
     )
     rows = table(tmp_path / "p.csv")
     assert list(rows[0]) == ["file", "predicted", "probability", "class 0", "class 1", "class 2"]
@@ -170,8 +171,8 @@ def test_the_table(trained: Path, data: Path, tmp_path: Path) -> None:
         ) == max(probs.values())
 
 
-def test_batches_change_nothing_and_bound_the_memory(trained: Path, data: Path) -> None:
-    model = open_model(trained)
+def test_batches_change_nothing_and_bound_the_memory(run_folder: Path, data: Path) -> None:
+    model = open_model(run_folder)
     largest = 0
 
     def watch(images: np.ndarray) -> np.ndarray:
@@ -179,7 +180,7 @@ def test_batches_change_nothing_and_bound_the_memory(trained: Path, data: Path) 
         largest = max(largest, len(images))
         return model.probabilities(images)
 
-    written = []
+    tables = []
     for batch in (1, 7, 64):
         largest = 0
         to = io.BytesIO()
@@ -187,13 +188,11 @@ def test_batches_change_nothing_and_bound_the_memory(trained: Path, data: Path) 
             replace(model, probabilities=watch), find_images([data]), to, batch_size=batch
         )
         assert largest == batch
-        written.append(
-            [[float(v) for v in row.split(b",")[2:]] for row in to.getvalue().splitlines()[1:]]
-        )
-    assert (
-        np.abs(np.array(written[0]) - written[1]).max() < 1e-5
-        and np.abs(np.array(written[0]) - written[2]).max() < 1e-5
-    )
+        numbers = np.genfromtxt(io.BytesIO(to.getvalue()), delimiter=",", skip_header=1)[:, 2:]
+        assert numbers.shape == (72, 1 + CLASSES)
+        tables.append(numbers)
+    assert np.abs(tables[0] - tables[1]).max() < 1e-5
+    assert np.abs(tables[0] - tables[2]).max() < 1e-5
 
 
 def test_names_of_files_and_of_several_folders(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -207,9 +206,9 @@ def test_names_of_files_and_of_several_folders(data: Path, monkeypatch: pytest.M
 
 
 def test_one_image_to_stdout(
-    trained: Path, data: Path, capfdbinary: pytest.CaptureFixture[bytes]
+    run_folder: Path, data: Path, capfdbinary: pytest.CaptureFixture[bytes]
 ) -> None:
-    assert execute(["predict", str(trained), str(data / "img" / "000.png")]) == 0
+    assert execute(["predict", str(run_folder), str(data / "img" / "000.png")]) == 0
     out, err = capfdbinary.readouterr()
     assert (
         len(out.splitlines()) == 2
@@ -219,14 +218,14 @@ def test_one_image_to_stdout(
 
 
 def test_score_compares_with_the_labels(
-    trained: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    run_folder: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     capsys.readouterr()
     assert (
         execute(
             [
                 "predict",
-                str(trained),
+                str(run_folder),
                 str(data),
                 "--score",
                 "--out",
@@ -241,7 +240,9 @@ def test_score_compares_with_the_labels(
     right = sum(row["predicted"] == labels[row["file"]] for row in table(tmp_path / "p.csv"))
     assert summary["accuracy"] == pytest.approx(100 * right / 72) and summary["images"] == 72
     assert (
-        execute(["predict", str(trained), str(data), "--score", "--out", str(tmp_path / "p.csv")])
+        execute(
+            ["predict", str(run_folder), str(data), "--score", "--out", str(tmp_path / "p.csv")]
+        )
         == 0
     )
     output = capsys.readouterr().err
@@ -252,10 +253,12 @@ def test_score_compares_with_the_labels(
 
 
 def test_predict_from_python_gives_the_numbers_of_the_csv(
-    trained: Path, data: Path, tmp_path: Path
+    run_folder: Path, data: Path, tmp_path: Path
 ) -> None:
-    predictions = predict(trained, data, batch_size=10)
-    assert execute(["predict", str(trained), str(data), "-o", str(tmp_path / "p.csv"), "-q"]) == 0
+    predictions = predict(run_folder, data, batch_size=10)
+    assert (
+        execute(["predict", str(run_folder), str(data), "-o", str(tmp_path / "p.csv"), "-q"]) == 0
+    )
     rows = table(tmp_path / "p.csv")
     assert len(predictions) == 72 and predictions.probabilities.shape == (72, CLASSES)
     assert list(predictions.files) == [row["file"] for row in rows]
@@ -266,24 +269,24 @@ def test_predict_from_python_gives_the_numbers_of_the_csv(
     assert predictions.unreadable == ()
 
 
-def test_predict_takes_an_opened_model_files_and_strings(trained: Path, data: Path) -> None:
-    model = open_model(trained)
+def test_predict_takes_an_opened_model_files_and_strings(run_folder: Path, data: Path) -> None:
+    model = open_model(run_folder)
     path = data / "img" / "003.png"
     single = predict(model, str(path))
-    pair = predict(str(trained), [path, data / "img" / "004.png"])
+    pair = predict(str(run_folder), [path, data / "img" / "004.png"])
     assert single.files == (str(path),) and len(pair) == 2
     assert single.classes == model.classes and single.labels[0] == pair.labels[0]
 
 
 def test_predict_lists_unreadable_files_and_refuses_to_return_nothing(
-    trained: Path, mixed: Path
+    run_folder: Path, mixed_folder: Path
 ) -> None:
-    predictions = predict(trained, mixed)
+    predictions = predict(run_folder, mixed_folder)
     assert predictions.files == ("a.png",)
     assert [file.name for file in predictions.unreadable] == ["b.png", "c.jpg"]
-    (mixed / "a.png").unlink()
+    (mixed_folder / "a.png").unlink()
     with pytest.raises(DataError) as error:
-        predict(trained, mixed)
+        predict(run_folder, mixed_folder)
     assert error.value.code == "predict.unreadable-images"
 
 
@@ -291,7 +294,7 @@ def test_predict_lists_unreadable_files_and_refuses_to_return_nothing(
 
 
 @pytest.fixture
-def mixed(tmp_path: Path, data: Path) -> Path:
+def mixed_folder(tmp_path: Path, data: Path) -> Path:
     root = tmp_path / "mixed"
     root.mkdir()
     good = (data / "img" / "000.png").read_bytes()
@@ -303,9 +306,9 @@ def mixed(tmp_path: Path, data: Path) -> Path:
 
 
 def test_unreadable_files_are_named_and_have_no_row(
-    trained: Path, mixed: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    run_folder: Path, mixed_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = ["predict", str(trained), str(mixed), "--out", str(tmp_path / "p.csv")]
+    words = ["predict", str(run_folder), str(mixed_folder), "--out", str(tmp_path / "p.csv")]
     assert execute(words) == 3
     output = capsys.readouterr().err
     assert (
@@ -316,7 +319,7 @@ def test_unreadable_files_are_named_and_have_no_row(
     )
     assert [row["file"] for row in table(tmp_path / "p.csv")] == ["a.png"]
     assert execute([*words, "--skip-unreadable"]) == 0
-    (mixed / "a.png").unlink()
+    (mixed_folder / "a.png").unlink()
     assert execute([*words, "--skip-unreadable"]) == 3, "not one image could be read"
 
 
@@ -338,7 +341,7 @@ def test_unreadable_files_are_named_and_have_no_row(
     ],
 )
 def test_mistakes(
-    trained: Path,
+    run_folder: Path,
     data: Path,
     base: Path,
     words: list[str],
@@ -350,17 +353,17 @@ def test_mistakes(
     (base / "other").mkdir(exist_ok=True)
     (base / "other" / "x.png").write_bytes((data / "img" / "000.png").read_bytes())
     (base / "other" / "labels.csv").write_text("file,label\nx.png,zebra\n")
-    arguments = [word.format(run=trained, base=base, data=data) for word in words]
+    arguments = [word.format(run=run_folder, base=base, data=data) for word in words]
     assert execute(["predict", *arguments]) == exit_code
     output = capsys.readouterr()
     assert f"[{code}]" in output.err or json.loads(output.out)["error"]["code"] == code
 
 
 def test_a_failure_leaves_the_old_table(
-    trained: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    run_folder: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "p.csv").write_text("old")
-    real = open_model(trained)
+    real = open_model(run_folder)
     calls = 0
 
     def fails(images: np.ndarray) -> np.ndarray:
@@ -376,7 +379,15 @@ def test_a_failure_leaves_the_old_table(
     monkeypatch.setattr("fedgsca.export.exported_model.open_model", broken)
     assert (
         execute(
-            ["predict", str(trained), str(data), "--batch", "8", "--out", str(tmp_path / "p.csv")]
+            [
+                "predict",
+                str(run_folder),
+                str(data),
+                "--batch",
+                "8",
+                "--out",
+                str(tmp_path / "p.csv"),
+            ]
         )
         == 130
     )
@@ -385,22 +396,22 @@ def test_a_failure_leaves_the_old_table(
     ).read_text() == "old"
 
 
-def test_a_full_disk(trained: Path, data: Path) -> None:
+def test_a_full_disk(run_folder: Path, data: Path) -> None:
     if not Path("/dev/full").exists():
         pytest.skip("no /dev/full")
     with open("/dev/full", "wb", buffering=0) as to, pytest.raises(OSError):
-        write_predictions(open_model(trained), find_images([data])[:2], to, batch_size=2)
+        write_predictions(open_model(run_folder), find_images([data])[:2], to, batch_size=2)
 
 
 def test_a_reader_that_has_seen_enough(
-    trained: Path, data: Path, monkeypatch: pytest.MonkeyPatch
+    run_folder: Path, data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """`| head -1` is not a bug."""
     reader, writer = os.pipe()
     os.close(reader)
     with os.fdopen(writer, "w") as stdout:
         monkeypatch.setattr(sys, "stdout", stdout)
-        assert execute(["predict", str(trained), str(data)]) == 0
+        assert execute(["predict", str(run_folder), str(data)]) == 0
 
 
 def test_labels_of_a_folder_keep_the_order_of_the_list(data: Path) -> None:

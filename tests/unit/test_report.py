@@ -9,6 +9,7 @@ import json
 import re
 import shutil
 import sys
+import textwrap
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from subprocess import run as run_process
@@ -19,6 +20,7 @@ import pytest
 
 from fedgsca.errors import RunFolderError
 from fedgsca.experiment.records import Comparison
+from fedgsca.report import page_sections
 from fedgsca.report.comparison_tables import compare_rows, to_csv, to_markdown
 from fedgsca.report.elements import BulletList, PageSection
 from fedgsca.report.html_page import write_report
@@ -164,7 +166,7 @@ def make_run(
     *,
     method: str = "fedgsca",
     rounds: int = 8,
-    done: int | None = None,
+    num_finished: int | None = None,
     sites: int = 2,
     classes: list[str] = CLASSES,
     f1: float = 80.4,
@@ -177,15 +179,15 @@ def make_run(
     """
     path.mkdir(parents=True)
     rng = stream(seed, "report", method)
-    done = rounds if done is None else done
+    num_finished = rounds if num_finished is None else num_finished
     rates = {f"site-{i + 1}": 0.4 * (i % 2) if truth else 0.0 for i in range(sites)}
     (path / "config.toml").write_text(CONFIG.format(method=method, rounds=rounds))
     write_setup(path, classes, rates, truth)
     metrics = []
     timing = []
-    for t in range(done):
+    for t in range(num_finished):
         # ..., f1 - 2, f1 - 1, f1, f1 + 1, f1 + 2
-        line = round_line(t, rounds, f1 + max(2 - (done - 1 - t), -10), len(classes))
+        line = round_line(t, rounds, f1 + max(2 - (num_finished - 1 - t), -10), len(classes))
         line["sites"] = {}
         for name, rate in rates.items():
             site: LogLine = {"num_samples": SIZE}
@@ -197,9 +199,9 @@ def make_run(
         timing.append({"round": t, **seconds, "save": 0.01})
     for name, lines in (("metrics", metrics), ("timing", timing)):
         (path / f"{name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    if method == "fedgsca" and done > WARMUP:
-        write_losses(path / "losses", rates, done - 1, rng, truth)
-    if done == rounds:
+    if method == "fedgsca" and num_finished > WARMUP:
+        write_losses(path / "losses", rates, num_finished - 1, rng, truth)
+    if num_finished == rounds:
         scores = {"f1": f1, "recall": f1 - 1, "precision": f1 + 1}
         result = scores | {"method": method, "data": "tissue", "rounds": rounds}
         (path / "result.json").write_text(json.dumps(result))
@@ -315,11 +317,11 @@ def test_pictures_have_a_text_and_tables_have_headers(gsca: str) -> None:
 
 
 def test_drawings_take_their_colours_from_the_page(gsca: str) -> None:
-    drawn = "".join(re.findall(r"<svg.*?</svg>", gsca, flags=re.S))
-    assert not re.search(r"#[0-9a-f]{6}\b", drawn)
+    drawings = "".join(re.findall(r"<svg.*?</svg>", gsca, flags=re.S))
+    assert not re.search(r"#[0-9a-f]{6}\b", drawings)
     css = gsca[: gsca.index("</style>")]
-    used = set(re.findall(r"var\((--[\w-]+)", gsca)) - {"--v", "--n", "--h"}
-    assert all(f"{token}:" in css for token in used)
+    tokens = set(re.findall(r"var\((--[\w-]+)", gsca)) - {"--v", "--n", "--h"}
+    assert all(f"{token}:" in css for token in tokens)
     assert "prefers-color-scheme: dark" in css and "@media print" in css
 
 
@@ -343,7 +345,7 @@ def test_without_the_truth_nothing_is_claimed_about_it(tmp_path: Path) -> None:
 
 
 def test_unfinished_run_says_how_far_it_is(tmp_path: Path, gsca: str) -> None:
-    text = page(make_run(tmp_path / "a", rounds=40, done=12))
+    text = page(make_run(tmp_path / "a", rounds=40, num_finished=12))
     assert "Unfinished: 12 of 40 rounds" in text
     assert "macro F1 of 80.4 %" in words(text)
     assert "Unfinished" not in gsca
@@ -351,7 +353,7 @@ def test_unfinished_run_says_how_far_it_is(tmp_path: Path, gsca: str) -> None:
 
 @pytest.mark.usefixtures("sketch")
 def test_run_that_has_only_begun(tmp_path: Path) -> None:
-    path = make_run(tmp_path / "a", done=0)
+    path = make_run(tmp_path / "a", num_finished=0)
     for name in ("metrics.jsonl", "timing.jsonl"):
         (path / name).unlink()
     text = page(path)
@@ -407,12 +409,14 @@ def test_validation_and_rounds_without_evaluation(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("sketch")
 def test_the_truth_is_claimed_only_where_it_is_known(tmp_path: Path) -> None:
     assert "The test labels are not corrupted by the run" in words(page(make_run(tmp_path / "a")))
-    own = make_run(tmp_path / "b", truth=False)
-    assert "The test labels are not corrupted by the run" in words(page(own)), "the built-in images"
-    (own / "config.toml").write_text(
-        (own / "config.toml").read_text().replace('"synthetic"', '"my_images"')
+    run_folder = make_run(tmp_path / "b", truth=False)
+    assert "The test labels are not corrupted by the run" in words(page(run_folder)), (
+        "the built-in images"
     )
-    text = words(page(own))
+    (run_folder / "config.toml").write_text(
+        (run_folder / "config.toml").read_text().replace('"synthetic"', '"my_images"')
+    )
+    text = words(page(run_folder))
     assert (
         "The test labels are taken as given" in text
         and "corrupted" not in text
@@ -431,8 +435,10 @@ def test_selector_that_never_started(tmp_path: Path) -> None:
 def test_many_sites_and_classes_stay_bounded(tmp_path: Path) -> None:
     names = [f"diagnosis {i} with a long and winding description" for i in range(20)]
     text = page(make_run(tmp_path / "a", sites=40, classes=names, rounds=6))
-    drawn = re.findall(r"<figure>", text[text.index('id="selection"') : text.index('id="found"')])
-    assert len(drawn) == 12 and "12 of 40 sites" in words(text)
+    drawings = re.findall(
+        r"<figure>", text[text.index('id="selection"') : text.index('id="found"')]
+    )
+    assert len(drawings) == 12 and "12 of 40 sites" in words(text)
     assert all(f"site-{i + 1}" in words(text) for i in range(40))
     assert len(text) < 1_500_000
 
@@ -646,12 +652,25 @@ def test_a_new_section_needs_no_edit_of_the_page(tmp_path: Path) -> None:
     assert "note" not in sections(page(make_run(tmp_path / "b")))
 
 
+def test_the_documented_example_of_a_plot_works(tmp_path: Path) -> None:
+    """The file in the docstring of page_sections, as somebody would copy it."""
+    documentation = page_sections.__doc__ or ""
+    lines = documentation.split("loss_curve.py:")[1].split("Sections are printed")[0].splitlines()
+    exec(textwrap.dedent("\n".join(lines)), {})
+    try:
+        text = page(make_run(tmp_path / "a"))
+    finally:
+        RUN_SECTIONS.unregister("loss_section")
+    assert sections(text)[:3] == ["learning", "loss", "classes"]
+    assert "Mean loss" in text and "Lower is better." in words(text)
+
+
 def test_colours_of_the_paper_are_fixed_and_other_methods_get_their_own() -> None:
     paper = ["fedgsca", "fedavg", "fedprox", "fedcorr", "fednoro", "fedgp", "fedrobust", "fedfixer"]
     assert [method_slot(name) for name in paper] == list(range(NUM_COLOURS))
-    other = method_slot("a-method-of-somebody-else")
-    assert other >= NUM_COLOURS and other == method_slot("a-method-of-somebody-else")
-    styles = {slot_line_style(slot) for slot in (other % NUM_COLOURS, other)}
+    slot = method_slot("a-method-of-somebody-else")
+    assert slot >= NUM_COLOURS and slot == method_slot("a-method-of-somebody-else")
+    styles = {slot_line_style(index) for index in (slot % NUM_COLOURS, slot)}
     assert len(styles) == 2, "where a colour is used again, the dash differs"
 
 
