@@ -23,7 +23,7 @@ from fedgsca.data.decode.image_files import (
     white_level,
 )
 from fedgsca.data.file_facts import WORKERS, measure_files
-from fedgsca.data.file_list import FileList, ImageRow
+from fedgsca.data.file_list import FileList, ImageRow, show_cases
 from fedgsca.data.reader import ReaderOptions
 from fedgsca.data.split import split_rows
 from fedgsca.data.table import ImageTable, check_table, fingerprint
@@ -91,7 +91,10 @@ def decode_images(
     Later calls only compare the sizes and times of the files.
     """
     names = [row.file for row in file_list.rows]
-    measurements = measure_files(file_list.root, names, _measure, VERSION, cache_dir)
+    try:
+        measurements = measure_files(file_list.root, names, _measure, VERSION, cache_dir)
+    except FileNotFoundError:  # a reader that does not check this, or a file deleted meanwhile
+        raise _missing_error(file_list) from None
     facts = [ImageFacts.from_json(measurement["facts"]) for measurement in measurements]
     size = image_size or default_size(facts)
     peak = max((fact.peak for fact in facts), default=0)
@@ -238,6 +241,15 @@ def _decoding_notes(facts: list[ImageFacts], size: int, white: int) -> list[str]
             f"images resized to {size}x{size} pixels: shorter side resized, centre cropped"
         )
     return notes
+
+
+def _missing_error(file_list: FileList) -> DataError:
+    names = [row.file for row in file_list.rows if not (file_list.root / row.file).is_file()]
+    return DataError(
+        "data.file-not-found",
+        f"{file_list.root}: {plural(len(names), 'file')} not found: {show_cases(names)}",
+        fix="copy the files there or remove them from the list",
+    )
 
 
 def unreadable_error(file_list: FileList, bad_files: list[BadFile]) -> DataError:

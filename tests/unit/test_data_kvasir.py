@@ -121,12 +121,12 @@ def test_noisy_sets_are_given_labels_over_the_truth(complete_root: Path) -> None
     for name, samples in experiment.sites.items():
         assert experiment.noise[name].kind == "F"
         assert np.mean(samples.labels != experiment.truth[name]) == pytest.approx(0.2, abs=0.01)
-    with pytest.raises(ConfigError, match="already"):
-        prepare(
-            load_config(
-                data__source=f"kvasir:{complete_root}", data__label="symm-0.2", noise__spec="S20"
-            )
-        )
+    noisier = load_config(
+        data__source=f"kvasir:{complete_root}", data__label="symm-0.2", noise__spec="S20"
+    )
+    with pytest.raises(ConfigError) as caught:
+        prepare(noisier)
+    assert caught.value.code == "noise.labels-already-noisy"
     error = refused(complete_root, label="pair-0.4")
     assert error.code == "data.lists-not-found" and "4 csv files" in error.message
     assert "noisy sets there: symm-0.2" in error.fix

@@ -64,6 +64,25 @@ def test_a_reader_from_outside_the_package(tmp_path: Path, monkeypatch: pytest.M
         READERS.unregister("alphabet")
 
 
+def test_files_that_a_reader_lists_must_exist(tmp_path: Path) -> None:
+    """A reader need not check this itself."""
+
+    def list_nothing(root: Path, options: ReaderOptions) -> FileList:
+        rows = [ImageRow("gone.png", "a"), ImageRow("lost.png", "b")]
+        return FileList(root, rows=rows, columns=("file", "label"))
+
+    READERS.register("nothing", Reader("nothing:ROOT", "no files", list_images=list_nothing))
+    try:
+        with pytest.raises(DataError) as caught:
+            load(f"nothing:{tmp_path}", cache_dir=tmp_path)
+        assert caught.value.code == "data.file-not-found"
+        assert "2 files not found: gone.png, lost.png" in caught.value.message
+        report = check_source(f"nothing:{tmp_path}", cache_dir=tmp_path)
+        assert [problem.code for problem in report.problems] == ["data.file-not-found"]
+    finally:
+        READERS.unregister("nothing")
+
+
 def test_a_reader_may_recognise_plain_paths(tmp_path: Path) -> None:
     def list_one(root: Path, options: ReaderOptions) -> FileList:
         return FileList(root, rows=[ImageRow(root.name, "a")], columns=("file", "label"))
