@@ -19,6 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 MAX_COLUMNS = 100
+# `base` holds the contract of an extension point
+SHARED_STEMS = ("__init__", "__main__", "base")
 
 # Pronouns, question words, adverbs and irregular participles: none of them says what a thing is.
 _VAGUE_WORDS = """
@@ -138,9 +140,9 @@ def count_code_lines(module: Module) -> int:
 
 
 def file_stems(modules: list[Module]) -> list[str]:
-    """Names of the modules without their folders; __init__ and __main__ do not count."""
+    """Names of the modules without their folders, but for those that each package may have."""
     stems = [module.path.stem for module in modules]
-    return [stem for stem in stems if stem not in ("__init__", "__main__")]
+    return [stem for stem in stems if stem not in SHARED_STEMS]
 
 
 def class_names(modules: list[Module]) -> list[str]:
@@ -168,8 +170,6 @@ def measure(root: Path) -> dict[str, float | int | str]:
     comprehension = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
     code_lines = sum(map(count_code_lines, modules))
     thousands = code_lines / 1000
-    stems = [m.path.stem for m in modules if m.path.stem not in ("__init__", "__main__")]
-    classes = [node.name for node in nodes if isinstance(node, ast.ClassDef)]
     return {
         "modules": len(modules),
         "modules in the root": sum(len(module.path.parts) == 2 for module in modules),
@@ -202,8 +202,8 @@ def measure(root: Path) -> dict[str, float | int | str]:
         ),
         "function length, median": statistics.median(lengths),
         "function length, p95": statistics.quantiles(lengths, n=20)[-1],
-        "file stems used twice": len(repeated(stems)),
-        "class names used twice": len(repeated(classes)),
+        "file stems used twice": len(repeated(file_stems(modules))),
+        "class names used twice": len(repeated(class_names(modules))),
     }
 
 
@@ -227,11 +227,9 @@ def main() -> None:
             for line in nested_comprehensions(module):
                 print(f"{module.path}:{line}")
     elif arguments.list == "stems":
-        print(
-            repeated([m.path.stem for m in modules if m.path.stem not in ("__init__", "__main__")])
-        )
+        print(repeated(file_stems(modules)))
     elif arguments.list == "classes":
-        print(repeated([n.name for m in modules for n in m.nodes() if isinstance(n, ast.ClassDef)]))
+        print(repeated(class_names(modules)))
     else:
         for name, value in measure(arguments.root).items():
             print(f"{name:45} {value}")

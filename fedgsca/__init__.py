@@ -14,7 +14,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING
 
-__version__ = "0.3.0"
+from fedgsca.support.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from fedgsca import noise as noise

@@ -25,7 +25,7 @@ from fedgsca.config import Config
 from fedgsca.errors import DataError, RunFolderError
 
 if TYPE_CHECKING:
-    from fedgsca.experiment.records import ClassScores, RoundRecord, RunResult
+    from fedgsca.experiment.records import ClassResult, RoundRecord, RunResult
     from fedgsca.export.prediction import Predictions
     from fedgsca.grid.comparison import ComparisonResult
     from fedgsca.label_audit.apply_decisions import CorrectedLabels
@@ -82,7 +82,7 @@ class Run:
         return self.result.precision
 
     @property
-    def per_class(self) -> Mapping[str, ClassScores]:
+    def per_class(self) -> Mapping[str, ClassResult]:
         """Class name -> scores in the last round."""
         return self.result.per_class
 

@@ -34,12 +34,14 @@ table = fedgsca.compare(
     ["fedavg", "fedgsca"], config, seeds=1, ceiling=False, out=folder / "compare"
 )
 for row in table.rows:
+    assert row.f1 is not None
     print(f"{row.label:10} macro F1 {row.f1.mean:.1f}")
 
 # %% Train once more, this time for the audit, and plot the learning curve
 run = fedgsca.run(config, out=folder / "first")
 figure, axis = plt.subplots(figsize=(6, 3.5))
-axis.plot([record.round + 1 for record in run.rounds], [record.f1 for record in run.rounds])
+scores = {record.round + 1: record.f1 for record in run.rounds if record.f1 is not None}
+axis.plot(list(scores), list(scores.values()))
 axis.set_xlabel("round")
 axis.set_ylabel("macro F1 on the test images, %")
 figure.savefig(folder / "curve.png", bbox_inches="tight")

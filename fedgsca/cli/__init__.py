@@ -15,7 +15,6 @@ import click
 import typer
 from typer.core import TyperGroup
 
-from fedgsca import __version__
 from fedgsca.cli import (
     apply,
     audit,
@@ -39,6 +38,7 @@ from fedgsca.cli import (
 from fedgsca.cli.error_output import from_click, from_permission_error, show_error
 from fedgsca.errors import FedgscaError
 from fedgsca.support.console import JsonOutput
+from fedgsca.support.version import __version__
 
 MODULES = (
     demo,

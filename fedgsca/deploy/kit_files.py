@@ -9,10 +9,10 @@ from importlib.metadata import PackageNotFoundError, version
 from platform import python_version_tuple
 from typing import Any
 
-from fedgsca import __version__
 from fedgsca.config import Config, to_toml
 from fedgsca.deploy.consortium import TEMPLATES, Consortium, Hospital
 from fedgsca.support.json_record import Record
+from fedgsca.support.version import __version__
 
 KEY_FILE = "hospital.key"
 KIT_FILE = "kit.json"

@@ -23,7 +23,6 @@ from typing import Any, Literal
 
 from pydantic import Field, ValidationError
 
-from fedgsca import __version__
 from fedgsca.config import SITES_SOURCE, Config, Section, build, read_toml, validation_problems
 from fedgsca.engine.base import Reply
 from fedgsca.engine.local import SiteRunner
@@ -42,6 +41,7 @@ from fedgsca.methods.base import make_method
 from fedgsca.privacy.reply_cache import answer_once
 from fedgsca.support.digests import sha256_file
 from fedgsca.support.files import write_atomic
+from fedgsca.support.version import __version__
 from fedgsca.wire import Payload, Update, check_extras
 
 log = logging.getLogger(__name__)

@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from fedgsca import __version__
 from fedgsca.errors import RunFolderError
 from fedgsca.experiment.records import (
     BestRound,
@@ -25,6 +24,7 @@ from fedgsca.experiment.records import (
 from fedgsca.experiment.simulation import Experiment
 from fedgsca.methods.base import Logged
 from fedgsca.metrics import headline, per_class
+from fedgsca.support.version import __version__
 
 
 def summarise_run(

@@ -29,7 +29,6 @@ from typing import Any
 
 import numpy as np
 
-from fedgsca import __version__
 from fedgsca.config import Config, build, differences, read_toml, to_toml
 from fedgsca.data.label_changes import labels_in_use
 from fedgsca.errors import RunFolderError
@@ -49,6 +48,7 @@ from fedgsca.experiment.weights_file import weights_digest
 from fedgsca.methods.base import Method, ServerState
 from fedgsca.noise import realised
 from fedgsca.support.files import is_abandoned, is_disk_full, remove_quietly, write_atomic
+from fedgsca.support.version import __version__
 from fedgsca.wire import save_tensors
 
 _SHOWN_CHANGES = 6  # differences between two experiments that an error lists

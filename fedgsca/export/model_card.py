@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from fedgsca import __version__
 from fedgsca.config import flatten
 from fedgsca.export.card_results import noise_section, results_section
 from fedgsca.export.model_json import ModelDescription
@@ -12,6 +11,7 @@ from fedgsca.report.number_text import count_text
 from fedgsca.report.run_facts import knows_truth, method_title
 from fedgsca.report.run_reader import LoadedRun, read_run
 from fedgsca.support.markdown import markdown_table
+from fedgsca.support.version import __version__
 
 TO_FILL = "**TO FILL IN**"
 

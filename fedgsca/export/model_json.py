@@ -6,11 +6,11 @@ import json
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from fedgsca import __version__
 from fedgsca.data.decode.image_files import VERSION
 from fedgsca.errors import RunFolderError
 from fedgsca.export.trained_model import TrainedModel
 from fedgsca.support.json_record import Record
+from fedgsca.support.version import __version__
 
 
 @dataclass(frozen=True)

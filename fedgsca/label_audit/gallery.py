@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from fedgsca import __version__
 from fedgsca.experiment.records import LabelSummary, RankingTruth
 from fedgsca.label_audit.audit_images import AuditImages
 from fedgsca.label_audit.audit_table import Suspect
@@ -28,6 +27,7 @@ from fedgsca.report.number_text import percent_text, ratio_text
 from fedgsca.report.run_facts import method_title
 from fedgsca.support.files import write_atomic
 from fedgsca.support.text import NBSP, plural
+from fedgsca.support.version import __version__
 
 MAX_CONFUSIONS = 10  # sections
 MAX_SUSPECTS = 12  # in each section

@@ -66,7 +66,7 @@ def test_relative_links_resolve(path: Path) -> None:
 
 
 def test_every_page_is_linked_from_another_page() -> None:
-    linked_pages = set()
+    linked_pages: set[Path] = set()
     for path in PAGES:
         linked_pages.update((path.parent / link).resolve() for link in read_links(path))
     pages = [path for path in PAGES if path.name != "README.md"]
