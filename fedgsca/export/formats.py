@@ -44,7 +44,7 @@ def _write_safetensors(model: EndToEndModel, description: ModelDescription) -> b
         if name.startswith(("backbone.", "head.")):
             weights[name] = array
     metadata = {
-        "classes": json.dumps(description.classes),
+        "classes": list(description.classes),
         "model": description.architecture,
         "head": description.head,
     }
