@@ -1,7 +1,8 @@
-"""A tiny run whose numbers are kept in the repository: a change of any of them is a decision, not an accident.
+"""A tiny run whose numbers are in the repository: changing one is a decision, not an accident.
 
-Exact: what comes from addressed streams alone (noise, partition, initial weights). Within a tolerance: what floating point makes of
-it on another processor. To accept new numbers: FEDGSCA_UPDATE_GOLDEN=1 python -m pytest tests/golden, and say why in the commit.
+Exact: what comes from addressed streams alone (noise, partition, initial weights). Within a
+tolerance: what floating point makes of it on another processor. To accept new numbers, run
+FEDGSCA_UPDATE_GOLDEN=1 python -m pytest tests/golden, and explain why in the commit.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from fedgsca.rng import stream, torch_stream
 from fedgsca.site import weights_of
 from tests.toys import toy_config, toy_npz
 
-KEPT = Path(__file__).with_name("golden.json")
+GOLDEN = Path(__file__).with_name("golden.json")
 UPDATE = bool(os.environ.get("FEDGSCA_UPDATE_GOLDEN"))
 METHODS = ("fedavg", "fedgsca")
 POINTS = 6.0  # of macro F1: three or four of the toy's 90 test images
@@ -58,27 +59,30 @@ def given_labels() -> dict[str, str]:
     """sha256 of 400 labels after each kind of noise."""
     truth = np.arange(400) % 5
     table = {c: ((c + 1) % 5, (c + 3) % 5) for c in range(5)}
-    found = {}
+    digests = {}
     for spec in ("S40", "P20", "C20", "S10"):
         noise = parse_noise(spec, 1)[0]
-        found[spec] = sha(
+        digests[spec] = sha(
             corrupt(truth, noise, num_classes=5, candidates=table, rng=stream(0, "noise", "site-1"))
         )
-    return found
+    return digests
 
 
 def sites() -> dict[str, str]:
     """Who holds which images with which labels, under two partitions."""
-    found = {}
+    digests = {}
     for scheme in ("stratified", "dirichlet"):
         experiment = prepare(toy_config("fedavg", data__partition=scheme))
         for name, samples in experiment.sites.items():
-            found[f"{scheme} {name}"] = sha(experiment.rows[name], samples.labels)
-    return found
+            digests[f"{scheme} {name}"] = sha(experiment.rows[name], samples.labels)
+    return digests
 
 
 def initial_weights() -> dict[str, Any]:
-    """Uniform draws are the same everywhere; normal ones go through the processor's logarithm, so their sums are kept instead."""
+    """Uniform draws are the same everywhere.
+
+    Normal ones go through the processor's logarithm, so their sums are stored instead.
+    """
     weights = weights_of(build_classifier("cnn", 4, seed=0))
     head = sha(weights["head.weight"], weights["head.bias"])
     sums = {
@@ -91,12 +95,13 @@ def initial_weights() -> dict[str, Any]:
 
 def candidates() -> dict[str, list[int]]:
     file = np.load(toy_npz())
-    found = by_similarity(file["train_images"], file["train_labels"].ravel().astype(np.int64), 3)
-    return {str(c): list(others) for c, others in found.items()}
+    labels = file["train_labels"].ravel().astype(np.int64)
+    table = by_similarity(file["train_images"], labels, 3)
+    return {str(c): list(others) for c, others in table.items()}
 
 
 def curves(folder: Path) -> dict[str, Any]:
-    found = {}
+    numbers = {}
     for method in METHODS:
         config = toy_config(
             method,
@@ -108,47 +113,51 @@ def curves(folder: Path) -> dict[str, Any]:
         )
         run(config, folder / method)
         rows = read_lines(folder / method / "metrics.jsonl")
-        found[method] = {
+        numbers[method] = {
             "f1": [round(row["f1"], 1) for row in rows],
             "loss": [round(row["loss"], 3) for row in rows],
             "bytes_up": rows[0]["bytes_up"],
             "names": sorted(rows[0]),
         }
-    return found
+    return numbers
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    made = {
-        "streams": streams(), "given labels": given_labels(), "sites": sites(), "initial weights": initial_weights(),
-        "candidates": candidates(), "curves": curves(tmp_path_factory.mktemp("golden")),
-    }  # fmt: skip
+def actual(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    numbers = {
+        "streams": streams(),
+        "given labels": given_labels(),
+        "sites": sites(),
+        "initial weights": initial_weights(),
+        "candidates": candidates(),
+        "curves": curves(tmp_path_factory.mktemp("golden")),
+    }
     if UPDATE:
-        KEPT.write_text(json.dumps(made, indent=1) + "\n")
-    return dict(json.loads(json.dumps(made)))
+        GOLDEN.write_text(json.dumps(numbers, indent=1) + "\n")
+    return dict(json.loads(json.dumps(numbers)))
 
 
 @pytest.fixture(scope="module")
-def kept(found: dict[str, Any]) -> dict[str, Any]:
-    return dict(json.loads(KEPT.read_text()))
+def golden(actual: dict[str, Any]) -> dict[str, Any]:
+    return dict(json.loads(GOLDEN.read_text()))
 
 
-@pytest.mark.parametrize("what", ["streams", "given labels", "sites", "candidates"])
+@pytest.mark.parametrize("key", ["streams", "given labels", "sites", "candidates"])
 def test_what_comes_from_streams_is_exact(
-    what: str, found: dict[str, Any], kept: dict[str, Any]
+    key: str, actual: dict[str, Any], golden: dict[str, Any]
 ) -> None:
-    assert found[what] == kept[what]
+    assert actual[key] == golden[key]
 
 
-def test_initial_weights(found: dict[str, Any], kept: dict[str, Any]) -> None:
-    mine, theirs = found["initial weights"], kept["initial weights"]
-    assert (mine["head"], mine["names"]) == (theirs["head"], theirs["names"])
-    assert mine["absolute sums"] == pytest.approx(theirs["absolute sums"], rel=1e-4)
+def test_initial_weights(actual: dict[str, Any], golden: dict[str, Any]) -> None:
+    current, reference = actual["initial weights"], golden["initial weights"]
+    assert (current["head"], current["names"]) == (reference["head"], reference["names"])
+    assert current["absolute sums"] == pytest.approx(reference["absolute sums"], rel=1e-4)
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_learning_curve(method: str, found: dict[str, Any], kept: dict[str, Any]) -> None:
-    mine, theirs = found["curves"][method], kept["curves"][method]
-    assert (mine["bytes_up"], mine["names"]) == (theirs["bytes_up"], theirs["names"])
-    assert mine["f1"] == pytest.approx(theirs["f1"], abs=POINTS)
-    assert mine["loss"] == pytest.approx(theirs["loss"], rel=0.05)
+def test_learning_curve(method: str, actual: dict[str, Any], golden: dict[str, Any]) -> None:
+    current, reference = actual["curves"][method], golden["curves"][method]
+    assert (current["bytes_up"], current["names"]) == (reference["bytes_up"], reference["names"])
+    assert current["f1"] == pytest.approx(reference["f1"], abs=POINTS)
+    assert current["loss"] == pytest.approx(reference["loss"], rel=0.05)

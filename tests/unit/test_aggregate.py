@@ -1,4 +1,4 @@
-"""The weighted mean of models: right, ordered, in the original types, and whatever the number of sites in one pass."""
+"""The weighted mean of models: correct, ordered, in the original types, and in one pass."""
 
 from __future__ import annotations
 
@@ -56,31 +56,31 @@ def test_the_mean_of_equal_models_is_that_model(copies: int) -> None:
 
 
 def test_nothing_usable_leaves_the_model_as_it_was() -> None:
-    before = {"w": np.ones(2, np.float32)}
-    assert weighted_mean([], before)["w"] is before["w"]
+    old = {"w": np.ones(2, np.float32)}
+    assert weighted_mean([], old)["w"] is old["w"]
     assert WeightedMean().result() is None
 
 
 def test_against_the_formula_in_float64() -> None:
-    found, total = list(updates(9)), sum(u.num_samples for u in updates(9))
-    expected = sum(u.weights["w"].astype(np.float64) * u.num_samples for u in found) / total
-    assert np.abs(weighted_mean(found, {})["w"] - expected).max() < 1e-7
+    batch, total = list(updates(9)), sum(u.num_samples for u in updates(9))
+    expected = sum(u.weights["w"].astype(np.float64) * u.num_samples for u in batch) / total
+    assert np.abs(weighted_mean(batch, {})["w"] - expected).max() < 1e-7
 
 
 def test_arrays_that_were_added_are_not_changed() -> None:
-    found = list(updates(3))
-    before = [u.weights["w"].copy() for u in found]
-    weighted_mean(found, {})
-    assert all(np.array_equal(u.weights["w"], w) for u, w in zip(found, before, strict=True))
+    batch = list(updates(3))
+    old = [u.weights["w"].copy() for u in batch]
+    weighted_mean(batch, {})
+    assert all(np.array_equal(u.weights["w"], w) for u, w in zip(batch, old, strict=True))
 
 
 def test_memory_does_not_grow_with_the_number_of_sites() -> None:
     def peak(count: int) -> int:
         tracemalloc.start()
         weighted_mean(updates(count, size=20_000), {})
-        found = tracemalloc.get_traced_memory()[1]
+        peak = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
-        return found
+        return peak
 
     peak(2)
     assert peak(60) < 1.2 * peak(6)

@@ -1,4 +1,4 @@
-"""RCL against its definition: the credal set by brute force over all subsets, the loss by the explicit divergence."""
+"""RCL against its definition: the credal set by brute force, the loss by explicit divergence."""
 
 from __future__ import annotations
 
@@ -70,8 +70,8 @@ def test_closed_form_is_the_definition_with_five_classes(
     logits = stream(seed, "logits").normal(0, scale, 5)
     p = np.exp(logits - logits.max())
     p /= p.sum()
-    ours = rcl_loss(torch.tensor(logits)[None], torch.tensor([y]), alpha=alpha, beta=beta)
-    assert ours.item() == pytest.approx(defined_loss(p, y, alpha, beta), abs=1e-12)
+    own_fit = rcl_loss(torch.tensor(logits)[None], torch.tensor([y]), alpha=alpha, beta=beta)
+    assert own_fit.item() == pytest.approx(defined_loss(p, y, alpha, beta), abs=1e-12)
 
 
 def test_membership_is_the_s1_test() -> None:

@@ -75,12 +75,12 @@ def test_corrected_labels_are_closer_to_the_truth(tmp_path: Path) -> None:
     toy = toy_experiment(tmp_path, "fedcorr", noise=MIXED, samples=100, rounds=10, options=QUICK)
     state = toy.run(10)
     for name, share in zip(sorted(toy.sites), MIXED, strict=True):
-        seen = toy.metrics[name]
+        outputs = toy.metrics[name]
         if share:
-            assert seen["label_accuracy_before"] == pytest.approx(0.5)
-            assert (seen["label_accuracy_after"] or 0) > 0.85
+            assert outputs["label_accuracy_before"] == pytest.approx(0.5)
+            assert (outputs["label_accuracy_after"] or 0) > 0.85
         else:
-            assert seen["label_accuracy_after"] == 1.0, "a clean site keeps its labels"
+            assert outputs["label_accuracy_after"] == 1.0, "a clean site keeps its labels"
     plain = toy_experiment(tmp_path / "fedavg", noise=MIXED, samples=100, rounds=10)
     assert toy.accuracy(state.weights) >= plain.accuracy(plain.run(10).weights) - 0.01
 
@@ -97,7 +97,8 @@ def test_without_the_verdict_nothing_is_corrected(tmp_path: Path) -> None:
 def test_lid_parts_the_noisy_sites_and_site_and_server_agree(
     tmp_path: Path, noise: tuple[float, ...]
 ) -> None:
-    # with 100 samples a clean site's LID varies by 0.1 from site to site, half the gap; with 200 the groups stand apart
+    # with 100 samples a clean site's LID varies by 0.1 from site to site, half the gap;
+    # with 200 the groups are well separated
     toy = toy_experiment(tmp_path, "fedcorr", noise=noise, samples=200, rounds=10, options=QUICK)
     state = toy.run(
         5
@@ -110,15 +111,15 @@ def test_lid_parts_the_noisy_sites_and_site_and_server_agree(
 
 def test_only_clean_sites_fine_tune(tmp_path: Path) -> None:
     toy = toy_experiment(tmp_path, "fedcorr", noise=MIXED, samples=100, rounds=10, options=QUICK)
-    before = toy.run(5)
-    after = toy.round(before)
+    old = toy.run(5)
+    new = toy.round(old)
     trained = {name: bool(update.extras["trains"]) for name, update in toy.updates.items()}
     assert list(trained.values()) == [True, True, False, False]
     name = "head.weight"
     for site, update in toy.updates.items():
-        assert np.array_equal(update.weights[name], before.weights[name]) != trained[site]
+        assert np.array_equal(update.weights[name], old.weights[name]) != trained[site]
     mean = (toy.updates["site-1"].weights[name] + toy.updates["site-2"].weights[name]) / 2
-    np.testing.assert_allclose(after.weights[name], mean, rtol=1e-6)
+    np.testing.assert_allclose(new.weights[name], mean, rtol=1e-6)
     assert all(update.num_samples == 100 for update in toy.updates.values())
 
 
@@ -151,9 +152,9 @@ def test_overrides_persist_and_the_given_labels_are_never_touched(tmp_path: Path
     toy = toy_experiment(tmp_path, "fedcorr", noise=MIXED, samples=100, rounds=10, options=QUICK)
     given = toy.sites["site-3"].labels.copy()
     state = toy.run(9)
-    before = toy.notes["site-3"]["corrected"]
+    old = toy.notes["site-3"]["corrected"]
     toy.run(1, state)
-    np.testing.assert_array_equal(toy.notes["site-3"]["corrected"], before)
+    np.testing.assert_array_equal(toy.notes["site-3"]["corrected"], old)
     np.testing.assert_array_equal(toy.sites["site-3"].labels, given)
 
 

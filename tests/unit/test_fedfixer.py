@@ -1,4 +1,4 @@
-"""FedFixer: the sieve against hand numbers, the cross update, and what the two models make of noisy labels."""
+"""FedFixer: the sieve against hand numbers, the cross update, and training on noisy labels."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ def uniform(classes: int) -> torch.Tensor:
 def test_the_sieve_is_lenient_when_the_model_is_sure_of_another_class() -> None:
     """p_1 = 0.02 against 0.95 passes, because the geometric mean of all ten is 0.0077."""
     p = torch.tensor([[0.95, 0.02] + [0.00375] * 8])
-    for label, kept in ((0, True), (1, True), (2, False)):
+    for label, stored in ((0, True), (1, True), (2, False)):
         l_y, l_mean = label_and_mean(p.log(), torch.tensor([label]), uniform(10))
         assert float(torch.exp(-l_mean)) == pytest.approx(0.0077, abs=5e-5)
-        assert bool(sieve(l_y, l_mean)) is kept
+        assert bool(sieve(l_y, l_mean)) is stored
 
 
 def test_the_label_prior_judges_by_the_sites_own_classes() -> None:
@@ -65,19 +65,19 @@ def test_the_loss_is_bounded_where_wrong_classes_vanish() -> None:
 
 
 def test_schedule_of_the_confidence_weight() -> None:
-    found = [confidence_at(e, 10, 2.0) for e in range(40)]
-    assert found[:4] == pytest.approx([0, 0, 0, 2 / 9])
-    assert found[10] < 2.0
-    assert found[11:] == [2.0] * 29
+    result = [confidence_at(e, 10, 2.0) for e in range(40)]
+    assert result[:4] == pytest.approx([0, 0, 0, 2 / 9])
+    assert result[10] < 2.0
+    assert result[11:] == [2.0] * 29
 
 
 def test_the_sieve_keeps_clean_samples_more_often_than_noisy_ones(tmp_path: Path) -> None:
     toy = toy_experiment(tmp_path, "fedfixer", options=QUICK)
     toy.run(8)
     for name in ("site-3", "site-4"):  # half of the labels are wrong
-        kept, wrong = toy.notes[name]["clean"], toy.sites[name].labels != toy.truth[name]
-        assert kept[~wrong].mean() > kept[wrong].mean() + 0.5
-        assert float(toy.updates[name].extras["selected"]) == kept.sum()
+        stored, wrong = toy.notes[name]["clean"], toy.sites[name].labels != toy.truth[name]
+        assert stored[~wrong].mean() > stored[wrong].mean() + 0.5
+        assert float(toy.updates[name].extras["selected"]) == stored.sum()
     for name in ("site-1", "site-2"):
         assert toy.notes[name]["clean"].mean() > 0.9
 

@@ -1,4 +1,4 @@
-"""FedGP: the purified set, propagation, the stack of centroids and the GNN that turns it into a classifier."""
+"""FedGP: the purified set, propagation, the stack of centroids, and the GNN over it."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ def toy(folder: Path, noise: tuple[float, ...] = NOISY, **changes: object) -> To
 
 
 def members(run: Toy, name: str) -> tuple[np.ndarray, np.ndarray]:
-    kept = run.site(name).recall(99)
-    return kept["clean"], kept["labels"]
+    stored = run.site(name).recall(99)
+    return stored["clean"], stored["labels"]
 
 
 def test_the_purified_set_is_cleaner_than_the_given_labels(tmp_path: Path) -> None:
@@ -60,9 +60,9 @@ def test_it_only_grows(tmp_path: Path) -> None:
     run = toy(tmp_path)
     state = run.run(5)
     for _ in range(3):
-        before = {name: members(run, name) for name in run.sites}
+        old = {name: members(run, name) for name in run.sites}
         state = run.round(state)
-        for name, (clean, labels) in before.items():
+        for name, (clean, labels) in old.items():
             now, new_labels = members(run, name)
             assert bool(now[clean].all())
             np.testing.assert_array_equal(
@@ -87,25 +87,25 @@ def look(seed: int = 0) -> tuple[Evaluation, np.ndarray, np.ndarray]:
 
 
 def test_wrong_labels_stay_out_at_first_and_come_back_corrected() -> None:
-    seen, given, truth = look()
+    outputs, given, truth = look()
     w_bar = np.array([[1.0, 0.1, 0.1], [0.1, 1.0, 0.1]])
-    first = purify(seen, given, {}, w_bar, FedGPOptions())
+    first = purify(outputs, given, {}, w_bar, FedGPOptions())
     assert not first.clean[:5].any() and bool(first.clean[5:].all())
     np.testing.assert_array_equal(first.labels, truth)  # propagation has relabelled the five
     memory = {"clean": first.clean, "labels": first.labels, "centroids": first.centroids}
-    second = purify(seen, given, memory, w_bar, FedGPOptions())
+    second = purify(outputs, given, memory, w_bar, FedGPOptions())
     assert bool(second.clean.all())
 
 
 def test_joining_needs_agreement_of_both_centroids_and_confidence() -> None:
-    seen, given, _ = look()
+    outputs, given, _ = look()
     w_bar = np.array([[1.0, 0.1, 0.1], [0.1, 1.0, 0.1]])
-    core = core_set(seen.losses, given, 0.2)
-    swapped = purify(seen, given, {}, w_bar[::-1].copy(), FedGPOptions())
+    core = core_set(outputs.losses, given, 0.2)
+    swapped = purify(outputs, given, {}, w_bar[::-1].copy(), FedGPOptions())
     np.testing.assert_array_equal(
         swapped.clean, core
     )  # server and client disagree about everything
-    unsure = purify(seen, given, {}, w_bar, FedGPOptions(confidence=0.95))
+    unsure = purify(outputs, given, {}, w_bar, FedGPOptions(confidence=0.95))
     np.testing.assert_array_equal(unsure.clean, core)
 
 
@@ -132,9 +132,10 @@ def test_the_gnn_turns_the_stack_into_a_classifier(tmp_path: Path) -> None:
 
 
 def test_the_other_sites_centroids_mend_a_broken_classifier_through_the_gnn(tmp_path: Path) -> None:
-    """A site receives W with its rows in the wrong order. One round with S = G(stack) puts it right; its own labels do not.
+    """A site receives W with its rows in the wrong order.
 
-    W is judged on the embedding as received: the embedding, too, would learn to live with a wrong W.
+    One round with S = G(stack) repairs it; the site's own labels do not. W is evaluated on the
+    embedding as received: the embedding, too, would adapt to a wrong W.
     """
 
     def mended(folder: str, turn_stack: int = 0, **options: float) -> float:
@@ -160,9 +161,9 @@ def test_the_other_sites_centroids_mend_a_broken_classifier_through_the_gnn(tmp_
 def test_a_class_that_a_site_does_not_have_takes_the_servers_centroid(tmp_path: Path) -> None:
     run = toy(tmp_path)
     blind = run.sites["site-1"]
-    seen = blind.labels != 3
-    run.sites["site-1"] = replace(blind, inputs=blind.inputs[seen], labels=blind.labels[seen])
-    run.truth["site-1"] = run.truth["site-1"][seen]
+    outputs = blind.labels != 3
+    run.sites["site-1"] = replace(blind, inputs=blind.inputs[outputs], labels=blind.labels[outputs])
+    run.truth["site-1"] = run.truth["site-1"][outputs]
     state = run.start()
     payload = run.method.broadcast(state, 0)
     np.testing.assert_array_equal(
@@ -268,11 +269,13 @@ def test_works_on_images(tmp_path: Path) -> None:
 
 
 def test_the_centroid_of_a_few_images_stays_at_the_site(tmp_path: Path) -> None:
-    """It would be those images' embeddings, and the coordinator passes centroids on to all sites."""
+    """It would be those images' embeddings, and the coordinator sends centroids to all sites."""
     run = toy(tmp_path)
-    whole = run.sites["site-1"]
-    rows = np.flatnonzero((whole.labels != 3) | (np.cumsum(whole.labels == 3) <= 4))
-    run.sites["site-1"] = replace(whole, inputs=whole.inputs[rows], labels=whole.labels[rows])
+    everything = run.sites["site-1"]
+    rows = np.flatnonzero((everything.labels != 3) | (np.cumsum(everything.labels == 3) <= 4))
+    run.sites["site-1"] = replace(
+        everything, inputs=everything.inputs[rows], labels=everything.labels[rows]
+    )
     run.truth["site-1"] = run.truth["site-1"][rows]
     state = run.start()
     sent = run.run_round("site-1", run.method.broadcast(state, 0)).extras["centroids"]

@@ -42,7 +42,7 @@ def start() -> dict[str, np.ndarray]:
 
 
 def run_round(
-    made: Toy,
+    runner: Toy,
     selector: Selector | None,
     *,
     selecting: bool = True,
@@ -52,7 +52,7 @@ def run_round(
     """One site's round under a selector of our choice."""
     weights = start()
     array = selector.to_array() if selector else NO_SELECTOR.copy()
-    return made.run_round(
+    return runner.run_round(
         site, Payload(round, weights, {"selector": array, "selecting": np.array(int(selecting))})
     )
 
@@ -119,11 +119,11 @@ VARIANTS: dict[str, dict[str, Any]] = {
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Toy, ServerState]]:
-    made = {
+    runner = {
         name: toy(tmp_path_factory.mktemp("v"), options=options)
         for name, options in VARIANTS.items()
     }
-    return {name: (t, t.run(8)) for name, t in made.items()}
+    return {name: (t, t.run(8)) for name, t in runner.items()}
 
 
 def test_every_variant_runs_and_none_is_another(
@@ -143,107 +143,109 @@ def test_every_variant_runs_and_none_is_another(
 def test_the_full_method_finds_the_wrong_labels(
     finished: dict[str, tuple[Toy, ServerState]],
 ) -> None:
-    made, _ = finished["full"]
+    runner, _ = finished["full"]
     for site in ("site-2", "site-3"):
-        seen = made.metrics[site]
-        assert seen["noisy_auroc"] is not None and seen["noisy_auroc"] > 0.85
-        assert seen["pseudo_accuracy"] is None or seen["pseudo_accuracy"] > 0.7
+        outputs = runner.metrics[site]
+        assert outputs["noisy_auroc"] is not None and outputs["noisy_auroc"] > 0.85
+        assert outputs["pseudo_accuracy"] is None or outputs["pseudo_accuracy"] > 0.7
 
 
 def test_the_full_method_beats_plain_averaging(
     finished: dict[str, tuple[Toy, ServerState]], tmp_path: Path
 ) -> None:
-    made, state = finished["full"]
+    runner, state = finished["full"]
     plain = toy(tmp_path, options={"selection": False, "loss": "ce"})
-    assert made.accuracy(state.weights) > plain.accuracy(plain.run(8).weights)
+    assert runner.accuracy(state.weights) > plain.accuracy(plain.run(8).weights)
 
 
 # ---- when it selects ----
 
 
 def test_nothing_is_flagged_before_the_warm_up_is_over(tmp_path: Path) -> None:
-    made = toy(tmp_path, options={"warmup": 3})
-    state = made.start()
+    runner = toy(tmp_path, options={"warmup": 3})
+    state = runner.start()
     for t in range(5):
-        state = made.round(state)
-        flagged = sum(float(u.extras["delta"]) for u in made.updates.values())
+        state = runner.round(state)
+        flagged = sum(float(u.extras["delta"]) for u in runner.updates.values())
         assert (flagged > 0) == (t >= 3), t
         assert np.isfinite(state.extras["selector"]).all(), "fitted meanwhile"
 
 
 def test_it_waits_until_the_selector_was_healthy_twice(tmp_path: Path) -> None:
-    made = toy(tmp_path, options={"warmup": 0, "wait_for_health": True})
-    state = made.start()
+    runner = toy(tmp_path, options={"warmup": 0, "wait_for_health": True})
+    state = runner.start()
     history = []
     for _ in range(8):
-        before = int(state.extras["healthy"])
-        state = made.round(state)
-        history.append((before, int(state.extras["healthy"]), int(state.extras["selecting"])))
+        old = int(state.extras["healthy"])
+        state = runner.round(state)
+        history.append((old, int(state.extras["healthy"]), int(state.extras["selecting"])))
     first = next(i for i, (_, _, selecting) in enumerate(history) if selecting)
     assert history[first][1] >= 2 and all(healthy < 2 for _, healthy, _ in history[:first])
     assert all(selecting for _, _, selecting in history[first:]), "once begun, it goes on"
 
 
 def test_no_selector_means_all_labels(tmp_path: Path) -> None:
-    made = toy(tmp_path)
-    without, resting = run_round(made, None), run_round(made, EVERYTHING_WRONG, selecting=False)
+    runner = toy(tmp_path)
+    without, resting = run_round(runner, None), run_round(runner, EVERYTHING_WRONG, selecting=False)
     assert float(without.extras["delta"]) == 0.0 and int(without.extras["clean"]) == 80
     assert float(resting.extras["delta"]) == 0.0
 
 
 def test_a_site_with_few_flags_trains_on_all_its_labels(tmp_path: Path) -> None:
-    made = toy(tmp_path, options={"loss": "ce"})
-    flagged = run_round(made, EVERYTHING_RIGHT)
-    assert float(flagged.extras["delta"]) == 0.0 and same(flagged, run_round(made, None))
+    runner = toy(tmp_path, options={"loss": "ce"})
+    flagged = run_round(runner, EVERYTHING_RIGHT)
+    assert float(flagged.extras["delta"]) == 0.0 and same(flagged, run_round(runner, None))
 
 
 def test_a_site_too_small_for_a_fit_says_so_and_still_trains(tmp_path: Path) -> None:
-    made = toy(tmp_path, samples=8)
-    update = run_round(made, EVERYTHING_RIGHT)
+    runner = toy(tmp_path, samples=8)
+    update = run_round(runner, EVERYTHING_RIGHT)
     assert np.isnan(update.extras["selector"]).all()
     assert not all(np.array_equal(update.weights[n], w) for n, w in start().items())
-    state = made.run(3)  # nobody has a fit: the server has no selector, and goes on
+    state = runner.run(3)  # nobody has a fit: the server has no selector, and goes on
     assert np.isnan(state.extras["selector"]).all() and int(state.extras["selecting"]) == 0
 
 
 # ---- the guard ----
 
 
-def almost_all_wrong(made: Toy, site: str = "site-2") -> Selector:
+def almost_all_wrong(runner: Toy, site: str = "site-2") -> Selector:
     """A selector under which nine of ten labels look wrong."""
     from fedgsca.selector import class_relative
     from fedgsca.train import evaluate
 
-    site_ = made.site(site)
+    site_ = runner.site(site)
     site_.load(start())
     losses = class_relative(
-        evaluate(made.model, site_.samples, site_.device).losses, site_.labels, site_.num_classes
+        evaluate(runner.model, site_.samples, site_.device).losses, site_.labels, site_.num_classes
     )
     low = float(np.quantile(losses, 0.1))
     return Selector(mean=(low - 1.0, low + 1.0), var=(0.01, 0.01), weight=(0.5, 0.5))
 
 
 def test_the_guard_falls_back_to_the_given_labels_and_reports_it(tmp_path: Path) -> None:
-    made = toy(tmp_path, options={"loss": "ce"})
-    selector = almost_all_wrong(made)
-    guarded, plain = run_round(made, selector), run_round(made, None)
+    runner = toy(tmp_path, options={"loss": "ce"})
+    selector = almost_all_wrong(runner)
+    guarded, plain = run_round(runner, selector), run_round(runner, None)
     assert int(guarded.extras["guard"]) == 1 and float(guarded.extras["delta"]) > 0.8
     assert int(guarded.extras["pseudo"]) == 0 and same(guarded, plain)
-    made = toy(tmp_path / "off", options={"loss": "ce", "guard": {"enabled": False}})
-    trusting = run_round(made, selector)
+    runner = toy(tmp_path / "off", options={"loss": "ce", "guard": {"enabled": False}})
+    trusting = run_round(runner, selector)
     assert int(trusting.extras["guard"]) == 0 and not same(trusting, plain)
 
 
 def test_the_guard_also_works_when_every_label_is_flagged(tmp_path: Path) -> None:
-    made = toy(tmp_path, options={"loss": "ce"})
-    guarded = run_round(made, EVERYTHING_WRONG)
+    runner = toy(tmp_path, options={"loss": "ce"})
+    guarded = run_round(runner, EVERYTHING_WRONG)
     assert float(guarded.extras["delta"]) == 1.0 and int(guarded.extras["guard"]) == 1
-    assert same(guarded, run_round(made, None)), "it trains on the given labels, it does not rest"
+    assert same(guarded, run_round(runner, None)), "it trains on the given labels, it does not rest"
 
 
 def test_limits_of_the_guard_are_options(tmp_path: Path) -> None:
-    made = toy(tmp_path, options={"guard": {"max_delta": 1.0, "max_shift": 1.0, "min_class": 1000}})
-    assert int(run_round(made, almost_all_wrong(made)).extras["guard"]) == 0
+    runner = toy(
+        tmp_path, options={"guard": {"max_delta": 1.0, "max_shift": 1.0, "min_class": 1000}}
+    )
+    assert int(run_round(runner, almost_all_wrong(runner)).extras["guard"]) == 0
 
 
 def test_guard_events_reach_the_result(tmp_path: Path) -> None:
@@ -260,38 +262,38 @@ def test_guard_events_reach_the_result(tmp_path: Path) -> None:
 
 
 def test_memory_is_the_normalised_mean_over_rounds(tmp_path: Path) -> None:
-    made = toy(tmp_path, options={"selector": {"memory": 0.5, "clip": None}})
-    state, seen = made.start(), []
+    runner = toy(tmp_path, options={"selector": {"memory": 0.5, "clip": None}})
+    state, outputs = runner.start(), []
     for t in range(4):
-        site = made.site("site-2")
+        site = runner.site("site-2")
         site.load(state.weights)
         from fedgsca.train import evaluate_site
 
-        seen.append(evaluate_site(site).losses)
-        state = made.round(state)
-        kept = made.site("site-2").recall(t + 1)
+        outputs.append(evaluate_site(site).losses)
+        state = runner.round(state)
+        stored = runner.site("site-2").recall(t + 1)
         weights = 0.5 ** np.arange(t, -1, -1)
         assert np.allclose(
-            kept["losses"], np.tensordot(weights / weights.sum(), np.array(seen), axes=1)
+            stored["losses"], np.tensordot(weights / weights.sum(), np.array(outputs), axes=1)
         )
-    assert float(made.site("site-2").recall(4)["count"]) == 4
+    assert float(runner.site("site-2").recall(4)["count"]) == 4
 
 
 def test_memory_never_crosses(tmp_path: Path) -> None:
-    made = toy(tmp_path)
-    made.run(3)
+    runner = toy(tmp_path)
+    runner.run(3)
     largest = max(
-        np.size(value) for update in made.updates.values() for value in update.extras.values()
+        np.size(value) for update in runner.updates.values() for value in update.extras.values()
     )
     assert largest <= 6
 
 
 def test_own_and_global_scope_differ_only_in_the_selector_used(tmp_path: Path) -> None:
     own = toy(tmp_path / "own", options={"selector": {"scope": "own"}})
-    made = toy(tmp_path / "global")
-    for t in (own, made):
+    runner = toy(tmp_path / "global")
+    for t in (own, runner):
         t.run(1)
-    one, other = (run_round(t, EVERYTHING_WRONG, round=1) for t in (own, made))
+    one, other = (run_round(t, EVERYTHING_WRONG, round=1) for t in (own, runner))
     assert float(other.extras["delta"]) == 1.0, "the shared selector is believed"
     assert float(one.extras["delta"]) < 1.0, "the shared selector is ignored"
 

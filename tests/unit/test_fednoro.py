@@ -1,4 +1,4 @@
-"""FedNoRo: verdicts that sites and server share without naming anyone, weights by distance, distillation at noisy sites."""
+"""FedNoRo: verdicts shared without names, weights by distance, distillation at noisy sites."""
 
 from __future__ import annotations
 
@@ -184,9 +184,11 @@ def test_odd_sites_pass_through_all_stages(tmp_path: Path, labels: np.ndarray) -
 def test_says_nothing_about_a_class_with_a_few_images(tmp_path: Path) -> None:
     """The mean over one image would be that image's own loss."""
     toy = toy_experiment(tmp_path, "fednoro", options={"warmup": 0})
-    whole = toy.sites["site-1"]
-    rows = np.flatnonzero((whole.labels != 2) | (np.cumsum(whole.labels == 2) <= 4))
-    toy.sites["site-1"] = replace(whole, inputs=whole.inputs[rows], labels=whole.labels[rows])
+    everything = toy.sites["site-1"]
+    rows = np.flatnonzero((everything.labels != 2) | (np.cumsum(everything.labels == 2) <= 4))
+    toy.sites["site-1"] = replace(
+        everything, inputs=everything.inputs[rows], labels=everything.labels[rows]
+    )
     toy.truth["site-1"] = toy.truth["site-1"][rows]
     sent = toy.run_round("site-1", toy.method.broadcast(toy.start(), 0)).extras["class_losses"]
     assert np.isfinite(sent).tolist() == [True, True, False, True]

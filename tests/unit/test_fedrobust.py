@@ -1,4 +1,4 @@
-"""FedRobust: an adversary that opposes, stays within bounds, survives a restart, and leaves FedAvg when it is held still."""
+"""FedRobust: an adversary that stays within bounds, survives a restart, and can be disabled."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ def loss_of(toy: Toy, name: str, memory: dict[str, np.ndarray]) -> float:
     affine = Affine(FedRobustOptions(), site, memory)
     with torch.no_grad():
         model = site.model.eval()
-        found = [
+        result = [
             cross_entropy(model, replace(batch, x=affine(batch.x))) for batch in batches(site, 0)
         ]
-    return float(torch.stack(found).mean())
+    return float(torch.stack(result).mean())
 
 
 @pytest.mark.parametrize("images", [False, True])
@@ -54,10 +54,10 @@ def test_one_ascent_step_raises_the_loss_of_the_batch(tmp_path: Path, images: bo
     def loss() -> torch.Tensor:
         return cross_entropy(site.model, replace(batch, x=affine(batch.x)))
 
-    before = loss()
-    torch.autograd.backward(before)
+    old = loss()
+    torch.autograd.backward(old)
     affine.ascend()
-    assert loss().item() > before.item()
+    assert loss().item() > old.item()
 
 
 def test_the_map_found_in_training_makes_the_sites_own_data_harder(tmp_path: Path) -> None:
@@ -85,7 +85,7 @@ def test_the_map_stays_within_its_radii_and_never_leaves(tmp_path: Path) -> None
 
 
 def test_the_map_survives_a_restart_and_matters(tmp_path: Path) -> None:
-    whole = toy_experiment(tmp_path / "a", "fedrobust").run(4)
+    everything = toy_experiment(tmp_path / "a", "fedrobust").run(4)
     half = toy_experiment(tmp_path / "b", "fedrobust").run(2)
     shutil.copytree(tmp_path / "b", tmp_path / "c")
     restarted = toy_experiment(tmp_path / "b", "fedrobust").run(2, half)
@@ -93,8 +93,8 @@ def test_the_map_survives_a_restart_and_matters(tmp_path: Path) -> None:
         shutil.rmtree(site)
     forgot = toy_experiment(tmp_path / "c", "fedrobust").run(2, half)
     name = "head.weight"
-    assert restarted.weights[name].tobytes() == whole.weights[name].tobytes()
-    assert forgot.weights[name].tobytes() != whole.weights[name].tobytes()
+    assert restarted.weights[name].tobytes() == everything.weights[name].tobytes()
+    assert forgot.weights[name].tobytes() != everything.weights[name].tobytes()
 
 
 def test_a_gradient_that_is_not_finite_leaves_the_map_alone(tmp_path: Path) -> None:
@@ -112,7 +112,7 @@ def test_equal_weights_ignore_the_number_of_samples(tmp_path: Path) -> None:
         replace(u, num_samples=n)
         for u, n in zip(toy.updates.values(), (1, 10, 100, 1000), strict=True)
     ]
-    found = toy.method.aggregate(state, iter(updates)).weights["head.bias"]
-    assert found == pytest.approx(
+    result = toy.method.aggregate(state, iter(updates)).weights["head.bias"]
+    assert result == pytest.approx(
         np.mean([u.weights["head.bias"] for u in updates], axis=0), abs=1e-6
     )

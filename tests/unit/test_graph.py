@@ -25,11 +25,11 @@ def embeddings(n: int, d: int = 6, seed: int = 0) -> np.ndarray:
 
 
 def dense_propagation(
-    rest: np.ndarray, clean: np.ndarray, votes: np.ndarray, clean_votes: np.ndarray, a: float
+    remaining: np.ndarray, clean: np.ndarray, votes: np.ndarray, clean_votes: np.ndarray, a: float
 ) -> np.ndarray:
     """The published formula, written with the full matrix and a solver."""
-    r = len(rest)
-    both = np.concatenate([rest, clean])
+    r = len(remaining)
+    both = np.concatenate([remaining, clean])
     cosine = unit_rows(both) @ unit_rows(both).T
     m = np.zeros_like(cosine)
     m[:r, r:] = cosine[:r, r:]
@@ -43,21 +43,21 @@ def dense_propagation(
 @pytest.mark.parametrize("alpha", [0.1, 0.5, 0.9])
 def test_propagation_solves_the_published_system(alpha: float) -> None:
     rng = stream(5, "test")
-    rest, clean = embeddings(40), embeddings(25, seed=1)
+    remaining, clean = embeddings(40), embeddings(25, seed=1)
     votes, anchors = rng.random((40, 4)), rng.random((25, 4))  # no ties
     np.testing.assert_array_equal(
-        propagate(rest, clean, votes, anchors, alpha),
-        dense_propagation(rest, clean, votes, anchors, alpha),
+        propagate(remaining, clean, votes, anchors, alpha),
+        dense_propagation(remaining, clean, votes, anchors, alpha),
     )
 
 
 def test_neighbours_decide_where_the_two_classifiers_disagree() -> None:
     clean = np.array([[1.0, 0.0], [1.0, 0.1], [0.0, 1.0], [0.1, 1.0]])
     anchors = 2.0 * np.eye(2)[[0, 0, 1, 1]]
-    rest = np.array([[0.1, 1.0], [1.0, 0.1]])
+    remaining = np.array([[0.1, 1.0], [1.0, 0.1]])
     split = np.ones((2, 2))  # one vote for either class
-    assert propagate(rest, clean, split, anchors, 0.5).tolist() == [1, 0]
-    assert propagate(rest, clean, split, anchors, 0.0).tolist() == [0, 0], (
+    assert propagate(remaining, clean, split, anchors, 0.5).tolist() == [1, 0]
+    assert propagate(remaining, clean, split, anchors, 0.0).tolist() == [0, 0], (
         "without the graph there is nothing to decide by"
     )
 
@@ -71,12 +71,14 @@ def test_propagation_with_nobody_on_one_side() -> None:
 def test_degree_centroids_weigh_by_friends() -> None:
     features, labels = embeddings(30), np.arange(30) % 2
     fallback = np.full((3, 6), 7.0)
-    found = degree_centroids(features, labels, fallback)
+    result = degree_centroids(features, labels, fallback)
     for c in (0, 1):
-        mine = features[labels == c]
-        degree = (unit_rows(mine) @ unit_rows(mine).T).sum(axis=1)
-        np.testing.assert_allclose(found[c], (degree[:, None] * mine).sum(axis=0) / degree.sum())
-    np.testing.assert_array_equal(found[2], fallback[2])
+        members = features[labels == c]
+        degree = (unit_rows(members) @ unit_rows(members).T).sum(axis=1)
+        np.testing.assert_allclose(
+            result[c], (degree[:, None] * members).sum(axis=0) / degree.sum()
+        )
+    np.testing.assert_array_equal(result[2], fallback[2])
 
 
 def test_an_outlier_moves_the_degree_centroid_less_than_the_mean() -> None:
@@ -89,10 +91,10 @@ def test_an_outlier_moves_the_degree_centroid_less_than_the_mean() -> None:
 
 
 def test_class_means_fall_back_for_an_absent_class() -> None:
-    found = embedding_means(
+    result = embedding_means(
         np.array([[1.0, 3.0], [3.0, 5.0]]), np.array([1, 1]), np.array([[9.0, 9.0], [0.0, 0.0]])
     )
-    np.testing.assert_array_equal(found, [[9.0, 9.0], [2.0, 4.0]])
+    np.testing.assert_array_equal(result, [[9.0, 9.0], [2.0, 4.0]])
 
 
 def test_neighbour_probs_average_the_most_similar_of_the_same_label() -> None:
@@ -102,13 +104,13 @@ def test_neighbour_probs_average_the_most_similar_of_the_same_label() -> None:
         np.arange(50) % 2,
     )
     rows = np.array([4, 11, 30])
-    found = neighbour_probs(features, probs, labels, 5, rows)
+    result = neighbour_probs(features, probs, labels, 5, rows)
     cosine = unit_rows(features) @ unit_rows(features).T
     for i, row in enumerate(rows):
         same = np.flatnonzero(labels == labels[row])
         near = same[np.argsort(-cosine[row, same])[:5]]
         assert row in near
-        np.testing.assert_allclose(found[i], probs[near].mean(axis=0))
+        np.testing.assert_allclose(result[i], probs[near].mean(axis=0))
     np.testing.assert_allclose(
         neighbour_probs(features, probs, labels, 1),
         probs,
@@ -145,12 +147,14 @@ def gnn(dim: int = 6, keep: float = 0.5, **changes: np.ndarray) -> CentroidGNN:
 
 def test_gnn_adjacency_keeps_half_of_the_links_and_is_normalised() -> None:
     x = torch.from_numpy(stream(4, "test").random((12, 6)).astype(np.float32))
-    found = gnn().adjacency(x)
-    assert int((found > 0).sum()) == 12 * 12 // 2  # the diagonal is among the largest cosines
+    result = gnn().adjacency(x)
+    assert int((result > 0).sum()) == 12 * 12 // 2  # the diagonal is among the largest cosines
     cosine = unit_rows(x.numpy()) @ unit_rows(x.numpy()).T
-    kept = np.where(cosine >= np.sort(cosine.ravel())[-72], cosine, 0.0) + np.eye(12)
-    degree = kept.sum(axis=1)
-    np.testing.assert_allclose(found.numpy(), kept / np.sqrt(np.outer(degree, degree)), rtol=1e-5)
+    stored = np.where(cosine >= np.sort(cosine.ravel())[-72], cosine, 0.0) + np.eye(12)
+    degree = stored.sum(axis=1)
+    np.testing.assert_allclose(
+        result.numpy(), stored / np.sqrt(np.outer(degree, degree)), rtol=1e-5
+    )
 
 
 def test_gnn_has_no_negative_links() -> None:
@@ -167,7 +171,7 @@ def test_gnn_averages_over_sites_and_ignores_their_order() -> None:
 
 
 def test_centroids_hear_each_other_through_the_graph_only() -> None:
-    """Without the two layers a class's output depends on its own rows of the stack alone; with them, on its neighbours too."""
+    """Without the two layers a class depends on its own rows of the stack; with them, on others."""
 
     def influence_of_another_class(network: CentroidGNN) -> float:
         stack = torch.from_numpy(

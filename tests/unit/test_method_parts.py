@@ -31,9 +31,9 @@ def test_a_stage_never_vanishes_from_a_short_run() -> None:
 
 
 def test_class_means_mark_absent_classes_and_skip_what_is_not_finite() -> None:
-    found = class_means(np.array([1.0, 3.0, np.inf, 5.0]), np.array([0, 0, 0, 2]), 4)
-    assert found[[0, 2]].tolist() == [2.0, 5.0]
-    assert np.isnan(found[[1, 3]]).all()
+    means = class_means(np.array([1.0, 3.0, np.inf, 5.0]), np.array([0, 0, 0, 2]), 4)
+    assert means[[0, 2]].tolist() == [2.0, 5.0]
+    assert np.isnan(means[[1, 3]]).all()
 
 
 def test_log_prior_is_finite_for_absent_classes_and_for_no_samples() -> None:

@@ -31,9 +31,10 @@ def test_scores_are_scikit_learns(seed: int, classes: int, n: int) -> None:
     p, r, f, support = precision_recall_fscore_support(
         true, predicted, labels=names, average=None, zero_division=0
     )
-    ours = scores(matrix)
+    own_fit = scores(matrix)
     np.testing.assert_allclose(
-        [ours.f1, ours.recall, ours.precision], [100 * f.mean(), 100 * r.mean(), 100 * p.mean()]
+        [own_fit.f1, own_fit.recall, own_fit.precision],
+        [100 * f.mean(), 100 * r.mean(), 100 * p.mean()],
     )
     for row, expected in zip(per_class(matrix), zip(f, r, p, support, strict=True), strict=True):
         np.testing.assert_allclose(
@@ -81,16 +82,16 @@ def test_detection() -> None:
 
 
 def test_stability_is_the_squared_distance_of_the_named_arrays() -> None:
-    before = {"w": np.array([1.0, 2.0], dtype=np.float32), "b": np.array(0.5), "count": np.array(3)}
-    after = {"w": np.array([4.0, 6.0], dtype=np.float32), "b": np.array(1.5), "count": np.array(99)}
-    assert stability(before, after, ["w", "b"]) == 3**2 + 4**2 + 1
-    assert stability(before, before, ["w", "b"]) == 0.0
+    old = {"w": np.array([1.0, 2.0], dtype=np.float32), "b": np.array(0.5), "count": np.array(3)}
+    new = {"w": np.array([4.0, 6.0], dtype=np.float32), "b": np.array(1.5), "count": np.array(99)}
+    assert stability(old, new, ["w", "b"]) == 3**2 + 4**2 + 1
+    assert stability(old, old, ["w", "b"]) == 0.0
 
 
 def test_stability_keeps_tiny_moves_of_many_weights() -> None:
-    before = {"w": np.ones(10**6, dtype=np.float32)}
-    after = {"w": np.full(10**6, 1 + 2.0**-20, dtype=np.float32)}
-    assert stability(before, after, ["w"]) == pytest.approx(10**6 * 2.0**-40, rel=1e-12)
+    old = {"w": np.ones(10**6, dtype=np.float32)}
+    new = {"w": np.full(10**6, 1 + 2.0**-20, dtype=np.float32)}
+    assert stability(old, new, ["w"]) == pytest.approx(10**6 * 2.0**-40, rel=1e-12)
 
 
 def test_headline_is_the_mean_of_the_last_five() -> None:
@@ -102,8 +103,10 @@ def test_headline_is_the_mean_of_the_last_five() -> None:
 
 def test_the_light_modules_import_nothing_heavy() -> None:
     code = (
-        "import sys, fedgsca.metrics, fedgsca.selector, fedgsca.pseudo_label, fedgsca.noise, fedgsca.noise.candidates;"
-        "print(sorted({m.split('.')[0] for m in sys.modules} & {'torch', 'sklearn', 'scipy', 'matplotlib', 'PIL', 'monai'}))"
+        "import sys, fedgsca.metrics, fedgsca.selector, fedgsca.pseudo_label, fedgsca.noise;"
+        "import fedgsca.noise.candidates;"
+        "heavy = {'torch', 'sklearn', 'scipy', 'matplotlib', 'PIL', 'monai'};"
+        "print(sorted({m.split('.')[0] for m in sys.modules} & heavy))"
     )
     assert (
         subprocess.run(

@@ -143,8 +143,8 @@ def test_other_weights_give_other_features(tmp_path: Path) -> None:
 
     other = tmp_path / "other.safetensors"
     save_file(dict(build_backbone("cnn", seed=78).state_dict()), other)
-    ours, theirs = (frozen_test_features(model__weights=str(p)) for p in (toy_weights(), other))
-    assert not np.allclose(ours, theirs)
+    own_fit, others = (frozen_test_features(model__weights=str(p)) for p in (toy_weights(), other))
+    assert not np.allclose(own_fit, others)
 
 
 def test_frozen_without_weights_is_refused() -> None:

@@ -43,13 +43,13 @@ def test_fit_agrees_with_scikit_learn() -> None:
     from sklearn.mixture import GaussianMixture
 
     losses = draw(3000)
-    ours = fit_selector(losses, var_floor=1e-9, max_steps=500, tol=1e-12)
+    own_fit = fit_selector(losses, var_floor=1e-9, max_steps=500, tol=1e-12)
     reference = GaussianMixture(
         2, reg_covar=1e-12, max_iter=500, tol=1e-12, means_init=[[0.2], [4.0]]
     ).fit(losses[:, None])
-    theirs = [reference.means_.ravel(), reference.covariances_.ravel(), reference.weights_]
-    assert ours is not None
-    np.testing.assert_allclose(ours.to_array(), np.concatenate(theirs), rtol=1e-5)
+    others = [reference.means_.ravel(), reference.covariances_.ravel(), reference.weights_]
+    assert own_fit is not None
+    np.testing.assert_allclose(own_fit.to_array(), np.concatenate(others), rtol=1e-5)
 
 
 def test_swapped_start_gives_the_same_sorted_fit() -> None:
@@ -71,7 +71,7 @@ def test_variance_floor_is_a_lower_bound() -> None:
 
 
 def test_two_heaps_a_nat_and_a_half_apart_stay_two() -> None:
-    """Losses of a small network from scratch: an added floor of 0.25 melts these into one component."""
+    """Losses of a small network from scratch: an added floor of 0.25 merges the two components."""
     rng = stream(0, "test", "heaps")
     losses = np.concatenate([rng.normal(0.7, 0.35, 420), rng.normal(2.3, 0.5, 280)])
     fit = fit_selector(losses)

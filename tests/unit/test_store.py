@@ -17,8 +17,8 @@ def store(tmp_path: Path) -> Store:
 
 
 def value(store: Store, round: int) -> float | None:
-    found = store.read_before(round)
-    return float(found["x"]) if found else None
+    result = store.read_before(round)
+    return float(result["x"]) if result else None
 
 
 def put(store: Store, round: int, x: float) -> None:

@@ -58,12 +58,12 @@ def test_order_follows_round_epoch_and_site_and_nothing_else(site: Site) -> None
 
 def test_chosen_rows_and_labels_stay_together(site: Site) -> None:
     rows, labels = np.array([4, 9, 2, 30]), np.array([2, 0, 1, 1])
-    seen = {
+    outputs = {
         int(r): int(y)
         for b in batches(site, 0, rows, labels)
         for r, y in zip(b.rows, b.y, strict=True)
     }
-    assert seen == {4: 2, 9: 0, 2: 1, 30: 1}
+    assert outputs == {4: 2, 9: 0, 2: 1, 30: 1}
 
 
 def test_training_leaves_the_site_s_images_alone(site: Site) -> None:
@@ -96,21 +96,21 @@ def test_epochs_repeat_with_other_shuffles(site: Site) -> None:
 
 @pytest.mark.parametrize(("momentum", "decay"), [(0.0, 0.0), (0.9, 0.0), (0.9, 1e-2), (0.0, 1e-2)])
 def test_sgd_is_torch_s_sgd(momentum: float, decay: float) -> None:
-    ours, theirs = (nn.Linear(4, 3) for _ in range(2))
+    own_fit, others = (nn.Linear(4, 3) for _ in range(2))
     with torch.no_grad():
-        for a, b in zip(ours.parameters(), theirs.parameters(), strict=True):
+        for a, b in zip(own_fit.parameters(), others.parameters(), strict=True):
             b.copy_(a.copy_(torch.linspace(-1, 1, a.numel()).view_as(a)))
-    mine = SGD(list(ours.parameters()), 0.1, momentum, decay)
-    reference = torch.optim.SGD(theirs.parameters(), 0.1, momentum, weight_decay=decay)
+    members = SGD(list(own_fit.parameters()), 0.1, momentum, decay)
+    reference = torch.optim.SGD(others.parameters(), 0.1, momentum, weight_decay=decay)
     for step in range(5):
         x = torch.from_numpy(stream(step, "x").normal(size=(6, 4)).astype(np.float32))
-        for model, optimiser in ((ours, mine), (theirs, reference)):
+        for model, optimiser in ((own_fit, members), (others, reference)):
             optimiser.zero_grad()
             model(x).square().mean().backward()
             optimiser.step()
     assert all(
         torch.allclose(a, b, atol=1e-7)
-        for a, b in zip(ours.parameters(), theirs.parameters(), strict=True)
+        for a, b in zip(own_fit.parameters(), others.parameters(), strict=True)
     )
 
 
@@ -118,11 +118,11 @@ def test_sgd_is_torch_s_sgd(momentum: float, decay: float) -> None:
 
 
 def test_probabilities_and_losses_are_those_of_the_model(site: Site) -> None:
-    seen = evaluate(site.model, site.samples, CPU, features=True)
-    assert seen.probs.shape == (33, CLASSES) and np.allclose(seen.probs.sum(axis=1), 1)
-    assert np.allclose(seen.losses, -np.log(seen.probs[np.arange(33), site.labels]))
-    assert seen.features is not None and seen.features.shape[0] == 33
-    assert np.array_equal(seen.predictions, seen.probs.argmax(axis=1))
+    outputs = evaluate(site.model, site.samples, CPU, features=True)
+    assert outputs.probs.shape == (33, CLASSES) and np.allclose(outputs.probs.sum(axis=1), 1)
+    assert np.allclose(outputs.losses, -np.log(outputs.probs[np.arange(33), site.labels]))
+    assert outputs.features is not None and outputs.features.shape[0] == 33
+    assert np.array_equal(outputs.predictions, outputs.probs.argmax(axis=1))
 
 
 def test_a_sure_and_wrong_model_has_a_large_loss_not_an_infinite_one(site: Site) -> None:
@@ -144,9 +144,9 @@ def test_evaluation_changes_nothing_and_repeats_itself(site: Site) -> None:
 def test_a_sample_s_result_does_not_depend_on_its_neighbours(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = evaluate(site.model, site.samples, CPU)
+    everything = evaluate(site.model, site.samples, CPU)
     monkeypatch.setattr(training, "EVAL_BATCH", 5)
-    assert np.allclose(whole.probs, evaluate(site.model, site.samples, CPU).probs, atol=1e-6)
+    assert np.allclose(everything.probs, evaluate(site.model, site.samples, CPU).probs, atol=1e-6)
 
 
 def test_features_go_straight_in() -> None:
@@ -154,8 +154,8 @@ def test_features_go_straight_in() -> None:
 
     features = stream(0, "f").normal(size=(9, 6)).astype(np.float32)
     samples = Samples(features, np.zeros(9, np.int64), CLASSES)
-    seen = evaluate(build_head_only(6, CLASSES, seed=0), samples, CPU, features=True)
-    assert seen.features is not None and np.array_equal(seen.features, features)
+    outputs = evaluate(build_head_only(6, CLASSES, seed=0), samples, CPU, features=True)
+    assert outputs.features is not None and np.array_equal(outputs.features, features)
 
 
 # ---- augmentation ----

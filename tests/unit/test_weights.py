@@ -23,10 +23,10 @@ def trained() -> State:
     return dict(build_backbone("cnn", seed=42).state_dict())
 
 
-def fits(path: Path, wanted: State, model: str = "cnn") -> bool:
+def fits(path: Path, expected: State, model: str = "cnn") -> bool:
     backbone = build_backbone(model, seed=0)
     load_backbone(backbone, path)
-    return all(torch.equal(value, wanted[name]) for name, value in backbone.state_dict().items())
+    return all(torch.equal(value, expected[name]) for name, value in backbone.state_dict().items())
 
 
 def prefixed(state: State, prefix: str) -> State:
@@ -104,10 +104,10 @@ def test_what_does_not_fit_is_listed(trained: State, tmp_path: Path) -> None:
 def test_a_refused_file_changes_nothing(trained: State, tmp_path: Path) -> None:
     torch.save({**trained, "extra.weight": torch.zeros(1)}, tmp_path / "w.pth")
     backbone = build_backbone("cnn", seed=0)
-    before = {n: v.clone() for n, v in backbone.state_dict().items()}
+    old = {n: v.clone() for n, v in backbone.state_dict().items()}
     with pytest.raises(WeightsError):
         load_backbone(backbone, tmp_path / "w.pth")
-    assert all(torch.equal(v, before[n]) for n, v in backbone.state_dict().items())
+    assert all(torch.equal(v, old[n]) for n, v in backbone.state_dict().items())
 
 
 class Trap:

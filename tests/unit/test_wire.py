@@ -124,13 +124,11 @@ def test_messages_keep_names_types_shapes_and_bytes() -> None:
     sent = Update("Süd 1", 3, {"a": strided, **WEIGHTS}, extras)
     got = decode_update(encode_update(sent))
     assert (got.site, got.num_samples) == ("Süd 1", 3)
-    for before, after in ((sent.weights, got.weights), (sent.extras, got.extras)):
-        assert sorted(before) == sorted(after)
-        for name in before:
-            assert (
-                before[name].dtype == after[name].dtype and before[name].shape == after[name].shape
-            )
-            assert np.array_equal(before[name], after[name])
+    for old, new in ((sent.weights, got.weights), (sent.extras, got.extras)):
+        assert sorted(old) == sorted(new)
+        for name in old:
+            assert old[name].dtype == new[name].dtype and old[name].shape == new[name].shape
+            assert np.array_equal(old[name], new[name])
     payload = decode_payload(encode_payload(Payload(12, WEIGHTS, extras)))
     assert payload.round == 12 and set(payload.extras) == set(extras)
 
