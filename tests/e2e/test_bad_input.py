@@ -1,4 +1,4 @@
-"""What goes wrong in practice: each mistake ends with a message that names the way out, a code that scripts can read, and no loss."""
+"""What goes wrong in practice: a stable error code, an exit code, a fix, and no loss of data."""
 
 from __future__ import annotations
 
@@ -13,33 +13,35 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
-from toys import digest, outcome, toy_config, toy_folder, toy_images, toy_npz, toy_weights
 
 from fedgsca import cli
 from fedgsca.config import Config, to_toml
 from fedgsca.engine import rounds as federation
 from fedgsca.experiment.run_folder import RunFolder
+from tests.toys import digest, outcome, toy_config, toy_folder, toy_images, toy_npz, toy_weights
 
 CONFIG, DATA, WEIGHTS, QUORUM, FOLDER = 2, 3, 4, 6, 7
 
 
 class Shell:
-    """Types a command; keeps what it said."""
+    """Runs commands with --quiet."""
 
     def __init__(self, capsys: pytest.CaptureFixture[str]) -> None:
         self.capsys = capsys
 
     def __call__(self, *words: str | Path) -> tuple[int, str]:
         code = cli.execute([*map(str, words), "--quiet"])
-        said = self.capsys.readouterr()
-        assert "Traceback" not in said.err
-        return code, said.err
+        output = self.capsys.readouterr()
+        assert "Traceback" not in output.err
+        return code, output.err
 
-    def fails(self, code: int, *words: str | Path) -> str:
-        found, said = self(*words)
-        assert found == code, said
-        assert "Error: " in said and "Fix: " in said and len(said.split("Fix: ")[1].strip()) > 5
-        return said
+    def fails(self, exit_code: int, code: str, *words: str | Path) -> str:
+        """The message of a command that must fail with these codes and offer a fix."""
+        actual_exit_code, text = self(*words)
+        assert text.startswith(f"Error [{code}]: "), text
+        assert actual_exit_code == exit_code, text
+        assert len(text.split("\nFix: ")[1].strip()) > 5
+        return text
 
 
 @pytest.fixture
@@ -95,43 +97,58 @@ def make_folder(root: Path, rows: list[str], header: str = "file,label", count: 
 
 GOOD = [f"{i:02d}.jpg,class {i % 3}" for i in range(24)]
 
-FOLDERS: dict[str, tuple[list[str], str, tuple[str, ...]]] = {
-    "one image": (GOOD[:1], "file,label", ("too few images",)),
+# rows, header, error code, what the message must contain
+FOLDERS: dict[str, tuple[list[str], str, str, tuple[str, ...]]] = {
+    "one image": (GOOD[:1], "file,label", "data.too-few-for-test-set", ()),
     "one class": (
         [f"{i:02d}.jpg,tumour" for i in range(24)],
         "file,label",
-        ("one label", "tumour"),
+        "data.one-class",
+        ("tumour",),
     ),
-    "no rows": ([], "file,label", ("labels.csv",)),
-    "missing file": ([*GOOD, "99.jpg,class 1"], "file,label", ("99.jpg",)),
-    "duplicate": ([*GOOD, GOOD[3]], "file,label", ("03.jpg",)),
-    "unknown column": ([f"{row},7" for row in GOOD], "file,label,hospitl", ("hospitl",)),
-    "no label column": (GOOD, "file,diagnosis", ("label",)),
-    "more sites than images": (GOOD[:2], "file,label", ()),
+    "no rows": ([], "file,label", "data.empty-list", ("labels.csv",)),
+    "missing file": ([*GOOD, "99.jpg,class 1"], "file,label", "data.file-not-found", ("99.jpg",)),
+    "duplicate": ([*GOOD, GOOD[3]], "file,label", "data.duplicate-file", ("03.jpg",)),
+    "unknown column": (
+        [f"{row},7" for row in GOOD],
+        "file,label,hospitl",
+        "data.unknown-column",
+        ("hospitl",),
+    ),
+    "no label column": (GOOD, "file,diagnosis", "data.several-problems", ("label",)),
+    "more sites than images": (GOOD[:2], "file,label", "data.too-few-for-test-set", ()),
 }
 
 
 @pytest.mark.parametrize("case", FOLDERS)
 def test_a_folder_that_cannot_be_used(case: str, shell: Shell, tmp_path: Path) -> None:
-    rows, header, words = FOLDERS[case]
+    rows, header, code, details = FOLDERS[case]
     root = make_folder(tmp_path / "images", rows, header)
     before = tree(root)
-    said = shell.fails(DATA, *small(root), *(["--sites", "9"] if case.startswith("more") else []))
-    assert all(word in said for word in words), said
+    sites = ["--sites", "9"] if case.startswith("more") else []
+    message = shell.fails(DATA, code, *small(root), *sites)
+    assert all(detail in message for detail in details), message
     assert tree(root) == before and not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize("source", ["empty", "nowhere", "nowhere.npz"])
-def test_nothing_there(source: str, shell: Shell, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("source", "code"),
+    [
+        ("empty", "data.no-images"),
+        ("nowhere", "data.unknown-source"),
+        ("nowhere.npz", "data.npz-not-found"),
+    ],
+)
+def test_no_data(source: str, code: str, shell: Shell, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
-    assert source in shell.fails(DATA, *small(Path(source)))
+    assert source in shell.fails(DATA, code, *small(Path(source)))
     assert not (tmp_path / "out").exists()
 
 
-def test_a_corrupt_jpeg_is_named_and_may_be_left_out(shell: Shell, tmp_path: Path) -> None:
+def test_a_corrupt_jpeg_is_named_and_can_be_skipped(shell: Shell, tmp_path: Path) -> None:
     root = make_folder(tmp_path / "images", GOOD)
     (root / "07.jpg").write_bytes((root / "07.jpg").read_bytes()[:200])
-    assert "07.jpg" in shell.fails(DATA, *small(root))
+    assert "07.jpg" in shell.fails(DATA, "data.unreadable-images", *small(root))
     assert not (tmp_path / "out").exists()
     assert shell(*small(root), "--skip-unreadable")[0] == 0
     assert "1" in str(json.loads((tmp_path / "out" / "setup.json").read_text())["warnings"])
@@ -143,68 +160,59 @@ def test_a_class_that_a_site_lacks_is_warned_about_and_runs(shell: Shell, tmp_pa
         toy_config("fedavg", source=toy_folder("one_class"), noise__spec="0", train__rounds=1),
     )
     assert shell("run", "--config", path, "--out", "out")[0] == 0
-    assert any(
-        "d holds one class only: class 1" in w
-        for w in json.loads((tmp_path / "out" / "setup.json").read_text())["warnings"]
-    )
+    warnings = json.loads((tmp_path / "out" / "setup.json").read_text())["warnings"]
+    assert any("class 1" in warning for warning in warnings)
 
 
 @pytest.mark.parametrize("cut", [0, 100, -1])
 def test_half_an_npz(cut: int, shell: Shell, tmp_path: Path) -> None:
     (tmp_path / "half.npz").write_bytes(toy_npz().read_bytes()[:cut])
-    assert "half.npz" in shell.fails(DATA, *small(tmp_path / "half.npz"))
+    assert "half.npz" in shell.fails(DATA, "data.damaged-npz", *small(tmp_path / "half.npz"))
 
 
 # ---- configuration, noise, weights ----
 
 
 @pytest.mark.parametrize(
-    ("spec", "hint"),
+    ("spec", "code", "detail"),
     [
-        ("0-S40", "2"),
-        ("S40-P20-C20-0-S10", "5"),
-        ("X40", "X40"),
-        ("S140", "S140"),
-        ("S", "S"),
-        ("", ""),
-        ("0--S40-0", ""),
-        ("M", "matrix"),
+        ("0-S40", "noise.wrong-number-of-parts", "2"),
+        ("S40-P20-C20-0-S10", "noise.wrong-number-of-parts", "5"),
+        ("X40", "noise.invalid-specification", "X40"),
+        ("S140", "noise.invalid-specification", "S140"),
+        ("S", "noise.invalid-specification", "S"),
+        ("", "noise.invalid-specification", ""),
+        ("0--S40-0", "noise.invalid-specification", ""),
+        ("M", "noise.missing-matrix", "matrix"),
     ],
 )
-def test_noise_that_cannot_be_meant(spec: str, hint: str, shell: Shell, tmp_path: Path) -> None:
-    said = shell.fails(CONFIG, "run", "--data", toy_npz(), "--noise", spec, "--out", "out")
-    assert hint in said and not (tmp_path / "out").exists()
+def test_noise_that_makes_no_sense(
+    spec: str, code: str, detail: str, shell: Shell, tmp_path: Path
+) -> None:
+    words = ("run", "--data", toy_npz(), "--noise", spec, "--out", "out")
+    assert detail in shell.fails(CONFIG, code, *words)
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize(
-    ("name", "text", "hint"),
+    ("name", "text", "code"),
     [
-        ("noise.matrix", "0.5,0.5\n0.5,0.5\n", "3 classes"),
-        ("noise.matrix", "a,b,c\n", "cannot be read"),
-        ("noise.matrix", "0.5,0.5,0.5\n1,0,0\n0,1,0\n", "sum"),
-        ("noise.given", "image,label\n", "lacks the columns"),
-        ("noise.given", "file,label\ntrain/9999,class 1\n", "no image is called"),
-        ("noise.given", "file,label\ntrain/1,tumour\n", "no class is called"),
+        ("noise.matrix", "0.5,0.5\n0.5,0.5\n", "noise.matrix-shape"),
+        ("noise.matrix", "a,b,c\n", "noise.unreadable-matrix"),
+        ("noise.matrix", "0.5,0.5,0.5\n1,0,0\n0,1,0\n", "noise.matrix-not-probabilities"),
+        ("noise.given", "image,label\n", "noise.unreadable-labels-file"),
+        ("noise.given", "file,label\ntrain/9999,class 1\n", "noise.invalid-labels-file"),
+        ("noise.given", "file,label\ntrain/1,tumour\n", "noise.invalid-labels-file"),
     ],
 )
 def test_noise_files_that_do_not_fit(
-    name: str, text: str, hint: str, shell: Shell, tmp_path: Path
+    name: str, text: str, code: str, shell: Shell, tmp_path: Path
 ) -> None:
     (tmp_path / "n.csv").write_text(text)
     spec = "M" if name == "noise.matrix" else "0"
-    said = shell.fails(
-        CONFIG,
-        "run",
-        "--data",
-        toy_npz(),
-        "--noise",
-        spec,
-        "--set",
-        f"{name}=n.csv",
-        "--out",
-        "out",
-    )
-    assert hint in said and not (tmp_path / "out").exists()
+    words = ("run", "--data", toy_npz(), "--noise", spec, "--set", f"{name}=n.csv", "--out", "out")
+    shell.fails(CONFIG, code, *words)
+    assert not (tmp_path / "out").exists()
 
 
 def test_weights_that_do_not_fit_are_listed(shell: Shell, tmp_path: Path) -> None:
@@ -220,8 +228,8 @@ def test_weights_that_do_not_fit_are_listed(shell: Shell, tmp_path: Path) -> Non
         "out",
     ]
     for frozen in ([], ["--frozen"]):
-        said = shell.fails(WEIGHTS, *words, *frozen)
-        assert "unknown" in said and "layers.1.running_mean" in said and "model.name" in said
+        message = shell.fails(WEIGHTS, "weights.wrong-network", *words, *frozen)
+        assert "layers.1.running_mean" in message and "model.name" in message
     assert not (tmp_path / "out").exists()
 
 
@@ -231,13 +239,15 @@ def test_weights_that_do_not_fit_are_listed(shell: Shell, tmp_path: Path) -> Non
 def test_training_that_diverges_stops_with_the_names_of_the_sites(
     shell: Shell, tmp_path: Path
 ) -> None:
-    """Every update is NaN or infinite: all are refused, the round is not counted, and what was trained before is kept."""
+    """Every update is NaN or infinite and refused; the round does not count, earlier ones stay."""
     good = toy_config("fedavg", train__rounds=3)
     path = write_config(
         tmp_path, good.model_copy(update={"train": good.train.model_copy(update={"lr": 1e30})})
     )
-    said = shell.fails(QUORUM, "run", "--config", path, "--out", "out")
-    assert "0 of 4 sites" in said and "site-1" in said and "not finite" in said and "resume" in said
+    message = shell.fails(
+        QUORUM, "round.quorum-not-reached", "run", "--config", path, "--out", "out"
+    )
+    assert "0 of 4 sites" in message and "site-1" in message and "resume" in message
     assert not (tmp_path / "out" / "result.json").exists()
 
 
@@ -258,18 +268,20 @@ def test_a_folder_of_another_experiment(
     config, finished = reference
     before = tree(finished)
     path = write_config(tmp_path, config.model_copy(update={"seed": 5}))
-    said = shell.fails(FOLDER, "run", "--config", path, "--out", finished)
-    assert "seed: 0 there, 5 here" in said and "resume" in said and tree(finished) == before
+    words = ("run", "--config", path, "--out", finished)
+    message = shell.fails(FOLDER, "run.other-experiment", *words)
+    assert "seed: 0 there, 5 here" in message and tree(finished) == before
 
 
-def test_a_folder_that_is_no_run(shell: Shell, tmp_path: Path) -> None:
+def test_a_folder_that_is_not_a_run(shell: Shell, tmp_path: Path) -> None:
     (tmp_path / "thesis").mkdir()
     (tmp_path / "thesis" / "chapter1.tex").write_text("years of work")
-    assert "not a run folder" in shell.fails(FOLDER, "run", "--data", toy_npz(), "--out", "thesis")
-    assert "not a run folder" in shell.fails(FOLDER, "resume", "thesis")
+    shell.fails(FOLDER, "run.folder-not-empty", "run", "--data", toy_npz(), "--out", "thesis")
+    shell.fails(FOLDER, "run.not-a-run-folder", "resume", "thesis")
     assert tree(tmp_path / "thesis").keys() == {"chapter1.tex"}
     (tmp_path / "file").write_text("")
-    shell.fails(FOLDER, "run", "--data", toy_npz(), "--out", tmp_path / "file" / "run")
+    words = ("run", "--data", toy_npz(), "--out", tmp_path / "file" / "run")
+    shell.fails(FOLDER, "run.cannot-create-folder", *words)
 
 
 def test_two_processes_in_one_folder(
@@ -281,15 +293,15 @@ def test_two_processes_in_one_folder(
     before = tree(folder)
     ready, release = os.pipe(), os.pipe()
     pid = os.fork()
-    if pid == 0:  # the first process sits in the folder until it is told to leave
+    if pid == 0:  # the first process holds the folder until it is released
         with RunFolder(folder, config):
             os.write(ready[1], b"x")
             os.read(release[0], 1)
         os._exit(0)
     os.read(ready[0], 1)
     try:
-        said = shell.fails(FOLDER, "run", "--config", path, "--out", folder)
-        assert "another process is running" in said and tree(folder) == before
+        shell.fails(FOLDER, "run.folder-in-use", "run", "--config", path, "--out", folder)
+        assert tree(folder) == before
     finally:
         os.write(release[1], b"x")
         os.waitpid(pid, 0)
@@ -309,7 +321,7 @@ DAMAGE: dict[str, Callable[[bytes], bytes]] = {
 
 
 @pytest.mark.parametrize("damage", DAMAGE)
-def test_a_damaged_checkpoint_is_passed_over(
+def test_a_damaged_checkpoint_is_skipped(
     damage: str, reference: tuple[Config, Path], tmp_path: Path
 ) -> None:
     config, finished = reference
@@ -321,7 +333,7 @@ def test_a_damaged_checkpoint_is_passed_over(
     assert outcome(folder) == outcome(finished)
 
 
-def test_without_any_sound_checkpoint_nothing_is_thrown_away(
+def test_without_a_readable_checkpoint_nothing_is_deleted(
     shell: Shell, reference: tuple[Config, Path], tmp_path: Path
 ) -> None:
     config, _ = reference
@@ -330,12 +342,12 @@ def test_without_any_sound_checkpoint_nothing_is_thrown_away(
     for path in (folder / "checkpoint").iterdir():
         path.write_bytes(path.read_bytes()[:-9])
     before = tree(folder)
-    said = shell.fails(FOLDER, "resume", folder)
-    assert "no checkpoint" in said and tree(folder) == before
+    shell.fails(FOLDER, "run.no-readable-checkpoint", "resume", folder)
+    assert tree(folder) == before
 
 
 @pytest.mark.parametrize("tail", [b'{"round": 3, "f1', b"\x00" * 512, b"\xff\xfe", b"\n\n"])
-def test_a_log_with_a_torn_end_is_mended(
+def test_a_log_with_an_incomplete_end_is_repaired(
     tail: bytes, reference: tuple[Config, Path], tmp_path: Path
 ) -> None:
     config, finished = reference
@@ -404,8 +416,9 @@ def test_a_full_disk_loses_nothing(
     path = write_config(tmp_path, config)
     late = 3 if part in ("metrics.jsonl", "timing.jsonl", "/checkpoint/", "/store/") else 1
     with no_space_for(f"/out{part}" if part.startswith("/") else f"/out/{part}", late):
-        said = shell.fails(FOLDER, "run", "--config", path, "--out", "out")
-    assert "no space left" in said.lower() and "free some space" in said
+        code = "run.cannot-append" if part.endswith(".jsonl") else "file.disk-full"
+        message = shell.fails(FOLDER, code, "run", "--config", path, "--out", "out")
+    assert "no space is left" in message and "free some space" in message
     assert not (tmp_path / "out" / "result.json").exists()
     federation.run(config, tmp_path / "out")
     assert outcome(tmp_path / "out") == outcome(finished)
@@ -437,8 +450,9 @@ def test_a_disk_that_is_really_full(tiny_disk: Path, tmp_path: Path) -> None:
     with contextlib.suppress(OSError), open(filler, "wb") as handle:
         while True:
             handle.write(bytes(1 << 14))
-    with pytest.raises(RunFolderError, match="no space left"):
+    with pytest.raises(RunFolderError) as caught:
         federation.run(config, tiny_disk / "run")
+    assert caught.value.code == "file.disk-full"
     filler.unlink()
     federation.run(config, tiny_disk / "run")
     assert outcome(tiny_disk / "run") == outcome(tmp_path / "whole")
