@@ -69,6 +69,8 @@ def main() -> None:
         print(
             f"{text}, reached by FedGSCA in round {fedgsca_peak.round}; time ratio {ratios[-1]:.2f}"
         )
+    if not ratios:
+        parser.error(f"{folder} has no finished run of FedGSCA")
     print(f"median of ratios {median(ratios):.2f} (goal 0.5, the paper 0.54)")
 
 
