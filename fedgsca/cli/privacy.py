@@ -54,7 +54,7 @@ def privacy(
         f" at delta {delta:g}, for a site as a whole"
     )
     print_line(
-        "in a configuration: privacy.clip (any), privacy.noise, privacy.delta; see docs/privacy.md",
+        "in a configuration: privacy.clip (any), privacy.noise, privacy.delta",
         "dim",
     )
 

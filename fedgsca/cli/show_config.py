@@ -148,5 +148,5 @@ def explain_preset(config: Config) -> None:
         print_warning(
             "preset paper takes the equations literally: no warm-up, no variance floor, no monotone"
             " posterior, no guard. Networks trained from scratch perform badly with it;"
-            " docs/fedgsca.md explains why."
+            " The documentation of the method explains why."
         )

@@ -118,7 +118,7 @@ def _privacy_text(config: Config) -> str:
     if names:
         return f"{config.method} cannot run under privacy: it needs {', '.join(names)} unchanged."
     if config.privacy is None:
-        return "Privacy is off: everything is sent unchanged (docs/privacy.md)."
+        return "Privacy is off: everything is sent unchanged."
     clip = config.privacy.clip
     noise = "no noise"
     if config.privacy.noise:
