@@ -1,4 +1,7 @@
-"""A real deployment on this machine: certificates, keys, a SuperLink and SuperNodes, each ended by its own number."""
+"""A real deployment on this machine: certificates, keys, a SuperLink and SuperNodes.
+
+Every process is ended by its own process id.
+"""
 
 from __future__ import annotations
 
@@ -25,67 +28,79 @@ OFFLINE = {
 
 
 def free_port() -> int:
+    """A port that nobody uses at the moment."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
 
 
 def make_certificates(folder: Path, *, name: str = "ca") -> None:
-    """<name>.crt, a certificate authority, and server.pem / server.key, signed by it, for loopback."""
+    """Write <name>.crt, an authority, and server.pem and server.key, signed by it, for loopback."""
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes, serialization
     from cryptography.hazmat.primitives.asymmetric import ec
     from cryptography.x509.oid import NameOID
 
-    def named(text: str) -> x509.Name:
+    def common_name(text: str) -> x509.Name:
         return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text)])
 
     folder.mkdir(parents=True, exist_ok=True)
     begin = datetime.datetime.now(datetime.UTC) - datetime.timedelta(hours=1)
     end = begin + datetime.timedelta(days=2)
-    authority, server = (
-        ec.generate_private_key(ec.SECP384R1()),
-        ec.generate_private_key(ec.SECP384R1()),
-    )
+    authority = ec.generate_private_key(ec.SECP384R1())
+    server = ec.generate_private_key(ec.SECP384R1())
     base = (
         x509.CertificateBuilder()
         .not_valid_before(begin)
         .not_valid_after(end)
-        .issuer_name(named(f"{name} of a test"))
+        .issuer_name(common_name(f"{name} of a test"))
     )
     identity = x509.SubjectKeyIdentifier.from_public_key(authority.public_key())
     root = (
-        base.subject_name(named(f"{name} of a test")).public_key(authority.public_key()).serial_number(x509.random_serial_number())
+        base.subject_name(common_name(f"{name} of a test"))
+        .public_key(authority.public_key())
+        .serial_number(x509.random_serial_number())
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         .add_extension(identity, critical=False)
         .add_extension(_usage(sign=True), critical=True)
         .sign(authority, hashes.SHA384())
-    )  # fmt: skip
+    )
     hosts = x509.SubjectAlternativeName(
         [x509.DNSName("localhost"), x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]
     )
+    issuer = x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(identity)
     leaf = (
-        base.subject_name(named("localhost")).public_key(server.public_key()).serial_number(x509.random_serial_number())
+        base.subject_name(common_name("localhost"))
+        .public_key(server.public_key())
+        .serial_number(x509.random_serial_number())
         .add_extension(hosts, critical=False)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(identity), critical=False)
+        .add_extension(issuer, critical=False)
         .add_extension(_usage(sign=False), critical=True)
         .sign(authority, hashes.SHA384())
-    )  # fmt: skip
+    )
     pem = serialization.Encoding.PEM
     (folder / f"{name}.crt").write_bytes(root.public_bytes(pem))
     (folder / "server.pem").write_bytes(leaf.public_bytes(pem))
-    plain = serialization.PrivateFormat.TraditionalOpenSSL, serialization.NoEncryption()
-    (folder / "server.key").write_bytes(server.private_bytes(pem, *plain))
+    encoding = serialization.PrivateFormat.TraditionalOpenSSL
+    key = server.private_bytes(pem, encoding, serialization.NoEncryption())
+    (folder / "server.key").write_bytes(key)
 
 
 def _usage(*, sign: bool) -> object:
     from cryptography import x509
 
     return x509.KeyUsage(
-        digital_signature=True, key_cert_sign=sign, crl_sign=sign, content_commitment=False, key_encipherment=False,
-        data_encipherment=False, key_agreement=False, encipher_only=False, decipher_only=False,
-    )  # fmt: skip
+        digital_signature=True,
+        key_cert_sign=sign,
+        crl_sign=sign,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        encipher_only=False,
+        decipher_only=False,
+    )
 
 
 def make_key(path: Path) -> None:
@@ -94,8 +109,12 @@ def make_key(path: Path) -> None:
     from cryptography.hazmat.primitives.asymmetric import ec
 
     key = ec.generate_private_key(ec.SECP384R1())
-    openssh = serialization.PrivateFormat.OpenSSH, serialization.NoEncryption()
-    path.write_bytes(key.private_bytes(serialization.Encoding.PEM, *openssh))
+    private = key.private_bytes(
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.OpenSSH,
+        serialization.NoEncryption(),
+    )
+    path.write_bytes(private)
     public = key.public_key().public_bytes(
         serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
     )
@@ -104,28 +123,29 @@ def make_key(path: Path) -> None:
 
 def descendants(number: int) -> list[int]:
     """Children, their children and so on, from /proc."""
-    parents: dict[int, list[int]] = {}
+    children: dict[int, list[int]] = {}
     for entry in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):
             fields = entry.read_text().rpartition(")")[2].split()
-            parents.setdefault(int(fields[1]), []).append(int(entry.parent.name))
-    found, todo = [], [number]
-    while todo:
-        todo = [child for parent in todo for child in parents.get(parent, [])]
-        found += todo
-    return found
+            children.setdefault(int(fields[1]), []).append(int(entry.parent.name))
+    process_ids: list[int] = []
+    generation = [number]
+    while generation:
+        next_generation = []
+        for parent in generation:
+            next_generation += children.get(parent, [])
+        process_ids += next_generation
+        generation = next_generation
+    return process_ids
 
 
 def program(number: int) -> str:
+    """The command line of a process; empty if it has ended."""
     try:
-        return (
-            Path(f"/proc/{number}/cmdline")
-            .read_bytes()
-            .replace(b"\0", b" ")
-            .decode(errors="replace")
-        )
+        content = Path(f"/proc/{number}/cmdline").read_bytes()
     except OSError:
         return ""
+    return content.replace(b"\0", b" ").decode(errors="replace")
 
 
 def listening(numbers: list[int]) -> set[str]:
@@ -135,22 +155,20 @@ def listening(numbers: list[int]) -> set[str]:
         for entry in Path(f"/proc/{number}/fd").glob("*"):
             with contextlib.suppress(OSError):
                 sockets.add(str(entry.readlink()))
-    found = set()
+    addresses = set()
     for table, family in (("tcp", socket.AF_INET), ("tcp6", socket.AF_INET6)):
         for row in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
             fields = row.split()
             if fields[3] == "0A" and f"socket:[{fields[9]}]" in sockets:
-                words = bytes.fromhex(fields[1].partition(":")[0])
-                found.add(
-                    socket.inet_ntop(
-                        family, b"".join(words[i : i + 4][::-1] for i in range(0, len(words), 4))
-                    )
-                )
-    return found
+                raw = bytes.fromhex(fields[1].partition(":")[0])
+                # the kernel prints every four bytes in its own order
+                parts = [raw[i : i + 4][::-1] for i in range(0, len(raw), 4)]
+                addresses.add(socket.inet_ntop(family, b"".join(parts)))
+    return addresses
 
 
 def end_flower(number: int) -> None:
-    """kill -9 a process that is one of Flower's; the number may have passed on to another one."""
+    """kill -9 a process if it is one of Flower's; its id may have been given to another one."""
     if "flwr" in program(number) or "flower" in program(number):
         with contextlib.suppress(ProcessLookupError):
             os.kill(number, signal.SIGKILL)
@@ -158,12 +176,13 @@ def end_flower(number: int) -> None:
 
 @dataclass
 class Process:
-    """A child in a session of its own, with its output in a file."""
+    """A child process in its own session, with its output in a file."""
 
     name: str
     handle: subprocess.Popen[bytes]
     log: Path
-    family: list[int] = field(default_factory=list)  # its children at the moment it was killed
+    # its children at the moment it was killed
+    family: list[int] = field(default_factory=list)
 
     @property
     def text(self) -> str:
@@ -181,22 +200,26 @@ class Process:
                 f"{self.name} still runs after {seconds} s:\n{self.text[-3000:]}"
             ) from None
 
-    def wait_for(self, words: str, seconds: float = 60) -> None:
+    def wait_for(self, phrase: str, seconds: float = 60) -> None:
+        """Wait until the process has printed this."""
         end = time.monotonic() + seconds
-        while words not in self.text:
+        while phrase not in self.text:
             assert time.monotonic() < end and self.running, (
-                f"{self.name} did not say {words!r}:\n{self.text[-3000:]}"
+                f"{self.name} did not print {phrase!r}:\n{self.text[-3000:]}"
             )
             time.sleep(0.1)
 
     def kill(self) -> None:
-        """kill -9, as a crash would. What it had started should end by itself; stop() makes sure."""
+        """kill -9, as in a crash. Its children should end by themselves; stop() makes sure."""
         self.family = descendants(self.handle.pid)
         self.handle.kill()
         self.handle.wait()
 
     def stop(self) -> None:
-        """Politely, then not. Flower starts children in sessions of their own, so they are looked up first, while it lives."""
+        """End the process and its children, first politely, then by force.
+
+        Flower starts children in their own sessions, so they are looked up while it lives.
+        """
         family = [*self.family, *descendants(self.handle.pid)]
         if self.running:
             self.handle.terminate()
@@ -209,13 +232,12 @@ class Process:
 
 @dataclass
 class Deployment:
-    """One SuperLink and any number of SuperNodes under a folder; TLS and keys unless `secure` is off."""
+    """A SuperLink and any number of SuperNodes in a folder; with TLS and keys if `secure`."""
 
     folder: Path
     secure: bool = True
-    keep: bool = (
-        True  # registrations survive the SuperLink, in a database that also takes every message
-    )
+    # registrations survive the SuperLink, in a database that also stores every message
+    keep: bool = True
     port: int = field(default_factory=free_port)
     processes: list[Process] = field(default_factory=list)
     env: dict[str, str] = field(default_factory=dict)
@@ -226,15 +248,16 @@ class Deployment:
         home.mkdir(exist_ok=True)
         if self.secure and not (self.folder / "ca.crt").exists():
             make_certificates(self.folder)
-        # in memory where possible: Flower's SuperExec ends for good when SQLite's lock takes longer than five seconds. It is
-        # no cure: on an overloaded machine the lock failed there, too
+        # In memory where possible: Flower's SuperExec ends when SQLite's lock takes longer than
+        # five seconds. This helps, but on an overloaded machine the lock failed there, too.
         fast = Path("/dev/shm") if os.access("/dev/shm", os.W_OK) else self.folder
         self.database = fast / f"fedgsca-test-{os.getpid()}-{self.port}.db"
         trust = (
             f'root-certificates = "{self.folder / "ca.crt"}"' if self.secure else "insecure = true"
         )
         (home / "config.toml").write_text(
-            f'[superlink]\ndefault = "here"\n\n[superlink.here]\naddress = "127.0.0.1:{self.port}"\n{trust}\n'
+            '[superlink]\ndefault = "here"\n\n[superlink.here]\n'
+            f'address = "127.0.0.1:{self.port}"\n{trust}\n'
         )
         root = str(Path(__file__).parent.parent)
         self.env = {**os.environ, **OFFLINE, "FLWR_HOME": str(home), "PYTHONPATH": root, **self.env}
@@ -268,12 +291,13 @@ class Deployment:
 
     def superlink(self) -> Process:
         tls = [*self._certificates(), "--enable-supernode-auth"] if self.secure else ["--insecure"]
-        where = ["--host", "127.0.0.1", "--port", str(self.port)]
-        where += ["--database", str(self.database)] if self.keep else []
+        address = ["--host", "127.0.0.1", "--port", str(self.port)]
+        if self.keep:
+            address += ["--database", str(self.database)]
         process = self.start(
             "superlink",
             "flower-superlink",
-            *where,
+            *address,
             *tls,
             "--disable-runtime-dependency-installation",
         )
@@ -338,8 +362,9 @@ def wait_for_port(port: int, process: Process, seconds: float = 60) -> None:
 def deployment(
     folder: Path, *, secure: bool = True, keep: bool = True, **env: str
 ) -> Iterator[Deployment]:
-    made = Deployment(folder, secure, keep, env=env)
+    """A deployment that ends with the block."""
+    parties = Deployment(folder, secure, keep, env=env)
     try:
-        yield made
+        yield parties
     finally:
-        made.close()
+        parties.close()

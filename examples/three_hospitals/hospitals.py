@@ -13,40 +13,44 @@ from pathlib import Path
 from fedgsca.data.readers.synthetic.images import CLASSES, render
 from fedgsca.noise import corrupt, parse_noise
 from fedgsca.rng import stream
+from fedgsca.support.text import DASH, percent
 
-Truth = dict[str, str]  # file -> true class
+TrueClasses = dict[str, str]  # file -> true class
 
 
 def write_images(
     folder: Path, party: str, seed: int, noise: str, *, train: int, test: int
-) -> Truth:
-    """Images and labels.csv with wrong labels in the training part, and the truth, which no hospital has."""
+) -> TrueClasses:
+    """Write images and a labels.csv with wrong labels in the training part.
+
+    Returns the true classes, which no hospital has.
+    """
     from PIL import Image
 
     table = render(seed=seed, train=train, test=test, size=64)
-    wrong = corrupt(
+    noisy_labels = corrupt(
         table.labels,
         parse_noise(noise, 1)[0],
         num_classes=len(CLASSES),
         rng=stream(seed, "example", "noise"),
     )
-    given = [
-        w if split == "train" else label
-        for w, label, split in zip(wrong, table.labels, table.split, strict=True)
-    ]
-    names = [f"{party}-{i:04d}.png" for i in range(len(table.images))]
     folder.mkdir(parents=True)
-    for name, image in zip(names, table.images, strict=True):
-        Image.fromarray(image).save(folder / name)
+    true_classes = {}
     with open(folder / "labels.csv", "w", newline="") as file:
-        rows = csv.writer(file)
-        rows.writerow(["file", "label", "split"])
-        rows.writerows(zip(names, (CLASSES[label] for label in given), table.split, strict=True))
-    return {name: CLASSES[label] for name, label in zip(names, table.labels, strict=True)}
+        writer = csv.writer(file)
+        writer.writerow(["file", "label", "split"])
+        for i, image in enumerate(table.images):
+            name = f"{party}-{i:04d}.png"
+            split = table.split[i]
+            label = noisy_labels[i] if split == "train" else table.labels[i]
+            Image.fromarray(image).save(folder / name)
+            writer.writerow([name, CLASSES[label], split])
+            true_classes[name] = CLASSES[table.labels[i]]
+    return true_classes
 
 
-def unpack(kit: Path, home: Path) -> Path:
-    """What a hospital does with its kit: `unzip`, then say in site.toml where its images and its memory are."""
+def unpack_kit(kit: Path, home: Path) -> Path:
+    """What a hospital does with its kit: `unzip`, then edit `data` and `state` in site.toml."""
     with zipfile.ZipFile(kit) as archive:
         for entry in archive.infolist():
             Path(archive.extract(entry, home)).chmod(entry.external_attr >> 16 & 0o777)
@@ -60,33 +64,47 @@ def unpack(kit: Path, home: Path) -> Path:
 
 
 @dataclass(frozen=True)
-class Worth:
-    """What a hospital's list of suspects is worth. Only this example can tell: it has put the wrong labels there."""
+class AuditQuality:
+    """How good a hospital's list of suspects is.
 
-    labels: int
-    wrong: int
-    listed: int  # to review
-    found: int  # of these wrong
+    Only this example can compute it, because it has put the wrong labels there.
+    """
+
+    num_labels: int
+    num_wrong: int
+    num_suspects: int  # to review
+    num_wrong_suspects: int
 
     @property
     def precision(self) -> str:
-        return f"{100 * self.found / self.listed:.0f} %" if self.wrong and self.listed else "–"
+        """The share of suspects that are wrong; a dash if the hospital has no wrong labels."""
+        if not self.num_wrong or not self.num_suspects:
+            return DASH
+        return percent(self.num_wrong_suspects / self.num_suspects, 0)
 
 
-def judge(state: Path, truth: Truth) -> Worth:
+def measure_audit(state: Path, true_classes: TrueClasses) -> AuditQuality:
+    """Compare the audit in a hospital's state folder with the truth."""
     [path] = state.glob("*/audit/*/audit.csv")
     with open(path, newline="") as file:
         rows = list(csv.DictReader(file))
-    wrong = [row["given"] != truth[row["id"]] for row in rows]
-    listed = [bad for bad, row in zip(wrong, rows, strict=True) if row["priority"] == "yes"]
-    return Worth(len(rows), sum(wrong), len(listed), sum(listed))
+    num_wrong = num_suspects = num_wrong_suspects = 0
+    for row in rows:
+        is_wrong = row["given"] != true_classes[row["id"]]
+        is_suspect = row["priority"] == "yes"
+        num_wrong += is_wrong
+        num_suspects += is_suspect
+        num_wrong_suspects += is_wrong and is_suspect
+    return AuditQuality(len(rows), num_wrong, num_suspects, num_wrong_suspects)
 
 
-def traces(coordinator: Path, names: Iterable[str]) -> tuple[int, list[Path]]:
-    """How many files the coordinator has, and those with something about single images of a hospital in them."""
+def find_leaks(coordinator: Path, names: Iterable[str]) -> tuple[int, list[Path]]:
+    """How many files the coordinator has, and those with data about single images of a hospital."""
     files = [path for path in coordinator.rglob("*") if path.is_file()]
-    pattern = re.compile(rf"({'|'.join(names)})-\d{{4}}\.png".encode())
-    folders = {path: set(path.relative_to(coordinator).parts) for path in files}
-    return len(files), [
-        p for p in files if folders[p] & {"evidence", "audit"} or pattern.search(p.read_bytes())
-    ]
+    image_name = re.compile(rf"({'|'.join(names)})-\d{{4}}\.png".encode())
+    leaks = []
+    for path in files:
+        folders = set(path.relative_to(coordinator).parts)
+        if folders & {"evidence", "audit"} or image_name.search(path.read_bytes()):
+            leaks.append(path)
+    return len(files), leaks

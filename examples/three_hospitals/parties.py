@@ -1,4 +1,7 @@
-"""The programs of all parties on one machine. On machines of their own systemd does this, with the units of the kits."""
+"""The programs of all parties on one machine.
+
+On machines of their own, systemd does this with the units of the kits.
+"""
 
 from __future__ import annotations
 
@@ -11,150 +14,172 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
-from typing import Any
 
-from fedgsca.experiment.run_folder import read_lines
+from fedgsca.experiment.records import RoundRecord
+from fedgsca.experiment.run_folder import read_rounds
 
-PAUSE = 10.0  # seconds before a hospital that ended is started again
-_PARENT_DIED = 1  # prctl's PR_SET_PDEATHSIG
+RESTART_PAUSE = 10.0  # seconds before a hospital that ended is started again
+_PR_SET_PDEATHSIG = 1  # of prctl
 
 
-class Failed(Exception):
+class ExampleError(Exception):
     """One message for the person at the terminal."""
 
 
 class Parties:
-    """Starts, watches and ends. All processes are of this folder: FLWR_HOME, which the kits' scripts set, says so."""
+    """Starts, watches and ends processes.
+
+    The processes of this folder are recognised by FLWR_HOME, which the kits' scripts set.
+    """
 
     def __init__(self, folder: Path, seconds: float) -> None:
-        self.folder, self.end = folder, time.monotonic() + seconds
-        self.running: dict[str, subprocess.Popen[bytes]] = {}
-        self.nodes: dict[str, Callable[[], None]] = {}  # hospital -> start it once more
-        self.asleep: set[str] = set()  # hospitals that nobody starts again for now
-        self.tried = 0.0
+        self.folder = folder
+        self.end = time.monotonic() + seconds
+        self.processes: dict[str, subprocess.Popen[bytes]] = {}
+        # hospital -> start it once more
+        self.starters: dict[str, Callable[[], None]] = {}
+        # hospitals that are not restarted for now
+        self.stopped_hospitals: set[str] = set()
+        self.last_restart = 0.0
 
-    def script(self, path: Path) -> list[str]:
-        """What one of the kits' scripts says, line by line."""
-        made = subprocess.run(
+    def run_script(self, path: Path) -> list[str]:
+        """Run one of the kits' scripts to its end; returns its output, line by line."""
+        process = subprocess.run(
             [path],
-            env=self._env({}),
+            env=self._environment({}),
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            preexec_fn=_end_with_me,
+            check=False,
+            preexec_fn=_end_with_parent,
         )
-        if made.returncode:
-            raise Failed(f"{path} has failed:\n{made.stdout}")
-        return made.stdout.splitlines()
+        if process.returncode:
+            raise ExampleError(f"{path} has failed:\n{process.stdout}")
+        return process.stdout.splitlines()
 
-    def start(self, name: str, path: Path, **env: str) -> None:
+    def start(self, name: str, path: Path, **environment: str) -> None:
+        """Start one of the kits' scripts in the background, with a log."""
         with open(self._log(name), "ab") as log:
-            self.running[name] = subprocess.Popen(
-                [path], stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=self._env(env),
-                start_new_session=True, preexec_fn=_end_with_me,
-            )  # fmt: skip
+            self.processes[name] = subprocess.Popen(
+                [path],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=self._environment(environment),
+                start_new_session=True,
+                preexec_fn=_end_with_parent,
+            )
 
-    def hospital(self, name: str, path: Path, **env: str) -> None:
-        """A SuperNode that is started again whenever it ends."""
-        self.nodes[name] = lambda: self.start(name, path, **env)
-        self.nodes[name]()
+    def start_hospital(self, name: str, path: Path, **environment: str) -> None:
+        """Start a SuperNode that is started again whenever it ends."""
+        self.starters[name] = lambda: self.start(name, path, **environment)
+        self.starters[name]()
 
-    def kill(self, name: str) -> None:
-        """As a power cut does it: the SuperNode and all that it has started are gone at once, and stay away until wake()."""
-        self.asleep.add(name)
-        os.killpg(self.running[name].pid, signal.SIGKILL)
-        self.running[name].wait()
+    def kill_hospital(self, name: str) -> None:
+        """Like a power cut: the SuperNode and its children are gone until restart_hospital()."""
+        self.stopped_hospitals.add(name)
+        os.killpg(self.processes[name].pid, signal.SIGKILL)
+        self.processes[name].wait()
 
-    def wake(self, name: str) -> None:
-        self.asleep.discard(name)
-        self.nodes[name]()
+    def restart_hospital(self, name: str) -> None:
+        """Start a hospital that was killed."""
+        self.stopped_hospitals.discard(name)
+        self.starters[name]()
 
-    def until(self, what: str, condition: Callable[[], bool]) -> None:
+    def wait_until(self, event: str, condition: Callable[[], bool]) -> None:
+        """Wait, restart hospitals that ended, and fail if another program ends."""
         while not condition():
             if time.monotonic() > self.end:
-                raise Failed(f"gave up waiting: {what}; the logs are in {self.folder}")
-            for name, process in self.running.items():
-                if name not in self.nodes and process.poll() is not None and not condition():
-                    raise Failed(
-                        f"{name} has ended while waiting: {what}; its last words:\n{self._last_words(name)}"
+                raise ExampleError(f"gave up waiting for {event}; the logs are in {self.folder}")
+            for name, process in self.processes.items():
+                if name not in self.starters and process.poll() is not None and not condition():
+                    raise ExampleError(
+                        f"{name} has ended while waiting for {event}; its last output:\n"
+                        f"{self._last_output(name)}"
                     )
-            if time.monotonic() > self.tried + PAUSE:
-                for name, again in self.nodes.items():
-                    if self.running[name].poll() is not None and name not in self.asleep:
-                        self.tried = time.monotonic()
-                        again()
+            if time.monotonic() > self.last_restart + RESTART_PAUSE:
+                self._restart_ended_hospitals()
             time.sleep(0.5)
 
-    def rounds(self, run: Path, count: int) -> Iterator[dict[str, Any]]:
-        """Each round of the log as soon as it is there."""
-        log = run / "metrics.jsonl"
-        told = 0
+    def _restart_ended_hospitals(self) -> None:
+        for name, starter in self.starters.items():
+            has_ended = self.processes[name].poll() is not None
+            if has_ended and name not in self.stopped_hospitals:
+                self.last_restart = time.monotonic()
+                starter()
 
-        def more() -> bool:
-            return log.exists() and len(read_lines(log)) > told
-
-        while told < count:
-            self.until(f"round {told + 1}", more)
-            yield read_lines(log)[told]
-            told += 1
+    def rounds(self, run: Path, count: int) -> Iterator[RoundRecord]:
+        """Each round of the log as soon as it is complete."""
+        for index in range(count):
+            self.wait_until(f"round {index + 1}", partial(_has_round, run, index))
+            yield read_rounds(run)[index]
 
     def close(self) -> None:
-        """Whatever happened: politely first, then by force. Ctrl-C does not stop the tidying up."""
-        before = {
-            kind: signal.signal(kind, signal.SIG_IGN)
-            for kind in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-        }
-        for process in reversed(self.running.values()):
+        """End all processes, first politely, then by force. Ctrl-C does not stop this."""
+        handlers = {}
+        for kind in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            handlers[kind] = signal.signal(kind, signal.SIG_IGN)
+        for process in reversed(self.processes.values()):
             process.terminate()
         end = time.monotonic() + 20
-        while self.left() and time.monotonic() < end:
+        while self.remaining_processes() and time.monotonic() < end:
             time.sleep(0.2)
-        for number in self.left():
+        for number in self.remaining_processes():
             with suppress(ProcessLookupError):
                 os.kill(number, signal.SIGKILL)
-        for process in self.running.values():
+        for process in self.processes.values():
             process.wait()
-        for kind, handler in before.items():  # what comes after can be stopped again
+        for kind, handler in handlers.items():  # what comes after can be stopped again
             signal.signal(kind, handler)
 
-    def left(self) -> list[int]:
-        """Processes of this folder that still run, those that Flower put into sessions of their own among them."""
-        for process in self.running.values():
+    def remaining_processes(self) -> list[int]:
+        """Process ids of this folder, including those that Flower put into their own sessions."""
+        for process in self.processes.values():
             process.poll()
-        return processes_of(self.folder)
+        return find_processes(self.folder)
 
-    def _env(self, env: dict[str, str]) -> dict[str, str]:
-        return {**os.environ, "FEDGSCA_PYTHON": sys.executable, "OMP_NUM_THREADS": "1", **env}
+    def _environment(self, environment: dict[str, str]) -> dict[str, str]:
+        common = {"FEDGSCA_PYTHON": sys.executable, "OMP_NUM_THREADS": "1"}
+        return {**os.environ, **common, **environment}
 
     def _log(self, name: str) -> Path:
         return self.folder / f"{name}.log"
 
-    def _last_words(self, name: str) -> str:
+    def _last_output(self, name: str) -> str:
         return "\n".join(self._log(name).read_text(errors="replace").splitlines()[-15:])
 
 
-def processes_of(folder: Path) -> list[int]:
-    found, mark = [], f"FLWR_HOME={folder}/".encode()
+def _has_round(run: Path, index: int) -> bool:
+    return (run / "metrics.jsonl").exists() and len(read_rounds(run)) > index
+
+
+def find_processes(folder: Path) -> list[int]:
+    """Ids of the processes whose FLWR_HOME is below this folder."""
+    process_ids = []
+    prefix = f"FLWR_HOME={folder}/".encode()
     for entry in Path("/proc").glob("[0-9]*/environ"):
         with suppress(OSError):
-            if any(word.startswith(mark) for word in entry.read_bytes().split(b"\0")):
-                found.append(int(entry.parent.name))
-    return found
+            if any(word.startswith(prefix) for word in entry.read_bytes().split(b"\0")):
+                process_ids.append(int(entry.parent.name))
+    return process_ids
 
 
-def _end_with_me() -> None:
-    """In the new process, before it becomes the program: Linux ends it when this one dies, even of kill -9."""
-    ctypes.CDLL(None).prctl(_PARENT_DIED, signal.SIGTERM)
+def _end_with_parent() -> None:
+    """In the new process, before it becomes the program: Linux ends it when the parent dies."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def free_port() -> int:
+    """A port that nobody uses at the moment."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
 
 
-def listens(port: int) -> bool:
+def is_listening(port: int) -> bool:
+    """Whether a program on this machine listens on the port."""
     try:
         socket.create_connection(("127.0.0.1", port), 1).close()
     except OSError:

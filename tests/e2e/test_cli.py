@@ -246,7 +246,7 @@ def test_compare_writes_tables_and_resumes(shell: Shell, monkeypatch: pytest.Mon
 
     def sometimes(config: Any, out: Path, **more: Any) -> Any:
         if broken and out.name == "fedgsca-S40-s1":
-            raise QuorumError("round.quorum", "site-2 is on fire", fix="put it out")
+            raise QuorumError("round.quorum-not-reached", "site-2 is on fire", fix="put it out")
         return run(config, out, **more)
 
     monkeypatch.setattr(fedgsca.grid.runner, "run", sometimes)
@@ -264,7 +264,7 @@ def test_compare_writes_tables_and_resumes(shell: Shell, monkeypatch: pytest.Mon
     )
     code, out, err = shell("compare", *words)
     assert code == 1
-    assert "fedgsca-S40-s1 failed [round.quorum]: site-2 is on fire" in err
+    assert "fedgsca-S40-s1 failed [round.quorum-not-reached]: site-2 is on fire" in err
     assert "Error [grid.failed-runs]: 1 of 6 runs failed" in err
     assert "FedGSCA" in out and "±" in out  # the others are shown
 

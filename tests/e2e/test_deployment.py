@@ -1,6 +1,7 @@
-"""A real deployment on loopback: SuperLink, four SuperNodes, TLS, keys. Slow: every message starts a Python process at a site.
+"""A real deployment on loopback: SuperLink, four SuperNodes, TLS, keys.
 
-What can break is broken for real: processes are killed with -9, certificates and keys are wrong, versions and classes differ.
+Failures are real: processes are killed with -9, certificates and keys are wrong, versions and
+classes differ. Slow: every message starts a Python process at a site.
 """
 
 from __future__ import annotations
@@ -13,10 +14,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from tests.toys import RecordingObserver, outcome, toy_config
 
 pytest.importorskip("flwr")
 
+from fedgsca.config import Config, load_config
+from fedgsca.deploy.flower_app import write_app
+from fedgsca.engine.round_status import read_status
+from fedgsca.engine.rounds import run
+from fedgsca.errors import RunFolderError
+from fedgsca.experiment.run_folder import read_lines
 from tests.deployment import (
     Deployment,
     Process,
@@ -28,48 +36,44 @@ from tests.deployment import (
     program,
 )
 
-from fedgsca.config import Config, load_config
-from fedgsca.deploy.flower_app import write_app
-from fedgsca.engine.round_status import read_status
-from fedgsca.engine.rounds import run
-from fedgsca.errors import RunFolderError
-from fedgsca.experiment.run_folder import read_lines
-
 pytestmark = pytest.mark.slow
 NAMES = [f"site-{k}" for k in range(1, 5)]
-LONG = 900  # seconds for a run on a busy machine; alone it takes a tenth of that
+TIME_LIMIT = 900  # seconds for a run on a busy machine; alone it takes a tenth of that
 
 
 @pytest.fixture(scope="module")
 def link(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
-    """SuperLink and four SuperNodes that live through the whole module, as in a hospital."""
-    with deployment(tmp_path_factory.mktemp("deployment")) as made:
-        made.superlink()
+    """SuperLink and four SuperNodes that run during the whole module, as in a hospital."""
+    with deployment(tmp_path_factory.mktemp("deployment")) as parties:
+        parties.superlink()
         for name in NAMES:
-            made.register(name)
-            made.supernode(name)
-        yield made
+            parties.register(name)
+            parties.supernode(name)
+        yield parties
 
 
 LOOPBACK = ("127.0.0.1", "::1", "::ffff:127.0.0.1")
 
 
-class Ear(RecordingObserver):
+class AddressObserver(RecordingObserver):
     """Looks up, in the first round, where this process and its children listen."""
 
-    heard: frozenset[str] = frozenset()
+    addresses: frozenset[str] = frozenset()
 
     def on_round_done(self, line: dict[str, Any], seconds: float) -> None:
-        self.heard = self.heard or frozenset(listening([os.getpid(), *descendants(os.getpid())]))
+        processes = [os.getpid(), *descendants(os.getpid())]
+        self.addresses = self.addresses or frozenset(listening(processes))
 
 
-def until(condition: Callable[[], Any], seconds: float = LONG, run: Process | None = None) -> None:
-    """`run`: the process that must not end meanwhile; if it does, its last words are the failure."""
+def wait_until(
+    condition: Callable[[], Any], seconds: float = TIME_LIMIT, run: Process | None = None
+) -> None:
+    """`run` is a process that must not end meanwhile; if it does, its output is the failure."""
     end = time.monotonic() + seconds
     while not condition():
-        words = run.text[-3000:] if run is not None else ""
-        assert time.monotonic() < end, f"waited in vain\n{words}"
-        assert run is None or run.running or condition(), f"the run has ended\n{words}"
+        output = run.text[-3000:] if run is not None else ""
+        assert time.monotonic() < end, f"waited in vain\n{output}"
+        assert run is None or run.running or condition(), f"the run has ended\n{output}"
         time.sleep(0.2)
 
 
@@ -77,19 +81,19 @@ def lines(out: Path) -> list[dict[str, Any]]:
     return read_lines(out / "metrics.jsonl")
 
 
-def unlocked(out: Path, config: Config) -> bool:
+def is_unlocked(out: Path, config: Config) -> bool:
     """Whether no coordinator holds the run folder: two of them never work in one."""
     try:
         write_app(config, out)
     except RunFolderError as error:
-        assert "another process is running" in error.message
+        assert error.code == "run.folder-in-use"
         return False
     return True
 
 
 def complete(link: Deployment, config: Config, out: Path) -> str:
     process = link.run(write_app(config, out))
-    process.wait(LONG)
+    process.wait(TIME_LIMIT)
     assert (out / "result.json").exists(), process.text[-3000:]
     return process.text
 
@@ -108,25 +112,25 @@ def test_deployment_and_simulation_end_in_the_bytes_of_one_process(
     )
 
     pytest.importorskip("ray")
-    ear = Ear()
-    simulate(config, tmp_path / "simulated", jobs=2, observer=ear)
+    observer = AddressObserver()
+    simulate(config, tmp_path / "simulated", jobs=2, observer=observer)
     assert outcome(tmp_path / "simulated") == outcome(tmp_path / "here")
-    assert ear.heard and all(address in LOOPBACK for address in ear.heard), ear.heard
+    assert observer.addresses and observer.addresses <= set(LOOPBACK)
     assert not any("ray" in program(number) for number in descendants(os.getpid()))
 
 
-def test_a_killed_coordinator_goes_on_from_its_checkpoint(link: Deployment, tmp_path: Path) -> None:
+def test_a_killed_coordinator_resumes_from_its_checkpoint(link: Deployment, tmp_path: Path) -> None:
     config, out = toy_config("fedcorr", train__rounds=4), tmp_path / "deployed"
     run(config, tmp_path / "here")
     first = link.run(write_app(config, out))
-    until(lambda: len(lines(out)) >= 2)
+    wait_until(lambda: len(lines(out)) >= 2)
     coordinators = [
         n for n in descendants(link.processes[0].handle.pid) if "flwr-serverapp" in program(n)
     ]
     assert coordinators
     for number in coordinators:
         os.kill(number, 9)
-    first.wait(LONG)
+    first.wait(TIME_LIMIT)
     assert not (out / "result.json").exists()
     complete(link, config, out)
     assert outcome(out) == outcome(tmp_path / "here")
@@ -136,51 +140,46 @@ def test_a_killed_superlink_loses_no_finished_round(link: Deployment, tmp_path: 
     config, out = toy_config("fedavg", train__rounds=3), tmp_path / "deployed"
     run(config, tmp_path / "here")
     first = link.run(write_app(config, out))
-    until(lambda: len(lines(out)) >= 1)
+    wait_until(lambda: len(lines(out)) >= 1)
     link.processes[0].kill()
-    first.wait(LONG)
+    first.wait(TIME_LIMIT)
     assert not (out / "result.json").exists()
-    started = link.superlink()
-    link.processes.remove(started)
+    superlink = link.superlink()
+    link.processes.remove(superlink)
     link.processes.append(link.processes[0])
-    link.processes[0] = started
-    until(
-        lambda: unlocked(out, config), 120
-    )  # the old coordinator notices in a moment that its SuperLink is gone
+    link.processes[0] = superlink
+    # the old coordinator soon notices that its SuperLink is gone
+    wait_until(lambda: is_unlocked(out, config), 120)
     complete(link, config, out)
     assert outcome(out) == outcome(tmp_path / "here")
 
 
 def test_a_killed_site_is_named_and_comes_back(link: Deployment, tmp_path: Path) -> None:
-    """The rounds go on with three sites; a supervisor at the fourth tries again until the SuperLink takes it back."""
-    # the deadline is for a machine on which a round takes minutes; Flower itself notices a dead node after one
-    config, out = (
-        toy_config("fedavg", train__rounds=40, federation__deadline=600),
-        tmp_path / "deployed",
-    )
+    """The rounds continue with three sites; the fourth tries until the SuperLink accepts it."""
+    # the deadline is for a machine on which a round takes minutes; Flower notices a dead node
+    # after one
+    config = toy_config("fedavg", train__rounds=40, federation__deadline=600)
+    out = tmp_path / "deployed"
     process = link.run(write_app(config, out))
-    until(lambda: len(lines(out)) >= 1, run=process)
+    wait_until(lambda: len(lines(out)) >= 1, run=process)
     node = next(p for p in link.processes if p.name == "site-2" and p.running)
     node.kill()
-    until(lambda: any("site-2" in line["refused"] for line in lines(out)), run=process)
-    left = next(line for line in lines(out) if "site-2" in line["refused"])
-    assert sorted(left["sites"]) == ["site-1", "site-3", "site-4"]
-    again = link.supernode("site-2")
+    wait_until(lambda: any("site-2" in line["refused"] for line in lines(out)), run=process)
+    refusal = next(line for line in lines(out) if "site-2" in line["refused"])
+    assert sorted(refusal["sites"]) == ["site-1", "site-3", "site-4"]
+    new_node = link.supernode("site-2")
 
-    def back() -> bool:
-        nonlocal again
-        if not again.running:  # refused while the SuperLink still believes in the dead one
+    def is_back() -> bool:
+        nonlocal new_node
+        if not new_node.running:  # rejected while the SuperLink thinks that the old one lives
             time.sleep(5)
-            again = link.supernode("site-2")
-        return any(
-            "site-2" in line["sites"] for line in lines(out) if line["round"] > left["round"]
-        )
+            new_node = link.supernode("site-2")
+        later = [line for line in lines(out) if line["round"] > refusal["round"]]
+        return any("site-2" in line["sites"] for line in later)
 
-    until(back, run=process)
+    wait_until(is_back, run=process)
     status = read_status(out)
-    assert (
-        status is not None and status.state == "running" and status.round == len(lines(out))
-    )
+    assert status is not None and status.state == "running" and status.round == len(lines(out))
     process.stop()
     link.command("stop", run_number(process.text), "here")
 
@@ -189,19 +188,21 @@ def run_number(text: str) -> str:
     return text.partition("Successfully started run ")[2].split()[0]
 
 
-def test_a_wrong_certificate_and_an_unknown_key_are_turned_away(
+def test_a_wrong_certificate_and_an_unknown_key_are_rejected(
     link: Deployment, tmp_path: Path
 ) -> None:
     make_certificates(tmp_path, name="other")
-    wrong = link.supernode("site-1", ca=tmp_path / "other.crt")
+    distrustful = link.supernode("site-1", ca=tmp_path / "other.crt")
     make_key(tmp_path / "stranger")
-    unknown = link.supernode("site-1", key=tmp_path / "stranger")
+    stranger = link.supernode("site-1", key=tmp_path / "stranger")
     assert (
-        unknown.wait(90) != 0 and "could not be activated" in unknown.text
-    ) or "Failed to activate" in unknown.text
-    until(lambda: "CERTIFICATE_VERIFY_FAILED" in wrong.text or not wrong.running, 90)
-    assert "certificate" in wrong.text.lower()
-    wrong.stop()
+        stranger.wait(90) != 0 and "could not be activated" in stranger.text
+    ) or "Failed to activate" in stranger.text
+    wait_until(
+        lambda: "CERTIFICATE_VERIFY_FAILED" in distrustful.text or not distrustful.running, 90
+    )
+    assert "certificate" in distrustful.text.lower()
+    distrustful.stop()
 
 
 # ---- hospitals with their own images ----
@@ -210,6 +211,7 @@ def test_a_wrong_certificate_and_an_unknown_key_are_turned_away(
 def hospital(folder: Path, classes: tuple[str, ...]) -> Path:
     import numpy as np
     from PIL import Image
+
     from tests.toys import toy_images
 
     folder.mkdir(parents=True)
@@ -224,39 +226,54 @@ def hospital(folder: Path, classes: tuple[str, ...]) -> Path:
 
 @pytest.fixture
 def tiny_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of one page, where this may be mounted."""
+    """A file system of one page, where mounting is allowed."""
     path = tmp_path / "tiny"
     path.mkdir()
-    made = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=4k", "none", str(path)], capture_output=True
+    process = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=4k", "none", str(path)],
+        capture_output=True,
+        check=False,
     )
-    if made.returncode:
+    if process.returncode:
         pytest.skip("a small file system cannot be mounted here")
     yield path
     subprocess.run(["umount", str(path)], check=True)
 
 
-def test_what_is_wrong_at_a_hospital_is_named(tmp_path: Path, tiny_disk: Path) -> None:
-    """Five hospitals: one other class list, one other version, one full disk; two are well, and train."""
+def test_problems_of_a_hospital_are_reported(tmp_path: Path, tiny_disk: Path) -> None:
+    """Five hospitals: other classes, another version, a full disk; the other two train."""
     names = ("a-good", "b-good", "c-classes", "d-version", "e-disk")
     config = load_config(
-        method="fedgsca", data__source="sites", data__classes=["x", "y"], data__image_size=12, federation__sites=list(names),
-        federation__quorum=0.4, federation__deadline=240, train__rounds=1, train__threads=1, train__device="cpu", fedgsca__warmup=0,
-    )  # fmt: skip
+        method="fedgsca",
+        data__source="sites",
+        data__classes=["x", "y"],
+        data__image_size=12,
+        federation__sites=list(names),
+        federation__quorum=0.4,
+        federation__deadline=240,
+        train__rounds=1,
+        train__threads=1,
+        train__device="cpu",
+        fedgsca__warmup=0,
+    )
     older = tmp_path / "older"
     older.mkdir()
-    (older / "sitecustomize.py").write_text("import fedgsca\n\nfedgsca.__version__ = '0.0.9'\n")
+    (older / "sitecustomize.py").write_text(
+        "from fedgsca.support import version\n\nversion.__version__ = '0.0.9'\n"
+    )
     out = tmp_path / "run"
     with deployment(tmp_path / "deployment") as link:
         link.superlink()
-        everyone = link.env["PYTHONPATH"]
+        python_path = link.env["PYTHONPATH"]
         for name in names:
             link.register(name)
             data = hospital(tmp_path / name, ("x", "z") if name == "c-classes" else ("x", "y"))
             state = tiny_disk if name == "e-disk" else tmp_path / "state" / name
-            link.env["PYTHONPATH"] = f"{older}:{everyone}" if name == "d-version" else everyone
+            link.env["PYTHONPATH"] = (
+                f"{older}:{python_path}" if name == "d-version" else python_path
+            )
             link.supernode(name, settings=link.site_file(name, data=str(data), state=str(state)))
-        link.env["PYTHONPATH"] = everyone
+        link.env["PYTHONPATH"] = python_path
         complete(link, config, out)
     line = lines(out)[0]
     assert sorted(line["sites"]) == ["a-good", "b-good"] and set(line["tested"]) >= {
