@@ -24,6 +24,7 @@ from fedgsca.deploy.flower_app import write_app
 from fedgsca.engine.round_status import read_status
 from fedgsca.engine.rounds import run
 from fedgsca.errors import RunFolderError
+from fedgsca.experiment.records import RoundRecord
 from fedgsca.experiment.run_folder import read_lines
 from tests.deployment import (
     Deployment,
@@ -60,7 +61,7 @@ class AddressObserver(RecordingObserver):
 
     addresses: frozenset[str] = frozenset()
 
-    def on_round_done(self, line: dict[str, Any], seconds: float) -> None:
+    def on_round_done(self, record: RoundRecord, seconds: float) -> None:
         processes = [os.getpid(), *descendants(os.getpid())]
         self.addresses = self.addresses or frozenset(listening(processes))
 
