@@ -25,7 +25,6 @@ Ceiling = Annotated[
         help="also train FedAvg without the wrong labels, and show recovery",
     ),
 ]
-_NOISE_TARGETS = {"S": " (any class)", "P": " (the next class)", "C": " (a look-alike)"}
 
 
 def add(app: typer.Typer) -> None:
@@ -86,9 +85,9 @@ def _introduce(plan: ComparisonPlan) -> None:
 
 
 def _noise_text(noise: SiteNoise) -> str:
-    if noise.kind == "none":
+    if noise.is_clean:
         return "none"
-    return f"{100 * noise.rate:g} %{_NOISE_TARGETS.get(noise.kind, '')}"
+    return f"{100 * noise.rate:g} % ({noise.definition.wrong_label})"
 
 
 def _conclude(result: ComparisonResult) -> None:

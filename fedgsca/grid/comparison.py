@@ -131,7 +131,7 @@ def read_tuned(path: Path) -> dict[str, Tree]:
 
 def is_clean(noise: str) -> bool:
     """Whether a noise specification leaves all labels as they are."""
-    return all(part.kind == "none" for part in parse_noise(noise, noise.count("-") + 1))
+    return all(part.is_clean for part in parse_noise(noise, noise.count("-") + 1))
 
 
 def parse_methods(text: str) -> tuple[str, ...]:

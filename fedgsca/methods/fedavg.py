@@ -28,15 +28,19 @@ class FedAvg(Method):
     order = 1
 
     def start(self, weights: Arrays, seed: int) -> ServerState:
+        """The initial model."""
         return start_from(weights)
 
     def broadcast(self, state: ServerState, round: int) -> Payload:
+        """The global model."""
         return broadcast_model(state, round)
 
     def local_update(self, payload: Payload, site: Site) -> Update:
+        """E epochs of SGD on the cross-entropy of the given labels."""
         site.load(payload.weights)
         train(site, payload.round, cross_entropy)
         return Update(site.name, site.num_samples, site.weights())
 
     def aggregate(self, state: ServerState, updates: Iterable[Update]) -> ServerState:
+        """The mean of the models, weighted by n_k."""
         return average_models(state, updates)

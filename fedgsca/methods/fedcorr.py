@@ -237,6 +237,7 @@ class FedCorr(Method):
         return FINE_TUNE if round < first + second else USUAL
 
     def start(self, weights: Arrays, seed: int) -> ServerState:
+        """The initial model, pre-processing, no verdict yet."""
         extras = {
             "stage": np.array(self._stage(0)),
             "lid_boundary": np.array(np.inf),
@@ -245,9 +246,11 @@ class FedCorr(Method):
         return ServerState(0, weights, extras)
 
     def broadcast(self, state: ServerState, round: int) -> Payload:
+        """The global model, the stage, the boundary and the limit of fine-tuning."""
         return Payload(round, state.weights, {name: state.extras[name] for name in self.downloads})
 
     def aggregate(self, state: ServerState, updates: Iterable[Update]) -> ServerState:
+        """The mean of the models that were trained, and a new boundary of the LIDs."""
         mean = WeightedMean()
         # beside the downloads: lid/<site> and mu/<site>, the newest of every site
         extras = dict(state.extras)
@@ -275,6 +278,7 @@ class FedCorr(Method):
     # ---- site ----
 
     def local_update(self, payload: Payload, site: Site) -> Update:
+        """Correct labels, train on them and, in pre-processing, measure losses and LID."""
         stage = int(payload.extras["stage"])
         site.load(payload.weights)
         memory = CorrectionMemory.recall(site, payload.round)

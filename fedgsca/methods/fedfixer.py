@@ -133,12 +133,16 @@ class FedFixer(Method):
     # ---- server ----
 
     def start(self, weights: Arrays, seed: int) -> ServerState:
+        """The initial model."""
         return start_from(weights)
 
     def broadcast(self, state: ServerState, round: int) -> Payload:
+        """The global model."""
         return broadcast_model(state, round)
 
     def aggregate(self, state: ServerState, updates: Iterable[Update]) -> ServerState:
+        """The mean of the models, weighted by nbar_k."""
+
         def num_selected(update: Update) -> float:
             return float(np.clip(np.nan_to_num(update.extras["selected"]), 0, update.num_samples))
 
@@ -147,6 +151,7 @@ class FedFixer(Method):
     # ---- site ----
 
     def local_update(self, payload: Payload, site: Site) -> Update:
+        """E epochs with two models, each on the samples that the other one keeps."""
         site.load(payload.weights)
         t = payload.round
         epochs = site.hyper.epochs

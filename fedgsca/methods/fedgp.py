@@ -237,6 +237,7 @@ class FedGP(Method):
         return WARM_UP if round < first else PURIFY
 
     def start(self, weights: Arrays, seed: int) -> ServerState:
+        """The initial model and the initial GNN."""
         # The stream is derived from the initial head, which depends on the experiment's seed. So
         # runs have the same bytes as in version 0.2, where `start` did not receive the seed.
         digest = hashlib.sha256(np.ascontiguousarray(weights[W]).tobytes()).digest()
@@ -245,6 +246,7 @@ class FedGP(Method):
         return ServerState(0, weights, extras)
 
     def broadcast(self, state: ServerState, round: int) -> Payload:
+        """The global model, the stage, the GNN and the stack of centroids."""
         extras = {name: state.extras[name] for name in ("stage", *CentroidGNN.NAMES)}
         names = sorted(name for name in state.extras if name.startswith("centroids/"))
         if names:
@@ -252,6 +254,7 @@ class FedGP(Method):
         return Payload(round, state.weights, extras)
 
     def aggregate(self, state: ServerState, updates: Iterable[Update]) -> ServerState:
+        """The means of models and GNNs, and the sites' newest centroids."""
         mean = WeightedMean()
         extras = dict(state.extras)
         for update in updates:
@@ -275,6 +278,7 @@ class FedGP(Method):
     # ---- site ----
 
     def local_update(self, payload: Payload, site: Site) -> Update:
+        """Purify the samples, then train the model and the GNN."""
         site.load(payload.weights)
         stage = int(payload.extras["stage"])
         evaluation = evaluate(Embedded(site.model), site.samples, site.device, features=True)

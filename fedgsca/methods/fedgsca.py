@@ -344,6 +344,7 @@ class FedGSCA(Method):
     # ---- server ----
 
     def start(self, weights: Arrays, seed: int) -> ServerState:
+        """The initial model, no selector yet."""
         extras = {
             "selector": NO_SELECTOR.copy(),
             "healthy": np.array(0),
@@ -352,10 +353,12 @@ class FedGSCA(Method):
         return ServerState(0, weights, extras)
 
     def broadcast(self, state: ServerState, round: int) -> Payload:
+        """The global model, the global selector, and whether sites select by it."""
         extras = {name: state.extras[name] for name in self.downloads}
         return Payload(round, state.weights, extras)
 
     def aggregate(self, state: ServerState, updates: Iterable[Update]) -> ServerState:
+        """The means of models and selectors, and whether the warm-up is over."""
         mean = WeightedMean()
         selectors = []
         sizes = []
@@ -387,6 +390,7 @@ class FedGSCA(Method):
     # ---- site ----
 
     def local_update(self, payload: Payload, site: Site) -> Update:
+        """Steps A to D at one site."""
         site.load(payload.weights)
         if not self.options.selection:
             return self._update_without_selection(payload, site)

@@ -192,6 +192,7 @@ class FedNoRo(Method):
     # ---- server ----
 
     def start(self, weights: Arrays, seed: int) -> ServerState:
+        """The initial model."""
         return start_from(weights)
 
     def _stage(self, state: ServerState) -> int:
@@ -200,10 +201,12 @@ class FedNoRo(Method):
         return SWITCH if state.round >= self.options.warmup else WARMUP
 
     def broadcast(self, state: ServerState, round: int) -> Payload:
+        """The global model, the stage and, after the switch, the rule."""
         extras = {"stage": np.array(self._stage(state)), **state.extras}
         return Payload(round, state.weights, extras)
 
     def aggregate(self, state: ServerState, updates: Iterable[Update]) -> ServerState:
+        """FedAvg in the warm-up; then the mean weighted by n_k exp(-d_k), and the rule."""
         stage = self._stage(state)
         if stage == WARMUP:
             return replace(average_models(state, updates), extras=state.extras)
@@ -228,6 +231,7 @@ class FedNoRo(Method):
     # ---- site ----
 
     def local_update(self, payload: Payload, site: Site) -> Update:
+        """Train with LA, at a noisy site also with the teacher's predictions."""
         site.load(payload.weights)
         if site.num_samples == 0:
             return Update(site.name, 0, site.weights())

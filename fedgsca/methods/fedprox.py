@@ -42,12 +42,15 @@ class FedProx(Method):
     options: FedProxOptions
 
     def start(self, weights: Arrays, seed: int) -> ServerState:
+        """The initial model."""
         return start_from(weights)
 
     def broadcast(self, state: ServerState, round: int) -> Payload:
+        """The global model."""
         return broadcast_model(state, round)
 
     def local_update(self, payload: Payload, site: Site) -> Update:
+        """E epochs of SGD on the cross-entropy and the proximal term."""
         site.load(payload.weights)
         anchor = [parameter.detach().clone() for parameter in site.model.parameters()]
 
@@ -58,4 +61,5 @@ class FedProx(Method):
         return Update(site.name, site.num_samples, site.weights())
 
     def aggregate(self, state: ServerState, updates: Iterable[Update]) -> ServerState:
+        """The mean of the models, weighted by n_k."""
         return average_models(state, updates)

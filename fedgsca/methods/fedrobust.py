@@ -192,12 +192,15 @@ class FedRobust(Method):
     # ---- server ----
 
     def start(self, weights: Arrays, seed: int) -> ServerState:
+        """The initial model."""
         return start_from(weights)
 
     def broadcast(self, state: ServerState, round: int) -> Payload:
+        """The global model."""
         return broadcast_model(state, round)
 
     def aggregate(self, state: ServerState, updates: Iterable[Update]) -> ServerState:
+        """The mean of the models, weighted by n_k or equally."""
         if self.options.weights == "equal":
             return average_models(state, updates, lambda update: float(update.num_samples > 0))
         return average_models(state, updates)
@@ -205,6 +208,7 @@ class FedRobust(Method):
     # ---- site ----
 
     def local_update(self, payload: Payload, site: Site) -> Update:
+        """E epochs of SGD on distorted inputs; the map of the site moves along."""
         site.load(payload.weights)
         adversary = Affine(self.options, site, site.recall(payload.round))
 

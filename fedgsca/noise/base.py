@@ -92,7 +92,7 @@ class NoiseContext:
 class NoiseKind:
     """A kind of label noise. Most kinds define only the attributes and `transition_matrix`."""
 
-    # unique; in a specification it is followed by the rate in percent
+    # unique; in a specification it is followed by the rate in percent, if the kind has a rate
     letter: ClassVar[str]
     # for reports: "symmetric"
     title: ClassVar[str]
@@ -105,6 +105,7 @@ class NoiseKind:
     is_clean: ClassVar[bool] = False
     # the labels are read from a file: nothing is drawn, and no specification can ask for it
     is_recorded: ClassVar[bool] = False
+    # False: something else decides how many labels are wrong
     has_rate: ClassVar[bool] = True
     needs_candidates: ClassVar[bool] = False
     needs_matrix: ClassVar[bool] = False
@@ -113,7 +114,10 @@ class NoiseKind:
         """The noise that an upper-case part of a specification means; None if it is another kind's.
 
         The default reads the letter and a rate in percent: S40, S2.5, S40%. A rate of 0 is clean.
+        A kind without a rate is its letter alone.
         """
+        if not self.has_rate:
+            return SiteNoise(self.letter, 0.0) if text == self.letter else None
         match = re.fullmatch(rf"{re.escape(self.letter)}(\d+(?:\.\d+)?|\.\d+)%?", text)
         if match is None or float(match[1]) > 100:
             return None
@@ -122,11 +126,11 @@ class NoiseKind:
 
     def write(self, noise: SiteNoise) -> str:
         """The inverse of `parse`."""
-        return f"{self.letter}{noise.rate * 100:g}"
+        return f"{self.letter}{noise.rate * 100:g}" if self.has_rate else self.letter
 
     def entitle(self, noise: SiteNoise) -> str:
         """For reports and tables: "symmetric 40 %"."""
-        return f"{self.title} {noise.rate * 100:g} %"
+        return f"{self.title} {noise.rate * 100:g} %" if self.has_rate else self.title
 
     def describe(self, noise: SiteNoise) -> str:
         """For previews, after the name of the site: "labels 40 % of its images wrongly, ..."."""

@@ -30,6 +30,7 @@ class CkAsymmetricNoise(NoiseKind):
     needs_candidates = True
 
     def transition_matrix(self, noise: SiteNoise, context: NoiseContext) -> np.ndarray:
+        """(C, C): the rate, in equal parts, for the candidates of the class."""
         if context.num_classes < 2:
             return mix_with_identity(noise, other_classes(context.num_classes))
         return mix_with_identity(noise, candidate_mask(context.candidates, context.num_classes))

@@ -24,16 +24,21 @@ class CleanLabels(NoiseKind):
     is_clean = True
 
     def parse(self, text: str) -> SiteNoise | None:
+        """0, 0%, clean or none."""
         return CLEAN if text in ("0", "0%", "CLEAN", "NONE") else None
 
     def write(self, noise: SiteNoise) -> str:
+        """Always 0."""
         return "0"
 
     def entitle(self, noise: SiteNoise) -> str:
+        """ "none", without a rate."""
         return self.title
 
     def describe(self, noise: SiteNoise) -> str:
+        """After the name of the site."""
         return "labels every image correctly"
 
     def transition_matrix(self, noise: SiteNoise, context: NoiseContext) -> np.ndarray:
+        """(C, C): the identity."""
         return mix_with_identity(noise, other_classes(context.num_classes))

@@ -17,19 +17,12 @@ class MatrixNoise(NoiseKind):
     has_rate = False
     needs_matrix = True
 
-    def parse(self, text: str) -> SiteNoise | None:
-        return SiteNoise("M", 0.0) if text == "M" else None
-
-    def write(self, noise: SiteNoise) -> str:
-        return "M"
-
-    def entitle(self, noise: SiteNoise) -> str:
-        return self.title
-
     def describe(self, noise: SiteNoise) -> str:
+        """After the name of the site."""
         return "draws its labels from the given matrix"
 
     def transition_matrix(self, noise: SiteNoise, context: NoiseContext) -> np.ndarray:
+        """(C, C): the given matrix."""
         if context.matrix is None:
             raise ConfigError(
                 "noise.missing-matrix",

@@ -22,6 +22,7 @@ class PairflipNoise(NoiseKind):
     order = 2
 
     def transition_matrix(self, noise: SiteNoise, context: NoiseContext) -> np.ndarray:
+        """(C, C): the rate for the next class."""
         # row c of the shifted identity has its one in column (c + 1) mod C
         next_class = np.roll(np.eye(context.num_classes, dtype=bool), 1, axis=1)
         return mix_with_identity(noise, next_class)

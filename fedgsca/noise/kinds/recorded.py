@@ -17,19 +17,12 @@ class RecordedLabels(NoiseKind):
     has_rate = False
     is_recorded = True
 
-    def parse(self, text: str) -> SiteNoise | None:
-        return SiteNoise("F", 0.0) if text == "F" else None
-
-    def write(self, noise: SiteNoise) -> str:
-        return "F"
-
-    def entitle(self, noise: SiteNoise) -> str:
-        return self.title
-
     def describe(self, noise: SiteNoise) -> str:
+        """After the name of the site."""
         return "takes its labels from a file"
 
     def transition_matrix(self, noise: SiteNoise, context: NoiseContext) -> np.ndarray:
+        """There is none: an error."""
         raise ConfigError(
             "noise.no-transition-matrix",
             "labels that were read from a file (F) have no transition matrix",

@@ -23,4 +23,5 @@ class SymmetricNoise(NoiseKind):
     order = 1
 
     def transition_matrix(self, noise: SiteNoise, context: NoiseContext) -> np.ndarray:
+        """(C, C): rate / (C - 1) for every other class."""
         return mix_with_identity(noise, other_classes(context.num_classes))
