@@ -269,7 +269,7 @@ def import_cells(cells: Iterable[GridCell], source: Path, out: Path) -> list[str
         raise RunFolderError(
             "table.no-runs-to-merge",
             f"{source} has no runs of a table",
-            fix="give --merge a folder that `fedgsca table --out` wrote",
+            fix="give --merge a folder that `fedgsca table` wrote",
         )
     names = []
     for cell in cells:

@@ -147,7 +147,7 @@ def load(out: Path) -> TableResult:
         raise RunFolderError(
             "table.missing-result",
             f"{path} does not exist",
-            fix="give the folder that `fedgsca table --out` wrote",
+            fix="give the folder that `fedgsca table` wrote",
         ) from None
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         raise RunFolderError(
