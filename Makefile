@@ -30,7 +30,7 @@ lint: $(READY)
 	$(BIN)/lint-imports --no-logo
 
 docs: $(READY)
-	$(BIN)/mkdocs build --strict --quiet
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 	@echo "The pages are in site/index.html"
 
 wheel: $(READY)
