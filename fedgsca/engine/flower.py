@@ -45,6 +45,7 @@ from fedgsca.engine.site_node import (
     MessageKind,
     SitePlace,
     SiteSettings,
+    Terms,
     answer,
     public_reason,
     read_settings,
@@ -160,10 +161,10 @@ def _answer_message(
 ) -> Message:
     header, weights, extras = from_records(message.content)
     payload = Payload(int(header["round"]), weights, extras)
-    terms = header["terms"]
+    terms = Terms.from_json(header["terms"])
     try:
         settings, folder = find_place(context)
-        site_folder = folder or state_folder(settings, str(terms["fingerprint"]))
+        site_folder = folder or state_folder(settings, terms.fingerprint)
     except Exception as error:
         # Flower would send the text of any exception; what is in site.toml stays here
         log.error("this site's settings cannot be used: %s", error)
@@ -206,7 +207,7 @@ def from_node_config(context: Context) -> tuple[SiteSettings, None]:
 class FlowerTransport:
     """Messages over a Flower grid. The terms are part of every message."""
 
-    def __init__(self, grid: Grid, terms: Mapping[str, Any]) -> None:
+    def __init__(self, grid: Grid, terms: Terms) -> None:
         self.grid = grid
         self.terms = terms
 
@@ -224,7 +225,7 @@ class FlowerTransport:
         """
         if not nodes:
             return {}
-        header = {"terms": self.terms, "round": payload.round}
+        header = {"terms": self.terms.to_json(), "round": payload.round}
         records = to_records(header, payload.weights, payload.extras)
         group, message_type = str(payload.round), _MESSAGE_TYPES[kind]
         messages = [

@@ -55,7 +55,7 @@ class StatusObserver:
         """All sites are known by name only."""
         rounds = experiment.config.train.rounds
         self.status = replace(self.status, state="running", round=first_round, rounds=rounds)
-        self._set_sites(experiment.names, "not heard of")
+        self._set_sites(experiment.names, "no contact yet")
         self._write()
         self.inner.on_start(experiment, first_round)
 

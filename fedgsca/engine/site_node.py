@@ -41,6 +41,7 @@ from fedgsca.methods.base import make_method
 from fedgsca.privacy.reply_cache import answer_once
 from fedgsca.support.digests import sha256_file
 from fedgsca.support.files import write_atomic
+from fedgsca.support.json_record import Record
 from fedgsca.support.version import __version__
 from fedgsca.wire import Payload, Update, check_extras
 
@@ -98,17 +99,28 @@ def state_folder(settings: SiteSettings, fingerprint: str) -> Path:
 # ---- the terms ----
 
 
-def terms_of(experiment: Experiment) -> dict[str, Any]:
+@dataclass(frozen=True)
+class Terms(Record):
     """What coordinator and site must agree on; part of every message."""
+
+    version: str
+    config: Mapping[str, Any]  # as in config.toml
+    fingerprint: str  # of the configuration
+    classes: str  # digest of the class list
+    backbone: str  # digest of the weights of a frozen backbone, else empty
+
+
+def terms_of(experiment: Experiment) -> Terms:
+    """The terms of the coordinator."""
     config = experiment.config
     backbone = file_digest(weights_path(config)) if config.model.frozen else ""
-    return {
-        "version": __version__,
-        "config": config.to_tree(),
-        "fingerprint": config.fingerprint(),
-        "classes": list_digest(experiment.table.classes),
-        "backbone": backbone,
-    }
+    return Terms(
+        version=__version__,
+        config=config.to_tree(),
+        fingerprint=config.fingerprint(),
+        classes=list_digest(experiment.table.classes),
+        backbone=backbone,
+    )
 
 
 def list_digest(names: Sequence[str]) -> str:
@@ -123,25 +135,25 @@ def file_digest(path: Path | None) -> str:
     return sha256_file(path)
 
 
-def _accept_terms(terms: Mapping[str, Any], settings: SiteSettings) -> Config:
+def _accept_terms(terms: Terms, settings: SiteSettings) -> Config:
     """The configuration, if this site can and may run it.
 
     The version comes first: another version may not even understand the other terms.
     """
-    if terms.get("version") != __version__:
+    if terms.version != __version__:
         raise UpdateError(
             "site.other-version",
-            f"it has fedgsca {__version__}, the coordinator has {terms.get('version')}",
+            f"it has fedgsca {__version__}, the coordinator has {terms.version}",
             fix="install the coordinator's version at the site",
         )
-    config = build(terms["config"])
-    if config.fingerprint() != terms["fingerprint"]:
+    config = build(terms.config)
+    if config.fingerprint() != terms.fingerprint:
         raise UpdateError(
             "site.other-configuration",
             "it reads another experiment out of the configuration",
             fix="install the same versions everywhere",
         )
-    if settings.fingerprint not in (None, terms["fingerprint"]):
+    if settings.fingerprint not in (None, terms.fingerprint):
         raise UpdateError(
             "site.other-experiment",
             "it has agreed to another experiment than this one",
@@ -165,12 +177,12 @@ class SitePlace:
     is_hospital: bool = True
 
 
-def _open_runner(config: Config, terms: Mapping[str, Any], place: SitePlace) -> SiteRunner:
+def _open_runner(config: Config, terms: Terms, place: SitePlace) -> SiteRunner:
     settings = place.settings
     has_own_images = config.data.source == SITES_SOURCE
     if has_own_images:
         config = _with_own_weights(config, settings)
-    if config.model.frozen and file_digest(weights_path(config)) != terms["backbone"]:
+    if config.model.frozen and file_digest(weights_path(config)) != terms.backbone:
         raise UpdateError(
             "site.other-backbone",
             "its frozen backbone is not the coordinator's",
@@ -180,7 +192,7 @@ def _open_runner(config: Config, terms: Mapping[str, Any], place: SitePlace) -> 
         experiment = _own_experiment(config, settings)
     else:
         experiment = prepare(config, only=settings.name if place.is_hospital else None)
-    if list_digest(experiment.table.classes) != terms["classes"]:
+    if list_digest(experiment.table.classes) != terms.classes:
         raise ClassListError(
             "site.other-classes",
             "the class list of the site is not that of the consortium",
@@ -227,21 +239,20 @@ def _check_same_data(path: Path, signature: str) -> None:
 @functools.lru_cache(maxsize=1)
 def _cached_runner(terms_text: str, place: SitePlace) -> SiteRunner:
     """Kept while the process lives: over Flower for one message, in a simulation for the run."""
-    terms = json.loads(terms_text)
+    terms = Terms.from_json(json.loads(terms_text))
     return _open_runner(_accept_terms(terms, place.settings), terms, place)
 
 
 # ---- answers ----
 
 
-def answer(
-    kind: MessageKind, terms: Mapping[str, Any], payload: Payload, place: SitePlace
-) -> Reply:
+def answer(kind: MessageKind, terms: Terms, payload: Payload, place: SitePlace) -> Reply:
     """A site's reply to one message. At a hospital, errors become reasons."""
     name = place.settings.name
     start = time.perf_counter()
     try:
-        runner = _cached_runner(json.dumps(terms, sort_keys=True), _shared_place(place))
+        terms_text = json.dumps(terms.to_json(), sort_keys=True)
+        runner = _cached_runner(terms_text, _shared_place(place))
         return _reply_to(kind, runner, name, payload)
     except Exception as error:
         if not (place.is_hospital or isinstance(error, UpdateError)):

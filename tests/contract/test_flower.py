@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from fedgsca.engine.flower import (
 from fedgsca.engine.local import SiteRunner
 from fedgsca.engine.round_status import read_status
 from fedgsca.engine.rounds import run
-from fedgsca.engine.site_node import MessageKind, SitePlace, SiteSettings
+from fedgsca.engine.site_node import MessageKind, SitePlace, SiteSettings, Terms
 from fedgsca.errors import ClassListError, QuorumError, RunFolderError
 from fedgsca.experiment.deployment import prepare_coordinator
 from fedgsca.experiment.records import RoundRecord
@@ -267,9 +268,9 @@ def test_another_version_does_not_take_part(
 ) -> None:
     genuine_answer = site_node.answer
 
-    def answer(kind: MessageKind, terms: Any, payload: Payload, place: SitePlace) -> Reply:
+    def answer(kind: MessageKind, terms: Terms, payload: Payload, place: SitePlace) -> Reply:
         if place.settings.name == "site-2":
-            terms = {**terms, "version": "0.0.9", "config": {"new": "key"}}
+            terms = replace(terms, version="0.0.9", config={"new": "key"})
         return genuine_answer(kind, terms, payload, place)
 
     monkeypatch.setattr("fedgsca.engine.flower.answer", answer)
