@@ -17,6 +17,10 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from cryptography import x509
 
 BIN = Path(sys.executable).parent
 OFFLINE = {
@@ -87,7 +91,7 @@ def make_certificates(folder: Path, *, name: str = "ca") -> None:
     (folder / "server.key").write_bytes(key)
 
 
-def _usage(*, sign: bool) -> object:
+def _usage(*, sign: bool) -> x509.KeyUsage:
     from cryptography import x509
 
     return x509.KeyUsage(

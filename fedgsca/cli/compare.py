@@ -128,7 +128,7 @@ def compare(
         ceiling=ceiling,
         clean=clean,
         title=title or "",
-        tuned=read_tuned(tuned_file) if tuned_file else {},
+        method_settings=read_tuned(tuned_file) if tuned_file else {},
     )
     source = plan.cells()[0].config.data.source
     if not quiet:

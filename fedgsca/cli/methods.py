@@ -150,7 +150,9 @@ def type_text(kind: Any) -> str:
     if arguments:
         return str(kind)
     names = {bool: "true | false", str: "text"}
-    return names.get(kind) or getattr(kind, "__name__", str(kind))
+    if kind in names:
+        return names[kind]
+    return str(getattr(kind, "__name__", kind))
 
 
 def value_text(value: object) -> str:

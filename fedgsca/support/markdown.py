@@ -12,7 +12,7 @@ def markdown_table(
 ) -> list[str]:
     """The lines of a table, followed by an empty line.
 
-    The columns after the first `text_columns` are numbers, aligned to the right; None: all are text.
+    Columns after the first `text_columns` are numbers, aligned to the right; None: all are text.
     """
     num_text = len(header) if text_columns is None else text_columns
     rule = "|" + "---|" * num_text + "--:|" * (len(header) - num_text)

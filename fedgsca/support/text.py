@@ -91,7 +91,7 @@ def suggest(word: str, candidates: Iterable[str]) -> str | None:
     neighbours counts once), or it is the only one that begins with the word or contains it.
     """
     key = fold_name(word)
-    names = {}
+    names: dict[str, str] = {}
     for candidate in candidates:
         names.setdefault(fold_name(candidate), candidate)
     if key in names:

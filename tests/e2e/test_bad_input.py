@@ -216,7 +216,7 @@ def test_noise_files_that_do_not_fit(
 
 
 def test_weights_that_do_not_fit_are_listed(shell: Shell, tmp_path: Path) -> None:
-    words = [
+    words: list[str | Path] = [
         "run",
         "--data",
         toy_npz(),

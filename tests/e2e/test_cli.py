@@ -242,14 +242,14 @@ def test_preset_paper_is_explained_and_warned_about(shell: Shell) -> None:
 def test_compare_writes_tables_and_resumes(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
     import fedgsca.grid.runner
 
-    run, broken = fedgsca.grid.runner.run, True
+    is_broken = True
 
-    def sometimes(config: Any, out: Path, **more: Any) -> Any:
-        if broken and out.name == "fedgsca-S40-s1":
+    def run_or_fail(config: Any, out: Path, **options: Any) -> Any:
+        if is_broken and out.name == "fedgsca-S40-s1":
             raise QuorumError("round.quorum-not-reached", "site-2 is on fire", fix="put it out")
-        return run(config, out, **more)
+        return federation.run(config, out, **options)
 
-    monkeypatch.setattr(fedgsca.grid.runner, "run", sometimes)
+    monkeypatch.setattr(fedgsca.grid.runner, "run", run_or_fail)
     words = tiny(
         "--methods",
         "fedavg,fedgsca",
@@ -268,7 +268,7 @@ def test_compare_writes_tables_and_resumes(shell: Shell, monkeypatch: pytest.Mon
     assert "Error [grid.failed-runs]: 1 of 6 runs failed" in err
     assert "FedGSCA" in out and "±" in out  # the others are shown
 
-    broken = False
+    is_broken = False
     code, out, err = shell("compare", *words)
     assert code == 0
     assert "5 of 6 runs are done" in err and "fedavg-S40-s0" in err
@@ -293,8 +293,8 @@ def test_compare_writes_tables_and_resumes(shell: Shell, monkeypatch: pytest.Mon
 
     again = json.loads(shell("resume", "c", "--json")[1])
     assert again["cells"] == found["cells"] and again["failed"] == {}
-    exit_code, code, message = shell.error("compare", *words, "--rounds", "3", "--quiet")
-    assert (exit_code, code) == (7, "grid.other-settings")
+    exit_code, error_code, message = shell.error("compare", *words, "--rounds", "3", "--quiet")
+    assert (exit_code, error_code) == (7, "grid.other-settings")
     assert "train.rounds: 2 there, 3 here" in message
 
 
