@@ -7,6 +7,7 @@ shows their text only.
 
 from __future__ import annotations
 
+import posixpath
 import re
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,8 @@ ROOT_PAGES = {
     "contributing.md": "CONTRIBUTING.md",
     "changelog.md": "CHANGELOG.md",
 }
+SOURCE_FOLDERS = ("fedgsca/", "tests/", "benchmarks/", "examples/")
+ROOT_FILES = ("LICENSE", "CITATION.cff", "constraints.txt", "Makefile")
 LINK = re.compile(r"(?<!!)\[(?P<text>[^\]]*)\]\((?P<target>[^)\s]+)\)")
 
 
@@ -30,13 +33,16 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     else:
         for name, source in ROOT_PAGES.items():
             markdown = markdown.replace(f"](../{source}", f"]({name}")
-    return LINK.sub(_drop_source_link, markdown)
+    folder = posixpath.dirname(page.file.src_uri)
+
+    def drop_source_link(match: re.Match[str]) -> str:
+        target = match["target"].partition("#")[0]
+        return match["text"] if _is_outside(posixpath.join(folder, target)) else match[0]
+
+    return LINK.sub(drop_source_link, markdown)
 
 
-def _drop_source_link(match: re.Match[str]) -> str:
-    target = match["target"].partition("#")[0]
-    is_outside = target.startswith(("../", "fedgsca/", "tests/", "benchmarks/", "examples/"))
-    is_root_file = target in ("LICENSE", "CITATION.cff", "constraints.txt", "Makefile")
-    if is_outside or is_root_file:
-        return match["text"]
-    return match[0]
+def _is_outside(target: str) -> bool:
+    """Whether a link leaves the documentation: to source code or to a file of the root."""
+    path = posixpath.normpath(target)
+    return path.startswith(("../", *SOURCE_FOLDERS)) or path in ROOT_FILES
