@@ -476,9 +476,9 @@ class FedGSCA(Method):
         cut = tau if options.doubtful == "flag" else min(tau, 1.0 - tau)
         clean = posterior >= cut  # D^c (Eq. 7) and, unless they are flagged, the doubtful labels
         delta = float(np.mean(~clean))  # Eq. 8
-        thresholds, support = self._class_thresholds(outputs.probs, posterior >= tau)
+        thresholds, support = self._class_thresholds(outputs.probs, posterior >= tau)  # Eq. 9-10
         limits = thresholds if options.pseudo_labels else np.full(site.num_classes, np.inf)
-        rows, labels = training_set(
+        rows, labels = training_set(  # Eq. 11-13
             site.labels, outputs.probs, clean, limits, noise_level=options.noise_level
         )
         is_noisy = is_noisy_client(clean, options.noise_level)

@@ -1,0 +1,92 @@
+"""The contract of a method: what it may leave out, and how it is found."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+import numpy as np
+import pytest
+
+from fedgsca.config import METHODS
+from fedgsca.methods.base import (
+    Logged,
+    Method,
+    MethodOptions,
+    ServerState,
+    load_methods,
+    make_method,
+    register,
+)
+from fedgsca.methods.parts.averaging import average_models, broadcast_model, start_from
+from fedgsca.site import Site
+from fedgsca.wire import Arrays, Payload, Update
+
+WEIGHTS = {"w": np.array([1.0, 2.0], np.float32)}
+
+
+@pytest.fixture
+def bare() -> Iterator[type[Method]]:
+    """A method that defines nothing but its name and the four functions."""
+    load_methods()
+
+    @register
+    class Bare(Method):
+        name = "bare"
+
+        def start(self, weights: Arrays, seed: int) -> ServerState:
+            return start_from(weights)
+
+        def broadcast(self, state: ServerState, round: int) -> Payload:
+            return broadcast_model(state, round)
+
+        def local_update(self, payload: Payload, site: Site) -> Update:
+            return Update(site.name, site.num_samples, payload.weights)
+
+        def aggregate(self, state: ServerState, updates: Iterable[Update]) -> ServerState:
+            return average_models(state, updates)
+
+    yield Bare
+    METHODS.unregister("bare")
+
+
+def test_a_method_needs_only_a_name_and_four_functions(bare: type[Method]) -> None:
+    method = make_method("bare", {}, rounds=7)
+    assert isinstance(method, bare)
+    assert (method.options, method.rounds) == (MethodOptions(), 7)
+    assert (bare.title, bare.head, bare.passes) == ("bare", "linear", 3.0)
+    assert bare.uploads == bare.downloads == {} and bare.logged == Logged()
+
+
+def test_methods_are_listed_in_the_order_of_the_paper(bare: type[Method]) -> None:
+    assert list(load_methods()) == [
+        "fedavg",
+        "fedprox",
+        "fedrobust",
+        "fedcorr",
+        "fedgp",
+        "fedfixer",
+        "fednoro",
+        "fedgsca",
+        "bare",
+    ]
+
+
+def test_built_in_methods_describe_themselves() -> None:
+    for name, method in load_methods().items():
+        assert method.title.lower() == name and method.paper
+        assert set(method.logged.events) <= set(method.uploads), "events are uploads"
+
+
+def test_the_server_half_of_fedavg() -> None:
+    state = start_from(WEIGHTS)
+    assert (state.round, dict(state.weights), dict(state.extras)) == (0, WEIGHTS, {})
+    payload = broadcast_model(state, 0)
+    assert payload.round == 0 and payload.weights is state.weights and not payload.extras
+    updates = [
+        Update("a", 1, {"w": np.array([0.0, 0.0], np.float32)}),
+        Update("b", 3, {"w": np.array([4.0, 8.0], np.float32)}),
+    ]
+    after_round = average_models(state, updates)
+    assert after_round.round == 1 and after_round.weights["w"].tolist() == [3.0, 6.0]
+    assert average_models(state, updates, lambda _: 1.0).weights["w"].tolist() == [2.0, 4.0]
+    assert average_models(state, []).weights["w"].tolist() == [1.0, 2.0]
