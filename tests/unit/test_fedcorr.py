@@ -1,4 +1,4 @@
-"""FedCorr: LID tells noisy sites, their labels are corrected, and who trains follows from it."""
+"""FedCorr: LID reveals noisy sites, their labels are corrected, and this decides who trains."""
 
 from __future__ import annotations
 

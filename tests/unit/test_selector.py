@@ -64,7 +64,7 @@ def test_swapped_start_gives_the_same_sorted_fit() -> None:
 def test_variance_floor_is_a_lower_bound() -> None:
     fit = fit_selector(draw(20_000), var_floor=0.25)
     assert fit is not None
-    assert fit.var[0] == 0.25  # the clean heap has 0.04
+    assert fit.var[0] == 0.25  # the clean component has 0.04
     assert fit.var[1] == pytest.approx(
         1.0, rel=0.1
     )  # the other one is wider than the floor and stays as it is
@@ -105,7 +105,7 @@ def test_warm_start_at_a_selector_that_is_far_away_still_fits_or_declines() -> N
         pytest.param(np.append(draw(500), np.nan), id="nan"),
         pytest.param(np.append(draw(500), np.inf), id="inf"),
         pytest.param(
-            stream(0, "one heap").normal(2.2, 0.2, 500), id="one narrow heap: means closer than 0.1"
+            stream(0, "one heap").normal(2.2, 0.2, 500), id="one narrow mode: means closer than 0.1"
         ),
         pytest.param(
             np.append(stream(0, "heap").normal(0.2, 0.1, 999), 9.0),
