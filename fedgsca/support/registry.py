@@ -11,7 +11,6 @@ import importlib
 import os
 import pkgutil
 from collections.abc import Callable, Mapping
-from importlib.metadata import entry_points
 from typing import Generic, TypeVar
 
 from fedgsca.errors import ConfigError, FedgscaError
@@ -59,6 +58,8 @@ class Registry(Generic[T]):
                 importlib.import_module(f"{self.package}.{module.name}")
 
     def _import_plugins(self) -> None:
+        from importlib.metadata import entry_points  # slow to import, and not needed for --help
+
         for entry_point in entry_points(group=self.package):
             _load_plugin(
                 f"the entry point {entry_point.name} = {entry_point.value}", entry_point.load

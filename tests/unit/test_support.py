@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+import io
+from pathlib import Path
+
 import pytest
 
+from fedgsca.errors import ConfigError, DataError
+from fedgsca.support.csv_table import read_csv_table, write_cells
+from fedgsca.support.markdown import markdown_table
+from fedgsca.support.registry import PLUGINS_VARIABLE, Registry
 from fedgsca.support.text import (
     did_you_mean,
     duration,
@@ -86,3 +93,92 @@ def test_durations_and_sizes_use_the_unit_that_fits() -> None:
         "6.0 GB",
         "2.0 TB",
     ]
+
+
+# ---- registries ----
+
+
+def test_a_plugin_module_is_loaded_from_the_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "my_plugin.py").write_text(
+        "from fedgsca.noise.base import KINDS\nKINDS.register('my-kind', object())\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv(PLUGINS_VARIABLE, "my_plugin")
+    registry: Registry[object] = Registry("fedgsca.noise.kinds")
+    registry.load()
+    from fedgsca.noise.base import KINDS
+
+    assert "my-kind" in KINDS.load()
+    KINDS.unregister("my-kind")
+
+
+@pytest.mark.parametrize("content", ["raise ValueError('broken')", "import no_such_package", None])
+def test_a_plugin_that_cannot_be_imported_is_reported_every_time(
+    content: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if content is not None:
+        (tmp_path / "broken_plugin.py").write_text(content)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv(PLUGINS_VARIABLE, "broken_plugin")
+    registry: Registry[object] = Registry("fedgsca.noise.kinds")
+    for _ in range(2):
+        with pytest.raises(ConfigError) as error:
+            registry.load()
+        assert error.value.code == "plugin.cannot-load"
+        assert "broken_plugin" in error.value.message
+
+
+def test_the_last_implementation_with_a_name_wins() -> None:
+    registry: Registry[str] = Registry("fedgsca.noise.kinds")
+    registry.register("x", "first")
+    registry.register("x", "second")
+    assert registry.load()["x"] == "second"
+    registry.unregister("x")
+    assert "x" not in registry.load()
+
+
+# ---- csv and Markdown ----
+
+
+def test_csv_tables_fold_the_header_and_keep_line_numbers(tmp_path: Path) -> None:
+    path = tmp_path / "labels.csv"
+    path.write_text("File ;LABEL;\na.png;x\n\nb.png;y\n")
+    table = read_csv_table(path)
+    assert table.columns == ("file", "label")
+    assert table.header == ("File", "LABEL")
+    assert [(row.line, row.cells) for row in table.rows] == [
+        (2, {"file": "a.png", "label": "x"}),
+        (4, {"file": "b.png", "label": "y"}),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [
+        ("", "data.empty-csv"),
+        ("file,File\n", "data.duplicate-column"),
+        ("file,label\na,b,c\n", "data.csv-row-too-long"),
+    ],
+)
+def test_csv_files_that_cannot_be_used(text: str, code: str, tmp_path: Path) -> None:
+    path = tmp_path / "labels.csv"
+    path.write_text(text)
+    with pytest.raises(DataError) as error:
+        read_csv_table(path)
+    assert error.value.code == code
+    assert str(path) in error.value.message
+
+
+def test_a_formula_is_defused() -> None:
+    handle = io.BytesIO()
+    write_cells(handle, ["=1+1", "a,b", 3])
+    assert handle.getvalue() == b'\'=1+1,"a,b",3\n'
+
+
+def test_markdown_cells_are_escaped() -> None:
+    lines = markdown_table(["a", "b"], [["x|y", "1\n2"]])
+    assert lines[0] == "| a | b |"
+    assert lines[2] == "| x\\|y | 1 2 |"
+    assert lines[-1] == ""
