@@ -265,7 +265,7 @@ def _exit_code_rows(exit_codes: dict[str, int]) -> list[str]:
             meanings.setdefault(exit_codes[node.name], f"{text} (`{node.name}`)")
     meanings[0] = "Success."
     meanings[1] = "Any other error, a failed check or failed runs of a comparison (`FedgscaError`)"
-    meanings[70] = "A bug in fedgsca. Please report it."
+    meanings[70] = "A bug in fedgsca (`cli.bug` with `--json`). Please report it."
     meanings[130] = "Stopped with Ctrl-C."
     return [f"| {code} | {text} |" for code, text in sorted(meanings.items())]
 

@@ -35,7 +35,7 @@ from fedgsca.cli import (
     show_config,
     show_wire,
 )
-from fedgsca.cli.error_output import from_click, from_permission_error, show_error
+from fedgsca.cli.error_output import from_click, from_permission_error, show_bug, show_error
 from fedgsca.errors import FedgscaError
 from fedgsca.support.console import JsonOutput
 from fedgsca.support.version import __version__
@@ -87,7 +87,6 @@ COMMAND_ORDER = (
 )
 
 INTERRUPT_EXIT_CODE = 130  # what a shell reports for Ctrl-C
-BUG_EXIT_CODE = 70  # EX_SOFTWARE
 
 # What newer versions of click raise for a group without a command; older ones print the help.
 _HELP_REQUEST: type[click.UsageError] | tuple[()] = getattr(
@@ -164,7 +163,6 @@ def execute(argv: Sequence[str] | None = None) -> int:
         return INTERRUPT_EXIT_CODE
     except PermissionError as error:
         return show_error(from_permission_error(error), as_json=as_json)
-    except Exception:
+    except Exception as error:
         traceback.print_exc()  # without the values of variables: they may be a patient's
-        print("\nThis is a bug in fedgsca. Please report it with the lines above.", file=sys.stderr)
-        return BUG_EXIT_CODE
+        return show_bug(error, as_json=as_json)

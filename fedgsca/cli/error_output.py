@@ -7,12 +7,15 @@ Fix: remove or rename one of them
 from __future__ import annotations
 
 import re
+import sys
 
 import click
 
 from fedgsca.errors import ConfigError, FedgscaError, RunFolderError
 from fedgsca.support.console import JsonOutput, print_error, print_json
 from fedgsca.support.text import did_you_mean
+
+BUG_EXIT_CODE = 70  # EX_SOFTWARE
 
 
 def show_error(error: FedgscaError, *, as_json: bool) -> int:
@@ -26,6 +29,20 @@ def show_error(error: FedgscaError, *, as_json: bool) -> int:
     else:
         print_error(error.code, error.message, error.fix)
     return error.exit_code
+
+
+def show_bug(error: Exception, *, as_json: bool) -> int:
+    """Say that an unexpected error is not the user's fault; returns the exit code."""
+    print("\nThis is a bug in fedgsca. Please report it with the lines above.", file=sys.stderr)
+    if as_json and not JsonOutput.is_printed:
+        fields = {
+            "code": "cli.bug",
+            "message": f"a bug in fedgsca: {type(error).__name__}",
+            "fix": "report it with the text on stderr",
+            "exit_code": BUG_EXIT_CODE,
+        }
+        print_json({"error": fields})
+    return BUG_EXIT_CODE
 
 
 def from_click(error: click.ClickException) -> FedgscaError:

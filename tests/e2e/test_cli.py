@@ -627,3 +627,6 @@ def test_a_bug_is_called_a_bug(shell: Shell, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(federation, "run", broken)
     code, _, err = shell("run", *tiny("--out", "a"))
     assert code == 70 and "Traceback" in err and "Please report it" in err
+    code, out, err = shell("run", *tiny("--out", "b", "--json"))
+    assert code == 70 and "Traceback" in err
+    assert json.loads(out)["error"]["code"] == "cli.bug"
