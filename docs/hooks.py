@@ -1,8 +1,8 @@
 """MkDocs hooks: pages that live in the root of the repository, and links to source files.
 
-README.md, CONTRIBUTING.md and CHANGELOG.md belong in the root, where people look for them. The site
-shows them as pages. Links to files outside docs/ work in a checkout but not on the site, so the site
-shows their text only.
+README.md, CONTRIBUTING.md and CHANGELOG.md belong in the root, where people look for them. The
+site shows them as pages. Links to files outside docs/ work in a checkout but not on the site, so
+the site shows their text only.
 """
 
 from __future__ import annotations
