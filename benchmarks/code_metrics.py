@@ -33,7 +33,9 @@ _VAGUE_WORDS = """
 """
 VAGUE_NAMES = frozenset(_VAGUE_WORDS.split())
 # Words that end like a participle but are nouns or terms of the field or of the file format.
-_NOUNS = "seed feed need speed embed bed shed weed hundred red given frozen predicted enabled logged"
+_NOUNS = (
+    "seed feed need speed embed bed shed weed hundred red given frozen predicted enabled logged"
+)
 ALLOWED_NAMES = frozenset(_NOUNS.split())
 
 
