@@ -192,6 +192,6 @@ def check_registration(is_registered: bool | None) -> CheckResult:
         )
     return undetermined(
         "key registered",
-        "the server's answer does not tell",
+        "the server's answer does not show it",
         "ask the coordinator to look it up with `flwr supernode list`",
     )
