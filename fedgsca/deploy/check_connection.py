@@ -44,7 +44,7 @@ def check_connection(
     except OSError:
         yield failed(
             "address",
-            f"the name {address} cannot be ip_address",
+            f"the name {address} cannot be resolved",
             "ask your network team for the name, or the coordinator for its IP address",
         )
         return
