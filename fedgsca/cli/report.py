@@ -47,8 +47,10 @@ def report(path: Folder, previous: PreviousRunFolder = None) -> None:
 
         write_tables(path, read_comparison(path))
     if previous is not None:
+        from fedgsca.report.paired_scores import write_difference
         from fedgsca.report.previous_run import remember_previous
 
         remember_previous(path, previous)
+        write_difference(path, previous)
     write_report(path)
     print_line(f"report  {path / 'report.html'}", "bold")

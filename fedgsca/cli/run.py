@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,6 +11,7 @@ import typer
 from fedgsca.cli.options import (
     ConfigFile,
     Data,
+    Device,
     EngineName,
     ExperimentFlags,
     Frozen,
@@ -69,6 +71,7 @@ def run(
     labels: Labels = None,
     model: Model = None,
     frozen: Frozen = False,
+    device: Device = None,
     skip_unreadable: SkipUnreadable = False,
     config_file: ConfigFile = None,
     sets: Sets = None,
@@ -91,17 +94,24 @@ def run(
         labels=labels,
         model=model,
         frozen=frozen,
+        device=device,
         skip_unreadable=skip_unreadable,
         preset=preset,
     )
-    config = flags.make_config(config_file, sets)
+    from fedgsca.cli.chosen_settings import announce, make_run_config
+    from fedgsca.engine.base import find_engine
+
+    find_engine(engine)  # a typo is reported before any data is read
+    start = time.monotonic()
+    folder = out or default_out(flags.make_config(config_file, sets))
+    config = make_run_config(flags, config_file, sets, folder, quiet=quiet)
     if not quiet:
         from fedgsca.cli.show_config import explain_preset
 
         explain_preset(config)
-    train(
-        config, out or default_out(config), jobs=jobs, engine=engine, quiet=quiet, as_json=as_json
-    )
+        if not (folder / "result.json").exists():
+            announce(config)
+    train(config, folder, jobs=jobs, engine=engine, quiet=quiet, as_json=as_json, start=start)
 
 
 def resume(
@@ -144,11 +154,22 @@ def default_out(config: Config) -> Path:
 
 
 def train(
-    config: Config, out: Path, *, jobs: int, engine: str = "local", quiet: bool, as_json: bool
+    config: Config,
+    out: Path,
+    *,
+    jobs: int,
+    engine: str = "local",
+    quiet: bool,
+    as_json: bool,
+    start: float | None = None,
 ) -> None:
-    """Run to the end, or say that nothing is left to run; then the report and the summary."""
+    """Run to the end, or say that nothing is left to run; then the report and the summary.
+
+    `start` is when the command started, on the monotonic clock.
+    """
     from fedgsca.engine.base import find_engine
 
+    start = time.monotonic() if start is None else start
     is_finished = (out / "result.json").exists()
     label = f"{config.method} on {source_slug(config.data.source)}"
     with resume_hint(out), display(quiet=quiet) as progress:
@@ -160,12 +181,14 @@ def train(
     report = out / "report.html"
     if not (is_finished and report.exists()):
         from fedgsca.report.html_page import write_report
+        from fedgsca.report.paired_scores import compare_with_previous
 
+        compare_with_previous(out)
         write_report(out)
     if as_json:
         print_json({**result.to_json(), "path": str(out), "report": str(report)})
     elif not quiet:
         from fedgsca.cli.run_summary import show_run
 
-        show_run(out, result)
+        show_run(out, result, None if is_finished else time.monotonic() - start)
         print_line(f"report  {report}", "bold")

@@ -28,6 +28,7 @@ from fedgsca.data.reader import ReaderOptions
 from fedgsca.data.split import split_rows
 from fedgsca.data.table import ImageTable, check_table, fingerprint
 from fedgsca.errors import DataError
+from fedgsca.support.activity import activity
 from fedgsca.support.digests import sha256_file
 from fedgsca.support.text import plural
 
@@ -194,7 +195,10 @@ def _decode_blocks(
         except UnreadableImageError as error:
             return BadFile(name, str(error))
 
-    with ThreadPoolExecutor(WORKERS) as pool:  # Pillow decodes outside the interpreter lock
+    with (
+        ThreadPoolExecutor(WORKERS) as pool,  # Pillow decodes outside the interpreter lock
+        activity("decoding images", len(names)) as advance,
+    ):
         for start in range(0, len(names), _BLOCK):
             images = []
             for result in pool.map(decode, names[start : start + _BLOCK]):
@@ -203,6 +207,7 @@ def _decode_blocks(
                 else:
                     images.append(result[0])
                     patients.append(result[1])
+            advance(len(names[start : start + _BLOCK]))
             if images:
                 yield np.stack(images)
     if len(bad_files) == len(names):

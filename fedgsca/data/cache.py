@@ -164,11 +164,20 @@ def cached_rows(
     return _fetch(_Recipe(key, (None, *row_shape), dtype, size, write), cache_dir)
 
 
+def is_cached(key: str, cache_dir: Path | None = None) -> bool:
+    """Whether there is an entry for this key; it is not checked."""
+    return _manifest_path(key, cache_dir).exists()
+
+
+def _manifest_path(key: str, cache_dir: Path | None) -> Path:
+    name = hashlib.sha256(key.encode()).hexdigest()[:32]
+    return cache_folder(cache_dir) / f"{name}.json"
+
+
 def _fetch(recipe: _Recipe, cache_dir: Path | None) -> CacheEntry:
     """Open the entry; build it if it is absent or damaged."""
     folder = cache_folder(cache_dir)
-    name = hashlib.sha256(recipe.key.encode()).hexdigest()[:32]
-    manifest = folder / f"{name}.json"
+    manifest = _manifest_path(recipe.key, cache_dir)
     notes: tuple[str, ...] = ()
     try:
         entry = _open(manifest, recipe)

@@ -60,7 +60,9 @@ def _api_routes(session: Session) -> list[Route]:
         return JSONResponse(page.to_json())
 
     async def place(request: Request) -> Response:
-        row = request.path_params["row"]
+        row = session.row_of(int(request.path_params["row"]))
+        if row is None:
+            return JSONResponse({"position": None})
         position = await run_in_threadpool(session.find_position, row, _read_filter(request))
         return JSONResponse({"position": position})
 
@@ -134,8 +136,8 @@ async def _read_body(request: Request) -> dict[str, Any]:
 
 
 def _read_row(session: Session, request: Request) -> int:
-    row = int(request.path_params["row"])
-    if not session.has_row(row):
+    row = session.row_of(int(request.path_params["row"]))
+    if row is None:
         raise HTTPException(404)
     return row
 

@@ -14,6 +14,7 @@ from fedgsca.report.elements import (
 )
 from fedgsca.report.number_text import count_text, percent_text, score_number
 from fedgsca.report.page_sections import run_section
+from fedgsca.report.paired_scores import describe_difference, read_difference
 from fedgsca.report.previous_run import find_previous, other_differences
 from fedgsca.report.run_facts import wrong_share
 from fedgsca.report.run_reader import LoadedRun
@@ -85,6 +86,9 @@ def _compare_runs(run: LoadedRun, previous: PreviousRun) -> list[PageElement]:
     blocks: list[PageElement] = [
         PageTable(caption, head, _comparison_rows(run, previous), note=note)
     ]
+    difference = read_difference(run.path)
+    if difference is not None:
+        blocks.append(BulletList([describe_difference(difference)], "Is this more than chance?"))
     differences = other_differences(run, previous)
     if differences:
         heading = (
