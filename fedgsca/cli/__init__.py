@@ -18,6 +18,7 @@ from typer.core import TyperGroup
 from fedgsca.cli import (
     apply,
     audit,
+    cache_command,
     compare,
     data,
     demo,
@@ -54,6 +55,7 @@ MODULES = (
     predict,
     export,
     data,
+    cache_command,
     noise,
     show_wire,
     privacy,

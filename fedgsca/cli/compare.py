@@ -241,9 +241,18 @@ def show_table(result: ComparisonResult) -> None:
     if result.comparison.clean:
         scores = list(result.comparison.clean.values())
         print_line(f"FedAvg on clean labels: F1 {sum(scores) / len(scores):.1f}")
+    _show_idle_methods(result)
     print_line(
         "* best under this noise; recovery: share of the distance from FedAvg to the ceiling", "dim"
     )
+
+
+def _show_idle_methods(result: ComparisonResult) -> None:
+    from fedgsca.report.comparison_sentences import idle_sentences
+    from fedgsca.report.loaded_comparison import load_comparison
+
+    for sentence in idle_sentences(load_comparison(result.path, result.comparison)):
+        print_line(sentence, "yellow")
 
 
 def _table_cells(row: ComparisonRow) -> list[str]:

@@ -43,6 +43,13 @@ Out = Annotated[
     Path | None,
     typer.Option("--out", help="run folder; default runs/<data>-<method>-<noise>-s<seed>"),
 ]
+MoreRounds = Annotated[
+    int | None,
+    typer.Option("--rounds", min=1, help="train a copy of a finished run up to this round"),
+]
+LongerOut = Annotated[
+    Path | None, typer.Option("--out", help="with --rounds: folder of the copy; default RUN-<N>")
+]
 Folder = Annotated[Path, typer.Argument(metavar="RUN", help="folder of a run or a comparison")]
 
 
@@ -116,6 +123,8 @@ def run(
 
 def resume(
     run: Folder,
+    rounds: MoreRounds = None,
+    out: LongerOut = None,
     jobs: Jobs = 1,
     engine: EngineName = "local",
     quiet: Quiet = False,
@@ -132,6 +141,13 @@ def resume(
             f"there is no folder {run}",
             fix="give a folder written by `fedgsca run --out`",
         )
+    if rounds is not None:
+        from fedgsca.grid.longer_run import copy_for_more_rounds
+
+        folder = copy_for_more_rounds(run, rounds, out)
+        if not quiet:
+            print_note(f"{run} stays as it is; its copy {folder} is trained to round {rounds}")
+        run = folder
     request = read_request(run)
     if request is not None:
         from fedgsca.cli.paper_table_run import resume_table

@@ -27,10 +27,10 @@ _COLUMNS = {
 }
 
 
-def show_run(out: Path, result: RunResult, elapsed: float | None = None) -> None:
+def show_run(out: Path, result: RunResult, command_seconds: float | None = None) -> None:
     """Scores, the sites with the quality of their label decisions, time and traffic.
 
-    `elapsed` is how long the command has taken, in seconds; None: it did not train.
+    `command_seconds` is how long the command has taken, in seconds; None: it did not train.
     """
     print_line(
         f"\n{result.method} on {result.data}, noise {result.noise}, seed {result.seed},"
@@ -41,14 +41,14 @@ def show_run(out: Path, result: RunResult, elapsed: float | None = None) -> None
     setup = _read_setup(out)
     _show_previous_run(out, setup)
     print_table(_site_table(out, setup))
-    _show_idle_selector(out)
+    _show_selection(out)
     if result.guard_events:
         print_line(
             f"the collapse guard stepped in {result.guard_events} times (once per site and round)",
             "yellow",
         )
     seconds = result.seconds
-    print_line(f"time    {_time_text(seconds.total, seconds.per_round, elapsed)}")
+    print_line(f"time    {_time_text(seconds.total, seconds.per_round, command_seconds)}")
     down = size_text(result.bytes_per_round.down)
     up = size_text(result.bytes_per_round.up)
     print_line(f"sent    {down} to the sites and {up} back, each round")
@@ -59,14 +59,14 @@ def show_run(out: Path, result: RunResult, elapsed: float | None = None) -> None
     print_line(f"folder  {out}")
 
 
-def _time_text(rounds: float, per_round: float, elapsed: float | None) -> str:
+def _time_text(rounds: float, per_round: float, command_seconds: float | None) -> str:
     """The time that passed, with the part of it that is not rounds: reading images, features."""
     pace = f"{duration(per_round)} a round"
-    if elapsed is None:
+    if command_seconds is None:
         return f"{duration(rounds)}, {pace}"
-    if elapsed < rounds:  # an interrupted run that was continued
-        return f"{duration(elapsed)} now, {duration(rounds)} for all rounds, {pace}"
-    return f"{duration(elapsed)}: {duration(rounds)} for the rounds, {pace}"
+    if command_seconds < rounds:  # an interrupted run that was continued
+        return f"{duration(command_seconds)} now, {duration(rounds)} for all rounds, {pace}"
+    return f"{duration(command_seconds)}: {duration(rounds)} for the rounds, {pace}"
 
 
 def _show_scores(result: RunResult) -> None:
@@ -88,13 +88,19 @@ def _read_setup(out: Path) -> Setup:
     return Setup.from_json(json.loads((out / "setup.json").read_bytes()))
 
 
-def _show_idle_selector(out: Path) -> None:
+def _show_selection(out: Path) -> None:
+    """The share of labels that the selector flagged, also where nobody knows which are wrong."""
+    from fedgsca.report.run_facts import selector_quality
     from fedgsca.report.run_reader import read_run
     from fedgsca.report.sentences import idle_selector
 
-    text = idle_selector(read_run(out, with_losses=False))
+    run = read_run(out, with_losses=False)
+    text = idle_selector(run)
     if text:
         print_line(text, "yellow")
+    share = selector_quality(run).flagged_share
+    if share is not None:
+        print_line(f"flagged {percent(share)} of the labels; list them: fedgsca audit {out}")
 
 
 def _show_previous_run(out: Path, setup: Setup) -> None:

@@ -217,14 +217,14 @@ def _key_hint(path: Sequence[str], model: type[BaseModel]) -> str:
 
 def _section_keys(model: type[BaseModel], path: Sequence[str]) -> list[str]:
     for part in path:
-        section = _section_model(model, part)
+        section = section_model(model, part)
         if section is None:
             return []
         model = section
     return list(model.model_fields)
 
 
-def _section_model(model: type[BaseModel], key: str) -> type[BaseModel] | None:
+def section_model(model: type[BaseModel], key: str) -> type[BaseModel] | None:
     """The model of a section, also of an optional one; None if the key is not a section."""
     if key not in model.model_fields:
         return None

@@ -61,6 +61,8 @@ class FileList:
     group_word: str = "group"
     # the folders of a published data set
     folders: list[FolderCount] = field(default_factory=list)
+    # files of the source beyond `rows`: they count for the common size and depth of all images
+    undrawn_files: tuple[str, ...] = ()
     # the csv, xlsx or json files that were read
     lists: list[Path] = field(default_factory=list)
     # split -> class (or "all") -> images
@@ -69,10 +71,16 @@ class FileList:
     published_sites: dict[str, int] = field(default_factory=dict)
 
     def sha256(self) -> str:
-        """Names the list: file, labels, group, split and site of each image, ordered by file."""
+        """Names the list: file, labels, group, split and site of each image, ordered by file.
+
+        Folders that all files have in common do not count, so that two copies have the same name
+        whether the outer or the inner folder was given as the root.
+        """
+        num_common = len(_common_folders([row.file for row in self.rows]))
         lines = []
         for row in sorted(self.rows, key=lambda row: row.file):
-            cells = (row.file, row.label, row.given, row.group, row.split, row.site)
+            file = "/".join(row.file.split("/")[num_common:])
+            cells = (file, row.label, row.given, row.group, row.split, row.site)
             lines.append("\t".join(cells))
         return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
@@ -111,6 +119,16 @@ class FileList:
     def without_root(self, message: str) -> str:
         """A message without the folder at its beginning, for a list of several messages."""
         return message.removeprefix(f"{self.root}: ")
+
+
+def _common_folders(files: list[str]) -> list[str]:
+    """The folders at the beginning of every path."""
+    common: list[str] = []
+    for parts in zip(*(file.split("/")[:-1] for file in files), strict=False):
+        if len(set(parts)) > 1:
+            break
+        common.append(parts[0])
+    return common
 
 
 def show_cases(cases: Collection[str]) -> str:

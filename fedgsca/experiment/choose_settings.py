@@ -50,9 +50,10 @@ def choose_settings(tree: Mapping[str, Any], noises: tuple[str, ...] = ()) -> Ch
     if needs_model:
         choices.append(choose_model(table.images.shape[1], config.train.device))
     result: Tree = {}
+    reasons: list[str] = []
     for choice in choices:
         result = merge(result, choice.tree)
-    reasons = [reason for choice in choices for reason in choice.reasons]
+        reasons += choice.reasons
     return ChosenSettings(result, tuple(reasons))
 
 

@@ -205,9 +205,9 @@ class PairedDifference(Record):
 
     run: str  # the earlier one
     images: int
-    before: float
-    after: float
-    low: float  # of the 95 % interval of after - before
+    old_f1: float
+    new_f1: float
+    low: float  # of the 95 % interval of new_f1 - old_f1
     high: float
     p: float  # of "no difference"
 

@@ -49,8 +49,8 @@ class CorrectedLabels:
     file: Path | None
     counts: DecisionCounts
     changes: Sequence[LabelChange]
-    # lines of the original labels.csv whose images the run did not use
-    num_omitted: int
+    # lines of the original labels.csv whose images the run did not use; they are unchanged
+    num_unused: int
     # noise was injected into the run's labels
     has_noise: bool
 
@@ -88,10 +88,10 @@ def apply_decisions(
     if not changes:
         return CorrectedLabels(run, None, counts, changes, 0, has_noise)
     file = _choose_file(site_data, run, None if out is None else Path(out))
-    content, num_omitted = _render_labels(site_data, labels)
+    content, num_unused = _render_labels(site_data, labels)
     write_log(file, content, _log_facts(run, outcomes, counts, changes, prefer), changes)
     write_atomic(file, content)
-    return CorrectedLabels(run, file, counts, changes, num_omitted, has_noise)
+    return CorrectedLabels(run, file, counts, changes, num_unused, has_noise)
 
 
 def _find_outcomes(audits: Sequence[Audit], prefer: str | None) -> dict[str, Consensus]:
@@ -260,7 +260,7 @@ def _unused_name(path: Path) -> Path:
 
 
 def _render_labels(site_data: SiteData, labels: np.ndarray) -> tuple[bytes, int]:
-    """The corrected file, and the number of lines of the original that it omits."""
+    """The corrected file, and how many of its lines are for images that the run did not use."""
     table = site_data.table
     original = _read_original(site_data)
     if original is None:
@@ -269,14 +269,15 @@ def _render_labels(site_data: SiteData, labels: np.ndarray) -> tuple[bytes, int]
         return _render_csv(("file", "label"), rows), 0
     position = {str(name): row for row, name in enumerate(table.ids)}
     rows = []
+    num_unused = 0
     for _, cells in original.rows:
         table_row = position.get(normal_path(cells["file"]))
         if table_row is None:
-            continue
-        if table.split[table_row] == "train":
+            num_unused += 1
+        elif table.split[table_row] == "train":
             cells = {**cells, "label": table.classes[labels[table_row]]}
         rows.append([cells[column] for column in original.columns])
-    return _render_csv(original.header, rows), len(original.rows) - len(rows)
+    return _render_csv(original.header, rows), num_unused
 
 
 def _read_original(site_data: SiteData) -> CsvTable | None:

@@ -27,8 +27,8 @@ DRAWS = 2000
 
 def paired_difference(
     true: np.ndarray,
-    before: np.ndarray,
-    after: np.ndarray,
+    old: np.ndarray,
+    new: np.ndarray,
     num_classes: int,
     *,
     groups: np.ndarray | None = None,
@@ -45,19 +45,19 @@ def paired_difference(
     for draw in range(draws):
         picks = np.bincount(rng.integers(num_groups, size=num_groups), minlength=num_groups)
         rows = np.repeat(np.arange(n), picks[group_of])
-        changes[draw] = _change(true[rows], before[rows], after[rows], num_classes)
+        changes[draw] = _change(true[rows], old[rows], new[rows], num_classes)
         swap = rng.integers(2, size=num_groups)[group_of] == 1
-        swapped_before = np.where(swap, after, before)
-        swapped_after = np.where(swap, before, after)
-        null_changes[draw] = _change(true, swapped_before, swapped_after, num_classes)
-    change = _change(true, before, after, num_classes)
+        null_old = np.where(swap, new, old)
+        null_new = np.where(swap, old, new)
+        null_changes[draw] = _change(true, null_old, null_new, num_classes)
+    change = _change(true, old, new, num_classes)
     low, high = np.quantile(changes, [0.025, 0.975])
     num_extreme = int(np.sum(np.abs(null_changes) >= abs(change) - 1e-9))
     return PairedDifference(
         run=name,
         images=n,
-        before=_macro_f1(true, before, num_classes),
-        after=_macro_f1(true, after, num_classes),
+        old_f1=_macro_f1(true, old, num_classes),
+        new_f1=_macro_f1(true, new, num_classes),
         low=float(low),
         high=float(high),
         p=(num_extreme + 1) / (draws + 1),
@@ -68,8 +68,8 @@ def _macro_f1(true: np.ndarray, predictions: np.ndarray, num_classes: int) -> fl
     return scores(confusion(true, predictions, num_classes)).f1
 
 
-def _change(true: np.ndarray, before: np.ndarray, after: np.ndarray, num_classes: int) -> float:
-    return _macro_f1(true, after, num_classes) - _macro_f1(true, before, num_classes)
+def _change(true: np.ndarray, old: np.ndarray, new: np.ndarray, num_classes: int) -> float:
+    return _macro_f1(true, new, num_classes) - _macro_f1(true, old, num_classes)
 
 
 def describe_difference(difference: PairedDifference) -> str:
@@ -77,9 +77,9 @@ def describe_difference(difference: PairedDifference) -> str:
     interval = f"95 % interval {signed(difference.low)} to {signed(difference.high)}"
     images = plural(difference.images, "test image")
     if difference.is_clear:
-        change = signed(difference.after - difference.before)
+        change = signed(difference.new_f1 - difference.old_f1)
         return (
-            f"macro F1 {difference.before:.1f} before ({difference.run}), {difference.after:.1f}"
+            f"macro F1 {difference.old_f1:.1f} before ({difference.run}), {difference.new_f1:.1f}"
             f" now: {change} on the same {images} ({interval}, p {difference.p:.2g})"
         )
     return (
@@ -100,12 +100,12 @@ def compare_with_previous(out: Path) -> None:
 
 def write_difference(out: Path, previous: Path) -> None:
     """Write paired.json for two finished runs; nothing if their test images differ."""
-    after = _predict_test_images(out)
-    before = _predict_test_images(previous)
-    if after is None or before is None:
+    new_test = _predict_test_images(out)
+    old_test = _predict_test_images(previous)
+    if new_test is None or old_test is None:
         return
-    ids, true, predictions, num_classes, groups = after
-    old_ids, old_true, old_predictions, old_num_classes, _ = before
+    ids, true, predictions, num_classes, groups = new_test
+    old_ids, old_true, old_predictions, old_num_classes, _ = old_test
     is_same = num_classes == old_num_classes and np.array_equal(ids, old_ids)
     if not (is_same and np.array_equal(true, old_true)):
         return

@@ -18,9 +18,9 @@ def test_noise_of_a_small_test_set_is_not_called_an_effect() -> None:
     before, after = predictions(true, 0.55, "a"), predictions(true, 0.5, "b")
     difference = paired_difference(true, before, after, 3, name="old", draws=500)
     assert not difference.is_clear
-    assert difference.low < difference.after - difference.before < difference.high
+    assert difference.low < difference.new_f1 - difference.old_f1 < difference.high
     text = describe_difference(difference)
-    assert "no difference" in text and f"{difference.before:.1f}" not in text
+    assert "no difference" in text and f"{difference.old_f1:.1f}" not in text
 
 
 def test_large_effect_is_said() -> None:

@@ -83,10 +83,12 @@ def _compare_runs(run: LoadedRun, previous: PreviousRun) -> list[PageElement]:
     )
     caption = f"Before ({previous.run or 'the audited run'}) and after"
     head = ["Score", "Before", "After", "Change"]
-    blocks: list[PageElement] = [
-        PageTable(caption, head, _comparison_rows(run, previous), note=note)
-    ]
+    rows = _comparison_rows(run, previous)
     difference = read_difference(run.path)
+    if difference is not None and not difference.is_clear:  # a change by chance is not shown
+        head = head[:-1]
+        rows = [row[:-1] for row in rows]
+    blocks: list[PageElement] = [PageTable(caption, head, rows, note=note)]
     if difference is not None:
         blocks.append(BulletList([describe_difference(difference)], "Is this more than chance?"))
     differences = other_differences(run, previous)
