@@ -21,6 +21,7 @@ from fedgsca.cli.options import (
     Method,
     Model,
     Noise,
+    NoiseHelpCommand,
     Partition,
     Preset,
     Quiet,
@@ -29,12 +30,12 @@ from fedgsca.cli.options import (
     Sets,
     Sites,
     SkipUnreadable,
-    slug,
     source_slug,
 )
 from fedgsca.engine.progress import display
 from fedgsca.errors import RunFolderError
 from fedgsca.support.console import print_json, print_line, print_note, resume_hint
+from fedgsca.support.text import slug
 
 if TYPE_CHECKING:
     from fedgsca.config import Config
@@ -57,6 +58,7 @@ def add(app: typer.Typer) -> None:
     """Add the commands of this module."""
     app.command(
         "run",
+        cls=NoiseHelpCommand,
         help="Train one method on one data set, with a report at the end.",
         rich_help_panel="Train",
     )(run)
@@ -116,6 +118,7 @@ def run(
         from fedgsca.cli.show_config import explain_preset
 
         explain_preset(config)
+<<<<<<< HEAD
         if not (folder / "result.json").exists():
             announce(config)
     train(config, folder, jobs=jobs, engine=engine, quiet=quiet, as_json=as_json, start=start)
@@ -125,6 +128,15 @@ def resume(
     run: Folder,
     rounds: MoreRounds = None,
     out: LongerOut = None,
+=======
+    run_and_report(
+        config, out or default_out(config), jobs=jobs, engine=engine, quiet=quiet, as_json=as_json
+    )
+
+
+def resume(
+    folder: Folder,
+>>>>>>> redesign
     jobs: Jobs = 1,
     engine: EngineName = "local",
     quiet: Quiet = False,
@@ -135,12 +147,13 @@ def resume(
     from fedgsca.grid.comparison import read_plan
     from fedgsca.paper.request import read_request
 
-    if not run.is_dir():
+    if not folder.is_dir():
         raise RunFolderError(
             "run.folder-not-found",
-            f"there is no folder {run}",
+            f"there is no folder {folder}",
             fix="give a folder written by `fedgsca run --out`",
         )
+<<<<<<< HEAD
     if rounds is not None:
         from fedgsca.grid.longer_run import copy_for_more_rounds
 
@@ -149,18 +162,23 @@ def resume(
             print_note(f"{run} stays as it is; its copy {folder} is trained to round {rounds}")
         run = folder
     request = read_request(run)
+=======
+    request = read_request(folder)
+>>>>>>> redesign
     if request is not None:
         from fedgsca.cli.paper_table_run import resume_table
 
-        resume_table(request, run, jobs=jobs, quiet=quiet, as_json=as_json)
+        resume_table(request, folder, jobs=jobs, quiet=quiet, as_json=as_json)
         return
-    plan = read_plan(run)
+    plan = read_plan(folder)
     if plan is not None:
         from fedgsca.cli.compare import run_comparison
 
-        run_comparison(plan, run, jobs=jobs, quiet=quiet, as_json=as_json)
+        run_comparison(plan, folder, jobs=jobs, quiet=quiet, as_json=as_json)
         return
-    train(read_config(run), run, jobs=jobs, engine=engine, quiet=quiet, as_json=as_json)
+    run_and_report(
+        read_config(folder), folder, jobs=jobs, engine=engine, quiet=quiet, as_json=as_json
+    )
 
 
 def default_out(config: Config) -> Path:
@@ -169,6 +187,7 @@ def default_out(config: Config) -> Path:
     return Path("runs") / f"{data}-{config.method}-{slug(config.noise.spec)}-s{config.seed}"
 
 
+<<<<<<< HEAD
 def train(
     config: Config,
     out: Path,
@@ -178,6 +197,10 @@ def train(
     quiet: bool,
     as_json: bool,
     start: float | None = None,
+=======
+def run_and_report(
+    config: Config, out: Path, *, jobs: int, engine: str = "local", quiet: bool, as_json: bool
+>>>>>>> redesign
 ) -> None:
     """Run to the end, or say that nothing is left to run; then the report and the summary.
 

@@ -49,6 +49,7 @@ class FileList:
     root: Path
     rows: list[ImageRow] = field(default_factory=list)
     columns: tuple[str, ...] = ()
+    # collected with `add_problem`, raised together by `raise_problems`
     problems: list[DataError] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     # as typed after --data
@@ -64,19 +65,23 @@ class FileList:
     # files of the source beyond `rows`: they count for the common size and depth of all images
     undrawn_files: tuple[str, ...] = ()
     # the csv, xlsx or json files that were read
-    lists: list[Path] = field(default_factory=list)
+    source_files: list[Path] = field(default_factory=list)
     # split -> class (or "all") -> images
     published_counts: dict[str, dict[str, int]] = field(default_factory=dict)
     # site -> training images
     published_sites: dict[str, int] = field(default_factory=dict)
 
     def sha256(self) -> str:
+<<<<<<< HEAD
         """Names the list: file, labels, group, split and site of each image, ordered by file.
 
         Folders that all files have in common do not count, so that two copies have the same name
         whether the outer or the inner folder was given as the root.
         """
         num_common = len(_common_folders([row.file for row in self.rows]))
+=======
+        """Fingerprint of the list: all columns of each image, ordered by file."""
+>>>>>>> redesign
         lines = []
         for row in sorted(self.rows, key=lambda row: row.file):
             file = "/".join(row.file.split("/")[num_common:])
@@ -85,7 +90,7 @@ class FileList:
         return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
     def add_problem(self, problem: DataError) -> None:
-        """Report a problem together with all others."""
+        """Collect a problem; this is how a reader reports one."""
         self.problems.append(problem)
 
     def check_duplicates(self) -> None:
