@@ -118,25 +118,17 @@ def run(
         from fedgsca.cli.show_config import explain_preset
 
         explain_preset(config)
-<<<<<<< HEAD
         if not (folder / "result.json").exists():
             announce(config)
-    train(config, folder, jobs=jobs, engine=engine, quiet=quiet, as_json=as_json, start=start)
-
-
-def resume(
-    run: Folder,
-    rounds: MoreRounds = None,
-    out: LongerOut = None,
-=======
     run_and_report(
-        config, out or default_out(config), jobs=jobs, engine=engine, quiet=quiet, as_json=as_json
+        config, folder, jobs=jobs, engine=engine, quiet=quiet, as_json=as_json, start=start
     )
 
 
 def resume(
     folder: Folder,
->>>>>>> redesign
+    rounds: MoreRounds = None,
+    out: LongerOut = None,
     jobs: Jobs = 1,
     engine: EngineName = "local",
     quiet: Quiet = False,
@@ -153,18 +145,14 @@ def resume(
             f"there is no folder {folder}",
             fix="give a folder written by `fedgsca run --out`",
         )
-<<<<<<< HEAD
     if rounds is not None:
         from fedgsca.grid.longer_run import copy_for_more_rounds
 
-        folder = copy_for_more_rounds(run, rounds, out)
+        copy = copy_for_more_rounds(folder, rounds, out)
         if not quiet:
-            print_note(f"{run} stays as it is; its copy {folder} is trained to round {rounds}")
-        run = folder
-    request = read_request(run)
-=======
+            print_note(f"{folder} stays as it is; its copy {copy} is trained to round {rounds}")
+        folder = copy
     request = read_request(folder)
->>>>>>> redesign
     if request is not None:
         from fedgsca.cli.paper_table_run import resume_table
 
@@ -187,8 +175,7 @@ def default_out(config: Config) -> Path:
     return Path("runs") / f"{data}-{config.method}-{slug(config.noise.spec)}-s{config.seed}"
 
 
-<<<<<<< HEAD
-def train(
+def run_and_report(
     config: Config,
     out: Path,
     *,
@@ -197,10 +184,6 @@ def train(
     quiet: bool,
     as_json: bool,
     start: float | None = None,
-=======
-def run_and_report(
-    config: Config, out: Path, *, jobs: int, engine: str = "local", quiet: bool, as_json: bool
->>>>>>> redesign
 ) -> None:
     """Run to the end, or say that nothing is left to run; then the report and the summary.
 

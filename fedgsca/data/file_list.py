@@ -72,16 +72,12 @@ class FileList:
     published_sites: dict[str, int] = field(default_factory=dict)
 
     def sha256(self) -> str:
-<<<<<<< HEAD
         """Names the list: file, labels, group, split and site of each image, ordered by file.
 
         Folders that all files have in common do not count, so that two copies have the same name
         whether the outer or the inner folder was given as the root.
         """
         num_common = len(_common_folders([row.file for row in self.rows]))
-=======
-        """Fingerprint of the list: all columns of each image, ordered by file."""
->>>>>>> redesign
         lines = []
         for row in sorted(self.rows, key=lambda row: row.file):
             file = "/".join(row.file.split("/")[num_common:])
