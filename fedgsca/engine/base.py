@@ -65,6 +65,15 @@ class SiteEvaluator(Protocol):
         ...
 
 
+@runtime_checkable
+class PatientEngine(Protocol):
+    """An engine that can wait for sites and have a round repeated."""
+
+    def wait_for_quorum(self, attempt: int, problem: str) -> bool:
+        """After too few answers: wait, and say whether to try again. `attempt` counts from 0."""
+        ...
+
+
 class RunObserver(Protocol):
     """Receives the events of a run, and shows them to a person."""
 

@@ -17,9 +17,16 @@ from pathlib import Path
 
 import numpy as np
 
-from fedgsca.config import Config
+from fedgsca.config import SITES_SOURCE, Config
 from fedgsca.engine import checkpoint
-from fedgsca.engine.base import Engine, Reply, RunObserver, SilentObserver, SiteEvaluator
+from fedgsca.engine.base import (
+    Engine,
+    PatientEngine,
+    Reply,
+    RunObserver,
+    SilentObserver,
+    SiteEvaluator,
+)
 from fedgsca.engine.local import LocalEngine, SiteRunner
 from fedgsca.engine.processes import ProcessEngine
 from fedgsca.engine.site_evaluation import ModelScores, pool_scores, score_model
@@ -84,13 +91,31 @@ def run(
         loop = RoundLoop(method, engine or _local_engine(runner, jobs), runner, folder, observer)
         try:
             while state.round < end_round:
-                state = loop.run_round(state)
+                state = _run_patiently(loop, state)
         finally:
             if engine is None:
                 loop.engine.close()
         if state.round < config.train.rounds:
             return None
         return folder.finish(state, experiment, method)
+
+
+def _run_patiently(loop: RoundLoop, state: ServerState) -> ServerState:
+    """One round; with an engine that can wait for absent sites, repeated until a quorum answers.
+
+    A round without a quorum leaves the state as it was, as if the run had been resumed.
+    """
+    attempt = 0
+    while True:
+        try:
+            return loop.run_round(state)
+        except QuorumError as error:
+            engine = loop.engine
+            if not isinstance(engine, PatientEngine):
+                raise
+            if not engine.wait_for_quorum(attempt, error.message):
+                raise
+            attempt += 1
 
 
 def _local_engine(runner: SiteRunner, jobs: int) -> Engine:
@@ -303,9 +328,16 @@ class UpdateValidator:
             "round.quorum-not-reached",
             f"round {self.payload.round + 1}: {len(self.sites)} of {len(names)} sites sent a usable"
             f" update, but {quorum} are needed; the first problem is at {site}: {reason}",
-            fix="fix this site and the others named in the log, then run `fedgsca resume`;"
-            " finished rounds are kept",
+            fix="fix this site and the others named in the log, then"
+            f" {_resume_command(self.experiment.config)}; finished rounds are kept",
         )
+
+
+def _resume_command(config: Config) -> str:
+    """How the run is continued, where it runs."""
+    if config.data.source == SITES_SOURCE:
+        return "run ./run.sh of the coordinator's kit again"
+    return "run `fedgsca resume`"
 
 
 def quorum_of(config: Config, sites: int) -> int:
