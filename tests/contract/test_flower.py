@@ -207,8 +207,16 @@ def test_a_round_without_a_quorum_is_tried_again(
     out = tmp_path / "flower"
     observer = RecordingObserver()
     grid = LocalGrid(client_app(simulated_sites(out)), SITES, lose_two_attempts)
-    patience = {"patience": 5.0, "first_pause": 0.05}
-    coordinate(grid, config, out, deadline=0.1, observer=observer, poll=0.001, **patience)
+    coordinate(
+        grid,
+        config,
+        out,
+        deadline=0.1,
+        observer=observer,
+        poll=0.001,
+        patience=5.0,
+        first_pause=0.05,
+    )
     assert outcome(out) == outcome(tmp_path / "local")
     pauses = [message for message in observer.messages if "tried again" in message]
     assert len(pauses) == 2
