@@ -18,7 +18,7 @@ from fedgsca.engine.local import SiteRunner
 from fedgsca.engine.site_evaluation import TEST_UPLOADS
 from fedgsca.experiment.data_source import read_source
 from fedgsca.experiment.simulation import prepare
-from fedgsca.methods.base import make_method
+from fedgsca.methods.compose import compose_method
 from fedgsca.privacy.mechanism import treatment
 from fedgsca.site import weights_of
 from fedgsca.support.json_record import Record, stored_as
@@ -97,7 +97,7 @@ class WireMeasurement(Record):
 
 def measure_wire(config: Config) -> WireMeasurement:
     """Exchange one round with one site, on a few images; shapes and bytes of both messages."""
-    method = make_method(config.method, config.options, config.train.rounds)
+    method = compose_method(config)
     experiment = prepare(_reduce_images(config))
     dims = experiment.dims
     with tempfile.TemporaryDirectory() as folder:

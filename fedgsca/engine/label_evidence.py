@@ -63,7 +63,9 @@ def evaluate_received(site: Site, payload: Payload, config: Config) -> Evaluatio
     if payload.round not in config.audit.window(config.train.rounds):
         return None
     site.load(payload.weights)
-    evaluation = evaluate_site(site)
+    has_heads = bool(config.evidence.collection_rounds(config.train.rounds))
+    # evidence heads need the features: one pass serves both
+    evaluation = evaluate_site(site, features=has_heads and site.samples.are_images)
     if not np.isfinite(evaluation.losses).all():
         return None
     for array in (evaluation.probs, evaluation.losses):

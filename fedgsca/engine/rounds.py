@@ -34,7 +34,8 @@ from fedgsca.experiment.records import (
 )
 from fedgsca.experiment.run_folder import RunFolder
 from fedgsca.experiment.simulation import Experiment, prepare
-from fedgsca.methods.base import Method, ServerState, make_method
+from fedgsca.methods.base import Method, ServerState
+from fedgsca.methods.compose import compose_method
 from fedgsca.metrics import stability
 from fedgsca.models.build import trainable_names
 from fedgsca.privacy.accountant import spent_epsilon
@@ -68,7 +69,7 @@ def run(
             return result
         experiment = experiment or prepare(config)
         spent_epsilon(config, 1)  # a missing accountant is noticed before the first round
-        method = make_method(config.method, config.options, config.train.rounds)
+        method = compose_method(config)
         runner = SiteRunner(experiment, method, out)
         folder.write_setup(experiment)
         state = checkpoint.latest(folder.checkpoints, config.fingerprint())
