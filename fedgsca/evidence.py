@@ -26,7 +26,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -79,7 +79,7 @@ class Heads:
         return Heads(weight, np.zeros((NUM_HEADS, num_classes), np.float32))
 
 
-def assign_folds(seed: int, site: str, contents: Sequence[bytes]) -> np.ndarray:
+def assign_folds(seed: int, site: str, contents: Iterable[bytes]) -> np.ndarray:
     """(n,) int64: the fold of each sample, from a hash of its content.
 
     It depends on nothing but (seed, site, content): another order of the samples, or more of them,

@@ -93,6 +93,7 @@ class SiteRunner:
             label_evidence.add_to_folder(
                 evaluation, site, payload.round, self.experiment, self.folder
             )
+        label_evidence.add_judgement(site, payload.round, self.experiment, self.folder)
         metrics = measure_decisions(site.notes, truth, site.labels)
         return Reply(name, update, None, metrics, seconds)
 

@@ -332,6 +332,8 @@ class WrongEstimate(Record):
     count: int
     low: int
     high: int
+    # False: the images say too little about the labels, and the numbers mean nothing
+    can_tell: bool = True
 
 
 @dataclass(frozen=True)

@@ -122,7 +122,9 @@ def test_the_reason_is_a_sentence() -> None:
 
 def test_clean_examples_are_agreed_upon_in_every_round() -> None:
     truth, given = flipped(300, 0.3)
-    for label, rows in score.select_clean_examples(evidence(truth, given), given).items():
+    observations = evidence(truth, given)
+    ranking = score.rank_labels(observations, given)
+    for label, rows in score.select_clean_examples(observations, given, ranking).items():
         assert len(rows) == 12
         assert (given[rows] == label).all() and (truth[rows] == label).all()
 

@@ -362,7 +362,9 @@ def _read_features(payload: Payload, site: Site) -> np.ndarray | None:
         return None
     site.evaluation = evaluation
     features = layer_normalise(evaluation.features)
-    return features if np.isfinite(features).all() else None
+    if not np.isfinite(features).all():
+        return None
+    return features
 
 
 def _received_heads(evidence: Arrays, width: int, num_classes: int) -> Heads:
