@@ -308,7 +308,7 @@ class HeadMemory:
 
     def add(self, opinion: np.ndarray) -> HeadMemory:
         """The memory with the opinions (n, C) of one more round."""
-        opinion_sum = self.opinion_sum + opinion.astype(np.float32)
+        opinion_sum = np.asarray(self.opinion_sum + opinion.astype(np.float32))
         return replace(self, opinion_sum=opinion_sum, count=self.count + 1)
 
     def mean_opinion(self) -> np.ndarray:
@@ -319,8 +319,8 @@ class HeadMemory:
     def head_labels(self, site: Site) -> np.ndarray:
         """(n, C): what the heads are trained on; the given labels, later the posterior."""
         if self.posterior is None:
-            return np.eye(site.num_classes)[site.labels]
-        return self.posterior.astype(np.float64)
+            return np.asarray(np.eye(site.num_classes)[site.labels])
+        return np.asarray(self.posterior, dtype=np.float64)
 
 
 def _refresh_posterior(memory: HeadMemory, evidence: Arrays, site: Site) -> HeadMemory:
