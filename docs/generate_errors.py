@@ -23,6 +23,11 @@ PAGE = ROOT / "docs" / "errors.md"
 PROBLEM_CLASS = "ConfigProblem"
 CODE = re.compile(r"[a-z]+(-[a-z]+)*\.[a-z0-9]+(-[a-z0-9]+)*")
 
+# Functions that only format a value: the page names the value.
+FORMATTERS = (
+    *("sorted", "str", "repr", "list", "map", "tuple", "set", "max", "min"),
+    *("show_cases", "size_text", "join_words", "percent", "number", "duration", "count"),
+)
 GROUPS = {
     "cli": "Command line",
     "config": "Configuration",
@@ -201,7 +206,10 @@ def _template(node: ast.expr, texts: dict[str, str]) -> str:
         if node.func.id == "did_you_mean":
             return ""
         if node.func.id == "plural" and isinstance(node.args[1], ast.Constant):
-            return f"<number> {node.args[1].value}(s)"
+            plural_form = node.args[2] if len(node.args) > 2 else None
+            if isinstance(plural_form, ast.Constant):
+                return f"<number> {plural_form.value}"
+            return f"<number> {node.args[1].value}s"
     return f"<{_value_name(node)}>"
 
 
@@ -218,8 +226,8 @@ def _value_name(node: ast.expr) -> str:
         is_text_method = isinstance(inner, ast.Constant) and bool(node.args)  # ", ".join(names)
         return _value_name(node.args[0] if is_text_method else inner)
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
-        if node.func.id in ("sorted", "str", "map", "repr", "list") and node.args:
-            return _value_name(node.args[-1])
+        if node.func.id in FORMATTERS and node.args:
+            return _value_name(node.args[-1 if node.func.id == "map" else 0])
         return "number" if node.func.id == "len" else _readable(node.func.id)
     for child in ast.iter_child_nodes(node):
         if isinstance(child, ast.expr):

@@ -44,7 +44,7 @@ def check_connection(
     except OSError:
         yield failed(
             "address",
-            f"the name {address} cannot be ip_address",
+            f"the name {address} cannot be resolved",
             "ask your network team for the name, or the coordinator for its IP address",
         )
         return
@@ -192,6 +192,6 @@ def check_registration(is_registered: bool | None) -> CheckResult:
         )
     return undetermined(
         "key registered",
-        "the server's answer does not tell",
+        "the server's answer does not show it",
         "ask the coordinator to look it up with `flwr supernode list`",
     )

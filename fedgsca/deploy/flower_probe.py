@@ -33,17 +33,17 @@ class SiteIdentity:
 
 @dataclass(frozen=True)
 class ProbeAnswer:
-    """What the SuperLink's answer tells."""
+    """What can be concluded from the SuperLink's answer."""
 
     seconds_ahead: float | None  # of this clock; None if the server does not send its time
-    is_registered: bool | None  # None if the answer does not tell
+    is_registered: bool | None  # None: cannot be concluded
 
 
 def activation_request(public_key: bytes) -> bytes:
     """A request that cannot succeed: it lacks the heartbeat interval.
 
-    Flower 1.41 looks for the key first and at the interval then, so the kind of refusal tells
-    whether the key is registered, and a node that runs with this key is not disturbed.
+    Flower 1.41 checks the key before the interval, so the error code shows whether the key is
+    registered, and a node that runs with this key is not disturbed.
     """
     from flwr.proto.fleet_pb2 import ActivateNodeRequest
 

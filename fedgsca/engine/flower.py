@@ -1,9 +1,10 @@
-"""Flower as the transport between coordinator and hospitals. The only file that imports flwr.
+"""Flower as the transport between coordinator and hospitals.
 
-The round loop is ours (rounds.py), because it saves, resumes and validates; Flower moves messages.
-A message is one ArrayRecord with the floating-point weights, concatenated, around which Flower's
-own privacy mods can be put, and one ConfigRecord with a safetensors block: the header, the declared
-extras, and integer buffers, which those mods would spoil.
+Only this file and deploy/flower_probe.py, which checks a connection, import flwr. The round loop is
+ours (rounds.py), because it saves, resumes and validates; Flower moves messages. A message is one
+ArrayRecord with the floating-point weights, concatenated, around which Flower's own privacy mods
+can be put, and one ConfigRecord with a safetensors block: the header, the declared extras, and
+integer buffers, which those mods would spoil.
 
     coordinator (ServerApp)                      site (ClientApp, usually a new process per message)
     hello(terms)          -- query -->           checks the terms, opens its data, tells its name

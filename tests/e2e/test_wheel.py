@@ -35,13 +35,14 @@ def test_the_wheel_works_without_the_repository(tmp_path: Path) -> None:
     work = tmp_path / "work"
     work.mkdir()
     cache = tmp_path / "cache"
-    build = [sys.executable, "-m", "build", "--wheel", "--outdir", tmp_path / "dist", ROOT]
+    dist = tmp_path / "dist"
+    build = (sys.executable, "-m", "build", "--wheel", "--outdir", dist, ROOT)
     run_command(*build, cwd=tmp_path, cache=cache)
-    (wheel,) = (tmp_path / "dist").glob("fedgsca-*.whl")
+    (wheel,) = dist.glob("fedgsca-*.whl")
 
     venv.create(tmp_path / "venv", with_pip=True)
     scripts = tmp_path / "venv" / "bin"
-    install = [scripts / "pip", "install", "--quiet", "-c", ROOT / "constraints.txt", wheel]
+    install = (scripts / "pip", "install", "--quiet", "-c", ROOT / "constraints.txt", wheel)
     run_command(*install, cwd=work, cache=cache)
 
     fedgsca = scripts / "fedgsca"

@@ -28,8 +28,7 @@ def find_messages(path: Path) -> list[str]:
                 docstrings.add(id(docstring.value))
     messages = []
     for node in ast.walk(tree):
-        is_text = isinstance(node, ast.Constant) and isinstance(node.value, str)
-        if is_text and id(node) not in docstrings:
+        if isinstance(node, ast.Constant) and id(node) not in docstrings:
             messages.append(str(node.value))
     return messages
 
