@@ -332,8 +332,13 @@ class WrongEstimate(Record):
     count: int
     low: int
     high: int
-    # False: the images say too little about the labels, and the numbers mean nothing
-    can_tell: bool = True
+    # True: the images say too little about the labels, and the numbers mean nothing
+    is_unsure: bool | None = None
+
+    @property
+    def can_tell(self) -> bool:
+        """Whether the numbers mean anything."""
+        return not self.is_unsure
 
 
 @dataclass(frozen=True)

@@ -225,7 +225,8 @@ def _count_confusions(assessment: LabelAssessment, count: int) -> tuple[SuspectP
 
 
 def _round_estimate(errors: score.ErrorEstimate) -> WrongEstimate:
-    return WrongEstimate(round(errors.count), int(errors.low), round(errors.high), errors.can_tell)
+    is_unsure = None if errors.can_tell else True
+    return WrongEstimate(round(errors.count), int(errors.low), round(errors.high), is_unsure)
 
 
 def _write_features(
