@@ -51,7 +51,7 @@ MAX_RATE = 0.6
 EM_STEPS = 40
 # 90 % of a normal distribution lies within
 Z = 1.645
-# share of labels that evidence may doubt although they are right
+# share of labels that evidence may doubt although they are correct
 SLACK = 0.02
 # share of the labels' entropy that evidence must explain before a number is reported
 MIN_EXPLAINED = 0.15
@@ -233,7 +233,7 @@ def estimate_transition(
     start_rate: float = START_RATE,
     steps: int = EM_STEPS,
 ) -> Transition:
-    """EM for T and the site's class mix pi_k, started at "the labels are right".
+    """EM for T and the site's class mix pi_k, started at "the labels are correct".
 
         a_i(c) ~ q_i(c) pi_k(c) / pi(c)              the opinion under this site's class mix
         r_i(c) ~ a_i(c) T[c, y_i]
@@ -389,7 +389,7 @@ def label_losses(posterior: np.ndarray, given: np.ndarray) -> np.ndarray:
 
 
 def expected_right(posterior: np.ndarray, given: np.ndarray) -> np.ndarray:
-    """(n,) bool: of every given class as many labels as are right by expectation, the best ones.
+    """(n,) bool: of every given class as many labels as are correct by expectation, the best ones.
 
     A class most of whose labels are wrong keeps its likeliest ones, so that it does not vanish.
     """
@@ -436,7 +436,7 @@ def select(
 
     A site whose estimated share of wrong labels is below `noise_level` keeps all labels (the rule
     of delta_k, Eq. 8). Otherwise a label stays if the selector calls it clean or if it is among the
-    expected number of right labels of its class. Of the others, those get a pseudo-label whose
+    expected number of correct labels of its class. Of the others, those get a pseudo-label whose
     class-balanced posterior, r_i(c) / share of c, normalised, is at least zeta (Eq. 11-12: dividing
     by the share is the adaptive threshold). The rest is not used in this round.
     """

@@ -19,15 +19,17 @@ One round at site k, given the global model theta and the global selector S:
 
 Eq. 1-7 are functions of fedgsca/selector.py, Eq. 8-13 of fedgsca/pseudo_label.py, Eq. 14-17 of
 fedgsca/credal.py. What the paper leaves open and how it is resolved here is in docs/fedgsca.md;
-preset `paper` takes the equations literally. Our additions, all of them options: warm-up until the
-selector is healthy, the variance floor, class-relative selection, memory, the guard.
+preset `paper` takes the equations literally. Our additions, listed there with their options:
+warm-up until the selector is healthy, the variance floor, clipped and class-relative losses, losses
+of the received model, memory, monotone probabilities, doubtful labels kept, the credal set widened
+only after the warm-up, the guard; without an option, the second start of EM.
 
 With evidence heads beside the method (selector.losses_of = "evidence", the default), the decisions
 rest on r, the probability of each true class under evidence that has not memorised the label
 (fedgsca/evidence.py, docs/evidence.md):
 
     A, B  losses are -log r_i(y_i); D_hat by GSS on them or, per class, by the       _select_by_
-          expected number of right labels; pseudo-labels where r_i(c), corrected      evidence
+          expected number of correct labels; pseudo-labels where r_i(c), corrected      evidence
           for the share of the class, is at least zeta_0
     C     the loss is class-balanced by the federation's training labels; RCL may
           add a class to the credal set only if r_i(c) >= alpha
@@ -64,14 +66,18 @@ from fedgsca.pseudo_label import (
     class_thresholds,
     guard_reason,
     is_noisy_client,
+    noise_level,
     training_set,
 )
 from fedgsca.selector import (
+    LOSS_CAP,
+    MIN_SPREAD,
     NO_SELECTOR,
     SELECTOR_BOUNDS,
     Selector,
     class_relative,
     clean_probability,
+    clean_subset,
     clean_threshold,
     clip_losses,
     fit_selector,
@@ -87,8 +93,6 @@ from fedgsca.wire import SMALLEST_GROUP, Arrays, Extra, Payload, Update
 HEALTHY_ROUNDS = 2
 # a beta that no probability reaches: only the given label is possible (label relaxation)
 ONLY_GIVEN_LABEL = 2.0
-# losses that vary less than this have no two modes
-MIN_LOSS_SPREAD = 1e-4
 
 
 class SelectorOptions(MethodOptions):
@@ -117,7 +121,7 @@ class SelectorOptions(MethodOptions):
         default=0.25, ge=0, description="lower bound of both variances, nats^2"
     )
     clip: float | None = Field(
-        default=9.21, gt=0, description="largest loss that counts; none: unlimited"
+        default=LOSS_CAP, gt=0, description="largest loss that counts; none: unlimited"
     )
     monotone: bool = Field(default=True, description="a smaller loss is never less clean")
 
@@ -198,7 +202,9 @@ class FedGSCAOptions(MethodOptions):
         le=1,
         description="confidence from which another class is possible, at first",
     )
-    beta_end: float = Field(default=0.55, gt=0, le=1, description="the same in the last round")
+    beta_end: float = Field(
+        default=0.55, gt=0, le=1, description="the same, approached towards the end"
+    )
     beta_schedule: Literal["cosine", "linear", "constant"] = Field(
         default="cosine", description="how beta falls from beta_start to beta_end over the rounds"
     )
@@ -246,7 +252,7 @@ class Selection:
     # (m,) and (m,): D_hat
     rows: np.ndarray
     labels: np.ndarray
-    # (n,) bool: D^c
+    # (n,) bool: D^c and, unless they are flagged, the doubtful labels
     clean: np.ndarray
     # (C,) zeta_c
     thresholds: np.ndarray
@@ -305,7 +311,7 @@ def read_selector(update: Update) -> Selector | None:
 
 @register
 class FedGSCA(Method):
-    """See the text of this module."""
+    """See the module docstring."""
 
     name = "fedgsca"
     title = "FedGSCA"
@@ -508,7 +514,7 @@ class FedGSCA(Method):
         options = self.options
         given = site.labels
         delta = float(suspicion(posterior, given).mean())
-        # without a merged selector, a label is clean if it is more likely right than wrong
+        # without a merged selector, a label is clean if it is more likely correct than wrong
         clean_posterior = np.exp(-losses)
         if selector is not None:
             monotone = options.selector.monotone
@@ -584,15 +590,15 @@ class FedGSCA(Method):
         """Step B: D_hat (Eq. 13). Without a selector it is D_k."""
         options = self.options
         all_rows = np.arange(site.num_samples)
-        if selector is None or losses.std() < MIN_LOSS_SPREAD:
+        if selector is None or losses.std() < MIN_SPREAD:
             all_clean = np.ones(site.num_samples, bool)
             return Selection(all_rows, site.labels, all_clean, np.zeros(site.num_classes))
         tau = outputs.tau
         posterior = clean_probability(losses, selector, monotone=options.selector.monotone)  # Eq. 6
         cut = tau if options.doubtful == "flag" else min(tau, 1.0 - tau)
-        clean = posterior >= cut  # D^c (Eq. 7) and, unless they are flagged, the doubtful labels
-        delta = float(np.mean(~clean))  # Eq. 8
-        thresholds, support = self._class_thresholds(outputs.probs, posterior >= tau)  # Eq. 9-10
+        clean = clean_subset(posterior, cut)  # Eq. 7; with the doubtful labels unless flagged
+        delta = noise_level(clean)  # Eq. 8
+        thresholds, support = self._class_thresholds(outputs.probs, clean_subset(posterior, tau))
         limits = thresholds if options.pseudo_labels else np.full(site.num_classes, np.inf)
         rows, labels = training_set(  # Eq. 11-13
             site.labels, outputs.probs, clean, limits, noise_level=options.noise_level

@@ -285,7 +285,7 @@ def test_summary_compares_wrong_and_flagged_labels(gsca: str) -> None:
 
 
 def test_all_sections_of_a_complete_run_are_there(gsca: str) -> None:
-    assert sections(gsca) == [
+    expected = [
         "learning",
         "classes",
         "sites",
@@ -299,6 +299,7 @@ def test_all_sections_of_a_complete_run_are_there(gsca: str) -> None:
         "events",
         "configuration",
     ]
+    assert [name for name in sections(gsca) if name in expected] == expected
     assert "c" * 64 in gsca and "d" * 64 in gsca
     assert "noise_level = 0.1" in gsca and "warm-up" in gsca
 
