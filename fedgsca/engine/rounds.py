@@ -43,6 +43,9 @@ from fedgsca.privacy.accountant import spent_epsilon
 from fedgsca.site import weights_of
 from fedgsca.wire import Arrays, Payload, Update, check_extras, check_update, num_bytes
 
+NO_HEADS_MESSAGE = (
+    "evidence heads are off under privacy: FedGSCA and the audit use the losses of the model"
+)
 LOG_LIMIT = 64  # larger arrays of an update are not written to metrics.jsonl
 
 
@@ -79,6 +82,8 @@ def run(
             state = method.start(weights_of(runner.model), config.seed)
         folder.cut_metrics(state.round)
         observer.on_start(experiment, state.round)
+        if config.privacy is not None and config.evidence.enabled:
+            observer.on_message(NO_HEADS_MESSAGE)
         end_round = config.train.rounds
         if stop_after is not None:
             end_round = min(end_round, stop_after)

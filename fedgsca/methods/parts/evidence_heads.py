@@ -56,9 +56,15 @@ _HEAD_EXTRAS = {
         optional=True,
         low=-1e4,
         high=1e4,
+        off_under_privacy=True,
     ),
     "evidence.bias": Extra(
-        (NUM_HEADS, "C"), "their constant terms", optional=True, low=-1e4, high=1e4
+        (NUM_HEADS, "C"),
+        "their constant terms",
+        optional=True,
+        low=-1e4,
+        high=1e4,
+        off_under_privacy=True,
     ),
 }
 UPLOADS: Mapping[str, Extra] = {
@@ -70,6 +76,7 @@ UPLOADS: Mapping[str, Extra] = {
         optional=True,
         low=0,
         nan=True,
+        off_under_privacy=True,
     ),
     "evidence.log_likelihoods": Extra(
         (len(POWERS),),
@@ -77,6 +84,7 @@ UPLOADS: Mapping[str, Extra] = {
         optional=True,
         high=0,
         nan=True,
+        off_under_privacy=True,
     ),
     "evidence.training_counts": Extra(
         ("C",),
@@ -84,6 +92,7 @@ UPLOADS: Mapping[str, Extra] = {
         optional=True,
         low=0,
         nan=True,
+        off_under_privacy=True,
     ),
 }
 DOWNLOADS: Mapping[str, Extra] = {
