@@ -12,9 +12,10 @@ import click
 import typer
 from typer.core import TyperCommand
 
+from fedgsca.support.text import slug
+
 if TYPE_CHECKING:
-    from fedgsca.support.text import slug
-from fedgsca.config import Config, Tree
+    from fedgsca.config import Config, Tree
 
 _EXPERIMENT_PANEL = "Experiment"
 _CONFIG_PANEL = "Configuration"
