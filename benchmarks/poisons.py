@@ -154,7 +154,7 @@ def _noise(liar: Liar) -> Update:
     return _map_floats(liar.update, _noise_of(liar, 1.0))
 
 
-@_poison("noise only, norm x 3")
+@_poison("noise only x 3")
 def _only_noise(liar: Liar) -> Update:
     noisy = _map_floats(liar.update, _noise_of(liar, 3.0))
     received = liar.payload.weights
@@ -168,7 +168,7 @@ def _noise_of(liar: Liar, factor: float) -> Callable[[str, np.ndarray], np.ndarr
 
     def add(name: str, value: np.ndarray) -> np.ndarray:
         rng = stream(0, "poison", liar.update.site, liar.payload.round, name)
-        return value + scale * rng.standard_normal(value.shape)
+        return np.asarray(value + scale * rng.standard_normal(value.shape))
 
     return add
 
@@ -191,7 +191,7 @@ def _inner_product(liar: Liar) -> Update:
 
     def change(name: str, value: np.ndarray) -> np.ndarray:
         mean = np.mean([other.weights[name] - received[name] for other in liar.others], axis=0)
-        return received[name] - mean
+        return np.asarray(received[name] - mean)
 
     return _map_floats(liar.update, change)
 
@@ -204,7 +204,7 @@ def _little(liar: Liar) -> Update:
 
     def change(name: str, value: np.ndarray) -> np.ndarray:
         stack = np.stack([other.weights[name] for other in liar.others])
-        return stack.mean(axis=0) - 1.5 * stack.std(axis=0)
+        return np.asarray(stack.mean(axis=0) - 1.5 * stack.std(axis=0))
 
     return _map_floats(liar.update, change)
 

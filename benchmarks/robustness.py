@@ -156,6 +156,9 @@ def main() -> None:
     parser.add_argument("--scenes", default="1/4,3/10")
     parser.add_argument("--poisons", default=",".join([HONEST, ABSENT, *POISONS, *LABEL_POISONS]))
     options = parser.parse_args()
+    unknown_poisons = set(options.poisons.split(",")) - {HONEST, ABSENT, *POISONS, *LABEL_POISONS}
+    if unknown_poisons:
+        parser.error(f"unknown poisons: {', '.join(sorted(unknown_poisons))}")
     cells: dict[str, dict[str, object]] = {}
     if options.out.exists():
         cells = json.loads(options.out.read_text())

@@ -104,7 +104,7 @@ def _split_digests(content: bytes) -> list[bytes]:
     return [content[start : start + _DIGEST_SIZE] for start in starts]
 
 
-class Guard:
+class UpdateGuard:
     """The guard of one run."""
 
     def __init__(
@@ -133,10 +133,10 @@ class Guard:
 
     # ---- an update on its own ----
 
-    def examine(self, update: Update, received: Arrays) -> UpdateFacts:
+    def examine(self, update: Update, reference: Arrays) -> UpdateFacts:
         """The facts about an update. Raises UpdateError if it is not usable on its own."""
         if not self.settings.guard:
-            norm = change_norm(update.weights, received)
+            norm = change_norm(update.weights, reference)
             return UpdateFacts(update.site, update.num_samples, norm, b"")
         if update.site in self.sites_put_aside():
             raise UpdateError(
@@ -144,22 +144,22 @@ class Guard:
                 f"it was put aside after {self.settings.strikes} refused updates",
                 fix="when the cause is fixed, run `fedgsca readmit RUN SITE`",
             )
-        _check_magnitude(update, received)
-        norm = change_norm(update.weights, received)
-        self._check_clip(norm, received)
+        _check_magnitude(update, reference)
+        norm = change_norm(update.weights, reference)
+        self._check_clip(norm, reference)
         self._check_size(update)
         digest = _digest(update.weights) if norm > 0.0 else b""
         self._check_repeated(digest)
         return UpdateFacts(update.site, update.num_samples, norm, digest)
 
-    def _check_clip(self, norm: float, received: Arrays) -> None:
+    def _check_clip(self, norm: float, reference: Arrays) -> None:
         """Under `privacy`, every site clips: a larger change was not made by this software."""
         privacy = self.config.privacy
         if privacy is None:
             return
-        count = sum(value.size for value in received.values() if value.dtype.kind == "f")
+        count = sum(value.size for value in reference.values() if value.dtype.kind == "f")
         noise_norm = privacy.noise * (math.sqrt(count) + _DEVIATIONS) if privacy.noise else 0.0
-        rounding = _ROUNDING * (1.0 + _norm_of(received))
+        rounding = _ROUNDING * (1.0 + _norm_of(reference))
         limit = privacy.clip * (1.0 + noise_norm) * (1.0 + _ROUNDING) + rounding
         if norm > limit:
             raise UpdateError(
@@ -196,27 +196,27 @@ class Guard:
         """The usual norm of a change: the median of the last rounds; None in the first round."""
         return float(np.median(self.memory.levels)) if self.memory.levels else None
 
-    def is_usual(self, facts: UpdateFacts, others: Sequence[UpdateFacts]) -> bool:
+    def is_usual(self, facts: UpdateFacts, round_facts: Sequence[UpdateFacts]) -> bool:
         """Whether `judge` accepts the update, whatever the sites send that have not answered."""
         if not self.settings.guard:
             return True
         level = self.level()
         if level is None or facts.site not in self.memory.sizes:
             return False
-        if facts.digest and any(facts.digest == other.digest for other in others):
+        if facts.digest and any(facts.digest == item.digest for item in round_facts):
             return False
         return facts.norm <= self.settings.norm_factor * level
 
-    def judge(self, facts: UpdateFacts, others: Sequence[UpdateFacts]) -> None:
+    def judge(self, facts: UpdateFacts, round_facts: Sequence[UpdateFacts]) -> None:
         """Raises UpdateError if the update is not usable beside those of the other sites.
 
-        `others` are all other updates of the round that passed `examine`.
+        `round_facts` are all other updates of the round that passed `examine`.
         """
         if not self.settings.guard:
             return
-        self._check_norm(facts, [other.norm for other in others])
-        self._check_share(facts, [other.num_samples for other in others])
-        self._check_copy(facts, others)
+        self._check_norm(facts, [item.norm for item in round_facts])
+        self._check_share(facts, [item.num_samples for item in round_facts])
+        self._check_copy(facts, round_facts)
 
     def _check_norm(self, facts: UpdateFacts, norms: Sequence[float]) -> None:
         nonzero_norms = [norm for norm in norms if norm > 0.0]
@@ -248,13 +248,13 @@ class Guard:
                 fix="if it has so many images, raise aggregation.max_share",
             )
 
-    def _check_copy(self, facts: UpdateFacts, others: Sequence[UpdateFacts]) -> None:
-        for other in others:
-            is_copy = bool(facts.digest) and facts.digest == other.digest
-            if is_copy and other.site < facts.site:
+    def _check_copy(self, facts: UpdateFacts, round_facts: Sequence[UpdateFacts]) -> None:
+        for item in round_facts:
+            is_copy = bool(facts.digest) and facts.digest == item.digest
+            if is_copy and item.site < facts.site:
                 raise UpdateError(
                     "update.copy",
-                    f"it is the same as the update of {other.site} in this round",
+                    f"it is the same as the update of {item.site} in this round",
                     fix=_FIX,
                 )
 
@@ -304,10 +304,10 @@ def lower_median(values: Sequence[float]) -> float:
     return float(sorted(values)[(len(values) - 1) // 2])
 
 
-def change_norm(weights: Arrays, received: Arrays) -> float:
+def change_norm(weights: Arrays, reference: Arrays) -> float:
     """L2 norm of a change over all floating-point arrays; infinite if it is too large to square."""
     squares = []
-    for name, value in received.items():
+    for name, value in reference.items():
         if value.dtype.kind == "f":
             change = np.subtract(weights[name], value, dtype=np.float64).ravel()
             squares.append(float(np.vdot(change, change)))
@@ -332,7 +332,7 @@ def absurd_array(weights: Arrays) -> str | None:
     return None
 
 
-def _check_magnitude(update: Update, received: Arrays) -> None:
+def _check_magnitude(update: Update, reference: Arrays) -> None:
     name = absurd_array(update.weights)
     if name is not None:
         largest = float(np.abs(update.weights[name]).max())
@@ -343,7 +343,7 @@ def _check_magnitude(update: Update, received: Arrays) -> None:
         )
     for name, value in update.weights.items():
         if value.dtype.kind in "iu" and value.size:
-            steps = value.astype(np.float64) - received[name].astype(np.float64)
+            steps = value.astype(np.float64) - reference[name].astype(np.float64)
             if np.abs(steps).max() > MAX_COUNT:
                 raise UpdateError(
                     "update.absurd-number",

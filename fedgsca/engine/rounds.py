@@ -21,9 +21,9 @@ from fedgsca.config import Config
 from fedgsca.engine import checkpoint
 from fedgsca.engine.base import Engine, Reply, RunObserver, SilentObserver, SiteEvaluator
 from fedgsca.engine.guard import (
-    Guard,
     GuardMemory,
     UpdateFacts,
+    UpdateGuard,
     absurd_array,
     is_blamed,
     lower_median,
@@ -86,7 +86,7 @@ def run(
         if newest is None:
             newest = checkpoint.Checkpoint(method.start(weights_of(runner.model), config.seed))
         state = newest.state
-        guard = Guard(
+        guard = UpdateGuard(
             config,
             GuardMemory.from_arrays(experiment.names, newest.guard),
             first_round_spread=method.first_round_spread,
@@ -126,7 +126,7 @@ class RoundLoop:
     runner: SiteRunner
     folder: RunFolder
     observer: RunObserver
-    guard: Guard
+    guard: UpdateGuard
 
     @property
     def experiment(self) -> Experiment:
@@ -259,7 +259,7 @@ class UpdateValidator:
     experiment: Experiment
     trainable: tuple[str, ...]
     observer: RunObserver
-    guard: Guard
+    guard: UpdateGuard
     rule: Rule
     sites: dict[str, SiteRecord] = field(default_factory=dict)
     refusals: dict[str, str] = field(default_factory=dict)  # site -> reason
@@ -301,9 +301,9 @@ class UpdateValidator:
         """The usable ones among the updates that had to wait."""
         positions = []
         for position, facts in enumerate(pending_facts):
-            others = [other for other in self.facts if other is not facts]
+            round_facts = [item for item in self.facts if item is not facts]
             try:
-                self.guard.judge(facts, others)
+                self.guard.judge(facts, round_facts)
                 positions.append(position)
             except UpdateError as error:
                 self._refuse(facts.site, error)

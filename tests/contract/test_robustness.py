@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -29,9 +30,9 @@ UNSEEN = {"change x -1", "change x -2", "weights x -1", "images x 10"}
 POINTS = 3.0  # of macro F1
 
 
-def study_config(method: str = "fedavg", **sets: object) -> Config:
+def study_config(method: str = "fedavg", **sets: Any) -> Config:
     return toy_config(
-        method, frozen=True, source=toy_npz(240, 300, 12), noise__spec="0", train__rounds=8, **sets
+        method, frozen=True, source=toy_npz(240, 300, 12), noise__spec="0", train__rounds=14, **sets
     )
 
 
@@ -128,15 +129,15 @@ def test_the_reason_is_given_in_words(poison: str, words: str, tmp_path: Path) -
 
 
 def test_a_site_that_does_not_clip_is_refused(tmp_path: Path) -> None:
-    sets = {"privacy__clip": 0.05, "privacy__noise": 0.0}
-    _, records = run_with_liar(study_config(**sets), tmp_path / "run", "change x -2")
+    config = study_config(privacy__clip=0.05, privacy__noise=0.0)
+    _, records = run_with_liar(config, tmp_path / "run", "change x -2")
     assert "does not clip" in records[0].refusals[LIAR], "also in the first round"
     assert all(set(record.refusals) == {LIAR} for record in records)
 
 
 @pytest.mark.parametrize("noise", [0.0, 0.5])
 def test_clipped_and_noised_updates_of_honest_sites_pass(noise: float, tmp_path: Path) -> None:
-    pytest.importorskip("dp_accounting")
+    pytest.importorskip("opacus")
     config = study_config(privacy__clip=0.05, privacy__noise=noise)
     run(config, tmp_path / "run")
     assert not any(record.refusals for record in read_rounds(tmp_path / "run"))
