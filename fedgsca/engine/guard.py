@@ -342,6 +342,12 @@ def _check_magnitude(update: Update, reference: Arrays) -> None:
             fix=_FIX,
         )
     for name, value in update.weights.items():
+        if name.endswith("running_var") and (value < 0).any():
+            raise UpdateError(
+                "update.absurd-number",
+                f"{name} is a variance and has negative numbers",
+                fix=_FIX,
+            )
         if value.dtype.kind in "iu" and value.size:
             steps = value.astype(np.float64) - reference[name].astype(np.float64)
             if np.abs(steps).max() > MAX_COUNT:
