@@ -41,10 +41,11 @@ MAX_COUNT = 10**9  # steps of a BatchNorm counter in one round
 _LEVELS = 5  # rounds whose median norm is remembered
 _DIGEST_ROUNDS = 50  # rounds whose updates are recognised when they are sent again
 _DIGEST_SIZE = 16
+_NORM_SITES = 3  # that train in a round, for a comparison of their changes
 _SHARE_SITES = 3  # with fewer sites, one may well have almost all images
 _DEVIATIONS = 8.0  # of the norm of the noise, beyond which nobody draws it
 _ROUNDING = 1e-4
-_FIX = "look at the site's data and software; docs/robustness.md explains the reason"
+_FIX = "look at the data and the software of the site; the page \"Lying sites\" explains the check"
 
 
 @dataclass(frozen=True)
@@ -219,15 +220,18 @@ class UpdateGuard:
         self._check_copy(facts, round_facts)
 
     def _check_norm(self, facts: UpdateFacts, norms: Sequence[float]) -> None:
-        nonzero_norms = [norm for norm in norms if norm > 0.0]
-        if not nonzero_norms:  # no other site trains: there is nothing to compare with
-            return
+        nonzero_norms = sorted(norm for norm in norms if norm > 0.0)
         factor = self.settings.norm_factor
         level = self.level()
         if level is None:
-            level = 0.0
             factor *= self.first_round_spread
-        usual_norm = max(level, lower_median(nonzero_norms))
+        usual_norm = level or 0.0
+        # of two sites that differ, nobody knows which one lies
+        if len(nonzero_norms) + 1 >= _NORM_SITES:
+            # of two values in the middle the larger one: a tiny change must not expel the others
+            usual_norm = max(usual_norm, nonzero_norms[len(nonzero_norms) // 2])
+        if usual_norm == 0.0:
+            return
         if facts.norm > factor * usual_norm:
             raise UpdateError(
                 "update.change-too-large",
@@ -270,7 +274,7 @@ class UpdateGuard:
         """Add a round: all facts, the sites whose updates were used, and those to blame."""
         memory = self.memory
         norms = [item.norm for item in facts if item.norm > 0.0]
-        if norms:
+        if len(norms) >= _NORM_SITES:
             memory.levels = [*memory.levels, lower_median(norms)][-_LEVELS:]
         usable_facts = [item for item in facts if item.site in accepted_sites]
         for item in usable_facts:

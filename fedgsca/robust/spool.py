@@ -12,6 +12,7 @@ from types import TracebackType
 
 import numpy as np
 
+from fedgsca.errors import RunFolderError
 from fedgsca.wire import Arrays, Update
 
 _MEMORY = 64 * 2**20  # bytes that wait in memory before they go to the disk
@@ -68,7 +69,14 @@ class UpdateSpool:
         for name, value in arrays.items():
             content = np.asarray(value).tobytes()
             places[name] = _Place(self._end, np.shape(value), np.asarray(value).dtype)
-            self._file.write(content)
+            try:
+                self._file.write(content)
+            except OSError as error:
+                raise RunFolderError(
+                    "run.cannot-keep-update",
+                    f"an update that waits for the other sites cannot be stored: {error.strerror}",
+                    fix="free some space in the run folder, then run `fedgsca resume`",
+                ) from error
             self._end += len(content)
         return places
 

@@ -5,7 +5,15 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fedgsca.engine.guard import GuardMemory, change_norm, lower_median
+from fedgsca.config import load_config
+from fedgsca.engine.guard import (
+    GuardMemory,
+    UpdateFacts,
+    UpdateGuard,
+    change_norm,
+    lower_median,
+)
+from fedgsca.errors import UpdateError
 from fedgsca.robust.base import RuleSettings, make_rule
 from fedgsca.robust.combine import combine_models, scale_change
 from fedgsca.robust.spool import UpdateSpool
@@ -118,3 +126,49 @@ def test_the_memory_of_the_guard_survives_a_checkpoint() -> None:
     )
     assert GuardMemory.from_arrays(("a", "b"), memory.to_arrays()) == memory
     assert GuardMemory.from_arrays(("a", "b"), {}) == GuardMemory(("a", "b"))
+
+
+def refused_sites(norms: list[float], levels: list[float]) -> list[str]:
+    """Sites whose change is too large among changes with these norms."""
+    names = tuple(f"site-{i}" for i in range(len(norms)))
+    guard = UpdateGuard(load_config(method="fedavg"), GuardMemory(names, levels))
+    facts = []
+    for i, norm in enumerate(norms):
+        facts.append(UpdateFacts(names[i], 10, norm, bytes([i])))
+    sites = []
+    for item in facts:
+        try:
+            guard.judge(item, [row for row in facts if row is not item])
+        except UpdateError as error:
+            assert error.code == "update.change-too-large"
+            sites.append(item.site)
+    return sites
+
+
+@pytest.mark.parametrize(
+    ("norms", "levels", "sites"),
+    [
+        ([1.0, 1.2, 9.0], [], ["site-2"]),
+        ([1.0, 1.2, 3.0], [], []),
+        ([1e-9, 1.0, 1.2], [], []),  # a tiny change expels nobody
+        ([1e-9, 1.0, 1.2, 0.9], [], []),
+        ([1.0, 50.0], [], []),  # of two sites, nobody knows which one lies
+        ([1.0, 50.0], [1.0], ["site-1"]),  # unless earlier rounds tell
+        ([0.0, 0.0, 50.0], [], []),  # the only site that trains
+        ([0.1, 0.1, 2.0], [1.0], []),  # usual a round ago
+        ([1.0] * 7 + [9.0] * 3, [], ["site-7", "site-8", "site-9"]),
+    ],
+)
+def test_a_change_is_compared_with_other_sites_and_earlier_rounds(
+    norms: list[float], levels: list[float], sites: list[str]
+) -> None:
+    assert refused_sites(norms, levels) == sites
+
+
+def test_two_sites_do_not_make_a_usual_norm() -> None:
+    guard = UpdateGuard(load_config(method="fedavg"), GuardMemory(("a", "b")))
+    facts = [UpdateFacts("a", 10, 1e-9, b"a"), UpdateFacts("b", 10, 1.0, b"b")]
+    guard.remember(0, facts, ["a", "b"], [])
+    assert guard.level() is None
+    guard.remember(1, [*facts, UpdateFacts("c", 10, 1.5, b"c")], ["a", "b", "c"], [])
+    assert guard.level() == 1.0
