@@ -15,8 +15,8 @@ import numpy as np
 from fedgsca.errors import RunFolderError
 from fedgsca.support.files import write_atomic
 
-# the checkpoint may lag by two rounds; one more for safety
-_MAX_VERSIONS = 4
+# the coordinator can go back to any of four checkpoints; one more for a round that was cut short
+_MAX_VERSIONS = 5
 
 
 class Store:
@@ -55,6 +55,10 @@ class Store:
         later = [version for version in versions if version > round]
         for version in later + current[:-_MAX_VERSIONS]:
             self._path(version).unlink(missing_ok=True)
+
+    def part(self, name: str) -> Store:
+        """A memory of its own below this one, for a part that has other arrays."""
+        return Store(self.folder / name)
 
     def _versions(self) -> list[int]:
         paths = self.folder.glob("round-*.safetensors")

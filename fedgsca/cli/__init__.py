@@ -66,6 +66,7 @@ COMMAND_ORDER = (
     "demo",
     "run",
     "resume",
+    "readmit",
     "compare",
     "table",
     "ablation",
