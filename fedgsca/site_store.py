@@ -56,6 +56,10 @@ class Store:
         for version in later + current[:-_MAX_VERSIONS]:
             self._path(version).unlink(missing_ok=True)
 
+    def part(self, name: str) -> Store:
+        """A memory of its own below this one, for a part that has other arrays."""
+        return Store(self.folder / name)
+
     def _versions(self) -> list[int]:
         paths = self.folder.glob("round-*.safetensors")
         return sorted(int(path.stem.split("-")[1]) for path in paths)

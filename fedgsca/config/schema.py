@@ -16,6 +16,8 @@ from fedgsca.wire import Extra
 Tree = dict[str, Any]
 # data.source of a deployment in which every site brings its own images
 SITES_SOURCE = "sites"
+# a shorter run has no evidence heads: they would have nothing to say in time
+MIN_EVIDENCE_ROUNDS = 6
 # the short names of `Config.load`
 SHORT_NAMES = {
     "data": "data.source",
@@ -241,6 +243,32 @@ class AuditConfig(Section):
         return range(min(self.first, rounds // 2), min(self.last, rounds))
 
 
+class EvidenceConfig(Section):
+    """Evidence heads: a slow second opinion about labels, trained beside any method."""
+
+    enabled: bool = Field(
+        default=True,
+        description="train evidence heads beside the method, for `fedgsca audit` and FedGSCA; "
+        "always off under privacy",
+    )
+    first: int = Field(
+        default=8,
+        ge=1,
+        description="round, from 0, in which the heads' opinions are first collected; they count "
+        "two rounds later; a quarter of a shorter run",
+    )
+    every: int = Field(
+        default=5, ge=3, description="rounds between two collections, until two thirds of the run"
+    )
+
+    def collection_rounds(self, rounds: int) -> range:
+        """Rounds in which the sites' opinions are collected; empty for very short runs."""
+        first = min(self.first, rounds // 4)
+        if not self.enabled or rounds < MIN_EVIDENCE_ROUNDS:
+            return range(0)
+        return range(first, max(first + 1, 2 * rounds // 3 - 1), self.every)
+
+
 class PrivacyConfig(Section):
     """Differential privacy of what leaves a site."""
 
@@ -333,6 +361,10 @@ class Config(Section):
     audit: AuditConfig = Field(
         default=AuditConfig(),
         description="evidence about labels, for `fedgsca audit`",
+    )
+    evidence: EvidenceConfig = Field(
+        default=EvidenceConfig(),
+        description="a slow second opinion about labels, trained beside any method",
     )
     privacy: PrivacyConfig | None = Field(
         default=None, description="clipping and noise on what leaves a site"

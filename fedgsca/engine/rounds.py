@@ -43,7 +43,8 @@ from fedgsca.experiment.records import (
 )
 from fedgsca.experiment.run_folder import RunFolder
 from fedgsca.experiment.simulation import Experiment, prepare
-from fedgsca.methods.base import Method, ServerState, make_method
+from fedgsca.methods.base import Method, ServerState
+from fedgsca.methods.compose import compose_method
 from fedgsca.metrics import HEADLINE_ROUNDS, stability
 from fedgsca.models.build import trainable_names
 from fedgsca.privacy.accountant import spent_epsilon
@@ -53,6 +54,9 @@ from fedgsca.robust.spool import UpdateSpool
 from fedgsca.site import weights_of
 from fedgsca.wire import Arrays, Payload, Update, check_extras, check_update, num_bytes
 
+NO_HEADS_MESSAGE = (
+    "evidence heads are off under privacy: FedGSCA and the audit use the losses of the model"
+)
 LOG_LIMIT = 64  # larger arrays of an update are not written to metrics.jsonl
 
 
@@ -81,7 +85,7 @@ def run(
             return result
         experiment = experiment or prepare(config)
         spent_epsilon(config, 1)  # a missing accountant is noticed before the first round
-        method = make_method(config.method, config.options, config.train.rounds)
+        method = compose_method(config)
         runner = SiteRunner(experiment, method, out)
         folder.write_setup(experiment)
         newest = checkpoint.read_latest(folder.checkpoints, config.fingerprint())
@@ -95,6 +99,8 @@ def run(
         )
         folder.cut_metrics(state.round)
         observer.on_start(experiment, state.round)
+        if config.privacy is not None and config.evidence.enabled:
+            observer.on_message(NO_HEADS_MESSAGE)
         end_round = config.train.rounds
         if stop_after is not None:
             end_round = min(end_round, stop_after)
