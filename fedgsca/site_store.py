@@ -15,8 +15,8 @@ import numpy as np
 from fedgsca.errors import RunFolderError
 from fedgsca.support.files import write_atomic
 
-# the checkpoint may lag by two rounds; one more for safety
-_MAX_VERSIONS = 4
+# the coordinator can go back to any of four checkpoints; one more for a round that was cut short
+_MAX_VERSIONS = 5
 
 
 class Store:

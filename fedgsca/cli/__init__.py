@@ -64,6 +64,7 @@ COMMAND_ORDER = (
     "demo",
     "run",
     "resume",
+    "readmit",
     "compare",
     "table",
     "ablation",

@@ -17,6 +17,7 @@ from fedgsca.config.presets import PRESETS
 from fedgsca.config.schema import (
     METHODS,
     SITES_SOURCE,
+    AggregationConfig,
     AuditConfig,
     Config,
     DataConfig,
@@ -35,6 +36,7 @@ __all__ = [
     "METHODS",
     "PRESETS",
     "SITES_SOURCE",
+    "AggregationConfig",
     "AuditConfig",
     "Config",
     "DataConfig",
