@@ -82,7 +82,7 @@ def audit_quality(evidence: Evidence, given: np.ndarray, wrong: np.ndarray) -> d
         "auroc": truth.auroc,
         "precision": truth.precision_at["10%"],
         "share": errors.count / n,
-        "holds": errors.low <= wrong.sum() <= errors.high,
+        "holds": bool(errors.low <= wrong.sum() <= errors.high),
         "can_tell": errors.can_tell,
     }
 
