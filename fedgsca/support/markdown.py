@@ -26,6 +26,11 @@ def _table_line(cells: Sequence[str]) -> str:
     return "| " + " | ".join(escape_cell(cell) for cell in cells) + " |"
 
 
+def escape_text(text: str) -> str:
+    """Text in which nothing is HTML: Markdown passes tags on to the browser."""
+    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+
+
 def escape_cell(text: str) -> str:
-    """Text that does not end its cell or its row."""
-    return text.replace("|", "\\|").replace("\n", " ").replace(NBSP, " ")
+    """Text that does not end its cell or its row, and is not HTML."""
+    return escape_text(text).replace("|", "\\|").replace("\n", " ").replace(NBSP, " ")
