@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +15,7 @@ import numpy as np
 from fedgsca.errors import RunFolderError
 from fedgsca.methods.base import ServerState
 from fedgsca.support.files import write_atomic
-from fedgsca.wire import Arrays, pack, unpack
+from fedgsca.wire import Arrays, pack, read_metadata, unpack
 
 log = logging.getLogger(__name__)
 KEEP = 2
@@ -30,13 +31,23 @@ def _digest(*groups: Arrays) -> str:
     return sha.hexdigest()
 
 
-def save(folder: Path, state: ServerState, fingerprint: str) -> None:
-    """Write the state after a round. `fingerprint` names the experiment."""
-    header = {
+def save(
+    folder: Path,
+    state: ServerState,
+    fingerprint: str,
+    companions: Mapping[str, object] | None = None,
+) -> None:
+    """Write the state after a round. `fingerprint` names the experiment.
+
+    `companions` describe the files that belong to this state (run_companions.py).
+    """
+    header: dict[str, object] = {
         "round": state.round,
         "fingerprint": fingerprint,
         "digest": _digest(state.weights, state.extras),
     }
+    if companions:
+        header["companions"] = companions
     path = folder / f"round-{state.round:06d}.safetensors"
     write_atomic(path, pack(header, weights=state.weights, extras=state.extras))
     for old_path in sorted(folder.glob(_PATTERN))[:-KEEP]:
@@ -63,6 +74,13 @@ def latest(folder: Path, fingerprint: str) -> ServerState | None:
             fix="restore the folder from a backup, or start again with another --out",
         )
     return None
+
+
+def read_companions(folder: Path, round_index: int) -> Mapping[str, object]:
+    """The companions of a readable checkpoint; empty for those of 0.2."""
+    path = folder / f"round-{round_index:06d}.safetensors"
+    companions = read_metadata(path.read_bytes()).get("companions")
+    return companions if isinstance(companions, dict) else {}
 
 
 def _read(path: Path, fingerprint: str) -> ServerState:

@@ -22,6 +22,7 @@ from fedgsca.engine import checkpoint
 from fedgsca.engine.base import Engine, Reply, RunObserver, SilentObserver, SiteEvaluator
 from fedgsca.engine.local import LocalEngine, SiteRunner
 from fedgsca.engine.processes import ProcessEngine
+from fedgsca.engine.run_companions import check_companions, describe_companions
 from fedgsca.engine.site_evaluation import ModelScores, pool_scores, score_model
 from fedgsca.errors import QuorumError, UpdateError
 from fedgsca.experiment.records import (
@@ -39,6 +40,7 @@ from fedgsca.metrics import stability
 from fedgsca.models.build import trainable_names
 from fedgsca.privacy.accountant import spent_epsilon
 from fedgsca.site import weights_of
+from fedgsca.support.text import one_line
 from fedgsca.wire import Payload, Update, check_extras, check_update, num_bytes
 
 LOG_LIMIT = 64  # larger arrays of an update are not written to metrics.jsonl
@@ -74,6 +76,9 @@ def run(
         state = checkpoint.latest(folder.checkpoints, config.fingerprint())
         if state is None:
             state = method.start(weights_of(runner.model), config.seed)
+        else:
+            companions = checkpoint.read_companions(folder.checkpoints, state.round)
+            check_companions(out, state.round, companions)
         folder.cut_metrics(state.round)
         observer.on_start(experiment, state.round)
         last_round = config.train.rounds
@@ -124,7 +129,8 @@ class RoundLoop:
         record = self._evaluate(self._record(validator, payload), state)
         end_of_evaluation = time.perf_counter()
         self.folder.append_metrics(record)
-        checkpoint.save(self.folder.checkpoints, state, config.fingerprint())
+        companions = describe_companions(self.folder.path, state.round)
+        checkpoint.save(self.folder.checkpoints, state, config.fingerprint(), companions)
         end = time.perf_counter()
         timing = TimingRecord(
             round=round_index,
@@ -235,9 +241,10 @@ class UpdateValidator:
             try:
                 update = self._check(reply)
             except UpdateError as error:
-                self.refusals[reply.site] = error.message
+                reason = one_line(error.message)  # it may quote names that the site has chosen
+                self.refusals[reply.site] = reason
                 self.observer.on_message(
-                    f"round {self.payload.round + 1}: {reply.site} is left out: {error.message}"
+                    f"round {self.payload.round + 1}: {reply.site} is left out: {reason}"
                 )
                 continue
             self.bytes_up += num_bytes(update.weights) + num_bytes(update.extras)
