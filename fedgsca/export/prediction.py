@@ -26,6 +26,7 @@ from fedgsca.data.readers.folder import list_folder
 from fedgsca.errors import DataError
 from fedgsca.export.exported_model import LoadedModel, open_model
 from fedgsca.metrics import confusion
+from fedgsca.support.csv_table import write_cells
 
 BATCH_SIZE = 64
 _MAX_NAMES = 5  # that an error lists

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import glob
 import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,7 +14,13 @@ from typing import Any
 import numpy as np
 
 from fedgsca.data.file_list import normal_path
-from fedgsca.data.label_changes import LabelChange, count_pairs, log_path, write_log
+from fedgsca.data.label_changes import (
+    LabelChange,
+    count_pairs,
+    is_log_of,
+    log_path,
+    write_log,
+)
 from fedgsca.data.table import ImageTable
 from fedgsca.errors import DataError, RunFolderError
 from fedgsca.label_audit.audit_images import content_hash

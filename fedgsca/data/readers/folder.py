@@ -54,9 +54,28 @@ def list_folder(root: Path, options: ReaderOptions | None = None) -> FileList:
             _read_labels_csv(file_list, table)
         else:
             _read_class_folders(file_list)
+        _check_encoding(file_list)
     except DataError as error:  # a csv that cannot be read at all
         file_list.add_problem(error)
     return file_list
+
+
+def _check_encoding(file_list: FileList) -> None:
+    """Report names of files or folders that are not UTF-8: no csv or report could contain them."""
+    odd_names = []
+    for row in file_list.rows:
+        if row.file != row.file.encode(errors="replace").decode():
+            odd_names.append(row.file)
+    if odd_names:
+        file_list.rows = [row for row in file_list.rows if row.file not in set(odd_names)]
+        file_list.add_problem(
+            DataError(
+                "data.name-not-utf8",
+                f"{file_list.root}: {plural(len(odd_names), 'file name')} not in UTF-8: "
+                f"{show_cases(odd_names)}",
+                fix="rename the files, for example with convmv",
+            )
+        )
 
 
 def find_labels_csv(root: Path) -> Path | None:
