@@ -29,8 +29,8 @@ TEMPLATES = Path(__file__).with_name("templates")
 # The name of a file, of a systemd unit and of a Flower node.
 _NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,39}")
 _LABEL = r"[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?"
-# Punctuation in the name of a consortium and in a contact, beside letters, digits and spaces. What a
-# shell, systemd, TOML or Markdown would interpret is not in it.
+# Punctuation in the name of a consortium and in a contact, beside letters, digits and spaces:
+# nothing that a shell, systemd or TOML would interpret.
 _NAME_MARKS = frozenset(" .,:;()&'/_+-#")
 _CONTACT_MARKS = _NAME_MARKS | frozenset("@<>?!=~")
 _MAX_TEXT = 200  # characters

@@ -89,6 +89,11 @@ def read_result(folder: Path) -> RunResult | None:
     return None if tree is None else RunResult.from_json(tree)
 
 
+def read_setup(folder: Path) -> Setup:
+    """setup.json of a run; empty if there is none."""
+    return Setup.from_json(_read_object(folder / "setup.json"))
+
+
 def _read_object(path: Path) -> dict[str, Any] | None:
     """A JSON object; None if there is no file."""
     if not path.exists():
@@ -261,9 +266,7 @@ class RunFolder:
             path = self.path / name
             if path.exists():
                 lines = [
-                    line
-                    for line in read_lines(path)
-                    if _has_round(line) and line["round"] < rounds
+                    line for line in read_lines(path) if _has_round(line) and line["round"] < rounds
                 ]
                 write_atomic(path, b"".join(_json_line(line) for line in lines))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import unicodedata
 from collections.abc import Iterable, Sequence
 
@@ -83,7 +84,9 @@ def join_words(words: Sequence[str], conjunction: str = "and") -> str:
 
 
 def duration(seconds: float) -> str:
-    """A time span: 4.2 s, 48 s, 3 min 20 s, 2 h 5 min."""
+    """A time span: 4.2 s, 48 s, 3 min 20 s, 2 h 5 min; a dash if it is not known."""
+    if not math.isfinite(seconds):
+        return DASH
     if seconds < 9.95:
         return f"{seconds:.1f} s"
     full = round(seconds)

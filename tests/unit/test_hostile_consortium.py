@@ -1,4 +1,4 @@
-"""consortium.toml is written by one party and its kits run at another: no text of it is a command."""
+"""consortium.toml is written at one place and its kits run at another: no text is a command."""
 
 from __future__ import annotations
 
@@ -41,7 +41,16 @@ def test_ordinary_names_of_any_language_are_accepted(tmp_path: Path) -> None:
     assert "HER2+, normal tissue" in files["README.md"].data.decode()
 
 
-INJECTIONS = ("$(id>F)", "`id`", "a\nExecStartPre=/bin/sh", "a\\", "%n", '"; id; "', "x\x1b[2J", "a\rb")
+INJECTIONS = (
+    "$(id>F)",
+    "`id`",
+    "a\nExecStartPre=/bin/sh",
+    "a\\",
+    "%n",
+    '"; id; "',
+    "x\x1b[2J",
+    "a\rb",
+)
 
 
 @pytest.mark.parametrize("text", INJECTIONS)
@@ -80,7 +89,17 @@ def test_class_names_are_one_printable_line(classes: list[str], tmp_path: Path) 
 def test_hosts() -> None:
     for good in ("a.example.org", "10.0.0.7", "::1", "fe80::1", "server-1"):
         assert is_host(good)
-    for bad in ("fe80::1%eth0", "fe80::1%$(id)", "a b", "-a", "a..b", "a\n", "1.2.3", "", "a" * 300):
+    for bad in (
+        "fe80::1%eth0",
+        "fe80::1%$(id)",
+        "a b",
+        "-a",
+        "a..b",
+        "a\n",
+        "1.2.3",
+        "",
+        "a" * 300,
+    ):
         assert not is_host(bad), bad
 
 
@@ -133,7 +152,7 @@ def test_the_coordinators_scripts_do_too(
     arguments = run_script(files["superlink.sh"].data, tmp_path, "flower-superlink")
     assert arguments[arguments.index("--host") + 1] == consortium.coordinator.listen
     heredoc = files["env.sh"].data.decode().partition("address=")[2]
-    script = f'FLWR_HOME=. kit=.\naddress={heredoc}'
+    script = f"FLWR_HOME=. kit=.\naddress={heredoc}"
     subprocess.run(["sh", "-c", script], cwd=tmp_path, check=True)
     assert not list(tmp_path.rglob("pwned"))
     assert files["fedgsca-superlink.service"].data.decode().count("\nExecStart=") == 1

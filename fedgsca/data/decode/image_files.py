@@ -3,7 +3,8 @@
 The rules, in order: EXIF rotation is applied; transparent pixels are laid over white; 16-bit grey
 is divided by the white level of the data set (255, 4095 or 65535, see `white_level`) so that all
 its files have one scale; the shorter side is resized to the requested size and the centre is
-cropped. An image whose header claims an absurd size is refused before it is decoded. DICOM files (an extra) are windowed instead of scaled, see dicom.py.
+cropped. An image whose header claims an absurd size is refused before it is decoded. DICOM files
+(an extra) are windowed instead of scaled, see dicom.py.
 """
 
 from __future__ import annotations

@@ -154,7 +154,9 @@ def _check_files(file_list: FileList) -> None:
     """Report paths outside the folder, duplicates, missing files and files that are not images."""
     names = list(dict.fromkeys(row.file for row in file_list.rows if row.file))
     outside_paths = dict.fromkeys(name for name in names if _leaves_folder(name))
-    linked_paths = dict.fromkeys(linked_outside(file_list.root, [name for name in names if name not in outside_paths]))
+    linked_paths = dict.fromkeys(
+        linked_outside(file_list.root, [name for name in names if name not in outside_paths])
+    )
     if linked_paths:
         file_list.add_problem(
             DataError(

@@ -102,7 +102,8 @@ def read_npz(
     ) as error:
         raise DataError(
             "data.damaged-npz",
-            f"{path} is not a readable .npz archive ({one_line(str(error)) or type(error).__name__})",
+            f"{path} is not a readable .npz archive"
+            f" ({one_line(str(error)) or type(error).__name__})",
             fix="copy or download the file again; it may be incomplete",
         ) from error
 
