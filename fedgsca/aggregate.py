@@ -15,6 +15,18 @@ import numpy as np
 
 from fedgsca.wire import Arrays, Update
 
+# the last part of the names of arrays that a network computes rather than trains
+_BUFFERS = ("running_mean", "running_var", "num_batches_tracked")
+
+
+def is_buffer(name: str) -> bool:
+    """Whether a named array is a statistic of BatchNorm rather than a trained parameter.
+
+    A server that does more than averaging, such as momentum, does it to parameters only: half a
+    step too far, a variance is negative. Buffers take the mean of the sites.
+    """
+    return name.rpartition(".")[2] in _BUFFERS
+
 
 class WeightedMean:
     """sum_k w_k a_k / sum_k w_k, one update at a time."""

@@ -222,7 +222,7 @@ def record_decisions(
     audit
         The audit of a site, from `fedgsca.audit`.
     labels
-        Image (`suspect.id`) -> the right class, or None if it cannot be decided. The given class
+        Image (`suspect.id`) -> the correct class, or None if it cannot be decided. The given class
         confirms a label.
     reviewer
         The name of the person who decided; it is part of the log.

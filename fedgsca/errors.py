@@ -103,7 +103,7 @@ class WeightsError(FedgscaError):
 
 
 class UpdateError(FedgscaError):
-    """An update from a site that breaks the method's declaration or is not finite."""
+    """An update of a site, or a model made from updates, that is not finite or not as declared."""
 
     exit_code = 5
 

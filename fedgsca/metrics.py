@@ -10,6 +10,9 @@ from typing import NamedTuple, TypedDict
 
 import numpy as np
 
+# the last rounds of a run: always tested, and the reported scores are their mean
+HEADLINE_ROUNDS = 5
+
 
 class Scores(NamedTuple):
     """Macro averages in percent."""
@@ -112,10 +115,10 @@ def _share(part: int, total: int) -> float | None:
 def stability(
     theta: Mapping[str, np.ndarray], theta_k: Mapping[str, np.ndarray], names: Iterable[str]
 ) -> float:
-    """||theta_k - theta||^2 over the named (trainable) arrays: how far a site moved its model.
+    """||theta_k - theta||^2 (Eq. 18) over the named arrays, how far a site moved its model.
 
-    `theta` is the model as received, `theta_k` as trained by the site. The paper's stability metric
-    is the mean of this over the sites.
+    `theta` is the model as received, `theta_k` as trained by the site; `names` are the trainable
+    arrays. The paper's stability metric is the mean of this over the sites.
     """
     total = 0.0
     for name in names:
@@ -124,7 +127,7 @@ def stability(
     return float(total)
 
 
-def headline(values: Sequence[float], last: int = 5) -> float:
+def headline(values: Sequence[float], last: int = HEADLINE_ROUNDS) -> float:
     """The number that is reported: the mean over the last five rounds.
 
     So neither luck nor a choice on the test set enters it.

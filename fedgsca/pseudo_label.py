@@ -4,14 +4,14 @@ A site whose selector flags at least a tenth of its labels discards the flagged 
 received global model instead: its prediction becomes the label where it is confident enough for
 that class. Everything here lasts one round; the given labels are never overwritten.
 
-    delta_k   share of flagged labels                       Eq. 8       is_noisy_client
+    delta_k   share of flagged labels                       Eq. 8       noise_level
     Avg_c, zeta_c   thresholds of the classes               Eq. 9-10    class_thresholds
     y_hat, D^pseudo   predictions that pass                 Eq. 11-12   assign
     D_hat     D^c and D^pseudo, or all of D_k               Eq. 13      training_set
 
 Shapes throughout: probs (n, C) are of the model as received, not yet trained on these labels; clean
-(n,) bool is D^c as the selector gives it; labels (n,) int. Equation numbers count the paper's
-displayed equations.
+(n,) bool is D^c, all labels that are not flagged (by default including the doubtful ones); labels
+(n,) int. Equation numbers count the paper's displayed equations.
 """
 
 from __future__ import annotations
@@ -24,8 +24,13 @@ import numpy as np
 Average = Literal["literal", "per_class"]
 
 
+def noise_level(clean: np.ndarray) -> float:
+    """delta_k = |D^n| / |D_k| (Eq. 8), the share of the labels that `clean`, (n,) bool, flags."""
+    return float(np.mean(~clean)) if clean.size else 0.0
+
+
 def is_noisy_client(clean: np.ndarray, threshold: float = 0.1) -> bool:
-    """delta_k = |D^n| / |D_k| >= threshold (Eq. 8).
+    """delta_k >= threshold, the condition of Eq. 13.
 
     The comparison is in integers: 1 of 10 is a tenth, whatever floating point says.
     """

@@ -1,13 +1,13 @@
 """GSS, the global sample selector (Eq. 1-7 of the paper): which of a site's labels look clean?
 
-A network fits right labels before wrong ones, so while it is still learning, the per-sample losses
-of a site have two modes: small losses (clean) and large ones (noisy).
+A network fits correct labels before wrong ones, so while it is still learning, the losses of a
+site's samples have two modes: small losses (clean) and large ones (noisy).
 
     site k    S_k  <- two Gaussians fitted to the losses of D_k      Eq. 1-3    fit_selector
     server    S    <- sum_k n_k/N S_k                                Eq. 4      merge_selectors
     site k    tau_k <- the threshold of this site                    Eq. 5      clean_threshold
               p("clean" | x, y) <- posterior of component 0 of S     Eq. 6      clean_probability
-              D_k^c <- {(x, y): p("clean" | x, y) >= tau_k}          Eq. 7      (methods/fedgsca.py)
+              D_k^c <- {(x, y): p("clean" | x, y) >= tau_k}          Eq. 7      clean_subset
 
 Symbols: a loss is a natural-log cross-entropy against the given label, `losses` has the shape (n,),
 n samples of one site. The paper writes sigma for the *variance* of a component; here it is `var`.
@@ -110,9 +110,9 @@ def fit_selector(
     EM starts at the global selector `init` and, because it never leaves a start at which both
     components coincide, once more at quantiles of the data; the fit with the higher likelihood
     wins. `var_floor` (nats squared) bounds both variances from below: without it the clean
-    component collapses onto the spike at loss 0 and a third of the right labels count as noisy. It
-    must be a bound. *Added* to the variances in every step, as mixture libraries do, it merges two
-    modes that are a nat and a half apart.
+    component collapses onto the spike at loss 0, and a third of the correct labels count as noisy.
+    It must be a bound. *Added* to the variances in every step, as mixture libraries do, it merges
+    two modes that are a nat and a half apart.
     """
     x = np.asarray(losses, dtype=np.float64)
     if x.size < MIN_SAMPLES or not np.isfinite(x).all() or x.std() < MIN_SPREAD:
@@ -219,7 +219,7 @@ def is_healthy(selector: Selector | None, *, separation: float = 1.5) -> bool:
     Not in the paper. The gap of the means is measured in mean standard deviations (which include
     the variance floor). A single symmetric mode that EM split in two reaches about 1 at most; so
     do models that know too little, for which the selector finds at most half of the wrong labels.
-    From 1.5 on it finds 70 % and more and flags under 15 % of the right ones (simulated logits, 9
+    From 1.5 on it finds 70 % and more and flags under 15 % of the correct ones (simulated logits, 9
     classes, 20 and 40 % noise; a trained model has 2.5 to 4). A long tail without any noise passes
     too, which does no harm: few samples are flagged.
     """
@@ -264,6 +264,15 @@ def clean_probability(
     # a sigmoid of the log-odds that cannot overflow
     p: np.ndarray = np.exp(-np.logaddexp(0.0, joint[1] - joint[0]))
     return p
+
+
+def clean_subset(probability: np.ndarray, tau: float) -> np.ndarray:
+    """(n,) bool: D^c (Eq. 7), the samples whose p("clean" | x, y), (n,), is at least `tau`.
+
+    The others are D^n. FedGSCA by default passes 1 - tau_k, so that D^n has only labels that are
+    wrong with that certainty (option `doubtful`); the paper passes tau_k.
+    """
+    return np.asarray(probability >= tau)
 
 
 # ---- losses as the selector sees them (not in the paper) ----

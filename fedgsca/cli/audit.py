@@ -162,4 +162,4 @@ def _audit_row(audit: Audit, has_truth: bool) -> list[str]:
     if summary.truth is None:
         return [*cells, DASH, DASH, DASH]
     precision = percent(summary.truth.precision_at["10%"])
-    return [*cells, str(summary.truth.wrong), precision, number(summary.truth.auroc, 3)]
+    return [*cells, str(summary.truth.num_wrong), precision, number(summary.truth.auroc, 3)]

@@ -65,6 +65,9 @@ def import_command(
     name = None if reviewer is None else reviewer_name(reviewer)
     counts = import_verdicts(read_audit(audit), format_name, file, reviewer=name)
     for reviewer_of_file, count in sorted(counts.items()):
-        print_line(f"{plural(count, 'decision')} of {reviewer_of_file}")
+        if count:
+            print_line(f"{plural(count, 'new decision')} of {reviewer_of_file}")
+        else:
+            print_line(f"no new decision of {reviewer_of_file}: all were imported before")
     if not counts:
         print_line(f"{file} contains no decisions")

@@ -57,6 +57,8 @@ class ExtraSize(Record):
     optional: bool
     privacy: str  # what happens to it under `privacy`
     is_sent: bool = field(metadata=stored_as("sent"))
+    # never sent with these options, rather than only in other rounds
+    is_switched_off: bool = field(metadata=stored_as("switched_off"))
     dtype: str | None = field(metadata=stored_as("type"))
     bytes: int | None
 
@@ -113,7 +115,12 @@ def measure_wire(config: Config) -> WireMeasurement:
         num_classes=experiment.table.num_classes,
         num_sites=len(experiment.sites),
         upload=_measure_message(
-            update.weights, update.extras, method.uploads, dims, len(encode_update(update))
+            update.weights,
+            update.extras,
+            method.uploads,
+            dims,
+            len(encode_update(update)),
+            has_diagnostics=bool(getattr(method.options, "diagnostics", True)),
         ),
         download=_measure_message(
             payload.weights, payload.extras, method.downloads, dims, len(encode_payload(payload))
@@ -159,7 +166,10 @@ def _measure_message(
     declarations: Mapping[str, Extra],
     dims: Mapping[str, int],
     message_bytes: int,
+    *,
+    has_diagnostics: bool = True,
 ) -> MessageSize:
+    """The sizes of one message; `has_diagnostics`: the method sends numbers for the log."""
     sizes = []
     for name, extra in declarations.items():
         array = np.asarray(extras[name]) if name in extras else None
@@ -171,6 +181,7 @@ def _measure_message(
             optional=extra.optional,
             privacy=treatment(extra),
             is_sent=array is not None,
+            is_switched_off=array is None and extra.diagnostic and not has_diagnostics,
             dtype=None if array is None else str(array.dtype),
             bytes=None if array is None else int(array.nbytes),
         )

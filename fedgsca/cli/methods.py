@@ -61,11 +61,15 @@ def methods(name: Name = None, as_json: Json = False) -> None:
 def _show_methods(*, as_json: bool) -> None:
     from fedgsca.methods.base import load_methods
 
-    papers = {name: method.paper for name, method in sorted(load_methods().items())}
+    available = load_methods()
     if as_json:
-        print_json({"methods": [{"name": name, "paper": paper} for name, paper in papers.items()]})
+        records = []
+        for name, method in available.items():
+            records.append({"name": name, "title": method.title, "paper": method.paper})
+        print_json({"methods": records})
         return
-    print_table(make_table(["method", "paper"], list(papers.items()), text_columns=2))
+    rows = [[name, method.title, method.paper] for name, method in available.items()]
+    print_table(make_table(["method", "title", "paper"], rows, text_columns=3))
     print_line(
         "`fedgsca methods NAME` lists a method's options, `fedgsca wire NAME` what it sends.", "dim"
     )

@@ -8,7 +8,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedgsca.cli.options import ConfigFile, Data, ExperimentFlags, Json, Seed, Sets, Sites
+from fedgsca.cli.options import (
+    ConfigFile,
+    Data,
+    ExperimentFlags,
+    Json,
+    NoiseHelpCommand,
+    Seed,
+    Sets,
+    Sites,
+)
 from fedgsca.support.console import make_table, print_json, print_line, print_note, print_table
 from fedgsca.support.text import percent
 
@@ -78,7 +87,7 @@ class NoisePreview:
         ]
 
 
-@group.command("preview")
+@group.command("preview", cls=NoiseHelpCommand)
 def preview(
     spec: Spec,
     data: Data = None,
@@ -98,10 +107,14 @@ def preview(
     config = flags.make_config(config_file, sets)
     experiment = prepare(config)
     previews = [_preview_site(experiment, name) for name in experiment.sites]
-    matrices = {}
-    for noise in experiment.noise.values():
+    matrices: dict[str, list[list[float]]] = {}
+    for name, noise in experiment.noise.items():
         if not noise.definition.is_recorded:
-            matrices[str(noise)] = matrix_of(experiment, noise).tolist()
+            matrix = matrix_of(experiment, name).tolist()
+            # the same kind differs from site to site if it depends on the labels of the site
+            is_new = matrices.setdefault(str(noise), matrix) != matrix
+            if is_new:
+                matrices[f"{noise} at {name}"] = matrix
     classes = list(experiment.table.classes)
     if as_json:
         print_json(
@@ -125,13 +138,16 @@ def preview(
         print_note(warning)
 
 
-def matrix_of(experiment: Experiment, noise: SiteNoise) -> np.ndarray:
-    """(C, C): probability of each given label (column) for each true class (row)."""
+def matrix_of(experiment: Experiment, site: str) -> np.ndarray:
+    """(C, C): probability of each given label (column) for each true class (row) of the site."""
+    import numpy as np
+
     from fedgsca.experiment.label_noise import find_candidates
     from fedgsca.noise import transition_matrix
     from fedgsca.noise.label_files import read_matrix
 
     config = experiment.config
+    noise = experiment.noise[site]
     num_classes = experiment.table.num_classes
     matrix = None
     if noise.needs_matrix:
@@ -139,14 +155,20 @@ def matrix_of(experiment: Experiment, noise: SiteNoise) -> np.ndarray:
     candidates = None
     if noise.needs_candidates:
         candidates = find_candidates(config, experiment.table)[0]
-    return transition_matrix(noise, num_classes, candidates, matrix)
+    class_counts = np.bincount(_true_labels(experiment, site), minlength=num_classes)
+    return transition_matrix(noise, num_classes, candidates, matrix, class_counts)
+
+
+def _true_labels(experiment: Experiment, site: str) -> np.ndarray:
+    """(n,): the given labels where they are not known to differ."""
+    return experiment.truth.get(site, experiment.sites[site].labels)
 
 
 def _preview_site(experiment: Experiment, name: str) -> NoisePreview:
     from fedgsca.noise import realised
 
     given = experiment.sites[name].labels
-    truth = experiment.truth.get(name, given)
+    truth = _true_labels(experiment, name)
     counts = realised(truth, given, experiment.table.num_classes)
     return NoisePreview(name, experiment.noise[name], counts)
 

@@ -6,9 +6,13 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
+import click
 import typer
+from typer.core import TyperCommand
+
+from fedgsca.support.text import slug
 
 if TYPE_CHECKING:
     from fedgsca.config import Config, Tree
@@ -196,6 +200,20 @@ def _strip_slash(source: str) -> str:
     return re.sub(r"(?<=[^/:])/+$", "", source)
 
 
+class NoiseHelpCommand(TyperCommand):
+    """A command whose help lists the kinds of noise, plugins included; loaded only for the help."""
+
+    def format_help(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """The help, with what the parts of a noise specification mean."""
+        from fedgsca.noise import explain_specification
+
+        for parameter in self.params:
+            if parameter.name in ("noise", "spec"):
+                help_text = f"label noise: S40 for every site, or {explain_specification()}"
+                cast("typer.core.TyperOption", parameter).help = help_text
+        super().format_help(ctx, formatter)
+
+
 def source_slug(source: str) -> str:
     """A data source as part of a folder name.
 
@@ -209,8 +227,3 @@ def source_slug(source: str) -> str:
     else:
         stem = Path(location).expanduser().resolve().name
     return slug("-".join(part for part in (kind, stem) if part))
-
-
-def slug(text: str) -> str:
-    """The text with only those characters that are safe in a file name."""
-    return re.sub(r"[^\w.+-]+", "-", text).strip("-") or "x"

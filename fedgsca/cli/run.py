@@ -19,6 +19,7 @@ from fedgsca.cli.options import (
     Method,
     Model,
     Noise,
+    NoiseHelpCommand,
     Partition,
     Preset,
     Quiet,
@@ -27,12 +28,12 @@ from fedgsca.cli.options import (
     Sets,
     Sites,
     SkipUnreadable,
-    slug,
     source_slug,
 )
 from fedgsca.engine.progress import display
 from fedgsca.errors import RunFolderError
 from fedgsca.support.console import print_json, print_line, print_note, resume_hint
+from fedgsca.support.text import slug
 
 if TYPE_CHECKING:
     from fedgsca.config import Config
@@ -48,6 +49,7 @@ def add(app: typer.Typer) -> None:
     """Add the commands of this module."""
     app.command(
         "run",
+        cls=NoiseHelpCommand,
         help="Train one method on one data set, with a report at the end.",
         rich_help_panel="Train",
     )(run)
@@ -99,13 +101,13 @@ def run(
         from fedgsca.cli.show_config import explain_preset
 
         explain_preset(config)
-    train(
+    run_and_report(
         config, out or default_out(config), jobs=jobs, engine=engine, quiet=quiet, as_json=as_json
     )
 
 
 def resume(
-    run: Folder,
+    folder: Folder,
     jobs: Jobs = 1,
     engine: EngineName = "local",
     quiet: Quiet = False,
@@ -116,25 +118,27 @@ def resume(
     from fedgsca.grid.comparison import read_plan
     from fedgsca.paper.request import read_request
 
-    if not run.is_dir():
+    if not folder.is_dir():
         raise RunFolderError(
             "run.folder-not-found",
-            f"there is no folder {run}",
+            f"there is no folder {folder}",
             fix="give a folder written by `fedgsca run --out`",
         )
-    request = read_request(run)
+    request = read_request(folder)
     if request is not None:
         from fedgsca.cli.paper_table_run import resume_table
 
-        resume_table(request, run, jobs=jobs, quiet=quiet, as_json=as_json)
+        resume_table(request, folder, jobs=jobs, quiet=quiet, as_json=as_json)
         return
-    plan = read_plan(run)
+    plan = read_plan(folder)
     if plan is not None:
         from fedgsca.cli.compare import run_comparison
 
-        run_comparison(plan, run, jobs=jobs, quiet=quiet, as_json=as_json)
+        run_comparison(plan, folder, jobs=jobs, quiet=quiet, as_json=as_json)
         return
-    train(read_config(run), run, jobs=jobs, engine=engine, quiet=quiet, as_json=as_json)
+    run_and_report(
+        read_config(folder), folder, jobs=jobs, engine=engine, quiet=quiet, as_json=as_json
+    )
 
 
 def default_out(config: Config) -> Path:
@@ -143,7 +147,7 @@ def default_out(config: Config) -> Path:
     return Path("runs") / f"{data}-{config.method}-{slug(config.noise.spec)}-s{config.seed}"
 
 
-def train(
+def run_and_report(
     config: Config, out: Path, *, jobs: int, engine: str = "local", quiet: bool, as_json: bool
 ) -> None:
     """Run to the end, or say that nothing is left to run; then the report and the summary."""

@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 
 # metric of a site -> heading; only those that the method reports are shown
 _COLUMNS = {
-    "noisy_precision": "flags right",
+    "noisy_precision": "flags correct",
     "noisy_recall": "wrong found",
     "noisy_auroc": "AUROC",
     "pseudo_count": "pseudo-labels",
-    "pseudo_accuracy": "of them right",
-    "label_accuracy_before": "labels right before",
+    "pseudo_accuracy": "of them correct",
+    "label_accuracy_before": "labels correct before",
     "label_accuracy_after": "after",
 }
 

@@ -28,7 +28,7 @@ from fedgsca.support.text import plural, size_text
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from fedgsca.cli.measure_wire import MessageSize, WireMeasurement
+    from fedgsca.cli.measure_wire import ExtraSize, MessageSize, WireMeasurement
     from fedgsca.config import Config
 
 Name = Annotated[str, typer.Argument(metavar="METHOD", help="see `fedgsca methods`")]
@@ -133,7 +133,7 @@ def _upload_table(message: MessageSize) -> Table:
         ["num_samples", "1 number", "", "unchanged", "how many training images it has"],
     ]
     for extra in message.extras:
-        size = size_text(extra.bytes) if extra.bytes is not None else "not in this round"
+        size = _bytes_text(extra)
         numbers = _shape_text(extra.shape)
         rows.append([extra.name, numbers, size, extra.privacy, extra.description])
     for name, numbers, size, meaning in _weight_rows(message):
@@ -145,10 +145,16 @@ def _upload_table(message: MessageSize) -> Table:
 def _download_table(message: MessageSize) -> Table:
     rows = [["round", "1 number", "", "the number of the round"]]
     for extra in message.extras:
-        size = size_text(extra.bytes) if extra.bytes is not None else "not in this round"
+        size = _bytes_text(extra)
         rows.append([extra.name, _shape_text(extra.shape), size, extra.description])
     rows += _weight_rows(message)
     return make_table(["what", "size", "bytes", "meaning"], rows, text_columns=4)
+
+
+def _bytes_text(extra: ExtraSize) -> str:
+    if extra.bytes is not None:
+        return size_text(extra.bytes)
+    return "switched off" if extra.is_switched_off else "not in this round"
 
 
 def _weight_rows(message: MessageSize) -> list[list[str]]:

@@ -217,13 +217,13 @@ def _add_published(report: SourceReport, file_list: FileList) -> SourceReport:
     if report.counts:
         warnings += tuple(published_warnings(file_list))
     list_sha256 = ""
-    if not file_list.problems and (file_list.lists or file_list.folders):
+    if not file_list.problems and (file_list.source_files or file_list.folders):
         list_sha256 = file_list.sha256()
     return replace(
         report,
         warnings=warnings,
         folders=tuple(file_list.folders),
-        lists=tuple(ListDigest(path.name, sha256_file(path)) for path in file_list.lists),
+        lists=tuple(ListDigest(path.name, sha256_file(path)) for path in file_list.source_files),
         list_sha256=list_sha256,
         published_counts=file_list.published_counts,
         published_sites=file_list.published_sites,

@@ -52,6 +52,7 @@ class FileList:
     root: Path
     rows: list[ImageRow] = field(default_factory=list)
     columns: tuple[str, ...] = ()
+    # collected with `add_problem`, raised together by `raise_problems`
     problems: list[DataError] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     # as typed after --data
@@ -65,14 +66,14 @@ class FileList:
     # the folders of a published data set
     folders: list[FolderCount] = field(default_factory=list)
     # the csv, xlsx or json files that were read
-    lists: list[Path] = field(default_factory=list)
+    source_files: list[Path] = field(default_factory=list)
     # split -> class (or "all") -> images
     published_counts: dict[str, dict[str, int]] = field(default_factory=dict)
     # site -> training images
     published_sites: dict[str, int] = field(default_factory=dict)
 
     def sha256(self) -> str:
-        """Names the list: file, labels, group, split and site of each image, ordered by file."""
+        """Fingerprint of the list: all columns of each image, ordered by file."""
         lines = []
         for row in sorted(self.rows, key=lambda row: row.file):
             cells = (row.file, row.label, row.given, row.group, row.split, row.site)
@@ -80,7 +81,7 @@ class FileList:
         return hashlib.sha256("\n".join(lines).encode("utf-8", "surrogateescape")).hexdigest()
 
     def add_problem(self, problem: DataError) -> None:
-        """Report a problem together with all others."""
+        """Collect a problem; this is how a reader reports one."""
         self.problems.append(problem)
 
     def check_duplicates(self) -> None:

@@ -121,12 +121,12 @@ def _unknown_source(source: str, path: Path) -> DataError:
     if path.is_file():
         return DataError(
             "data.unknown-source-type",
-            f"--data {source}: the type of this file is not supported",
+            f"{source}: the type of this file is not supported",
             fix=f"{hint}use one of: {forms}",
         )
     return DataError(
         "data.unknown-source",
-        f"--data {source}: there is no data source, file or folder of this name",
+        f"{source}: there is no data source, file or folder of this name",
         fix=f"{hint}use one of: {forms}",
     )
 

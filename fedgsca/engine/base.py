@@ -57,7 +57,7 @@ class Engine(Protocol):
         ...
 
     def close(self) -> None:
-        """Release processes and connections. Called once, also after an error."""
+        """Release processes and connections; called by whoever created the engine."""
         ...
 
 
@@ -71,7 +71,7 @@ class SiteEvaluator(Protocol):
 
 
 class RunObserver(Protocol):
-    """Is told what happens during a run, and shows it to a person."""
+    """Receives the events of a run, and shows them to a person."""
 
     def on_start(self, experiment: Experiment, first_round: int) -> None:
         """The data is ready; rounds before `first_round` were run earlier."""

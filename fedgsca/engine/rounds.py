@@ -32,19 +32,19 @@ from fedgsca.experiment.records import (
     SiteRecord,
     SiteValue,
     TimingRecord,
+    finite,
 )
 from fedgsca.experiment.run_folder import RunFolder
 from fedgsca.experiment.simulation import Experiment, prepare
 from fedgsca.methods.base import Method, ServerState, make_method
-from fedgsca.metrics import stability
+from fedgsca.metrics import HEADLINE_ROUNDS, stability
 from fedgsca.models.build import trainable_names
 from fedgsca.privacy.accountant import spent_epsilon
 from fedgsca.site import weights_of
 from fedgsca.support.text import one_line
-from fedgsca.wire import Payload, Update, check_extras, check_update, num_bytes
+from fedgsca.wire import Arrays, Payload, Update, check_extras, check_update, num_bytes
 
 LOG_LIMIT = 64  # larger arrays of an update are not written to metrics.jsonl
-FINAL_ROUNDS = 5  # always tested: the result is their mean
 
 
 def run(
@@ -59,9 +59,11 @@ def run(
 ) -> RunResult | None:
     """Run an experiment, or continue it, in its folder.
 
-    Returns the content of result.json, or None if `stop_after` rounds were asked for and the run is
-    not finished. `experiment` is the part of it that is on this machine; without one, all sites are
-    here. `engine` carries the messages; without one, the sites run here, in `jobs` processes.
+    Returns the content of result.json, or None if the run stopped before its last round.
+    `stop_after` is the number of rounds that the run then has, those of earlier calls included.
+    `experiment` is the part of it that is on this machine; without one, all sites are here.
+    `engine` carries the messages, and whoever passes one closes it; without one, the sites run
+    here, in `jobs` processes, which end with this call.
     """
     observer = observer or SilentObserver()
     with RunFolder(out, config) as folder:
@@ -81,12 +83,12 @@ def run(
             check_companions(out, state.round, companions)
         folder.cut_metrics(state.round)
         observer.on_start(experiment, state.round)
-        last_round = config.train.rounds
+        end_round = config.train.rounds
         if stop_after is not None:
-            last_round = min(last_round, stop_after)
+            end_round = min(end_round, stop_after)
         loop = RoundLoop(method, engine or _local_engine(runner, jobs), runner, folder, observer)
         try:
-            while state.round < last_round:
+            while state.round < end_round:
                 state = loop.run_round(state)
         finally:
             if engine is None:
@@ -126,7 +128,7 @@ class RoundLoop:
         check_extras("payload", payload.extras, self.method.downloads, self.experiment.dims)
         state, validator = self._train_and_aggregate(state, payload)
         end_of_exchange = time.perf_counter()
-        record = self._evaluate(self._record(validator, payload), state)
+        record = self._with_scores(self._record(validator, payload), state)
         end_of_evaluation = time.perf_counter()
         self.folder.append_metrics(record)
         companions = describe_companions(self.folder.path, state.round)
@@ -153,7 +155,7 @@ class RoundLoop:
 
             method.aggregate iterates over the updates
               -> validator.accept takes the next reply and checks it
-                -> engine.exchange has the next site trained
+                -> engine.exchange trains the next site
                   -> SiteRunner.run_round -> method.local_update, at the site
         """
         trainable = trainable_names(self.runner.model)
@@ -162,6 +164,7 @@ class RoundLoop:
         updates = validator.accept(replies)
         state = self.method.aggregate(state, updates)  # iterating over the updates trains the sites
         validator.check_quorum()
+        check_model(state.weights, payload.round)
         return state, validator
 
     def _record(self, validator: UpdateValidator, payload: Payload) -> RoundRecord:
@@ -180,7 +183,7 @@ class RoundLoop:
             privacy=_budget(config, payload.round + 1),
         )
 
-    def _evaluate(self, record: RoundRecord, state: ServerState) -> RoundRecord:
+    def _with_scores(self, record: RoundRecord, state: ServerState) -> RoundRecord:
         """The record with the scores of the aggregated model, in rounds that are tested."""
         if not _is_tested(self.experiment.config, record.round):
             return record
@@ -192,18 +195,46 @@ class RoundLoop:
             replies = self.engine.evaluate_at_sites(Payload(record.round, state.weights))
             scores = pool_scores(replies, self.experiment.dims, self.observer.on_message)
         if scores is not None:
+            self._warn_about_loss(record.round, scores.loss)
             record = replace(
                 record,
                 f1=scores.f1,
                 recall=scores.recall,
                 precision=scores.precision,
-                loss=scores.loss,
+                loss=finite(scores.loss),
                 confusion=scores.confusion,
                 test_counts=scores.test_counts,
             )
         if val is not None:
             record = replace(record, val_f1=score_model(self.runner, state.weights, val).f1)
         return record
+
+    def _warn_about_loss(self, round_index: int, loss: float | None) -> None:
+        if loss is not None and not math.isfinite(loss):
+            self.observer.on_message(
+                f"round {round_index + 1}: the loss on the test images is not finite, so it is not"
+                " recorded; the model may be diverging"
+            )
+
+
+def check_model(weights: Arrays, round_index: int) -> None:
+    """Refuse aggregated weights that no site can use: the last good checkpoint then stays.
+
+    Every number must be finite, and a variance that BatchNorm keeps must not be negative.
+    """
+    for name, array in weights.items():
+        problem = ""
+        if not np.isfinite(array).all():
+            problem = "has values that are not finite"
+        elif name.endswith("running_var") and (array < 0).any():
+            problem = "is a variance and has negative values"
+        if problem:
+            raise UpdateError(
+                "round.invalid-model",
+                f"round {round_index + 1}: the aggregated model is not valid: {name} {problem}",
+                fix="lower the learning rate, or correct the server half of the method: it must"
+                " average buffers such as running_var, see fedgsca.aggregate.is_buffer",
+            )
 
 
 def _budget(config: Config, rounds: int) -> PrivacyBudget | None:
@@ -214,7 +245,7 @@ def _budget(config: Config, rounds: int) -> PrivacyBudget | None:
 
 
 def _is_tested(config: Config, round_index: int) -> bool:
-    is_final = round_index >= config.train.rounds - FINAL_ROUNDS
+    is_final = round_index >= config.train.rounds - HEADLINE_ROUNDS
     return is_final or round_index % config.federation.eval_every == 0
 
 
@@ -278,8 +309,9 @@ class UpdateValidator:
         raise QuorumError(
             "round.quorum-not-reached",
             f"round {self.payload.round + 1}: {len(self.sites)} of {len(names)} sites sent a usable"
-            f" update, but {quorum} are needed; first: {site}: {reason}",
-            fix="fix the sites listed above, then run `fedgsca resume`; finished rounds are kept",
+            f" update, but {quorum} are needed; the first problem is at {site}: {reason}",
+            fix="fix this site and the others named in the log, then run `fedgsca resume`;"
+            " finished rounds are kept",
         )
 
 

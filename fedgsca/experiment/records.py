@@ -176,7 +176,7 @@ class RunResult(Record):
     seconds: Timing
     peak_memory_mb: float
     bytes_per_round: Traffic
-    guard_events: int
+    guard_events: int  # how often the collapse guard stepped in, summed over sites and rounds
     realised_noise: Mapping[str, float | None]  # site -> share of wrong labels, if it is known
     fingerprint: str  # of the configuration
     data_fingerprint: str
@@ -195,7 +195,8 @@ class PreviousRun(Record):
     recall: float
     precision: float
     per_class: Mapping[str, ClassResult]
-    wrong: float | None  # share of wrong labels, if it is known
+    # share of wrong labels, if it is known
+    wrong_share: float | None = field(metadata=stored_as("wrong"))
     config: Mapping[str, Any]  # flat: section.key -> value
 
 
@@ -230,7 +231,8 @@ class DataSetup(Record):
     fingerprint: str
     classes: tuple[str, ...]
     shape: tuple[int, ...]  # (n, height, width, channels)
-    white: int | None  # what 16-bit grey values were divided by, if there were any
+    # the grey value that became white: 16-bit values were divided by it; None: 8-bit images only
+    white: int | None
 
 
 @dataclass(frozen=True)
@@ -258,6 +260,7 @@ class LabelsInUse(Record):
 
     file: str
     num_labels: int = field(metadata=stored_as("of"))
+    # by pair, the labels that the file changes; None: the labels of the source are not known
     differ: tuple[LabelPair, ...] | None = None
     review: LabelReview | None = None
 
@@ -299,7 +302,7 @@ class RunStatus(Record):
     f1: float | None
     sites: Mapping[str, SiteStatus]
     messages: tuple[str, ...]
-    at: str = ""
+    at: str = ""  # when the file was written (UTC)
 
 
 # ---- audit ----
@@ -357,7 +360,7 @@ class SuspectPair(Record):
 class RankingTruth(Record):
     """Quality of the ranking in a simulation, which knows the wrong labels."""
 
-    wrong: int
+    num_wrong: int = field(metadata=stored_as("wrong"))
     auroc: float | None
     precision_at: Mapping[str, float | None]
     recall_at: Mapping[str, float | None]

@@ -7,10 +7,9 @@ from collections.abc import Mapping
 import numpy as np
 
 from fedgsca.experiment.records import SiteRecord
-from fedgsca.metrics import per_class
+from fedgsca.metrics import HEADLINE_ROUNDS, per_class
 from fedgsca.report.number_text import count_text, percent_text, score_number
 from fedgsca.report.run_facts import (
-    HEADLINE_ROUNDS,
     headline_scores,
     knows_truth,
     noise_title,

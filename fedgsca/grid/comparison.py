@@ -43,7 +43,7 @@ from fedgsca.report.comparison_tables import (
     to_markdown,
 )
 from fedgsca.support.files import write_atomic
-from fedgsca.support.text import join_words
+from fedgsca.support.text import join_words, slug
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ class ComparisonPlan:
         config = build(merge(merge(self.tree, self.method_settings.get(method, {})), run_tree))
         if config.data.partition != "column":  # there the data decides the number of sites
             parse_noise(noise, config.data.sites)
-        return GridCell(f"{row}-{noise}-s{seed}", row, noise, seed, config, role)
+        return GridCell(f"{row}-{slug(noise, keep=' %')}-s{seed}", row, noise, seed, config, role)
 
     def to_json(self) -> dict[str, Any]:
         """The content of plan.json."""

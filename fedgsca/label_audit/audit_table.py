@@ -4,7 +4,7 @@
     suspects.jsonl  one label per line, the most suspicious first; all labels of the site
     suspects.idx    one record per line of suspects.jsonl: its offset, and the columns to filter by
     audit.csv       the same list for a spreadsheet
-    clean.json      per class the rows of the most certainly right examples
+    clean.json      per class the rows of the most certainly correct examples
 
 These files contain class names, never class numbers. They contain file names and stay at the site.
 """
@@ -101,7 +101,7 @@ CSV_HEADER = (
 
 @dataclass(frozen=True)
 class CleanExample(Record):
-    """A sample whose label is almost certainly right: an entry of clean.json."""
+    """A sample whose label is almost certainly correct: an entry of clean.json."""
 
     row: int
     hash: str

@@ -12,7 +12,7 @@ from fedgsca.errors import ConfigError, DataError
 from fedgsca.label_audit.score import rank_labels
 from fedgsca.selector import LOSS_CAP
 
-MIN_SUSPICION = 0.5  # more likely wrong than right
+MIN_SUSPICION = 0.5  # more likely wrong than correct
 SUM_TOLERANCE = 1e-2  # rows of float16 probabilities sum to 1 only roughly
 
 
@@ -57,7 +57,7 @@ def find_label_issues(
         cross-validation) or from the first rounds of training. A model does not flag labels that it
         has memorised.
     quota
-        None: every label that is more likely wrong than right (suspicion of at least 0.5).
+        None: every label that is more likely wrong than correct (suspicion of at least 0.5).
         A share between 0 and 1: the priority list of the audit instead, the most suspicious labels
         up to this share and at least three of every class.
     return_mask

@@ -102,10 +102,10 @@ def _tiles(summary: LabelSummary) -> list[Tile]:
     truth = summary.truth
     if truth is None:
         return tiles
-    if not truth.wrong:
+    if not truth.num_wrong:
         return [*tiles, Tile("Truly wrong", "0", note="simulation: a clean site")]
     precision = percent_text(truth.precision_at["10%"])
-    note = f"simulation: {plural(truth.wrong, 'label is', 'labels are')} wrong"
+    note = f"simulation: {plural(truth.num_wrong, 'label is', 'labels are')} wrong"
     tiles.append(Tile("Wrong in the first tenth", precision, note=note))
     tiles.append(Tile("AUROC", ratio_text(truth.auroc), note="of the ranking"))
     return tiles
@@ -218,7 +218,7 @@ def _photo(images: AuditImages, row: int, alt: str, size: int) -> Photo:
 
 
 def _effort_section(truth: RankingTruth | None) -> PageSection | None:
-    if truth is None or not truth.wrong:
+    if truth is None or not truth.num_wrong:
         return None
     legend = [
         LegendEntry("this list", "s0"),

@@ -43,7 +43,7 @@ def measure_ranking(order: np.ndarray, wrong: np.ndarray) -> RankingTruth:
         recall[name] = int(errors_up_to[k]) / errors if errors and k else None
     steps = sorted({round(n * i / EFFORT_STEPS) for i in range(EFFORT_STEPS + 1)})
     return RankingTruth(
-        wrong=errors,
+        num_wrong=errors,
         auroc=auroc(scores, wrong),
         precision_at=precision,
         recall_at=recall,

@@ -17,8 +17,12 @@ from fedgsca.engine.label_evidence import Evidence
 from fedgsca.selector import class_relative, clean_probability, fit_selector
 from fedgsca.support.text import plural
 
-SLACK = 0.05  # share of labels that a model may doubt although they are right; from the study
-Z = 1.645  # 90 % of a normal distribution lies within
+# share of labels that a model may doubt although they are correct; from the study
+DOUBT_SLACK = 0.05
+# 90 % of a normal distribution lies within this many standard deviations
+Z_90 = 1.645
+# the given label is named in a reason if the model gives it at least this probability
+MIN_NAMED_PROBABILITY = 0.1
 MIN_PER_CLASS = 3  # labels of every class on the priority list, if the model doubts so many
 
 
@@ -67,7 +71,8 @@ def relative_losses(evidence: Evidence, given: np.ndarray) -> np.ndarray:
 def error_probability(scores: np.ndarray) -> np.ndarray:
     """(n,) 0 to 1: the posterior of the upper of two Gaussian components fitted to `scores`, (n,).
 
-    Where the scores have a single mode it is 1 - exp(-loss), the probability the model withholds.
+    Where the scores have a single mode it is 1 - exp(-loss), one minus the probability of the given
+    label.
     """
     fit = fit_selector(scores)
     if fit is None:
@@ -78,11 +83,12 @@ def error_probability(scores: np.ndarray) -> np.ndarray:
 def review_mask(
     order: np.ndarray, evidence: Evidence, given: np.ndarray, quota: float
 ) -> np.ndarray:
-    """(n,) bool: the first `quota` of the list, and of every given class the first half-quota.
+    """(n,) bool: the priority list.
 
-    Without the second part (at least three labels per class), rare classes would disappear behind
-    frequent ones. A label that the model agrees with is never on the list, so a clean site has few
-    labels to review.
+    It has the first `quota` of `order` and, of every given class, the first half-quota. Without the
+    second part (at least three labels per class), rare classes would disappear behind frequent
+    ones. A label that the model agrees with is never on the list, so a clean site has few labels on
+    it.
     """
     mask = np.zeros(len(given), bool)
     doubtful = order[evidence.probs[order].argmax(axis=1) != given[order]]
@@ -120,10 +126,10 @@ def estimate_errors(
 ) -> ErrorEstimate:
     """Estimate how many labels (of those in `mask`, (n,) bool; default all) are wrong.
 
-    Two estimates err in opposite directions: the sum of suspicions also counts hard but right
+    Two estimates err in opposite directions: the sum of suspicions also counts hard but correct
     labels, confident learning misses errors that the model has begun to learn. The count is their
-    mean. The interval spans both, with the sampling error, and reaches further down by SLACK: a
-    model doubts a few right labels even where none is wrong.
+    mean. The interval spans both, with the sampling error, and reaches further down by DOUBT_SLACK:
+    a model doubts a few correct labels even where none is wrong.
     """
     if mask is None:
         mask = np.ones(len(given), bool)
@@ -135,20 +141,20 @@ def estimate_errors(
     by_suspicion = float(suspicion[mask].mean())
     by_joint = float(error_rates[given[mask]].mean())
     lower, upper = sorted((by_suspicion, by_joint))
-    low = max(0.0, lower - _sampling_error(lower, n) - SLACK)
+    low = max(0.0, lower - _sampling_error(lower, n) - DOUBT_SLACK)
     high = min(1.0, upper + _sampling_error(upper, n))
     return ErrorEstimate(n * (lower + upper) / 2, n * low, n * high)
 
 
 def _sampling_error(share: float, n: int) -> float:
     """Half the width of the 90 % interval of a share observed on n labels."""
-    return Z * math.sqrt(share * (1.0 - share) / n)
+    return Z_90 * math.sqrt(share * (1.0 - share) / n)
 
 
 def select_clean_examples(
     evidence: Evidence, given: np.ndarray, count: int = 12
 ) -> dict[int, np.ndarray]:
-    """Class index -> up to `count` rows whose labels are most certainly right.
+    """Class index -> up to `count` rows whose labels are most certainly correct.
 
     The smallest losses of the class, among labels that the model agreed with in every round.
     """
@@ -163,17 +169,17 @@ def select_clean_examples(
 def describe_reason(
     evidence: Evidence, row: int, given: int, suggestion: int, classes: tuple[str, ...]
 ) -> str:
-    """Why this label is on the list, in words for the person who decides about it."""
+    """Why this label is on the priority list, in words for the person who decides about it."""
     votes = evidence.votes[row]
     probs = evidence.probs[row]
     rounds = plural(evidence.rounds, "round")
     start = f"given {classes[given]}, the model"
     if probs[given] >= probs[suggestion]:
-        return f"{start} agrees with {probs[given]:.2f} in {votes[given]} of {rounds}"
+        return f"{start} agrees (mean probability {probs[given]:.2f}, {votes[given]} of {rounds})"
     reason = (
         f"{start} says {classes[suggestion]} with {probs[suggestion]:.2f}"
         f" in {votes[suggestion]} of {rounds}"
     )
-    if probs[given] < 0.1:
+    if probs[given] < MIN_NAMED_PROBABILITY:
         return reason
     return f"{reason}, the given label with {probs[given]:.2f}"

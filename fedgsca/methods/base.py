@@ -39,7 +39,7 @@ class ServerState:
     # the next round to run, zero-based
     round: int
     weights: Arrays
-    # small named arrays, such as a selector, a stage or the groups of sites
+    # named arrays of any size, such as a selector, a stage or the momentum of every weight
     extras: Arrays = field(default_factory=dict)
 
 
@@ -58,7 +58,7 @@ class Logged:
 
 
 class Method(Protocol):
-    """A federated learning method. See the text of this module; only `name` has no default.
+    """A federated learning method. See the module docstring; only `name` has no default.
 
     `uploads` and `downloads` declare every array that travels beside the weights. What is not
     declared is refused.

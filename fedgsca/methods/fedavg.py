@@ -17,7 +17,7 @@ from fedgsca.wire import Arrays, Payload, Update
 
 @register
 class FedAvg(Method):
-    """See the text of this module."""
+    """See the module docstring."""
 
     name = "fedavg"
     title = "FedAvg"

@@ -188,7 +188,7 @@ def distance(model: nn.Module, anchor: list[Tensor]) -> Tensor:
 
 @register
 class FedCorr(Method):
-    """See the text of this module."""
+    """See the module docstring."""
 
     name = "fedcorr"
     title = "FedCorr"

@@ -113,7 +113,7 @@ def confidence_at(epoch: int, span: int, largest: float) -> float:
 
 @register
 class FedFixer(Method):
-    """See the text of this module."""
+    """See the module docstring."""
 
     name = "fedfixer"
     title = "FedFixer"

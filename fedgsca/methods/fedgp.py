@@ -195,7 +195,7 @@ class Embedded(nn.Module):
 
 @register
 class FedGP(Method):
-    """See the text of this module."""
+    """See the module docstring."""
 
     name = "fedgp"
     title = "FedGP"

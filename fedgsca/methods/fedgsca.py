@@ -19,8 +19,10 @@ One round at site k, given the global model theta and the global selector S:
 
 Eq. 1-7 are functions of fedgsca/selector.py, Eq. 8-13 of fedgsca/pseudo_label.py, Eq. 14-17 of
 fedgsca/credal.py. What the paper leaves open and how it is resolved here is in docs/fedgsca.md;
-preset `paper` takes the equations literally. Our additions, all of them options: warm-up until the
-selector is healthy, the variance floor, class-relative selection, memory, the guard.
+preset `paper` takes the equations literally. Our additions, listed there with their options:
+warm-up until the selector is healthy, the variance floor, clipped and class-relative losses, losses
+of the received model, memory, monotone probabilities, doubtful labels kept, the credal set widened
+only after the warm-up, the guard; without an option, the second start of EM.
 """
 
 from __future__ import annotations
@@ -43,14 +45,18 @@ from fedgsca.pseudo_label import (
     class_thresholds,
     guard_reason,
     is_noisy_client,
+    noise_level,
     training_set,
 )
 from fedgsca.selector import (
+    LOSS_CAP,
+    MIN_SPREAD,
     NO_SELECTOR,
     SELECTOR_BOUNDS,
     Selector,
     class_relative,
     clean_probability,
+    clean_subset,
     clean_threshold,
     clip_losses,
     fit_selector,
@@ -66,8 +72,6 @@ from fedgsca.wire import SMALLEST_GROUP, Arrays, Extra, Payload, Update
 HEALTHY_ROUNDS = 2
 # a beta that no probability reaches: only the given label is possible (label relaxation)
 ONLY_GIVEN_LABEL = 2.0
-# losses that vary less than this have no two modes
-MIN_LOSS_SPREAD = 1e-4
 
 
 class SelectorOptions(MethodOptions):
@@ -96,7 +100,7 @@ class SelectorOptions(MethodOptions):
         default=0.25, ge=0, description="lower bound of both variances, nats^2"
     )
     clip: float | None = Field(
-        default=9.21, gt=0, description="largest loss that counts; none: unlimited"
+        default=LOSS_CAP, gt=0, description="largest loss that counts; none: unlimited"
     )
     monotone: bool = Field(default=True, description="a smaller loss is never less clean")
 
@@ -177,7 +181,9 @@ class FedGSCAOptions(MethodOptions):
         le=1,
         description="confidence from which another class is possible, at first",
     )
-    beta_end: float = Field(default=0.55, gt=0, le=1, description="the same in the last round")
+    beta_end: float = Field(
+        default=0.55, gt=0, le=1, description="the same, approached towards the end"
+    )
     beta_schedule: Literal["cosine", "linear", "constant"] = Field(
         default="cosine", description="how beta falls from beta_start to beta_end over the rounds"
     )
@@ -218,7 +224,7 @@ class Selection:
     # (m,) and (m,): D_hat
     rows: np.ndarray
     labels: np.ndarray
-    # (n,) bool: D^c
+    # (n,) bool: D^c and, unless they are flagged, the doubtful labels
     clean: np.ndarray
     # (C,) zeta_c
     thresholds: np.ndarray
@@ -277,7 +283,7 @@ def read_selector(update: Update) -> Selector | None:
 
 @register
 class FedGSCA(Method):
-    """See the text of this module."""
+    """See the module docstring."""
 
     name = "fedgsca"
     title = "FedGSCA"
@@ -468,15 +474,15 @@ class FedGSCA(Method):
         """Step B: D_hat (Eq. 13). Without a selector it is D_k."""
         options = self.options
         all_rows = np.arange(site.num_samples)
-        if selector is None or losses.std() < MIN_LOSS_SPREAD:
+        if selector is None or losses.std() < MIN_SPREAD:
             all_clean = np.ones(site.num_samples, bool)
             return Selection(all_rows, site.labels, all_clean, np.zeros(site.num_classes))
         tau = outputs.tau
         posterior = clean_probability(losses, selector, monotone=options.selector.monotone)  # Eq. 6
         cut = tau if options.doubtful == "flag" else min(tau, 1.0 - tau)
-        clean = posterior >= cut  # D^c (Eq. 7) and, unless they are flagged, the doubtful labels
-        delta = float(np.mean(~clean))  # Eq. 8
-        thresholds, support = self._class_thresholds(outputs.probs, posterior >= tau)  # Eq. 9-10
+        clean = clean_subset(posterior, cut)  # Eq. 7; with the doubtful labels unless flagged
+        delta = noise_level(clean)  # Eq. 8
+        thresholds, support = self._class_thresholds(outputs.probs, clean_subset(posterior, tau))
         limits = thresholds if options.pseudo_labels else np.full(site.num_classes, np.inf)
         rows, labels = training_set(  # Eq. 11-13
             site.labels, outputs.probs, clean, limits, noise_level=options.noise_level

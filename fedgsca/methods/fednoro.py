@@ -143,7 +143,7 @@ def distance_weights(
 
 @register
 class FedNoRo(Method):
-    """See the text of this module."""
+    """See the module docstring."""
 
     name = "fednoro"
     title = "FedNoRo"
@@ -209,7 +209,7 @@ class FedNoRo(Method):
         """FedAvg in the warm-up; then the mean weighted by n_k exp(-d_k), and the rule."""
         stage = self._stage(state)
         if stage == WARMUP:
-            return replace(average_models(state, updates), extras=state.extras)
+            return average_models(state, updates)
         rule = state.extras
         nonempty = [update for update in updates if update.num_samples > 0]
         if stage == SWITCH and nonempty:

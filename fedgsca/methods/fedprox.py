@@ -32,7 +32,7 @@ class FedProxOptions(MethodOptions):
 
 @register
 class FedProx(Method):
-    """See the text of this module."""
+    """See the module docstring."""
 
     name = "fedprox"
     title = "FedProx"

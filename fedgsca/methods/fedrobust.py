@@ -176,7 +176,7 @@ class Affine:
 
 @register
 class FedRobust(Method):
-    """See the text of this module."""
+    """See the module docstring."""
 
     name = "fedrobust"
     title = "FedRobust"

@@ -2,7 +2,7 @@
 
 A new kind is one file in `fedgsca/noise/kinds`: a class that derives from `NoiseKind` and is
 decorated with `@register_kind`. Specifications, previews, reports and help texts read its
-attributes; no other file has to change.
+attributes; no other file, test or list has to change.
 """
 
 from __future__ import annotations
@@ -66,12 +66,12 @@ class SiteNoise:
     @property
     def nominal_rate(self) -> float | None:
         """The share of wrong labels that was asked for; None where there is no such number."""
-        return self.rate if self.definition.has_rate else None
+        return self.definition.nominal_rate(self)
 
     @property
     def title(self) -> str:
         """For people: "symmetric 40 %"."""
-        return self.definition.entitle(self)
+        return self.definition.format_title(self)
 
     def describe(self) -> str:
         """What the site does, as the end of a sentence that begins with the site."""
@@ -87,10 +87,39 @@ class NoiseContext:
     candidates: Candidates | None = None
     # (C, C), for kinds with `needs_matrix`
     matrix: np.ndarray | None = None
+    # (C,) how often each class occurs among the true labels of the site; None: not known
+    class_counts: np.ndarray | None = None
 
 
 class NoiseKind:
-    """A kind of label noise. Most kinds define only the attributes and `transition_matrix`."""
+    """A kind of label noise. Most kinds define only the attributes and `transition_matrix`.
+
+    A kind with other parameters than one rate sets `has_rate = False`, stores its numbers in
+    `SiteNoise.parameters` and overrides `parse`, `write`, `format_title` and `describe`, so that
+    `parse(write(noise)) == noise`. D30/10, 30 % wrong labels in class 0 and 10 % elsewhere:
+
+        has_rate = False
+
+        def parse(self, text):
+            match = re.fullmatch(r"D([0-9]+)/([0-9]+)", text)
+            if match is None or max(int(match[1]), int(match[2])) > 100:
+                return None
+            return SiteNoise("D", 0.0, (int(match[1]) / 100, int(match[2]) / 100))
+
+        def write(self, noise):
+            first, others = noise.parameters
+            return f"D{100 * first:g}/{100 * others:g}"
+
+        def format_title(self, noise):
+            first, others = noise.parameters
+            return f"by class {100 * first:g} % and {100 * others:g} %"
+
+        def describe(self, noise):
+            first, others = noise.parameters
+            return f"labels {100 * first:g} % of class 0 and {100 * others:g} % of others wrongly"
+
+    A dash cannot be part of such a text, because it separates the sites of a specification.
+    """
 
     # unique; in a specification it is followed by the rate in percent, if the kind has a rate
     letter: ClassVar[str]
@@ -128,9 +157,13 @@ class NoiseKind:
         """The inverse of `parse`."""
         return f"{self.letter}{noise.rate * 100:g}" if self.has_rate else self.letter
 
-    def entitle(self, noise: SiteNoise) -> str:
+    def format_title(self, noise: SiteNoise) -> str:
         """For reports and tables: "symmetric 40 %"."""
         return f"{self.title} {noise.rate * 100:g} %" if self.has_rate else self.title
+
+    def nominal_rate(self, noise: SiteNoise) -> float | None:
+        """The share of wrong labels that was asked for, 0 to 1; None if there is no such number."""
+        return noise.rate if self.has_rate else None
 
     def describe(self, noise: SiteNoise) -> str:
         """For previews, after the name of the site: "labels 40 % of its images wrongly, ..."."""
@@ -141,7 +174,7 @@ class NoiseKind:
         raise NotImplementedError
 
 
-# a site whose labels are all right
+# a site whose labels are all correct
 CLEAN = SiteNoise("none", 0.0)
 KINDS: Registry[NoiseKind] = Registry("fedgsca.noise.kinds")
 
@@ -167,7 +200,8 @@ def list_kinds() -> list[NoiseKind]:
 def mix_with_identity(noise: SiteNoise, wrong: np.ndarray) -> np.ndarray:
     """(C, C): the true label with probability 1 - rate, else one of the `wrong` ones of its row.
 
-    wrong (C, C) bool says which label (column) may be given to which true class (row).
+    wrong (C, C) bool says which label (column) may be given to which true class (row). A class
+    without wrong labels, an empty row, always keeps its true label.
     """
     num_classes = len(wrong)
     if num_classes < 2 and not noise.is_clean:
@@ -177,7 +211,9 @@ def mix_with_identity(noise: SiteNoise, wrong: np.ndarray) -> np.ndarray:
             fix="use noise 0, or data with more classes",
         )
     wrong_rows = wrong / np.maximum(wrong.sum(axis=1, keepdims=True), 1)
-    return np.asarray((1.0 - noise.rate) * np.eye(num_classes) + noise.rate * wrong_rows)
+    identity = np.eye(num_classes)
+    matrix = (1.0 - noise.rate) * identity + noise.rate * wrong_rows
+    return np.where(wrong.any(axis=1, keepdims=True), matrix, identity)
 
 
 def other_classes(num_classes: int) -> np.ndarray:

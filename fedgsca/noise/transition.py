@@ -29,12 +29,14 @@ def transition_matrix(
     num_classes: int,
     candidates: Candidates | None = None,
     matrix: np.ndarray | None = None,
+    class_counts: np.ndarray | None = None,
 ) -> np.ndarray:
     """(C, C): probability of each given label (column) for each true class (row). Rows sum to one.
 
-    `candidates` and `matrix` (C, C) are for the kinds that need them.
+    `candidates`, `matrix` (C, C) and `class_counts` (C,), how often each class occurs among the
+    true labels of the site, are for the kinds that need them.
     """
-    context = NoiseContext(num_classes, candidates, matrix)
+    context = NoiseContext(num_classes, candidates, matrix, class_counts)
     return noise.definition.transition_matrix(noise, context)
 
 
@@ -48,7 +50,10 @@ def corrupt(
     rng: np.random.Generator,
 ) -> np.ndarray:
     """(n,): the labels a site is given when its true ones are `labels`; always a new array."""
-    return corrupt_with(labels, transition_matrix(noise, num_classes, candidates, matrix), rng)
+    _check_labels(labels, num_classes)
+    class_counts = np.bincount(labels, minlength=num_classes)
+    transitions = transition_matrix(noise, num_classes, candidates, matrix, class_counts)
+    return corrupt_with(labels, transitions, rng)
 
 
 def corrupt_with(labels: np.ndarray, matrix: np.ndarray, rng: np.random.Generator) -> np.ndarray:
@@ -58,18 +63,22 @@ def corrupt_with(labels: np.ndarray, matrix: np.ndarray, rng: np.random.Generato
     """
     matrix = np.asarray(matrix, dtype=np.float64)
     _check_matrix(matrix)
-    if labels.size and not 0 <= labels.min() <= labels.max() < len(matrix):
-        raise DataError(
-            "noise.label-out-of-range",
-            f"labels range from {labels.min()} to {labels.max()}, "
-            f"but the noise is defined for {len(matrix)} classes",
-            fix="number the classes from 0 to the number of classes - 1",
-        )
+    _check_labels(labels, len(matrix))
     edges = matrix.cumsum(axis=1)
     # ends at exactly 1, so that a class with probability 0 is never drawn, not even by rounding
     edges /= edges[:, -1:]
     given = (rng.random(labels.size)[:, None] >= edges[labels]).sum(axis=1)
     return np.asarray(given, dtype=np.int64)
+
+
+def _check_labels(labels: np.ndarray, num_classes: int) -> None:
+    if labels.size and not 0 <= labels.min() <= labels.max() < num_classes:
+        raise DataError(
+            "noise.label-out-of-range",
+            f"labels range from {labels.min()} to {labels.max()}, "
+            f"but the noise is defined for {num_classes} classes",
+            fix="number the classes from 0 to the number of classes - 1",
+        )
 
 
 def _check_matrix(matrix: np.ndarray) -> None:

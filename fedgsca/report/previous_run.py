@@ -29,7 +29,7 @@ def snapshot_run(path: Path) -> PreviousRun | None:
         recall=run.result.recall,
         precision=run.result.precision,
         per_class=run.result.per_class,
-        wrong=wrong_share(run),
+        wrong_share=wrong_share(run),
         config=run.settings.values,
     )
 

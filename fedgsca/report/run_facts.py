@@ -7,12 +7,10 @@ from dataclasses import dataclass
 
 from fedgsca.config import SITES_SOURCE
 from fedgsca.experiment.records import RoundRecord, finite
+from fedgsca.metrics import HEADLINE_ROUNDS
 from fedgsca.noise import read_site_noise
 from fedgsca.report.run_reader import LoadedRun
 from fedgsca.support.text import NBSP
-
-# rounds over which the headline scores are averaged
-HEADLINE_ROUNDS = 5
 
 
 def method_title(method: str) -> str:
@@ -35,6 +33,22 @@ def noise_title(noise: str) -> str:
     if site_noise is None:
         return noise
     return site_noise.title.replace(" %", f"{NBSP}%")
+
+
+def describe_noises(specs: Iterable[str]) -> str:
+    """What the parts of noise specifications mean: "Noise S40: symmetric 40 %; P20: ..."."""
+    titles: dict[str, str] = {}
+    is_mixed = False
+    for spec in specs:
+        parts = spec.split("-")
+        is_mixed = is_mixed or len(parts) > 1
+        for part in parts:
+            titles.setdefault(part, noise_title(part))
+    legend = "; ".join(f"{part}: {title}" for part, title in titles.items() if title != part)
+    if not legend:
+        return ""
+    ending = " A noise of several parts has one part for each site." if is_mixed else ""
+    return f"Noise {legend}.{ending}"
 
 
 def site_noise(run: LoadedRun, site: str) -> str:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from markupsafe import Markup
 
+from fedgsca.metrics import HEADLINE_ROUNDS
 from fedgsca.report.number_text import percent_text
 from fedgsca.report.run_facts import (
-    HEADLINE_ROUNDS,
     best_round,
     count_training_images,
     event_rounds,

@@ -6,7 +6,12 @@
         origin: str = field(metadata=stored_as("from"))
         age: int | None = None  # a default of None: the key is left out if there is no value
 
+Hints are bool, int, float, str, Any, other records, tuple[X, ...], Mapping[str, X], and X | None;
+any other hint is refused when the record is first used. A field with the metadata REMAINING_KEYS
+holds the keys of the JSON object that no other field has.
+
 `to_json` checks every value against its type hint, so that a wrong value fails where it is written.
+Values of remaining keys are written as they are; their keys must not be those of other fields.
 `from_json` accepts what other versions, unfinished runs and damaged files contain: unknown keys are
 ignored, and a key that is missing or has the wrong type gets the field's default, or else the empty
 value of its type (NaN for a float, 0, "", an empty tuple, mapping or record).
@@ -43,18 +48,25 @@ class Record:
     def to_json(self) -> dict[str, Any]:
         """The record as plain dicts, lists and numbers. Raises TypeError for a wrong value."""
         tree: dict[str, Any] = {}
+        remainder: Mapping[str, Any] = {}
+        own_keys = set()
         for field, kind in _typed_fields(type(self)):
             value = getattr(self, field.name)
             if field.metadata.get(_REMAINDER):
-                tree.update(value)
-            elif value is not None or field.default is not None:
+                remainder = value
+                continue
+            own_keys.add(_key_of(field))
+            if value is not None or field.default is not None:
                 place = f"{type(self).__name__}.{field.name}"
                 tree[_key_of(field)] = _encode(kind, value, place)
-        return tree
+        collisions = sorted(own_keys & set(remainder))
+        if collisions:
+            raise TypeError(f"{type(self).__name__} has fields of its own for {collisions}")
+        return {**tree, **remainder}
 
     @classmethod
     def from_json(cls, tree: object) -> Self:
-        """The record of a JSON object; never fails, see the text of the module."""
+        """The record of a JSON object; never fails, see the module docstring."""
         remainder = dict(tree) if isinstance(tree, Mapping) else {}
         values: dict[str, Any] = {}
         remainder_name: str | None = None
@@ -83,8 +95,33 @@ _CACHE: dict[type[Record], _TypedFields] = {}  # resolving type hints is slow
 def _typed_fields(cls: type[Record]) -> _TypedFields:
     if cls not in _CACHE:
         hints = typing.get_type_hints(cls)
+        for field in dataclasses.fields(cls):
+            if not field.metadata.get(_REMAINDER):
+                _check_hint(hints[field.name], f"{cls.__name__}.{field.name}")
         _CACHE[cls] = tuple((field, hints[field.name]) for field in dataclasses.fields(cls))
     return _CACHE[cls]
+
+
+def _check_hint(kind: Any, place: str) -> None:
+    """Refuse a type hint that cannot be written and read without losing something."""
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    inner: tuple[Any, ...] = ()
+    if origin in (Union, types.UnionType):
+        inner = tuple(argument for argument in arguments if argument is not type(None))
+        is_supported = len(inner) == 1
+    elif origin is tuple:
+        inner = arguments[:1]
+        is_supported = arguments[1:] == (Ellipsis,)
+    elif origin is Mapping:
+        inner = arguments[1:]
+        is_supported = arguments[0] is str
+    else:
+        is_record = isinstance(kind, type) and issubclass(kind, Record)
+        is_supported = is_record or kind in (Any, bool, int, float, str)
+    if not is_supported:
+        raise TypeError(f"{place} has the type hint {kind}, which JSON records do not support")
+    for argument in inner:
+        _check_hint(argument, place)
 
 
 def _key_of(field: dataclasses.Field[Any]) -> str:

@@ -30,7 +30,19 @@ class Registry(Generic[T]):
         self._is_loaded = False
 
     def register(self, name: str, item: T) -> T:
-        """Add an implementation. A second one with the same name replaces the first."""
+        """Add an implementation. Another one with the same name is refused.
+
+        The same definition may be registered again: a module that is reloaded, a notebook cell that
+        is executed twice, a class that a worker process unpickles.
+        """
+        previous = self._items.get(name)
+        if previous is not None and not _is_same_definition(previous, item):
+            raise ConfigError(
+                "plugin.duplicate-name",
+                f"{name!r} is offered twice in {self.package}: by {_describe_origin(previous)} and"
+                f" by {_describe_origin(item)}",
+                fix="rename one of the two, or remove the plugin",
+            )
         self._items[name] = item
         return item
 
@@ -66,6 +78,33 @@ class Registry(Generic[T]):
             )
         for module in os.environ.get(PLUGINS_VARIABLE, "").split(","):
             import_plugin(module.strip())
+
+
+def _is_same_definition(first: object, second: object) -> bool:
+    origin = _origin_of(first)
+    if origin is None:
+        return first is second or first == second
+    return origin == _origin_of(second)
+
+
+def _describe_origin(item: object) -> str:
+    origin = _origin_of(item)
+    return repr(item) if origin is None else ".".join(origin)
+
+
+def _origin_of(item: object) -> tuple[str, str] | None:
+    """Module and name of a class, of a function, or of what an object was made from.
+
+    An object such as a reader was made from its first function, any other object from its class.
+    None for plain values, such as a text.
+    """
+    definition: object = item
+    if not hasattr(item, "__qualname__"):
+        functions = [value for value in getattr(item, "__dict__", {}).values() if callable(value)]
+        definition = functions[0] if functions else type(item)
+    module = getattr(definition, "__module__", "builtins")
+    name = getattr(definition, "__qualname__", type(definition).__qualname__)
+    return None if module == "builtins" else (module, name)
 
 
 def import_plugin(module: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import unicodedata
 from collections.abc import Iterable, Sequence
 
@@ -107,6 +108,14 @@ def size_text(size: float) -> str:
             return f"{value:.1f} {unit}"
         value /= 1000
     return f"{value:.1f} TB"
+
+
+def slug(text: str, keep: str = "") -> str:
+    """The text with only those characters that are safe in a file name: D30/10 -> D30-10.
+
+    `keep` are more characters to leave as they are.
+    """
+    return re.sub(rf"[^\w.+{re.escape(keep)}-]+", "-", text).strip("-") or "x"
 
 
 def fold_name(name: str) -> str:

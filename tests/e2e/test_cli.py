@@ -435,7 +435,9 @@ def test_wire_in_words(shell: Shell) -> None:
     code, out, _ = shell("wire", "fedgsca", "--set", "fedgsca.diagnostics=false")
     assert code == 0
     assert "two Gaussians" in out and "weights head" in out and "num_samples" in out
-    assert "not in this round" in out  # declared, but not sent with these options
+    assert (
+        "switched off" in out and "not in this round" not in out
+    )  # declared, but not sent with these options
     assert "Also leaves a site in a deployment" in out and "confusion" in out and "seconds" in out
     code, out, _ = shell("wire", "fedavg")
     assert code == 0 and "selector" not in out and "Privacy is off" in out

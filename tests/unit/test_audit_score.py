@@ -116,7 +116,7 @@ def test_the_reason_is_a_sentence() -> None:
     )
     assert (
         score.describe_reason(observations, 1, 1, 0, CLASSES)
-        == "given serrated, the model agrees with 0.70 in 10 of 12 rounds"
+        == "given serrated, the model agrees (mean probability 0.70, 10 of 12 rounds)"
     )
 
 

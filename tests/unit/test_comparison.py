@@ -423,7 +423,7 @@ def test_a_ninth_method_is_compared_under_its_title(
     with ninth_method():
         config = build({"noise": {"spec": "S40"}})
         result = compare(["fedavg", "fednine"], config, seeds=1, out=tmp_path, ceiling=False)
-        assert parse_methods("all")[-1] == "fednine"
+        assert "fednine" in parse_methods("all")
     assert [row.label for row in result.rows] == ["FedAvg", "Nine Lives"]
     assert result.comparison.title == "FedAvg and Nine Lives on toy"
 

@@ -9,6 +9,9 @@ from __future__ import annotations
 import functools
 import importlib.util
 import re
+import shutil
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -156,6 +159,21 @@ def import_example(marker: str, folder: Path) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+@pytest.mark.parametrize(
+    "marker", ["@register\n", "@register_kind", "READERS.register", "@register_engine"]
+)
+def test_the_examples_pass_our_own_lint(marker: str, tmp_path: Path) -> None:
+    ruff = shutil.which("ruff", path=str(Path(sys.executable).parent))
+    if ruff is None:
+        pytest.skip("ruff is not installed")
+    file = tmp_path / "example.py"
+    file.write_text(read_example(marker), encoding="utf-8")
+    options = ["--config", str(ROOT / "pyproject.toml"), "--no-cache", str(file)]
+    for command in (["check"], ["format", "--check", "--diff"]):
+        result = subprocess.run([ruff, *command, *options], capture_output=True, text=True)
+        assert result.returncode == 0, result.stdout + result.stderr
 
 
 @pytest.fixture

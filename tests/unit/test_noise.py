@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import numpy as np
 import pytest
@@ -26,7 +27,7 @@ from fedgsca.noise import (
     register_kind,
     transition_matrix,
 )
-from fedgsca.noise.base import mix_with_identity
+from fedgsca.noise.base import mix_with_identity, other_classes
 from fedgsca.rng import stream
 
 C = 5
@@ -264,7 +265,7 @@ def test_every_written_form_is_read_back(text: str) -> None:
 
 @pytest.mark.parametrize(
     ("text", "title", "nominal"),
-    [("0", "none", 0.0), ("S40", "symmetric 40 %", 0.4), ("M", "own matrix", None)],
+    [("0", "none", 0.0), ("S40", "symmetric 40 %", 0.4), ("M", "custom matrix", None)],
 )
 def test_titles_and_nominal_rates(text: str, title: str, nominal: float | None) -> None:
     noise = read_site_noise(text)
@@ -275,6 +276,7 @@ def test_what_each_kind_needs() -> None:
     needs = {
         kind.letter: (kind.needs_candidates, kind.needs_matrix, kind.is_clean, kind.is_recorded)
         for kind in list_kinds()
+        if kind.order < NoiseKind.order  # those of this package
     }
     assert needs == {
         "none": (False, False, True, False),
@@ -290,6 +292,74 @@ def test_a_specification_cannot_ask_for_labels_from_a_file() -> None:
     with pytest.raises(ConfigError) as error:
         parse_noise("F", 2)
     assert error.value.code == "noise.invalid-specification"
+
+
+def test_a_class_without_wrong_labels_keeps_its_label() -> None:
+    wrong = np.array([[False, True, True], [False, False, False], [True, False, False]])
+    matrix = mix_with_identity(SiteNoise("S", 0.4), wrong)
+    np.testing.assert_allclose(matrix, [[0.6, 0.2, 0.2], [0.0, 1.0, 0.0], [0.4, 0.0, 0.6]])
+
+
+def test_a_kind_may_depend_on_how_often_the_classes_occur() -> None:
+    """Only the rarer half of the classes is mislabelled."""
+
+    @register_kind
+    class RareClasses(NoiseKind):
+        letter = "RARE"
+        title = "rare classes"
+        description = "Only the rarer half of the classes is mislabelled."
+
+        def transition_matrix(self, noise: SiteNoise, context: NoiseContext) -> np.ndarray:
+            assert context.class_counts is not None
+            is_rare = context.class_counts < np.median(context.class_counts)
+            return mix_with_identity(noise, other_classes(context.num_classes) & is_rare[:, None])
+
+    labels = np.repeat([0, 1, 2, 3], [50, 400, 60, 300])
+    try:
+        (noise,) = parse_noise("RARE50", 1)
+        given_labels = corrupt(labels, noise, num_classes=4, rng=stream(0))
+        assert set(labels[given_labels != labels]) == {0, 2}
+    finally:
+        KINDS.unregister("RARE")
+
+
+def test_a_kind_may_have_two_parameters() -> None:
+    """The example in the docstring of NoiseKind."""
+
+    @register_kind
+    class FirstClassNoise(NoiseKind):
+        letter = "D"
+        title = "by class"
+        description = "One rate for class 0, another one for all others."
+        has_rate = False
+
+        def parse(self, text: str) -> SiteNoise | None:
+            match = re.fullmatch(r"D([0-9]+)/([0-9]+)", text)
+            if match is None or max(int(match[1]), int(match[2])) > 100:
+                return None
+            return SiteNoise("D", 0.0, (int(match[1]) / 100, int(match[2]) / 100))
+
+        def write(self, noise: SiteNoise) -> str:
+            first, others = noise.parameters
+            return f"D{100 * first:g}/{100 * others:g}"
+
+        def format_title(self, noise: SiteNoise) -> str:
+            first, others = noise.parameters
+            return f"by class {100 * first:g} % and {100 * others:g} %"
+
+        def transition_matrix(self, noise: SiteNoise, context: NoiseContext) -> np.ndarray:
+            first, others = noise.parameters
+            rates = np.where(np.arange(context.num_classes) == 0, first, others)[:, None]
+            wrong = other_classes(context.num_classes) / (context.num_classes - 1)
+            return (1 - rates) * np.eye(context.num_classes) + rates * wrong
+
+    try:
+        clean, noise = parse_noise("0-d30/10", 2)
+        assert str(noise) == "D30/10" and noise.title == "by class 30 % and 10 %"
+        assert noise.nominal_rate is None and clean.nominal_rate == 0.0
+        np.testing.assert_allclose(np.diag(transition_matrix(noise, 3)), [0.7, 0.9, 0.9])
+    finally:
+        KINDS.unregister("D")
 
 
 def test_a_new_kind_is_one_class() -> None:

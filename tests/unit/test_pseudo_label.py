@@ -13,6 +13,7 @@ from fedgsca.pseudo_label import (
     distribution_shift,
     guard_reason,
     is_noisy_client,
+    noise_level,
     training_set,
 )
 from fedgsca.rng import stream
@@ -137,3 +138,8 @@ def test_guard_speaks_only_when_something_is_wrong() -> None:
     )  # nine given: too few to judge
     towards_one = np.concatenate([given_labels, np.full(1000, 2)])
     assert "moved by 0.8" in str(guard_reason(given_labels, towards_one, 0.3, 3))
+
+
+def test_the_noise_level_is_the_share_of_flagged_labels() -> None:
+    assert noise_level(np.array([True, False, True, True])) == 0.25
+    assert noise_level(np.zeros(0, bool)) == 0.0

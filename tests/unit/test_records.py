@@ -5,10 +5,12 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
+from fedgsca.experiment import records as all_records
 from fedgsca.experiment.records import (
     AuditSummary,
     BestRound,
@@ -134,3 +136,39 @@ def test_corrected_labels_keep_the_keys_on_disk() -> None:
     assert labels.to_json() == tree
     assert labels.review is not None and labels.review.previous_run is not None
     assert labels.review.previous_run.f1 == 70.0
+
+
+def test_a_remaining_key_cannot_replace_a_field() -> None:
+    assert SiteRecord(3, {"delta": 0.5}).to_json() == {"num_samples": 3, "delta": 0.5}
+    with pytest.raises(TypeError, match="num_samples"):
+        SiteRecord(3, {"num_samples": 9}).to_json()
+
+
+@dataclasses.dataclass(frozen=True)
+class TwoTypes(Record):
+    value: int | str = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Pair(Record):
+    value: tuple[int, str] = (0, "")
+
+
+@dataclasses.dataclass(frozen=True)
+class Listing(Record):
+    value: Mapping[str, tuple[list[int], ...]] = dataclasses.field(default_factory=dict)
+
+
+@pytest.mark.parametrize("record_class", [TwoTypes, Pair, Listing])
+def test_a_type_that_json_would_change_is_refused(record_class: type[Record]) -> None:
+    with pytest.raises(TypeError, match=f"{record_class.__name__}.value"):
+        record_class().to_json()
+    with pytest.raises(TypeError, match="do not support"):
+        record_class.from_json({})
+
+
+def test_all_records_of_the_package_have_supported_types() -> None:
+    records = [value for value in vars(all_records).values() if isinstance(value, type)]
+    for record_class in records:
+        if issubclass(record_class, Record):
+            record_class.from_json({})

@@ -15,6 +15,7 @@ from fedgsca.selector import (
     Selector,
     class_relative,
     clean_probability,
+    clean_subset,
     clean_threshold,
     clip_losses,
     fit_selector,
@@ -303,3 +304,7 @@ def test_a_hospital_sized_fit_is_fast() -> None:
         fit_selector(losses)
         best = min(best, time.perf_counter() - begin)
     assert best < 0.02  # about 2 ms on an idle core; the margin is for busy machines
+
+
+def test_the_clean_subset_includes_the_threshold() -> None:
+    assert clean_subset(np.array([0.2, 0.5, 0.9]), 0.5).tolist() == [False, True, True]

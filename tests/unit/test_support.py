@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import importlib
 import io
 from pathlib import Path
 
 import pytest
 
+from fedgsca.config import METHODS
+from fedgsca.data.reader import READERS
+from fedgsca.engine.base import ENGINES
 from fedgsca.errors import ConfigError, DataError
+from fedgsca.methods.base import load_methods
+from fedgsca.noise.base import KINDS
 from fedgsca.support.csv_table import read_csv_table, write_cells
 from fedgsca.support.markdown import markdown_table
-from fedgsca.support.registry import PLUGINS_VARIABLE, Registry
+from fedgsca.support.registry import PLUGINS_VARIABLE, Registry, import_plugin
 from fedgsca.support.text import (
     did_you_mean,
     duration,
@@ -21,10 +27,20 @@ from fedgsca.support.text import (
     plural,
     signed,
     size_text,
+    slug,
     suggest,
 )
 
-METHODS = ("fedavg", "fedprox", "fedrobust", "fedcorr", "fedgp", "fedfixer", "fednoro", "fedgsca")
+METHOD_NAMES = (
+    "fedavg",
+    "fedprox",
+    "fedrobust",
+    "fedcorr",
+    "fedgp",
+    "fedfixer",
+    "fednoro",
+    "fedgsca",
+)
 
 
 @pytest.mark.parametrize(
@@ -39,12 +55,12 @@ METHODS = ("fedavg", "fedprox", "fedrobust", "fedcorr", "fedgp", "fedfixer", "fe
     ],
 )
 def test_a_misspelled_or_shortened_name_is_recognised(word: str, candidate: str) -> None:
-    assert suggest(word, METHODS) == candidate
+    assert suggest(word, METHOD_NAMES) == candidate
 
 
 @pytest.mark.parametrize("word", ["foo", "fed", "fedx", "gp", "", "x"])
 def test_a_word_without_a_similar_name_gets_no_suggestion(word: str) -> None:
-    assert suggest(word, METHODS) is None
+    assert suggest(word, METHOD_NAMES) is None
 
 
 def test_short_words_are_not_confused() -> None:
@@ -53,8 +69,8 @@ def test_short_words_are_not_confused() -> None:
 
 
 def test_the_hint_is_empty_without_a_suggestion() -> None:
-    assert did_you_mean("fedavgg", METHODS) == "did you mean 'fedavg'? "
-    assert did_you_mean("foo", METHODS) == ""
+    assert did_you_mean("fedavgg", METHOD_NAMES) == "did you mean 'fedavg'? "
+    assert did_you_mean("foo", METHOD_NAMES) == ""
 
 
 def test_folded_names_ignore_capitals_spaces_and_hyphens() -> None:
@@ -95,6 +111,16 @@ def test_durations_and_sizes_use_the_unit_that_fits() -> None:
     ]
 
 
+def test_a_slug_is_one_safe_name() -> None:
+    assert [slug(text) for text in ("0-S40-P2.5", "D30/10", "S40%", "//")] == [
+        "0-S40-P2.5",
+        "D30-10",
+        "S40",
+        "x",
+    ]
+    assert slug("S40%/a", keep="%") == "S40%-a"
+
+
 # ---- registries ----
 
 
@@ -108,8 +134,6 @@ def test_a_plugin_module_is_loaded_from_the_environment(
     monkeypatch.setenv(PLUGINS_VARIABLE, "my_plugin")
     registry: Registry[object] = Registry("fedgsca.noise.kinds")
     registry.load()
-    from fedgsca.noise.base import KINDS
-
     assert "my-kind" in KINDS.load()
     KINDS.unregister("my-kind")
 
@@ -130,13 +154,72 @@ def test_a_plugin_that_cannot_be_imported_is_reported_every_time(
         assert "broken_plugin" in error.value.message
 
 
-def test_the_last_implementation_with_a_name_wins() -> None:
+def test_a_name_belongs_to_one_implementation() -> None:
     registry: Registry[str] = Registry("fedgsca.noise.kinds")
     registry.register("x", "first")
+    registry.register("x", "first")
+    with pytest.raises(ConfigError) as error:
+        registry.register("x", "second")
+    assert error.value.code == "plugin.duplicate-name"
+    assert registry.load()["x"] == "first"
+    registry.unregister("x")
     registry.register("x", "second")
     assert registry.load()["x"] == "second"
-    registry.unregister("x")
-    assert "x" not in registry.load()
+
+
+def test_a_plugin_cannot_take_the_name_of_a_built_in_implementation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "impostor.py").write_text(
+        "from fedgsca.methods.base import Method, register\n"
+        "class Impostor(Method):\n    name = 'fedavg'\n"
+        "register(Impostor)\n"
+    )
+    methods = load_methods()
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ConfigError) as error:
+        import_plugin("impostor")
+    assert error.value.code == "plugin.duplicate-name"
+    assert "fedgsca.methods.fedavg.FedAvg" in error.value.message
+    assert "impostor.Impostor" in error.value.message
+    assert load_methods() == methods
+
+
+RELOADED_PLUGIN = """
+from fedgsca.data.reader import READERS, Reader
+from fedgsca.engine.base import register_engine
+from fedgsca.methods.base import Method, register
+from fedgsca.noise.base import NoiseKind, register_kind
+
+@register
+class Again(Method):
+    name = "again"
+
+@register_kind
+class AgainKind(NoiseKind):
+    letter = "AGAIN"
+
+@register_engine("again", "an engine")
+def run_again(config, out, *, jobs=1, observer=None): ...
+
+def list_images(root, options): ...
+
+READERS.register("again", Reader("again:ROOT", "a reader", list_images=list_images))
+"""
+
+
+def test_a_module_can_be_executed_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "again_plugin.py").write_text(RELOADED_PLUGIN)
+    monkeypatch.syspath_prepend(tmp_path)
+    module = importlib.import_module("again_plugin")
+    try:
+        importlib.reload(module)
+        assert load_methods()["again"] is module.Again
+    finally:
+        METHODS.unregister("again")
+        KINDS.unregister("AGAIN")
+        ENGINES.unregister("again")
+        READERS.unregister("again")
 
 
 # ---- csv and Markdown ----

@@ -70,7 +70,7 @@ def list_chaoyang(root: Path, options: ReaderOptions) -> FileList:
         folder = _find_lists(root, options.splits)
         train = _read_training_lists(file_list, folder)
         test = _read_list(file_list, folder / "test.json")
-        file_list.lists.append(folder / "test.json")
+        file_list.source_files.append(folder / "test.json")
         file_list.rows = _label_training_images(file_list, train, options)
         for image in test:
             if image.label is not None:
@@ -129,7 +129,7 @@ def _read_training_lists(file_list: FileList, folder: Path) -> list[ChaoyangImag
             f"{train_path} does not exist or is empty",
             fix="copy the published train.json there",
         )
-    file_list.lists += lists
+    file_list.source_files += lists
     votes: dict[str, tuple[int, ...]] = {}
     for images in lists.values():
         votes |= {image.name: image.votes for image in images if image.votes}

@@ -102,7 +102,7 @@ def _read_fedgp_csv(
     imgname is `<label>_<video>_<frame>.jpg`.
     """
     table = read_csv_table(path)
-    file_list.lists.append(path)
+    file_list.source_files.append(path)
     given_column = "noisylabel" if path.name.startswith("noisy") else "cleanlabel"
     _check_fedgp_columns(table, path, given_column)
     rows = []
@@ -197,7 +197,7 @@ def _read_fold(
 ) -> list[ImageRow]:
     """Rows of one csv: filename,label."""
     table = read_csv_table(path)
-    file_list.lists.append(path)
+    file_list.source_files.append(path)
     if not {"filename", "label"} <= set(table.columns):
         raise DataError(
             "data.missing-column",

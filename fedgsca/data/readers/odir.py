@@ -164,7 +164,7 @@ def _read_part(file_list: FileList, part: OdirPart, rule: str) -> None:
     else:
         columns += [f"{eye}-Diagnostic Keywords" for eye in _EYES]
     table = read_xlsx(part.table, columns)
-    file_list.lists.append(part.table)
+    file_list.source_files.append(part.table)
     folder = part.images.relative_to(file_list.root).as_posix()
     image_count = len(list_image_names(part.images))
     file_list.folders.append(FolderCount(f"{folder}/", image_count, 2 * part.patients))

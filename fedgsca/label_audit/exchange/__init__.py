@@ -107,7 +107,8 @@ def import_verdicts(
 ) -> dict[str, int]:
     """Add another tool's verdicts as decisions: all of them or, if one does not fit, none.
 
-    `reviewer` replaces the names in the file. Returns reviewer -> number of decisions.
+    `reviewer` replaces the names in the file. Returns reviewer -> number of new decisions, which is
+    0 if all of them were imported before.
     """
     verdicts = _read_verdicts(audit, format_name, path)
     ids = {verdict.id for verdict in verdicts}
@@ -128,8 +129,9 @@ def import_verdicts(
     counts: Counter[str] = Counter()
     for verdict in verdicts:
         name = reviewer or verdict.reviewer
-        decisions.add(_decision_of(verdict, suspects[verdict.id], name))
-        counts[name] += 1
+        decision = _decision_of(verdict, suspects[verdict.id], name)
+        is_new = decisions.add(decision) is decision
+        counts[name] += int(is_new)
     return dict(counts)
 
 

@@ -24,5 +24,10 @@ def average_models(
     updates: Iterable[Update],
     weight: Callable[[Update], float] = count_samples,
 ) -> ServerState:
-    """theta <- sum_k w_k theta_k / sum_k w_k; by default w_k = n_k. Without updates: as it was."""
-    return ServerState(state.round + 1, weighted_mean(updates, state.weights, weight))
+    """theta <- sum_k w_k theta_k / sum_k w_k; by default w_k = n_k. Without updates: as it was.
+
+    The extras of the state are kept. A server that needs the mean for something else calls
+    `fedgsca.aggregate.weighted_mean`.
+    """
+    weights = weighted_mean(updates, state.weights, weight)
+    return ServerState(state.round + 1, weights, state.extras)

@@ -1,1 +1,1 @@
-"""One registered class per kind of label noise. Modules of this package are found by themselves."""
+"""One registered class per kind of label noise. The modules are discovered automatically."""

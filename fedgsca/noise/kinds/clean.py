@@ -19,7 +19,7 @@ from fedgsca.noise.base import (
 class CleanLabels(NoiseKind):
     letter = "none"
     title = "none"
-    description = "Every label is right."
+    description = "Every label is correct."
     order = 0
     is_clean = True
 
@@ -31,7 +31,7 @@ class CleanLabels(NoiseKind):
         """Always 0."""
         return "0"
 
-    def entitle(self, noise: SiteNoise) -> str:
+    def format_title(self, noise: SiteNoise) -> str:
         """ "none", without a rate."""
         return self.title
 

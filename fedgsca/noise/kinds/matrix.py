@@ -11,7 +11,7 @@ from fedgsca.noise.base import NoiseContext, NoiseKind, SiteNoise, register_kind
 @register_kind
 class MatrixNoise(NoiseKind):
     letter = "M"
-    title = "own matrix"
+    title = "custom matrix"
     description = "Labels are drawn from the transition matrix in noise.matrix."
     order = 4
     has_rate = False

@@ -22,7 +22,7 @@ class RecordedLabels(NoiseKind):
         return "takes its labels from a file"
 
     def transition_matrix(self, noise: SiteNoise, context: NoiseContext) -> np.ndarray:
-        """There is none: an error."""
+        """Always raises ConfigError."""
         raise ConfigError(
             "noise.no-transition-matrix",
             "labels that were read from a file (F) have no transition matrix",

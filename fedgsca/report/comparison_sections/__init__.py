@@ -1,4 +1,4 @@
-"""The sections of a comparison's page. Modules of this package are found by themselves.
+"""The sections of a comparison's page. The modules are discovered automatically.
 
 fedgsca.report.page_sections describes how to add one.
 """

@@ -69,7 +69,7 @@ def _mean_gap(points: EstimatePoints) -> float:
 
 @with_plot_style
 def draw_estimates(points: EstimatePoints, name: str) -> str:
-    """One colour per noise; on the diagonal, the estimate is right."""
+    """One colour per noise; on the diagonal, the estimate is correct."""
     figure, axes = make_axes(490, 400, margin_left=54, margin_top=12)
     largest = max(max(map(max, pairs)) for pairs in points.values())
     top = 100 * min(1.0, max(0.1, 1.1 * largest))

@@ -21,6 +21,7 @@ from fedgsca.report.elements import (
 )
 from fedgsca.report.loaded_comparison import LoadedComparison, method_entry
 from fedgsca.report.page_sections import comparison_section
+from fedgsca.report.run_facts import describe_noises
 from fedgsca.support.text import DASH
 
 # a key of SCORES -> the heading of its column
@@ -56,6 +57,9 @@ def _intro(comparison: LoadedComparison) -> str:
         "Percent, mean ± standard deviation over the seeds; "
         "the best is bold, the second best underlined."
     ]
+    legend = describe_noises(comparison.noises)
+    if legend:
+        sentences.append(legend)
     if comparison.has_ceiling:
         sentences.append(
             "The ceiling is FedAvg without the wrong labels, which no method knows. Recovery is "

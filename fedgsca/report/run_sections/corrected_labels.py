@@ -106,7 +106,7 @@ def _comparison_rows(run: LoadedRun, previous: PreviousRun) -> list[list[str]]:
         old = _class_f1(previous.per_class.get(name))
         new = _class_f1(result.per_class.get(name))
         rows.append(_score_row(f"F1 of {name}", old, new))
-    old_share, new_share = finite(previous.wrong), wrong_share(run)
+    old_share, new_share = finite(previous.wrong_share), wrong_share(run)
     if old_share is not None and new_share is not None:
         rows.append(["Wrong labels", percent_text(old_share, 1), percent_text(new_share, 1), ""])
     return rows

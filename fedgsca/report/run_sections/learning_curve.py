@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from fedgsca.experiment.records import finite
+from fedgsca.metrics import HEADLINE_ROUNDS
 from fedgsca.report.elements import LegendEntry, PageSection, PlotGallery, PlotImage
 from fedgsca.report.number_text import score_number
 from fedgsca.report.page_sections import run_section
@@ -22,7 +23,6 @@ from fedgsca.report.plot_style import (
     with_plot_style,
 )
 from fedgsca.report.run_facts import (
-    HEADLINE_ROUNDS,
     all_event_rounds,
     event_rounds,
     method_events,

@@ -1,4 +1,4 @@
-"""The confidence that a pseudo-label of each class needs (Eq. 10-11)."""
+"""The confidence that a pseudo-label of each class needs (Eq. 9-10)."""
 
 from __future__ import annotations
 

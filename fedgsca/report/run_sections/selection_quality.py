@@ -1,4 +1,4 @@
-"""How often the selector and the pseudo-labels are right: a table and curves. Simulations only."""
+"""How often the selector and the pseudo-labels are correct, as a table and curves (simulations)."""
 
 from __future__ import annotations
 
