@@ -112,13 +112,16 @@ def is_odd_text(error: ValueError) -> bool:
 
 def from_exhaustion(error: MemoryError | RecursionError) -> FedgscaError:
     """Input that needs more memory or a deeper nesting than this machine has."""
-    is_deep = isinstance(error, RecursionError)
+    if isinstance(error, RecursionError):
+        return DataError(
+            "file.nested-too-deeply",
+            "a file is nested too deeply to be read",
+            fix="check the files that the command was given",
+        )
     return DataError(
-        "file.nested-too-deeply" if is_deep else "run.out-of-memory",
-        "the input is nested too deeply" if is_deep else "the memory of this machine is too small",
-        fix="check the input"
-        if is_deep
-        else "use smaller images, a smaller batch or a machine with more memory",
+        "run.out-of-memory",
+        "the memory of this machine is too small",
+        fix="use smaller images, a smaller batch or a machine with more memory",
     )
 
 

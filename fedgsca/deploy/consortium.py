@@ -207,10 +207,10 @@ def _check_text(key: str, text: object, marks: frozenset[str]) -> list[ConfigPro
     strange = {mark for mark in text if not (mark.isalnum() or mark in marks or _is_accent(mark))}
     if not strange and len(text) <= _MAX_TEXT:
         return []
-    allowed = "".join(sorted(marks - {" "}))
+    punctuation = "".join(sorted(marks - {" "}))
     message = (
         f"{key}: {text[:_MAX_TEXT]!r} must consist of at most {_MAX_TEXT} letters, digits, spaces"
-        f" and {allowed}"
+        f" and {punctuation}"
     )
     return [ConfigProblem("deploy.invalid-text", message)]
 

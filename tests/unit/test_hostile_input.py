@@ -394,6 +394,27 @@ def test_the_csv_of_the_noise_contains_no_formula(tmp_path: Path) -> None:
         assert not any(cell.startswith(("=", "@")) for cell in cells)
 
 
+def test_predictions_contain_no_formula() -> None:
+    from fedgsca.export.prediction import _write_rows
+
+    sheet = io.BytesIO()
+    _write_rows(sheet, [["=x.png", "@class", "0.500000"], ["caf\udce9.png", "a", "1.000000"]])
+    assert sheet.getvalue() == b"'=x.png,'@class,0.500000\ncaf\xe9.png,a,1.000000\n"
+
+
+def test_a_model_card_contains_no_html(tmp_path: Path) -> None:
+    from fedgsca.export.write_export import export
+
+    run(toy_config("fedavg", frozen=True, train__rounds=1), tmp_path / "run")
+    for name in ("setup.json", "result.json"):
+        path = tmp_path / "run" / name
+        text = path.read_text().replace("toy-124-30-12-12", "<img src=x onerror=alert(1)>")
+        path.write_text(text.replace("class 1", "<b>class</b>"))
+    card = export(tmp_path / "run", "safetensors", tmp_path / "out").path / "MODEL_CARD.md"
+    text = card.read_text()
+    assert "<img" not in text and "<b>" not in text and "&lt;img" in text
+
+
 # ---- model.json and imports ----
 
 JSON_TEXTS = ["{", "[]", "null", '"x"', '{"classes": 3}', "[" * 100_000, '{"a": ' * 50_000]
