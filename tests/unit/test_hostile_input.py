@@ -30,10 +30,14 @@ from fedgsca.engine.network import SiteMessage, read_message
 from fedgsca.engine.rounds import run
 from fedgsca.errors import ConfigError, DataError
 from fedgsca.experiment.run_folder import read_rounds
+from fedgsca.label_audit.audit_table import Audit
+from fedgsca.label_audit.decisions import Decisions
+from fedgsca.label_audit.exchange import import_verdicts
 from fedgsca.support.console import console, make_table
 from fedgsca.support.csv_table import write_cells
 from fedgsca.support.markdown import markdown_table
 from fedgsca.support.text import one_line, printable
+from tests.audits import toy_audit
 from tests.toys import toy_config, toy_npz
 
 # ---- memory and time ----
@@ -425,6 +429,50 @@ def test_a_hostile_model_json(text: str, tmp_path: Path, capfd: pytest.CaptureFi
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "model.json").write_text(text)
     assert fails(capfd, "predict", tmp_path / "model", tmp_path)
+
+
+@pytest.fixture(scope="module")
+def audit(tmp_path_factory: pytest.TempPathFactory) -> Audit:
+    return toy_audit(tmp_path_factory.mktemp("audited") / "run")
+
+
+@pytest.mark.parametrize("text", JSON_TEXTS, ids=range(len(JSON_TEXTS)))
+def test_a_label_studio_file_that_is_none(text: str, audit: Audit, tmp_path: Path) -> None:
+    path = tmp_path / "export.json"
+    path.write_text(text)
+    if text == "[]":
+        assert import_verdicts(audit, "label-studio", path) == {}
+        return
+    with pytest.raises(DataError) as error:
+        import_verdicts(audit, "label-studio", path)
+    assert error.value.code == "audit.unreadable-import"
+
+
+def test_hostile_texts_of_a_label_studio_file(audit: Audit, tmp_path: Path) -> None:
+    (suspect,) = audit.at([0])
+    result = [
+        {"type": "choices", "value": {"choices": [suspect.given]}},
+        {"type": "textarea", "value": {"text": [HOSTILE]}},
+    ]
+    annotation = {"completed_by": {"email": HOSTILE}, "result": result, "lead_time": 1e400}
+    data = {"id": suspect.id, "hash": suspect.hash}
+    path = tmp_path / "export.json"
+    path.write_text(json.dumps([{"data": data, "annotations": [annotation]}]))
+    (name,) = import_verdicts(audit, "label-studio", path)
+    assert name.isprintable() and len(name) <= 60
+    (decision,) = Decisions(audit.path).by_reviewer(name).values()
+    assert decision.seconds is None and "\x1b" not in decision.reason
+
+
+def test_a_damaged_setup_of_a_finished_run(audit: Audit, capfd: pytest.CaptureFixture[str]) -> None:
+    folder = audit.path.parents[1]
+    content = (folder / "setup.json").read_bytes()
+    try:
+        for text in ("{", "[1]", "[" * 100_000):
+            (folder / "setup.json").write_text(text)
+            assert fails(capfd, "resume", folder) == "run.damaged-file"
+    finally:
+        (folder / "setup.json").write_bytes(content)
 
 
 # ---- the review server ----
