@@ -40,10 +40,17 @@ def rcl_loss(
     alpha: float = 0.05,
     beta: float = 0.75,
     reduction: Reduction = "mean",
+    permission: Tensor | None = None,
 ) -> Tensor:
-    """L*(Q, p) (Eq. 17). The mean includes the samples that cost nothing."""
+    """L*(Q, p) (Eq. 17). The mean includes the samples that cost nothing.
+
+    permission (n, C) bool: classes that a confident prediction may add to A; None: all. A model
+    that trains on its own confidence can run away, and evidence from elsewhere prevents it.
+    """
     log_p = _log_softmax(logits)
     possible = log_p.detach().exp() >= beta  # Eq. 14: possibility 1 for confident predictions ...
+    if permission is not None:
+        possible = possible & permission
     possible = possible.scatter(1, labels[:, None], True)  # ... and for the given label, always
     return _reduce(_credal_loss(log_p, possible, max(alpha, MIN_ALPHA)), reduction)
 
@@ -55,6 +62,7 @@ def ucl_loss(
     alpha: float = 0.05,
     beta: float = 0.75,
     reduction: Reduction = "mean",
+    permission: Tensor | None = None,
 ) -> Tensor:
     """Uniform credal labelling, the ablation of RCL.
 
@@ -64,6 +72,8 @@ def ucl_loss(
     log_p = _log_softmax(logits)
     is_given = torch.zeros_like(log_p, dtype=torch.bool).scatter(1, labels[:, None], True)
     is_confident = log_p.detach().exp() >= beta
+    if permission is not None:
+        is_confident = is_confident & permission
     contradiction = (is_confident & ~is_given).any(dim=1, keepdim=True)
     possible = is_given | contradiction
     return _reduce(_credal_loss(log_p, possible, max(alpha, MIN_ALPHA)), reduction)

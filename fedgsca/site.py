@@ -62,6 +62,21 @@ class Evaluation:
 
 
 @dataclass
+class LabelEvidence:
+    """What the evidence heads say about a site's labels in this round (fedgsca/evidence.py).
+
+    A method may use it. It stays at the site, except for `own_counts`.
+    """
+
+    # (n, C): P(true class | image, given label); None: too early in the run
+    posterior: np.ndarray | None = None
+    # (C,): samples of the federation by the label that they are trained with; None: unknown
+    training_counts: np.ndarray | None = None
+    # (C,): those of this site, for a method that wants `training_counts` in the next round
+    own_counts: np.ndarray | None = None
+
+
+@dataclass
 class Site:
     """One site during a round. The model is borrowed: the engine has a single one in memory."""
 
@@ -76,6 +91,8 @@ class Site:
     notes: dict[str, np.ndarray] = field(default_factory=dict)
     # outputs of the model as loaded, until training changes it
     evaluation: Evaluation | None = None
+    # None: the run has no evidence heads
+    evidence: LabelEvidence | None = None
     _current_weights: Arrays | None = None
 
     @property

@@ -22,8 +22,8 @@ from fedgsca.support.digests import arrays_digest
 from fedgsca.support.files import write_atomic
 from fedgsca.wire import read_metadata, save_tensors
 
-# the checkpoint may lag by two rounds; one more for safety
-_MAX_VERSIONS = 4
+# the coordinator can go back to any of four checkpoints; one more for a round that was cut short
+_MAX_VERSIONS = 5
 _INDEX = "index.json"
 
 
@@ -87,6 +87,10 @@ class Store:
                 fix="restore the file from a backup, or start a new run",
             ) from error
         return arrays
+
+    def part(self, name: str) -> Store:
+        """A memory of its own below this one, for a part that has other arrays."""
+        return Store(self.folder / name)
 
     def _read_index(self) -> list[int]:
         """Versions that must exist; empty for memory of 0.2."""

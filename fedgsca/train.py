@@ -229,6 +229,7 @@ def evaluate_site(site: Site, *, features: bool = False) -> Evaluation:
 
     Those of the model as received are computed once for all who ask (`Site.evaluation`).
     """
-    if site.evaluation is not None and not features:
-        return site.evaluation
+    evaluation = site.evaluation
+    if evaluation is not None and (evaluation.features is not None or not features):
+        return evaluation
     return evaluate(site.model, site.samples, site.device, features=features)

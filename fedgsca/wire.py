@@ -58,6 +58,8 @@ class Extra:
     # and the function that makes the noised numbers meaningful again (sorted, summing to one). An
     # extra with neither bounds nor diagnostic keeps its method from running under `privacy`.
     bounds: tuple[tuple[float, float], ...] | None = None
+    # belongs to a part that is off under `privacy`
+    off_under_privacy: bool = False
     finish: Callable[[np.ndarray], np.ndarray] | None = None
 
     def resolve(self, dims: Mapping[str, int]) -> tuple[int, ...]:

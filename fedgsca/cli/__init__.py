@@ -76,6 +76,7 @@ COMMAND_ORDER = (
     "demo",
     "run",
     "resume",
+    "readmit",
     "compare",
     "table",
     "ablation",

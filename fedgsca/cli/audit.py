@@ -144,7 +144,11 @@ def _print_audits(audits: list[Audit]) -> None:
 def _audit_row(audit: Audit, has_truth: bool) -> list[str]:
     summary = audit.summary
     wrong = summary.estimated_wrong
-    share = percent(wrong.count / max(summary.labels, 1))
+    count = "cannot tell"
+    interval = DASH
+    if wrong.can_tell:
+        count = f"{wrong.count} ({percent(wrong.count / max(summary.labels, 1))})"
+        interval = f"{wrong.low}–{wrong.high}"
     confusion = DASH
     if summary.confusions:
         top = summary.confusions[0]
@@ -153,8 +157,8 @@ def _audit_row(audit: Audit, has_truth: bool) -> list[str]:
         audit.site,
         confusion,
         str(summary.labels),
-        f"{wrong.count} ({share})",
-        f"{wrong.low}–{wrong.high}",
+        count,
+        interval,
         str(summary.suspects),
     ]
     if not has_truth:

@@ -18,7 +18,7 @@ from fedgsca.engine.local import SiteRunner
 from fedgsca.engine.site_evaluation import TEST_UPLOADS
 from fedgsca.experiment.data_source import read_source
 from fedgsca.experiment.simulation import prepare
-from fedgsca.methods.base import make_method
+from fedgsca.methods.compose import compose_method
 from fedgsca.privacy.mechanism import treatment
 from fedgsca.site import weights_of
 from fedgsca.support.json_record import Record, stored_as
@@ -98,16 +98,23 @@ class WireMeasurement(Record):
 
 
 def measure_wire(config: Config) -> WireMeasurement:
-    """Exchange one round with one site, on a few images; shapes and bytes of both messages."""
-    method = make_method(config.method, config.options, config.train.rounds)
+    """Exchange two rounds with one site, on a few images; shapes and bytes of both messages.
+
+    The first round is not measured: what a site starts from itself, such as evidence heads, is not
+    sent to it.
+    """
+    method = compose_method(config)
     experiment = prepare(_reduce_images(config))
     dims = experiment.dims
     with tempfile.TemporaryDirectory() as folder:
         runner = SiteRunner(experiment, method, Path(folder))
-        payload = method.broadcast(method.start(weights_of(runner.model), config.seed), 0)
-        check_extras("payload", payload.extras, method.downloads, dims)
-        update = runner.make_update(payload, runner.site(min(experiment.sites)))
-        check_update(update, payload.weights, method.uploads, dims)
+        state = method.start(weights_of(runner.model), config.seed)
+        for round_index in range(2):
+            payload = method.broadcast(state, round_index)
+            check_extras("payload", payload.extras, method.downloads, dims)
+            update = runner.make_update(payload, runner.site(min(experiment.sites)))
+            check_update(update, payload.weights, method.uploads, dims)
+            state = method.aggregate(state, [update])
     return WireMeasurement(
         method=method.name,
         model=config.model.name,

@@ -1,4 +1,4 @@
-"""`fedgsca run` and `fedgsca resume`."""
+"""`fedgsca run`, `fedgsca resume` and `fedgsca readmit`."""
 
 from __future__ import annotations
 
@@ -42,6 +42,17 @@ Out = Annotated[
     Path | None,
     typer.Option("--out", help="run folder; default runs/<data>-<method>-<noise>-s<seed>"),
 ]
+FromRound = Annotated[
+    int | None,
+    typer.Option(
+        "--from",
+        metavar="ROUND",
+        help="go back and run this round and all later ones again; the last four rounds are kept",
+    ),
+]
+ReadmittedSites = Annotated[
+    list[str], typer.Argument(metavar="SITE", help="names of sites that were put aside")
+]
 Folder = Annotated[Path, typer.Argument(metavar="RUN", help="folder of a run or a comparison")]
 
 
@@ -58,6 +69,11 @@ def add(app: typer.Typer) -> None:
         help="Resume a run or comparison after a crash or Ctrl-C; the result is bit-identical.",
         rich_help_panel="Train",
     )(resume)
+    app.command(
+        "readmit",
+        help="Let sites that the guard put aside take part again.",
+        rich_help_panel="Train",
+    )(readmit)
 
 
 def run(
@@ -110,6 +126,7 @@ def resume(
     folder: Folder,
     jobs: Jobs = 1,
     engine: EngineName = "local",
+    from_round: FromRound = None,
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
@@ -136,9 +153,21 @@ def resume(
 
         run_comparison(plan, folder, jobs=jobs, quiet=quiet, as_json=as_json)
         return
-    run_and_report(
-        read_config(folder), folder, jobs=jobs, engine=engine, quiet=quiet, as_json=as_json
-    )
+    config = read_config(folder)
+    if from_round is not None:
+        from fedgsca.engine.rewind import rewind
+
+        rewind(folder, from_round)
+    run_and_report(config, folder, jobs=jobs, engine=engine, quiet=quiet, as_json=as_json)
+
+
+def readmit(folder: Folder, sites: ReadmittedSites) -> None:
+    """`fedgsca readmit`."""
+    from fedgsca.experiment.run_folder import read_config, request_readmission
+
+    read_config(folder)  # an error if this is not a run folder
+    request_readmission(folder, sites)
+    print_note(f"{', '.join(sites)} will take part again from the next round on", "green")
 
 
 def default_out(config: Config) -> Path:

@@ -12,6 +12,7 @@ from pydantic import BaseModel, ValidationError
 from fedgsca.config.presets import PRESETS, recommend
 from fedgsca.config.schema import METHODS, SITES_SOURCE, Config, MethodSchema, Tree
 from fedgsca.errors import ConfigError, ConfigProblem
+from fedgsca.robust.base import load_rules
 from fedgsca.support.text import one_line, plural, suggest
 from fedgsca.wire import unprotected
 
@@ -158,6 +159,7 @@ def build(tree: Mapping[str, Any]) -> Config:
     try:
         config = Config.model_validate({**settings, "method": name, "options": options})
         problems += _privacy_problems(config, method)
+        problems += _rule_problems(config)
     except ValidationError as error:
         problems += validation_problems(error, Config)
     if problems:
@@ -270,6 +272,19 @@ def _privacy_problems(config: Config, method: type[MethodSchema] | None) -> list
         )
         problems.append(ConfigProblem("config.privacy-needs-test", message))
     return problems
+
+
+def _rule_problems(config: Config) -> list[ConfigProblem]:
+    name = config.aggregation.rule
+    rules = load_rules()
+    if name in rules:
+        return []
+    nearest = suggest(name, rules)
+    hint = f"use one of: {', '.join(sorted(rules))}"
+    if nearest is not None:
+        hint = f"did you mean {nearest}?"
+    message = f"aggregation.rule: unknown rule {name!r}; {hint}"
+    return [ConfigProblem("config.unknown-rule", message)]
 
 
 # ---- None, which TOML does not have ----

@@ -21,11 +21,13 @@ PRESETS: dict[str, Tree] = {
             "momentum": 0.0,
             "augment": "rotate",
         },
+        "evidence": {"enabled": False},
         "fedgsca": {
             "warmup": 0,
             "wait_for_health": False,
             "doubtful": "flag",
             "credal_after_warmup": False,
+            "class_balance": 0.0,
             "guard": {"enabled": False},
             "selector": {
                 "losses_of": "trained",

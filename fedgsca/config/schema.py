@@ -16,6 +16,8 @@ from fedgsca.wire import Extra
 Tree = dict[str, Any]
 # data.source of a deployment in which every site brings its own images
 SITES_SOURCE = "sites"
+# a shorter run has no evidence heads: they would have nothing to say in time
+MIN_EVIDENCE_ROUNDS = 6
 # the short names of `Config.load`
 SHORT_NAMES = {
     "data": "data.source",
@@ -241,6 +243,32 @@ class AuditConfig(Section):
         return range(min(self.first, rounds // 2), min(self.last, rounds))
 
 
+class EvidenceConfig(Section):
+    """Evidence heads: a slow second opinion about labels, trained beside any method."""
+
+    enabled: bool = Field(
+        default=True,
+        description="train evidence heads beside the method, for `fedgsca audit` and FedGSCA; "
+        "always off under privacy",
+    )
+    first: int = Field(
+        default=8,
+        ge=1,
+        description="round, from 0, in which the heads' opinions are first collected; they count "
+        "two rounds later; a quarter of a shorter run",
+    )
+    every: int = Field(
+        default=5, ge=3, description="rounds between two collections, until two thirds of the run"
+    )
+
+    def collection_rounds(self, rounds: int) -> range:
+        """Rounds in which the sites' opinions are collected; empty for very short runs."""
+        first = min(self.first, rounds // 4)
+        if not self.enabled or rounds < MIN_EVIDENCE_ROUNDS:
+            return range(0)
+        return range(first, max(first + 1, 2 * rounds // 3 - 1), self.every)
+
+
 class PrivacyConfig(Section):
     """Differential privacy of what leaves a site."""
 
@@ -254,6 +282,53 @@ class PrivacyConfig(Section):
     )
     delta: float = Field(
         default=1e-5, gt=0, lt=1, description="the delta for which epsilon is reported"
+    )
+
+
+class AggregationConfig(Section):
+    """Protection of the coordinator against sites that send wrong updates."""
+
+    guard: bool = Field(
+        default=True,
+        description="leave out updates that no honest site sends: absurd numbers, changes far "
+        "larger than usual, more than privacy.clip, false sizes, repeated updates",
+    )
+    norm_factor: float = Field(
+        default=4.0,
+        gt=1,
+        description="guard: largest L2 norm of a change, as a multiple of the median of the other "
+        "sites or of the last rounds, whichever is larger",
+    )
+    max_share: float = Field(
+        default=0.75,
+        gt=0,
+        le=1,
+        description="guard: largest share of all images that a site may claim, from three sites on",
+    )
+    strikes: int = Field(
+        default=3,
+        ge=1,
+        description="guard: updates left out until a site is put aside; `fedgsca readmit` "
+        "lets it take part again",
+    )
+    rule: str = Field(
+        default="mean",
+        description="how models are combined: mean (the method's own), norm-bound, median, "
+        "trimmed-mean, geometric-median, krum",
+    )
+    bound: float = Field(
+        default=1.0,
+        gt=0,
+        description="rule norm-bound: largest norm of a change, as a multiple of the usual one",
+    )
+    trim: float = Field(
+        default=0.25,
+        ge=0,
+        lt=0.5,
+        description="rule trimmed-mean: share of sites left out at either end",
+    )
+    liars: int = Field(
+        default=1, ge=0, description="rule krum: the number of lying sites it is prepared for"
     )
 
 
@@ -287,8 +362,16 @@ class Config(Section):
         default=AuditConfig(),
         description="evidence about labels, for `fedgsca audit`",
     )
+    evidence: EvidenceConfig = Field(
+        default=EvidenceConfig(),
+        description="a slow second opinion about labels, trained beside any method",
+    )
     privacy: PrivacyConfig | None = Field(
         default=None, description="clipping and noise on what leaves a site"
+    )
+    aggregation: AggregationConfig = Field(
+        default=AggregationConfig(),
+        description="protection against sites that send wrong updates",
     )
     options: dict[str, Any] = Field(
         default_factory=dict, description="the method's own options, all filled in"
@@ -323,9 +406,12 @@ class Config(Section):
     def to_tree(self) -> Tree:
         """As written to config.toml, with the method's options under the method's name.
 
-        None is left out, or spelled "none" where the default is something else.
+        None is left out, or spelled "none" where the default is something else. So is
+        `aggregation` if it is the default: runs of versions without it remain the same experiment.
         """
         tree: Tree = json.loads(self.model_dump_json(exclude_none=True, exclude={"options"}))
+        if self.aggregation == AggregationConfig():
+            del tree["aggregation"]
         if self.options:
             tree[self.method] = _spell_none(self.options)
         return tree

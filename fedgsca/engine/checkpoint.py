@@ -1,6 +1,7 @@
 """Checkpoints: one file per round, complete or absent, checked by digest when read.
 
-The last two are kept.
+The last four are kept, so that a run can go back (`fedgsca resume --from`). A checkpoint also holds
+the memory of the guard (guard.py).
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -18,8 +20,16 @@ from fedgsca.support.files import write_atomic
 from fedgsca.wire import Arrays, pack, read_metadata, unpack
 
 log = logging.getLogger(__name__)
-KEEP = 2
+KEEP = 4  # a site's memory (site_store.py) has one version more
 _PATTERN = "round-*.safetensors"
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """The state of the method after a round, and the memory of the guard."""
+
+    state: ServerState
+    guard: Arrays = field(default_factory=dict)
 
 
 def _digest(*groups: Arrays) -> str:
@@ -35,26 +45,58 @@ def save(
     folder: Path,
     state: ServerState,
     fingerprint: str,
+    guard: Arrays | None = None,
     companions: Mapping[str, object] | None = None,
 ) -> None:
     """Write the state after a round. `fingerprint` names the experiment.
 
     `companions` describe the files that belong to this state (run_companions.py).
     """
+    guard = guard or {}
     header: dict[str, object] = {
         "round": state.round,
         "fingerprint": fingerprint,
-        "digest": _digest(state.weights, state.extras),
+        "digest": _digest(state.weights, state.extras, guard),
     }
     if companions:
         header["companions"] = companions
-    path = folder / f"round-{state.round:06d}.safetensors"
-    write_atomic(path, pack(header, weights=state.weights, extras=state.extras))
+    content = pack(header, weights=state.weights, extras=state.extras, guard=guard)
+    write_atomic(_path(folder, state.round), content)
     for old_path in sorted(folder.glob(_PATTERN))[:-KEEP]:
         old_path.unlink(missing_ok=True)
 
 
+def _path(folder: Path, rounds: int) -> Path:
+    return folder / f"round-{rounds:06d}.safetensors"
+
+
 def latest(folder: Path, fingerprint: str) -> ServerState | None:
+    """The state of the newest checkpoint that can be read, or None if there is none."""
+    newest = read_latest(folder, fingerprint)
+    return None if newest is None else newest.state
+
+
+def go_back(folder: Path, rounds: int, fingerprint: str) -> None:
+    """Make the checkpoint after `rounds` rounds the newest one; 0 is the start of the run."""
+    if rounds > 0:
+        try:
+            _read(_path(folder, rounds), fingerprint)
+        except RunFolderError:
+            raise
+        except Exception as error:
+            stored_rounds = [int(path.stem.split("-")[1]) for path in sorted(folder.glob(_PATTERN))]
+            choices = ", ".join(str(number + 1) for number in [0, *stored_rounds])
+            raise RunFolderError(
+                "run.no-such-checkpoint",
+                f"{folder} has no readable checkpoint before round {rounds + 1}: {error}",
+                fix=f"use one of: --from {choices}",
+            ) from None
+    for path in sorted(folder.glob(_PATTERN), reverse=True):
+        if int(path.stem.split("-")[1]) > rounds:
+            path.unlink(missing_ok=True)
+
+
+def read_latest(folder: Path, fingerprint: str) -> Checkpoint | None:
     """The newest checkpoint that can be read, or None if there is none.
 
     A damaged one is reported, and the one before it is used.
@@ -78,14 +120,13 @@ def latest(folder: Path, fingerprint: str) -> ServerState | None:
 
 def read_companions(folder: Path, round_index: int) -> Mapping[str, object]:
     """The companions of a readable checkpoint; empty for those of 0.2."""
-    path = folder / f"round-{round_index:06d}.safetensors"
-    companions = read_metadata(path.read_bytes()).get("companions")
+    companions = read_metadata(_path(folder, round_index).read_bytes()).get("companions")
     return companions if isinstance(companions, dict) else {}
 
 
-def _read(path: Path, fingerprint: str) -> ServerState:
-    header, (weights, extras) = unpack(path.read_bytes(), ("weights", "extras"))
-    if header["digest"] != _digest(weights, extras):
+def _read(path: Path, fingerprint: str) -> Checkpoint:
+    header, (weights, extras, guard) = unpack(path.read_bytes(), ("weights", "extras", "guard"))
+    if header["digest"] != _digest(weights, extras, guard):
         raise ValueError("its content does not match its checksum")
     if header["fingerprint"] != fingerprint:
         raise RunFolderError(
@@ -93,4 +134,4 @@ def _read(path: Path, fingerprint: str) -> ServerState:
             f"the checkpoint {path} belongs to another experiment",
             fix="use the folder's own config.toml, or another --out",
         )
-    return ServerState(int(str(header["round"])), weights, extras)
+    return Checkpoint(ServerState(int(str(header["round"])), weights, extras), guard)

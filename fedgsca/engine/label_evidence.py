@@ -7,6 +7,8 @@ the window was chosen. The sums stay in the site's own folder and never leave it
     evidence/<site>/site.json             which samples these are (EvidenceHeader)
     evidence/<site>/round-*.safetensors   sums up to a round, versioned like the site's memory, so
                                           that a repeated round counts once
+    evidence/<site>/heads/round-*.safetensors   the newest judgement of the evidence heads
+                                          (fedgsca/evidence.py), in runs that have them
 """
 
 from __future__ import annotations
@@ -14,13 +16,14 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from fedgsca.errors import RunFolderError
+from fedgsca.evidence import Judgement
 from fedgsca.experiment.records import EvidenceHeader
 from fedgsca.selector import LOSS_CAP
 from fedgsca.site_store import Store
@@ -34,6 +37,7 @@ if TYPE_CHECKING:
     from fedgsca.wire import Payload
 
 ALL_ROUNDS = 2**31  # later than any round
+HEADS_FOLDER = "heads"
 
 
 @dataclass(frozen=True)
@@ -45,6 +49,7 @@ class Evidence:
     probs: np.ndarray  # (n, C)
     votes: np.ndarray  # (n, C) rounds in which the class was the most probable one
     posterior: np.ndarray | None = None  # (n,) of "clean", if the method has a selector
+    judgement: Judgement | None = None  # of the evidence heads, if the run has them
 
     def __len__(self) -> int:
         return len(self.losses)
@@ -64,7 +69,9 @@ def evaluate_received(site: Site, payload: Payload, config: Config) -> Evaluatio
     if payload.round not in config.audit.window(config.train.rounds):
         return None
     site.load(payload.weights)
-    evaluation = evaluate_site(site)
+    has_heads = bool(config.evidence.collection_rounds(config.train.rounds))
+    # evidence heads need the features: one pass serves both
+    evaluation = evaluate_site(site, features=has_heads and site.samples.are_images)
     if not np.isfinite(evaluation.losses).all():
         return None
     for array in (evaluation.probs, evaluation.losses):
@@ -77,6 +84,28 @@ def add_to_folder(
     evaluation: Evaluation, site: Site, round_index: int, experiment: Experiment, folder: Path
 ) -> None:
     """Add a round to the site's sums on disk."""
+    place = _open_place(site, experiment, folder)
+    store = Store(place)
+    posterior = site.notes.get("clean_probability")
+    sums = add_round(store.read_before(round_index), evaluation.probs, evaluation.losses, posterior)
+    store.write(round_index, sums)
+
+
+def add_judgement(site: Site, round_index: int, experiment: Experiment, folder: Path) -> None:
+    """Store the judgement of the evidence heads, in rounds that have a new one."""
+    if not experiment.config.audit.enabled or "evidence_probs" not in site.notes:
+        return
+    place = _open_place(site, experiment, folder)
+    arrays = {
+        "probs": site.notes["evidence_probs"].astype(np.float32),
+        "references": site.notes["evidence_references"],
+        "power": site.notes["evidence_power"],
+    }
+    Store(place).part(HEADS_FOLDER).write(round_index, arrays)
+
+
+def _open_place(site: Site, experiment: Experiment, folder: Path) -> Path:
+    """The folder of a site's evidence, with its header."""
     place = folder / "evidence" / site.name
     if not (place / "site.json").exists():
         header = EvidenceHeader(
@@ -89,10 +118,7 @@ def add_to_folder(
         tree = header.to_json()
         tree["digest"] = _tree_digest(tree)
         write_atomic(place / "site.json", json.dumps(tree, indent=1).encode())
-    store = Store(place)
-    posterior = site.notes.get("clean_probability")
-    sums = add_round(store.read_before(round_index), evaluation.probs, evaluation.losses, posterior)
-    store.write(round_index, sums)
+    return place
 
 
 def add_round(
@@ -190,10 +216,20 @@ def read_evidence(run: Path, site: str, *, before_round: int = ALL_ROUNDS) -> Ev
             fix="continue the run with `fedgsca resume`, then audit again",
         )
     try:
-        return mean_evidence(sums)
+        judgement = _read_judgement(Store(run / "evidence" / site).part(HEADS_FOLDER), before_round)
+        return replace(mean_evidence(sums), judgement=judgement)
     except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
         raise RunFolderError(
             "audit.damaged-evidence",
             f"the evidence of {site} in {run} is damaged: {type(error).__name__} {error}",
             fix="restore the folder from a backup, or make the run again",
         ) from None
+
+
+def _read_judgement(store: Store, before_round: int) -> Judgement | None:
+    """The newest judgement of the evidence heads; None in runs without heads, and early on."""
+    arrays = store.read_before(before_round)
+    if not arrays:
+        return None
+    probs = arrays["probs"].astype(np.float64)
+    return Judgement(probs, arrays["references"], float(arrays["power"]))

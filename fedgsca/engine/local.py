@@ -22,7 +22,8 @@ from fedgsca.engine.simulation_metrics import measure_decisions
 from fedgsca.errors import UpdateError
 from fedgsca.experiment.simulation import Experiment, prepare
 from fedgsca.experiment.weights_file import weights_path
-from fedgsca.methods.base import Method, make_method
+from fedgsca.methods.base import Method
+from fedgsca.methods.compose import compose_method
 from fedgsca.privacy.mechanism import NormalSource, protect, secret_normals
 from fedgsca.site import Site
 from fedgsca.site_store import Store
@@ -92,6 +93,7 @@ class SiteRunner:
             label_evidence.add_to_folder(
                 evaluation, site, payload.round, self.experiment, self.folder
             )
+        label_evidence.add_judgement(site, payload.round, self.experiment, self.folder)
         metrics = measure_decisions(site.notes, truth, site.labels)
         return Reply(name, update, None, metrics, seconds)
 
@@ -157,5 +159,5 @@ class LocalEngine:
 
 def open_runner(config: Config, folder: Path) -> SiteRunner:
     """A runner for all sites of a simulation."""
-    method = make_method(config.method, config.options, config.train.rounds)
+    method = compose_method(config)
     return SiteRunner(prepare(config), method, folder)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -20,6 +20,14 @@ import numpy as np
 from fedgsca.config import Config
 from fedgsca.engine import checkpoint
 from fedgsca.engine.base import Engine, Reply, RunObserver, SilentObserver, SiteEvaluator
+from fedgsca.engine.guard import (
+    GuardMemory,
+    UpdateFacts,
+    UpdateGuard,
+    absurd_array,
+    is_blamed,
+    lower_median,
+)
 from fedgsca.engine.local import LocalEngine, SiteRunner
 from fedgsca.engine.processes import ProcessEngine
 from fedgsca.engine.run_companions import check_companions, describe_companions
@@ -36,14 +44,21 @@ from fedgsca.experiment.records import (
 )
 from fedgsca.experiment.run_folder import RunFolder
 from fedgsca.experiment.simulation import Experiment, prepare
-from fedgsca.methods.base import Method, ServerState, make_method
+from fedgsca.methods.base import Method, ServerState
+from fedgsca.methods.compose import compose_method
 from fedgsca.metrics import HEADLINE_ROUNDS, stability
 from fedgsca.models.build import trainable_names
 from fedgsca.privacy.accountant import spent_epsilon
+from fedgsca.robust.base import Rule, RuleSettings, make_rule
+from fedgsca.robust.combine import combine_models, scale_change
+from fedgsca.robust.spool import UpdateSpool
 from fedgsca.site import weights_of
 from fedgsca.support.text import one_line
 from fedgsca.wire import Arrays, Payload, Update, check_extras, check_update, num_bytes
 
+NO_HEADS_MESSAGE = (
+    "evidence heads are off under privacy: FedGSCA and the audit use the losses of the model"
+)
 LOG_LIMIT = 64  # larger arrays of an update are not written to metrics.jsonl
 
 
@@ -72,21 +87,31 @@ def run(
             return result
         experiment = experiment or prepare(config)
         spent_epsilon(config, 1)  # a missing accountant is noticed before the first round
-        method = make_method(config.method, config.options, config.train.rounds)
+        method = compose_method(config)
         runner = SiteRunner(experiment, method, out)
         folder.write_setup(experiment)
-        state = checkpoint.latest(folder.checkpoints, config.fingerprint())
-        if state is None:
-            state = method.start(weights_of(runner.model), config.seed)
+        newest = checkpoint.read_latest(folder.checkpoints, config.fingerprint())
+        if newest is None:
+            newest = checkpoint.Checkpoint(method.start(weights_of(runner.model), config.seed))
         else:
-            companions = checkpoint.read_companions(folder.checkpoints, state.round)
-            check_companions(out, state.round, companions)
+            rounds = newest.state.round
+            check_companions(out, rounds, checkpoint.read_companions(folder.checkpoints, rounds))
+        state = newest.state
+        guard = UpdateGuard(
+            config,
+            GuardMemory.from_arrays(experiment.names, newest.guard),
+            first_round_spread=method.first_round_spread,
+        )
         folder.cut_metrics(state.round)
         observer.on_start(experiment, state.round)
+        if config.privacy is not None and config.evidence.enabled:
+            observer.on_message(NO_HEADS_MESSAGE)
         end_round = config.train.rounds
         if stop_after is not None:
             end_round = min(end_round, stop_after)
-        loop = RoundLoop(method, engine or _local_engine(runner, jobs), runner, folder, observer)
+        loop = RoundLoop(
+            method, engine or _local_engine(runner, jobs), runner, folder, observer, guard
+        )
         try:
             while state.round < end_round:
                 state = loop.run_round(state)
@@ -114,6 +139,7 @@ class RoundLoop:
     runner: SiteRunner
     folder: RunFolder
     observer: RunObserver
+    guard: UpdateGuard
 
     @property
     def experiment(self) -> Experiment:
@@ -124,6 +150,7 @@ class RoundLoop:
         """One communication round: `state` is before it, the returned state after it."""
         config, round_index = self.experiment.config, state.round
         start = time.perf_counter()
+        readmissions = self._readmit()
         payload = self.method.broadcast(state, round_index)
         check_extras("payload", payload.extras, self.method.downloads, self.experiment.dims)
         state, validator = self._train_and_aggregate(state, payload)
@@ -131,8 +158,10 @@ class RoundLoop:
         record = self._with_scores(self._record(validator, payload), state)
         end_of_evaluation = time.perf_counter()
         self.folder.append_metrics(record)
+        memory = self.guard.memory.to_arrays()
         companions = describe_companions(self.folder.path, state.round)
-        checkpoint.save(self.folder.checkpoints, state, config.fingerprint(), companions)
+        checkpoint.save(self.folder.checkpoints, state, config.fingerprint(), memory, companions)
+        self.folder.end_readmission(readmissions)
         end = time.perf_counter()
         timing = TimingRecord(
             round=round_index,
@@ -144,6 +173,14 @@ class RoundLoop:
         self.folder.append_timing(timing)
         self.observer.on_round_done(record, end - start)
         return state
+
+    def _readmit(self) -> list[str]:
+        """Sites that a person readmitted since the last round."""
+        sites = [name for name in self.experiment.names if self.folder.is_readmitted(name)]
+        self.guard.readmit(sites)
+        for site in sites:
+            self.observer.on_message(f"{site} takes part again: it was readmitted")
+        return sites
 
     def _train_and_aggregate(
         self, state: ServerState, payload: Payload
@@ -159,12 +196,19 @@ class RoundLoop:
                   -> SiteRunner.run_round -> method.local_update, at the site
         """
         trainable = trainable_names(self.runner.model)
-        validator = UpdateValidator(self.method, payload, self.experiment, trainable, self.observer)
-        replies = self.engine.exchange(payload)
-        updates = validator.accept(replies)
-        state = self.method.aggregate(state, updates)  # iterating over the updates trains the sites
+        settings = self.experiment.config.aggregation
+        rule = make_rule(settings.rule, RuleSettings(settings.bound, settings.trim, settings.liars))
+        validator = UpdateValidator(
+            self.method, payload, self.experiment, trainable, self.observer, self.guard, rule
+        )
+        with UpdateSpool(self.folder.path) as spool:
+            updates = validator.accept(self.engine.exchange(payload), spool)
+            # iterating over the updates trains the sites
+            state = self.method.aggregate(state, updates)
         validator.check_quorum()
+        validator.check_aggregate(state)
         check_model(state.weights, payload.round)
+        validator.end_round()
         return state, validator
 
     def _record(self, validator: UpdateValidator, payload: Payload) -> RoundRecord:
@@ -258,31 +302,96 @@ class UpdateValidator:
     experiment: Experiment
     trainable: tuple[str, ...]
     observer: RunObserver
+    guard: UpdateGuard
+    rule: Rule
     sites: dict[str, SiteRecord] = field(default_factory=dict)
     refusals: dict[str, str] = field(default_factory=dict)  # site -> reason
     drift: list[float] = field(default_factory=list)  # change of the weights at each site
     bytes_up: int = 0
     site_seconds: dict[str, float] = field(default_factory=dict)
+    facts: list[UpdateFacts] = field(default_factory=list)
+    blame: list[str] = field(default_factory=list)  # sites that the guard refused
+    simulation_metrics: dict[str, Mapping[str, float | None]] = field(default_factory=dict)
 
-    def accept(self, replies: Iterator[Reply]) -> Iterator[Update]:
-        """The usable updates, one by one. A site whose update is not usable is left out."""
+    def accept(self, replies: Iterator[Reply], spool: UpdateSpool) -> Iterator[Update]:
+        """The usable updates, one by one. A site whose update is not usable is left out.
+
+        Updates stream as long as none has to wait for the others. From the first one that has to,
+        all wait in `spool`, so that their order, and with it the bytes of the result, remains.
+        """
+        pending_facts = []
         for reply in replies:
             self.observer.on_site_done(self.payload.round, reply)
             self.site_seconds[reply.site] = reply.seconds
+            self.simulation_metrics[reply.site] = reply.simulation_metrics
             try:
                 update = self._check(reply)
+                facts = self.guard.examine(update, self.payload.weights)
             except UpdateError as error:
-                reason = one_line(error.message)  # it may quote names that the site has chosen
-                self.refusals[reply.site] = reason
-                self.observer.on_message(
-                    f"round {self.payload.round + 1}: {reply.site} is left out: {reason}"
-                )
+                self._refuse(reply.site, error)
                 continue
-            self.bytes_up += num_bytes(update.weights) + num_bytes(update.extras)
-            self.drift.append(stability(self.payload.weights, update.weights, self.trainable))
-            values = {**_loggable_extras(update), **reply.simulation_metrics}
-            self.sites[update.site] = SiteRecord(update.num_samples, values)
-            yield update
+            streams = len(spool) == 0 and self._can_stream()
+            if streams and self.guard.is_usual(facts, self.facts):
+                self.facts.append(facts)
+                yield self._use(update, self._bound(update, facts))
+            else:
+                self.facts.append(facts)
+                pending_facts.append(facts)
+                spool.add(update)
+        yield from self._judge(pending_facts, spool)
+
+    def _judge(self, pending_facts: Sequence[UpdateFacts], spool: UpdateSpool) -> Iterator[Update]:
+        """The usable ones among the updates that had to wait."""
+        positions = []
+        for position, facts in enumerate(pending_facts):
+            round_facts = [item for item in self.facts if item is not facts]
+            try:
+                self.guard.judge(facts, round_facts)
+                positions.append(position)
+            except UpdateError as error:
+                self._refuse(facts.site, error)
+        model: Arrays | None = None
+        if self.rule.needs_all:
+            model = combine_models(self.rule, spool, positions, self.payload.weights)
+        for position in positions:
+            update = spool.update(position)
+            if model is None:
+                yield self._use(update, self._bound(update, pending_facts[position]))
+            else:
+                yield self._use(update, replace(update, weights=model))
+
+    def _can_stream(self) -> bool:
+        needs_level = self.rule.needs_level and self.guard.level() is None
+        return not self.rule.needs_all and not needs_level
+
+    def _bound(self, update: Update, facts: UpdateFacts) -> Update:
+        """The update with its change scaled down, if the rule says so."""
+        if not self.rule.needs_level:
+            return update
+        level = self.guard.level()
+        if level is None:  # the first round: all sites have answered
+            norms = [item.norm for item in self.facts if item.norm > 0.0]
+            level = lower_median(norms) if norms else 0.0
+        factor = self.rule.bound_change(facts.norm, level)
+        if factor == 1.0:
+            return update
+        weights = scale_change(update.weights, self.payload.weights, factor)
+        return replace(update, weights=weights)
+
+    def _use(self, update: Update, result: Update) -> Update:
+        """Write down what the site sent; `result` is what the method gets of it."""
+        self.bytes_up += num_bytes(update.weights) + num_bytes(update.extras)
+        self.drift.append(stability(self.payload.weights, update.weights, self.trainable))
+        values = {**_loggable_extras(update), **self.simulation_metrics[update.site]}
+        self.sites[update.site] = SiteRecord(update.num_samples, values)
+        return result
+
+    def _refuse(self, site: str, error: UpdateError) -> None:
+        reason = one_line(error.message)  # it may quote names that the site has chosen
+        self.refusals[site] = reason
+        self.observer.on_message(f"round {self.payload.round + 1}: {site} is left out: {reason}")
+        if is_blamed(error):
+            self.blame.append(site)
 
     def _check(self, reply: Reply) -> Update:
         update = reply.update
@@ -301,7 +410,8 @@ class UpdateValidator:
 
     def check_quorum(self) -> None:
         """Stop the run if too few sites sent a usable update."""
-        names = self.experiment.names
+        excluded_sites = self.guard.sites_put_aside()
+        names = [name for name in self.experiment.names if name not in excluded_sites]
         quorum = quorum_of(self.experiment.config, len(names))
         if len(self.sites) >= quorum:
             return
@@ -313,6 +423,31 @@ class UpdateValidator:
             fix="fix this site and the others named in the log, then run `fedgsca resume`;"
             " finished rounds are kept",
         )
+
+    def check_aggregate(self, state: ServerState) -> None:
+        """Stop the run before a model that is not usable becomes a checkpoint."""
+        name = absurd_array(state.weights)
+        if name is None:
+            return
+        largest = max(self.facts, key=lambda item: item.norm, default=None)
+        suspect = "no site" if largest is None else f"{largest.site}, norm {largest.norm:.4g}"
+        raise UpdateError(
+            "round.invalid-aggregate",
+            f"round {self.payload.round + 1}: the new model has numbers in {name} that are not "
+            f"finite or absurd; the largest change came from {suspect}",
+            fix="check this site, then run `fedgsca resume`; finished rounds are kept",
+        )
+
+    def end_round(self) -> None:
+        """Let the guard remember the round, and report sites that are put aside from now on."""
+        excluded_sites = self.guard.sites_put_aside()
+        self.guard.remember(self.payload.round, self.facts, self.sites.keys(), self.blame)
+        for site in self.guard.sites_put_aside():
+            if site not in excluded_sites:
+                self.observer.on_message(
+                    f"{site} is put aside from round {self.payload.round + 2} on; "
+                    f"`fedgsca readmit` lets it take part again"
+                )
 
 
 def quorum_of(config: Config, sites: int) -> int:

@@ -23,10 +23,11 @@ def describe_companions(folder: Path, rounds: int) -> dict[str, object]:
     """The checksum of the first `rounds` lines of the log, and the newest memory of each site."""
     memory: dict[str, int] = {}
     for kind in _STORES:
-        for path in sorted((folder / kind).glob("*/")):
-            versions = [version for version in Store(path).versions() if version < rounds]
+        places = {path.parent for path in (folder / kind).rglob("round-*.safetensors")}
+        for place in sorted(places):
+            versions = [version for version in Store(place).versions() if version < rounds]
             if versions:
-                memory[f"{kind}/{path.name}"] = versions[-1]
+                memory[place.relative_to(folder).as_posix()] = versions[-1]
     return {"log": _digest(_log_lines(folder)[:rounds]), "memory": memory}
 
 

@@ -37,7 +37,7 @@ from fedgsca.errors import (
 )
 from fedgsca.experiment.simulation import Experiment, prepare
 from fedgsca.experiment.weights_file import weights_path
-from fedgsca.methods.base import make_method
+from fedgsca.methods.compose import compose_method
 from fedgsca.privacy.reply_cache import answer_once
 from fedgsca.support.digests import sha256_file
 from fedgsca.support.files import write_atomic
@@ -200,7 +200,7 @@ def _open_runner(config: Config, terms: Terms, place: SitePlace) -> SiteRunner:
         )
     if place.is_hospital:
         _check_same_data(place.folder / "signature", experiment.signature())
-    method = make_method(config.method, config.options, config.train.rounds)
+    method = compose_method(config)
     return SiteRunner(experiment, method, place.folder, is_hospital=place.is_hospital)
 
 

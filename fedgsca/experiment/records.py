@@ -335,6 +335,13 @@ class WrongEstimate(Record):
     count: int
     low: int
     high: int
+    # True: the images say too little about the labels, and the numbers mean nothing
+    is_unsure: bool | None = None
+
+    @property
+    def can_tell(self) -> bool:
+        """Whether the numbers mean anything."""
+        return not self.is_unsure
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ setup.json         classes, sites, sizes, realised noise, fingerprints, warnings
 noise/<site>.csv   simulations: file, true and given label
 metrics.jsonl      one line per round; the same bytes whenever the same experiment is run
 timing.jsonl       seconds per phase and site; differs from run to run
-checkpoint/        the last two rounds
+checkpoint/        the last four rounds
 store/<site>/      each site's private memory
 evidence/<site>/   each site's evidence about its own labels; audit/<site>/ the audit
 losses/<site>.npz  simulations: per-sample losses of the newest selection, for the report
@@ -21,7 +21,7 @@ import fcntl
 import io
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -47,10 +47,16 @@ from fedgsca.experiment.weights_file import weights_digest
 from fedgsca.methods.base import Method, ServerState
 from fedgsca.noise import realised
 from fedgsca.support.csv_table import write_cells
-from fedgsca.support.files import is_disk_full, remove_abandoned, write_atomic
+from fedgsca.support.files import (
+    is_disk_full,
+    remove_abandoned,
+    remove_quietly,
+    write_atomic,
+)
 from fedgsca.support.version import __version__
 from fedgsca.wire import save_tensors
 
+READMISSIONS = "readmit"  # a folder with one empty file per site, until the next checkpoint
 _SHOWN_CHANGES = 6  # differences between two experiments that an error lists
 
 
@@ -121,6 +127,19 @@ def read_config(path: Path) -> Config:
             fix="give the folder that `fedgsca run --out` made",
         )
     return build(read_toml(path / "config.toml"))
+
+
+def request_readmission(folder: Path, sites: Iterable[str]) -> None:
+    """Let sites that were put aside take part again, from the next round on."""
+    setup = _read_object(folder / "setup.json") or {}
+    for site in sites:
+        if site not in setup.get("sites", {}):
+            raise RunFolderError(
+                "run.unknown-site",
+                f"the run in {folder} has no site {site!r}",
+                fix=f"use one of: {', '.join(setup.get('sites', {})) or 'none so far'}",
+            )
+        write_atomic(folder / READMISSIONS / site, b"")
 
 
 class RunFolder:
@@ -292,6 +311,17 @@ class RunFolder:
                 " checkpoint are safe",
                 fix=f"free some space under {self.path}, then run `fedgsca resume {self.path}`",
             ) from error
+
+    # ---- sites that were put aside ----
+
+    def is_readmitted(self, site: str) -> bool:
+        """Whether a person readmitted the site since the last round."""
+        return (self.path / READMISSIONS / site).exists()
+
+    def end_readmission(self, sites: Iterable[str]) -> None:
+        """The checkpoint knows about these readmissions: forget the requests."""
+        for site in sites:
+            remove_quietly(self.path / READMISSIONS / site)
 
     # ---- at the end ----
 

@@ -88,7 +88,7 @@ def audit_site(
     ranking = score.rank_labels(evidence, site_data.given, quota)
     second_opinions = _ask_second_opinions(opinions, site_data, run)
     assessment = LabelAssessment(site_data, evidence, ranking, second_opinions)
-    clean_rows = score.select_clean_examples(evidence, site_data.given)
+    clean_rows = score.select_clean_examples(evidence, site_data.given, ranking)
     _write_features(assessment, clean_rows, run, out)
     clean = {}
     for label, rows in clean_rows.items():
@@ -128,7 +128,7 @@ def _describe_label(assessment: LabelAssessment, row: int, rank: int) -> Suspect
     classes = assessment.classes
     given = int(site_data.given[row])
     suggestion = int(ranking.suggestion[row])
-    probs = evidence.probs[row]
+    probs = ranking.probs[row]
     runners_up = [int(c) for c in np.argsort(-probs, kind="stable") if c != suggestion][:2]
     opinions = {}
     for name, opinion in assessment.opinions.items():
@@ -146,7 +146,7 @@ def _describe_label(assessment: LabelAssessment, row: int, rank: int) -> Suspect
         rounds=evidence.rounds,
         votes=int(evidence.votes[row, suggestion]),
         posterior=None if evidence.posterior is None else _rounded(evidence.posterior[row]),
-        reason=score.describe_reason(evidence, row, given, suggestion, classes),
+        reason=score.describe_label(evidence, ranking, row, given, classes),
         priority=bool(ranking.priority[row]),
         opinions=opinions,
     )
@@ -187,7 +187,7 @@ def summarise_labels(assessment: LabelAssessment) -> LabelSummary:
     """Numbers about the site's labels as a whole; in a simulation also the ranking's quality."""
     site_data = assessment.site_data
     ranking = assessment.ranking
-    errors = score.estimate_errors(assessment.evidence, site_data.given, ranking.suspicion)
+    errors = score.count_errors(assessment.evidence, site_data.given, ranking)
     truth = None
     if site_data.truth is not None:
         truth = measure_ranking(ranking.order, site_data.given != site_data.truth)
@@ -207,7 +207,7 @@ def _summarise_classes(assessment: LabelAssessment) -> tuple[ClassAudit, ...]:
     classes = []
     for label, name in enumerate(assessment.classes):
         mask = given == label
-        errors = score.estimate_errors(assessment.evidence, given, ranking.suspicion, mask)
+        errors = score.count_errors(assessment.evidence, given, ranking, mask)
         suspects = int(np.count_nonzero(ranking.priority & mask))
         classes.append(ClassAudit(name, int(mask.sum()), _round_estimate(errors), suspects))
     return tuple(classes)
@@ -225,7 +225,8 @@ def _count_confusions(assessment: LabelAssessment, count: int) -> tuple[SuspectP
 
 
 def _round_estimate(errors: score.ErrorEstimate) -> WrongEstimate:
-    return WrongEstimate(round(errors.count), int(errors.low), round(errors.high))
+    is_unsure = None if errors.can_tell else True
+    return WrongEstimate(round(errors.count), int(errors.low), round(errors.high), is_unsure)
 
 
 def _write_features(

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from fedgsca.experiment.records import LabelSummary, RankingTruth
+from fedgsca.experiment.records import LabelSummary, RankingTruth, WrongEstimate
 from fedgsca.label_audit.audit_images import AuditImages
 from fedgsca.label_audit.audit_table import Suspect
 from fedgsca.report.elements import (
@@ -79,20 +79,35 @@ def build_gallery(images: AuditImages, banner: str = "") -> Page:
 def _lead_sentences(summary: LabelSummary) -> list[str]:
     wrong = summary.estimated_wrong
     share = percent_text(wrong.count / max(summary.labels, 1))
-    return [
+    estimate = (
         f"About {wrong.count} of {summary.labels} labels ({share}) look wrong; between {wrong.low}"
-        f" and {wrong.high} is plausible.",
+        f" and {wrong.high} is plausible."
+    )
+    if not wrong.can_tell:
+        estimate = (
+            f"How many of the {summary.labels} labels are wrong cannot be estimated here: the"
+            " images say too little about the labels. The list is ordered all the same."
+        )
+    return [
+        estimate,
         "A model can be wrong, too: a suggestion is a reason to look again, not a diagnosis.",
         "This page shows images and file names of the site. It stays at the site: do not share it.",
     ]
 
 
+def _estimate_texts(wrong: WrongEstimate) -> tuple[str, str]:
+    """The number of wrong labels and its interval."""
+    if not wrong.can_tell:
+        return "cannot tell", ""
+    return f"{wrong.count:,}", f"{wrong.low:,} to {wrong.high:,}"
+
+
 def _tiles(summary: LabelSummary) -> list[Tile]:
     wrong = summary.estimated_wrong
-    interval = f"{wrong.low:,} to {wrong.high:,}"
+    count, interval = _estimate_texts(wrong)
     tiles = [
         Tile("Labels", f"{summary.labels:,}"),
-        Tile("Probably wrong", f"{wrong.count:,}", note=interval, strong=True),
+        Tile("Probably wrong", count, note=interval, strong=True),
         Tile(
             "To review",
             f"{summary.suspects:,}",
@@ -115,7 +130,7 @@ def _class_section(summary: LabelSummary) -> PageSection:
     rows = []
     for entry in summary.per_class:
         wrong = entry.estimated_wrong
-        counts = [str(entry.labels), str(wrong.count), f"{wrong.low} to {wrong.high}"]
+        counts = [str(entry.labels), *_estimate_texts(wrong)]
         rows.append([entry.class_name, *counts, str(entry.suspects)])
     head = ["Given label", "Labels", "Probably wrong", "Plausible", "To review"]
     return PageSection(

@@ -1,9 +1,10 @@
 """From evidence to a ranking: how suspicious labels are, and how many are wrong.
 
-Pure functions of numpy arrays; `given` are the labels under audit, (n,) class indices. The score
-and the window of rounds were chosen by a study against the true labels (benchmarks/audit.py,
-docs/audit.md): the loss of the received model, averaged over rounds, compared with the losses of
-the same given class.
+Pure functions of numpy arrays; `given` are the labels under audit, (n,) class indices. Runs with
+evidence heads have a posterior of the true class, and 1 - r_i(y_i) is the suspicion
+(fedgsca/evidence.py, docs/evidence.md). Without heads (older and very short runs, test labels) it
+is the loss of the received model, averaged over rounds, compared with the losses of the same given
+class. Both were chosen by studies against the true labels (docs/audit.md).
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from fedgsca import evidence as heads
 from fedgsca.engine.label_evidence import Evidence
 from fedgsca.selector import class_relative, clean_probability, fit_selector
 from fedgsca.support.text import plural
@@ -27,6 +29,19 @@ MIN_PER_CLASS = 3  # labels of every class on the priority list, if the model do
 
 
 @dataclass(frozen=True)
+class HeadVerdict:
+    """What the evidence heads say about the labels of one site."""
+
+    # (n, C): P(true class | image, given label)
+    posterior: np.ndarray
+    # share of wrong labels, and the shares under neighbouring models
+    wrong_share: float
+    neighbour_shares: np.ndarray
+    # False: the images say too little about the labels to count the wrong ones
+    can_tell: bool
+
+
+@dataclass(frozen=True)
 class LabelRanking:
     """The labels of one site, ordered by suspicion."""
 
@@ -38,6 +53,10 @@ class LabelRanking:
     suggestion: np.ndarray
     # (n,) bool by row: on the priority list
     priority: np.ndarray
+    # (n, C) by row: probabilities of the true class, of the evidence heads or else of the model
+    probs: np.ndarray
+    # None: the run has no evidence heads
+    verdict: HeadVerdict | None = None
 
 
 @dataclass(frozen=True)
@@ -47,6 +66,7 @@ class ErrorEstimate:
     count: float
     low: float
     high: float
+    can_tell: bool = True
 
 
 def rank_labels(evidence: Evidence, given: np.ndarray, quota: float = 0.1) -> LabelRanking:
@@ -54,13 +74,38 @@ def rank_labels(evidence: Evidence, given: np.ndarray, quota: float = 0.1) -> La
 
     `quota` is the share of the labels on the priority list, see `review_mask`.
     """
-    scores = relative_losses(evidence, given)
+    verdict = judge_labels(evidence, given)
+    if verdict is None:
+        probs = evidence.probs
+        scores = relative_losses(evidence, given)
+        suspicion = error_probability(scores)
+    else:
+        probs = verdict.posterior
+        suspicion = heads.suspicion(probs, given)
+        # near 1 the suspicion has too few digits for an order
+        scores = heads.label_losses(probs, given)
     order = np.lexsort((np.arange(len(given)), -scores))
-    suspicion = error_probability(scores)
-    probs = evidence.probs.copy()
-    probs[np.arange(len(given)), given] = -1.0
-    suggestion = probs.argmax(axis=1)
-    return LabelRanking(order, suspicion, suggestion, review_mask(order, evidence, given, quota))
+    other_probs = probs.copy()
+    other_probs[np.arange(len(given)), given] = -1.0
+    suggestion = other_probs.argmax(axis=1)
+    priority = review_mask(order, probs, given, quota)
+    return LabelRanking(order, suspicion, suggestion, priority, probs, verdict)
+
+
+def judge_labels(evidence: Evidence, given: np.ndarray) -> HeadVerdict | None:
+    """The verdict of the evidence heads; None if the run has none."""
+    judgement = evidence.judgement
+    if judgement is None:
+        return None
+    fit = judgement.transition(given)
+    num_classes = fit.posterior.shape[1]
+    share_explained = heads.share_explained(fit.log_likelihood, given, num_classes)
+    return HeadVerdict(
+        posterior=fit.posterior,
+        wrong_share=fit.wrong_share,
+        neighbour_shares=judgement.neighbour_shares(given),
+        can_tell=share_explained >= heads.MIN_EXPLAINED,
+    )
 
 
 def relative_losses(evidence: Evidence, given: np.ndarray) -> np.ndarray:
@@ -81,17 +126,17 @@ def error_probability(scores: np.ndarray) -> np.ndarray:
 
 
 def review_mask(
-    order: np.ndarray, evidence: Evidence, given: np.ndarray, quota: float
+    order: np.ndarray, probs: np.ndarray, given: np.ndarray, quota: float
 ) -> np.ndarray:
     """(n,) bool: the priority list.
 
     It has the first `quota` of `order` and, of every given class, the first half-quota. Without the
     second part (at least three labels per class), rare classes would disappear behind frequent
-    ones. A label that the model agrees with is never on the list, so a clean site has few labels on
-    it.
+    ones. A label that is the most probable class under probs, (n, C), is never on the list, so a
+    clean site has few labels on it.
     """
     mask = np.zeros(len(given), bool)
-    doubtful = order[evidence.probs[order].argmax(axis=1) != given[order]]
+    doubtful = order[probs[order].argmax(axis=1) != given[order]]
     mask[doubtful[: math.ceil(quota * len(given))]] = True
     for label in np.unique(given):
         class_rows = doubtful[given[doubtful] == label]
@@ -121,10 +166,31 @@ def confident_joint(probs: np.ndarray, given: np.ndarray) -> np.ndarray:
     return np.asarray(counts / counts.sum(axis=1, keepdims=True) * sizes[:, None])
 
 
+def count_errors(
+    evidence: Evidence,
+    given: np.ndarray,
+    ranking: LabelRanking,
+    mask: np.ndarray | None = None,
+) -> ErrorEstimate:
+    """Estimate how many labels (of those in `mask`, (n,) bool; default all) are wrong."""
+    verdict = ranking.verdict
+    if verdict is None:
+        return estimate_errors(evidence, given, ranking.suspicion, mask)
+    estimate = heads.estimate_wrong(
+        ranking.suspicion,
+        verdict.neighbour_shares,
+        verdict.wrong_share,
+        can_tell=verdict.can_tell,
+        mask=mask,
+    )
+    n = len(given) if mask is None else int(mask.sum())
+    return ErrorEstimate(n * estimate.share, n * estimate.low, n * estimate.high, estimate.can_tell)
+
+
 def estimate_errors(
     evidence: Evidence, given: np.ndarray, suspicion: np.ndarray, mask: np.ndarray | None = None
 ) -> ErrorEstimate:
-    """Estimate how many labels (of those in `mask`, (n,) bool; default all) are wrong.
+    """The estimate without evidence heads.
 
     Two estimates err in opposite directions: the sum of suspicions also counts hard but correct
     labels, confident learning misses errors that the model has begun to learn. The count is their
@@ -152,24 +218,40 @@ def _sampling_error(share: float, n: int) -> float:
 
 
 def select_clean_examples(
-    evidence: Evidence, given: np.ndarray, count: int = 12
+    evidence: Evidence, given: np.ndarray, ranking: LabelRanking, count: int = 12
 ) -> dict[int, np.ndarray]:
     """Class index -> up to `count` rows whose labels are most certainly correct.
 
-    The smallest losses of the class, among labels that the model agreed with in every round.
+    The least suspicious ones of the class, among labels that the evidence heads agree with; without
+    heads the smallest losses, among labels that the model agreed with in every round.
     """
-    agreement = evidence.votes[np.arange(len(given)), given] == evidence.rounds
+    if ranking.verdict is None:
+        agreement = evidence.votes[np.arange(len(given)), given] == evidence.rounds
+        scores = evidence.losses
+    else:
+        agreement = ranking.probs.argmax(axis=1) == given
+        scores = ranking.suspicion
     examples = {}
-    for label in range(evidence.probs.shape[1]):
+    for label in range(ranking.probs.shape[1]):
         rows = np.flatnonzero((given == label) & agreement)
-        examples[label] = rows[np.argsort(evidence.losses[rows], kind="stable")[:count]]
+        examples[label] = rows[np.argsort(scores[rows], kind="stable")[:count]]
     return examples
+
+
+def describe_label(
+    evidence: Evidence, ranking: LabelRanking, row: int, given: int, classes: tuple[str, ...]
+) -> str:
+    """Why this label is on the list, in words for the person who decides about it."""
+    if ranking.verdict is None:
+        suggestion = int(ranking.suggestion[row])
+        return describe_reason(evidence, row, given, suggestion, classes)
+    return _describe_verdict(evidence, ranking, row, given, classes)
 
 
 def describe_reason(
     evidence: Evidence, row: int, given: int, suggestion: int, classes: tuple[str, ...]
 ) -> str:
-    """Why this label is on the priority list, in words for the person who decides about it."""
+    """The reason in a run without evidence heads."""
     votes = evidence.votes[row]
     probs = evidence.probs[row]
     rounds = plural(evidence.rounds, "round")
@@ -183,3 +265,22 @@ def describe_reason(
     if probs[given] < MIN_NAMED_PROBABILITY:
         return reason
     return f"{reason}, the given label with {probs[given]:.2f}"
+
+
+def _describe_verdict(
+    evidence: Evidence, ranking: LabelRanking, row: int, given: int, classes: tuple[str, ...]
+) -> str:
+    suggestion = int(ranking.suggestion[row])
+    probs = ranking.probs[row]
+    votes = evidence.votes[row]
+    rounds = plural(evidence.rounds, "round")
+    start = f"given {classes[given]}, the evidence"
+    if probs[given] >= probs[suggestion]:
+        return f"{start} agrees with {probs[given]:.2f}, the model in {votes[given]} of {rounds}"
+    reason = (
+        f"{start} says {classes[suggestion]} with {probs[suggestion]:.2f}, the model in"
+        f" {votes[suggestion]} of {rounds}"
+    )
+    if probs[given] < MIN_NAMED_PROBABILITY:
+        return reason
+    return f"{reason}; the given label has {probs[given]:.2f}"

@@ -23,6 +23,19 @@ preset `paper` takes the equations literally. Our additions, listed there with t
 warm-up until the selector is healthy, the variance floor, clipped and class-relative losses, losses
 of the received model, memory, monotone probabilities, doubtful labels kept, the credal set widened
 only after the warm-up, the guard; without an option, the second start of EM.
+
+With evidence heads beside the method (selector.losses_of = "evidence", the default), the decisions
+rest on r, the probability of each true class under evidence that has not memorised the label
+(fedgsca/evidence.py, docs/evidence.md):
+
+    A, B  losses are -log r_i(y_i); D_hat by GSS on them or, per class, by the       _select_by_
+          expected number of correct labels; pseudo-labels where r_i(c), corrected      evidence
+          for the share of the class, is at least zeta_0
+    C     the loss is class-balanced by the federation's training labels; RCL may
+          add a class to the credal set only if r_i(c) >= alpha
+
+Before the first r exists, the sites train on all given labels. Without evidence heads (under
+`privacy`, in very short runs), "evidence" means the same as "received".
 """
 
 from __future__ import annotations
@@ -32,6 +45,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
 import numpy as np
+import torch
 from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -39,6 +53,13 @@ from torch.nn import functional as F
 from fedgsca.aggregate import WeightedMean
 from fedgsca.credal import beta_at, rcl_loss, ucl_loss
 from fedgsca.errors import UpdateError
+from fedgsca.evidence import (
+    expected_right,
+    label_losses,
+    select,
+    suspicion,
+    training_weights,
+)
 from fedgsca.methods.base import Logged, Method, MethodOptions, ServerState, register
 from fedgsca.pseudo_label import (
     assign,
@@ -64,7 +85,7 @@ from fedgsca.selector import (
     merge_selectors,
     nearest_selector,
 )
-from fedgsca.site import Site
+from fedgsca.site import LabelEvidence, Site
 from fedgsca.train import Batch, Objective, evaluate_site, train
 from fedgsca.wire import SMALLEST_GROUP, Arrays, Extra, Payload, Update
 
@@ -81,10 +102,10 @@ class SelectorOptions(MethodOptions):
         default="global",
         description="select by the merged selector (GSS) or by the site's own (CSS)",
     )
-    losses_of: Literal["received", "trained"] = Field(
-        default="received",
-        description="model whose losses S_k is fitted to: as received (no second pass), "
-        "or after training (the paper)",
+    losses_of: Literal["evidence", "received", "trained"] = Field(
+        default="evidence",
+        description="whose losses S_k is fitted to: of the evidence heads, which do not memorise "
+        "(without them: received), of the model as received, or after training (the paper)",
     )
     memory: float = Field(
         default=0.8,
@@ -191,6 +212,13 @@ class FedGSCAOptions(MethodOptions):
         default=True,
         description="during warm-up only the given label is possible; "
         "otherwise a network that predicts one class for all would satisfy RCL",
+    )
+    class_balance: float = Field(
+        default=0.5,
+        ge=0,
+        le=1,
+        description="with evidence: exponent of the class weights in the loss, from the labels "
+        "that all sites train on; 0: none",
     )
     diagnostics: bool = Field(
         default=True,
@@ -400,6 +428,8 @@ class FedGSCA(Method):
         site.load(payload.weights)
         if not self.options.selection:
             return self._update_without_selection(payload, site)
+        if self.options.selector.losses_of == "evidence" and site.evidence is not None:
+            return self._update_with_evidence(payload, site, site.evidence)
         selecting = bool(payload.extras["selecting"])
         memory = SelectionMemory.recall(site, payload.round)
         # A: losses and predictions of theta on D_k
@@ -433,6 +463,92 @@ class FedGSCA(Method):
         train(site, payload.round, objective)
         extras = {"selector": NO_SELECTOR.copy()}
         return Update(site.name, site.num_samples, site.weights(), extras)
+
+    def _update_with_evidence(
+        self, payload: Payload, site: Site, evidence: LabelEvidence
+    ) -> Update:
+        """Steps A to D on the posterior of the evidence heads."""
+        if evidence.posterior is None:
+            return self._update_before_evidence(payload, site)
+        posterior = evidence.posterior.astype(np.float64)
+        memory = SelectionMemory.recall(site, payload.round)
+        own_scope = self.options.selector.scope == "own"
+        selector = Selector.from_array(memory.selector if own_scope else payload.extras["selector"])
+        losses = clip_losses(label_losses(posterior, site.labels), self._loss_cap)
+        selection = self._select_by_evidence(site, losses, posterior, selector)
+        counts = np.bincount(selection.labels, minlength=site.num_classes)
+        evidence.own_counts = counts
+        if len(selection.rows) >= 2:
+            totals = counts if evidence.training_counts is None else evidence.training_counts
+            objective = self._objective(
+                payload.round,
+                selecting=True,
+                class_weights=training_weights(totals, self.options.class_balance),
+                permission=posterior >= self.options.alpha,
+            )
+            train(site, payload.round, objective, selection.rows, selection.labels)
+        fit = fit_selector(losses, selector, var_floor=self.options.selector.var_floor)
+        if fit is not None:
+            memory = replace(memory, selector=fit.to_array())
+        site.remember(payload.round, **memory.to_arrays())
+        extras = {"selector": NO_SELECTOR.copy() if fit is None else fit.to_array()}
+        if self.options.diagnostics:
+            extras |= _diagnostics(selection, None)
+        return Update(site.name, site.num_samples, site.weights(), extras)
+
+    def _update_before_evidence(self, payload: Payload, site: Site) -> Update:
+        """A round on all given labels, before the evidence heads have an opinion."""
+        train(site, payload.round, self._objective(payload.round, selecting=False))
+        extras = {"selector": NO_SELECTOR.copy()}
+        if self.options.diagnostics:
+            rows = np.arange(site.num_samples)
+            all_clean = np.ones(site.num_samples, bool)
+            selection = Selection(rows, site.labels, all_clean, np.zeros(site.num_classes))
+            extras |= _diagnostics(selection, None)
+        return Update(site.name, site.num_samples, site.weights(), extras)
+
+    def _select_by_evidence(
+        self, site: Site, losses: np.ndarray, posterior: np.ndarray, selector: Selector | None
+    ) -> Selection:
+        """D_hat from the posterior (n, C); losses (n,) are -log r_i(y_i), clipped."""
+        options = self.options
+        given = site.labels
+        delta = float(suspicion(posterior, given).mean())
+        # without a merged selector, a label is clean if it is more likely correct than wrong
+        clean_posterior = np.exp(-losses)
+        if selector is not None:
+            monotone = options.selector.monotone
+            clean_posterior = clean_probability(losses, selector, monotone=monotone)
+        clean = clean_posterior >= 0.5
+        chosen_set = select(
+            posterior,
+            given,
+            clean,
+            noise_level=options.noise_level,
+            zeta=options.zeta if options.pseudo_labels else np.inf,
+        )
+        rows = chosen_set.rows
+        labels = chosen_set.labels[rows]
+        pseudo_rows = np.flatnonzero(chosen_set.pseudo)
+        guard = None
+        if delta >= options.noise_level:
+            guard = self._guard_reason(site, labels, delta)
+        if guard:
+            rows = np.arange(site.num_samples)
+            labels = given
+            pseudo_rows = np.array([], dtype=np.int64)
+        clean = clean | expected_right(posterior, given)
+        site.note(
+            losses=losses,
+            clean=clean,
+            clean_probability=clean_posterior,
+            selector=NO_SELECTOR.copy() if selector is None else selector.to_array(),
+            cut=np.array(0.5),
+            pseudo_rows=pseudo_rows,
+            pseudo_labels=chosen_set.labels[pseudo_rows],
+        )
+        thresholds = np.full(site.num_classes, options.zeta)
+        return Selection(rows, labels, clean, thresholds, len(pseudo_rows), delta, guard)
 
     def _evaluate(self, site: Site, memory: SelectionMemory) -> tuple[Outputs, SelectionMemory]:
         """Step A: tau of this round; losses and predictions as a running mean over the rounds.
@@ -531,8 +647,19 @@ class FedGSCA(Method):
             min_class=guard.min_class,
         )
 
-    def _objective(self, round: int, selecting: bool) -> Objective:
-        """Step C: the credal loss of this round (Eq. 14-17)."""
+    def _objective(
+        self,
+        round: int,
+        selecting: bool,
+        *,
+        class_weights: np.ndarray | None = None,
+        permission: np.ndarray | None = None,
+    ) -> Objective:
+        """Step C: the credal loss of this round (Eq. 14-17).
+
+        class_weights (C,) weight the samples by their training label; permission (n, C) bool, by
+        row, are the classes that may join the credal set.
+        """
         options = self.options
         beta = beta_at(
             round,
@@ -546,21 +673,39 @@ class FedGSCA(Method):
 
         def objective(model: nn.Module, batch: Batch) -> Tensor:
             logits = model(batch.x)
+            losses = sample_losses(logits, batch)
+            if class_weights is None:
+                return losses.mean()
+            weights = torch.from_numpy(class_weights).to(losses)
+            return (losses * weights[batch.y]).mean()
+
+        def sample_losses(logits: Tensor, batch: Batch) -> Tensor:
             if options.loss == "ce":
-                return F.cross_entropy(logits, batch.y)
+                return F.cross_entropy(logits, batch.y, reduction="none")
+            permitted_classes = None
+            if permission is not None:
+                permitted_classes = torch.from_numpy(permission[batch.rows]).to(logits.device)
             credal_loss = rcl_loss if options.loss == "rcl" else ucl_loss
-            return credal_loss(logits, batch.y, alpha=options.alpha, beta=beta)
+            return credal_loss(
+                logits,
+                batch.y,
+                alpha=options.alpha,
+                beta=beta,
+                reduction="none",
+                permission=permitted_classes,
+            )
 
         return objective
 
 
-def _diagnostics(selection: Selection, tau: float) -> dict[str, np.ndarray]:
-    """Numbers for the log. No step of the method reads them."""
-    return {
+def _diagnostics(selection: Selection, tau: float | None) -> dict[str, np.ndarray]:
+    """Numbers for the log. No step of the method reads them. With evidence there is no tau."""
+    numbers = {
         "delta": np.array(selection.delta),
-        "tau": np.array(tau),
         "clean": np.array(int(selection.clean.sum())),
         "pseudo": np.array(selection.num_pseudo),
-        "thresholds": selection.public_thresholds,
         "guard": np.array(int(selection.guard is not None)),
     }
+    if tau is not None:
+        numbers |= {"tau": np.array(tau), "thresholds": selection.public_thresholds}
+    return numbers

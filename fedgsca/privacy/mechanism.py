@@ -41,7 +41,9 @@ def treatment(extra: Extra) -> str:
     """What `privacy` does to an extra, in words."""
     if extra.bounds is not None:
         return "clamped, noised"
-    return "not sent" if extra.diagnostic else "cannot be protected"
+    if extra.diagnostic or extra.off_under_privacy:
+        return "not sent"
+    return "cannot be protected"
 
 
 def noise_multiplier(noise: float, uploads: Mapping[str, Extra]) -> float:

@@ -10,8 +10,11 @@ from safetensors.numpy import load_file
 
 from fedgsca.engine.label_evidence import read_evidence, sites_with_evidence
 from fedgsca.engine.rounds import run
+from fedgsca.evidence import POWERS
 from fedgsca.methods.base import load_methods
-from tests.toys import CLASSES, ROUNDS, SITES, digest, toy_config
+from fedgsca.methods.compose import compose_method
+from fedgsca.wire import SMALLEST_GROUP
+from tests.toys import CLASSES, ROUNDS, SITES, FaultyEngine, digest, toy_config
 
 METHODS = sorted(load_methods())
 every_method = pytest.mark.parametrize("method", METHODS)
@@ -54,6 +57,57 @@ def test_a_stopped_run_ends_with_the_same_evidence(method: str, tmp_path: Path) 
         run(config, tmp_path / "stopped", stop_after=stop)
     run(config, tmp_path / "stopped")
     assert evidence_digests(tmp_path / "stopped") == evidence_digests(tmp_path / "uninterrupted")
+
+
+@every_method
+def test_heads_do_not_change_a_method_that_does_not_ask_them(method: str, tmp_path: Path) -> None:
+    """The heads travel beside the method; only a method that reads them learns another model."""
+    with_heads = toy_config(method, frozen=True, train__rounds=8)
+    run(with_heads, tmp_path / "on")
+    run(toy_config(method, frozen=True, train__rounds=8, evidence__enabled=False), tmp_path / "off")
+    assert read_evidence(tmp_path / "on", "site-2").judgement is not None
+    assert read_evidence(tmp_path / "off", "site-2").judgement is None
+    if "losses_of" not in str(with_heads.options):
+        assert weight_bytes(tmp_path / "on") == weight_bytes(tmp_path / "off")
+
+
+def test_heads_judge_a_site_that_missed_a_collection(tmp_path: Path) -> None:
+    """Opinions are collected in round 1; site-1 is absent in one of the rounds of the refresh."""
+    config = toy_config("fedavg", frozen=True, train__rounds=6)
+    assert list(config.evidence.collection_rounds(6)) == [1]
+    for absent_round in (1, 2, 3):
+        folder = tmp_path / str(absent_round)
+        run(config, folder, engine=FaultyEngine(config, folder, absent={absent_round: "site-1"}))
+        judgement = read_evidence(folder, "site-1").judgement
+        assert judgement is not None
+        assert judgement.references.shape == (len(POWERS), CLASSES)
+
+
+def test_a_number_that_few_images_determine_does_not_leave_the_site(tmp_path: Path) -> None:
+    config = toy_config("fedgsca", frozen=True)
+    engine = FaultyEngine(config, tmp_path / "run")
+    run(config, tmp_path / "run", engine=engine)
+    names = set()
+    for reply in engine.replies:
+        assert reply.update is not None
+        for name in ("evidence.masses", "evidence.training_counts"):
+            if name in reply.update.extras:
+                names.add(name)
+                numbers = reply.update.extras[name]
+                assert np.nanmin(numbers) >= SMALLEST_GROUP
+    assert names == {"evidence.masses", "evidence.training_counts"}
+
+
+def test_under_privacy_no_head_leaves_a_site() -> None:
+    config = toy_config("fedgsca", frozen=True, privacy__clip=1.0)
+    assert not [name for name in compose_method(config).uploads if name.startswith("evidence")]
+
+
+def test_very_short_runs_have_no_heads() -> None:
+    rounds = toy_config("fedavg").evidence.collection_rounds
+    assert not rounds(5)
+    assert list(rounds(40)) == [8, 13, 18, 23]
+    assert list(rounds(60)) == [8, 13, 18, 23, 28, 33, 38]
 
 
 def test_worker_processes_collect_the_same_evidence(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from fedgsca.errors import QuorumError, UpdateError
 from fedgsca.experiment.records import RoundRecord
 from fedgsca.experiment.run_folder import read_rounds
 from fedgsca.methods.base import load_methods, make_method
+from fedgsca.methods.compose import compose_method
 from fedgsca.models.build import feature_width
 from fedgsca.wire import (
     Arrays,
@@ -102,17 +103,17 @@ def extra_shapes(messages: Sequence[Payload | Update]) -> dict[str, tuple[int, .
 
 
 def test_every_message_is_declared(reference: FinishedRun) -> None:
-    method_class = load_methods()[reference.config.method]
+    method = compose_method(reference.config)
     assert len(reference.updates) == ROUNDS * SITES
     for payload in reference.payloads:
-        check_extras("payload", payload.extras, method_class.downloads, DIMS)
+        check_extras("payload", payload.extras, method.downloads, DIMS)
     for update in reference.updates:
-        check_update(update, reference.payloads[0].weights, method_class.uploads, DIMS)
+        check_update(update, reference.payloads[0].weights, method.uploads, DIMS)
 
 
 def test_declarations_have_descriptions_and_sizes_that_no_site_chooses(method: str) -> None:
-    method_class = load_methods()[method]
-    for extra in [*method_class.uploads.values(), *method_class.downloads.values()]:
+    composition = compose_method(toy_config(method))
+    for extra in [*composition.uploads.values(), *composition.downloads.values()]:
         assert len(extra.description) > 5, "a hospital reads this before it agrees"
         for part in extra.shape:
             assert isinstance(part, int) or part in DIMS, "C, D, K or a number; never samples"
@@ -251,7 +252,7 @@ def test_runs_without_noise(method: str, tmp_path: Path) -> None:
 
 def without_numbers(update: Update, method: str) -> dict[str, np.ndarray]:
     """The extras with NaN wherever the method declares that it is allowed."""
-    uploads = load_methods()[method].uploads
+    uploads = compose_method(toy_config(method)).uploads
     extras = {}
     for name, value in update.extras.items():
         extras[name] = np.full_like(value, np.nan) if uploads[name].nan else value

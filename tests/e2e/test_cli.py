@@ -407,6 +407,10 @@ def test_the_preview_is_what_a_run_gets(shell: Shell) -> None:
 
 def test_wire_shows_what_a_run_sends(shell: Shell) -> None:
     found = shell.json("wire", "fedgsca", "--data", toy_npz())
+    assert "evidence.weight" in {extra["name"] for extra in found["leaves"]["extras"]}
+    # a run as short as this one has no evidence heads
+    off = "evidence.enabled=false"
+    found = shell.json("wire", "fedgsca", "--data", toy_npz(), "--set", off)
     up = found["leaves"]
     assert {extra["name"]: extra["shape"] for extra in up["extras"]}["selector"] == [6]
     assert {extra["name"]: extra["shape"] for extra in up["extras"]}["thresholds"] == [

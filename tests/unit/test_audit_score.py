@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from fedgsca.engine.label_evidence import Evidence, add_round, mean_evidence
 from fedgsca.errors import ConfigError
+from fedgsca.evidence import POWERS, Judgement, class_masses, normalise_mix
 from fedgsca.label_audit import score
 from fedgsca.label_audit.ranking_quality import measure_ranking
 from fedgsca.label_audit.second_opinion import ask_second_opinion, neighbour_opinion
@@ -49,6 +52,50 @@ def test_wrong_labels_come_first_with_the_right_suggestion() -> None:
     assert (np.diff(ranking.suspicion[ranking.order]) <= 1e-12).all()
     assert ranking.suspicion.min() >= 0 and ranking.suspicion.max() <= 1
     assert (ranking.suggestion != given).all()
+
+
+def with_judgement(observations: Evidence, probs: np.ndarray) -> Evidence:
+    """The same evidence in a run with heads, whose opinion is `probs`."""
+    references = normalise_mix(class_masses(probs, np.ones(len(probs))))
+    return replace(observations, judgement=Judgement(probs, references, POWERS[0]))
+
+
+def test_the_heads_decide_where_a_run_has_them() -> None:
+    """The model in training has memorised the given labels, the heads have not."""
+    truth, given = flipped(600, 0.2)
+    opinion = evidence(truth, given).probs.astype(np.float64)
+    memorised_labels = evidence(given, given)
+    blind = score.rank_labels(memorised_labels, given)
+    observations = with_judgement(memorised_labels, opinion)
+    ranking = score.rank_labels(observations, given)
+    wrong = given != truth
+    assert (measure_ranking(ranking.order, wrong).auroc or 0) > 0.97
+    assert (measure_ranking(blind.order, wrong).auroc or 0) < 0.7
+    top = ranking.order[:60]
+    assert np.mean(ranking.suggestion[top] == truth[top]) > 0.95
+    assert (np.diff(ranking.suspicion[ranking.order]) <= 1e-12).all()
+    errors = score.count_errors(observations, given, ranking)
+    assert errors.can_tell
+    assert errors.low <= wrong.sum() <= errors.high
+    assert abs(errors.count - wrong.sum()) < 30
+    total = 0.0
+    for label in range(3):
+        total += score.count_errors(observations, given, ranking, given == label).count
+    assert total == pytest.approx(errors.count)
+    row = int(top[0])
+    reason = score.describe_label(observations, ranking, row, int(given[row]), CLASSES)
+    assert reason.startswith(f"given {CLASSES[given[row]]}, the evidence says")
+    for label, rows in score.select_clean_examples(observations, given, ranking).items():
+        assert (given[rows] == label).all()
+        assert np.mean(truth[rows] == label) > 0.9
+
+
+def test_heads_that_know_nothing_cannot_tell() -> None:
+    _, given = flipped(300, 0.2)
+    observations = with_judgement(evidence(given, given), np.full((300, 3), 1 / 3))
+    ranking = score.rank_labels(observations, given)
+    assert not score.count_errors(observations, given, ranking).can_tell
+    assert sorted(ranking.order) == list(range(300)), "there is a list all the same"
 
 
 def test_a_hard_class_is_not_suspect_as_a_whole() -> None:
@@ -122,7 +169,9 @@ def test_the_reason_is_a_sentence() -> None:
 
 def test_clean_examples_are_agreed_upon_in_every_round() -> None:
     truth, given = flipped(300, 0.3)
-    for label, rows in score.select_clean_examples(evidence(truth, given), given).items():
+    observations = evidence(truth, given)
+    ranking = score.rank_labels(observations, given)
+    for label, rows in score.select_clean_examples(observations, given, ranking).items():
         assert len(rows) == 12
         assert (given[rows] == label).all() and (truth[rows] == label).all()
 

@@ -54,8 +54,10 @@ def zero_all(path: Path) -> None:
 
 
 def use_older_version(path: Path) -> None:
-    older = sorted(path.parent.glob("round-*"))[-2]
-    shutil.copy(older, path)
+    versions = sorted(path.parent.glob("round-*"))
+    if len(versions) < 2:
+        pytest.skip("the method has written one version only")
+    shutil.copy(versions[-2], path)
 
 
 DAMAGES = [flip_last_byte, zero_tail, zero_all, use_older_version, Path.unlink]

@@ -1,0 +1,487 @@
+"""Evidence about labels that does not come from the model in training (docs/evidence.md).
+
+A model that trains on a wrong label soon believes it. So a second opinion is trained beside it:
+K = 2 linear *evidence heads* on the features of the images, with small steps, across all sites.
+Head f never trains on the samples of fold f, and every sample is judged by the head of its fold.
+
+    site k    f(i)    fold of sample i                                     assign_folds
+              p_i     <- opinion of head f(i), a mean over some rounds     judge
+              heads   <- one epoch with small steps, without fold f        train_heads
+              q_i     <- p_i^kappa, normalised                             sharpen
+              T, pi   <- transition matrix and class mix of the site       estimate_transition
+              r_i     <- P(true class | image i, given label y_i)
+    server    pi      <- class mix of the federation                       class_masses
+              kappa   <- the power with the highest likelihood             best_power
+
+The audit ranks labels by 1 - r_i(y_i) (`suspicion`) and estimates how many are wrong
+(`estimate_wrong`). FedGSCA fits its selector to -log r_i(y_i) (`label_losses`) and trains on what
+`select` returns.
+
+Symbols: n samples of one site, C classes, D features, K heads; `given` (n,) are the labels y.
+Constants were chosen by a study on validation images; docs/evidence.md shows that half and twice
+their values lead to the same conclusions.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+# number of heads and of folds
+NUM_HEADS = 2
+# learning rate of the heads times D, the squared norm of a normalised feature vector
+STEP = 6.4
+# exponent of the class weights: 0 is none, 1 gives every class the same total weight
+BALANCE = 0.5
+# largest weight of one sample
+MAX_WEIGHT = 10.0
+# values of kappa among which the likelihood chooses
+POWERS = (1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+# pseudo-samples behind each row of T and behind the class mix
+ROW_PRIOR = 20.0
+MIX_PRIOR = 10.0
+# share of wrong labels at which EM starts, and which it cannot exceed: beyond it, "wrong" and
+# "right" could be swapped
+START_RATE = 0.1
+MAX_RATE = 0.6
+EM_STEPS = 40
+# 90 % of a normal distribution lies within
+Z = 1.645
+# share of labels that evidence may doubt although they are correct
+SLACK = 0.02
+# share of the labels' entropy that evidence must explain before a number is reported
+MIN_EXPLAINED = 0.15
+# smallest probability whose logarithm is taken
+TINY = 1e-12
+# samples that are judged at a time: fixed, so that the bytes do not depend on the memory
+_CHUNK = 256
+
+
+# ---- the heads ----
+
+
+@dataclass(frozen=True)
+class Heads:
+    """K linear heads on the same features."""
+
+    # (K, D, C) and (K, C), float32
+    weight: np.ndarray
+    bias: np.ndarray
+
+    @staticmethod
+    def zeros(width: int, num_classes: int) -> Heads:
+        """Heads without an opinion: every class has the same probability."""
+        weight = np.zeros((NUM_HEADS, width, num_classes), np.float32)
+        return Heads(weight, np.zeros((NUM_HEADS, num_classes), np.float32))
+
+
+def assign_folds(seed: int, site: str, contents: Iterable[bytes]) -> np.ndarray:
+    """(n,) int64: the fold of each sample, from a hash of its content.
+
+    It depends on nothing but (seed, site, content): another order of the samples, or more of them,
+    moves none, and two copies of one image are in the same fold.
+    """
+    address = repr((seed, "fold", site)).encode()
+    folds = []
+    for content in contents:
+        digest = hashlib.sha256(address + content).digest()
+        folds.append(digest[0] % NUM_HEADS)
+    return np.array(folds, dtype=np.int64)
+
+
+def layer_normalise(features: np.ndarray) -> np.ndarray:
+    """(n, D): every vector with mean 0 and variance 1, as frozen features already are."""
+    centre = features - features.mean(axis=1, keepdims=True)
+    return np.asarray(centre / np.sqrt(centre.var(axis=1, keepdims=True) + 1e-5))
+
+
+def balance_classes(masses: np.ndarray, exponent: float = BALANCE) -> np.ndarray:
+    """(C,): (sum / mass)^exponent from class masses (C,); one more sample each keeps it finite."""
+    padded_masses = np.asarray(masses, dtype=np.float64) + 1.0
+    return np.asarray((padded_masses.sum() / padded_masses) ** exponent)
+
+
+def head_targets(labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Targets (n, C) and weights (n,) for training the heads.
+
+    labels (n, C): one-hot given labels at first, the posterior r later. Classes are balanced by the
+    site's own masses, so that rare ones are learnt, too; `estimate_transition` puts the site's mix
+    back. Weights have mean 1 before they are cut at MAX_WEIGHT.
+    """
+    balanced_labels = labels * balance_classes(labels.sum(axis=0))
+    sizes = balanced_labels.sum(axis=1)
+    weights = np.minimum(sizes / sizes.mean(), MAX_WEIGHT)
+    return balanced_labels / sizes[:, None], weights
+
+
+def train_heads(
+    heads: Heads,
+    features: np.ndarray,
+    targets: np.ndarray,
+    weights: np.ndarray,
+    folds: np.ndarray,
+    order: np.ndarray,
+    *,
+    batch_size: int = 32,
+    step: float = STEP,
+) -> Heads:
+    """One epoch of SGD on the weighted cross-entropy; head f leaves out fold f.
+
+    features (n, D) normalised, targets (n, C), weights (n,), folds (n,), order (n,) a permutation.
+    The weights of the samples that a head sees are scaled by K / (K - 1): the heads move as far as
+    one that sees all samples. The server averages heads like any other weights.
+    """
+    num_heads, width, num_classes = heads.weight.shape
+    # (D, K C): one product for all heads
+    weight = np.ascontiguousarray(heads.weight.transpose(1, 0, 2).reshape(width, -1))
+    bias = heads.bias.reshape(-1).copy()
+    is_seen = folds[:, None] != np.arange(num_heads)  # (n, K)
+    scale = num_heads / (num_heads - 1)
+    sample_weights = (weights[:, None] * is_seen * scale).astype(np.float32)
+    soft_labels = targets.astype(np.float32)
+    lr = np.float32(step / width)
+    for start in range(0, len(order), batch_size):
+        rows = order[start : start + batch_size]
+        if len(rows) < 2:
+            continue
+        x = np.asarray(features[rows], dtype=np.float32)
+        probs = softmax((x @ weight + bias).reshape(len(rows), num_heads, num_classes))
+        gap = (probs - soft_labels[rows][:, None]) * sample_weights[rows][:, :, None]
+        gradient = gap.reshape(len(rows), -1) * (lr / np.float32(len(rows)))
+        weight -= x.T @ gradient
+        bias -= gradient.sum(axis=0)
+    trained_weight = weight.reshape(width, num_heads, num_classes).transpose(1, 0, 2)
+    return Heads(np.ascontiguousarray(trained_weight), bias.reshape(num_heads, num_classes))
+
+
+def judge(heads: Heads, features: np.ndarray, folds: np.ndarray) -> np.ndarray:
+    """(n, C) float64: each sample's probabilities by the head that never trained on it.
+
+    features (n, D) normalised, folds (n,).
+    """
+    num_classes = heads.bias.shape[1]
+    probs = np.empty((len(folds), num_classes))
+    for start in range(0, len(folds), _CHUNK):
+        rows = np.arange(start, min(start + _CHUNK, len(folds)))
+        x = np.asarray(features[rows], dtype=np.float32)
+        for head in range(len(heads.weight)):
+            logits = x @ heads.weight[head] + heads.bias[head]
+            is_judge = folds[rows] == head
+            probs[rows[is_judge]] = softmax(logits[is_judge].astype(np.float64))
+    return probs
+
+
+def softmax(logits: np.ndarray) -> np.ndarray:
+    """Probabilities over the last axis."""
+    exponentials = np.exp(logits - logits.max(axis=-1, keepdims=True))
+    return np.asarray(exponentials / exponentials.sum(axis=-1, keepdims=True))
+
+
+# ---- from an opinion to a posterior ----
+
+
+def sharpen(probs: np.ndarray, power: float) -> np.ndarray:
+    """(n, C): probs^kappa, normalised. Heads that take small steps are too cautious."""
+    return softmax(power * np.log(np.maximum(probs, TINY)))
+
+
+def class_masses(
+    probs: np.ndarray, weights: np.ndarray, powers: Sequence[float] = POWERS
+) -> np.ndarray:
+    """(P, C): for every power, the weighted sum over all samples of the sharpened opinion.
+
+    The sum over the sites, normalised, is the class mix under which the heads were trained.
+    """
+    masses = [(sharpen(probs, power) * weights[:, None]).sum(axis=0) for power in powers]
+    return np.stack(masses)
+
+
+def symmetric_matrix(rate: float, num_classes: int) -> np.ndarray:
+    """(C, C): a share `rate` of every class is mislabelled, evenly over the other classes."""
+    matrix = np.full((num_classes, num_classes), rate / max(num_classes - 1, 1))
+    np.fill_diagonal(matrix, 1.0 - rate)
+    return matrix
+
+
+@dataclass(frozen=True)
+class Transition:
+    """What EM learns about the labels of one site."""
+
+    # (C, C): T[c, y] = P(given y | true c)
+    matrix: np.ndarray
+    # (C,): shares of the true classes
+    mix: np.ndarray
+    # (n, C): r
+    posterior: np.ndarray
+    # mean of 1 - r_i(y_i)
+    wrong_share: float
+    # of the given labels
+    log_likelihood: float
+
+
+def estimate_transition(
+    opinion: np.ndarray,
+    given: np.ndarray,
+    reference: np.ndarray,
+    *,
+    row_prior: float = ROW_PRIOR,
+    mix_prior: float = MIX_PRIOR,
+    start_rate: float = START_RATE,
+    steps: int = EM_STEPS,
+) -> Transition:
+    """EM for T and the site's class mix pi_k, started at "the labels are correct".
+
+        a_i(c) ~ q_i(c) pi_k(c) / pi(c)              the opinion under this site's class mix
+        r_i(c) ~ a_i(c) T[c, y_i]
+        e      = mean_i(1 - r_i(y_i)), at most MAX_RATE
+        T[c]   ~ sum_i r_i(c) onehot(y_i) + row_prior symmetric_matrix(e)[c]
+        pi_k   = (sum_i r_i + mix_prior pi) / (n + mix_prior)
+
+    opinion (n, C) is q, the sharpened judgement; reference (C,) is pi, the federation's class mix,
+    with positive entries that sum to 1. The prior of T has the site's own e: no rate is assumed.
+    """
+    n, num_classes = opinion.shape
+    onehot = np.eye(num_classes)[given]
+    mix = (onehot.sum(axis=0) + mix_prior * reference) / (n + mix_prior)
+    matrix = symmetric_matrix(start_rate, num_classes)
+    for _ in range(steps):
+        r, _ = _posterior(opinion * (mix / reference), given, matrix)
+        rate = min(float(suspicion(r, given).mean()), MAX_RATE)
+        counts = r.T @ onehot + row_prior * symmetric_matrix(rate, num_classes)
+        matrix = counts / counts.sum(axis=1, keepdims=True)
+        mix = (r.sum(axis=0) + mix_prior * reference) / (n + mix_prior)
+    r, likelihoods = _posterior(opinion * (mix / reference), given, matrix)
+    return Transition(
+        matrix=matrix,
+        mix=mix,
+        posterior=r,
+        wrong_share=float(suspicion(r, given).mean()),
+        log_likelihood=float(np.log(likelihoods).sum()),
+    )
+
+
+def _posterior(
+    opinion: np.ndarray, given: np.ndarray, matrix: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """(n, C) r and (n,) P(y_i | image), from an opinion (n, C) that need not be normalised."""
+    joint = opinion / opinion.sum(axis=1, keepdims=True) * matrix[:, given].T
+    likelihoods = np.maximum(joint.sum(axis=1), 1e-300)
+    return joint / likelihoods[:, None], likelihoods
+
+
+def best_power(log_likelihoods: np.ndarray, powers: Sequence[float] = POWERS) -> float:
+    """kappa: the power with the highest log-likelihood (P,), summed over the sites.
+
+    Heads have not seen the labels that they judge, so memorising cannot raise the likelihood.
+    """
+    return float(powers[int(np.argmax(log_likelihoods))])
+
+
+def normalise_mix(masses: np.ndarray) -> np.ndarray:
+    """(..., C): masses as shares; a class without any gets a tiny share instead of zero."""
+    positive = np.maximum(masses, 1e-6)
+    return np.asarray(positive / positive.sum(axis=-1, keepdims=True))
+
+
+# ---- the audit ----
+
+
+def suspicion(posterior: np.ndarray, given: np.ndarray) -> np.ndarray:
+    """(n,): 1 - r_i(y_i), the probability that the label is wrong."""
+    return np.asarray(1.0 - posterior[np.arange(len(given)), given])
+
+
+@dataclass(frozen=True)
+class WrongShare:
+    """The share of wrong labels with an interval that holds it about nine times in ten."""
+
+    share: float
+    low: float
+    high: float
+    # False: the evidence explains too little to tell
+    can_tell: bool
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """What a site needs to know to judge its labels; the arrays of one refresh."""
+
+    # (n, C) mean opinion of the heads, before it is sharpened
+    probs: np.ndarray
+    # (P, C) class mix of the federation for each of POWERS
+    references: np.ndarray
+    # kappa, one of POWERS
+    power: float
+
+    def transition(self, given: np.ndarray) -> Transition:
+        """T, class mix and posterior for the given labels (n,)."""
+        return self._fit(given, POWERS.index(self.power), ROW_PRIOR)
+
+    def _fit(self, given: np.ndarray, index: int, row_prior: float) -> Transition:
+        opinion = sharpen(self.probs, POWERS[index])
+        return estimate_transition(opinion, given, self.references[index], row_prior=row_prior)
+
+    def neighbour_shares(self, given: np.ndarray) -> np.ndarray:
+        """(9,) or (6,): the share of wrong labels under neighbouring models.
+
+        kappa one step down and up (flatter opinions: fewer wrong labels) times a prior of T four
+        times weaker and stronger (a stronger one: fewer).
+        """
+        index = POWERS.index(self.power)
+        shares = []
+        for neighbour in range(max(index - 1, 0), min(index + 2, len(POWERS))):
+            for row_prior in (ROW_PRIOR / 4, ROW_PRIOR, ROW_PRIOR * 4):
+                shares.append(self._fit(given, neighbour, row_prior).wrong_share)
+        return np.array(shares)
+
+
+def share_explained(log_likelihood: float, given: np.ndarray, num_classes: int) -> float:
+    """What the images say about the labels beyond the site's label shares: 1 all, 0 nothing.
+
+    R2 = 1 + (log-likelihood per label) / (entropy of the given labels).
+    """
+    shares = np.bincount(given, minlength=num_classes) / max(len(given), 1)
+    positive = shares[shares > 0]
+    entropy = float(-(positive * np.log(positive)).sum())
+    if entropy <= 0.0:
+        return 0.0
+    return 1.0 + log_likelihood / len(given) / entropy
+
+
+def estimate_wrong(
+    suspicions: np.ndarray,
+    neighbour_shares: np.ndarray,
+    site_share: float,
+    *,
+    can_tell: bool = True,
+    mask: np.ndarray | None = None,
+) -> WrongShare:
+    """The share of wrong labels among those in `mask` (n,) bool; default: all.
+
+    The share is the mean of the suspicions (n,). The interval reaches from the lowest to the
+    highest of the neighbouring models' shares, relative to that of the site as a whole
+    (`site_share`), and further by 1.645 standard deviations of the count and by SLACK.
+    """
+    chosen_suspicions = suspicions if mask is None else suspicions[mask]
+    n = len(chosen_suspicions)
+    if n == 0:
+        return WrongShare(0.0, 0.0, 0.0, can_tell)
+    share = float(chosen_suspicions.mean())
+    variance = float((chosen_suspicions * (1.0 - chosen_suspicions)).sum())
+    margin = Z * math.sqrt(max(variance, 0.0)) / n + SLACK
+    below = site_share - float(neighbour_shares.min())
+    above = float(neighbour_shares.max()) - site_share
+    low = max(0.0, share - max(below, 0.0) - margin)
+    high = min(1.0, share + max(above, 0.0) + margin)
+    return WrongShare(share, low, high, can_tell)
+
+
+# ---- selection for training ----
+
+
+def label_losses(posterior: np.ndarray, given: np.ndarray) -> np.ndarray:
+    """(n,): -log r_i(y_i), the losses that FedGSCA's selector is fitted to."""
+    return np.asarray(-np.log(np.maximum(posterior[np.arange(len(given)), given], TINY)))
+
+
+def expected_right(posterior: np.ndarray, given: np.ndarray) -> np.ndarray:
+    """(n,) bool: of every given class as many labels as are correct by expectation, the best ones.
+
+    A class most of whose labels are wrong keeps its likeliest ones, so that it does not vanish.
+    """
+    right = posterior[np.arange(len(given)), given]
+    mask = np.zeros(len(given), dtype=bool)
+    for label in np.unique(given):
+        rows = np.flatnonzero(given == label)
+        count = min(len(rows), math.ceil(float(right[rows].sum()) - 1e-9))
+        best = np.argsort(-right[rows], kind="stable")[:count]
+        mask[rows[best]] = True
+    return mask
+
+
+@dataclass(frozen=True)
+class TrainingSet:
+    """D_hat of one site."""
+
+    # (n,) bool: trained with the given label
+    keep: np.ndarray
+    # (n,) bool: trained with a pseudo-label; the two masks do not overlap
+    pseudo: np.ndarray
+    # (n,): the label to train with, where one of the masks holds
+    labels: np.ndarray
+
+    @property
+    def rows(self) -> np.ndarray:
+        """(m,): rows of D_hat, ascending."""
+        return np.flatnonzero(self.keep | self.pseudo)
+
+    def counts(self, num_classes: int) -> np.ndarray:
+        """(C,): samples of D_hat by the label that they are trained with."""
+        return np.bincount(self.labels[self.rows], minlength=num_classes)
+
+
+def select(
+    posterior: np.ndarray,
+    given: np.ndarray,
+    clean: np.ndarray,
+    *,
+    noise_level: float = 0.1,
+    zeta: float = 0.8,
+) -> TrainingSet:
+    """D_hat of one site from the posterior r (n, C) and the selector's verdict `clean` (n,) bool.
+
+    A site whose estimated share of wrong labels is below `noise_level` keeps all labels (the rule
+    of delta_k, Eq. 8). Otherwise a label stays if the selector calls it clean or if it is among the
+    expected number of correct labels of its class. Of the others, those get a pseudo-label whose
+    class-balanced posterior, r_i(c) / share of c, normalised, is at least zeta (Eq. 11-12: dividing
+    by the share is the adaptive threshold). The rest is not used in this round.
+    """
+    n = len(given)
+    if float(suspicion(posterior, given).mean()) < noise_level:
+        return TrainingSet(np.ones(n, bool), np.zeros(n, bool), given.copy())
+    keep = clean | expected_right(posterior, given)
+    balanced_posterior = posterior / (posterior.mean(axis=0) + 1.0 / n)
+    balanced_posterior /= balanced_posterior.sum(axis=1, keepdims=True)
+    guess = balanced_posterior.argmax(axis=1)
+    is_confident = balanced_posterior.max(axis=1) >= zeta
+    pseudo = ~keep & is_confident & (guess != given)
+    return TrainingSet(keep, pseudo, np.where(pseudo, guess, given))
+
+
+def training_weights(counts: np.ndarray, exponent: float = BALANCE) -> np.ndarray:
+    """(C,): weight of a sample in the loss by its training label; counts (C,) of the federation.
+
+    (sum / count)^exponent with mean 1 over the federation's samples, at most MAX_WEIGHT. Balancing
+    helps only after selection: balanced wrong labels are still wrong.
+    """
+    weights = balance_classes(counts, exponent)
+    mean = float((weights * counts).sum()) / max(float(counts.sum()), 1.0)
+    return np.asarray(np.minimum(weights / max(mean, TINY), MAX_WEIGHT))
+
+
+# ---- a score without true labels ----
+
+
+def expected_counts(posterior: np.ndarray, predictions: np.ndarray) -> np.ndarray:
+    """(3, C): expected true positives, expected members and predictions of every class.
+
+    posterior (n, C) of samples that did not train the model, predictions (n,) of the model. Sums
+    over sites are sums of these counts.
+    """
+    onehot = np.eye(posterior.shape[1])[predictions]
+    hits = (posterior * onehot).sum(axis=0)
+    return np.stack([hits, posterior.sum(axis=0), onehot.sum(axis=0)])
+
+
+def expected_f1(counts: np.ndarray) -> float:
+    """Macro F1 between 0 and 1 from `expected_counts`, over classes with half a sample or more."""
+    hits, members, predictions = counts
+    is_present = members >= 0.5
+    if not is_present.any():
+        return 0.0
+    scores = 2.0 * hits / np.maximum(members + predictions, TINY)
+    return float(scores[is_present].mean())

@@ -1,0 +1,401 @@
+"""Evidence heads beside any method: a slow second opinion about labels (docs/evidence.md).
+
+`EvidenceMethod` wraps a method. What travels for the wrapped method is unchanged; what travels for
+the heads has names that begin with "evidence." and is declared beside it. Heads are trained and
+judge in every round until the last collection. A refresh of the posterior takes three rounds,
+because every message rides on a round that takes place anyway:
+
+    round t      up    masses               class masses of the site, for each power
+    round t + 1  down  references           class mix of the federation; the site runs EM
+                 up    log_likelihoods      of the given labels, for each power
+    round t + 2  down  power, refresh       the best power; the site computes r and keeps it
+
+A site that misses one of these rounds refreshes its posterior in the next round it takes part in.
+Its memory is versioned by round, like that of a method, so a repeated round gives the same bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from fedgsca.aggregate import WeightedMean
+from fedgsca.evidence import (
+    NUM_HEADS,
+    POWERS,
+    Heads,
+    Judgement,
+    assign_folds,
+    best_power,
+    class_masses,
+    estimate_transition,
+    head_targets,
+    judge,
+    layer_normalise,
+    normalise_mix,
+    sharpen,
+    train_heads,
+)
+from fedgsca.methods.base import Method, ServerState
+from fedgsca.site import LabelEvidence, Site
+from fedgsca.train import evaluate_site
+from fedgsca.wire import SMALLEST_GROUP, Arrays, Extra, Payload, Update
+
+PREFIX = "evidence."
+# earlier heads know too little; a shorter run judges from its first collection on
+FIRST_JUDGED_ROUND = 3
+# a number that a site withholds is between 0 and SMALLEST_GROUP: the middle
+WITHHELD = SMALLEST_GROUP / 2
+
+_HEAD_EXTRAS = {
+    "evidence.weight": Extra(
+        (NUM_HEADS, "D", "C"),
+        "weights of the two evidence heads, each trained without one half of the images",
+        optional=True,
+        low=-1e4,
+        high=1e4,
+        off_under_privacy=True,
+    ),
+    "evidence.bias": Extra(
+        (NUM_HEADS, "C"),
+        "their constant terms",
+        optional=True,
+        low=-1e4,
+        high=1e4,
+        off_under_privacy=True,
+    ),
+}
+UPLOADS: Mapping[str, Extra] = {
+    **_HEAD_EXTRAS,
+    "evidence.masses": Extra(
+        (len(POWERS), "C"),
+        "sums over all images of the heads' probability of each class; "
+        f"NaN: below {SMALLEST_GROUP}",
+        optional=True,
+        low=0,
+        nan=True,
+        off_under_privacy=True,
+    ),
+    "evidence.log_likelihoods": Extra(
+        (len(POWERS),),
+        "how well the heads explain the given labels, one sum per power; NaN: not computed",
+        optional=True,
+        high=0,
+        nan=True,
+        off_under_privacy=True,
+    ),
+    "evidence.training_counts": Extra(
+        ("C",),
+        f"images by the label that they are trained with; NaN: below {SMALLEST_GROUP}",
+        optional=True,
+        low=0,
+        nan=True,
+        off_under_privacy=True,
+    ),
+}
+DOWNLOADS: Mapping[str, Extra] = {
+    **_HEAD_EXTRAS,
+    "evidence.references": Extra(
+        (len(POWERS), "C"), "class mix of all sites, for each power", optional=True, low=0, high=1
+    ),
+    "evidence.power": Extra(
+        (),
+        "the power that makes the heads' probabilities explain the labels best",
+        optional=True,
+        low=POWERS[0],
+        high=POWERS[-1],
+    ),
+    "evidence.refresh": Extra((), "how often the power was chosen", optional=True, low=0),
+    "evidence.training_counts": Extra(
+        ("C",),
+        "images of all sites by the label that they are trained with",
+        optional=True,
+        low=0,
+    ),
+}
+_COPIED_ATTRIBUTES = ("name", "title", "paper", "order", "head", "passes", "logged", "Options")
+
+
+def add_evidence_heads(method: Method, collection_rounds: range) -> Method:
+    """The method with evidence heads beside it; opinions are collected in these rounds."""
+    attributes: dict[str, object] = {name: getattr(method, name) for name in _COPIED_ATTRIBUTES}
+    attributes["uploads"] = {**method.uploads, **UPLOADS}
+    attributes["downloads"] = {**method.downloads, **DOWNLOADS}
+    kind: type[EvidenceMethod] = type("EvidenceMethod", (EvidenceMethod,), attributes)
+    return kind(method, collection_rounds)
+
+
+class EvidenceMethod(Method):
+    """See the text of this module; `add_evidence_heads` makes one."""
+
+    def __init__(self, method: Method, collection_rounds: range) -> None:
+        super().__init__(method.options, method.rounds)
+        self.method = method
+        self.collection_rounds = collection_rounds
+
+    # ---- server ----
+
+    def start(self, weights: Arrays, seed: int) -> ServerState:
+        """As the method starts; the heads start at zero, at the sites."""
+        return self.method.start(weights, seed)
+
+    def broadcast(self, state: ServerState, round: int) -> Payload:
+        """The method's message, and what the server knows about the evidence."""
+        method_state, evidence = _split_state(state)
+        payload = self.method.broadcast(method_state, round)
+        if not self._is_training(round):
+            evidence = {name: a for name, a in evidence.items() if name not in _HEAD_EXTRAS}
+        return replace(payload, extras={**payload.extras, **evidence})
+
+    def aggregate(self, state: ServerState, updates: Iterable[Update]) -> ServerState:
+        """The method's next state, and the evidence of all sites."""
+        method_state, evidence = _split_state(state)
+        sums = EvidenceSums()
+        next_state = self.method.aggregate(method_state, sums.take_from(updates))
+        return replace(next_state, extras={**next_state.extras, **sums.add_to(evidence)})
+
+    def _is_training(self, round: int) -> bool:
+        """Heads are trained until the round after the last collection."""
+        return round <= self.collection_rounds[-1] + 1
+
+    # ---- site ----
+
+    def local_update(self, payload: Payload, site: Site) -> Update:
+        """Judge the labels, train the heads, then the method's own round."""
+        evidence, own_extras = _split_extras(payload.extras)
+        payload = replace(payload, extras=own_extras)
+        if site.num_samples == 0:
+            return self.method.local_update(payload, site)
+        store = site.store.part("evidence")
+        memory = HeadMemory.from_arrays(store.read_before(payload.round), site)
+        memory = _refresh_posterior(memory, evidence, site)
+        site.evidence = LabelEvidence(memory.posterior, evidence.get("evidence.training_counts"))
+        extras: dict[str, np.ndarray] = {}
+        if self._is_training(payload.round):
+            memory, extras = self._train_heads(memory, evidence, payload, site)
+        update = self.method.local_update(payload, site)
+        if site.evidence.own_counts is not None:
+            counts = site.evidence.own_counts
+            extras["evidence.training_counts"] = _withhold_small(counts.astype(np.float64))
+        store.write(payload.round, memory.to_arrays())
+        return replace(update, extras={**update.extras, **extras})
+
+    def _train_heads(
+        self, memory: HeadMemory, evidence: Arrays, payload: Payload, site: Site
+    ) -> tuple[HeadMemory, dict[str, np.ndarray]]:
+        """One round of the heads at a site: the new memory, and what is sent."""
+        features = _read_features(payload, site)
+        if features is None:
+            return memory, {}
+        heads = _received_heads(evidence, features.shape[1], site.num_classes)
+        round = payload.round
+        if round >= min(FIRST_JUDGED_ROUND, self.collection_rounds[0]):
+            memory = memory.add(judge(heads, features, memory.folds))
+        targets, weights = head_targets(memory.head_labels(site))
+        extras = {}
+        if round in self.collection_rounds:
+            masses = class_masses(memory.mean_opinion(), weights)
+            extras["evidence.masses"] = _withhold_small(masses, site.num_samples)
+        if round - 1 in self.collection_rounds and "evidence.references" in evidence:
+            references = evidence["evidence.references"]
+            extras["evidence.log_likelihoods"] = _log_likelihoods(memory, references, site)
+        heads = train_heads(
+            heads,
+            features,
+            targets,
+            weights,
+            memory.folds,
+            site.rng(round, "evidence").permutation(site.num_samples),
+        )
+        extras |= {"evidence.weight": heads.weight, "evidence.bias": heads.bias}
+        return memory, extras
+
+
+# ---- the server's part ----
+
+
+def _split_extras(extras: Arrays) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+    """(of the evidence, of the method)."""
+    evidence = {name: array for name, array in extras.items() if name.startswith(PREFIX)}
+    own_extras = {name: array for name, array in extras.items() if name not in evidence}
+    return evidence, own_extras
+
+
+def _split_state(state: ServerState) -> tuple[ServerState, dict[str, np.ndarray]]:
+    evidence, own_extras = _split_extras(state.extras)
+    return replace(state, extras=own_extras), evidence
+
+
+class EvidenceSums:
+    """What the sites of one round send about the evidence, added up as it arrives."""
+
+    def __init__(self) -> None:
+        self.heads = WeightedMean()
+        self.sums: dict[str, np.ndarray] = {}
+
+    def take_from(self, updates: Iterable[Update]) -> Iterator[Update]:
+        """The updates without their evidence, which is added."""
+        for update in updates:
+            evidence, own_extras = _split_extras(update.extras)
+            self.add(evidence, update.num_samples)
+            yield replace(update, extras=own_extras)
+
+    def add(self, evidence: Arrays, num_samples: int) -> None:
+        """Add the evidence of one site."""
+        if all(name in evidence for name in _HEAD_EXTRAS):
+            heads = {name: evidence[name] for name in _HEAD_EXTRAS}
+            self.heads.add(heads, float(num_samples))
+        for name in ("evidence.masses", "evidence.training_counts"):
+            if name in evidence and np.isfinite(evidence[name]).any():
+                self._add_sum(name, np.nan_to_num(evidence[name], nan=WITHHELD))
+        log_likelihoods = evidence.get("evidence.log_likelihoods")
+        if log_likelihoods is not None and np.isfinite(log_likelihoods).all():
+            self._add_sum("evidence.log_likelihoods", log_likelihoods)
+
+    def _add_sum(self, name: str, value: np.ndarray) -> None:
+        total = np.asarray(value, dtype=np.float64)
+        self.sums[name] = self.sums[name] + total if name in self.sums else total
+
+    def add_to(self, evidence: Arrays) -> dict[str, np.ndarray]:
+        """The server's evidence after the round; what no site sent stays as it was."""
+        state = {**evidence, **(self.heads.result() or {})}
+        if "evidence.masses" in self.sums:
+            state["evidence.references"] = normalise_mix(self.sums["evidence.masses"])
+        if "evidence.training_counts" in self.sums:
+            state["evidence.training_counts"] = self.sums["evidence.training_counts"]
+        if "evidence.log_likelihoods" in self.sums:
+            state["evidence.power"] = np.array(best_power(self.sums["evidence.log_likelihoods"]))
+            state["evidence.refresh"] = np.array(int(evidence.get("evidence.refresh", 0)) + 1)
+        return state
+
+
+# ---- a site's part ----
+
+
+@dataclass(frozen=True)
+class HeadMemory:
+    """What a site remembers about its labels between rounds. It never leaves the site."""
+
+    # (n,) the fold of each sample
+    folds: np.ndarray
+    # (n, C) float32: sum of the heads' opinions since the last refresh, and their number
+    opinion_sum: np.ndarray
+    count: int = 0
+    # the refresh behind the posterior
+    refresh: int = 0
+    # (n, C) float32: r; None before the first refresh
+    posterior: np.ndarray | None = None
+
+    @staticmethod
+    def from_arrays(arrays: Arrays, site: Site) -> HeadMemory:
+        """The memory as it was stored; without any, that of a site at its start."""
+        shape = (site.num_samples, site.num_classes)
+        if not arrays:
+            folds = assign_folds(site.seed, site.name, _read_contents(site))
+            return HeadMemory(folds, np.zeros(shape, np.float32))
+        return HeadMemory(
+            arrays["folds"].astype(np.int64),
+            arrays["opinion_sum"],
+            int(arrays["count"]),
+            int(arrays["refresh"]),
+            arrays.get("posterior"),
+        )
+
+    def to_arrays(self) -> dict[str, np.ndarray]:
+        """Named arrays for the site's store."""
+        arrays = {
+            "folds": self.folds.astype(np.uint8),
+            "opinion_sum": self.opinion_sum,
+            "count": np.array(self.count),
+            "refresh": np.array(self.refresh),
+        }
+        if self.posterior is not None:
+            arrays["posterior"] = self.posterior
+        return arrays
+
+    def add(self, opinion: np.ndarray) -> HeadMemory:
+        """The memory with the opinions (n, C) of one more round."""
+        opinion_sum = np.asarray(self.opinion_sum + opinion.astype(np.float32))
+        return replace(self, opinion_sum=opinion_sum, count=self.count + 1)
+
+    def mean_opinion(self) -> np.ndarray:
+        """(n, C) float64, over the rounds since the last refresh; there must be one."""
+        total = self.opinion_sum.astype(np.float64)
+        return np.asarray(total / total.sum(axis=1, keepdims=True))
+
+    def head_labels(self, site: Site) -> np.ndarray:
+        """(n, C): what the heads are trained on; the given labels, later the posterior."""
+        if self.posterior is None:
+            return np.asarray(np.eye(site.num_classes)[site.labels])
+        return np.asarray(self.posterior, dtype=np.float64)
+
+
+def _refresh_posterior(memory: HeadMemory, evidence: Arrays, site: Site) -> HeadMemory:
+    """The memory with a new posterior, if the server has chosen a new power."""
+    refresh = int(evidence.get("evidence.refresh", 0))
+    if refresh <= memory.refresh or not memory.count:
+        return memory
+    power = float(evidence["evidence.power"])
+    judgement = Judgement(memory.mean_opinion(), evidence["evidence.references"], power)
+    site.note(
+        evidence_probs=judgement.probs,
+        evidence_references=judgement.references,
+        evidence_power=np.array(power),
+    )
+    posterior = judgement.transition(site.labels).posterior.astype(np.float32)
+    return HeadMemory(
+        memory.folds, np.zeros_like(memory.opinion_sum), refresh=refresh, posterior=posterior
+    )
+
+
+def _read_contents(site: Site) -> Iterator[bytes]:
+    """The bytes of every sample's input, for its fold."""
+    for row in range(site.num_samples):
+        yield np.ascontiguousarray(site.samples.inputs[np.array([row])]).tobytes()
+
+
+def _read_features(payload: Payload, site: Site) -> np.ndarray | None:
+    """(n, D) normalised features; None if the received model has diverged.
+
+    Frozen features are the site's inputs. Otherwise the received model computes them, in the pass
+    that the audit and some methods need anyway.
+    """
+    if not site.samples.are_images:
+        return site.samples.inputs
+    site.load(payload.weights)
+    evaluation = evaluate_site(site, features=True)
+    assert evaluation.features is not None
+    if not np.isfinite(evaluation.losses).all():
+        return None
+    site.evaluation = evaluation
+    features = layer_normalise(evaluation.features)
+    if not np.isfinite(features).all():
+        return None
+    return features
+
+
+def _received_heads(evidence: Arrays, width: int, num_classes: int) -> Heads:
+    if "evidence.weight" not in evidence:
+        return Heads.zeros(width, num_classes)
+    return Heads(evidence["evidence.weight"], evidence["evidence.bias"])
+
+
+def _log_likelihoods(memory: HeadMemory, references: np.ndarray, site: Site) -> np.ndarray:
+    """(P,) log-likelihood of the given labels for each power; NaN for a very small site."""
+    if site.num_samples < SMALLEST_GROUP:
+        return np.full(len(POWERS), np.nan)
+    opinion = memory.mean_opinion()
+    values = []
+    for power, reference in zip(POWERS, references, strict=True):
+        fit = estimate_transition(sharpen(opinion, power), site.labels, reference)
+        values.append(fit.log_likelihood)
+    return np.array(values)
+
+
+def _withhold_small(values: np.ndarray, num_samples: int = SMALLEST_GROUP) -> np.ndarray:
+    """The values with NaN for those that a few images determine."""
+    if num_samples < SMALLEST_GROUP:
+        return np.full(values.shape, np.nan)
+    return np.where(values < SMALLEST_GROUP, np.nan, values)

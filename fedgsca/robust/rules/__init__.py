@@ -1,0 +1,1 @@
+"""One module per aggregation rule. Each registers itself."""

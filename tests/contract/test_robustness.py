@@ -1,0 +1,285 @@
+"""One site lies: the guard leaves it out, names it, and costs honest sites nothing."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from benchmarks.poisons import CRUDE, POISONS, Liar
+from fedgsca.config import Config
+from fedgsca.engine import checkpoint
+from fedgsca.engine.base import Reply
+from fedgsca.engine.rewind import rewind
+from fedgsca.engine.rounds import run
+from fedgsca.errors import ConfigError, RunFolderError, UpdateError
+from fedgsca.experiment.records import RoundRecord
+from fedgsca.experiment.run_folder import read_rounds, request_readmission
+from fedgsca.methods.base import load_methods
+from fedgsca.robust.base import load_rules
+from fedgsca.wire import Payload, Update
+from tests.toys import FaultyEngine, RecordingObserver, digest, outcome, toy_config, toy_npz
+
+LIAR = "site-2"
+# within the norms of honest sites: only a robust rule stops these (docs/robustness.md)
+UNSEEN = {"change x -1", "change x -2", "weights x -1", "images x 10"}
+POINTS = 3.0  # of macro F1
+
+
+def study_config(method: str = "fedavg", **sets: Any) -> Config:
+    return toy_config(
+        method, frozen=True, source=toy_npz(240, 300, 12), noise__spec="0", train__rounds=14, **sets
+    )
+
+
+class LyingEngine(FaultyEngine):
+    """A toy engine in which one site lies in every round."""
+
+    def __init__(self, config: Config, folder: Path, poison: str) -> None:
+        super().__init__(config, folder, self.lie)
+        self.poison = poison
+        self.earlier: list[Update] = []
+        self.others: list[Update] = []
+
+    def lie(self, round_index: int, reply: Reply) -> Reply:
+        assert reply.update is not None
+        if reply.site != LIAR:
+            if reply.site == "site-1":
+                self.others = []
+            self.others.append(reply.update)
+            return reply
+        payload = self.payloads[-1]
+        liar = Liar(payload, reply.update, list(self.earlier), list(self.others))
+        self.earlier.append(reply.update)
+        return replace(reply, update=POISONS[self.poison](liar))
+
+
+def run_with_liar(config: Config, folder: Path, poison: str) -> tuple[float, list[RoundRecord]]:
+    result = run(config, folder, engine=LyingEngine(config, folder, poison))
+    assert result is not None
+    return result.f1, read_rounds(folder)
+
+
+@cache
+def honest_f1(folder: Path) -> float:
+    result = run(study_config(), folder)
+    assert result is not None
+    return result.f1
+
+
+@pytest.fixture(scope="module")
+def honest(tmp_path_factory: pytest.TempPathFactory) -> float:
+    return honest_f1(tmp_path_factory.getbasetemp() / "honest")
+
+
+# ---- lies ----
+
+
+@pytest.mark.parametrize("poison", sorted(set(CRUDE) - UNSEEN))
+def test_a_crude_lie_is_refused_and_does_no_harm(
+    poison: str, honest: float, tmp_path: Path
+) -> None:
+    f1, records = run_with_liar(study_config(), tmp_path / "run", poison)
+    refusals = [record.refusals for record in records if record.refusals]
+    assert refusals
+    assert all(set(sites) == {LIAR} for sites in refusals), "no honest site is blamed"
+    assert f1 >= honest - POINTS
+
+
+@pytest.mark.parametrize("rule", ["median", "trimmed-mean", "geometric-median"])
+@pytest.mark.parametrize("poison", ["change x -1", "change x -2", "inner product"])
+def test_a_rule_stops_lies_of_ordinary_size(
+    rule: str, poison: str, honest: float, tmp_path: Path
+) -> None:
+    f1, _ = run_with_liar(study_config(aggregation__rule=rule), tmp_path / "run", poison)
+    assert f1 >= honest - POINTS
+
+
+def test_without_the_guard_the_same_lie_ruins_the_model(honest: float, tmp_path: Path) -> None:
+    config = study_config(aggregation__guard=False)
+    f1, records = run_with_liar(config, tmp_path / "run", "change x -10")
+    assert not any(record.refusals for record in records)
+    assert f1 < honest - 20
+
+
+@pytest.mark.parametrize(
+    ("poison", "words"),
+    [
+        ("own update of round 1 again", "same as an update of round 1"),
+        ("copy of another site", "same as the update of site-1"),
+        ("10^9 images", "1,000,000,000 of"),
+        ("10^9 images from round 3", "in its first round"),
+        ("1e30 once", "1e+30"),
+        ("3e38 once", "3e+38"),
+        ("change x -10", "its change has the norm"),
+    ],
+)
+def test_the_reason_is_given_in_words(poison: str, words: str, tmp_path: Path) -> None:
+    config = study_config()
+    observer = RecordingObserver()
+    engine = LyingEngine(config, tmp_path / "run", poison)
+    run(config, tmp_path / "run", engine=engine, observer=observer)
+    reasons = [record.refusals.get(LIAR, "") for record in observer.rounds]
+    assert any(words in reason for reason in reasons), reasons
+    assert any(words in message and LIAR in message for message in observer.messages)
+
+
+def test_a_site_that_does_not_clip_is_refused(tmp_path: Path) -> None:
+    config = study_config(privacy__clip=0.05, privacy__noise=0.0)
+    _, records = run_with_liar(config, tmp_path / "run", "change x -2")
+    assert "does not clip" in records[0].refusals[LIAR], "also in the first round"
+    assert all(set(record.refusals) == {LIAR} for record in records)
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.5])
+def test_clipped_and_noised_updates_of_honest_sites_pass(noise: float, tmp_path: Path) -> None:
+    pytest.importorskip("opacus")
+    config = study_config(privacy__clip=0.05, privacy__noise=noise)
+    run(config, tmp_path / "run")
+    assert not any(record.refusals for record in read_rounds(tmp_path / "run"))
+
+
+# ---- honest sites ----
+
+
+@pytest.mark.parametrize("method", list(load_methods()))
+def test_with_honest_sites_the_guard_changes_no_byte(method: str, tmp_path: Path) -> None:
+    for name, is_on in (("on", True), ("off", False)):
+        run(toy_config(method, frozen=True, aggregation__guard=is_on), tmp_path / name)
+    assert digest(tmp_path / "on" / "metrics.jsonl") == digest(tmp_path / "off" / "metrics.jsonl")
+    models = []
+    for name in ("on", "off"):
+        config = toy_config(method, frozen=True, aggregation__guard=name == "on")
+        state = checkpoint.latest(tmp_path / name / "checkpoint", config.fingerprint())
+        assert state is not None
+        models.append(state.weights)
+    assert all(np.array_equal(models[0][key], models[1][key]) for key in models[0])
+
+
+def test_the_default_is_not_a_part_of_the_experiment() -> None:
+    """So runs of versions without a guard can be resumed."""
+    assert "aggregation" not in toy_config("fedavg").to_tree()
+    assert toy_config("fedavg", aggregation__rule="median").to_tree()["aggregation"]
+
+
+@pytest.mark.parametrize("rule", sorted(load_rules()))
+@pytest.mark.parametrize("method", list(load_methods()))
+def test_every_rule_works_with_every_method(rule: str, method: str, tmp_path: Path) -> None:
+    config = toy_config(method, frozen=True, train__rounds=4, aggregation__rule=rule)
+    run(config, tmp_path / "a")
+    for rounds in (1, 3, 4):
+        run(config, tmp_path / "b", stop_after=rounds)
+    assert outcome(tmp_path / "a") == outcome(tmp_path / "b")
+    assert not any(record.refusals for record in read_rounds(tmp_path / "a"))
+
+
+def test_a_rule_handles_the_counters_of_batchnorm(tmp_path: Path) -> None:
+    config = toy_config("fedavg", train__rounds=2, aggregation__rule="median")
+    run(config, tmp_path / "run")
+    state = checkpoint.latest(tmp_path / "run" / "checkpoint", config.fingerprint())
+    assert state is not None
+    counters = [value for value in state.weights.values() if value.dtype.kind == "i"]
+    assert counters
+    assert all(value > 0 for value in counters)
+
+
+def test_an_unknown_rule_is_an_error_with_a_suggestion() -> None:
+    with pytest.raises(ConfigError, match="did you mean median"):
+        toy_config("fedavg", aggregation__rule="medain")
+
+
+# ---- repeated offenders ----
+
+
+def test_three_strikes_put_a_site_aside_until_it_is_readmitted(tmp_path: Path) -> None:
+    config = study_config()
+    folder = tmp_path / "run"
+
+    def stop_lying_after_round_four(round_index: int, reply: Reply) -> Reply:
+        if reply.site != LIAR or round_index >= 4 or reply.update is None:
+            return reply
+        return replace(reply, update=POISONS["weights x 100"](make_liar(reply.update)))
+
+    def make_liar(update: Update) -> Liar:
+        return Liar(Payload(0, update.weights), update)
+
+    observer = RecordingObserver()
+    engine = FaultyEngine(config, folder, stop_lying_after_round_four)
+    run(config, folder, engine=engine, observer=observer, stop_after=5)
+    reasons = [record.refusals.get(LIAR, "") for record in observer.rounds]
+    assert all("beyond" in reason or "norm" in reason for reason in reasons[:3])
+    assert all("put aside" in reason for reason in reasons[3:5]), "honest again, but nobody asked"
+    assert any("put aside from round 4" in message for message in observer.messages)
+    with pytest.raises(RunFolderError, match="no site 'site-9'"):
+        request_readmission(folder, ["site-9"])
+    request_readmission(folder, [LIAR])
+    run(config, folder, engine=engine, observer=observer)
+    assert not any(record.refusals for record in observer.rounds[5:])
+    assert not list((folder / "readmit").iterdir())
+
+
+def test_a_run_with_a_liar_resumes_in_the_same_bytes(tmp_path: Path) -> None:
+    config = study_config()
+    run_with_liar(config, tmp_path / "a", "change x -10")
+    for rounds in range(1, config.train.rounds + 1):
+        engine = LyingEngine(config, tmp_path / "b", "change x -10")
+        run(config, tmp_path / "b", engine=engine, stop_after=rounds)
+    assert outcome(tmp_path / "a") == outcome(tmp_path / "b")
+    names = [path.name for path in sorted((tmp_path / "a" / "checkpoint").iterdir())]
+    for name in names:
+        paths = [tmp_path / folder / "checkpoint" / name for folder in ("a", "b")]
+        assert digest(paths[0]) == digest(paths[1]), "the guard's memory is the same"
+
+
+def test_a_replay_is_recognised_after_a_restart(tmp_path: Path) -> None:
+    config = study_config()
+    engine = LyingEngine(config, tmp_path / "run", "own update of round 1 again")
+    run(config, tmp_path / "run", engine=engine, stop_after=1)
+    run(config, tmp_path / "run", engine=engine, stop_after=2)
+    assert "round 1" in read_rounds(tmp_path / "run")[1].refusals[LIAR]
+
+
+# ---- a model that is not usable ----
+
+
+def test_a_bad_mean_never_becomes_a_checkpoint(tmp_path: Path) -> None:
+    config = study_config(aggregation__guard=False)
+    engine = LyingEngine(config, tmp_path / "run", "3e38 once")
+    with pytest.raises(UpdateError) as error:
+        run(config, tmp_path / "run", engine=engine)
+    assert error.value.code == "round.invalid-aggregate"
+    assert LIAR in error.value.message
+    state = checkpoint.latest(tmp_path / "run" / "checkpoint", config.fingerprint())
+    assert state is not None
+    assert state.round == 2
+    run(config, tmp_path / "run")
+
+
+@pytest.mark.parametrize("method", ["fedcorr", "fedgsca", "fedfixer"])
+@pytest.mark.parametrize("first_round", [1, 4, 6])
+def test_resume_from_an_earlier_round_gives_the_same_bytes(
+    method: str, first_round: int, tmp_path: Path
+) -> None:
+    """These methods keep memory at the sites."""
+    config = toy_config(method, frozen=True)
+    run(config, tmp_path / "run")
+    expected = outcome(tmp_path / "run")
+    rewind(tmp_path / "run", first_round)
+    assert not (tmp_path / "run" / "result.json").exists()
+    assert len(read_rounds(tmp_path / "run")) == first_round - 1
+    run(config, tmp_path / "run")
+    assert outcome(tmp_path / "run") == expected
+
+
+def test_a_round_whose_checkpoint_is_gone_is_an_error(tmp_path: Path) -> None:
+    config = toy_config("fedavg", frozen=True)
+    run(config, tmp_path / "run")
+    with pytest.raises(RunFolderError) as error:
+        rewind(tmp_path / "run", 2)
+    assert error.value.code == "run.no-such-checkpoint"
+    assert "1, 4, 5, 6, 7" in error.value.fix
+    assert (tmp_path / "run" / "result.json").exists(), "nothing was deleted"

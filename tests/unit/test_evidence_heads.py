@@ -1,0 +1,358 @@
+"""The mathematics of evidence, on labels whose truth is known."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+
+from fedgsca import evidence
+from fedgsca.evidence import (
+    Heads,
+    Judgement,
+    assign_folds,
+    balance_classes,
+    best_power,
+    class_masses,
+    estimate_transition,
+    estimate_wrong,
+    expected_counts,
+    expected_f1,
+    expected_right,
+    head_targets,
+    judge,
+    label_losses,
+    layer_normalise,
+    normalise_mix,
+    select,
+    share_explained,
+    sharpen,
+    suspicion,
+    symmetric_matrix,
+    train_heads,
+    training_weights,
+)
+from fedgsca.metrics import auroc
+from fedgsca.rng import stream
+
+
+@dataclass(frozen=True)
+class Labels:
+    """A site whose truth is known: an honest opinion about the true classes, and given labels."""
+
+    truth: np.ndarray
+    given: np.ndarray
+    opinion: np.ndarray
+    mix: np.ndarray
+
+    @property
+    def wrong(self) -> np.ndarray:
+        return np.asarray(self.truth != self.given)
+
+
+def site_of(
+    matrix: np.ndarray, mix: list[float], n: int = 4000, sure: float = 3.0, seed: int = 0
+) -> Labels:
+    """Samples from the mix, labels by the matrix, and the exact posterior of a noisy observation.
+
+    The observation is a Gaussian vector around sure * onehot(truth), so that the opinion is
+    calibrated under the mix by Bayes' rule.
+    """
+    rng = stream(seed, "evidence-site")
+    num_classes = len(mix)
+    truth = rng.choice(num_classes, size=n, p=mix)
+    given = np.array([rng.choice(num_classes, p=matrix[label]) for label in truth])
+    observations = rng.normal(size=(n, num_classes)) + sure * np.eye(num_classes)[truth]
+    logits = sure * observations + np.log(mix)
+    return Labels(truth, given, evidence.softmax(logits), np.array(mix))
+
+
+PAIR_FLIP = np.array([[0.7, 0.3, 0.0], [0.0, 0.7, 0.3], [0.3, 0.0, 0.7]])
+MIX = [0.6, 0.3, 0.1]
+
+
+# ---- folds and heads ----
+
+
+def test_a_fold_depends_on_seed_site_and_content_only() -> None:
+    contents = [f"image {i}".encode() for i in range(400)]
+    folds = assign_folds(0, "berlin", contents)
+    assert set(folds) == {0, 1}
+    assert 150 < folds.sum() < 250
+    order = stream(0, "order").permutation(400)
+    np.testing.assert_array_equal(
+        assign_folds(0, "berlin", [contents[i] for i in order]), folds[order]
+    )
+    np.testing.assert_array_equal(assign_folds(0, "berlin", contents[:9]), folds[:9])
+    assert (assign_folds(0, "lyon", contents) != folds).any()
+    assert (assign_folds(1, "berlin", contents) != folds).any()
+    assert len(set(assign_folds(0, "berlin", [b"the same picture"] * 5))) == 1
+
+
+def features_of(labels: np.ndarray, seed: int = 0) -> np.ndarray:
+    rng = stream(seed, "evidence-features")
+    centres = rng.normal(size=(labels.max() + 1, 32))
+    return layer_normalise(centres[labels] + rng.normal(size=(len(labels), 32)))
+
+
+def epoch(heads: Heads, features: np.ndarray, given: np.ndarray, folds: np.ndarray) -> Heads:
+    targets, weights = head_targets(np.eye(3)[given])
+    return train_heads(heads, features, targets, weights, folds, np.arange(len(given)))
+
+
+def test_a_head_never_sees_its_own_fold() -> None:
+    """Labels of fold 0 change: head 0, which judges them, stays the same to the last bit."""
+    labels = np.arange(90) % 3
+    features = features_of(labels)
+    folds = np.arange(90) // 3 % 2
+    other_labels = labels.copy()
+    other_labels[folds == 0] = stream(0, "shuffle").permutation(labels[folds == 0])
+    start = Heads.zeros(32, 3)
+    heads = epoch(start, features, labels, folds)
+    other_heads = epoch(start, features, other_labels, folds)
+    np.testing.assert_array_equal(heads.weight[0], other_heads.weight[0])
+    np.testing.assert_array_equal(heads.bias[0], other_heads.bias[0])
+    assert not np.array_equal(heads.weight[1], other_heads.weight[1])
+    opinions = judge(heads, features, folds)
+    other_opinions = judge(other_heads, features, folds)
+    np.testing.assert_array_equal(opinions[folds == 0], other_opinions[folds == 0])
+
+
+def test_one_step_of_a_head_by_hand() -> None:
+    """Two samples of two classes; head 1 sees fold 0, head 0 sees fold 1."""
+    features = np.array([[1.0, -1.0], [-1.0, 1.0]])
+    targets = np.eye(2)
+    heads = train_heads(
+        Heads.zeros(2, 2), features, targets, np.ones(2), np.array([0, 1]), np.arange(2), step=2.0
+    )
+    # lr = 2.0 / D = 1; gap = (1/2 - target) * K / (K - 1) = (-1/2, 1/2) * 2, over a batch of 2
+    np.testing.assert_allclose(heads.weight[1], [[0.5, -0.5], [-0.5, 0.5]])
+    np.testing.assert_allclose(heads.bias[1], [0.5, -0.5])
+    np.testing.assert_allclose(heads.weight[0], [[0.5, -0.5], [-0.5, 0.5]])
+    np.testing.assert_allclose(heads.bias[0], [-0.5, 0.5])
+
+
+def test_heads_learn_and_each_sample_is_judged_by_the_head_of_its_fold() -> None:
+    labels = np.arange(300) % 3
+    features = features_of(labels)
+    folds = stream(0, "folds").integers(0, 2, 300)
+    heads = Heads.zeros(32, 3)
+    for _ in range(10):
+        heads = epoch(heads, features, labels, folds)
+    probs = judge(heads, features, folds)
+    np.testing.assert_allclose(probs.sum(axis=1), 1)
+    assert np.mean(probs.argmax(axis=1) == labels) > 0.9
+    np.testing.assert_array_equal(
+        probs[folds == 1], judge(heads, features, folds * 0 + 1)[folds == 1]
+    )
+
+
+def test_targets_give_rare_classes_more_weight_within_a_limit() -> None:
+    given = np.array([0] * 900 + [1] * 99 + [2])
+    targets, weights = head_targets(np.eye(3)[given])
+    np.testing.assert_array_equal(targets, np.eye(3)[given])
+    assert weights[0] < 1 < weights[950] < weights[999] <= evidence.MAX_WEIGHT
+    np.testing.assert_allclose(weights[950] / weights[0], np.sqrt(901 / 100))
+    np.testing.assert_allclose(balance_classes(np.array([3, 0]), 1.0), [5 / 4, 5])
+
+
+def test_layer_normalisation() -> None:
+    features = layer_normalise(np.array([[1.0, 2.0, 3.0], [0.0, 0.0, 0.0]]))
+    np.testing.assert_allclose(features[0], [-1.2247, 0, 1.2247], atol=1e-3)
+    np.testing.assert_array_equal(features[1], 0)
+
+
+# ---- T and the class mix ----
+
+
+def test_sharpening() -> None:
+    np.testing.assert_allclose(sharpen(np.array([[0.8, 0.2]]), 2.0), [[16 / 17, 1 / 17]])
+    np.testing.assert_allclose(sharpen(np.array([[0.8, 0.2]]), 1.0), [[0.8, 0.2]])
+    np.testing.assert_allclose(sharpen(np.array([[1.0, 0.0]]), 6.0), [[1.0, 0.0]], atol=1e-9)
+
+
+def test_the_symmetric_matrix_by_hand() -> None:
+    np.testing.assert_allclose(
+        symmetric_matrix(0.4, 3), [[0.6, 0.2, 0.2], [0.2, 0.6, 0.2], [0.2, 0.2, 0.6]]
+    )
+
+
+@pytest.mark.parametrize("matrix", [PAIR_FLIP, symmetric_matrix(0.4, 3), symmetric_matrix(0.05, 3)])
+def test_em_recovers_the_matrix_and_the_wrong_share(matrix: np.ndarray) -> None:
+    site = site_of(matrix, MIX)
+    fit = estimate_transition(site.opinion, site.given, site.mix)
+    np.testing.assert_allclose(fit.matrix, matrix, atol=0.07)
+    np.testing.assert_allclose(fit.mix, MIX, atol=0.03)
+    assert abs(fit.wrong_share - site.wrong.mean()) < 0.03
+    assert (auroc(suspicion(fit.posterior, site.given), site.wrong) or 0) > 0.95
+    np.testing.assert_allclose(fit.posterior.sum(axis=1), 1)
+
+
+def test_em_recovers_a_class_mix_unlike_that_of_the_federation() -> None:
+    """The opinion was formed under equal shares; the site has other ones."""
+    site = site_of(symmetric_matrix(0.2, 3), MIX)
+    equal = np.full(3, 1 / 3)
+    opinion = site.opinion * (equal / site.mix)
+    opinion /= opinion.sum(axis=1, keepdims=True)
+    fit = estimate_transition(opinion, site.given, equal)
+    np.testing.assert_allclose(fit.mix, MIX, atol=0.03)
+    assert abs(fit.wrong_share - site.wrong.mean()) < 0.03
+
+
+def test_a_rare_class_most_of_whose_labels_are_wrong() -> None:
+    """Class 2 has 2 % of the samples and, under S40, mostly labels of other classes."""
+    site = site_of(symmetric_matrix(0.4, 3), [0.7, 0.28, 0.02])
+    says_rare = site.given == 2
+    assert site.wrong[says_rare].mean() > 0.9
+    fit = estimate_transition(site.opinion, site.given, site.mix)
+    scores = suspicion(fit.posterior, site.given)
+    assert abs(scores[says_rare].mean() - site.wrong[says_rare].mean()) < 0.05
+    keep = expected_right(fit.posterior, site.given)
+    assert keep[says_rare].any(), "the class does not vanish"
+    assert site.wrong[keep & says_rare].mean() < 0.4
+
+
+def test_a_clean_site_is_left_alone() -> None:
+    site = site_of(np.eye(3), MIX, n=500)
+    fit = estimate_transition(site.opinion, site.given, site.mix)
+    assert fit.wrong_share < 0.02
+    training_set = select(fit.posterior, site.given, np.zeros(500, bool))
+    assert training_set.keep.all()
+    np.testing.assert_array_equal(training_set.labels, site.given)
+
+
+def test_the_order_of_samples_and_the_names_of_classes_do_not_matter() -> None:
+    site = site_of(PAIR_FLIP, MIX, n=300)
+    fit = estimate_transition(site.opinion, site.given, site.mix)
+    order = stream(0, "order").permutation(300)
+    other = estimate_transition(site.opinion[order], site.given[order], site.mix)
+    np.testing.assert_allclose(other.posterior, fit.posterior[order], atol=1e-9)
+    names = np.array([2, 0, 1])  # new class of column c is column names[c] of the old ones
+    new_name = np.argsort(names)
+    renamed = estimate_transition(site.opinion[:, names], new_name[site.given], site.mix[names])
+    np.testing.assert_allclose(renamed.posterior, fit.posterior[:, names], atol=1e-9)
+    np.testing.assert_allclose(renamed.matrix, fit.matrix[np.ix_(names, names)], atol=1e-9)
+
+
+@pytest.mark.parametrize("given", [[1, 1, 1, 1, 1, 1], [0], [0, 2]])
+def test_one_class_and_very_small_sites(given: list[int]) -> None:
+    labels = np.array(given)
+    opinion = np.tile([0.2, 0.7, 0.1], (len(labels), 1))
+    fit = estimate_transition(opinion, labels, np.full(3, 1 / 3))
+    assert np.isfinite(fit.posterior).all()
+    assert np.isfinite(fit.log_likelihood)
+    assert select(fit.posterior, labels, np.zeros(len(labels), bool)).keep.any()
+
+
+def test_the_likelihood_finds_the_power_that_makes_opinions_honest() -> None:
+    site = site_of(symmetric_matrix(0.3, 3), MIX)
+    cautious = sharpen(site.opinion, 1 / 3)
+    masses = class_masses(cautious, np.ones(len(cautious)))
+    log_likelihoods = []
+    for power, mix in zip(evidence.POWERS, normalise_mix(masses), strict=True):
+        fit = estimate_transition(sharpen(cautious, power), site.given, mix)
+        log_likelihoods.append(fit.log_likelihood)
+    assert best_power(np.array(log_likelihoods)) == pytest.approx(3.0, abs=1.0)
+
+
+def test_a_class_that_nobody_has_gets_a_tiny_share() -> None:
+    mix = normalise_mix(np.array([3.0, 1.0, 0.0]))
+    np.testing.assert_allclose(mix, [0.75, 0.25, 0], atol=1e-5)
+    assert mix[2] > 0
+
+
+# ---- counting ----
+
+
+def judgement_of(site: Labels) -> Judgement:
+    references = normalise_mix(class_masses(site.opinion, np.ones(len(site.given))))
+    return Judgement(site.opinion, references, 1.0)
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize(
+    "matrix", [np.eye(3), symmetric_matrix(0.1, 3), symmetric_matrix(0.4, 3), PAIR_FLIP]
+)
+def test_the_interval_holds_the_truth_on_a_small_site(matrix: np.ndarray, seed: int) -> None:
+    site = site_of(matrix, MIX, n=150, seed=seed)
+    judgement = judgement_of(site)
+    fit = judgement.transition(site.given)
+    scores = suspicion(fit.posterior, site.given)
+    shares = judgement.neighbour_shares(site.given)
+    estimate = estimate_wrong(scores, shares, fit.wrong_share)
+    assert estimate.low <= estimate.share <= estimate.high
+    assert estimate.low <= site.wrong.mean() <= estimate.high
+
+
+def test_parts_of_a_site_and_empty_parts() -> None:
+    scores = np.array([0.9, 0.9, 0.1, 0.1])
+    shares = np.array([0.45, 0.5, 0.55])
+    part = estimate_wrong(scores, shares, 0.5, mask=np.array([True, True, False, False]))
+    assert part.share == pytest.approx(0.9)
+    # 0.05 to either side from the neighbours, 1.645 sqrt(2 * 0.09) / 2, and the slack
+    assert part.low == pytest.approx(0.9 - 0.05 - 1.645 * np.sqrt(0.18) / 2 - 0.02)
+    assert part.high == 1.0
+    empty = estimate_wrong(scores, shares, 0.5, mask=np.zeros(4, bool))
+    assert (empty.share, empty.low, empty.high) == (0, 0, 0)
+
+
+def test_opinions_that_do_not_depend_on_the_image_explain_nothing() -> None:
+    given = stream(0, "labels").choice(3, size=600, p=MIX)
+    opinion = np.tile(MIX, (600, 1))
+    fit = estimate_transition(opinion, given, np.array(MIX))
+    assert abs(share_explained(fit.log_likelihood, given, 3)) < 0.05
+    site = site_of(symmetric_matrix(0.1, 3), MIX)
+    fit = estimate_transition(site.opinion, site.given, site.mix)
+    assert share_explained(fit.log_likelihood, site.given, 3) > evidence.MIN_EXPLAINED
+    assert share_explained(-1.0, np.zeros(5, np.int64), 3) == 0.0
+
+
+# ---- selection ----
+
+
+def test_losses_and_expected_right_by_hand() -> None:
+    posterior = np.array([[0.9, 0.1], [0.3, 0.7], [0.2, 0.8], [0.0, 1.0], [0.6, 0.4]])
+    given = np.array([0, 0, 0, 1, 1])
+    np.testing.assert_allclose(
+        label_losses(posterior, given)[[0, 3]], [-np.log(0.9), 0.0], atol=1e-12
+    )
+    # class 0: 0.9 + 0.3 + 0.2 = 1.4, two labels; class 1: 1.4, two labels
+    np.testing.assert_array_equal(expected_right(posterior, given), [1, 1, 0, 1, 1])
+    np.testing.assert_allclose(suspicion(posterior, given), [0.1, 0.7, 0.8, 0, 0.6])
+
+
+def test_selection_by_hand() -> None:
+    """Three right labels of class 0, one clear pseudo-label, one sample that is not used."""
+    posterior = np.array([[1.0, 0.0], [1.0, 0.0], [1.0, 0.0], [0.01, 0.99], [0.45, 0.55]])
+    given = np.zeros(5, np.int64)
+    clean = np.array([True, True, True, False, False])
+    training_set = select(posterior, given, clean, noise_level=0.1, zeta=0.8)
+    # 3.46 labels are right by expectation: the fourth-best stays as well
+    np.testing.assert_array_equal(training_set.keep, [1, 1, 1, 0, 1])
+    np.testing.assert_array_equal(training_set.pseudo, [0, 0, 0, 1, 0])
+    np.testing.assert_array_equal(training_set.labels, [0, 0, 0, 1, 0])
+    np.testing.assert_array_equal(training_set.rows, [0, 1, 2, 3, 4])
+    np.testing.assert_array_equal(training_set.counts(3), [4, 1, 0])
+    without = select(posterior, given, clean, zeta=np.inf)
+    assert not without.pseudo.any()
+
+
+def test_training_weights_have_mean_one_and_a_limit() -> None:
+    counts = np.array([900.0, 90.0, 10.0])
+    weights = training_weights(counts)
+    assert weights[0] < weights[1] < weights[2] <= evidence.MAX_WEIGHT
+    assert (weights * counts).sum() / counts.sum() == pytest.approx(1.0)
+    np.testing.assert_allclose(training_weights(counts, 0.0), 1.0)
+
+
+# ---- a score without true labels ----
+
+
+def test_expected_f1_equals_f1_where_the_posterior_is_certain() -> None:
+    truth = np.array([0, 0, 1, 1, 1])
+    predictions = np.array([0, 1, 1, 1, 0])
+    score = expected_f1(expected_counts(np.eye(3)[truth], predictions))
+    # class 0: 2 * 1 / (2 + 2), class 1: 2 * 2 / (3 + 3); class 2 does not occur
+    assert score == pytest.approx((0.5 + 2 / 3) / 2)
+    assert expected_f1(np.zeros((3, 3))) == 0.0

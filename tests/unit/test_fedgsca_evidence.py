@@ -1,0 +1,107 @@
+"""FedGSCA with evidence heads beside it, on clouds of points with known wrong labels."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from fedgsca.credal import rcl_loss, ucl_loss
+from fedgsca.methods.parts.evidence_heads import add_evidence_heads
+from fedgsca.wire import SMALLEST_GROUP
+from tests.helpers import CLASSES, Toy, toy_experiment
+
+COLLECTION_ROUNDS = range(4, 11, 5)  # the posterior exists from round 6 on
+
+
+def toy_with_heads(folder: Path, **options: Any) -> Toy:
+    toy = toy_experiment(folder, "fedgsca", samples=120, rounds=16, options=options)
+    toy.method = add_evidence_heads(toy.method, COLLECTION_ROUNDS)
+    return toy
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Toy:
+    toy = toy_with_heads(tmp_path_factory.mktemp("toy"))
+    toy.run(16)
+    return toy
+
+
+def test_noisy_sites_are_recognised_and_their_wrong_labels_flagged(finished: Toy) -> None:
+    for name in ("site-1", "site-2"):
+        assert finished.updates[name].extras["delta"] < 0.1
+    for name in ("site-3", "site-4"):
+        delta = float(finished.updates[name].extras["delta"])
+        assert delta == pytest.approx(0.5, abs=0.1)
+        wrong = finished.truth[name] != finished.sites[name].labels
+        clean = finished.notes[name]["clean"]
+        assert np.mean(clean == ~wrong) > 0.9
+
+
+def test_pseudo_labels_are_the_true_classes(finished: Toy) -> None:
+    for name in ("site-3", "site-4"):
+        rows = finished.notes[name]["pseudo_rows"]
+        assert len(rows) > 20
+        labels = finished.notes[name]["pseudo_labels"]
+        assert np.mean(labels == finished.truth[name][rows]) > 0.9
+
+
+def test_training_counts_are_sent_and_come_back_as_a_sum(finished: Toy, tmp_path: Path) -> None:
+    toy = toy_with_heads(tmp_path)
+    state = toy.run(8)
+    counts = [update.extras["evidence.training_counts"] for update in toy.updates.values()]
+    assert all(np.nanmin(count) >= SMALLEST_GROUP for count in counts)
+    payload = toy.method.broadcast(state, state.round)
+    np.testing.assert_allclose(payload.extras["evidence.training_counts"], np.sum(counts, axis=0))
+
+
+def test_before_the_first_posterior_all_labels_are_used(tmp_path: Path) -> None:
+    toy = toy_with_heads(tmp_path)
+    toy.run(COLLECTION_ROUNDS[0] + 2)
+    for name, update in toy.updates.items():
+        assert "clean" not in toy.notes[name]
+        assert update.extras["clean"] == 120
+        assert np.isnan(update.extras["selector"]).all()
+        assert "evidence.training_counts" not in update.extras
+
+
+def test_heads_are_sent_until_the_round_after_the_last_collection(tmp_path: Path) -> None:
+    toy = toy_with_heads(tmp_path)
+    state = toy.run(COLLECTION_ROUNDS[-1] + 2)
+    assert all("evidence.weight" in update.extras for update in toy.updates.values())
+    toy.run(1, state)
+    assert not any("evidence.weight" in update.extras for update in toy.updates.values())
+
+
+def test_received_losses_ignore_the_heads(tmp_path: Path) -> None:
+    options = {"selector": {"losses_of": "received"}}
+    with_heads = toy_with_heads(tmp_path / "on", **options)
+    without = toy_experiment(tmp_path / "off", "fedgsca", samples=120, rounds=16, options=options)
+    one, other = with_heads.run(9), without.run(9)
+    for name, value in one.weights.items():
+        assert np.array_equal(value, other.weights[name])
+
+
+def test_class_balance_and_pseudo_labels_are_options(tmp_path: Path) -> None:
+    plain = toy_with_heads(tmp_path / "a", class_balance=0.0)
+    plain.run(8)
+    bare = toy_with_heads(tmp_path / "b", pseudo_labels=False)
+    bare.run(8)
+    assert all(update.extras["pseudo"] == 0 for update in bare.updates.values())
+    assert any(update.extras["pseudo"] > 0 for update in plain.updates.values())
+
+
+@pytest.mark.parametrize("loss", [rcl_loss, ucl_loss])
+def test_a_confident_model_may_only_add_classes_that_the_evidence_permits(loss: Any) -> None:
+    logits = torch.zeros(2, CLASSES)
+    logits[:, 1] = 6.0  # both samples look like class 1
+    labels = torch.tensor([0, 0])
+    permission = torch.ones(2, CLASSES, dtype=torch.bool)
+    permission[1, 1] = False
+    losses = loss(logits, labels, beta=0.75, reduction="none", permission=permission)
+    assert losses[0] == 0
+    only_given = loss(logits, labels, beta=2.0, reduction="none")
+    assert losses[1] == only_given[1] > 1
