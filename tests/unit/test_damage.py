@@ -150,9 +150,10 @@ def forget_checksums(folder: Path) -> None:
         del tree["digest"]
         path.write_text(json.dumps(tree))
     for path in (folder / "checkpoint").iterdir():
-        header, (weights, extras) = unpack(path.read_bytes(), ("weights", "extras"))
+        names = ("weights", "extras", "guard")
+        header, groups = unpack(path.read_bytes(), names)
         del header["companions"]
-        path.write_bytes(pack(header, weights=weights, extras=extras))
+        path.write_bytes(pack(header, **dict(zip(names, groups, strict=True))))
 
 
 def test_a_run_of_the_previous_version_resumes(folder: Path, tmp_path: Path) -> None:
