@@ -11,6 +11,7 @@ import typer
 from fedgsca.cli.options import Json
 from fedgsca.errors import DataError, RunFolderError
 from fedgsca.support.console import make_table, print_json, print_line, print_table
+from fedgsca.support.text import printable
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -123,7 +124,7 @@ def check(
         return
     if list_bad:
         for file in report.bad_files:
-            typer.echo(f"{file.name}\t{file.reason}")
+            typer.echo(f"{printable(file.name)}\t{printable(file.reason)}")
     else:
         _show_report(report)
     if not report.ok:

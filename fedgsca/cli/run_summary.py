@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -83,9 +82,9 @@ def _show_scores(result: RunResult) -> None:
 
 
 def _read_setup(out: Path) -> Setup:
-    from fedgsca.experiment.records import Setup
+    from fedgsca.experiment.run_folder import read_setup
 
-    return Setup.from_json(json.loads((out / "setup.json").read_bytes()))
+    return read_setup(out)
 
 
 def _show_selection(out: Path) -> None:

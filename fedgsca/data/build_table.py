@@ -23,7 +23,7 @@ from fedgsca.data.decode.image_files import (
     white_level,
 )
 from fedgsca.data.file_facts import WORKERS, measure_files
-from fedgsca.data.file_list import FileList, ImageRow, show_cases
+from fedgsca.data.file_list import FileList, ImageRow, is_file, show_cases
 from fedgsca.data.reader import ReaderOptions
 from fedgsca.data.split import split_rows
 from fedgsca.data.table import ImageTable, check_table, fingerprint
@@ -165,6 +165,8 @@ def find_bad_files(
 
 def _is_inside(root: Path, file: str) -> bool:
     """A file below the folder; a row that points elsewhere, also through a link, is not opened."""
+    if not is_file(root / file):
+        return False
     path = (root / file).resolve()
     return path.is_relative_to(root.resolve()) and path.is_file()
 
@@ -253,7 +255,7 @@ def _decoding_notes(facts: list[ImageFacts], size: int, white: int) -> list[str]
 
 def _missing_error(file_list: FileList) -> DataError:
     all_names = [*(row.file for row in file_list.rows), *file_list.undrawn_files]
-    names = [name for name in all_names if not (file_list.root / name).is_file()]
+    names = [name for name in all_names if not is_file(file_list.root / name)]
     return DataError(
         "data.file-not-found",
         f"{file_list.root}: {plural(len(names), 'file')} not found: {show_cases(names)}",

@@ -21,11 +21,12 @@ from fedgsca.engine.round_status import StatusObserver
 from fedgsca.engine.simulation_metrics import check_metrics
 from fedgsca.engine.site_node import MessageKind
 from fedgsca.errors import FedgscaError
-from fedgsca.support.text import duration
+from fedgsca.support.text import duration, one_line, printable
 from fedgsca.wire import Payload, Update
 
 _LONGEST_PAUSE = 3600.0  # seconds before a round is tried again
 _LARGEST_FACTOR = 8.0  # on the deadline of a round that is tried again
+_MAX_SITE_NAME = 200  # characters of the name that a node tells
 _MESSAGE_INTERVAL = 30.0  # seconds between messages that name the sites that are awaited
 
 
@@ -193,7 +194,7 @@ class NetworkEngine:
             if self.strict and message.error is not None:
                 raise FedgscaError(
                     "site.failed",
-                    f"{site} failed: {message.error}",
+                    f"{site} failed: {one_line(message.error)}",
                     fix="solve the problem above, then run `fedgsca resume`;"
                     " finished rounds are kept",
                 )
@@ -272,7 +273,7 @@ def _parse_reply(
         return Reply(
             site, None, f"it answered {header['kind']} of round {int(header['round']) + 1}"
         )
-    name = str(header["site"])
+    name = printable(str(header["site"])[:_MAX_SITE_NAME], keep="")
     if header["error"] is not None:
         return Reply(site or name, None, str(header["error"]))
     num_samples = int(header["num_samples"])

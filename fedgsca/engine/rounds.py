@@ -37,6 +37,7 @@ from fedgsca.engine.guard import (
 )
 from fedgsca.engine.local import LocalEngine, SiteRunner
 from fedgsca.engine.processes import ProcessEngine
+from fedgsca.engine.run_companions import check_companions, describe_companions
 from fedgsca.engine.site_evaluation import ModelScores, pool_scores, score_model
 from fedgsca.errors import QuorumError, UpdateError
 from fedgsca.experiment.records import (
@@ -59,6 +60,7 @@ from fedgsca.robust.base import Rule, RuleSettings, make_rule
 from fedgsca.robust.combine import combine_models, scale_change
 from fedgsca.robust.spool import UpdateSpool
 from fedgsca.site import weights_of
+from fedgsca.support.text import one_line
 from fedgsca.wire import Arrays, Payload, Update, check_extras, check_update, num_bytes
 
 NO_HEADS_MESSAGE = (
@@ -98,6 +100,9 @@ def run(
         newest = checkpoint.read_latest(folder.checkpoints, config.fingerprint())
         if newest is None:
             newest = checkpoint.Checkpoint(method.start(weights_of(runner.model), config.seed))
+        else:
+            rounds = newest.state.round
+            check_companions(out, rounds, checkpoint.read_companions(folder.checkpoints, rounds))
         state = newest.state
         guard = UpdateGuard(
             config,
@@ -179,7 +184,8 @@ class RoundLoop:
         end_of_evaluation = time.perf_counter()
         self.folder.append_metrics(record)
         memory = self.guard.memory.to_arrays()
-        checkpoint.save(self.folder.checkpoints, state, config.fingerprint(), memory)
+        companions = describe_companions(self.folder.path, state.round)
+        checkpoint.save(self.folder.checkpoints, state, config.fingerprint(), memory, companions)
         self.folder.end_readmission(readmissions)
         end = time.perf_counter()
         timing = TimingRecord(
@@ -406,10 +412,9 @@ class UpdateValidator:
         return result
 
     def _refuse(self, site: str, error: UpdateError) -> None:
-        self.refusals[site] = error.message
-        self.observer.on_message(
-            f"round {self.payload.round + 1}: {site} is left out: {error.message}"
-        )
+        reason = one_line(error.message)  # it may quote names that the site has chosen
+        self.refusals[site] = reason
+        self.observer.on_message(f"round {self.payload.round + 1}: {site} is left out: {reason}")
         if is_blamed(error):
             self.blame.append(site)
 

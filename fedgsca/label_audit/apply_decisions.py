@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import glob
 import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,7 +14,13 @@ from typing import Any
 import numpy as np
 
 from fedgsca.data.file_list import normal_path
-from fedgsca.data.label_changes import LabelChange, count_pairs, log_path, write_log
+from fedgsca.data.label_changes import (
+    LabelChange,
+    count_pairs,
+    is_log_of,
+    log_path,
+    write_log,
+)
 from fedgsca.data.table import ImageTable
 from fedgsca.errors import DataError, RunFolderError
 from fedgsca.label_audit.audit_images import content_hash
@@ -22,7 +29,7 @@ from fedgsca.label_audit.consensus import Consensus, find_consensus
 from fedgsca.label_audit.decisions import Decision, Decisions
 from fedgsca.label_audit.site_data import SiteData, check_data, open_sites, split_source
 from fedgsca.support.csv_table import CsvTable, read_csv_table
-from fedgsca.support.files import write_atomic
+from fedgsca.support.files import remove_abandoned, write_atomic
 from fedgsca.support.json_record import Record, stored_as
 
 NAME = "labels.corrected"
@@ -89,6 +96,7 @@ def apply_decisions(
         return CorrectedLabels(run, None, counts, changes, 0, has_noise)
     file = _choose_file(site_data, run, None if out is None else Path(out))
     content, num_unused = _render_labels(site_data, labels)
+    remove_abandoned(file.parent, f"{glob.escape(file.stem)}*.tmp")
     write_log(file, content, _log_facts(run, outcomes, counts, changes, prefer), changes)
     write_atomic(file, content)
     return CorrectedLabels(run, file, counts, changes, num_unused, has_noise)
@@ -230,13 +238,23 @@ def _choose_file(site_data: SiteData, run: Path, out: Path | None) -> Path:
     """`out`, which must not exist yet, or by default an unused name beside the original."""
     if out is None:
         return _unused_name(_default_file(site_data, run))
-    if out.exists() or log_path(out).exists():
+    if _is_in_use(out):
         raise RunFolderError(
             "file.already-exists",
             f"{out} already exists and is not overwritten",
             fix="choose another --out",
         )
     return out
+
+
+def _is_in_use(path: Path) -> bool:
+    """Whether the file or its log exists.
+
+    A log without its file is what `apply` leaves when it is killed: it is written again.
+    """
+    if path.exists():
+        return True
+    return log_path(path).exists() and not is_log_of(path)
 
 
 def _default_file(site_data: SiteData, run: Path) -> Path:
@@ -253,7 +271,7 @@ def _unused_name(path: Path) -> Path:
     """The first name that is not in use: labels.corrected.csv, labels.corrected-2.csv, ..."""
     number = 1
     candidate = path
-    while candidate.exists() or log_path(candidate).exists():
+    while _is_in_use(candidate):
         number += 1
         candidate = path.with_name(f"{path.stem}-{number}.csv")
     return candidate

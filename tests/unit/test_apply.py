@@ -364,3 +364,58 @@ def test_the_summary_of_a_review_names_the_next_step(
     decide(audit, 0, "accept")
     assert execute(["review", str(audit.path), "--summary"]) == 0
     assert f"fedgsca apply {audit.path}" in capsys.readouterr().out.replace("\n", "")
+
+
+def test_apply_that_was_killed_can_be_repeated(
+    audit: Audit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed after the log and before the labels, with a half-written file left behind."""
+    from fedgsca.label_audit import apply_decisions as module
+
+    decide(audit, 0, "accept")
+
+    def die(path: Path, content: bytes) -> None:
+        raise KeyboardInterrupt
+
+    out = tmp_path / "corrected.csv"
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "write_atomic", die)
+        with pytest.raises(KeyboardInterrupt):
+            apply_decisions(audit.path, out=out)
+    assert log_path(out).exists() and not out.exists()
+    half_written = abandoned_file(out)
+    apply_decisions(audit.path, out=out)
+    assert read_log(out) is not None and not half_written.exists()
+    with pytest.raises(RunFolderError) as error:
+        apply_decisions(audit.path, out=out)
+    assert error.value.code == "file.already-exists"
+
+
+def test_a_foreign_file_in_place_of_the_log_is_not_overwritten(
+    audit: Audit, tmp_path: Path
+) -> None:
+    decide(audit, 0, "accept")
+    out = tmp_path / "corrected.csv"
+    log_path(out).write_text('{"file": "other.csv"}')
+    with pytest.raises(RunFolderError) as error:
+        apply_decisions(audit.path, out=out)
+    assert error.value.code == "file.already-exists"
+
+
+def test_an_audit_removes_what_a_killed_one_left(audit: Audit) -> None:
+    half_written = abandoned_file(audit.path / "suspects.jsonl")
+    site = audit.path.name
+    toy_audit(audit.path.parents[1], site, audit.path.parents[2] / "data", **FLAGS)
+    assert not half_written.exists() and not list(audit.path.glob("*.tmp"))
+
+
+def abandoned_file(path: Path) -> Path:
+    """A temporary file of a process that does not exist any more."""
+    import platform
+    import subprocess
+
+    process = subprocess.Popen(["true"])
+    process.wait()
+    temporary = path.with_name(f"{path.name}.{platform.node()}-{process.pid}-1.tmp")
+    temporary.write_bytes(b"half")
+    return temporary

@@ -476,3 +476,68 @@ def test_an_image_that_changed_since_the_audit_is_not_decided_about(folder: Path
     app = build_app(changed_session, port=PORT, token=TOKEN)
     answer = decide(app, item, "keep")
     assert answer.status == 409 and answer.json["code"] == "review.image-changed"
+
+
+# ---- hostile requests ----
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"[" * 50_000,
+        b'{"request": "\\ud800"}',
+        b'{"row": ' + b"9" * 5000 + b"}",
+        b"\xff\xfe",
+        b"[]",
+    ],
+)
+@pytest.mark.parametrize("path", ["/api/decide", "/api/undo"])
+def test_a_body_that_makes_no_sense_is_a_bad_request(app: Guard, path: str, text: bytes) -> None:
+    assert send_raw(app, path, text).status == 400
+
+
+@pytest.mark.parametrize("path", ["/image/", "/thumbnail/", "/api/place/", "/api/examples/"])
+def test_a_row_of_thousands_of_digits_is_refused(app: Guard, path: str) -> None:
+    assert ask(app, path + "9" * 5000).status == 414
+    assert ask(app, path + "9" * 100).status in (200, 404)
+
+
+def test_a_slow_body_is_given_up(app: Guard, monkeypatch: pytest.MonkeyPatch) -> None:
+    from fedgsca.review import web_app
+
+    monkeypatch.setattr(web_app, "BODY_SECONDS", 0.2)
+    assert send_raw(app, "/api/undo", b"{", is_slow=True).status == 408
+
+
+def send_raw(app: Guard, path: str, data: bytes, *, is_slow: bool = False) -> Answer:
+    """A POST with these bytes; a slow one never ends."""
+    headers = {
+        **SAME,
+        "content-length": str(len(data)),
+        "cookie": f"{app.cookie}={app.session}",
+    }
+    scope = {
+        "type": "http",
+        "method": "POST",
+        "path": path,
+        "raw_path": path.encode(),
+        "query_string": b"",
+        "scheme": "http",
+        "headers": encode_headers(dict(headers)),
+        "http_version": "1.1",
+        "server": ("127.0.0.1", PORT),
+        "client": ("127.0.0.1", 5),
+        "root_path": "",
+    }
+    parts: list[dict[str, Any]] = []
+
+    async def receive() -> dict[str, Any]:
+        if is_slow:
+            await asyncio.sleep(0.05)
+        return {"type": "http.request", "body": data, "more_body": is_slow}
+
+    async def send(message: Any) -> None:
+        parts.append(dict(message))
+
+    asyncio.run(app(scope, receive, send))
+    return Answer(parts[0]["status"], {}, b"".join(part.get("body", b"") for part in parts))
