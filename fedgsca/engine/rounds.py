@@ -92,6 +92,7 @@ def run(
         result = folder.result()
         if result is not None:
             return result
+        folder.check_version()
         experiment = experiment or prepare(config)
         spent_epsilon(config, 1)  # a missing accountant is noticed before the first round
         method = compose_method(config)

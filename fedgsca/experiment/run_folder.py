@@ -245,10 +245,26 @@ class RunFolder:
         setup = self._make_setup(experiment, signature)
         write_atomic(self.path / "setup.json", dumps(setup.to_json()))
 
+    def check_version(self) -> None:
+        """An unfinished run continues only with the version that began it."""
+        setup = _read_object(self.path / "setup.json")
+        if setup is None:
+            return
+        version = str(setup.get("version"))
+        if _minor_version(version) != _minor_version(__version__):
+            raise RunFolderError(
+                "run.other-version",
+                f"the unfinished run in {self.path} was begun with fedgsca {version}; this is"
+                f" {__version__}, which trains differently",
+                fix=f"continue it with fedgsca {version}, or start a new run with another --out",
+            )
+
     def _check_data(self, signature: str) -> None:
         """A run continues only with the images, sites, labels and weights it began with."""
         setup = _read_object(self.path / "setup.json")
-        if setup is not None and setup.get("signature") != signature:
+        if setup is None:
+            return
+        if setup.get("signature") != signature:
             raise RunFolderError(
                 "run.data-changed",
                 f"the data of {self.path} has changed since the run began (images, labels, sites or"
@@ -341,6 +357,11 @@ class RunFolder:
         )
         write_atomic(self.path / "result.json", dumps(result.to_json()))
         return result
+
+
+def _minor_version(version: str) -> str:
+    """Versions that differ only in the last number give the same bytes: 0.3.1 -> 0.3."""
+    return ".".join(version.split(".")[:2])
 
 
 def _is_foreign(entry: Path) -> bool:
