@@ -45,7 +45,7 @@ _NORM_SITES = 3  # that train in a round, for a comparison of their changes
 _SHARE_SITES = 3  # with fewer sites, one may well have almost all images
 _DEVIATIONS = 8.0  # of the norm of the noise, beyond which nobody draws it
 _ROUNDING = 1e-4
-_FIX = "look at the data and the software of the site; the page \"Lying sites\" explains the check"
+_FIX = 'look at the data and the software of the site; the page "Lying sites" explains the check'
 
 
 @dataclass(frozen=True)
