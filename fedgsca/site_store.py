@@ -3,20 +3,28 @@
 A round that is repeated after a crash must see the memory as it was before that round, not what the
 crashed attempt wrote. So every write carries its round, and a read takes the newest version that is
 older than the round that asks.
+
+Every version has its checksum, and index.json lists the versions that must exist: with a damaged or
+missing file a run stops, because it would otherwise end in another model. Memory that was written
+by 0.2 has neither and is read as it is.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
 
 from fedgsca.errors import RunFolderError
+from fedgsca.support.digests import arrays_digest
 from fedgsca.support.files import write_atomic
+from fedgsca.wire import read_metadata, save_tensors
 
 # the coordinator can go back to any of four checkpoints; one more for a round that was cut short
 _MAX_VERSIONS = 5
+_INDEX = "index.json"
 
 
 class Store:
@@ -27,42 +35,77 @@ class Store:
 
     def read_before(self, round: int) -> Mapping[str, np.ndarray]:
         """The newest arrays that were written in an earlier round; empty if there are none."""
+        older = [version for version in self.versions() if version < round]
+        newest = older[-1] if older else -1
+        for version in self._read_index():
+            if newest < version < round:
+                self.require(version)
+        return self._read_version(newest) if older else {}
+
+    def require(self, version: int) -> None:
+        """Stop with an error if this version, which was written, is not there."""
+        if not self._path(version).is_file():
+            raise RunFolderError(
+                "site.missing-memory",
+                f"the site's memory {self._path(version)} is missing; without it, the run would"
+                " end in another model",
+                fix="restore the file from a backup, or start a new run",
+            )
+
+    def write(self, round: int, arrays: Mapping[str, np.ndarray]) -> None:
+        """Write the version of a round, and delete those that no restart can need."""
+        metadata = {"digest": arrays_digest(arrays), "round": round}
+        write_atomic(self._path(round), save_tensors(arrays, metadata))
+        versions = self.versions()
+        current = [version for version in versions if version <= round]
+        # left behind by an attempt that is being repeated
+        later = [version for version in versions if version > round]
+        index = {"versions": current[-_MAX_VERSIONS:]}
+        write_atomic(self.folder / _INDEX, json.dumps(index).encode())
+        for version in later + current[:-_MAX_VERSIONS]:
+            self._path(version).unlink(missing_ok=True)
+
+    def versions(self) -> list[int]:
+        """The rounds whose memory is on the disk."""
+        numbers = [path.stem.partition("-")[2] for path in self.folder.glob("round-*.safetensors")]
+        return sorted(int(number) for number in numbers if number.isdecimal())
+
+    def _read_version(self, version: int) -> Mapping[str, np.ndarray]:
         from safetensors.numpy import load
 
-        older = [version for version in self._versions() if version < round]
-        if not older:
-            return {}
-        path = self._path(older[-1])
+        path = self._path(version)
         try:
-            return load(path.read_bytes())
+            content = path.read_bytes()
+            arrays: Mapping[str, np.ndarray] = load(content)
+            metadata = read_metadata(content)
+            if metadata and metadata != {"digest": arrays_digest(arrays), "round": version}:
+                raise ValueError("its content does not match its checksum")
         except Exception as error:
             raise RunFolderError(
                 "site.damaged-memory",
                 f"the site's memory {path} is damaged: {error}",
                 fix="restore the file from a backup, or start a new run",
             ) from error
-
-    def write(self, round: int, arrays: Mapping[str, np.ndarray]) -> None:
-        """Write the version of a round, and delete those that no restart can need."""
-        from safetensors.numpy import save
-
-        # not ascontiguousarray: it turns a single number, shape (), into shape (1,)
-        tensors = {name: np.asarray(a, order="C") for name, a in arrays.items()}
-        write_atomic(self._path(round), save(tensors))
-        versions = self._versions()
-        current = [version for version in versions if version <= round]
-        # left behind by an attempt that is being repeated
-        later = [version for version in versions if version > round]
-        for version in later + current[:-_MAX_VERSIONS]:
-            self._path(version).unlink(missing_ok=True)
+        return arrays
 
     def part(self, name: str) -> Store:
         """A memory of its own below this one, for a part that has other arrays."""
         return Store(self.folder / name)
 
-    def _versions(self) -> list[int]:
-        paths = self.folder.glob("round-*.safetensors")
-        return sorted(int(path.stem.split("-")[1]) for path in paths)
+    def _read_index(self) -> list[int]:
+        """Versions that must exist; empty for memory of 0.2."""
+        path = self.folder / _INDEX
+        if not path.exists():
+            return []
+        try:
+            versions = json.loads(path.read_bytes())["versions"]
+            return sorted(int(version) for version in versions)
+        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+            raise RunFolderError(
+                "site.damaged-memory",
+                f"the list of the site's memory {path} is damaged: {error}",
+                fix="restore the file from a backup, or start a new run",
+            ) from None
 
     def _path(self, version: int) -> Path:
         return self.folder / f"round-{version:06d}.safetensors"

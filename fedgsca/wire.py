@@ -14,7 +14,8 @@ Messages are encoded as safetensors: plain arrays with a JSON header, no code, n
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -249,8 +250,9 @@ def encode_payload(payload: Payload) -> bytes:
 
 def decode_payload(data: bytes) -> Payload:
     """The inverse of `encode_payload`."""
-    header, (weights, extras) = unpack(data, ("weights", "extras"))
-    return Payload(round=int(str(header["round"])), weights=weights, extras=extras)
+    with _readable_message():
+        header, (weights, extras) = unpack(data, ("weights", "extras"))
+        return Payload(round=int(str(header["round"])), weights=weights, extras=extras)
 
 
 def encode_update(update: Update) -> bytes:
@@ -261,10 +263,24 @@ def encode_update(update: Update) -> bytes:
 
 def decode_update(data: bytes) -> Update:
     """The inverse of `encode_update`."""
-    header, (weights, extras) = unpack(data, ("weights", "extras"))
-    return Update(
-        site=str(header["site"]),
-        num_samples=int(str(header["num_samples"])),
-        weights=weights,
-        extras=extras,
-    )
+    with _readable_message():
+        header, (weights, extras) = unpack(data, ("weights", "extras"))
+        return Update(
+            site=str(header["site"]),
+            num_samples=int(str(header["num_samples"])),
+            weights=weights,
+            extras=extras,
+        )
+
+
+@contextmanager
+def _readable_message() -> Iterator[None]:
+    """Turn the many types of errors that damaged bytes cause into one."""
+    try:
+        yield
+    except Exception as error:
+        raise UpdateError(
+            "update.unreadable",
+            f"a message cannot be decoded ({type(error).__name__})",
+            fix="check that both sides run the same version, then send it again",
+        ) from error

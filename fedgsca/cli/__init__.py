@@ -6,6 +6,8 @@ Commands import torch, numpy, scikit-learn and pydantic only when they run, so t
 
 from __future__ import annotations
 
+import contextlib
+import os
 import sys
 import traceback
 from collections.abc import Sequence
@@ -18,6 +20,7 @@ from typer.core import TyperGroup
 from fedgsca.cli import (
     apply,
     audit,
+    cache_command,
     compare,
     data,
     demo,
@@ -35,9 +38,19 @@ from fedgsca.cli import (
     show_config,
     show_wire,
 )
-from fedgsca.cli.error_output import from_click, from_permission_error, show_bug, show_error
+from fedgsca.cli.error_output import (
+    from_click,
+    from_exhaustion,
+    from_odd_text,
+    from_permission_error,
+    from_system_error,
+    is_odd_text,
+    show_bug,
+    show_error,
+)
 from fedgsca.errors import FedgscaError
 from fedgsca.support.console import JsonOutput
+from fedgsca.support.files import is_disk_full
 from fedgsca.support.version import __version__
 
 MODULES = (
@@ -54,6 +67,7 @@ MODULES = (
     predict,
     export,
     data,
+    cache_command,
     noise,
     show_wire,
     privacy,
@@ -152,6 +166,7 @@ def execute(argv: Sequence[str] | None = None) -> int:
     JsonOutput.is_printed = False
     try:
         code = app(args=arguments, prog_name="fedgsca", standalone_mode=False)
+        sys.stdout.flush()  # a full disk is noticed here, not when Python has ended
         return code if isinstance(code, int) else 0
     except FedgscaError as error:
         return show_error(error, as_json=as_json)
@@ -164,6 +179,26 @@ def execute(argv: Sequence[str] | None = None) -> int:
         return INTERRUPT_EXIT_CODE
     except PermissionError as error:
         return show_error(from_permission_error(error), as_json=as_json)
+    except BrokenPipeError:  # `fedgsca ... | head` has seen enough
+        _discard_output()
+        return 0
+    except OSError as error:
+        if is_disk_full(error) and error.filename is None:
+            _discard_output()
+        return show_error(from_system_error(error), as_json=as_json)
+    except (MemoryError, RecursionError) as error:
+        return show_error(from_exhaustion(error), as_json=as_json)
+    except ValueError as error:
+        if is_odd_text(error):
+            return show_error(from_odd_text(error), as_json=as_json)
+        traceback.print_exc()
+        return show_bug(error, as_json=as_json)
     except Exception as error:
         traceback.print_exc()  # without the values of variables: they may be a patient's
         return show_bug(error, as_json=as_json)
+
+
+def _discard_output() -> None:
+    """Send what is left of stdout nowhere, so that Python does not fail once more at its end."""
+    with contextlib.suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

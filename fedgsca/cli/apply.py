@@ -70,10 +70,10 @@ def _print_result(result: CorrectedLabels) -> None:
     if result.file is None:
         print_line("no label changes: nothing was written")
         return
-    if result.num_omitted:
+    if result.num_unused:
         print_note(
-            f"{result.num_omitted} lines of the original name images that the run did not use;"
-            " they are omitted"
+            f"{result.num_unused} lines of the original are for images that the run did not use;"
+            " they are unchanged"
         )
     print_line(f"labels  {result.file}", "bold")
     print_line(f"log     {log_path(result.file)}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,6 +13,7 @@ import typer
 from fedgsca.cli.options import (
     ConfigFile,
     Data,
+    Device,
     ExperimentFlags,
     Frozen,
     Jobs,
@@ -87,6 +89,7 @@ def compare(
     labels: Labels = None,
     model: Model = None,
     frozen: Frozen = False,
+    device: Device = None,
     skip_unreadable: SkipUnreadable = False,
     config_file: ConfigFile = None,
     sets: Sets = None,
@@ -101,11 +104,13 @@ def compare(
     as_json: Json = False,
 ) -> None:
     """`fedgsca compare`."""
+    from fedgsca.cli.chosen_settings import announce, complete_tree
     from fedgsca.grid.comparison import (
         ComparisonPlan,
         parse_methods,
         parse_noises,
         parse_seeds,
+        read_plan,
         read_tuned,
     )
 
@@ -117,6 +122,7 @@ def compare(
         labels=labels,
         model=model,
         frozen=frozen,
+        device=device,
         skip_unreadable=skip_unreadable,
         preset=preset,
     )
@@ -131,10 +137,19 @@ def compare(
         method_settings=read_tuned(tuned_file) if tuned_file else {},
     )
     source = plan.cells()[0].config.data.source
+    folder = out or Path("runs") / f"compare-{source_slug(source)}"
+    if read_plan(folder) != plan:  # one that was started with other defaults continues with those
+        plan = replace(plan, tree=complete_tree(plan.tree, plan.noises, quiet=quiet))
     if not quiet:
         _explain_plan(plan)
-    folder = out or Path("runs") / f"compare-{source_slug(source)}"
+        open_cells = [cell for cell in plan.cells() if not _is_finished(folder, cell)]
+        if open_cells:
+            announce(open_cells[0].config, len(open_cells))
     run_comparison(plan, folder, jobs=jobs, quiet=quiet, as_json=as_json)
+
+
+def _is_finished(folder: Path, cell: GridCell) -> bool:
+    return (folder / "cells" / cell.name / "result.json").exists()
 
 
 def _explain_plan(plan: ComparisonPlan) -> None:
@@ -226,9 +241,18 @@ def show_table(result: ComparisonResult) -> None:
     if result.comparison.clean:
         scores = list(result.comparison.clean.values())
         print_line(f"FedAvg on clean labels: F1 {sum(scores) / len(scores):.1f}")
+    _show_idle_methods(result)
     print_line(
         "* best under this noise; recovery: share of the distance from FedAvg to the ceiling", "dim"
     )
+
+
+def _show_idle_methods(result: ComparisonResult) -> None:
+    from fedgsca.report.comparison_sentences import idle_sentences
+    from fedgsca.report.loaded_comparison import load_comparison
+
+    for sentence in idle_sentences(load_comparison(result.path, result.comparison)):
+        print_line(sentence, "yellow")
 
 
 def _table_cells(row: ComparisonRow) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,6 +11,7 @@ import typer
 from fedgsca.cli.options import Json
 from fedgsca.errors import DataError, RunFolderError
 from fedgsca.support.console import make_table, print_json, print_line, print_table
+from fedgsca.support.text import printable
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -41,12 +43,23 @@ Size = Annotated[
 Labels = Annotated[
     Path | None, typer.Option("--labels", help="csv (file,label) of corrected training labels")
 ]
+Save = Annotated[
+    Path | None,
+    typer.Option(
+        "--save",
+        metavar="FOLDER",
+        help="write duplicates and leaking images to copies.csv, and to copies.png to look at",
+    ),
+]
 ListBad = Annotated[
     bool, typer.Option("--list-bad", help="print only the files that cannot be read, one per line")
 ]
 Output = Annotated[Path, typer.Option("-o", "--out", help="PNG file to write")]
 Columns = Annotated[int, typer.Option("--columns", min=1, max=64, help="images per class")]
 Seed = Annotated[int, typer.Option("--seed", min=0, help="which images are drawn")]
+
+_MAX_SETS = 5  # of each kind that are printed
+_MAX_COPIES = 4  # of a set
 
 group = typer.Typer(no_args_is_help=True, rich_markup_mode="rich")
 
@@ -84,6 +97,7 @@ def check(
     image_size: Size = None,
     labels: Labels = None,
     fast: Fast = False,
+    save: Save = None,
     list_bad: ListBad = False,
     as_json: Json = False,
 ) -> None:
@@ -101,6 +115,7 @@ def check(
         label=label,
         splits=splits,
         fast=fast and not list_bad,
+        save=save,
     )
     if as_json:
         print_json(_bad_files_json(report) if list_bad else report.to_json())
@@ -109,7 +124,7 @@ def check(
         return
     if list_bad:
         for file in report.bad_files:
-            typer.echo(f"{file.name}\t{file.reason}")
+            typer.echo(f"{printable(file.name)}\t{printable(file.reason)}")
     else:
         _show_report(report)
     if not report.ok:
@@ -146,9 +161,28 @@ def _show_report(report: SourceReport) -> None:
         print_line(f"note: {text}")
     for text in report.warnings:
         print_line(f"warning: {text}", "yellow")
+    _show_copies(report)
     if report.ok:
         status = "ready to train on" if report.shape else "complete; no image was decoded"
         print_line(status, "green")
+
+
+def _show_copies(report: SourceReport) -> None:
+    """The first sets of copies by name; --save writes all of them."""
+    num_sets: Counter[str] = Counter()
+    for finding in report.copies:
+        num_sets[finding.kind] += 1
+        if num_sets[finding.kind] > _MAX_SETS:
+            continue
+        images = [f"{image.file} ({image.split}, {image.label})" for image in finding.images]
+        if len(images) > _MAX_COPIES:
+            images[_MAX_COPIES:] = [f"and {len(images) - _MAX_COPIES} more"]
+        print_line(f"  {finding.kind}: {', '.join(images)}")
+    is_longer = any(count > _MAX_SETS for count in num_sets.values())
+    if is_longer and not report.saved_files:
+        print_line(f"  all {len(report.copies)} sets: add --save FOLDER")
+    for path in report.saved_files:
+        print_line(f"saved   {path}", "bold")
 
 
 def _show_contents(report: SourceReport) -> None:

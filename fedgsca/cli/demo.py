@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -56,7 +57,7 @@ def demo(
     sheet = write_demo_sheet(plan, out)
     if has_text:
         print_line(f"images  {sheet}")
-        _conclude(result)
+        _conclude(result, out, seed)
 
 
 def _introduce(plan: ComparisonPlan) -> None:
@@ -90,7 +91,9 @@ def _noise_text(noise: SiteNoise) -> str:
     return f"{100 * noise.rate:g} % ({noise.definition.wrong_label})"
 
 
-def _conclude(result: ComparisonResult) -> None:
+def _conclude(result: ComparisonResult, out: Path, seed: int) -> None:
+    from fedgsca.grid.demo_plan import NOISE
+
     scores = {cell.method: cell.f1 for cell in result.comparison.cells}
     gain = scores["fedgsca"] - scores["fedavg"]
     change = "more" if gain >= 0 else "less"
@@ -99,3 +102,14 @@ def _conclude(result: ComparisonResult) -> None:
         f" {abs(gain):.1f} points {change}.",
         "bold",
     )
+    page = out / "report.html"
+    run = out / "cells" / f"fedgsca-{NOISE}-s{seed}"
+    print_line("Try next:")
+    print_line(f"  {_open_command(page)}    look at the report")
+    print_line(f"  fedgsca audit {run}    list the labels that are probably wrong")
+
+
+def _open_command(page: Path) -> str:
+    """The command that opens a file in the browser on this system."""
+    commands = {"darwin": "open", "win32": "start"}
+    return f"{commands.get(sys.platform, 'xdg-open')} {page}"

@@ -6,16 +6,19 @@ Fix: remove or rename one of them
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 
 import click
 
-from fedgsca.errors import ConfigError, FedgscaError, RunFolderError
+from fedgsca.errors import ConfigError, DataError, FedgscaError, RunFolderError
 from fedgsca.support.console import JsonOutput, print_error, print_json
-from fedgsca.support.text import did_you_mean
+from fedgsca.support.files import is_disk_full
+from fedgsca.support.text import did_you_mean, one_line
 
 BUG_EXIT_CODE = 70  # EX_SOFTWARE
+_MAX_PATH_TEXT = 200  # characters of a path in a message
 
 
 def show_error(error: FedgscaError, *, as_json: bool) -> int:
@@ -73,6 +76,57 @@ def from_permission_error(error: PermissionError) -> FedgscaError:
         fix="run the command as a user who has it (for a kit: sudo -u fedgsca),"
         " or change the permissions",
     )
+
+
+def from_system_error(error: OSError) -> FedgscaError:
+    """What the operating system refused: a name that is too long, links in a circle, no space."""
+    if is_disk_full(error) and error.filename is None:
+        return RunFolderError(
+            "file.output-full",
+            "the output could not be written: no space is left",
+            fix="send the output elsewhere, or free some space",
+        )
+    place = "" if error.filename is None else f"{_shorten(os.fsdecode(error.filename))}: "
+    return RunFolderError(
+        "file.system-error",
+        f"{place}{error.strerror or one_line(str(error)) or type(error).__name__}",
+        fix="check the path and the permissions of its folders, then run the command again",
+    )
+
+
+def from_odd_text(error: ValueError) -> FedgscaError:
+    """A name that no file can have: with a NUL character, or not UTF-8."""
+    return ConfigError(
+        "file.invalid-name",
+        f"a name contains a character that it cannot have: {one_line(str(error))}",
+        fix="use names without control characters, in UTF-8",
+    )
+
+
+def is_odd_text(error: ValueError) -> bool:
+    """Whether the error is about characters that the operating system does not accept."""
+    if isinstance(error, UnicodeEncodeError):
+        return error.encoding.replace("-", "").lower() == "utf8"  # half characters
+    return "embedded null" in str(error)
+
+
+def from_exhaustion(error: MemoryError | RecursionError) -> FedgscaError:
+    """Input that needs more memory or a deeper nesting than this machine has."""
+    if isinstance(error, RecursionError):
+        return DataError(
+            "file.nested-too-deeply",
+            "a file is nested too deeply to be read",
+            fix="check the files that the command was given",
+        )
+    return DataError(
+        "run.out-of-memory",
+        "the memory of this machine is too small",
+        fix="use smaller images, a smaller batch or a machine with more memory",
+    )
+
+
+def _shorten(path: str) -> str:
+    return path if len(path) <= _MAX_PATH_TEXT else f"{path[:_MAX_PATH_TEXT]}..."
 
 
 def _option_names(context: click.Context | None) -> list[str]:

@@ -98,13 +98,14 @@ def preview(
     as_json: Json = False,
 ) -> None:
     """Show the noise of every site, its transition matrix, and the realised rate on the data."""
+    from fedgsca.cli.chosen_settings import make_run_config
     from fedgsca.experiment.simulation import prepare
 
     num_parts = spec.count("-") + 1
     if sites is None and num_parts > 1 and config_file is None:
         sites = num_parts
     flags = ExperimentFlags(data=data, noise=spec, seed=seed, sites=sites)
-    config = flags.make_config(config_file, sets)
+    config = make_run_config(flags, config_file, sets, None, quiet=True)
     experiment = prepare(config)
     previews = [_preview_site(experiment, name) for name in experiment.sites]
     matrices: dict[str, list[list[float]]] = {}

@@ -62,7 +62,8 @@ Partition = Annotated[
     str | None,
     typer.Option(
         "--partition",
-        help="stratified, dirichlet, group or column",
+        help="stratified, dirichlet, group or column; default: the site column, else whole"
+        " groups (patients), else stratified",
         rich_help_panel=_EXPERIMENT_PANEL,
     ),
 ]
@@ -87,6 +88,14 @@ Frozen = Annotated[
     typer.Option(
         "--frozen",
         help="train and send only the head, on features computed once",
+        rich_help_panel=_EXPERIMENT_PANEL,
+    ),
+]
+Device = Annotated[
+    str | None,
+    typer.Option(
+        "--device",
+        help="auto, cpu, cuda, cuda:1 or mps; default auto",
         rich_help_panel=_EXPERIMENT_PANEL,
     ),
 ]
@@ -149,6 +158,7 @@ class ExperimentFlags:
     labels: str | None = None
     model: str | None = None
     frozen: bool = False
+    device: str | None = None
     skip_unreadable: bool = False
     preset: str | None = None
 
@@ -165,6 +175,7 @@ class ExperimentFlags:
             "data__labels": self.labels,
             "model__name": self.model,
             "model__frozen": self.frozen or None,
+            "train__device": self.device,
             "data__skip_unreadable": self.skip_unreadable or None,
             "preset": self.preset,
         }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,6 +11,7 @@ import typer
 from fedgsca.cli.options import (
     ConfigFile,
     Data,
+    Device,
     EngineName,
     ExperimentFlags,
     Frozen,
@@ -41,6 +43,13 @@ if TYPE_CHECKING:
 Out = Annotated[
     Path | None,
     typer.Option("--out", help="run folder; default runs/<data>-<method>-<noise>-s<seed>"),
+]
+MoreRounds = Annotated[
+    int | None,
+    typer.Option("--rounds", min=1, help="train a copy of a finished run up to this round"),
+]
+LongerOut = Annotated[
+    Path | None, typer.Option("--out", help="with --rounds: folder of the copy; default RUN-<N>")
 ]
 FromRound = Annotated[
     int | None,
@@ -87,6 +96,7 @@ def run(
     labels: Labels = None,
     model: Model = None,
     frozen: Frozen = False,
+    device: Device = None,
     skip_unreadable: SkipUnreadable = False,
     config_file: ConfigFile = None,
     sets: Sets = None,
@@ -109,21 +119,32 @@ def run(
         labels=labels,
         model=model,
         frozen=frozen,
+        device=device,
         skip_unreadable=skip_unreadable,
         preset=preset,
     )
-    config = flags.make_config(config_file, sets)
+    from fedgsca.cli.chosen_settings import announce, make_run_config
+    from fedgsca.engine.base import find_engine
+
+    find_engine(engine)  # a typo is reported before any data is read
+    start = time.monotonic()
+    folder = out or default_out(flags.make_config(config_file, sets))
+    config = make_run_config(flags, config_file, sets, folder, quiet=quiet)
     if not quiet:
         from fedgsca.cli.show_config import explain_preset
 
         explain_preset(config)
+        if not (folder / "result.json").exists():
+            announce(config)
     run_and_report(
-        config, out or default_out(config), jobs=jobs, engine=engine, quiet=quiet, as_json=as_json
+        config, folder, jobs=jobs, engine=engine, quiet=quiet, as_json=as_json, start=start
     )
 
 
 def resume(
     folder: Folder,
+    rounds: MoreRounds = None,
+    out: LongerOut = None,
     jobs: Jobs = 1,
     engine: EngineName = "local",
     from_round: FromRound = None,
@@ -141,6 +162,13 @@ def resume(
             f"there is no folder {folder}",
             fix="give a folder written by `fedgsca run --out`",
         )
+    if rounds is not None:
+        from fedgsca.grid.longer_run import copy_for_more_rounds
+
+        copy = copy_for_more_rounds(folder, rounds, out)
+        if not quiet:
+            print_note(f"{folder} stays as it is; its copy {copy} is trained to round {rounds}")
+        folder = copy
     request = read_request(folder)
     if request is not None:
         from fedgsca.cli.paper_table_run import resume_table
@@ -177,11 +205,22 @@ def default_out(config: Config) -> Path:
 
 
 def run_and_report(
-    config: Config, out: Path, *, jobs: int, engine: str = "local", quiet: bool, as_json: bool
+    config: Config,
+    out: Path,
+    *,
+    jobs: int,
+    engine: str = "local",
+    quiet: bool,
+    as_json: bool,
+    start: float | None = None,
 ) -> None:
-    """Run to the end, or say that nothing is left to run; then the report and the summary."""
+    """Run to the end, or say that nothing is left to run; then the report and the summary.
+
+    `start` is when the command started, on the monotonic clock.
+    """
     from fedgsca.engine.base import find_engine
 
+    start = time.monotonic() if start is None else start
     is_finished = (out / "result.json").exists()
     label = f"{config.method} on {source_slug(config.data.source)}"
     with resume_hint(out), display(quiet=quiet) as progress:
@@ -193,12 +232,14 @@ def run_and_report(
     report = out / "report.html"
     if not (is_finished and report.exists()):
         from fedgsca.report.html_page import write_report
+        from fedgsca.report.paired_scores import compare_with_previous
 
+        compare_with_previous(out)
         write_report(out)
     if as_json:
         print_json({**result.to_json(), "path": str(out), "report": str(report)})
     elif not quiet:
         from fedgsca.cli.run_summary import show_run
 
-        show_run(out, result)
+        show_run(out, result, None if is_finished else time.monotonic() - start)
         print_line(f"report  {report}", "bold")

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import math
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedgsca.support.console import make_table, print_line, print_table
-from fedgsca.support.text import duration, number, percent, signed, size_text
+from fedgsca.support.text import duration, number, percent, plural, size_text
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -27,8 +26,11 @@ _COLUMNS = {
 }
 
 
-def show_run(out: Path, result: RunResult) -> None:
-    """Scores, the sites with the quality of their label decisions, time and traffic."""
+def show_run(out: Path, result: RunResult, command_seconds: float | None = None) -> None:
+    """Scores, the sites with the quality of their label decisions, time and traffic.
+
+    `command_seconds` is how long the command has taken, in seconds; None: it did not train.
+    """
     print_line(
         f"\n{result.method} on {result.data}, noise {result.noise}, seed {result.seed},"
         f" {result.rounds} rounds",
@@ -36,16 +38,16 @@ def show_run(out: Path, result: RunResult) -> None:
     )
     _show_scores(result)
     setup = _read_setup(out)
-    _show_previous_run(setup, result)
+    _show_previous_run(out, setup)
     print_table(_site_table(out, setup))
-    _show_idle_selector(out)
+    _show_selection(out)
     if result.guard_events:
         print_line(
             f"the collapse guard stepped in {result.guard_events} times (once per site and round)",
             "yellow",
         )
     seconds = result.seconds
-    print_line(f"time    {duration(seconds.total)}, {duration(seconds.per_round)} a round")
+    print_line(f"time    {_time_text(seconds.total, seconds.per_round, command_seconds)}")
     down = size_text(result.bytes_per_round.down)
     up = size_text(result.bytes_per_round.up)
     print_line(f"sent    {down} to the sites and {up} back, each round")
@@ -54,6 +56,16 @@ def show_run(out: Path, result: RunResult) -> None:
         print_line(f"privacy {budget} for each site as a whole;")
         print_line("        in a simulation the noise comes from the public seed: no protection")
     print_line(f"folder  {out}")
+
+
+def _time_text(rounds: float, per_round: float, command_seconds: float | None) -> str:
+    """The time that passed, with the part of it that is not rounds: reading images, features."""
+    pace = f"{duration(per_round)} a round"
+    if command_seconds is None:
+        return f"{duration(rounds)}, {pace}"
+    if command_seconds < rounds:  # an interrupted run that was continued
+        return f"{duration(command_seconds)} now, {duration(rounds)} for all rounds, {pace}"
+    return f"{duration(command_seconds)}: {duration(rounds)} for the rounds, {pace}"
 
 
 def _show_scores(result: RunResult) -> None:
@@ -70,33 +82,40 @@ def _show_scores(result: RunResult) -> None:
 
 
 def _read_setup(out: Path) -> Setup:
-    from fedgsca.experiment.records import Setup
+    from fedgsca.experiment.run_folder import read_setup
 
-    return Setup.from_json(json.loads((out / "setup.json").read_bytes()))
+    return read_setup(out)
 
 
-def _show_idle_selector(out: Path) -> None:
+def _show_selection(out: Path) -> None:
+    """The share of labels that the selector flagged, also where nobody knows which are wrong."""
+    from fedgsca.report.run_facts import selector_quality
     from fedgsca.report.run_reader import read_run
     from fedgsca.report.sentences import idle_selector
 
-    text = idle_selector(read_run(out, with_losses=False))
+    run = read_run(out, with_losses=False)
+    text = idle_selector(run)
     if text:
         print_line(text, "yellow")
+    share = selector_quality(run).flagged_share
+    if share is not None:
+        print_line(f"flagged {percent(share)} of the labels; list them: fedgsca audit {out}")
 
 
-def _show_previous_run(setup: Setup, result: RunResult) -> None:
-    """For a run on corrected labels: the corrections, and the score before them."""
+def _show_previous_run(out: Path, setup: Setup) -> None:
+    """For a run on corrected labels: the corrections, and their effect if there is a clear one."""
+    from fedgsca.report.paired_scores import describe_difference, read_difference
+
     review = setup.labels.review if setup.labels else None
     previous = review.previous_run if review else None
     if review is None or previous is None or math.isnan(previous.f1):
         return
     num_changed = (review.counts or {}).get("changed", 0)
     reviewers = ", ".join(review.reviewers or ())
-    change = signed(result.f1 - previous.f1, 1)
-    print_line(
-        f"before  macro F1 {previous.f1:.1f} ({previous.run}), now {result.f1:.1f} ({change});"
-        f" {num_changed} labels corrected by {reviewers}"
-    )
+    print_line(f"labels  {plural(num_changed, 'label')} corrected by {reviewers}")
+    difference = read_difference(out)
+    if difference is not None:
+        print_line(f"effect  {describe_difference(difference)}")
 
 
 def _site_table(out: Path, setup: Setup) -> Table:

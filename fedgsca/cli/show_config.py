@@ -9,6 +9,7 @@ import typer
 from fedgsca.cli.options import (
     ConfigFile,
     Data,
+    Device,
     ExperimentFlags,
     Frozen,
     Json,
@@ -35,9 +36,12 @@ from fedgsca.support.console import (
 from fedgsca.support.text import DASH
 
 if TYPE_CHECKING:
+    from pydantic import BaseModel
     from rich.table import Table
 
     from fedgsca.config import Config, Difference
+
+_COMMENT_COLUMN = 34
 
 Diff = Annotated[
     str | None,
@@ -49,7 +53,7 @@ def add(app: typer.Typer) -> None:
     """Add the command of this module."""
     app.command(
         "config",
-        help="Print the resolved configuration as TOML, or its differences from a preset.",
+        help="Print the configuration as TOML, every key explained, or what differs from a preset.",
         rich_help_panel="Understand",
     )(show_config)
 
@@ -65,6 +69,7 @@ def show_config(
     labels: Labels = None,
     model: Model = None,
     frozen: Frozen = False,
+    device: Device = None,
     skip_unreadable: SkipUnreadable = False,
     config_file: ConfigFile = None,
     sets: Sets = None,
@@ -86,6 +91,7 @@ def show_config(
         labels=labels,
         model=model,
         frozen=frozen,
+        device=device,
         skip_unreadable=skip_unreadable,
         preset=preset,
     )
@@ -95,7 +101,42 @@ def show_config(
     elif as_json:
         print_json(config.to_tree())
     else:
-        typer.echo(to_toml(config), nl=False)
+        typer.echo(_with_descriptions(to_toml(config), config), nl=False)
+
+
+def _with_descriptions(text: str, config: Config) -> str:
+    """The TOML with the description of every key as a comment behind it."""
+    from fedgsca.config import METHODS, Config
+
+    section: list[str] = []
+    lines = []
+    for line in text.splitlines():
+        if line.startswith("["):
+            section = line.strip("[]").split(".")
+        key, sign, _ = line.partition(" = ")
+        comment = ""
+        if sign and key.isidentifier():
+            model: type[BaseModel] = Config
+            path = [*section, key]
+            if section and section[0] == config.method:
+                model = METHODS.load()[config.method].Options
+                path = path[1:]
+            comment = _describe_key(model, path)
+        lines.append(f"{line:<{_COMMENT_COLUMN}}# {comment}" if comment else line)
+    return "\n".join(lines) + "\n"
+
+
+def _describe_key(model: type[BaseModel], path: list[str]) -> str:
+    """The description of a key; empty if there is none."""
+    from fedgsca.config.loading import section_model
+
+    for part in path[:-1]:
+        section = section_model(model, part)
+        if section is None:
+            return ""
+        model = section
+    field = model.model_fields.get(path[-1])
+    return "" if field is None else field.description or ""
 
 
 def _show_differences(config: Config, preset: str, *, as_json: bool) -> None:

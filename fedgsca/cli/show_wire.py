@@ -63,8 +63,10 @@ def wire(
         sites=sites,
         preset=preset,
     )
-    config = flags.make_config(config_file, sets)
+    from fedgsca.cli.chosen_settings import make_run_config
     from fedgsca.cli.measure_wire import measure_wire
+
+    config = make_run_config(flags, config_file, sets, None, quiet=True)
 
     measurement = measure_wire(config)
     if as_json:

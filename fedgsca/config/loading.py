@@ -13,11 +13,12 @@ from fedgsca.config.presets import PRESETS, recommend
 from fedgsca.config.schema import METHODS, SITES_SOURCE, Config, MethodSchema, Tree
 from fedgsca.errors import ConfigError, ConfigProblem
 from fedgsca.robust.base import load_rules
-from fedgsca.support.text import plural, suggest
+from fedgsca.support.text import one_line, plural, suggest
 from fedgsca.wire import unprotected
 
 # how TOML spells None, which it does not have
 _NONE = "none"
+_MAX_VALUE = 200  # characters of a wrong value in a message
 
 
 class Difference(NamedTuple):
@@ -77,7 +78,7 @@ def parse_set(items: Sequence[str]) -> Tree:
             )
         try:
             value: Any = tomllib.loads(f"v = {text}")["v"]
-        except tomllib.TOMLDecodeError:
+        except (tomllib.TOMLDecodeError, RecursionError):
             value = text
         tree = merge(tree, nest(key.strip().split("."), value))
     return tree
@@ -104,6 +105,13 @@ def read_toml(path: Path) -> Tree:
             "config.invalid-toml",
             f"{path} is not valid TOML: {error}",
             fix="correct the line named above",
+        ) from None
+    except (RecursionError, ValueError) as error:  # deep nesting; a path with a NUL character
+        reason = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
+        raise ConfigError(
+            "config.invalid-toml",
+            f"{one_line(str(path))} cannot be read as TOML: {reason}",
+            fix="give a TOML file as `fedgsca config` prints it",
         ) from None
 
 
@@ -205,9 +213,16 @@ def validation_problems(
             message = f"{name}: unknown key; {_key_hint(path, model)}"
             problems.append(ConfigProblem("config.unknown-key", message))
         else:
-            message = f"{name}: {item['msg']} (got {item['input']!r})"
+            message = f"{name}: {item['msg']} (got {_shorten(item['input'])})"
             problems.append(ConfigProblem("config.invalid-value", message))
     return problems
+
+
+def _shorten(value: object) -> str:
+    try:
+        return one_line(repr(value), _MAX_VALUE)
+    except RecursionError:
+        return "a deeply nested value"
 
 
 def _key_hint(path: Sequence[str], model: type[BaseModel]) -> str:
@@ -219,14 +234,14 @@ def _key_hint(path: Sequence[str], model: type[BaseModel]) -> str:
 
 def _section_keys(model: type[BaseModel], path: Sequence[str]) -> list[str]:
     for part in path:
-        section = _section_model(model, part)
+        section = section_model(model, part)
         if section is None:
             return []
         model = section
     return list(model.model_fields)
 
 
-def _section_model(model: type[BaseModel], key: str) -> type[BaseModel] | None:
+def section_model(model: type[BaseModel], key: str) -> type[BaseModel] | None:
     """The model of a section, also of an optional one; None if the key is not a section."""
     if key not in model.model_fields:
         return None

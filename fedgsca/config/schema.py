@@ -199,6 +199,12 @@ class FederationConfig(Section):
         description="deployment: seconds after which a round continues without the sites that are "
         "late; default 3600",
     )
+    patience: float | None = Field(
+        default=None,
+        ge=0,
+        description="deployment: hours for which a round without a quorum is tried again; "
+        "default 24",
+    )
     sites: tuple[str, ...] | None = Field(
         default=None, min_length=1, description="source 'sites': the names of all sites"
     )

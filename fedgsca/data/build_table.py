@@ -23,11 +23,12 @@ from fedgsca.data.decode.image_files import (
     white_level,
 )
 from fedgsca.data.file_facts import WORKERS, measure_files
-from fedgsca.data.file_list import FileList, ImageRow, show_cases
+from fedgsca.data.file_list import FileList, ImageRow, is_file, show_cases
 from fedgsca.data.reader import ReaderOptions
 from fedgsca.data.split import split_rows
 from fedgsca.data.table import ImageTable, check_table, fingerprint
 from fedgsca.errors import DataError
+from fedgsca.support.activity import activity
 from fedgsca.support.digests import sha256_file
 from fedgsca.support.text import plural
 
@@ -92,12 +93,15 @@ def decode_images(
     """
     names = [row.file for row in file_list.rows]
     try:
-        measurements = measure_files(file_list.root, names, _measure, VERSION, cache_dir)
+        all_names = [*names, *file_list.undrawn_files]
+        all_measurements = measure_files(file_list.root, all_names, _measure, VERSION, cache_dir)
     except FileNotFoundError:  # a reader that does not check this, or a file deleted meanwhile
         raise _missing_error(file_list) from None
-    facts = [ImageFacts.from_json(measurement["facts"]) for measurement in measurements]
-    size = image_size or default_size(facts)
-    peak = max((fact.peak for fact in facts), default=0)
+    measurements = all_measurements[: len(names)]
+    all_facts = [ImageFacts.from_json(measurement["facts"]) for measurement in all_measurements]
+    facts = all_facts[: len(names)]
+    size = image_size or default_size(all_facts)
+    peak = max((fact.peak for fact in all_facts), default=0)
     white = white_level(peak)
     digests = [str(measurement["sha256"]) for measurement in measurements]
     key = _cache_key(names, digests, size, white)
@@ -161,6 +165,8 @@ def find_bad_files(
 
 def _is_inside(root: Path, file: str) -> bool:
     """A file below the folder; a row that points elsewhere, also through a link, is not opened."""
+    if not is_file(root / file):
+        return False
     path = (root / file).resolve()
     return path.is_relative_to(root.resolve()) and path.is_file()
 
@@ -194,7 +200,10 @@ def _decode_blocks(
         except UnreadableImageError as error:
             return BadFile(name, str(error))
 
-    with ThreadPoolExecutor(WORKERS) as pool:  # Pillow decodes outside the interpreter lock
+    with (
+        ThreadPoolExecutor(WORKERS) as pool,  # Pillow decodes outside the interpreter lock
+        activity("decoding images", len(names)) as advance,
+    ):
         for start in range(0, len(names), _BLOCK):
             images = []
             for result in pool.map(decode, names[start : start + _BLOCK]):
@@ -203,6 +212,7 @@ def _decode_blocks(
                 else:
                     images.append(result[0])
                     patients.append(result[1])
+            advance(len(names[start : start + _BLOCK]))
             if images:
                 yield np.stack(images)
     if len(bad_files) == len(names):
@@ -244,7 +254,8 @@ def _decoding_notes(facts: list[ImageFacts], size: int, white: int) -> list[str]
 
 
 def _missing_error(file_list: FileList) -> DataError:
-    names = [row.file for row in file_list.rows if not (file_list.root / row.file).is_file()]
+    all_names = [*(row.file for row in file_list.rows), *file_list.undrawn_files]
+    names = [name for name in all_names if not is_file(file_list.root / name)]
     return DataError(
         "data.file-not-found",
         f"{file_list.root}: {plural(len(names), 'file')} not found: {show_cases(names)}",
@@ -285,7 +296,7 @@ def build_table(
     else:
         source = str(file_list.root)
         split = split_rows(labels, groups, test_fraction, seed, source=source)
-        notes.append(_split_note(split, groups, seed))
+        notes.append(split_note(split, groups, seed))
     given = _class_indices([row.given for row in rows], classes) if "given" in columns else None
     site = np.array([row.site for row in rows]) if "site" in columns else None
     notes += _table_notes(file_list, images, classes)
@@ -322,12 +333,21 @@ def _table_notes(file_list: FileList, images: DecodedImages, classes: tuple[str,
             f"{len(images.bad_files)} of {len(file_list.rows)} images cannot be read and are left "
             "out"
         )
-    if len(set(map(str.casefold, classes))) < len(classes):
-        notes.append("some classes differ only in capitals: " + ", ".join(classes))
+    for names in _same_but_for_capitals(classes):
+        notes.append(f"these classes differ only in capitals: {', '.join(names)}")
     return notes
 
 
-def _split_note(split: np.ndarray, groups: np.ndarray | None, seed: int) -> str:
+def _same_but_for_capitals(classes: tuple[str, ...]) -> list[list[str]]:
+    """The names that are the same apart from capitals, together."""
+    by_spelling: dict[str, list[str]] = {}
+    for name in classes:
+        by_spelling.setdefault(name.casefold(), []).append(name)
+    return [names for names in by_spelling.values() if len(names) > 1]
+
+
+def split_note(split: np.ndarray, groups: np.ndarray | None, seed: int) -> str:
+    """That test images were set aside, how many and how."""
     grouping = "" if groups is None else ", whole groups together"
     return (
         f"no split column: {np.sum(split == 'test')} of {len(split)} images set aside as test set "

@@ -15,7 +15,9 @@ import json
 import logging
 import math
 import os
+import re
 import shutil
+import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -39,6 +41,8 @@ log = logging.getLogger(__name__)
 # arrays up to this size are checked completely each time they are opened, larger ones by sample
 _FULL_CHECK_LIMIT = 64 << 20
 _BLOCK = 1 << 20
+# <name>.json, <name>-<digest>.npy, files-<name>.json, and temporary forms of these
+_CACHE_FILE = re.compile(r"(files-)?[0-9a-f]{32}(-[0-9a-f]{16})?\.(json|npy)(\..*tmp)?")
 _SPARE = 16 << 20  # free space that must remain on the disk beside the array itself
 
 # JSON values that are stored with an array
@@ -164,11 +168,52 @@ def cached_rows(
     return _fetch(_Recipe(key, (None, *row_shape), dtype, size, write), cache_dir)
 
 
+@dataclass(frozen=True)
+class CachedFile:
+    """A file of the cache."""
+
+    path: Path
+    size: int
+
+
+def list_cache(
+    older_than_days: float | None = None, cache_dir: Path | None = None
+) -> list[CachedFile]:
+    """The files that this package wrote into the cache folder, and no others.
+
+    `older_than_days`: only those that were neither read nor written for so long.
+    """
+    files = []
+    for path in sorted(cache_folder(cache_dir).glob("*")):
+        if not _CACHE_FILE.fullmatch(path.name) or not path.is_file():
+            continue
+        status = path.stat()
+        age_days = (time.time() - max(status.st_atime, status.st_mtime)) / 86400
+        if older_than_days is None or age_days > older_than_days:
+            files.append(CachedFile(path, status.st_size))
+    return files
+
+
+def remove_cached(files: Iterable[CachedFile]) -> None:
+    """Remove files of the cache, manifests first: an array without one is never opened."""
+    for file in sorted(files, key=lambda file: file.path.suffix != ".json"):
+        remove_quietly(file.path)
+
+
+def is_cached(key: str, cache_dir: Path | None = None) -> bool:
+    """Whether there is an entry for this key; it is not checked."""
+    return _manifest_path(key, cache_dir).exists()
+
+
+def _manifest_path(key: str, cache_dir: Path | None) -> Path:
+    name = hashlib.sha256(key.encode()).hexdigest()[:32]
+    return cache_folder(cache_dir) / f"{name}.json"
+
+
 def _fetch(recipe: _Recipe, cache_dir: Path | None) -> CacheEntry:
     """Open the entry; build it if it is absent or damaged."""
     folder = cache_folder(cache_dir)
-    name = hashlib.sha256(recipe.key.encode()).hexdigest()[:32]
-    manifest = folder / f"{name}.json"
+    manifest = _manifest_path(recipe.key, cache_dir)
     notes: tuple[str, ...] = ()
     try:
         entry = _open(manifest, recipe)

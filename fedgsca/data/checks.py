@@ -21,7 +21,7 @@ from fedgsca.data.build_table import (
     find_bad_files,
     unreadable_error,
 )
-from fedgsca.data.duplicates import duplicate_warnings
+from fedgsca.data.duplicates import CopyFinding, duplicate_warnings, find_copies, write_findings
 from fedgsca.data.file_list import FileList, FolderCount
 from fedgsca.data.load import complete_table, find_reader, read_table
 from fedgsca.data.partition import leakage_warnings
@@ -82,6 +82,10 @@ class SourceReport:
     list_sha256: str = ""
     published_counts: Counts = field(default_factory=dict)
     published_sites: Mapping[str, int] = field(default_factory=dict)
+    # identical images, near-duplicates, and groups in several splits
+    copies: tuple[CopyFinding, ...] = ()
+    # what --save has written
+    saved_files: tuple[Path, ...] = ()
 
     @property
     def ok(self) -> bool:
@@ -120,6 +124,8 @@ class SourceReport:
             "list_sha256": self.list_sha256,
             "published": self.published_counts,
             "published_sites": self.published_sites,
+            "copies": [asdict(finding) for finding in self.copies],
+            "saved": [str(path) for path in self.saved_files],
         }
 
 
@@ -135,11 +141,12 @@ def check_source(
     label: str | None = None,
     splits: Path | None = None,
     fast: bool = False,
+    save: Path | None = None,
 ) -> SourceReport:
     """Check a complete source; the parameters are those of `fedgsca.data.load.load`.
 
     Problems of the data are collected, never raised; warnings do not stop a run. `fast` decodes no
-    image: files must exist, but may be damaged.
+    image: files must exist, but may be damaged. `save` is a folder for copies.csv and copies.png.
     """
     options = ReaderOptions(
         image_size=image_size,
@@ -155,9 +162,9 @@ def check_source(
         reader.check_options(options)
         if reader.list_images is not None:
             root = Path(location).expanduser()
-            return _check_file_list(source, reader, root, options, labels, fast)
+            return _check_file_list(source, reader, root, options, labels, fast, save)
         table = complete_table(read_table(reader, location, options), labels)
-        return _describe_table(source, table)
+        return _describe_table(source, table, save=save)
     except FedgscaError as error:
         return SourceReport(source, problems=(_problem(error),))
 
@@ -173,6 +180,7 @@ def _check_file_list(
     options: ReaderOptions,
     labels: Path | None,
     fast: bool,
+    save: Path | None,
 ) -> SourceReport:
     """Problems of the list and of the images together, and a report about what can be used."""
     assert reader.list_images is not None
@@ -198,7 +206,7 @@ def _check_file_list(
             images = decode_images(usable, options.image_size, options.cache_dir)
         try:
             table = build_table(usable, images, options.seed, options.test_fraction)
-            report = _describe_table(source, complete_table(table, labels), fast)
+            report = _describe_table(source, complete_table(table, labels), fast, save)
         except FedgscaError as error:
             problems.append(_problem(error))
         report = replace(report, file_sizes=_count_sizes(images))
@@ -230,7 +238,9 @@ def _add_published(report: SourceReport, file_list: FileList) -> SourceReport:
     )
 
 
-def _describe_table(source: str, table: ImageTable, fast: bool = False) -> SourceReport:
+def _describe_table(
+    source: str, table: ImageTable, fast: bool = False, save: Path | None = None
+) -> SourceReport:
     """Counts and warnings; `fast`: the images are placeholders."""
     counts = _count_images(table)
     warnings = _class_warnings(counts) + leakage_warnings(table)
@@ -238,6 +248,15 @@ def _describe_table(source: str, table: ImageTable, fast: bool = False) -> Sourc
     if not fast:
         warnings += duplicate_warnings(table) + _flat_image_warnings(table)
         shape = tuple(table.images.shape[1:])
+    copies: list[CopyFinding] = []
+    saved_files: list[Path] = []
+    if not fast:
+        copies = find_copies(table)
+        num_near = sum(finding.kind == "near-duplicate" for finding in copies)
+        if num_near:
+            warnings.append(f"images that look the same but are not identical: {num_near} sets")
+        if save is not None:
+            saved_files = write_findings(copies, table, save)
     return SourceReport(
         source=source,
         name=table.name,
@@ -250,6 +269,8 @@ def _describe_table(source: str, table: ImageTable, fast: bool = False) -> Sourc
         fingerprint="" if fast else table.fingerprint,
         notes=table.notes,
         warnings=tuple(warnings),
+        copies=tuple(copies),
+        saved_files=tuple(saved_files),
     )
 
 

@@ -2,12 +2,26 @@
 
 from __future__ import annotations
 
+import csv
 import hashlib
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
 from fedgsca.data.table import ImageTable
+from fedgsca.support.files import write_atomic
 from fedgsca.support.text import plural
+
+_MAX_NEAR = 20_000  # images that are compared pair by pair
+_MAX_BITS = 10  # of 256
+_MAX_MEAN = 4.0  # grey values
+_MIN_TEXTURE = 4.0  # standard deviation of grey values
+_SHEET_ROWS = 40
+_SHEET_COLUMNS = 6
+_BIT_COUNTS = np.array([bin(value).count("1") for value in range(256)], dtype=np.uint8)
 
 
 def find_duplicates(table: ImageTable) -> list[np.ndarray]:
@@ -18,6 +32,121 @@ def find_duplicates(table: ImageTable) -> list[np.ndarray]:
         digest = hashlib.blake2b(pixels, digest_size=16).digest()
         rows_by_digest.setdefault(digest, []).append(row)
     return [np.array(rows) for rows in rows_by_digest.values() if len(rows) > 1]
+
+
+def find_near_duplicates(table: ImageTable) -> list[np.ndarray]:
+    """Row numbers of images that look the same and are not identical: saved again, resized.
+
+    Two images belong together if at most 10 of 256 comparisons of neighbouring grey values differ
+    (a difference hash) and small copies of them differ by less than 4 of 255 on average. Large data
+    sets (more than 20,000 images) are not searched.
+    """
+    n = len(table)
+    if not 2 <= n <= _MAX_NEAR:
+        return []
+    small = np.stack([_small_copy(table.images[row]) for row in range(n)])  # (n, 16, 17)
+    bits = np.packbits(small[:, :, 1:] > small[:, :, :-1], axis=(1))
+    bits = bits.reshape(n, -1)
+    flat = small.reshape(n, -1).astype(np.float32)
+    has_texture = flat.std(axis=1) > _MIN_TEXTURE  # empty frames all look the same
+    leader = np.arange(n)
+    for row in range(n):
+        later_rows = row + 1 + np.flatnonzero(has_texture[row + 1 :])
+        if not has_texture[row] or not len(later_rows):
+            continue
+        distance = _BIT_COUNTS[bits[later_rows] ^ bits[row]].sum(axis=1)
+        similar = later_rows[distance <= _MAX_BITS]
+        means = np.abs(flat[similar] - flat[row]).mean(axis=1)
+        leader[similar[means < _MAX_MEAN]] = leader[row]
+    identical = {frozenset(rows.tolist()) for rows in find_duplicates(table)}
+    sets = []
+    for first in np.unique(leader):
+        rows = np.flatnonzero(leader == first)
+        if len(rows) > 1 and frozenset(rows.tolist()) not in identical:
+            sets.append(rows)
+    return sets
+
+
+def _small_copy(image: np.ndarray) -> np.ndarray:
+    """(16, 17) uint8 grey."""
+    from PIL import Image
+
+    picture = Image.fromarray(np.ascontiguousarray(image)).convert("L")
+    return np.asarray(picture.resize((17, 16), Image.Resampling.BOX))
+
+
+@dataclass(frozen=True)
+class ImageCopy:
+    """An image of a finding."""
+
+    file: str
+    split: str
+    label: str
+    row: int
+
+
+@dataclass(frozen=True)
+class CopyFinding:
+    """Images that are copies of each other, or that leak into the test set by their group."""
+
+    kind: str
+    images: tuple[ImageCopy, ...]
+
+
+def find_copies(table: ImageTable) -> list[CopyFinding]:
+    """Identical images, near-duplicates, and the images of groups in more than one split."""
+    findings = [_finding("identical", table, rows) for rows in find_duplicates(table)]
+    findings += [_finding("near-duplicate", table, rows) for rows in find_near_duplicates(table)]
+    if table.groups is not None:
+        for group in np.unique(table.groups).tolist():
+            rows = np.flatnonzero(table.groups == group)
+            if len(np.unique(table.split[rows])) > 1:
+                findings.append(_finding("group in several splits", table, rows))
+    return findings
+
+
+def _finding(kind: str, table: ImageTable, rows: np.ndarray) -> CopyFinding:
+    images = []
+    for row in rows.tolist():
+        name = table.classes[table.labels[row]]
+        images.append(ImageCopy(str(table.ids[row]), str(table.split[row]), name, row))
+    return CopyFinding(kind, tuple(images))
+
+
+def write_findings(findings: Sequence[CopyFinding], table: ImageTable, folder: Path) -> list[Path]:
+    """Write copies.csv, and copies.png with one row of images for each finding."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(["set", "kind", "file", "split", "label"])
+    for number, finding in enumerate(findings, 1):
+        for image in finding.images:
+            writer.writerow([number, finding.kind, image.file, image.split, image.label])
+    write_atomic(folder / "copies.csv", text.getvalue().encode())
+    _write_sheet(findings[:_SHEET_ROWS], table, folder / "copies.png")
+    return [folder / "copies.csv", folder / "copies.png"]
+
+
+def _write_sheet(findings: Sequence[CopyFinding], table: ImageTable, path: Path) -> None:
+    """Every finding is a row: its number, then up to six images with split and label."""
+    from PIL import Image, ImageDraw, ImageFont
+
+    size, gap, text_height = 128, 8, 18
+    page_size = (40 + _SHEET_COLUMNS * (size + gap), len(findings) * (size + text_height + gap))
+    page = Image.new("RGB", (page_size[0], max(page_size[1], size)), "white")
+    draw = ImageDraw.Draw(page)
+    font = ImageFont.load_default(size=11)
+    for number, finding in enumerate(findings):
+        y = number * (size + text_height + gap)
+        draw.text((4, y + size / 2), str(number + 1), fill="black", font=font)
+        for column, image in enumerate(finding.images[:_SHEET_COLUMNS]):
+            x = 40 + column * (size + gap)
+            picture = Image.fromarray(np.ascontiguousarray(table.images[image.row]))
+            page.paste(picture.resize((size, size)), (x, y))
+            caption = f"{image.split}: {image.label}"[:22]
+            draw.text((x, y + size + 2), caption, fill="black", font=font)
+    content = io.BytesIO()
+    page.save(content, "PNG")
+    write_atomic(path, content.getvalue())
 
 
 def duplicate_warnings(table: ImageTable) -> list[str]:

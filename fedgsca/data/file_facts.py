@@ -15,6 +15,7 @@ from typing import Any
 
 from fedgsca.data.cache import cache_folder
 from fedgsca.errors import FedgscaError
+from fedgsca.support.activity import activity
 from fedgsca.support.files import write_atomic
 
 # A file that changes twice within one tick of the clock looks unchanged, so a file that was
@@ -66,10 +67,11 @@ def measure_files(
     if pending:
         now = time.time_ns()
         # hashing and decoding release the interpreter lock
-        with ThreadPoolExecutor(WORKERS) as pool:
+        with ThreadPoolExecutor(WORKERS) as pool, activity("checking files", len(pending)) as tick:
             values = pool.map(lambda name: measure(root / name), pending, chunksize=8)
             for name, value in zip(pending, values, strict=True):
                 measurements[name] = FileMeasurement(stamps[name], value)
+                tick(1)
         _write_measurements(path, measurements, now)
     return [measurements[name].value for name in names]
 

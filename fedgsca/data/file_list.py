@@ -7,15 +7,18 @@ person can repair a list in one go and not line by line.
 from __future__ import annotations
 
 import hashlib
+import os
 from collections import Counter
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
 from fedgsca.errors import DataError
-from fedgsca.support.text import plural
+from fedgsca.support.text import one_line, plural
 
 _MAX_CASES = 5  # examples in one message
+_MAX_CASE = 200  # characters of each
+_MAX_PATH = 4096  # no longer path can be opened; resolving one takes quadratic time
 
 
 @dataclass(frozen=True)
@@ -62,6 +65,8 @@ class FileList:
     group_word: str = "group"
     # the folders of a published data set
     folders: list[FolderCount] = field(default_factory=list)
+    # files of the source beyond `rows`: they count for the common size and depth of all images
+    undrawn_files: tuple[str, ...] = ()
     # the csv, xlsx or json files that were read
     source_files: list[Path] = field(default_factory=list)
     # split -> class (or "all") -> images
@@ -70,12 +75,18 @@ class FileList:
     published_sites: dict[str, int] = field(default_factory=dict)
 
     def sha256(self) -> str:
-        """Fingerprint of the list: all columns of each image, ordered by file."""
+        """Names the list: file, labels, group, split and site of each image, ordered by file.
+
+        Folders that all files have in common do not count, so that two copies have the same name
+        whether the outer or the inner folder was given as the root.
+        """
+        num_common = len(_common_folders([row.file for row in self.rows]))
         lines = []
         for row in sorted(self.rows, key=lambda row: row.file):
-            cells = (row.file, row.label, row.given, row.group, row.split, row.site)
+            file = "/".join(row.file.split("/")[num_common:])
+            cells = (file, row.label, row.given, row.group, row.split, row.site)
             lines.append("\t".join(cells))
-        return hashlib.sha256("\n".join(lines).encode()).hexdigest()
+        return hashlib.sha256("\n".join(lines).encode("utf-8", "surrogateescape")).hexdigest()
 
     def add_problem(self, problem: DataError) -> None:
         """Collect a problem; this is how a reader reports one."""
@@ -114,9 +125,19 @@ class FileList:
         return message.removeprefix(f"{self.root}: ")
 
 
+def _common_folders(files: list[str]) -> list[str]:
+    """The folders at the beginning of every path."""
+    common: list[str] = []
+    for parts in zip(*(file.split("/")[:-1] for file in files), strict=False):
+        if len(set(parts)) > 1:
+            break
+        common.append(parts[0])
+    return common
+
+
 def show_cases(cases: Collection[str]) -> str:
     """The first few cases for a message: "a.png, b.png, ..."."""
-    examples = list(cases)[:_MAX_CASES]
+    examples = [one_line(case, _MAX_CASE) for case in list(cases)[:_MAX_CASES]]
     if len(cases) > _MAX_CASES:
         examples.append("...")
     return ", ".join(examples)
@@ -127,9 +148,41 @@ def normal_path(name: str) -> str:
     return str(PurePosixPath(name.replace("\\", "/"))) if name else ""
 
 
+def is_file(path: Path) -> bool:
+    """Whether the path is a file. A name that no file can have, or a link in a circle, is none."""
+    try:
+        return len(str(path)) <= _MAX_PATH and path.is_file()
+    except (OSError, ValueError):  # too long, or with a NUL character
+        return False
+
+
+def linked_outside(root: Path, names: Iterable[str]) -> list[str]:
+    """Names below `root` that symbolic links lead out of it: to files of somebody else."""
+    real_root = os.path.realpath(root)
+    folders: dict[str, bool] = {}  # whether a folder is inside
+    outside = []
+    for name in names:
+        path = root / name
+        if not is_file(path):
+            continue  # reported as missing
+        folder = str(path.parent)
+        if folder not in folders:
+            folders[folder] = _is_below(os.path.realpath(folder), real_root)
+        is_inside = folders[folder]
+        if path.is_symlink():
+            is_inside = _is_below(os.path.realpath(path), real_root)
+        if not is_inside:
+            outside.append(name)
+    return outside
+
+
+def _is_below(path: str, root: str) -> bool:
+    return path == root or path.startswith(root.rstrip("/") + "/")
+
+
 def list_files(root: Path) -> list[str]:
     """All files below a folder by name, without hidden ones and what macOS adds to archives."""
-    paths = sorted(p.relative_to(root).as_posix() for p in root.rglob("*") if p.is_file())
+    paths = sorted(p.relative_to(root).as_posix() for p in root.rglob("*") if is_file(p))
     return [path for path in paths if not _is_hidden(path.split("/"))]
 
 

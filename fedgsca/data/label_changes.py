@@ -67,6 +67,15 @@ def write_log(
             write_cells(handle, list(asdict(change).values()))
 
 
+def is_log_of(labels: Path) -> bool:
+    """Whether the log was written for a labels file of this name, which need not exist."""
+    try:
+        log = json.loads(log_path(labels).read_bytes())
+        return bool(log["file"] == labels.name and log["version"] == VERSION)
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return False
+
+
 def read_log(labels: Path) -> JsonObject | None:
     """The log of a labels file; None if there is none, or if the file was changed since."""
     try:

@@ -11,7 +11,7 @@ from pathlib import Path
 from fedgsca.data.build_table import read_file_list
 from fedgsca.data.reader import Reader, ReaderOptions, available_readers
 from fedgsca.data.relabel import replace_labels
-from fedgsca.data.subsample import subsample
+from fedgsca.data.subsample import draw_before_decoding, subsample
 from fedgsca.data.table import ImageTable, check_table
 from fedgsca.errors import DataError
 from fedgsca.support.text import suggest
@@ -69,15 +69,24 @@ def load(
     )
     reader, location = find_reader(source)
     reader.check_options(options)
-    return complete_table(read_table(reader, location, options), labels, need_test)
+    is_part = train is not None or test is not None or skip_unreadable
+    table = read_table(reader, location, options)
+    return complete_table(table, labels, need_test, is_part=is_part)
 
 
 def complete_table(
-    table: ImageTable, labels: Path | None = None, need_test: bool = True
+    table: ImageTable,
+    labels: Path | None = None,
+    need_test: bool = True,
+    *,
+    is_part: bool = False,
 ) -> ImageTable:
-    """The last steps for every source: corrected labels, and the checks of the table."""
+    """The last steps for every source: corrected labels, and the checks of the table.
+
+    `is_part`: not all images of the source are in the table.
+    """
     if labels is not None:
-        table = replace_labels(table, labels.expanduser())
+        table = replace_labels(table, labels.expanduser(), is_part=is_part)
     if need_test and not len(table.rows("test")):
         raise DataError(
             "data.no-test-images",
@@ -106,6 +115,9 @@ def read_table(reader: Reader, location: str, options: ReaderOptions) -> ImageTa
     """The table from the reader's own function, or from its list of images."""
     if reader.list_images is not None:
         file_list = reader.list_images(Path(location).expanduser(), options)
+        part = draw_before_decoding(file_list, options)
+        if part is not None:
+            return read_file_list(part, options)
         table = read_file_list(file_list, options)
     else:
         assert reader.read is not None

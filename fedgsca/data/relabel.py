@@ -10,16 +10,18 @@ import numpy as np
 from fedgsca.data.table import ImageTable, fingerprint
 from fedgsca.errors import DataError
 from fedgsca.support.csv_table import read_label_lines
+from fedgsca.support.text import plural
 
 
-def replace_labels(table: ImageTable, path: Path) -> ImageTable:
+def replace_labels(table: ImageTable, path: Path, *, is_part: bool = False) -> ImageTable:
     """The table with its training labels replaced, by id, from a csv (columns file or id, label).
 
     Every training image must be in the file once. Labels of val and test images are locked: a line
     that repeats one is accepted, so that a corrected copy of a complete labels.csv can be used.
+    `is_part`: the table is a part of its source, so the file may also name other images.
     """
     names = _read_labels(path)
-    _check_labels(table, path, names)
+    num_others = _check_labels(table, path, names, is_part)
     train = table.rows("train")
     labels = table.trained_on.copy()  # a reference beside the given labels does not change
     for row in train:
@@ -29,6 +31,8 @@ def replace_labels(table: ImageTable, path: Path) -> ImageTable:
         f"training labels from {path.name}: {change_count} of {len(train)} differ from the source"
     )
     notes = (*table.notes, note)
+    if num_others:
+        notes += (f"{plural(num_others, 'line')} of {path.name} for images that are not used here",)
     if table.given is not None:
         return replace(table, given=labels, replaced_labels=table.trained_on, notes=notes)
     return replace(
@@ -67,8 +71,11 @@ def _read_labels(path: Path) -> dict[str, str]:
     return labels
 
 
-def _check_labels(table: ImageTable, path: Path, names: dict[str, str]) -> None:
-    """All problems of the file at once: ids, classes, missing images, locked labels."""
+def _check_labels(table: ImageTable, path: Path, names: dict[str, str], is_part: bool) -> int:
+    """All problems of the file at once: ids, classes, missing images, locked labels.
+
+    Returns the number of lines for images that a part of a data set does not have.
+    """
     classes = table.classes
     index = {str(image_id): row for row, image_id in enumerate(table.ids)}
     cases: dict[str, list[str]] = {
@@ -87,6 +94,11 @@ def _check_labels(table: ImageTable, path: Path, names: dict[str, str]) -> None:
     for row in table.rows("train"):
         if str(table.ids[row]) not in names:
             missing_cases.append(str(table.ids[row]))
+    num_others = 0
+    if is_part:
+        num_others = len(id_cases)
+        id_cases.clear()
+        names = {image_id: name for image_id, name in names.items() if image_id in index}
     for name in sorted(set(names.values())):
         if class_index(name, classes) is None:
             class_cases.append(name)
@@ -101,3 +113,4 @@ def _check_labels(table: ImageTable, path: Path, names: dict[str, str]) -> None:
             fix=f"write one line for each of the {len(table.rows('train'))} training images, with "
             f"one of the labels: {', '.join(classes)}",
         )
+    return num_others

@@ -3,35 +3,91 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 
+from fedgsca.data.build_table import order_classes, split_note
+from fedgsca.data.file_list import FileList
 from fedgsca.data.reader import ReaderOptions
+from fedgsca.data.split import split_rows
 from fedgsca.data.table import ImageTable, fingerprint
 from fedgsca.errors import DataError
 from fedgsca.rng import stream
 
+# formats that cannot name a patient
+_PLAIN_SUFFIXES = frozenset((".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".png", ".tif", ".tiff"))
+
 
 def subsample(table: ImageTable, options: ReaderOptions) -> ImageTable:
     """At most `train` and `test` images, each class in proportion; the same table if all fit."""
-    selection = [table.rows("val")]
+    selection, notes = select_rows(table.name, table.labels, table.split, options)
+    return take_rows(table, selection, notes) if notes else table
+
+
+def select_rows(
+    name: str, labels: np.ndarray, split: np.ndarray, options: ReaderOptions
+) -> tuple[np.ndarray, tuple[str, ...]]:
+    """The rows of the draw, ascending, and what was drawn; no notes: nothing had to be drawn."""
+    selection = [np.flatnonzero(split == "val")]
     notes = []
-    for split, limit in (("train", options.train), ("test", options.test)):
-        rows = table.rows(split)
+    for part, limit in (("train", options.train), ("test", options.test)):
+        rows = np.flatnonzero(split == part)
         if limit is not None and limit > len(rows):
             raise DataError(
                 "data.too-few-images",
-                f"{table.name}: data.{split} is {limit}, but there are only {len(rows)} {split} "
-                "images",
-                fix=f"set data.{split} to at most {len(rows)}",
+                f"{name}: data.{part} is {limit}, but there are only {len(rows)} {part} images",
+                fix=f"set data.{part} to at most {len(rows)}",
             )
         if limit is not None and limit < len(rows):
-            notes.append(f"{limit} of {len(rows)} {split} images drawn with seed {options.seed}")
-            rows = _draw(table.labels, rows, limit, stream(options.seed, "subsample", split))
+            notes.append(f"{limit} of {len(rows)} {part} images drawn with seed {options.seed}")
+            rows = _draw(labels, rows, limit, stream(options.seed, "subsample", part))
         selection.append(rows)
-    if not notes:
-        return table
-    return take_rows(table, np.sort(np.concatenate(selection)), tuple(notes))
+    return np.sort(np.concatenate(selection)), tuple(notes)
+
+
+def draw_before_decoding(file_list: FileList, options: ReaderOptions) -> FileList | None:
+    """The list with only the images that `subsample` would draw, so that no other is decoded.
+
+    None if that cannot be known from the list: patients in DICOM files, unreadable files that may
+    be left out, or nothing to draw.
+    """
+    if (options.train is None and options.test is None) or options.skip_unreadable:
+        return None
+    rows = file_list.rows
+    columns = file_list.columns
+    has_dicom = any(Path(row.file).suffix.lower() not in _PLAIN_SUFFIXES for row in rows)
+    if file_list.problems or not rows or (has_dicom and "group" not in columns):
+        return None
+    classes = file_list.classes or order_classes([row.label for row in rows])
+    labels = np.array([classes.index(row.label) for row in rows], dtype=np.int64)
+    groups = None
+    if "group" in columns:
+        groups = np.array([row.group or row.file for row in rows])
+    notes = []
+    if "split" in columns:
+        split = np.array([row.split for row in rows])
+    else:
+        root = str(file_list.root)
+        split = split_rows(labels, groups, options.test_fraction, options.seed, source=root)
+        notes.append(split_note(split, groups, options.seed))
+    name = file_list.name or file_list.root.resolve().name
+    selection, draw_notes = select_rows(name, labels, split, options)
+    if not draw_notes:
+        return None
+    part = [replace(rows[row], split=str(split[row])) for row in selection]
+    is_drawn = np.isin(np.arange(len(rows)), selection)
+    undrawn_files = [
+        row.file for row, has_place in zip(rows, is_drawn, strict=True) if not has_place
+    ]
+    return replace(
+        file_list,
+        rows=part,
+        columns=tuple(dict.fromkeys((*columns, "split"))),
+        classes=classes,
+        undrawn_files=tuple(undrawn_files),
+        notes=[*file_list.notes, *notes, *draw_notes],
+    )
 
 
 def _draw(labels: np.ndarray, rows: np.ndarray, limit: int, rng: np.random.Generator) -> np.ndarray:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import re
+import unicodedata
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,12 +23,17 @@ from fedgsca.config import (
     validation_problems,
 )
 from fedgsca.errors import ConfigError, ConfigProblem
-from fedgsca.support.text import plural
+from fedgsca.support.text import one_line, plural, printable
 
 TEMPLATES = Path(__file__).with_name("templates")
 # The name of a file, of a systemd unit and of a Flower node.
 _NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,39}")
 _LABEL = r"[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?"
+# Punctuation in the name of a consortium and in a contact, beside letters, digits and spaces:
+# nothing that a shell, systemd or TOML would interpret.
+_NAME_MARKS = frozenset(" .,:;()&'/_+-#")
+_CONTACT_MARKS = _NAME_MARKS | frozenset("@<>?!=~")
+_MAX_TEXT = 200  # characters
 _HOST = re.compile(rf"(?=.{{1,253}}$){_LABEL}(\.{_LABEL})*")
 # Keys of the experiment that follow from the other parts of the file.
 _DERIVED_KEYS = (
@@ -162,12 +168,7 @@ def _is_name_list(value: object) -> TypeGuard[list[str]]:
 
 
 def _hospital_names(tree: Tree) -> list[str]:
-    hospitals = tree.get("hospitals", [])
-    if not isinstance(hospitals, list):
-        return []
-    return [
-        str(entry["name"]) for entry in hospitals if isinstance(entry, dict) and "name" in entry
-    ]
+    return [str(entry["name"]) for entry in _tables(tree.get("hospitals")) if "name" in entry]
 
 
 def _check_names(tree: Tree) -> list[ConfigProblem]:
@@ -186,11 +187,58 @@ def _check_names(tree: Tree) -> list[ConfigProblem]:
         classes = []
     problems += _check_duplicates("hospitals", hospitals)
     problems += _check_duplicates("classes", [str(name) for name in classes])
+    problems += _check_text("name", tree.get("name"), _NAME_MARKS)
+    problems += _check_text("contact", tree.get("contact"), _CONTACT_MARKS)
+    for name in classes:
+        problems += _check_class(str(name))
+    for hospital in _tables(tree.get("hospitals")):
+        problems += _check_path(hospital.get("data"))
     for host in _coordinator_hosts(tree.get("coordinator", {})):
         if not is_host(host):
             message = f"coordinator: {host!r} is neither a host name nor an IP address"
             problems.append(ConfigProblem("deploy.invalid-address", message))
     return problems
+
+
+def _check_text(key: str, text: object, marks: frozenset[str]) -> list[ConfigProblem]:
+    """A text that goes into scripts and systemd units: letters, digits and some punctuation."""
+    if not isinstance(text, str):
+        return []  # reported as a wrong type
+    strange = {mark for mark in text if not (mark.isalnum() or mark in marks or _is_accent(mark))}
+    if not strange and len(text) <= _MAX_TEXT:
+        return []
+    punctuation = "".join(sorted(marks - {" "}))
+    message = (
+        f"{key}: {text[:_MAX_TEXT]!r} must consist of at most {_MAX_TEXT} letters, digits, spaces"
+        f" and {punctuation}"
+    )
+    return [ConfigProblem("deploy.invalid-text", message)]
+
+
+def _is_accent(mark: str) -> bool:
+    return unicodedata.category(mark) in ("Mn", "Mc")
+
+
+def _check_class(name: str) -> list[ConfigProblem]:
+    if name and name == one_line(name, _MAX_TEXT):
+        return []
+    message = (
+        f"classes: {name[:_MAX_TEXT]!r} must be one line of at most {_MAX_TEXT} printable"
+        " characters, without spaces at the ends"
+    )
+    return [ConfigProblem("deploy.invalid-text", message)]
+
+
+def _check_path(path: object) -> list[ConfigProblem]:
+    if not isinstance(path, str) or path == printable(path, keep=""):
+        return []
+    message = f"hospitals: the folder {path[:_MAX_TEXT]!r} contains characters that cannot be shown"
+    return [ConfigProblem("deploy.invalid-text", message)]
+
+
+def _tables(value: object) -> list[Tree]:
+    entries = value if isinstance(value, list) else []
+    return [entry for entry in entries if isinstance(entry, dict)]
 
 
 def _check_duplicates(key: str, names: Sequence[str]) -> list[ConfigProblem]:
@@ -212,7 +260,13 @@ def _coordinator_hosts(coordinator: object) -> list[str]:
 
 
 def is_host(text: str) -> bool:
-    """Whether the text is an IP address or a host name."""
+    """Whether the text is an IP address or a host name.
+
+    An IPv6 zone ("fe80::1%eth0") is neither: it is valid on one machine only, and any text at all
+    may follow the percent sign.
+    """
+    if "%" in text:
+        return False
     try:
         ipaddress.ip_address(text)
     except ValueError:

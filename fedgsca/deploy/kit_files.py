@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
@@ -12,6 +13,8 @@ from typing import Any
 from fedgsca.config import Config, to_toml
 from fedgsca.deploy.consortium import TEMPLATES, Consortium, Hospital
 from fedgsca.support.json_record import Record
+from fedgsca.support.markdown import escape_text
+from fedgsca.support.text import one_line, printable
 from fedgsca.support.version import __version__
 
 KEY_FILE = "hospital.key"
@@ -124,10 +127,10 @@ def _hospital_values(consortium: Consortium, config: Config, hospital: Hospital)
         "extras": values["extras"] + ",review",  # audit.sh leads to the review page
         "hospital": hospital,
         "key": KEY_FILE,
-        "data": json.dumps(hospital.data or "/path/to/images"),
-        "state": json.dumps(settings.state),
+        "data": hospital.data or "/path/to/images",
+        "state": settings.state,
         "audit": f"{state_folder(settings, values['fingerprint'])}/audit/{hospital.name}",
-        "weights": json.dumps(config.model.weights) if has_own_weights else None,
+        "weights": config.model.weights if has_own_weights else None,
     }
     return values
 
@@ -208,10 +211,31 @@ def _render(name: str, values: Mapping[str, Any]) -> bytes:
 
     environment = Environment(
         loader=FileSystemLoader(TEMPLATES),
-        autoescape=False,  # scripts and Markdown; names were checked when the file was read
+        # Scripts, units and Markdown: each template quotes every value with one of these filters,
+        # although all names were checked when consortium.toml was read.
+        autoescape=False,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
+    environment.filters |= {
+        "sh": lambda value: shlex.quote(str(value)),
+        "comment": lambda value: one_line(str(value)),
+        "unit": _quote_unit,
+        "toml": _quote_toml,
+        "markdown": lambda value: escape_text(" ".join(printable(str(value)).split())),
+    }
     return environment.get_template(name).render(**values).encode()
+
+
+def _quote_unit(value: object) -> str:
+    """Text in a systemd unit: one line, in which percent signs and backslashes mean themselves."""
+    return one_line(str(value)).replace("%", "%%").replace("\\", "\\\\")
+
+
+def _quote_toml(value: object) -> str:
+    """A TOML string with its quotes."""
+    import tomli_w
+
+    return tomli_w.dumps({"v": str(value)}).partition("=")[2].strip()

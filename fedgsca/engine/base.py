@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Protocol, TypeVar, runtime_checkable
 
 from fedgsca.errors import ConfigError
 from fedgsca.support.registry import Registry
-from fedgsca.support.text import did_you_mean
+from fedgsca.support.text import did_you_mean, one_line
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -39,6 +39,11 @@ class Reply:
     # simulations only: the quality of the site's decisions, measured against the true labels
     simulation_metrics: Mapping[str, float | None] = field(default_factory=dict)
     seconds: float = 0.0
+
+    def __post_init__(self) -> None:
+        """The reason comes from another machine: make it one short, printable line."""
+        if self.error is not None:
+            object.__setattr__(self, "error", one_line(self.error))
 
 
 class Engine(Protocol):
@@ -62,6 +67,15 @@ class SiteEvaluator(Protocol):
 
     def evaluate_at_sites(self, payload: Payload) -> Iterator[Reply]:
         """One reply per site with the extras that site_evaluation.py declares."""
+        ...
+
+
+@runtime_checkable
+class PatientEngine(Protocol):
+    """An engine that can wait for sites and have a round repeated."""
+
+    def wait_for_quorum(self, attempt: int, problem: str) -> bool:
+        """After too few answers: wait, and say whether to try again. `attempt` counts from 0."""
         ...
 
 

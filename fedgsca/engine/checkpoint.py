@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -16,7 +17,7 @@ import numpy as np
 from fedgsca.errors import RunFolderError
 from fedgsca.methods.base import ServerState
 from fedgsca.support.files import write_atomic
-from fedgsca.wire import Arrays, pack, unpack
+from fedgsca.wire import Arrays, pack, read_metadata, unpack
 
 log = logging.getLogger(__name__)
 KEEP = 4  # a site's memory (site_store.py) has one version more
@@ -40,14 +41,25 @@ def _digest(*groups: Arrays) -> str:
     return sha.hexdigest()
 
 
-def save(folder: Path, state: ServerState, fingerprint: str, guard: Arrays | None = None) -> None:
-    """Write the state after a round. `fingerprint` names the experiment."""
+def save(
+    folder: Path,
+    state: ServerState,
+    fingerprint: str,
+    guard: Arrays | None = None,
+    companions: Mapping[str, object] | None = None,
+) -> None:
+    """Write the state after a round. `fingerprint` names the experiment.
+
+    `companions` describe the files that belong to this state (run_companions.py).
+    """
     guard = guard or {}
-    header = {
+    header: dict[str, object] = {
         "round": state.round,
         "fingerprint": fingerprint,
         "digest": _digest(state.weights, state.extras, guard),
     }
+    if companions:
+        header["companions"] = companions
     content = pack(header, weights=state.weights, extras=state.extras, guard=guard)
     write_atomic(_path(folder, state.round), content)
     for old_path in sorted(folder.glob(_PATTERN))[:-KEEP]:
@@ -104,6 +116,12 @@ def read_latest(folder: Path, fingerprint: str) -> Checkpoint | None:
             fix="restore the folder from a backup, or start again with another --out",
         )
     return None
+
+
+def read_companions(folder: Path, round_index: int) -> Mapping[str, object]:
+    """The companions of a readable checkpoint; empty for those of 0.2."""
+    companions = read_metadata(_path(folder, round_index).read_bytes()).get("companions")
+    return companions if isinstance(companions, dict) else {}
 
 
 def _read(path: Path, fingerprint: str) -> Checkpoint:

@@ -70,6 +70,7 @@ except ImportError as error:
     ) from error
 
 log = logging.getLogger(__name__)
+DEFAULT_PATIENCE = 24.0  # hours, if the configuration does not say
 DEFAULT_DEADLINE = 3600.0  # seconds, if the configuration names none
 _MESSAGE_TYPES: Mapping[MessageKind, str] = {
     "hello": "query",
@@ -267,6 +268,8 @@ def coordinate(
     poll: float = 0.5,
     stop: threading.Event | None = None,
     strict: bool = False,
+    patience: float = 0.0,
+    first_pause: float = 60.0,
     experiment: Experiment | None = None,
 ) -> RunResult | None:
     """The coordinator's run over a grid, or its continuation; parameters as in NetworkEngine."""
@@ -282,6 +285,8 @@ def coordinate(
             poll=poll,
             stop=stop,
             strict=strict,
+            patience=patience,
+            first_pause=first_pause,
         )
         result = run(config, out, engine=engine, experiment=experiment, observer=status)
     except BaseException as error:
@@ -308,7 +313,10 @@ def server_app(
         out = Path(str(context.run_config["run"]))
         config = read_config(out)
         deadline = config.federation.deadline or DEFAULT_DEADLINE
-        coordinate(grid, config, out, deadline=deadline, observer=make_observer(config))
+        hours = config.federation.patience
+        patience = 3600 * (DEFAULT_PATIENCE if hours is None else hours)
+        observer = make_observer(config)
+        coordinate(grid, config, out, deadline=deadline, observer=observer, patience=patience)
         on_finish(out)
 
     return app

@@ -43,6 +43,7 @@ _DIGEST_ROUNDS = 50  # rounds whose updates are recognised when they are sent ag
 _DIGEST_SIZE = 16
 _NORM_SITES = 3  # that train in a round, for a comparison of their changes
 _SHARE_SITES = 3  # with fewer sites, one may well have almost all images
+_SIZE_SPREAD = 100  # honest sites are not more than this many times larger than the median
 _DEVIATIONS = 8.0  # of the norm of the noise, beyond which nobody draws it
 _ROUNDING = 1e-4
 _FIX = 'look at the data and the software of the site; the page "Lying sites" explains the check'
@@ -241,14 +242,16 @@ class UpdateGuard:
             )
 
     def _check_share(self, facts: UpdateFacts, sizes: Sequence[int]) -> None:
-        total = facts.num_samples + sum(sizes)
         if len(sizes) + 1 < _SHARE_SITES or facts.site in self.memory.sizes:
             return
+        # several liars must not hide behind each other's claims
+        limit = _SIZE_SPREAD * sorted(sizes)[len(sizes) // 2]
+        total = facts.num_samples + sum(min(size, limit) for size in sizes)
         if facts.num_samples > self.settings.max_share * total:
             raise UpdateError(
                 "update.share-too-large",
-                f"it claims {facts.num_samples:,} of {total:,} images, more than the share "
-                f"{self.settings.max_share:g}",
+                f"it claims {facts.num_samples:,} of {total:,} images; the largest share "
+                f"allowed is {self.settings.max_share:g}",
                 fix="if it has so many images, raise aggregation.max_share",
             )
 

@@ -13,11 +13,12 @@ the window was chosen. The sums stay in the site's own folder and never leave it
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -114,7 +115,9 @@ def _open_place(site: Site, experiment: Experiment, folder: Path) -> Path:
             fingerprint=experiment.table.fingerprint,
             config=experiment.config.to_tree(),
         )
-        write_atomic(place / "site.json", json.dumps(header.to_json(), indent=1).encode())
+        tree = header.to_json()
+        tree["digest"] = _tree_digest(tree)
+        write_atomic(place / "site.json", json.dumps(tree, indent=1).encode())
     return place
 
 
@@ -186,13 +189,21 @@ def read_header(run: Path, site: str) -> EvidenceHeader:
     """Which samples the evidence of a site is about."""
     path = run / "evidence" / site / "site.json"
     try:
-        return EvidenceHeader.from_json(json.loads(path.read_bytes()))
-    except (OSError, ValueError) as error:
+        tree = dict(json.loads(path.read_bytes()))
+        digest = tree.pop("digest", None)  # 0.2 wrote none
+        if digest not in (None, _tree_digest(tree)):
+            raise ValueError("its content does not match its checksum")
+        return EvidenceHeader.from_json(tree)
+    except (OSError, TypeError, ValueError, RecursionError) as error:
         raise RunFolderError(
             "audit.damaged-evidence",
             f"{path} is damaged or missing: {error}",
             fix="restore the file from a backup, or make the run again",
         ) from None
+
+
+def _tree_digest(tree: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()
 
 
 def read_evidence(run: Path, site: str, *, before_round: int = ALL_ROUNDS) -> Evidence:
@@ -204,8 +215,15 @@ def read_evidence(run: Path, site: str, *, before_round: int = ALL_ROUNDS) -> Ev
             f"{site} in {run} has no evidence about its labels yet",
             fix="continue the run with `fedgsca resume`, then audit again",
         )
-    judgement = _read_judgement(Store(run / "evidence" / site).part(HEADS_FOLDER), before_round)
-    return replace(mean_evidence(sums), judgement=judgement)
+    try:
+        judgement = _read_judgement(Store(run / "evidence" / site).part(HEADS_FOLDER), before_round)
+        return replace(mean_evidence(sums), judgement=judgement)
+    except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
+        raise RunFolderError(
+            "audit.damaged-evidence",
+            f"the evidence of {site} in {run} is damaged: {type(error).__name__} {error}",
+            fix="restore the folder from a backup, or make the run again",
+        ) from None
 
 
 def _read_judgement(store: Store, before_round: int) -> Judgement | None:

@@ -16,12 +16,17 @@ import numpy as np
 
 from fedgsca.engine.base import Reply, RunObserver, SilentObserver
 from fedgsca.engine.node_registry import NodeRegistry
+from fedgsca.engine.notify import notify
 from fedgsca.engine.round_status import StatusObserver
 from fedgsca.engine.simulation_metrics import check_metrics
 from fedgsca.engine.site_node import MessageKind
 from fedgsca.errors import FedgscaError
+from fedgsca.support.text import duration, one_line, printable
 from fedgsca.wire import Payload, Update
 
+_LONGEST_PAUSE = 3600.0  # seconds before a round is tried again
+_LARGEST_FACTOR = 8.0  # on the deadline of a round that is tried again
+_MAX_SITE_NAME = 200  # characters of the name that a node tells
 _MESSAGE_INTERVAL = 30.0  # seconds between messages that name the sites that are awaited
 
 
@@ -82,8 +87,13 @@ class NetworkEngine:
         poll: float = 0.5,
         stop: threading.Event | None = None,
         strict: bool = False,
+        patience: float = 0.0,
+        first_pause: float = 60.0,
     ) -> None:
         """`deadline` and `poll` in seconds; `stop` ends the waiting from another thread.
+
+        `patience` is how many seconds a round without a quorum is tried again, after pauses that
+        begin with `first_pause` and double up to an hour; each time the deadline is longer, too.
 
         `strict`, for simulations: a lost message is an error instead of a site that is left out.
         """
@@ -94,6 +104,11 @@ class NetworkEngine:
         self.poll = poll
         self.stop = stop or threading.Event()
         self.strict = strict
+        self.patience = patience
+        self.first_pause = first_pause
+        self.first_problem_time: float | None = None  # of the round that is being repeated
+        self.deadline_factor = 1.0
+        self.last_round = -1
         self.registry = NodeRegistry(tuple(sorted(sites)))
         self.hello_messages: dict[str, int] = {}  # message id -> node
         self.late_messages: dict[str, str] = {}  # message id of an earlier round -> site
@@ -107,14 +122,38 @@ class NetworkEngine:
         """Have the model tested by the sites on their own test images."""
         return self._exchange("judge", payload)
 
+    def wait_for_quorum(self, attempt: int, problem: str) -> bool:
+        """Pause, longer each time; False when the patience is used up."""
+        start = time.monotonic()
+        if attempt == 0 or self.first_problem_time is None:
+            self.first_problem_time = start
+        pause = min(self.first_pause * 2.0**attempt, _LONGEST_PAUSE)
+        if start + pause - self.first_problem_time > self.patience:
+            return False
+        text = f"{problem}; the round is tried again in {duration(pause)}"
+        self.observer.on_message(text)
+        if isinstance(self.observer, StatusObserver):
+            self.observer.pause(text)
+        failure = notify(text)
+        if failure is not None:
+            self.observer.on_message(failure)
+        while time.monotonic() < start + pause:
+            self._pause()
+        self.deadline_factor = min(2.0 ** (attempt + 1), _LARGEST_FACTOR)
+        return True
+
     def close(self) -> None:
         """The transport belongs to the caller."""
 
     def _exchange(self, kind: MessageKind, payload: Payload) -> Iterator[Reply]:
+        if payload.round != self.last_round:  # not a repetition
+            self.deadline_factor = 1.0
+        self.last_round = payload.round
         self._wait_for_connections(self._end_of_deadline())
         end = self._end_of_deadline()
         nodes = dict(self.registry.nodes)
-        message_ids = self.transport.send(kind, payload, list(nodes.values()), self.deadline)
+        seconds = None if self.deadline is None else self.deadline * self.deadline_factor
+        message_ids = self.transport.send(kind, payload, list(nodes.values()), seconds)
         site_of = {node: site for site, node in nodes.items()}
         open_ids = {message_id: site_of[node] for message_id, node in message_ids.items()}
         open_round = _OpenRound(kind, payload.round, open_ids)
@@ -126,7 +165,7 @@ class NetworkEngine:
                 yield Reply(site, None, self.registry.absence_reason(site))
                 continue
             self._wait_for_reply(site, open_round, end, report)
-            missing = Reply(site, None, f"no answer within {self.deadline} s")
+            missing = Reply(site, None, f"no answer within {seconds} s")
             yield open_round.replies.pop(site, missing)
         self.late_messages |= open_round.open_message_ids
 
@@ -155,7 +194,7 @@ class NetworkEngine:
             if self.strict and message.error is not None:
                 raise FedgscaError(
                     "site.failed",
-                    f"{site} failed: {message.error}",
+                    f"{site} failed: {one_line(message.error)}",
                     fix="solve the problem above, then run `fedgsca resume`;"
                     " finished rounds are kept",
                 )
@@ -163,14 +202,17 @@ class NetworkEngine:
             open_round.replies[site] = reply
 
     def _end_of_deadline(self) -> float:
-        return math.inf if self.deadline is None else time.monotonic() + self.deadline
+        if self.deadline is None:
+            return math.inf
+        return time.monotonic() + self.deadline * self.deadline_factor
 
     def _pause(self) -> None:
         if self.stop.wait(self.poll):
             raise FedgscaError(
                 "run.stopped",
                 "the run was stopped from outside",
-                fix="run `fedgsca resume` to continue it; finished rounds are kept",
+                fix="start it again (in a deployment ./run.sh of the coordinator's kit, otherwise"
+                " `fedgsca resume`); finished rounds are kept",
             )
 
     def _wait_for_connections(self, end: float) -> None:
@@ -231,7 +273,7 @@ def _parse_reply(
         return Reply(
             site, None, f"it answered {header['kind']} of round {int(header['round']) + 1}"
         )
-    name = str(header["site"])
+    name = printable(str(header["site"])[:_MAX_SITE_NAME], keep="")
     if header["error"] is not None:
         return Reply(site or name, None, str(header["error"]))
     num_samples = int(header["num_samples"])

@@ -9,8 +9,9 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Protocol
 
 from fedgsca.engine.base import SilentObserver
+from fedgsca.support.activity import listen
 from fedgsca.support.console import console, print_note
-from fedgsca.support.text import duration
+from fedgsca.support.text import count, duration
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 
 _WIDE = 110  # columns from which there is room for a longer bar and the best score
 _LINE_INTERVAL = 5.0  # seconds between lines in a pipe
+_FIRST_ACTIVITY_LINE = 10.0  # seconds of decoding or the like before a pipe hears of it
+_ACTIVITY_INTERVAL = 60.0  # seconds between its lines
 _MIN_SHARE = 0.02  # of a grid, before the remaining time is estimated
 
 
@@ -50,9 +53,13 @@ def display(*, quiet: bool, runs: int = 1) -> Iterator[Display]:
         yield SilentDisplay()
     elif sys.stderr.isatty():
         with _progress_bars() as bars:
-            yield BarDisplay(bars, runs)
+            shown_bars = BarDisplay(bars, runs)
+            with listen(shown_bars):
+                yield shown_bars
     else:
-        yield LineDisplay(runs)
+        lines = LineDisplay(runs)
+        with listen(lines):
+            yield lines
 
 
 class Pace:
@@ -115,6 +122,10 @@ def _remaining_text(seconds: float) -> str:
     return f"{duration(seconds)} left" if seconds else ""
 
 
+def _place(position: int, total: int) -> str:
+    return f"{count(position)} of {count(total)}"
+
+
 class PaceObserver:
     """Follows a run and passes on warnings; subclasses draw."""
 
@@ -161,6 +172,8 @@ class LineDisplay:
         self.count = 0
         self.last_line = -_LINE_INTERVAL
         self.shown_warnings: set[str] = set()
+        # the time of the next line about the current activity, in seconds after its start
+        self.next_activity_line = _FIRST_ACTIVITY_LINE
 
     def observe(self, label: str) -> RunObserver:
         """The observer of the next run."""
@@ -176,6 +189,19 @@ class LineDisplay:
     def print(self, text: str, style: str | None = None) -> None:
         """Print a line."""
         print_note(text, style)
+
+    def on_activity(self, phase: str, position: int, total: int, seconds: float) -> None:
+        """Print a line after ten seconds, then one a minute, and one at the end."""
+        if position == 0:
+            self.next_activity_line = _FIRST_ACTIVITY_LINE
+            return
+        is_long = seconds >= _FIRST_ACTIVITY_LINE
+        if position == total and is_long:
+            print_note(f"{phase}: {_place(position, total)}, took {duration(seconds)}", None)
+        elif seconds >= self.next_activity_line:
+            self.next_activity_line = seconds + _ACTIVITY_INTERVAL
+            remaining = _remaining_text(seconds / position * (total - position))
+            print_note(f"{phase}: {_place(position, total)}, {remaining}", None)
 
     def _prefix(self, label: str) -> str:
         return f"[{self.count}/{self.runs}] {label}: " if self.runs > 1 else ""
@@ -245,6 +271,21 @@ class BarDisplay:
     def print(self, text: str, style: str | None = None) -> None:
         """Print a line above the bars."""
         self.bars.console.print(text, style=style, soft_wrap=True)
+
+    def on_activity(self, phase: str, position: int, total: int, seconds: float) -> None:
+        """Show decoding and the like in the bar of the run, until the first round."""
+        remaining = ""
+        if position and seconds > 1:
+            remaining = _remaining_text(seconds / position * (total - position))
+        self.bars.update(
+            self.run_bar,
+            completed=position,
+            total=total,
+            place=f"{phase} {_place(position, total)}",
+            score="",
+            remaining=remaining,
+            visible=True,
+        )
 
     def update_total(self, fraction: float) -> None:
         """Redraw the upper bar; `fraction` of the current run is finished."""

@@ -64,6 +64,11 @@ class StatusObserver:
         self._set_sites(names, f"awaited: {subject}")
         self._write()
 
+    def pause(self, text: str) -> None:
+        """The run waits for sites."""
+        self.status = replace(self.status, state=f"paused: {text}")
+        self._write()
+
     def on_site_done(self, round_index: int, reply: Reply) -> None:
         """A site has answered, or is left out."""
         state = f"left out: {reply.error}" if reply.update is None else "answered"
@@ -74,7 +79,7 @@ class StatusObserver:
     def on_round_done(self, record: RoundRecord, seconds: float) -> None:
         """A round is finished; a round that was not tested leaves the score as it was."""
         f1 = self.status.f1 if record.f1 is None else record.f1
-        self.status = replace(self.status, round=record.round + 1, f1=f1)
+        self.status = replace(self.status, state="running", round=record.round + 1, f1=f1)
         self._write()
         self.inner.on_round_done(record, seconds)
 

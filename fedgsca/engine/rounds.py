@@ -17,9 +17,16 @@ from pathlib import Path
 
 import numpy as np
 
-from fedgsca.config import Config
+from fedgsca.config import SITES_SOURCE, Config
 from fedgsca.engine import checkpoint
-from fedgsca.engine.base import Engine, Reply, RunObserver, SilentObserver, SiteEvaluator
+from fedgsca.engine.base import (
+    Engine,
+    PatientEngine,
+    Reply,
+    RunObserver,
+    SilentObserver,
+    SiteEvaluator,
+)
 from fedgsca.engine.guard import (
     GuardMemory,
     UpdateFacts,
@@ -30,6 +37,7 @@ from fedgsca.engine.guard import (
 )
 from fedgsca.engine.local import LocalEngine, SiteRunner
 from fedgsca.engine.processes import ProcessEngine
+from fedgsca.engine.run_companions import check_companions, describe_companions
 from fedgsca.engine.site_evaluation import ModelScores, pool_scores, score_model
 from fedgsca.errors import QuorumError, UpdateError
 from fedgsca.experiment.records import (
@@ -52,6 +60,7 @@ from fedgsca.robust.base import Rule, RuleSettings, make_rule
 from fedgsca.robust.combine import combine_models, scale_change
 from fedgsca.robust.spool import UpdateSpool
 from fedgsca.site import weights_of
+from fedgsca.support.text import one_line
 from fedgsca.wire import Arrays, Payload, Update, check_extras, check_update, num_bytes
 
 NO_HEADS_MESSAGE = (
@@ -91,6 +100,9 @@ def run(
         newest = checkpoint.read_latest(folder.checkpoints, config.fingerprint())
         if newest is None:
             newest = checkpoint.Checkpoint(method.start(weights_of(runner.model), config.seed))
+        else:
+            rounds = newest.state.round
+            check_companions(out, rounds, checkpoint.read_companions(folder.checkpoints, rounds))
         state = newest.state
         guard = UpdateGuard(
             config,
@@ -109,13 +121,31 @@ def run(
         )
         try:
             while state.round < end_round:
-                state = loop.run_round(state)
+                state = _run_patiently(loop, state)
         finally:
             if engine is None:
                 loop.engine.close()
         if state.round < config.train.rounds:
             return None
         return folder.finish(state, experiment, method)
+
+
+def _run_patiently(loop: RoundLoop, state: ServerState) -> ServerState:
+    """One round; with an engine that can wait for absent sites, repeated until a quorum answers.
+
+    A round without a quorum leaves the state as it was, as if the run had been resumed.
+    """
+    attempt = 0
+    while True:
+        try:
+            return loop.run_round(state)
+        except QuorumError as error:
+            engine = loop.engine
+            if not isinstance(engine, PatientEngine):
+                raise
+            if not engine.wait_for_quorum(attempt, error.message):
+                raise
+            attempt += 1
 
 
 def _local_engine(runner: SiteRunner, jobs: int) -> Engine:
@@ -154,7 +184,8 @@ class RoundLoop:
         end_of_evaluation = time.perf_counter()
         self.folder.append_metrics(record)
         memory = self.guard.memory.to_arrays()
-        checkpoint.save(self.folder.checkpoints, state, config.fingerprint(), memory)
+        companions = describe_companions(self.folder.path, state.round)
+        checkpoint.save(self.folder.checkpoints, state, config.fingerprint(), memory, companions)
         self.folder.end_readmission(readmissions)
         end = time.perf_counter()
         timing = TimingRecord(
@@ -381,10 +412,9 @@ class UpdateValidator:
         return result
 
     def _refuse(self, site: str, error: UpdateError) -> None:
-        self.refusals[site] = error.message
-        self.observer.on_message(
-            f"round {self.payload.round + 1}: {site} is left out: {error.message}"
-        )
+        reason = one_line(error.message)  # it may quote names that the site has chosen
+        self.refusals[site] = reason
+        self.observer.on_message(f"round {self.payload.round + 1}: {site} is left out: {reason}")
         if is_blamed(error):
             self.blame.append(site)
 
@@ -415,8 +445,8 @@ class UpdateValidator:
             "round.quorum-not-reached",
             f"round {self.payload.round + 1}: {len(self.sites)} of {len(names)} sites sent a usable"
             f" update, but {quorum} are needed; the first problem is at {site}: {reason}",
-            fix="fix this site and the others named in the log, then run `fedgsca resume`;"
-            " finished rounds are kept",
+            fix="fix this site and the others named in the log, then"
+            f" {_resume_command(self.experiment.config)}; finished rounds are kept",
         )
 
     def check_aggregate(self, state: ServerState) -> None:
@@ -443,6 +473,13 @@ class UpdateValidator:
                     f"{site} is put aside from round {self.payload.round + 2} on; "
                     f"`fedgsca readmit` lets it take part again"
                 )
+
+
+def _resume_command(config: Config) -> str:
+    """How the run is continued, where it runs."""
+    if config.data.source == SITES_SOURCE:
+        return "run ./run.sh of the coordinator's kit again"
+    return "run `fedgsca resume`"
 
 
 def quorum_of(config: Config, sites: int) -> int:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+from pathlib import Path
 
 import numpy as np
 
 from fedgsca.config import Config
-from fedgsca.data.cache import cached_array
+from fedgsca.data.cache import cached_array, is_cached
 from fedgsca.data.table import ImageTable
 from fedgsca.errors import ConfigError
 from fedgsca.experiment.weights_file import weights_path
@@ -20,6 +21,25 @@ def frozen_features(config: Config, table: ImageTable) -> np.ndarray:
     from fedgsca.models.features import extract
     from fedgsca.models.weights import load_backbone
 
+    path = _needed_weights(config)
+    size = config.model.feature_size
+    spec = spec_of(config.model.name)
+
+    def fill(out: np.ndarray) -> None:
+        backbone = build_backbone(config.model.name, seed=config.seed)
+        load_backbone(backbone, path)
+        extract(backbone, spec, table.images, size, out)
+
+    key = _cache_key(config, table, path)
+    return cached_array(key, (len(table), spec.width), np.float32, fill)
+
+
+def features_are_cached(config: Config, table: ImageTable) -> bool:
+    """Whether the features need not be computed again."""
+    return is_cached(_cache_key(config, table, _needed_weights(config)))
+
+
+def _needed_weights(config: Config) -> Path:
     path = weights_path(config)
     if path is None:
         raise ConfigError(
@@ -28,15 +48,11 @@ def frozen_features(config: Config, table: ImageTable) -> np.ndarray:
             fix="--set model.weights=FILE, or use model.name=efficientnet-lite0 with its packaged"
             " weights",
         )
-    digest = sha256_file(path) if path.is_file() else str(path)
-    size = config.model.feature_size
-    spec = spec_of(config.model.name)
-    identity = f"features-2|{table.fingerprint}|{config.model.name}|{digest}|{size}"
-    key = hashlib.sha256(identity.encode()).hexdigest()
+    return path
 
-    def fill(out: np.ndarray) -> None:
-        backbone = build_backbone(config.model.name, seed=config.seed)
-        load_backbone(backbone, path)
-        extract(backbone, spec, table.images, size, out)
 
-    return cached_array(key, (len(table), spec.width), np.float32, fill)
+def _cache_key(config: Config, table: ImageTable, weights: Path) -> str:
+    digest = sha256_file(weights) if weights.is_file() else str(weights)
+    model = config.model
+    identity = f"features-2|{table.fingerprint}|{model.name}|{digest}|{model.feature_size}"
+    return hashlib.sha256(identity.encode()).hexdigest()

@@ -200,6 +200,24 @@ class PreviousRun(Record):
     config: Mapping[str, Any]  # flat: section.key -> value
 
 
+@dataclass(frozen=True)
+class PairedDifference(Record):
+    """paired.json: the last models of two runs on the same test images, in percent macro F1."""
+
+    run: str  # the earlier one
+    images: int
+    old_f1: float
+    new_f1: float
+    low: float  # of the 95 % interval of new_f1 - old_f1
+    high: float
+    p: float  # of "no difference"
+
+    @property
+    def is_clear(self) -> bool:
+        """Whether the difference is more than the choice of these test images explains."""
+        return self.p < 0.05 and not self.low <= 0.0 <= self.high
+
+
 # ---- setup.json ----
 
 

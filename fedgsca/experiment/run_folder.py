@@ -17,7 +17,6 @@ The JSON files are described by the records in records.py.
 from __future__ import annotations
 
 import contextlib
-import csv
 import fcntl
 import io
 import json
@@ -47,7 +46,13 @@ from fedgsca.experiment.simulation import Experiment
 from fedgsca.experiment.weights_file import weights_digest
 from fedgsca.methods.base import Method, ServerState
 from fedgsca.noise import realised
-from fedgsca.support.files import is_abandoned, is_disk_full, remove_quietly, write_atomic
+from fedgsca.support.csv_table import write_cells
+from fedgsca.support.files import (
+    is_disk_full,
+    remove_abandoned,
+    remove_quietly,
+    write_atomic,
+)
 from fedgsca.support.version import __version__
 from fedgsca.wire import save_tensors
 
@@ -67,7 +72,7 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
     rows = []
     for line in path.read_bytes().split(b"\n"):
         # a power cut can also leave a tail of zeros, which is not even text
-        with contextlib.suppress(ValueError):
+        with contextlib.suppress(ValueError, RecursionError):
             rows.append(json.loads(line))
     return rows
 
@@ -90,13 +95,18 @@ def read_result(folder: Path) -> RunResult | None:
     return None if tree is None else RunResult.from_json(tree)
 
 
+def read_setup(folder: Path) -> Setup:
+    """setup.json of a run; empty if there is none."""
+    return Setup.from_json(_read_object(folder / "setup.json"))
+
+
 def _read_object(path: Path) -> dict[str, Any] | None:
     """A JSON object; None if there is no file."""
     if not path.exists():
         return None
     try:
         return dict(json.loads(path.read_bytes()))
-    except (OSError, ValueError) as error:
+    except (OSError, TypeError, ValueError, RecursionError) as error:
         raise RunFolderError(
             "run.damaged-file",
             f"{path} is damaged: {error}",
@@ -152,9 +162,7 @@ class RunFolder:
             ) from None
         self._check_owner()
         self._lock = self._take_lock()
-        for path in self.path.rglob("*.tmp"):  # half-written files of a run that was killed
-            if is_abandoned(path):
-                remove_quietly(path)
+        remove_abandoned(self.path, "**/*.tmp")  # half-written files of a run that was killed
         return self
 
     def _take_lock(self) -> int:
@@ -276,7 +284,9 @@ class RunFolder:
         for name in ("metrics.jsonl", "timing.jsonl"):
             path = self.path / name
             if path.exists():
-                lines = [line for line in read_lines(path) if line["round"] < rounds]
+                lines = [
+                    line for line in read_lines(path) if _has_round(line) and line["round"] < rounds
+                ]
                 write_atomic(path, b"".join(_json_line(line) for line in lines))
 
     def append_metrics(self, record: RoundRecord) -> None:
@@ -363,10 +373,10 @@ def _site_setup(experiment: Experiment, name: str) -> SiteSetup:
 
 def _noise_csv(experiment: Experiment, name: str) -> bytes:
     table, samples = experiment.table, experiment.sites[name]
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["file", "true", "given"])
+    content = io.BytesIO()
+    write_cells(content, ["file", "true", "given"])
     labels = zip(experiment.rows[name], experiment.truth[name], samples.labels, strict=True)
     for row, true, given in labels:
-        writer.writerow([table.ids[row], table.classes[true], table.classes[given]])
-    return text.getvalue().encode()
+        names = (str(table.ids[row]), table.classes[true], table.classes[given])
+        write_cells(content, names)
+    return content.getvalue()

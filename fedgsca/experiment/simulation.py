@@ -113,7 +113,10 @@ def _division_warnings(
     config: Config, table: ImageTable, rows: dict[str, np.ndarray], given: GivenLabels
 ) -> tuple[str, ...]:
     data = config.data
-    warnings = [*table.notes, *leakage_warnings(table), *partition_warnings(table, rows)]
+    warnings = [*table.notes, *leakage_warnings(table)]
+    # the groups of rendered images are no patients: nothing leaks when a site has a part of one
+    is_rendered = data.source == "synthetic"
+    warnings += partition_warnings(replace(table, groups=None) if is_rendered else table, rows)
     if table.site is not None and data.partition != "column":
         warnings.append(
             "the source names the hospital of each image; --partition column makes those the sites"

@@ -10,7 +10,8 @@ from fedgsca.export.trained_model import TrainedModel
 from fedgsca.report.number_text import count_text
 from fedgsca.report.run_facts import knows_truth, method_title
 from fedgsca.report.run_reader import LoadedRun, read_run
-from fedgsca.support.markdown import markdown_table
+from fedgsca.support.markdown import escape_text, markdown_table
+from fedgsca.support.text import one_line
 from fedgsca.support.version import __version__
 
 TO_FILL = "**TO FILL IN**"
@@ -34,7 +35,8 @@ def model_card(
 
 
 def _title_section(run: LoadedRun) -> list[str]:
-    title = f"# Model card: {method_title(run.method)} on {run.data_name or 'unknown data'}"
+    data_name = escape_text(one_line(run.data_name or "unknown data"))
+    title = f"# Model card: {escape_text(method_title(run.method))} on {data_name}"
     text = (
         f"Written by fedgsca {__version__}. Lines marked {TO_FILL} must be completed by a person."
     )
@@ -83,7 +85,7 @@ def _describe_check(check: ExportCheck) -> str:
 
 def _data_section(run: LoadedRun) -> list[str]:
     data = run.setup.data
-    origin = f"{data.name}, sha256 `{data.fingerprint}`."
+    origin = f"{escape_text(one_line(data.name))}, sha256 `{data.fingerprint}`."
     return [
         "## Data",
         "",

@@ -9,8 +9,6 @@ batch is in memory.
 
 from __future__ import annotations
 
-import csv
-import io
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -28,6 +26,7 @@ from fedgsca.data.readers.folder import list_folder
 from fedgsca.errors import DataError
 from fedgsca.export.exported_model import LoadedModel, open_model
 from fedgsca.metrics import confusion
+from fedgsca.support.csv_table import write_cells
 
 BATCH_SIZE = 64
 _MAX_NAMES = 5  # that an error lists
@@ -270,10 +269,8 @@ def _format_row(confidence: float, probs: np.ndarray) -> list[str]:
 
 
 def _write_rows(sink: IO[bytes], rows: Sequence[Sequence[str]]) -> None:
-    text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows(rows)
-    # file names may be any bytes
-    sink.write(text.getvalue().encode("utf-8", "surrogateescape"))
+    for row in rows:
+        write_cells(sink, row)
 
 
 def count_by_class(model: LoadedModel, summary: PredictionSummary) -> Mapping[str, int]:

@@ -3,7 +3,7 @@
     OUT/plan.json          the plan; `fedgsca resume OUT` reads it
     OUT/cells/<cell>/      one run each: <method>-<noise>-s<seed>, ceiling-<noise>-s<seed>
     OUT/compare.json       the numbers of all finished runs, rewritten after each of them
-    OUT/compare.md, compare.csv, report.html
+    OUT/compare.md, compare.csv, compare.tex, report.html
 
 The ceiling is FedAvg without the wrong labels, which no method can know. Recovery is the share of
 the ceiling's advantage over FedAvg that a method regains.
@@ -40,6 +40,7 @@ from fedgsca.report.comparison_tables import (
     ComparisonRow,
     compare_rows,
     to_csv,
+    to_latex,
     to_markdown,
 )
 from fedgsca.support.files import write_atomic
@@ -403,8 +404,9 @@ def read_comparison(out: Path) -> Comparison:
 
 
 def write_tables(out: Path, comparison: Comparison) -> None:
-    """Write compare.json, compare.md and compare.csv."""
+    """Write compare.json, and the table as compare.md, compare.csv and compare.tex."""
     rows = compare_rows(comparison)
     save_comparison(out, comparison)
     write_atomic(out / "compare.md", to_markdown(rows).encode())
     write_atomic(out / "compare.csv", to_csv(rows).encode())
+    write_atomic(out / "compare.tex", to_latex(rows).encode())

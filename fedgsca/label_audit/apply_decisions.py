@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import glob
 import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,7 +14,13 @@ from typing import Any
 import numpy as np
 
 from fedgsca.data.file_list import normal_path
-from fedgsca.data.label_changes import LabelChange, count_pairs, log_path, write_log
+from fedgsca.data.label_changes import (
+    LabelChange,
+    count_pairs,
+    is_log_of,
+    log_path,
+    write_log,
+)
 from fedgsca.data.table import ImageTable
 from fedgsca.errors import DataError, RunFolderError
 from fedgsca.label_audit.audit_images import content_hash
@@ -22,7 +29,7 @@ from fedgsca.label_audit.consensus import Consensus, find_consensus
 from fedgsca.label_audit.decisions import Decision, Decisions
 from fedgsca.label_audit.site_data import SiteData, check_data, open_sites, split_source
 from fedgsca.support.csv_table import CsvTable, read_csv_table
-from fedgsca.support.files import write_atomic
+from fedgsca.support.files import remove_abandoned, write_atomic
 from fedgsca.support.json_record import Record, stored_as
 
 NAME = "labels.corrected"
@@ -49,8 +56,8 @@ class CorrectedLabels:
     file: Path | None
     counts: DecisionCounts
     changes: Sequence[LabelChange]
-    # lines of the original labels.csv whose images the run did not use
-    num_omitted: int
+    # lines of the original labels.csv whose images the run did not use; they are unchanged
+    num_unused: int
     # noise was injected into the run's labels
     has_noise: bool
 
@@ -88,10 +95,11 @@ def apply_decisions(
     if not changes:
         return CorrectedLabels(run, None, counts, changes, 0, has_noise)
     file = _choose_file(site_data, run, None if out is None else Path(out))
-    content, num_omitted = _render_labels(site_data, labels)
+    content, num_unused = _render_labels(site_data, labels)
+    remove_abandoned(file.parent, f"{glob.escape(file.stem)}*.tmp")
     write_log(file, content, _log_facts(run, outcomes, counts, changes, prefer), changes)
     write_atomic(file, content)
-    return CorrectedLabels(run, file, counts, changes, num_omitted, has_noise)
+    return CorrectedLabels(run, file, counts, changes, num_unused, has_noise)
 
 
 def _find_outcomes(audits: Sequence[Audit], prefer: str | None) -> dict[str, Consensus]:
@@ -230,13 +238,23 @@ def _choose_file(site_data: SiteData, run: Path, out: Path | None) -> Path:
     """`out`, which must not exist yet, or by default an unused name beside the original."""
     if out is None:
         return _unused_name(_default_file(site_data, run))
-    if out.exists() or log_path(out).exists():
+    if _is_in_use(out):
         raise RunFolderError(
             "file.already-exists",
             f"{out} already exists and is not overwritten",
             fix="choose another --out",
         )
     return out
+
+
+def _is_in_use(path: Path) -> bool:
+    """Whether the file or its log exists.
+
+    A log without its file is what `apply` leaves when it is killed: it is written again.
+    """
+    if path.exists():
+        return True
+    return log_path(path).exists() and not is_log_of(path)
 
 
 def _default_file(site_data: SiteData, run: Path) -> Path:
@@ -253,14 +271,14 @@ def _unused_name(path: Path) -> Path:
     """The first name that is not in use: labels.corrected.csv, labels.corrected-2.csv, ..."""
     number = 1
     candidate = path
-    while candidate.exists() or log_path(candidate).exists():
+    while _is_in_use(candidate):
         number += 1
         candidate = path.with_name(f"{path.stem}-{number}.csv")
     return candidate
 
 
 def _render_labels(site_data: SiteData, labels: np.ndarray) -> tuple[bytes, int]:
-    """The corrected file, and the number of lines of the original that it omits."""
+    """The corrected file, and how many of its lines are for images that the run did not use."""
     table = site_data.table
     original = _read_original(site_data)
     if original is None:
@@ -269,14 +287,15 @@ def _render_labels(site_data: SiteData, labels: np.ndarray) -> tuple[bytes, int]
         return _render_csv(("file", "label"), rows), 0
     position = {str(name): row for row, name in enumerate(table.ids)}
     rows = []
+    num_unused = 0
     for _, cells in original.rows:
         table_row = position.get(normal_path(cells["file"]))
         if table_row is None:
-            continue
-        if table.split[table_row] == "train":
+            num_unused += 1
+        elif table.split[table_row] == "train":
             cells = {**cells, "label": table.classes[labels[table_row]]}
         rows.append([cells[column] for column in original.columns])
-    return _render_csv(original.header, rows), len(original.rows) - len(rows)
+    return _render_csv(original.header, rows), num_unused
 
 
 def _read_original(site_data: SiteData) -> CsvTable | None:

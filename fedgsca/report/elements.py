@@ -63,6 +63,8 @@ class TableCell:
     small: str = ""
     # hangs over the right edge of the column, so that the numbers stay aligned
     hang: str = ""
+    # where the text leads, relative to the page
+    link: str = ""
 
 
 CellRow = Sequence[str | TableCell]

@@ -24,6 +24,8 @@ class LoadedComparison:
     rows: Sequence[ComparisonRow]
     # (noise, method) -> one run per seed
     runs: Mapping[tuple[str, str], Sequence[LoadedRun]]
+    # of the comparison; the paths of its runs are relative to it
+    folder: Path = Path()
 
     @property
     def cells(self) -> list[ComparisonCell]:
@@ -78,7 +80,7 @@ def method_entry(method: str, label: str) -> LegendEntry:
 def load_comparison(path: Path, record: Comparison) -> LoadedComparison:
     """The rows and runs of a comparison in the folder `path`."""
     rows = compare_rows(record, method_title)
-    return LoadedComparison(record, rows, _read_runs(path, record))
+    return LoadedComparison(record, rows, _read_runs(path, record), path)
 
 
 def _read_runs(path: Path, record: Comparison) -> dict[tuple[str, str], list[LoadedRun]]:

@@ -17,6 +17,7 @@ from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 MAX_BODY = 64 * 1024  # bytes: a decision with a long note is a tenth of that
+MAX_PATH = 200  # characters; Python refuses to read a number of some thousand digits
 HEADERS: Mapping[str, str] = {
     "content-security-policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
@@ -73,6 +74,8 @@ class Guard:
         host = headers.get("host", "")
         if host not in self.hosts or len(headers.getlist("host")) != 1:
             return PlainTextResponse("This server answers only at its own address.\n", 421)
+        if len(scope["path"]) > MAX_PATH:
+            return PlainTextResponse("The address is too long.\n", 414)
         if scope["method"] not in ("GET", "HEAD", "POST"):
             return PlainTextResponse("This method is not allowed.\n", 405)
         if not self._is_same_site(scope, headers, host):

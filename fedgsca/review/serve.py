@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 HOST = "127.0.0.1"
 FIRST_PORT = 8765
 LAST_PORT = 8784
+MAX_CONNECTIONS = 200  # a browser opens six
 
 
 def bind(port: int | None) -> socket.socket:
@@ -70,6 +71,7 @@ def build_server(session: Session, listener: socket.socket) -> tuple[uvicorn.Ser
     """The server for a listening socket, and the address that opens the page."""
     import uvicorn
 
+    from fedgsca.review.timed_protocol import TimedProtocol
     from fedgsca.review.web_app import build_app
 
     port = int(listener.getsockname()[1])
@@ -83,7 +85,8 @@ def build_server(session: Session, listener: socket.socket) -> tuple[uvicorn.Ser
         proxy_headers=False,
         timeout_graceful_shutdown=1,
         ws="none",
-        http="h11",
+        http=TimedProtocol,
+        limit_concurrency=MAX_CONNECTIONS,
         loop="asyncio",
     )
     return uvicorn.Server(config), f"http://{HOST}:{port}/?token={token}"

@@ -15,6 +15,7 @@ from fedgsca.errors import DataError
 from fedgsca.label_audit.audit_table import Audit, Suspect
 from fedgsca.label_audit.consensus import images_per_minute, summarise_decisions
 from fedgsca.label_audit.decisions import ACTIONS, Decision, resolve_action
+from fedgsca.rng import stream
 from fedgsca.support.json_record import Record, stored_as
 
 NUM_EXAMPLES = 5  # clean images of one class beside a suspect
@@ -93,22 +94,28 @@ class ListItem:
 
     # in the filtered list
     position: int
+    # by which the page asks for the image
+    number: int
     suspect: Suspect
     decision: Decision | None
     # a blind reviewer sees neither label before the decision
     shows_labels: bool
 
     def to_json(self) -> dict[str, Any]:
-        """The item for the page; without labels and evidence if these must not be shown."""
+        """The item for the page; without labels and evidence if these must not be shown.
+
+        A path often names the class, so it counts as a label.
+        """
         suspect = self.suspect
         tree: dict[str, Any] = {
             "position": self.position,
-            "row": suspect.row,
-            "id": suspect.id,
+            "row": self.number,
+            "id": "",
             "hash": suspect.hash,
-            "rank": suspect.rank,
         }
         if self.shows_labels:
+            tree["id"] = suspect.id
+            tree["rank"] = suspect.rank
             tree["given"] = suspect.given
             tree["suggested"] = suspect.suggestion
             first = (suspect.suggestion, suspect.probability)
@@ -148,7 +155,11 @@ class Session:
     def __init__(
         self, audit: Audit, images: ImageSource, reviewer: str, *, blind: bool = False
     ) -> None:
-        """`blind`: labels and evidence are hidden until the reviewer has decided."""
+        """`blind`: labels and evidence are hidden until the reviewer has decided.
+
+        Images then have random numbers and a random order: the rows of a data set are often sorted
+        by class, and the ranking groups similar cases.
+        """
         self.audit = audit
         self.images = images
         self.reviewer = reviewer
@@ -158,6 +169,13 @@ class Session:
         # row -> position in the full list, -1 for a row that is not in it
         self._positions = np.full(int(rows.max(initial=-1)) + 1, -1, np.int64)
         self._positions[rows] = np.arange(len(rows))
+        # row -> number on the page, and back; always the same, so that an open page stays valid
+        self._numbers = np.arange(len(self._positions))
+        self._order = np.arange(len(rows))  # position in the full list -> place in the shown order
+        if blind:
+            self._numbers = stream(0, "blind review", "numbers").permutation(self._numbers)
+            self._order = stream(0, "blind review", reviewer).permutation(self._order)
+        self._rows = np.argsort(self._numbers)
 
     def describe(self) -> SessionHeader:
         """What the page shows around the list."""
@@ -207,6 +225,13 @@ class Session:
         """Whether the site has a sample with this row number."""
         return 0 <= row < len(self._positions) and bool(self._positions[row] >= 0)
 
+    def row_of(self, number: int) -> int | None:
+        """The row of the image with this number on the page; None if there is none."""
+        if not 0 <= number < len(self._rows):
+            return None
+        row = int(self._rows[number])
+        return row if self.has_row(row) else None
+
     def list_items(
         self, list_filter: ListFilter, start: int, count: int, *, open_only: bool
     ) -> ListPage:
@@ -229,7 +254,13 @@ class Session:
         return ListPage(len(list_positions), int(is_decided.sum()), items)
 
     def _filter(self, list_filter: ListFilter) -> np.ndarray:
-        """Positions in the full list of the labels that pass the filter, ascending."""
+        """Positions in the full list of the labels that pass the filter, in the shown order.
+
+        A blind reviewer cannot filter by class: the answer would reveal the labels.
+        """
+        if self.blind:
+            positions = self.audit.positions(priority=list_filter.priority)
+            return positions[np.argsort(self._order[positions])]
         return self.audit.positions(
             given=list_filter.given,
             suggestion=list_filter.suggestion,
@@ -238,7 +269,8 @@ class Session:
 
     def _item(self, suspect: Suspect, position: int, decision: Decision | None) -> ListItem:
         shows_labels = not self.blind or decision is not None
-        return ListItem(position, suspect, decision, shows_labels)
+        number = int(self._numbers[suspect.row])
+        return ListItem(position, number, suspect, decision, shows_labels)
 
     def _suspect(self, row: int) -> Suspect:
         return self.audit.at([int(self._positions[row])])[0]
@@ -254,25 +286,30 @@ class Session:
         if self.blind:
             names = self.audit.classes
             count = NUM_EXAMPLES // 2
-        return [ExampleGroup(name, tuple(self.images.similar(row, name, count))) for name in names]
+        groups = []
+        for name in names:
+            rows = self.images.similar(row, name, count)
+            groups.append(ExampleGroup(name, tuple(self._numbers[rows].tolist())))
+        return groups
 
     def decide(self, body: Mapping[str, Any]) -> dict[str, Any]:
         """Check and write one decision, the JSON `body` of a request.
 
         Raises DataError if it makes no sense, RunFolderError if it cannot be saved.
         """
-        row = body.get("row")
-        if not isinstance(row, int) or not self.has_row(row):
+        number = body.get("row")
+        row = self.row_of(number) if isinstance(number, int) else None
+        if row is None:
             raise DataError(
                 "review.unknown-row",
-                f"there is no image with row {row!r} in this list",
+                f"there is no image with row {number!r} in this list",
                 fix="reload the page",
             )
         suspect = self._suspect(row)
         if body.get("hash") != suspect.hash or self.images.hash(row) != suspect.hash:
             raise DataError(
                 "review.image-changed",
-                f"the image {suspect.id} is not the one that was audited",
+                f"the image {number if self.blind else suspect.id} is not the one that was audited",
                 fix="run `fedgsca audit` again, then start the review again",
             )
         action, label = self._read_action(suspect, body.get("action"), body.get("label"))
@@ -317,7 +354,7 @@ class Session:
     def undo(self, request: str) -> dict[str, Any]:
         """Undo this reviewer's newest decision; the answer names the row to go back to."""
         line = self.decisions.undo(self.reviewer, request[:MAX_REQUEST_ID])
-        undone_row = None if line is None else {"row": line.row}
+        undone_row = None if line is None else {"row": int(self._numbers[line.row])}
         return {"undone": undone_row, "progress": self.progress().to_json()}
 
     def find_position(self, row: int, list_filter: ListFilter) -> int | None:

@@ -5,6 +5,7 @@ Besides request_guard.py and serve.py, this is the only file that imports starle
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -31,6 +32,7 @@ FILES = {
 }
 THUMBNAIL_PIXELS = 192
 MAX_ITEMS = 50  # in one answer
+BODY_SECONDS = 10.0  # in which the body of a request must have arrived
 
 Endpoint: TypeAlias = Callable[[Request], Awaitable[Response]]
 
@@ -60,7 +62,9 @@ def _api_routes(session: Session) -> list[Route]:
         return JSONResponse(page.to_json())
 
     async def place(request: Request) -> Response:
-        row = request.path_params["row"]
+        row = session.row_of(int(request.path_params["row"]))
+        if row is None:
+            return JSONResponse({"position": None})
         position = await run_in_threadpool(session.find_position, row, _read_filter(request))
         return JSONResponse({"position": position})
 
@@ -125,8 +129,13 @@ async def _read_body(request: Request) -> dict[str, Any]:
     if request.headers.get("content-type", "").partition(";")[0] != "application/json":
         raise HTTPException(415)
     try:
-        value = json.loads(await request.body())
-    except ValueError:
+        async with asyncio.timeout(BODY_SECONDS):
+            body = await request.body()
+        value = json.loads(body)
+        json.dumps(value, ensure_ascii=False).encode()  # no half characters: no file can have them
+    except TimeoutError:
+        raise HTTPException(408) from None
+    except (ValueError, RecursionError):
         raise HTTPException(400) from None
     if not isinstance(value, dict):
         raise HTTPException(400)
@@ -134,8 +143,8 @@ async def _read_body(request: Request) -> dict[str, Any]:
 
 
 def _read_row(session: Session, request: Request) -> int:
-    row = int(request.path_params["row"])
-    if not session.has_row(row):
+    row = session.row_of(int(request.path_params["row"]))
+    if row is None:
         raise HTTPException(404)
     return row
 

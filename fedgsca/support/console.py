@@ -12,8 +12,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from fedgsca.support.text import printable
+
 if TYPE_CHECKING:
-    from rich.console import Console
+    from rich.console import Console, ConsoleOptions, RenderableType
     from rich.table import Table
 
 _PIPE_WIDTH = 200  # a pipe has no width: wide enough that none of our tables wraps
@@ -25,10 +27,23 @@ def console(*, stderr: bool = False) -> Console:
     Markup is off: our texts contain paths and class names.
     """
     from rich.console import Console
+    from rich.segment import Segment
+
+    class PrintableConsole(Console):
+        """Shows what texts contain, and obeys none of it: no escape sequences of file names."""
+
+        def render(
+            self, renderable: RenderableType, options: ConsoleOptions | None = None
+        ) -> Iterator[Segment]:
+            for segment in super().render(renderable, options):
+                if segment.control:
+                    yield segment
+                else:
+                    yield Segment(printable(segment.text), segment.style)
 
     stream = sys.stderr if stderr else sys.stdout
     width = None if stream.isatty() else _PIPE_WIDTH
-    return Console(stderr=stderr, width=width, highlight=False, markup=False, emoji=False)
+    return PrintableConsole(stderr=stderr, width=width, highlight=False, markup=False, emoji=False)
 
 
 def print_line(text: str = "", style: str | None = None) -> None:

@@ -100,7 +100,8 @@ def write_cells(handle: IO[bytes], cells: Sequence[object]) -> None:
     """Write one csv line. A cell that looks like a formula gets an apostrophe in front of it."""
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerow([_defuse_formula(cell) for cell in cells])
-    handle.write(text.getvalue().encode())
+    # file names may be any bytes
+    handle.write(text.getvalue().encode("utf-8", "surrogateescape"))
 
 
 def _defuse_formula(cell: object) -> object:

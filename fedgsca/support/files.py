@@ -56,6 +56,13 @@ def is_abandoned(temporary: Path) -> bool:
     return False
 
 
+def remove_abandoned(folder: Path, pattern: str) -> None:
+    """Delete the temporary files of processes that were killed."""
+    for path in folder.glob(pattern):
+        if is_abandoned(path):
+            remove_quietly(path)
+
+
 def sync_folder(folder: Path) -> None:
     """Make a rename in this folder survive a power cut.
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import re
+import unicodedata
 from collections.abc import Iterable, Sequence
 
 NBSP = "\N{NO-BREAK SPACE}"
@@ -11,6 +13,39 @@ DASH = "\N{EN DASH}"  # a value that is missing
 
 # What fold_name removes: spaces, tabs, underscores, and hyphens in their several forms.
 _SEPARATORS = frozenset(" \t\n_-\N{NO-BREAK SPACE}\N{HYPHEN}\N{NON-BREAKING HYPHEN}\N{EN DASH}")
+
+
+# What a terminal obeys instead of showing: control characters, and marks that reverse the writing
+# direction or hide text. Surrogates are halves of a character, which no file can contain.
+_HIDDEN_CATEGORIES = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
+# joins letters in several scripts; harmless
+_JOINERS = frozenset("\N{ZERO WIDTH JOINER}\N{ZERO WIDTH NON-JOINER}\N{SOFT HYPHEN}")
+MAX_REASON = 500  # characters of a text that another machine sent
+
+
+def printable(text: str, keep: str = "\n\t") -> str:
+    """Text that a terminal shows and does not obey: without escape sequences and the like.
+
+    Characters in `keep` stay. Half characters become a replacement character.
+    """
+    if text.isascii() and text.isprintable():
+        return text
+    return "".join(_printable_character(character, keep) for character in text)
+
+
+def one_line(text: str, limit: int = MAX_REASON) -> str:
+    """Foreign text as one printable line of at most `limit` characters."""
+    line = " ".join(printable(text[: 4 * limit].replace("\0", " ")).split())
+    return line if len(line) <= limit else f"{line[: limit - 3]}..."
+
+
+def _printable_character(character: str, keep: str) -> str:
+    if character in keep or character in _JOINERS:
+        return character
+    category = unicodedata.category(character)
+    if category == "Cs":
+        return "\N{REPLACEMENT CHARACTER}"
+    return "" if category in _HIDDEN_CATEGORIES else character
 
 
 def number(value: float | None, digits: int = 1) -> str:
@@ -50,7 +85,9 @@ def join_words(words: Sequence[str], conjunction: str = "and") -> str:
 
 
 def duration(seconds: float) -> str:
-    """A time span: 4.2 s, 48 s, 3 min 20 s, 2 h 5 min."""
+    """A time span: 4.2 s, 48 s, 3 min 20 s, 2 h 5 min; a dash if it is not known."""
+    if not math.isfinite(seconds):
+        return DASH
     if seconds < 9.95:
         return f"{seconds:.1f} s"
     full = round(seconds)

@@ -20,6 +20,7 @@ from fedgsca.engine.base import Reply
 from fedgsca.engine.flower import (
     FindPlace,
     client_app,
+    coordinate,
     from_node_config,
     from_records,
     to_records,
@@ -185,6 +186,43 @@ def test_a_round_without_answers_ends_the_run_and_it_can_be_resumed(
     assert status is not None
     assert status.state == "finished"
     assert status.f1 is not None
+
+
+def test_a_round_without_a_quorum_is_tried_again(
+    config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The sites are away twice in the third round; the run pauses, says so, and ends as ever."""
+    notes = tmp_path / "notes.txt"
+    monkeypatch.setenv("FEDGSCA_NOTIFY", f"tee -a {notes}")
+    config = with_federation(config, deadline=0.1)
+    run(config, tmp_path / "local")
+    lost_sites: list[int] = []
+
+    def lose_two_attempts(site: int, message: Message, deliver: Deliver) -> Message | None:
+        if training_round(message) == 2 and len(lost_sites) < 2 * SITES:
+            lost_sites.append(site)
+            return None
+        return deliver()
+
+    out = tmp_path / "flower"
+    observer = RecordingObserver()
+    grid = LocalGrid(client_app(simulated_sites(out)), SITES, lose_two_attempts)
+    coordinate(
+        grid,
+        config,
+        out,
+        deadline=0.1,
+        observer=observer,
+        poll=0.001,
+        patience=5.0,
+        first_pause=0.05,
+    )
+    assert outcome(out) == outcome(tmp_path / "local")
+    pauses = [message for message in observer.messages if "tried again" in message]
+    assert len(pauses) == 2
+    assert notes.read_text().count("tried again") == 2
+    status = read_status(out)
+    assert status is not None and status.state == "finished"
 
 
 def with_extras(message: Message, **extras: np.ndarray) -> Message:

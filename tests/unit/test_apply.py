@@ -12,17 +12,24 @@ from typing import Any
 import numpy as np
 import pytest
 
+import fedgsca
 from fedgsca.cli import execute
 from fedgsca.cli.run_summary import show_run
 from fedgsca.data.label_changes import log_path, read_log
 from fedgsca.data.load import load
 from fedgsca.engine.rounds import run
 from fedgsca.errors import DataError, RunFolderError
+from fedgsca.experiment.data_source import load_table
 from fedgsca.experiment.records import RunResult
 from fedgsca.label_audit.apply_decisions import DecisionCounts, apply_decisions
 from fedgsca.label_audit.audit_table import Audit, Suspect, read_audit
 from fedgsca.label_audit.decisions import FILE, Decision, Decisions
 from fedgsca.report.html_page import write_report
+from fedgsca.report.paired_scores import (
+    compare_with_previous,
+    describe_difference,
+    read_difference,
+)
 from tests.audits import toy_audit
 from tests.toys import toy_config, toy_folder, toy_npz
 
@@ -288,12 +295,36 @@ def test_the_report_shows_before_and_after(
     for text in ("Corrected labels", "Before (run) and after", "anna reviewed 3 labels"):
         assert text in page
     assert "Corrected labels" not in write_report(tmp_path / "run").read_text()
+    compare_with_previous(tmp_path / "again")
+    difference = read_difference(tmp_path / "again")
+    assert difference is not None and difference.run == "run" and difference.images == 30
+    assert difference.new_f1 == pytest.approx(results[1].last.f1)
+    assert difference.old_f1 == pytest.approx(results[0].last.f1)
     for name, run_result in zip(("run", "again"), results, strict=True):
         show_run(tmp_path / name, run_result)
     output = capsys.readouterr().out.splitlines()
-    (line,) = [line for line in output if line.startswith("before")]
-    assert line.startswith(f"before  macro F1 {results[0].f1:.1f} (run), now {results[1].f1:.1f}")
-    assert line.endswith("3 labels corrected by anna")
+    assert "labels  3 labels corrected by anna" in output
+    assert f"effect  {describe_difference(difference)}" in output
+
+
+def test_the_corrected_file_keeps_images_that_the_run_did_not_use(tmp_path: Path) -> None:
+    """Whoever renames the corrected file to labels.csv loses nothing, and a run accepts it."""
+    data = tmp_path / "data"
+    shutil.copytree(toy_folder("five_samples"), data)
+    config = toy_config(
+        "fedavg", source=data, train__rounds=2, data__train=40, data__test=12, noise__spec="0"
+    )
+    run(config, tmp_path / "run")
+    audit = next(iter(fedgsca.audit(tmp_path / "run")))
+    decide(audit, 0, "accept")
+    result = apply_decisions(audit.path)
+    assert result.file is not None and result.num_unused > 0
+    assert len(cells(result.file)) == len(cells(data / "labels.csv"))
+    again = config.model_copy(
+        update={"data": config.data.model_copy(update={"labels": str(result.file)})}
+    )
+    table = load_table(again)
+    assert any("1 of 40 differ" in note for note in table.notes)
 
 
 def test_corrected_labels_leave_every_image_at_its_site(audit: Audit, tmp_path: Path) -> None:
@@ -333,3 +364,58 @@ def test_the_summary_of_a_review_names_the_next_step(
     decide(audit, 0, "accept")
     assert execute(["review", str(audit.path), "--summary"]) == 0
     assert f"fedgsca apply {audit.path}" in capsys.readouterr().out.replace("\n", "")
+
+
+def test_apply_that_was_killed_can_be_repeated(
+    audit: Audit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed after the log and before the labels, with a half-written file left behind."""
+    from fedgsca.label_audit import apply_decisions as module
+
+    decide(audit, 0, "accept")
+
+    def die(path: Path, content: bytes) -> None:
+        raise KeyboardInterrupt
+
+    out = tmp_path / "corrected.csv"
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "write_atomic", die)
+        with pytest.raises(KeyboardInterrupt):
+            apply_decisions(audit.path, out=out)
+    assert log_path(out).exists() and not out.exists()
+    half_written = abandoned_file(out)
+    apply_decisions(audit.path, out=out)
+    assert read_log(out) is not None and not half_written.exists()
+    with pytest.raises(RunFolderError) as error:
+        apply_decisions(audit.path, out=out)
+    assert error.value.code == "file.already-exists"
+
+
+def test_a_foreign_file_in_place_of_the_log_is_not_overwritten(
+    audit: Audit, tmp_path: Path
+) -> None:
+    decide(audit, 0, "accept")
+    out = tmp_path / "corrected.csv"
+    log_path(out).write_text('{"file": "other.csv"}')
+    with pytest.raises(RunFolderError) as error:
+        apply_decisions(audit.path, out=out)
+    assert error.value.code == "file.already-exists"
+
+
+def test_an_audit_removes_what_a_killed_one_left(audit: Audit) -> None:
+    half_written = abandoned_file(audit.path / "suspects.jsonl")
+    site = audit.path.name
+    toy_audit(audit.path.parents[1], site, audit.path.parents[2] / "data", **FLAGS)
+    assert not half_written.exists() and not list(audit.path.glob("*.tmp"))
+
+
+def abandoned_file(path: Path) -> Path:
+    """A temporary file of a process that does not exist any more."""
+    import platform
+    import subprocess
+
+    process = subprocess.Popen(["true"])
+    process.wait()
+    temporary = path.with_name(f"{path.name}.{platform.node()}-{process.pid}-1.tmp")
+    temporary.write_bytes(b"half")
+    return temporary

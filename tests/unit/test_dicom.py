@@ -177,7 +177,7 @@ def test_deep_images_without_a_window_are_stretched_over_their_middle(tmp_path: 
     assert levels[0] == 255 and levels[1] == 0 and levels[-1] == 255
     levels_with_padding = shown(tmp_path, [*([0] * 3000), *values], PixelPaddingValue=0)
     assert levels_with_padding[3000:] == levels and set(levels_with_padding[:3000]) == {0}
-    assert inspect_image(tmp_path / "x.dcm").needs_stretching
+    assert dicom.read_dicom_header(tmp_path / "x.dcm").needs_stretching
 
 
 def test_a_flat_image_is_black(tmp_path: Path) -> None:

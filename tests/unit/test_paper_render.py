@@ -16,11 +16,12 @@ import pytest
 
 from fedgsca.paper.figures import draw_figures
 from fedgsca.paper.figures_time import time_to_peak
-from fedgsca.paper.latex_table import escape, to_latex
+from fedgsca.paper.latex_table import to_latex
 from fedgsca.paper.ranking import panels, score_group, spearman
 from fedgsca.paper.render import print_result, render
 from fedgsca.paper.table_result import Scale, Score, TableResult, TableRow, TableSeries
 from fedgsca.paper.text_tables import to_csv, to_markdown
+from fedgsca.support.latex import escape
 from tests.paper_results import METHODS, confusion, curves, table, unfinished
 
 NOISE = "0-S10-P10-C10"

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from tests.audits import toy_audit
@@ -404,6 +405,41 @@ def test_reviewers_do_not_see_each_other_but_their_agreement_is_counted(folder: 
 # ---- blind ----
 
 
+def test_nothing_but_the_image_reaches_a_blind_reviewer(folder: Path) -> None:
+    open_session, blind_session = session(folder), session(folder, blind=True)
+    everything = ListFilter(priority=False)
+    items = open_session.list_items(everything, 0, 1000, open_only=False).items
+    blind_items = blind_session.list_items(everything, 0, 1000, open_only=False).items
+    assert {item.suspect.row for item in items} == {item.suspect.row for item in blind_items}
+    for item in blind_items:
+        assert item.to_json()["id"] == "" and "rank" not in item.to_json()
+    # neither the order nor the numbers in the addresses follow the classes, rows or ranks
+    for numbers in (
+        [item.suspect.row for item in blind_items],
+        [item.suspect.rank for item in blind_items],
+        [blind_session._numbers[row] for row in range(len(items))],
+    ):
+        assert abs(np.corrcoef(numbers, np.arange(len(numbers)))[0, 1]) < 0.35
+    for item in blind_items:
+        assert blind_session.row_of(item.number) == item.suspect.row
+
+
+def test_a_blind_reviewer_cannot_filter_by_class(folder: Path) -> None:
+    blind_session = session(folder, blind=True)
+    name = blind_session.audit.classes[0]
+    page = blind_session.list_items(ListFilter(given=name), 0, 1000, open_only=False)
+    assert page.total == blind_session.audit.num_suspects
+
+
+def test_a_blind_decision_is_about_the_image_that_was_shown(folder: Path) -> None:
+    blind_session = session(folder, blind=True)
+    item = blind_session.list_items(ListFilter(), 0, 1, open_only=True).items[0]
+    blind_session.decide({"row": item.number, "hash": item.suspect.hash, "action": "unsure"})
+    line = json.loads((folder / "decisions.jsonl").read_text())
+    assert line["row"] == item.suspect.row and line["id"] == item.suspect.id
+    assert blind_session.undo("x")["undone"] == {"row": item.number}
+
+
 def test_a_blind_reviewer_sees_no_label_before_the_decision(folder: Path) -> None:
     app = build_app(session(folder, blind=True), port=PORT, token=TOKEN)
     about, item = ask(app, "/api/about").json, first(app)[0]
@@ -412,7 +448,6 @@ def test_a_blind_reviewer_sees_no_label_before_the_decision(folder: Path) -> Non
         "row",
         "id",
         "hash",
-        "rank",
         "decision",
     }
     examples = ask(app, f"/api/examples/{item['row']}").json["examples"]
@@ -441,3 +476,68 @@ def test_an_image_that_changed_since_the_audit_is_not_decided_about(folder: Path
     app = build_app(changed_session, port=PORT, token=TOKEN)
     answer = decide(app, item, "keep")
     assert answer.status == 409 and answer.json["code"] == "review.image-changed"
+
+
+# ---- hostile requests ----
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"[" * 50_000,
+        b'{"request": "\\ud800"}',
+        b'{"row": ' + b"9" * 5000 + b"}",
+        b"\xff\xfe",
+        b"[]",
+    ],
+)
+@pytest.mark.parametrize("path", ["/api/decide", "/api/undo"])
+def test_a_body_that_makes_no_sense_is_a_bad_request(app: Guard, path: str, text: bytes) -> None:
+    assert send_raw(app, path, text).status == 400
+
+
+@pytest.mark.parametrize("path", ["/image/", "/thumbnail/", "/api/place/", "/api/examples/"])
+def test_a_row_of_thousands_of_digits_is_refused(app: Guard, path: str) -> None:
+    assert ask(app, path + "9" * 5000).status == 414
+    assert ask(app, path + "9" * 100).status in (200, 404)
+
+
+def test_a_slow_body_is_given_up(app: Guard, monkeypatch: pytest.MonkeyPatch) -> None:
+    from fedgsca.review import web_app
+
+    monkeypatch.setattr(web_app, "BODY_SECONDS", 0.2)
+    assert send_raw(app, "/api/undo", b"{", is_slow=True).status == 408
+
+
+def send_raw(app: Guard, path: str, data: bytes, *, is_slow: bool = False) -> Answer:
+    """A POST with these bytes; a slow one never ends."""
+    headers = {
+        **SAME,
+        "content-length": str(len(data)),
+        "cookie": f"{app.cookie}={app.session}",
+    }
+    scope = {
+        "type": "http",
+        "method": "POST",
+        "path": path,
+        "raw_path": path.encode(),
+        "query_string": b"",
+        "scheme": "http",
+        "headers": encode_headers(dict(headers)),
+        "http_version": "1.1",
+        "server": ("127.0.0.1", PORT),
+        "client": ("127.0.0.1", 5),
+        "root_path": "",
+    }
+    parts: list[dict[str, Any]] = []
+
+    async def receive() -> dict[str, Any]:
+        if is_slow:
+            await asyncio.sleep(0.05)
+        return {"type": "http.request", "body": data, "more_body": is_slow}
+
+    async def send(message: Any) -> None:
+        parts.append(dict(message))
+
+    asyncio.run(app(scope, receive, send))
+    return Answer(parts[0]["status"], {}, b"".join(part.get("body", b"") for part in parts))

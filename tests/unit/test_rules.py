@@ -172,3 +172,26 @@ def test_two_sites_do_not_make_a_usual_norm() -> None:
     assert guard.level() is None
     guard.remember(1, [*facts, UpdateFacts("c", 10, 1.5, b"c")], ["a", "b", "c"], [])
     assert guard.level() == 1.0
+
+
+@pytest.mark.parametrize(
+    ("sizes", "sites"),
+    [
+        ([100, 100, 100, 250], []),
+        ([100, 100, 100, 10**9], [3]),
+        ([100, 100, 100, 100, 10**9, 10**9], [4, 5]),  # both together have less than 75 % each
+        ([100, 100, 9000, 9000], []),
+        ([10, 10**6], []),  # of two sites, one may have almost all images
+    ],
+)
+def test_a_claim_is_compared_with_the_other_sites(sizes: list[int], sites: list[int]) -> None:
+    guard = UpdateGuard(load_config(method="fedavg"), GuardMemory(()))
+    facts = [UpdateFacts(str(i), size, 1.0, bytes([i])) for i, size in enumerate(sizes)]
+    blamed_sites = []
+    for i, item in enumerate(facts):
+        try:
+            guard.judge(item, [row for row in facts if row is not item])
+        except UpdateError as error:
+            assert error.code == "update.share-too-large"
+            blamed_sites.append(i)
+    assert blamed_sites == sites

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import warnings
+import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -66,6 +67,10 @@ _TAGS = [
     "ExtendedOffsetTableLengths",
     "PixelData",
 ]
+
+
+_PIECE = 2**20
+_MAX_DATASET = 2**30  # bytes of a deflated file after inflating
 
 
 class NoImageError(Exception):
@@ -146,6 +151,7 @@ def _hide_values() -> Iterator[None]:
 def _read_dataset(path: Path, *, pixels: bool) -> Dataset:
     """The elements in _TAGS of a file that holds one image."""
     pydicom = _import_pydicom()
+    _check_deflated(path)
     try:
         data: Dataset = pydicom.dcmread(path, stop_before_pixels=not pixels, specific_tags=_TAGS)
     except pydicom.errors.InvalidDicomError:
@@ -173,6 +179,26 @@ def _read_dataset(path: Path, *, pixels: bool) -> Dataset:
     if pixels and "PixelData" not in data:
         raise NoImageError("a DICOM file without integer pixel data")
     return data
+
+
+def _check_deflated(path: Path) -> None:
+    """Refuse a deflated file that would fill the memory: pydicom inflates it at once."""
+    try:
+        meta = _import_pydicom().filereader.read_file_meta_info(path)
+    except Exception:  # reading the file itself gives the reason
+        return
+    if not getattr(meta.get("TransferSyntaxUID"), "is_deflated", False):
+        return
+    inflater = zlib.decompressobj(-zlib.MAX_WBITS)
+    size = 0
+    with open(path, "rb") as handle:
+        handle.seek(132 + 12 + int(meta.get("FileMetaInformationGroupLength", 0)))
+        while piece := handle.read(_PIECE):
+            while piece:
+                size += len(inflater.decompress(piece, _MAX_DATASET // 16))
+                if size > _MAX_DATASET:
+                    raise NoImageError("a deflated DICOM file that inflates to more than 1 GB")
+                piece = inflater.unconsumed_tail
 
 
 def _bits(data: Dataset) -> int:

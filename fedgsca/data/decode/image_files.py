@@ -3,7 +3,8 @@
 The rules, in order: EXIF rotation is applied; transparent pixels are laid over white; 16-bit grey
 is divided by the white level of the data set (255, 4095 or 65535, see `white_level`) so that all
 its files have one scale; the shorter side is resized to the requested size and the centre is
-cropped. DICOM files (an extra) are windowed instead of scaled, see dicom.py.
+cropped. An image whose header claims an absurd size is refused before it is decoded. DICOM files
+(an extra) are windowed instead of scaled, see dicom.py.
 """
 
 from __future__ import annotations
@@ -30,6 +31,10 @@ VERSION = "decode-1"  # part of the cache key: raise it whenever the pixels that
 _ORIENTATION = 0x0112  # EXIF
 _QUARTER_TURNS = (5, 6, 7, 8)  # orientations that exchange width and height
 _TRANSPARENT_MODES = ("RGBA", "LA", "PA", "RGBa", "La")
+
+# Shapes beyond these are a damaged header or a trap: a file of a hundred bytes can claim any size.
+MAX_PIXELS = 2**26 + 2**24  # 84 million: four times a mammogram, 250 MB as RGB
+_MAX_RATIO = 100  # of the longer to the shorter side
 
 
 @dataclass(frozen=True)
@@ -77,6 +82,7 @@ def inspect_image(path: Path) -> ImageFacts:
         if _is_picture(path):
             return _inspect_picture(path)
         header = dicom.read_dicom_header(path)
+        check_shape(header.width, header.height)
         return ImageFacts(
             header.width, header.height, header.kind, needs_stretching=header.needs_stretching
         )
@@ -90,6 +96,7 @@ def _inspect_picture(path: Path) -> ImageFacts:
     from PIL import Image
 
     with Image.open(path, formats=FORMATS) as image:
+        check_shape(*image.size)
         width, height = image.size
         pages = 1
         if image.format == "TIFF":  # Pillow has applied its orientation already
@@ -124,7 +131,7 @@ def decode_with_patient(path: Path, size: int, white: int | None = 65535) -> tup
     with _unreadable_errors():
         if _is_picture(path):
             return _decode_picture(path, size, white), ""
-        pixels, patient = dicom.read_image(path)
+        pixels, patient = _read_dicom(path)
         return fit(pixels, size), patient
 
 
@@ -136,7 +143,33 @@ def decode_full_size(path: Path, white: int = 65535) -> np.ndarray:
     with _unreadable_errors():
         if _is_picture(path):
             return _decode_picture(path, None, white)
-        return dicom.read_image(path)[0]
+        return _read_dicom(path)[0]
+
+
+def _read_dicom(path: Path) -> tuple[np.ndarray, str]:
+    header = dicom.read_dicom_header(path)
+    check_shape(header.width, header.height)
+    return dicom.read_image(path)
+
+
+def check_shape(width: int, height: int) -> None:
+    """Refuse, before any pixel is decoded, a size that would need absurdly much memory.
+
+    Raises UnreadableImageError.
+    """
+    short, long = sorted((width, height))
+    if short < 1:
+        raise UnreadableImageError(f"an image of {width:,} x {height:,} pixels is empty")
+    if width * height > MAX_PIXELS:
+        raise UnreadableImageError(
+            f"an image of {width:,} x {height:,} pixels is too large (at most"
+            f" {MAX_PIXELS // 10**6} million pixels): cut or reduce it"
+        )
+    if long > _MAX_RATIO * short:
+        raise UnreadableImageError(
+            f"an image of {width:,} x {height:,} pixels is too long and thin (at most"
+            f" {_MAX_RATIO} times as long as wide): cut it"
+        )
 
 
 @contextmanager
@@ -155,6 +188,7 @@ def _decode_picture(path: Path, size: int | None, white: int | None) -> np.ndarr
     from PIL import Image, ImageOps
 
     with Image.open(path, formats=FORMATS) as image:
+        check_shape(*image.size)
         if image.format == "JPEG" and size is not None:
             # libjpeg decodes at 1/2, 1/4 or 1/8: twice as fast for large photographs
             shrink = size / min(image.size)

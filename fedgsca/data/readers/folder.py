@@ -6,7 +6,15 @@ from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
 from fedgsca.data.decode.image_files import SUFFIXES, is_image
-from fedgsca.data.file_list import FileList, ImageRow, list_files, normal_path, show_cases
+from fedgsca.data.file_list import (
+    FileList,
+    ImageRow,
+    is_file,
+    linked_outside,
+    list_files,
+    normal_path,
+    show_cases,
+)
 from fedgsca.data.reader import READERS, Reader, ReaderOptions
 from fedgsca.errors import DataError
 from fedgsca.support.csv_table import CsvTable, read_csv_table
@@ -46,15 +54,34 @@ def list_folder(root: Path, options: ReaderOptions | None = None) -> FileList:
             _read_labels_csv(file_list, table)
         else:
             _read_class_folders(file_list)
+        _check_encoding(file_list)
     except DataError as error:  # a csv that cannot be read at all
         file_list.add_problem(error)
     return file_list
 
 
+def _check_encoding(file_list: FileList) -> None:
+    """Report names of files or folders that are not UTF-8: no csv or report could contain them."""
+    odd_names = []
+    for row in file_list.rows:
+        if row.file != row.file.encode(errors="replace").decode():
+            odd_names.append(row.file)
+    if odd_names:
+        file_list.rows = [row for row in file_list.rows if row.file not in set(odd_names)]
+        file_list.add_problem(
+            DataError(
+                "data.name-not-utf8",
+                f"{file_list.root}: {plural(len(odd_names), 'file name')} not in UTF-8: "
+                f"{show_cases(odd_names)}",
+                fix="rename the files, for example with convmv",
+            )
+        )
+
+
 def find_labels_csv(root: Path) -> Path | None:
     """The labels.csv of a folder, in any capitals; None if it has none."""
     for path in sorted(root.iterdir()):
-        if path.name.lower() == "labels.csv" and path.is_file():
+        if path.name.lower() == "labels.csv" and is_file(path):
             return path
     return None
 
@@ -126,7 +153,19 @@ def _check_header(file_list: FileList, table: CsvTable) -> bool:
 def _check_files(file_list: FileList) -> None:
     """Report paths outside the folder, duplicates, missing files and files that are not images."""
     names = list(dict.fromkeys(row.file for row in file_list.rows if row.file))
-    outside_paths = [name for name in names if _leaves_folder(name)]
+    outside_paths = dict.fromkeys(name for name in names if _leaves_folder(name))
+    linked_paths = dict.fromkeys(
+        linked_outside(file_list.root, [name for name in names if name not in outside_paths])
+    )
+    if linked_paths:
+        file_list.add_problem(
+            DataError(
+                "data.link-outside-folder",
+                f"{file_list.root}: {plural(len(linked_paths), 'path')} in labels.csv lead out of"
+                f" the folder over a symbolic link: {show_cases(linked_paths)}",
+                fix="copy the files into the folder, or give the folder that really contains them",
+            )
+        )
     if outside_paths:
         file_list.add_problem(
             DataError(
@@ -137,13 +176,13 @@ def _check_files(file_list: FileList) -> None:
             )
         )
     file_list.check_duplicates()
-    _check_existence(file_list, [name for name in names if not _leaves_folder(name)])
+    _check_existence(file_list, [name for name in names if name not in outside_paths])
 
 
 def _check_existence(file_list: FileList, names: list[str]) -> None:
     """Report files that do not exist or are not images."""
     root = file_list.root
-    missing_files = [name for name in names if not (root / name).is_file()]
+    missing_files = dict.fromkeys(name for name in names if not is_file(root / name))
     if missing_files:
         file_list.add_problem(
             DataError(
@@ -155,7 +194,7 @@ def _check_existence(file_list: FileList, names: list[str]) -> None:
         )
     non_images = []
     for name in names:
-        if (root / name).is_file() and not is_image(root / name):
+        if name not in missing_files and not is_image(root / name):
             non_images.append(name)
     if non_images:
         file_list.add_problem(
@@ -223,6 +262,13 @@ def _read_class_folders(file_list: FileList) -> None:
     root = file_list.root
     files = list_files(root)
     images = [name for name in files if is_image(root / name)]
+    linked_images = dict.fromkeys(linked_outside(root, images))
+    if linked_images:
+        images = [name for name in images if name not in linked_images]
+        file_list.notes.append(
+            f"{plural(len(linked_images), 'image')} ignored: symbolic links that lead out of the"
+            f" folder ({show_cases(linked_images)})"
+        )
     hint = _list_hint(files)
     if not images:
         file_list.add_problem(

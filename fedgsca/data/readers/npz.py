@@ -16,14 +16,18 @@ from typing import IO, Any
 import numpy as np
 
 from fedgsca.data.cache import Extra, cached_rows
+from fedgsca.data.decode.image_files import UnreadableImageError, check_shape, fit
 from fedgsca.data.file_facts import measure_files
 from fedgsca.data.reader import READERS, Reader, ReaderOptions
 from fedgsca.data.table import SPLITS, ImageTable, check_table, fingerprint
 from fedgsca.errors import DataError
 from fedgsca.support.digests import sha256_file
+from fedgsca.support.text import one_line
 
 VERSION = "npz-1"  # part of the cache key: raise it whenever the pixels that come out change
-_BLOCK = 256  # images in memory at a time
+_BLOCK = 256  # images in memory at a time, fewer if they are large
+_BLOCK_BYTES = 2**28
+_MAX_CLASSES = 10_000
 
 _ORGANS = (
     "bladder, femur-left, femur-right, heart, kidney-left, kidney-right, liver, lung-left, "
@@ -88,10 +92,18 @@ def read_npz(
         zlib.error,
         EOFError,
         NotImplementedError,
+        OSError,
+        OverflowError,
+        MemoryError,
+        RecursionError,
+        RuntimeError,  # encrypted
+        ValueError,
+        KeyError,
     ) as error:
         raise DataError(
             "data.damaged-npz",
-            f"{path} is not a readable .npz archive ({error})",
+            f"{path} is not a readable .npz archive"
+            f" ({one_line(str(error)) or type(error).__name__})",
             fix="copy or download the file again; it may be incomplete",
         ) from error
 
@@ -132,6 +144,7 @@ def _read_archive(
         cache_dir,
     )
     labels = np.concatenate(label_blocks)
+    _check_class_count(path, labels)
     classes = class_names(path, int(labels.max(initial=-1)) + 1)
     split_column = np.repeat(np.array(splits), counts)
     return check_table(
@@ -148,6 +161,18 @@ def _read_archive(
             notes=(*entry.notes, *_conversion_notes(images, file_size, size)),
         )
     )
+
+
+def _check_class_count(path: Path, labels: np.ndarray) -> None:
+    """A single absurd label must not ask for as many classes."""
+    largest = int(labels.max(initial=-1))
+    if largest >= _MAX_CLASSES:
+        raise DataError(
+            "data.too-many-classes",
+            f"{path}: the largest label is {largest:,}, but there may be at most {_MAX_CLASSES:,}"
+            " classes",
+            fix="number the classes 0, 1, 2, ... without gaps",
+        )
 
 
 def _number_images(splits: list[str], counts: list[int]) -> np.ndarray:
@@ -201,10 +226,10 @@ def _read_member(path: Path, archive: zipfile.ZipFile, key: str) -> NpzMember:
     with archive.open(f"{key}.npy") as handle:
         try:
             return NpzMember(key, *_read_header(handle))
-        except ValueError as error:
+        except Exception as error:  # the header is Python text: its parser raises many types
             raise DataError(
                 "data.damaged-npz",
-                f"the array {key} in {path} is damaged ({error})",
+                f"the array {key} in {path} is damaged ({one_line(str(error))})",
                 fix="copy or download the file again",
             ) from error
 
@@ -240,6 +265,14 @@ def _image_size(path: Path, members: list[NpzMember]) -> tuple[int, int]:
                 f"(n, height, width, 3), got {shape}",
                 fix=f"store the images in one of these shapes; {hint}",
             )
+        try:
+            check_shape(shape[2], shape[1])
+        except UnreadableImageError as error:
+            raise DataError(
+                "data.image-shape",
+                f"{path}: {member.name} has the shape {shape}: {error}",
+                fix="store smaller images",
+            ) from None
         if shape[1:3] != first.shape[1:3]:
             raise DataError(
                 "data.image-sizes-differ",
@@ -263,7 +296,7 @@ def _read_labels(
             fix="choose one label per image and store it as (n,) or (n, 1), or use a single-label "
             "data set",
         )
-    if len(shape) not in (1, 2) or shape[0] != images.shape[0]:
+    if len(shape) not in (1, 2) or shape[1:] not in ((), (1,)) or shape[0] != images.shape[0]:
         raise DataError(
             "data.column-length",
             f"{path}: {member.name} has the shape {shape}, but there are {images.shape[0]} images",
@@ -298,8 +331,9 @@ def _read_blocks(archive: zipfile.ZipFile, member: NpzMember) -> Iterator[np.nda
         _read_header(handle)
         count = member.shape[0]
         image_bytes = int(np.prod(member.shape[1:]))
-        for start in range(0, count, _BLOCK):
-            k = min(_BLOCK, count - start)
+        block_length = max(1, min(_BLOCK, _BLOCK_BYTES // image_bytes))
+        for start in range(0, count, block_length):
+            k = min(block_length, count - start)
             data = handle.read(k * image_bytes)
             if len(data) != k * image_bytes:
                 last = start + len(data) // image_bytes
@@ -316,8 +350,6 @@ def _to_colour(block: np.ndarray) -> np.ndarray:
 def _resize(block: np.ndarray, size: tuple[int, int]) -> np.ndarray:
     if block.shape[1:3] == size:
         return block
-    from fedgsca.data.decode.image_files import fit
-
     return np.stack([fit(image, size[0]) for image in block])
 
 

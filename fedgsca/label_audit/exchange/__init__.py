@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
 from typing import Protocol, cast
@@ -17,11 +17,18 @@ from typing import Protocol, cast
 from fedgsca.errors import DataError, RunFolderError
 from fedgsca.label_audit.audit_images import AuditImages
 from fedgsca.label_audit.audit_table import Audit, Suspect
-from fedgsca.label_audit.decisions import Decision, Decisions, resolve_action
-from fedgsca.support.text import did_you_mean
+from fedgsca.label_audit.decisions import (
+    MAX_REVIEWER_NAME,
+    Decision,
+    Decisions,
+    resolve_action,
+)
+from fedgsca.support.text import did_you_mean, one_line, printable
 
 FORMATS = {"cleanlab": "cleanlab_csv", "label-studio": "label_studio", "fiftyone": "fiftyone"}
 UNSURE = "cannot tell"
+_MAX_NOTE = 2000  # characters
+_MAX_SECONDS = 1e6
 
 
 @dataclass(frozen=True)
@@ -130,16 +137,39 @@ def import_verdicts(
 
 def _read_verdicts(audit: Audit, format_name: str, path: Path) -> list[Verdict]:
     try:
-        return list(_load_format(format_name).read_verdicts(path, audit))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
+        verdicts = list(_load_format(format_name).read_verdicts(path, audit))
+        return [_clean_verdict(verdict) for verdict in verdicts]
+    except (
+        OSError,
+        ValueError,
+        KeyError,
+        TypeError,
+        AttributeError,
+        IndexError,
+        RecursionError,
+        OverflowError,
+    ) as error:
         problem = f"{type(error).__name__}: {error}"
         if isinstance(error, OSError):
             problem = error.strerror or str(error)
         raise DataError(
             "audit.unreadable-import",
-            f"{path} cannot be read as a file of {format_name}: {problem}",
+            f"{path} cannot be read as a file of {format_name}: {one_line(problem)}",
             fix="give the file that the tool exported",
         ) from error
+
+
+def _clean_verdict(verdict: Verdict) -> Verdict:
+    """The verdict with texts that a file and a terminal can contain, and a possible duration."""
+    seconds = verdict.seconds
+    if seconds is not None and not 0 <= seconds < _MAX_SECONDS:
+        seconds = None
+    return replace(
+        verdict,
+        reviewer=one_line(verdict.reviewer, MAX_REVIEWER_NAME) or "unknown",
+        reason=printable(verdict.reason)[:_MAX_NOTE],
+        seconds=seconds,
+    )
 
 
 def _load_format(name: str) -> ExchangeFormat:

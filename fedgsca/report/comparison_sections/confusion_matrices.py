@@ -19,7 +19,7 @@ from fedgsca.report.page_sections import comparison_section
 
 @comparison_section(position=30)
 def confusion_section(comparison: LoadedComparison) -> PageSection | None:
-    """Sums over the seeds; the first noise is open, the others are folded."""
+    """Sums over the seeds, folded: many methods and noises have many matrices."""
     blocks: list[PageElement] = []
     for noise in comparison.noises:
         matrices = []
@@ -29,7 +29,7 @@ def confusion_section(comparison: LoadedComparison) -> PageSection | None:
                 matrices.append(matrix)
         if matrices:
             group = MatrixGroup(matrices, matrix_width(len(matrices[0].rows)))
-            blocks.append(Collapsible(f"Noise {noise}", [group]) if blocks else group)
+            blocks.append(Collapsible(f"Noise {noise}", [group]))
     if not blocks:
         return None
     intro = (

@@ -2,23 +2,37 @@
 
 from __future__ import annotations
 
-from fedgsca.report.elements import Collapsible, PageSection, PageTable
+from urllib.parse import quote
+
+from fedgsca.report.elements import CellRow, Collapsible, PageSection, PageTable, TableCell
 from fedgsca.report.loaded_comparison import LoadedComparison
 from fedgsca.report.number_text import score_number
 from fedgsca.report.page_sections import comparison_section
 
 
+def _run_link(comparison: LoadedComparison, path: str) -> TableCell:
+    """The folder of a run, as a link to its report if there is one."""
+    target = quote(path)
+    if (comparison.folder / path / "report.html").is_file():
+        return TableCell(path, link=f"{target}/report.html")
+    return TableCell(path, link=f"{target}/")
+
+
 @comparison_section(position=70)
 def run_list_section(comparison: LoadedComparison) -> PageSection | None:
     """Folded, because there are many."""
-    rows = []
+    rows: list[CellRow] = []
     for cell in comparison.cells:
         label = comparison.labels.get(cell.method, cell.label or cell.method)
         scores = [score_number(cell.f1), score_number(cell.best_f1)]
-        rows.append([label, cell.noise, str(cell.seed), *scores, cell.path])
+        rows.append([label, cell.noise, str(cell.seed), *scores, _run_link(comparison, cell.path)])
     if not rows:
         return None
     head = ["Method", "Noise", "Seed", "Macro F1", "Best", "Folder"]
     table = PageTable("All runs", head, rows, words=(1, 5))
-    intro = "Each folder holds the configuration, the log and the model of the run."
+    intro = (
+        "Each folder holds the configuration, the log and the model of the run. `fedgsca report"
+        " FOLDER` writes the report of a run; after that, and after writing this page again, the"
+        " link leads to it."
+    )
     return PageSection("runs", "The runs", intro, [Collapsible("All runs", [table])])

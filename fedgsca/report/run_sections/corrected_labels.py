@@ -14,6 +14,7 @@ from fedgsca.report.elements import (
 )
 from fedgsca.report.number_text import count_text, percent_text, score_number
 from fedgsca.report.page_sections import run_section
+from fedgsca.report.paired_scores import describe_difference, read_difference
 from fedgsca.report.previous_run import find_previous, other_differences
 from fedgsca.report.run_facts import wrong_share
 from fedgsca.report.run_reader import LoadedRun
@@ -82,9 +83,14 @@ def _compare_runs(run: LoadedRun, previous: PreviousRun) -> list[PageElement]:
     )
     caption = f"Before ({previous.run or 'the audited run'}) and after"
     head = ["Score", "Before", "After", "Change"]
-    blocks: list[PageElement] = [
-        PageTable(caption, head, _comparison_rows(run, previous), note=note)
-    ]
+    rows = _comparison_rows(run, previous)
+    difference = read_difference(run.path)
+    if difference is not None and not difference.is_clear:  # a change by chance is not shown
+        head = head[:-1]
+        rows = [row[:-1] for row in rows]
+    blocks: list[PageElement] = [PageTable(caption, head, rows, note=note)]
+    if difference is not None:
+        blocks.append(BulletList([describe_difference(difference)], "Is this more than chance?"))
     differences = other_differences(run, previous)
     if differences:
         heading = (

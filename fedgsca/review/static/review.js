@@ -193,7 +193,7 @@ async function showImage(item, title) {
   try {
     const image = await loadImage(item.row);
     if (current !== item) return;
-    image.alt = `${title}, ${item.id}`;
+    image.alt = item.id ? `${title}, ${item.id}` : title;  // a blind reviewer gets no path
     viewer.show(image);
     paintedItem = item;
     shownAt = performance.now();

@@ -1,0 +1,78 @@
+"""The settings that the data decides, said before a run starts, and how long it will take."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fedgsca.cli.options import ExperimentFlags, Sets
+from fedgsca.support.console import print_note
+from fedgsca.support.text import duration
+
+if TYPE_CHECKING:
+    from fedgsca.config import Config, Tree
+
+_WORTH_SAYING = 10.0  # seconds; shorter runs are over before the estimate is read
+
+
+def make_run_config(
+    flags: ExperimentFlags,
+    config_file: Path | None,
+    sets: Sets,
+    out: Path | None,
+    *,
+    quiet: bool,
+) -> Config:
+    """The configuration of a run with everything that the data decides.
+
+    A run that was started with other defaults in the folder `out` continues with those.
+    """
+    from fedgsca.config import build
+
+    config = flags.make_config(config_file, sets)
+    if out is not None and _is_started(out, config):
+        return config
+    tree = flags.make_tree(config_file, sets)
+    return build(complete_tree(tree, quiet=quiet))
+
+
+def complete_tree(tree: Tree, noises: tuple[str, ...] = (), *, quiet: bool) -> Tree:
+    """The tree with what the data decides; the choices are printed with their reasons."""
+    from fedgsca.config import merge
+    from fedgsca.engine.progress import display
+    from fedgsca.experiment.choose_settings import choose_settings
+
+    with display(quiet=quiet):
+        choice = choose_settings(tree, noises)
+    if not quiet:
+        for reason in choice.reasons:
+            print_note(reason, None)
+    return merge(choice.tree, tree)
+
+
+def announce(config: Config, runs: int = 1) -> None:
+    """Print at which size a frozen backbone sees the images, and the estimated time."""
+    from fedgsca.engine.progress import display
+    from fedgsca.engine.time_estimate import estimate_time
+    from fedgsca.experiment.choose_settings import describe_frozen
+    from fedgsca.experiment.data_source import load_table
+
+    with display(quiet=False):
+        table = load_table(config)
+    text = describe_frozen(config, table.images.shape[1])
+    if text is not None:
+        print_note(text, None)
+    estimate = estimate_time(config, table)
+    total = estimate.features + runs * estimate.rounds * estimate.per_round
+    if total < _WORTH_SAYING:
+        return
+    if runs > 1:
+        print_note(f"estimated time: about {duration(total)} for {runs} runs", None)
+    else:
+        print_note(estimate.describe(), None)
+
+
+def _is_started(out: Path, config: Config) -> bool:
+    from fedgsca.experiment.run_folder import read_config
+
+    return (out / "config.toml").is_file() and read_config(out) == config
