@@ -152,7 +152,7 @@ class Timing(Record):
 
 @dataclass(frozen=True)
 class Traffic(Record):
-    """Bytes of a round, all sites together."""
+    """Bytes of a round, all sites together: the mean over the rounds."""
 
     up: int
     down: int

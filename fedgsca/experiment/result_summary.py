@@ -53,7 +53,7 @@ def summarise_run(
         rounds=config.train.rounds,
         seconds=summarise_timing(timing),
         peak_memory_mb=peak_memory_mb(),
-        bytes_per_round=Traffic(up=last_record.bytes_up, down=last_record.bytes_down),
+        bytes_per_round=mean_traffic(rounds),
         guard_events=count_events(rounds, log_declaration),
         realised_noise=realised_rates(experiment),
         fingerprint=config.fingerprint(),
@@ -91,6 +91,13 @@ def summarise_classes(classes: Sequence[str], last: LastRound) -> dict[str, Clas
     return {
         name: ClassResult.from_json(entry) for name, entry in zip(classes, entries, strict=True)
     }
+
+
+def mean_traffic(rounds: Sequence[RoundRecord]) -> Traffic:
+    """The mean over all rounds: what travels in addition in some of them is part of the cost."""
+    up = np.mean([record.bytes_up for record in rounds])
+    down = np.mean([record.bytes_down for record in rounds])
+    return Traffic(up=round(float(up)), down=round(float(down)))
 
 
 def summarise_timing(timing: Sequence[TimingRecord]) -> Timing:

@@ -14,7 +14,7 @@ from fedgsca.evidence import POWERS
 from fedgsca.methods.base import load_methods
 from fedgsca.methods.compose import compose_method
 from fedgsca.wire import SMALLEST_GROUP
-from tests.toys import CLASSES, ROUNDS, SITES, FaultyEngine, digest, toy_config
+from tests.toys import CLASSES, ROUNDS, SITES, FaultyEngine, RecordingObserver, digest, toy_config
 
 METHODS = sorted(load_methods())
 every_method = pytest.mark.parametrize("method", METHODS)
@@ -98,9 +98,12 @@ def test_a_number_that_few_images_determine_does_not_leave_the_site(tmp_path: Pa
     assert names == {"evidence.masses", "evidence.training_counts"}
 
 
-def test_under_privacy_no_head_leaves_a_site() -> None:
+def test_under_privacy_no_head_leaves_a_site_and_the_run_says_so(tmp_path: Path) -> None:
     config = toy_config("fedgsca", frozen=True, privacy__clip=1.0)
     assert not [name for name in compose_method(config).uploads if name.startswith("evidence")]
+    observer = RecordingObserver()
+    run(config, tmp_path / "run", observer=observer, stop_after=1)
+    assert any("evidence heads are off" in message for message in observer.messages)
 
 
 def test_very_short_runs_have_no_heads() -> None:

@@ -61,7 +61,8 @@ def test_the_result_is_what_the_file_says_and_summarises_the_rounds(tmp_path: Pa
     assert result.best.f1 == max(scores)
     assert result.last.round == ROUNDS - 1
     assert result.seconds.total == pytest.approx(sum(record.total for record in timing))
-    assert result.bytes_per_round.up == rounds[-1].bytes_up
+    mean_bytes = np.mean([record.bytes_up for record in rounds])
+    assert result.bytes_per_round.up == pytest.approx(mean_bytes, abs=1)
     events = [site.number("guard") or 0 for record in rounds for site in record.sites.values()]
     assert result.guard_events == sum(events)
     assert set(result.per_class) == {"class 0", "class 1", "class 2"}
