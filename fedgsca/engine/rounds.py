@@ -288,20 +288,17 @@ class RoundLoop:
 
 
 def check_model(weights: Arrays, round_index: int) -> None:
-    """Refuse aggregated weights that no site can use: the last good checkpoint then stays.
+    """Refuse an aggregated model with a negative variance: the last good checkpoint then stays.
 
-    Every number must be finite, and a variance that BatchNorm keeps must not be negative.
+    A server half that treats BatchNorm's buffers like parameters can produce one, although no
+    site sent anything unusual. Numbers that are not finite are found by `check_aggregate`.
     """
     for name, array in weights.items():
-        problem = ""
-        if not np.isfinite(array).all():
-            problem = "has values that are not finite"
-        elif name.endswith("running_var") and (array < 0).any():
-            problem = "is a variance and has negative values"
-        if problem:
+        if name.endswith("running_var") and (array < 0).any():
             raise UpdateError(
                 "round.invalid-model",
-                f"round {round_index + 1}: the aggregated model is not valid: {name} {problem}",
+                f"round {round_index + 1}: the aggregated model is not valid: {name} is a variance"
+                " and has negative values",
                 fix="lower the learning rate, or correct the server half of the method: it must"
                 " average buffers such as running_var, see fedgsca.aggregate.is_buffer",
             )

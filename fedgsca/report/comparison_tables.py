@@ -197,7 +197,7 @@ def to_markdown(rows: Sequence[ComparisonRow]) -> str:
         if with_recovery:
             cells.append(recovery_text(row))
         lines.append([*cells, *_costs(row), str(row.seeds)])
-    return "\n".join(markdown_table(header, lines, text_columns=2))
+    return "\n".join(markdown_table(header, lines, text_columns=2, has_markup=True))
 
 
 def _costs(row: ComparisonRow) -> list[str]:

@@ -196,7 +196,11 @@ class EvidenceMethod(Method):
         targets, weights = head_targets(memory.head_labels(site))
         extras = {}
         if round in self.collection_rounds:
-            masses = class_masses(memory.mean_opinion(), weights)
+            opinion = memory.mean_opinion()
+            masses = class_masses(opinion, weights)
+            # a weight can make the mass of one image as large as that of ten: count images
+            num_images = class_masses(opinion, np.ones(site.num_samples))
+            masses = np.where(num_images < SMALLEST_GROUP, np.nan, masses)
             extras["evidence.masses"] = _withhold_small(masses, site.num_samples)
         if round - 1 in self.collection_rounds and "evidence.references" in evidence:
             references = evidence["evidence.references"]
