@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from fedgsca.config import SITES_SOURCE
-from fedgsca.experiment.records import RoundRecord, finite
+from fedgsca.experiment.records import RoundRecord, SiteRecord, finite
 from fedgsca.metrics import HEADLINE_ROUNDS
 from fedgsca.noise import read_site_noise
 from fedgsca.report.run_reader import LoadedRun
@@ -168,17 +168,26 @@ def selector_quality(run: LoadedRun) -> SelectorQuality:
         if share is None:
             continue
         total += site.num_samples
-        flag_count += site.num_samples * share
+        num_flags = _count_flags(site, share)
+        flag_count += num_flags
         rate = run.noise_rate(name)
         if rate is not None and "noisy_precision" in site.values:
             has_truth = True
-            hits += site.num_samples * share * (site.number("noisy_precision") or 0.0)
+            hits += num_flags * (site.number("noisy_precision") or 0.0)
             wrong += site.num_samples * rate
     return SelectorQuality(
         flagged_share=flag_count / total if total else None,
         precision=hits / flag_count if has_truth and flag_count else None,
         recall=hits / wrong if has_truth and wrong else None,
     )
+
+
+def _count_flags(site: SiteRecord, share: float) -> float:
+    """Labels that are not taken as clean. `share` may be an estimate rather than a count."""
+    num_clean = site.number("clean")
+    if num_clean is None:
+        return site.num_samples * share
+    return site.num_samples - num_clean
 
 
 def is_selector_idle(run: LoadedRun) -> bool:
