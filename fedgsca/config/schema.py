@@ -300,7 +300,7 @@ class AggregationConfig(Section):
         "larger than usual, more than privacy.clip, false sizes, repeated updates",
     )
     norm_factor: float = Field(
-        default=4.0,
+        default=20.0,
         gt=1,
         description="guard: largest L2 norm of a change, as a multiple of the median of the other "
         "sites or of the last rounds, whichever is larger",

@@ -31,6 +31,8 @@ POINTS = 3.0  # of macro F1
 
 
 def study_config(method: str = "fedavg", **sets: Any) -> Config:
+    # stricter than the default, so that a change that is ten times too large is refused
+    sets = {"aggregation__norm_factor": 4.0, **sets}
     return toy_config(
         method, frozen=True, source=toy_npz(240, 300, 12), noise__spec="0", train__rounds=14, **sets
     )
