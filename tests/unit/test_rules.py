@@ -148,7 +148,8 @@ def refused_sites(norms: list[float], levels: list[float]) -> list[str]:
 @pytest.mark.parametrize(
     ("norms", "levels", "sites"),
     [
-        ([1.0, 1.2, 9.0], [], ["site-2"]),
+        ([1.0, 1.2, 30.0], [], ["site-2"]),
+        ([1.0, 1.2, 9.0], [], []),  # honest sites reach 7.8 times the usual norm
         ([1.0, 1.2, 3.0], [], []),
         ([1e-9, 1.0, 1.2], [], []),  # a tiny change expels nobody
         ([1e-9, 1.0, 1.2, 0.9], [], []),
@@ -156,7 +157,7 @@ def refused_sites(norms: list[float], levels: list[float]) -> list[str]:
         ([1.0, 50.0], [1.0], ["site-1"]),  # unless earlier rounds tell
         ([0.0, 0.0, 50.0], [], []),  # the only site that trains
         ([0.1, 0.1, 2.0], [1.0], []),  # usual a round ago
-        ([1.0] * 7 + [9.0] * 3, [], ["site-7", "site-8", "site-9"]),
+        ([1.0] * 7 + [30.0] * 3, [], ["site-7", "site-8", "site-9"]),
     ],
 )
 def test_a_change_is_compared_with_other_sites_and_earlier_rounds(
