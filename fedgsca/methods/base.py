@@ -72,6 +72,10 @@ class Method(Protocol):
     paper: ClassVar[str] = ""
     # position in tables and legends; the methods of the paper come first, in its order
     order: ClassVar[int] = 100
+    # one of the eight methods that the paper compares
+    in_paper: ClassVar[bool] = False
+    # the loss of a given label is `train.loss` (fedgsca/label_loss.py), not one of the method
+    takes_loss: ClassVar[bool] = False
     # the classifier head that the method trains: "linear" or "centroid" (FedGP)
     head: ClassVar[str] = "linear"
     # cost of a round in passes over a site's data: a forward pass is 1, a training pass is 3

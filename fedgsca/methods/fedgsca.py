@@ -320,6 +320,7 @@ class FedGSCA(Method):
         "Adaptive Adjuster, 2025"
     )
     order = 8
+    in_paper = True
     passes = 4.2
     uploads: ClassVar[Mapping[str, Extra]] = {
         "selector": Extra(

@@ -45,10 +45,11 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fedgsca.label_loss import LabelLoss
 from fedgsca.methods.base import Method, MethodOptions, ServerState, register
 from fedgsca.methods.parts.averaging import average_models, broadcast_model, start_from
 from fedgsca.site import Site
-from fedgsca.train import Batch, cross_entropy, train
+from fedgsca.train import Batch, train
 from fedgsca.wire import Arrays, Payload, Update
 
 
@@ -185,6 +186,8 @@ class FedRobust(Method):
         "NeurIPS 2020"
     )
     order = 3
+    in_paper = True
+    takes_loss = True
     passes = 3.5
     Options = FedRobustOptions
     options: FedRobustOptions
@@ -211,13 +214,15 @@ class FedRobust(Method):
         """E epochs of SGD on distorted inputs; the map of the site moves along."""
         site.load(payload.weights)
         adversary = Affine(self.options, site, site.recall(payload.round))
+        loss = LabelLoss(site, payload.round)
 
         def objective(model: nn.Module, batch: Batch) -> Tensor:
             # after the previous batch: w and the map move from the same point, by one backward pass
             adversary.ascend()
-            return cross_entropy(model, replace(batch, x=adversary(batch.x)))
+            return loss(model, replace(batch, x=adversary(batch.x)))
 
         train(site, payload.round, objective)
+        loss.save()
         adversary.ascend()
         site.remember(
             payload.round,
