@@ -20,6 +20,7 @@ from typer.core import TyperGroup
 from fedgsca.cli import (
     apply,
     audit,
+    benchmark,
     cache_command,
     compare,
     data,
@@ -58,6 +59,7 @@ MODULES = (
     run,
     compare,
     paper_table,
+    benchmark,
     deploy,
     report,
     audit,
@@ -85,6 +87,7 @@ COMMAND_ORDER = (
     "sensitivity",
     "stability",
     "efficiency",
+    "benchmark",
     "deploy",
     "report",
     "audit",

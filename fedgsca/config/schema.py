@@ -91,6 +91,13 @@ class DataConfig(Section):
     test: int | None = Field(
         default=None, ge=1, description="number of test images: rendered or drawn, like data.train"
     )
+    val: float | None = Field(
+        default=None,
+        gt=0,
+        lt=0.5,
+        description="share of the training images (entire groups) that become validation images, "
+        "the same for every seed; for a source without any",
+    )
     skip_unreadable: bool = Field(
         default=False, description="leave out images that cannot be decoded instead of stopping"
     )

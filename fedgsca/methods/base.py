@@ -76,6 +76,8 @@ class Method(Protocol):
     in_paper: ClassVar[bool] = False
     # the loss of a given label is `train.loss` (fedgsca/label_loss.py), not one of the method
     takes_loss: ClassVar[bool] = False
+    # reads `site.evidence`; for the others, evidence heads serve only the label audit
+    reads_evidence: ClassVar[bool] = False
     # the classifier head that the method trains: "linear" or "centroid" (FedGP)
     head: ClassVar[str] = "linear"
     # cost of a round in passes over a site's data: a forward pass is 1, a training pass is 3

@@ -321,6 +321,7 @@ class FedGSCA(Method):
     )
     order = 8
     in_paper = True
+    reads_evidence = True
     passes = 4.2
     uploads: ClassVar[Mapping[str, Extra]] = {
         "selector": Extra(
