@@ -33,14 +33,14 @@ CLOSE = 1.0
 
 
 @dataclass(frozen=True)
-class CheckResult:
+class SubmissionCheck:
     """What a check found: problems make a submission invalid, remarks do not."""
 
     problems: tuple[str, ...]
     remarks: tuple[str, ...]
 
 
-def check_submission(submission: Submission) -> CheckResult:
+def check_submission(submission: Submission) -> SubmissionCheck:
     """All checks that need nothing but the file."""
     problems = []
     if submission.digest != submission.content_digest():
@@ -52,12 +52,12 @@ def check_submission(submission: Submission) -> CheckResult:
         reference.digest,
     ):
         problems.append(f"this version does not have the protocol {reference.name} it names")
-        return CheckResult(tuple(problems), ())
+        return SubmissionCheck(tuple(problems), ())
     problems += _input_problems(submission, protocol)
     problems += _tuning_problems(submission, protocol)
     problems += _score_problems(submission, protocol)
     config_problems, remarks = _config_problems(submission, protocol)
-    return CheckResult((*problems, *config_problems), remarks)
+    return SubmissionCheck((*problems, *config_problems), remarks)
 
 
 def _input_problems(submission: Submission, protocol: Protocol) -> Iterator[str]:
@@ -130,24 +130,24 @@ def _config_problems(
         config = protocol_config(protocol, "synthetic", method, setting, protocol.seeds[0])
     except ConfigError as error:
         return (f"the chosen setting is not valid: {error.message}",), ()
-    expected = shared_config(config)
+    demands = shared_config(config)
     differences = []
-    for key in sorted(expected.keys() | submission.config.keys()):
-        if expected.get(key) != submission.config.get(key):
+    for key in sorted(demands.keys() | submission.config.keys()):
+        if demands.get(key) != submission.config.get(key):
             differences.append(
-                f"{key} is {submission.config.get(key)!r}, the protocol has {expected.get(key)!r}"
+                f"{key} is {submission.config.get(key)!r}, the protocol has {demands.get(key)!r}"
             )
     version = submission.software.get("fedgsca", "")
     if version == __version__:
         return tuple(differences), ()
     # another version may have other options, but not another protocol
-    own = tuple(line for line in differences if line.startswith(f"{method}."))
-    others = tuple(line for line in differences if line not in own)
+    option_lines = tuple(line for line in differences if line.startswith(f"{method}."))
+    protocol_lines = tuple(line for line in differences if line not in option_lines)
     remark = f"the submission is of version {version}, this is {__version__}"
-    return others, (remark, *own)
+    return protocol_lines, (remark, *option_lines)
 
 
-def repeat_run(submission: Submission, data: str, seed: int) -> CheckResult:
+def repeat_run(submission: Submission, data: str, seed: int) -> SubmissionCheck:
     """Run one seed again and compare: identical on the same machine, close on another one."""
     protocol = PROTOCOLS[submission.protocol.name]
     originals = {test_run.seed: test_run for test_run in submission.runs}
@@ -167,9 +167,9 @@ def repeat_run(submission: Submission, data: str, seed: int) -> CheckResult:
         repetition = runner.read_test_run(planned_run)
     if repetition.confusions == original.confusions:
         rounds = plural(HEADLINE_ROUNDS, "round")
-        return CheckResult((), (f"seed {seed}: identical predictions in the last {rounds}",))
+        return SubmissionCheck((), (f"seed {seed}: identical predictions in the last {rounds}",))
     difference = repetition.f1 - original.f1
     text = f"seed {seed}: F1 {repetition.f1:.2f} here, {original.f1:.2f} in the file"
     if abs(difference) <= CLOSE:
-        return CheckResult((), (f"{text}; close, as expected of another machine",))
-    return CheckResult((text,), ())
+        return SubmissionCheck((), (f"{text}; close, as expected of another machine",))
+    return SubmissionCheck((text,), ())

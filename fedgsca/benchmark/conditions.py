@@ -33,14 +33,14 @@ def protocol_config(
     """
     method_class = load_methods().get(method)
     reads_evidence = method_class is not None and method_class.reads_evidence
-    own: Tree = {
+    run_tree: Tree = {
         "method": method,
         "seed": seed,
         "data": {"source": data},
         "noise": {"spec": protocol.noise},
         "evidence": {"enabled": reads_evidence},
     }
-    return build(merge(merge(protocol.tree, setting), own))
+    return build(merge(merge(protocol.tree, setting), run_tree))
 
 
 def shared_config(config: Config) -> Tree:

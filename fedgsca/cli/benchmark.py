@@ -24,7 +24,7 @@ from fedgsca.support.console import (
 from fedgsca.support.text import plural
 
 if TYPE_CHECKING:
-    from fedgsca.benchmark.check_submission import CheckResult
+    from fedgsca.benchmark.check_submission import SubmissionCheck
     from fedgsca.benchmark.run_protocol import BenchmarkRun
     from fedgsca.benchmark.submission import Submission
     from fedgsca.engine.base import RunObserver
@@ -43,7 +43,7 @@ Files = Annotated[list[Path], typer.Argument(metavar="FILE...", help="submission
 RepeatData = Annotated[
     str | None, typer.Option("--data", help="run one seed again on these images and compare")
 ]
-RepeatSeed = Annotated[int, typer.Option("--seed", help="the seed to run again")]
+SeedAgain = Annotated[int, typer.Option("--seed", help="the seed to run again")]
 PageOut = Annotated[Path, typer.Option("--out", help="the page to write")]
 
 
@@ -185,10 +185,10 @@ def list_command(as_json: Json = False) -> None:
 
 
 def check_command(
-    files: Files, data: RepeatData = None, seed: RepeatSeed = 0, as_json: Json = False
+    files: Files, data: RepeatData = None, seed: SeedAgain = 0, as_json: Json = False
 ) -> None:
     """`fedgsca benchmark check`."""
-    from fedgsca.benchmark.check_submission import CheckResult, check_submission, repeat_run
+    from fedgsca.benchmark.check_submission import SubmissionCheck, check_submission, repeat_run
     from fedgsca.benchmark.leaderboard import find_submissions
 
     records = []
@@ -197,7 +197,7 @@ def check_command(
         result = check_submission(submission)
         if data is not None and not result.problems:
             repetition = repeat_run(submission, data, seed)
-            result = CheckResult(repetition.problems, (*result.remarks, *repetition.remarks))
+            result = SubmissionCheck(repetition.problems, (*result.remarks, *repetition.remarks))
         name = f"{submission.protocol.name} {submission.method}"
         records.append({"submission": name, "problems": result.problems, "remarks": result.remarks})
         num_invalid += bool(result.problems)
@@ -213,7 +213,7 @@ def check_command(
         )
 
 
-def _show_check(name: str, result: CheckResult) -> None:
+def _show_check(name: str, result: SubmissionCheck) -> None:
     if result.problems:
         print_warning(f"{name}: {plural(len(result.problems), 'problem')}")
         for problem in result.problems:

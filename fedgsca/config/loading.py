@@ -292,7 +292,7 @@ def _loss_problems(config: Config, method: type[MethodSchema] | None) -> list[Co
     """A loss that the method would ignore."""
     if config.train.loss == "ce" or method is None or method.takes_loss:
         return []
-    names = [name for name, other in METHODS.load().items() if other.takes_loss]
+    names = [name for name, schema in METHODS.load().items() if schema.takes_loss]
     message = (
         f"train.loss: {config.method} has a loss of its own and cannot use {config.train.loss}; "
         f"methods that can: {', '.join(sorted(names))}"

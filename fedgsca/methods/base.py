@@ -134,6 +134,11 @@ def load_methods() -> Mapping[str, type[Method]]:
     return {name: methods[name] for name in names}
 
 
+def paper_methods() -> tuple[str, ...]:
+    """The methods that the paper compares, in its order."""
+    return tuple(name for name, method in load_methods().items() if method.in_paper)
+
+
 def make_method(name: str, options: Mapping[str, object], rounds: int) -> Method:
     """The method `name` with its options checked; `rounds` is the length of the run."""
     method = load_methods()[name]

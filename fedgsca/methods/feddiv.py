@@ -3,14 +3,14 @@
 One round at site k, given the global model theta and the global filter W (two Gaussians over
 losses, as FedGSCA's selector):
 
-    split      l_i = loss of theta on (x_i, y_i), scaled to 0..1 within the site
+    split      l_i = loss of theta on (x_i, y_i)
                clean: P("clean" | l_i; W) >= 0.5;   delta_k = share of the others
     relabel    others with max p(theta) >= zeta take theta's prediction as label for this round
     re-select  (PCS) of both kinds, those on which theta and the site's de-biased model of its last
                round agree:  argmax p(theta) = argmax softmax(z_k - xi log phat_k)
                a site with delta_k < 0.1 trains on all given labels instead
     train      theta_k <- mixup cross-entropy (+ reg KL(uniform || mean p) with `prior_weight`)
-    filter     W_k <- EM on the scaled losses of theta_k with the given labels, started at W
+    filter     W_k <- EM on the losses of theta_k with the given labels, started at W
                phat_k <- m phat_k + (1 - m) mean softmax(z_k)
 
     server:    theta <- sum_k n_k/N theta_k;   W <- sum_k n_k/N W_k over the newest W_k of all sites
@@ -24,6 +24,9 @@ Where paper, published code and this file differ:
              variances about K-fold; the paper and the default here average linearly (`variance`).
   loss_kind  the code takes softmax twice before the logarithm; default as in the code, `ce` is the
              paper.
+  scaling    the code scales a site's losses to 0..1. The largest loss of a clean site then is as
+             large as that of a noisy one, so that one filter for both calls part of the clean
+             site noisy (a test shows it); default `none`, `site` is the code.
   zeta       0.75 in the paper, 0 in the code's defaults; default 0.75.
   xi, m      0.5 and 0.2 in the paper, 0.2 and 0.5 in the code's defaults; default the paper.
   phat       the code updates it only with samples whose de-biased confidence is above 0.85, with
@@ -63,7 +66,8 @@ from fedgsca.wire import Arrays, Extra, Payload, Update
 
 # de-biased confidence above which a sample counts for phat (published code)
 _CONFIDENT = 0.85
-_FILTER_BOUNDS = ((0.0, 1.0), (0.0, 1.0), (1e-6, 0.25), (1e-6, 0.25), (0.01, 0.99), (0.01, 0.99))
+# of means, variances and weights under `privacy`: losses of a double softmax and up to ten classes
+_FILTER_BOUNDS = ((0.0, 2.0), (0.5, 3.0), (1e-4, 0.5), (1e-4, 0.5), (0.01, 0.99), (0.01, 0.99))
 # names of the server's memory: a filter (6,) and n_k of every site that has sent one
 _CACHE = "filter/"
 
@@ -114,6 +118,9 @@ class FedDivOptions(MethodOptions):
     loss_kind: Literal["double_softmax", "ce"] = Field(
         default="double_softmax", description="losses of the filter (the code; the paper: ce)"
     )
+    scaling: Literal["none", "site"] = Field(
+        default="none", description="losses of the filter as they are, or 0..1 at each site (code)"
+    )
     variance: Literal["linear", "squared"] = Field(
         default="linear",
         description="weights of the sites' variances: n_k/N (the paper) or its square (the code)",
@@ -124,7 +131,7 @@ class FedDivOptions(MethodOptions):
 
 
 @dataclass(frozen=True)
-class Selection:
+class TrainingChoice:
     """What a site trains on in a round."""
 
     # (m,) rows and the label of each
@@ -143,8 +150,8 @@ def debiased_labels(logits: np.ndarray, prior: np.ndarray, xi: float) -> np.ndar
 
 def update_prior(prior: np.ndarray, logits: np.ndarray, xi: float, memory: float) -> np.ndarray:
     """phat_k (C,) after a round, from the confident samples; unchanged if there are none."""
-    shifted = logits - xi * np.log(prior)
-    confidence = np.exp(shifted - _log_sum_exp(shifted)).max(axis=1)
+    fair_logits = logits - xi * np.log(prior)
+    confidence = np.exp(fair_logits - _log_sum_exp(fair_logits)).max(axis=1)
     confident = confidence > _CONFIDENT
     if not confident.any():
         return prior
@@ -205,10 +212,10 @@ class FedDiv(Method):
     uploads: ClassVar[Mapping[str, Extra]] = {
         "filter": Extra(
             (6,),
-            "two Gaussians fitted to the site's scaled losses: means, variances, weights",
+            "two Gaussians fitted to the site's losses: means, variances, weights",
             nan=True,
             low=0.0,
-            high=4.0,
+            high=1e4,
             bounds=_FILTER_BOUNDS,
             finish=nearest_selector,
         ),
@@ -274,33 +281,34 @@ class FedDiv(Method):
         return Update(site.name, site.num_samples, weights, extras)
 
     def _losses(self, evaluation: Evaluation, site: Site) -> np.ndarray:
-        """(n,): losses with the given labels, scaled to 0..1."""
-        if self.options.loss_kind == "ce":
-            return unit_range(evaluation.losses)
-        return unit_range(double_softmax_losses(evaluation.probs, site.labels))
+        """(n,): losses with the given labels, as the filter sees them."""
+        losses = evaluation.losses
+        if self.options.loss_kind == "double_softmax":
+            losses = double_softmax_losses(evaluation.probs, site.labels)
+        return unit_range(losses) if self.options.scaling == "site" else losses
 
-    def _select(self, payload: Payload, site: Site, memory: Arrays) -> Selection:
+    def _select(self, payload: Payload, site: Site, memory: Arrays) -> TrainingChoice:
         """The training set of this round."""
         rows = np.arange(site.num_samples)
-        everything = Selection(
+        all_samples = TrainingChoice(
             rows, site.labels, np.ones(site.num_samples, bool), np.ones(site.num_samples), 0.0
         )
-        shared = shared_filter(payload)
-        if not int(payload.extras["stage"]) or shared is None:
-            return everything
+        global_filter = shared_filter(payload)
+        if not int(payload.extras["stage"]) or global_filter is None:
+            return all_samples
         evaluation = evaluate_site(site)
         losses = self._losses(evaluation, site)
-        probability = clean_probability(losses, shared)
+        probability = clean_probability(losses, global_filter)
         clean = probability >= self.options.threshold
         delta = float(1.0 - clean.mean()) if len(clean) else 0.0
         site.note(
             losses=losses,
             clean=clean,
             clean_probability=probability,
-            selector=shared.to_array(),
+            selector=global_filter.to_array(),
         )
         if delta < self.options.clean_level:
-            return Selection(rows, site.labels, clean, probability, delta)
+            return TrainingChoice(rows, site.labels, clean, probability, delta)
         return self._reselect(payload.round, site, memory, evaluation, probability, delta)
 
     def _reselect(
@@ -311,7 +319,7 @@ class FedDiv(Method):
         evaluation: Evaluation,
         probability: np.ndarray,
         delta: float,
-    ) -> Selection:
+    ) -> TrainingChoice:
         """Clean samples and new labels on which theta and the de-biased site model agree."""
         clean = probability >= self.options.threshold
         predictions = evaluation.predictions
@@ -319,16 +327,16 @@ class FedDiv(Method):
         labels = site.labels.copy()
         relabel = np.zeros(len(clean), bool)
         if round >= self.options.warmup + self.options.relabel_from:
-            agreed = predictions == memory.get("debiased", predictions)
-            use &= agreed
+            agreement = predictions == memory.get("debiased", predictions)
+            use &= agreement
             if delta > self.options.relabel_level:
                 confident = evaluation.probs.max(axis=1) >= self.options.confidence
-                relabel = ~clean & confident & agreed
+                relabel = ~clean & confident & agreement
                 labels[relabel] = predictions[relabel]
         rows = np.flatnonzero(use | relabel)
         pseudo_rows = np.flatnonzero(relabel)
         site.note(corrected=labels, pseudo_rows=pseudo_rows, pseudo_labels=predictions[pseudo_rows])
-        return Selection(rows, labels[rows], clean, probability, delta)
+        return TrainingChoice(rows, labels[rows], clean, probability, delta)
 
     def _fit(self, payload: Payload, site: Site, memory: Arrays) -> np.ndarray:
         """W_k (6,) of the trained model, NaN without two modes; remembers phat and predictions."""
@@ -336,9 +344,9 @@ class FedDiv(Method):
         logits = np.log(np.maximum(evaluation.probs, 1e-12))  # equal to logits up to a constant
         uniform = np.full(site.num_classes, 1.0 / site.num_classes)
         prior = np.asarray(memory.get("prior", uniform))
-        debiased = debiased_labels(logits, prior, self.options.xi)
+        fair_labels = debiased_labels(logits, prior, self.options.xi)
         prior = update_prior(prior, logits, self.options.xi, self.options.memory)
-        site.remember(payload.round, debiased=debiased, prior=prior)
+        site.remember(payload.round, debiased=fair_labels, prior=prior)
         losses = self._losses(evaluation, site)
         fit = fit_selector(losses, shared_filter(payload), var_floor=self.options.var_floor)
         return NO_SELECTOR.copy() if fit is None else fit.to_array()

@@ -79,17 +79,17 @@ class FedRNOptions(MethodOptions):
 
 def loss_probabilities(losses: np.ndarray) -> np.ndarray:
     """(n,): P(clean) of losses (n,) under two Gaussians; 1 where there are no two modes."""
-    scaled = unit_range(losses)
-    fit = fit_selector(scaled, var_floor=_VAR_FLOOR)
-    return np.ones(len(losses)) if fit is None else clean_probability(scaled, fit)
+    unit_losses = unit_range(losses)
+    fit = fit_selector(unit_losses, var_floor=_VAR_FLOOR)
+    return np.ones(len(losses)) if fit is None else clean_probability(unit_losses, fit)
 
 
-def reliability(expertise: np.ndarray, outputs: np.ndarray, own: int, alpha: float) -> np.ndarray:
-    """s (K,) of all sites for the one in row `own`, from expertise (K,) and outputs (K, C)."""
+def reliability(expertise: np.ndarray, outputs: np.ndarray, row: int, alpha: float) -> np.ndarray:
+    """s (K,) of all sites for the one in `row`, from expertise (K,) and outputs (K, C)."""
     norms = np.maximum(np.linalg.norm(outputs, axis=1), 1e-12)
-    similarity = outputs @ outputs[own] / (norms * norms[own])
+    similarity = outputs @ outputs[row] / (norms * norms[row])
     scores = alpha * unit_range(expertise) + (1.0 - alpha) * unit_range(similarity)
-    scores[own] = alpha * unit_range(expertise)[own] + (1.0 - alpha)
+    scores[row] = alpha * unit_range(expertise)[row] + (1.0 - alpha)
     return np.asarray(scores)
 
 
@@ -213,20 +213,20 @@ class FedRN(Method):
 
     def _neighbours(self, payload: Payload, memory: Arrays) -> tuple[list[nn.Linear], np.ndarray]:
         """The heads of the most reliable neighbours, and the scores of the site and of these."""
-        received = payload.extras
-        known = np.isfinite(received["expertise"])
-        outputs = np.vstack([memory["output"], received["outputs"][known]])
-        accuracy = received["expertise"][known]
+        extras = payload.extras
+        is_site = np.isfinite(extras["expertise"])
+        outputs = np.vstack([memory["output"], extras["outputs"][is_site]])
+        accuracy = extras["expertise"][is_site]
         # the own row is the one with the own output; a site that is not among them has no row
-        own_rows = np.flatnonzero((received["outputs"][known] == memory["output"]).all(axis=1))
+        own_rows = np.flatnonzero((extras["outputs"][is_site] == memory["output"]).all(axis=1))
         own_accuracy = accuracy[own_rows[0]] if len(own_rows) else float(np.median(accuracy))
         expertise = np.append(own_accuracy, accuracy)
         scores = reliability(expertise, outputs, 0, self.options.alpha)
         order = [row for row in np.argsort(-scores[1:], kind="stable") if row not in own_rows]
         chosen_rows = order[: self.options.neighbours]
         heads = []
-        for row in np.flatnonzero(known)[chosen_rows]:
-            heads.append(_make_head(received["heads"][row], received["biases"][row]))
+        for row in np.flatnonzero(is_site)[chosen_rows]:
+            heads.append(_make_head(extras["heads"][row], extras["biases"][row]))
         return heads, np.append(scores[0], scores[1:][chosen_rows])
 
 

@@ -126,9 +126,9 @@ def geometric_median(points: np.ndarray, shares: np.ndarray) -> np.ndarray:
         distances = np.linalg.norm(points - median, axis=1)
         weights = shares / np.maximum(distances, _SMALLEST)
         update = (weights / weights.sum()) @ points
-        moved = float(np.linalg.norm(update - median))
+        step = float(np.linalg.norm(update - median))
         median = update
-        if moved < _SMALLEST:
+        if step < _SMALLEST:
             break
     return np.asarray(median)
 
@@ -142,9 +142,9 @@ def median_model(
     for name in names:
         stacks[name] = np.stack([np.ravel(model[name]).astype(np.float64) for model in models])
     if scope == "model":
-        whole = geometric_median(np.concatenate(list(stacks.values()), axis=1), shares)
+        vector = geometric_median(np.concatenate(list(stacks.values()), axis=1), shares)
         ends = np.cumsum([stack.shape[1] for stack in stacks.values()])
-        medians = dict(zip(names, np.split(whole, ends[:-1]), strict=True))
+        medians = dict(zip(names, np.split(vector, ends[:-1]), strict=True))
     else:
         medians = {name: geometric_median(stack, shares) for name, stack in stacks.items()}
     result: dict[str, np.ndarray] = {}
@@ -238,11 +238,11 @@ class MaskedOptim(Method):
         return train_with_labels(site, round, memory.get("labels", first), settings, mask)
 
 
-def pull_towards(weights: Arrays, received: Arrays, share: float) -> dict[str, np.ndarray]:
+def pull_towards(weights: Arrays, anchor: Arrays, share: float) -> dict[str, np.ndarray]:
     """(1 - share) theta_k + share theta; integer buffers are those of theta_k."""
     result = {}
     for name, value in weights.items():
         if value.dtype.kind == "f":
-            value = ((1.0 - share) * value + share * received[name]).astype(value.dtype)
+            value = ((1.0 - share) * value + share * anchor[name]).astype(value.dtype)
         result[name] = value
     return result

@@ -73,8 +73,8 @@ def correction_loss(
 
 def merged_logits(label_logits: np.ndarray, probs: np.ndarray, scale: float) -> np.ndarray:
     """u (n, C) for the next round: `scale` times the mean of the labels and the predictions."""
-    shifted = label_logits - label_logits.max(axis=1, keepdims=True)
-    labels = np.exp(shifted)
+    logits = label_logits - label_logits.max(axis=1, keepdims=True)
+    labels = np.exp(logits)
     labels /= labels.sum(axis=1, keepdims=True)
     return np.asarray(0.5 * scale * (labels + probs), dtype=np.float32)
 
