@@ -17,7 +17,6 @@ from fedgsca.support.console import (
     make_table,
     print_json,
     print_line,
-    print_note,
     print_table,
     print_warning,
 )
@@ -215,11 +214,11 @@ def check_command(
 
 def _show_check(name: str, result: SubmissionCheck) -> None:
     if result.problems:
-        print_warning(f"{name}: {plural(len(result.problems), 'problem')}")
+        print_line(f"{name}: {plural(len(result.problems), 'problem')}", "red")
         for problem in result.problems:
             print_line(f"  {problem}")
     else:
-        print_note(f"{name}: valid", "green")
+        print_line(f"{name}: valid", "green")
     for remark in result.remarks:
         print_line(f"  {remark}", "dim")
 
