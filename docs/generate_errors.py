@@ -45,6 +45,7 @@ GROUPS = {
     "file": "Files",
     "grid": "Comparisons",
     "table": "Tables of the paper",
+    "benchmark": "Benchmark",
     "report": "Reports",
     "audit": "Label audits",
     "review": "Review of labels",
