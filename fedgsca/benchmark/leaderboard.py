@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from statistics import fmean
+from typing import Any
 
 from fedgsca.benchmark.check_submission import check_submission
 from fedgsca.benchmark.protocol import PROTOCOLS, Protocol
@@ -84,23 +86,13 @@ def _section(protocol: Protocol, submissions: Sequence[Submission]) -> PageSecti
     rows = []
     for place, submission in enumerate(ranking, start=1):
         rows.append(_row(place, submission, best))
+    seed_names = [f"seed {seed}" for seed in protocol.seeds]
     table = PageTable(
         caption="",
-        head=[
-            "method",
-            "F1",
-            "per seed",
-            "recall",
-            "precision",
-            "setting",
-            "s/round",
-            "sent/round",
-        ],
+        head=["method", "macro F1", "±", *seed_names],
         rows=rows,
-        words=[2, 5],
         bars=[1],
-        note="± is the standard deviation over the seeds. Seconds depend on the "
-        "machine and its load. Sent: what all sites send in a round.",
+        note="± is the standard deviation over the seeds.",
     )
     facts = BulletList(
         [
@@ -117,43 +109,53 @@ def _section(protocol: Protocol, submissions: Sequence[Submission]) -> PageSecti
         id=protocol.name,
         title=f"{protocol.label}: {protocol.title}",
         intro="",
-        blocks=[table, facts, _validation_details(ranking)],
+        blocks=[table, facts, _details(ranking), _validation_runs(ranking)],
     )
 
 
 def _row(place: int, submission: Submission, best: float) -> list[str | TableCell]:
-    runs = submission.runs
-    setting = ", ".join(f"{key} {value}" for key, value in submission.chosen_setting.items())
     score = TableCell(
         score_number(submission.f1),
         bar=submission.f1 / best if best else 0.0,
         mark="best" if place == 1 else "",
-        small=f"± {score_number(submission.f1_std)}",
     )
-    return [
-        f"{place}. {submission.title}",
-        score,
-        " ".join(score_number(test_run.f1) for test_run in runs),
-        score_number(sum(test_run.recall for test_run in runs) / len(runs)),
-        score_number(sum(test_run.precision for test_run in runs) / len(runs)),
-        setting,
-        seconds_text(sum(test_run.seconds_per_round for test_run in runs) / len(runs)),
-        size_text(sum(test_run.bytes_up for test_run in runs) / len(runs)),
-    ]
+    seeds = [score_number(test_run.f1) for test_run in submission.runs]
+    return [submission.title, score, score_number(submission.f1_std), *seeds]
 
 
-def _validation_details(ranking: Sequence[Submission]) -> Collapsible:
+def _setting_text(setting: Mapping[str, Any]) -> str:
+    return ", ".join(f"{key} {value}" for key, value in setting.items())
+
+
+def _details(ranking: Sequence[Submission]) -> Collapsible:
+    rows = []
+    for submission in ranking:
+        runs = submission.runs
+        rows.append(
+            [
+                submission.title,
+                score_number(fmean(test_run.recall for test_run in runs)),
+                score_number(fmean(test_run.precision for test_run in runs)),
+                _setting_text(submission.chosen_setting),
+                seconds_text(fmean(test_run.seconds_per_round for test_run in runs)),
+                size_text(fmean(test_run.bytes_up for test_run in runs)),
+            ]
+        )
+    table = PageTable(
+        caption="",
+        head=["method", "recall", "precision", "setting", "s/round", "sent/round"],
+        rows=rows,
+        note="Seconds depend on the machine and its load. Sent: by all sites together.",
+    )
+    return Collapsible("Recall, precision, settings and cost", [table])
+
+
+def _validation_runs(ranking: Sequence[Submission]) -> Collapsible:
     rows = []
     for submission in ranking:
         for trial in submission.validation:
-            setting = ", ".join(f"{key} {value}" for key, value in trial.setting.items())
-            is_chosen = trial.setting == submission.chosen_setting
-            choice = "chosen" if is_chosen else ""
+            choice = "chosen" if trial.setting == submission.chosen_setting else ""
+            setting = _setting_text(trial.setting)
             rows.append([submission.title, setting, score_number(trial.val_f1), choice])
-    table = PageTable(
-        caption="",
-        head=["method", "setting", "validation F1", ""],
-        rows=rows,
-        words=[1, 3],
-    )
+    table = PageTable(caption="", head=["method", "setting", "validation F1", ""], rows=rows)
     return Collapsible("All validation runs", [table])
