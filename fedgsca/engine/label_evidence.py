@@ -168,7 +168,7 @@ def add_round(
 
 
 def mean_evidence(sums: Mapping[str, np.ndarray], judgement: Judgement | None = None) -> Evidence:
-    """Means from the sums of at least one round, and the judgement of the heads, if there is one."""
+    """Means from the sums of at least one round, and the heads' judgement, if there is one."""
     count = int(sums["count"])
     posterior_count = int(sums.get("posterior_count", 0))
     posterior = None
