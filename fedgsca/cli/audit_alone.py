@@ -71,7 +71,7 @@ def audit_folder(
         print_audits([result])
         print_line(
             "This hospital judged its labels alone. In a federation the judges learn from the"
-            " images of all hospitals: see docs/audit.md, or `fedgsca deploy --help`."
+            " images of all hospitals (`fedgsca deploy --help`)."
         )
 
 
