@@ -17,9 +17,10 @@ from fedgsca.benchmark.conditions import (
     protocol_config,
     shared_config,
 )
-from fedgsca.benchmark.protocol import PROTOCOLS, Protocol
+from fedgsca.benchmark.protocol import PROTOCOLS, Protocol, Tree
 from fedgsca.benchmark.run_protocol import ProtocolRunner, best_setting
 from fedgsca.benchmark.submission import Submission, TestRun
+from fedgsca.config import flatten
 from fedgsca.engine.rounds import run
 from fedgsca.errors import ConfigError, FedgscaError
 from fedgsca.methods.base import load_methods
@@ -130,13 +131,7 @@ def _config_problems(
         config = protocol_config(protocol, "synthetic", method, setting, protocol.seeds[0])
     except ConfigError as error:
         return (f"the chosen setting is not valid: {error.message}",), ()
-    demands = shared_config(config)
-    differences = []
-    for key in sorted(demands.keys() | submission.config.keys()):
-        if demands.get(key) != submission.config.get(key):
-            differences.append(
-                f"{key} is {submission.config.get(key)!r}, the protocol has {demands.get(key)!r}"
-            )
+    differences = _config_differences(submission, shared_config(config), protocol)
     version = submission.software.get("fedgsca", "")
     if version == __version__:
         return tuple(differences), ()
@@ -145,6 +140,23 @@ def _config_problems(
     protocol_lines = tuple(line for line in differences if line not in option_lines)
     remark = f"the submission is of version {version}, this is {__version__}"
     return protocol_lines, (remark, *option_lines)
+
+
+def _config_differences(submission: Submission, demands: Tree, protocol: Protocol) -> list[str]:
+    """Keys with other values than the protocol demands.
+
+    A key that only one side has is one that another version added or removed: it counts if the
+    protocol sets it.
+    """
+    fixed_keys = flatten(protocol.tree).keys() | {"noise.spec", "method"}
+    differences = []
+    for key in sorted(demands.keys() | submission.config.keys()):
+        is_common = key in demands and key in submission.config
+        if demands.get(key) != submission.config.get(key) and (is_common or key in fixed_keys):
+            differences.append(
+                f"{key} is {submission.config.get(key)!r}, the protocol has {demands.get(key)!r}"
+            )
+    return differences
 
 
 def repeat_run(submission: Submission, data: str, seed: int) -> SubmissionCheck:

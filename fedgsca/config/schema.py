@@ -98,6 +98,13 @@ class DataConfig(Section):
         description="share of the training images (entire groups) that become validation images, "
         "the same for every seed; for a source without any",
     )
+    test_share: float = Field(
+        default=0.2,
+        ge=0,
+        lt=1,
+        description="share of the images that is set aside for testing where the source has no "
+        "split column; 0: none, for `fedgsca audit-folder`",
+    )
     skip_unreadable: bool = Field(
         default=False, description="leave out images that cannot be decoded instead of stopping"
     )
