@@ -22,6 +22,7 @@ from fedgsca.report.elements import (
 from fedgsca.report.html_page import render_page
 from fedgsca.report.number_text import score_number, seconds_text
 from fedgsca.support.files import write_atomic
+from fedgsca.support.markdown import markdown_table
 from fedgsca.support.text import join_words, plural, size_text
 
 
@@ -44,7 +45,10 @@ def find_submissions(paths: Sequence[Path]) -> list[Submission]:
 
 
 def write_leaderboard(submissions: Sequence[Submission], path: Path) -> list[str]:
-    """Write the page; returns the submissions that were left out, with the reason."""
+    """Write the page, as Markdown if its name ends in .md and as HTML otherwise.
+
+    Returns the submissions that were left out, with the reason.
+    """
     valid: list[Submission] = []
     rejections = []
     for submission in submissions:
@@ -53,8 +57,40 @@ def write_leaderboard(submissions: Sequence[Submission], path: Path) -> list[str
             rejections.append(f"{submission.protocol.name} {submission.method}: {problems[0]}")
         else:
             valid.append(submission)
-    write_atomic(path, render_page(build_leaderboard(valid)).encode())
+    render = markdown_tables if path.suffix == ".md" else _render_html
+    text = render(valid)
+    write_atomic(path, text.encode())
     return rejections
+
+
+def markdown_tables(submissions: Sequence[Submission]) -> str:
+    """One Markdown table per protocol, best first."""
+    lines = []
+    for protocol in PROTOCOLS.values():
+        group = [item for item in submissions if item.protocol.name == protocol.name]
+        if not group:
+            continue
+        header = ["method", "macro F1", "per seed", "setting", "validation F1", "sent/round"]
+        rows = [score_cells(item) for item in sorted(group, key=lambda item: -item.f1)]
+        lines += [f"### {protocol.label}", "", *markdown_table(header, rows, text_columns=1)]
+    return "\n".join(lines)
+
+
+def score_cells(submission: Submission) -> list[str]:
+    """The row of a submission in a Markdown table."""
+    validation = max(trial.val_f1 for trial in submission.validation)
+    return [
+        submission.title,
+        f"{submission.f1:.1f} ± {submission.f1_std:.1f}",
+        ", ".join(f"{test_run.f1:.1f}" for test_run in submission.runs),
+        _setting_text(submission.chosen_setting),
+        f"{validation:.1f}",
+        size_text(fmean(test_run.bytes_up for test_run in submission.runs)),
+    ]
+
+
+def _render_html(submissions: Sequence[Submission]) -> str:
+    return render_page(build_leaderboard(submissions))
 
 
 def build_leaderboard(submissions: Sequence[Submission]) -> Page:

@@ -43,7 +43,7 @@ RepeatData = Annotated[
     str | None, typer.Option("--data", help="run one seed again on these images and compare")
 ]
 SeedAgain = Annotated[int, typer.Option("--seed", help="the seed to run again")]
-PageOut = Annotated[Path, typer.Option("--out", help="the page to write")]
+PageOut = Annotated[Path, typer.Option("--out", help="the page to write: .html or .md")]
 
 
 def add(app: typer.Typer) -> None:

@@ -13,7 +13,12 @@ import pytest
 
 from fedgsca.benchmark.check_submission import check_submission, repeat_run
 from fedgsca.benchmark.conditions import digest_data, label_file, protocol_config
-from fedgsca.benchmark.leaderboard import build_leaderboard, find_submissions, write_leaderboard
+from fedgsca.benchmark.leaderboard import (
+    build_leaderboard,
+    find_submissions,
+    score_cells,
+    write_leaderboard,
+)
 from fedgsca.benchmark.protocol import PROTOCOLS, Protocol, find_protocol
 from fedgsca.benchmark.run_protocol import ProtocolRunner
 from fedgsca.benchmark.submission import Submission, read_submission, write_submission
@@ -31,6 +36,7 @@ FROZEN_DIGESTS = {
     "skin-96 v1": "7d8f09f00dfb65cdf71f9be249915674740d03329fd646125a299bab5d3a1e84",
 }
 METHOD = "fedavg"
+ROOT = Path(__file__).parents[2]
 
 
 def test_protocols_never_change() -> None:
@@ -238,6 +244,16 @@ def test_the_leaderboard_ranks_valid_submissions_only(
     assert len(rejections) == 1 and "digest" in rejections[0]
     html = (tmp_path / "board.html").read_text()
     assert "FedAvg" in html and "http" not in html.replace("http://www.w3.org", "")
+
+
+def test_the_published_results_are_valid_and_in_the_documentation() -> None:
+    page = (ROOT / "docs" / "benchmark.md").read_text()
+    files = sorted((ROOT / "docs" / "benchmark").glob("*.json"))
+    assert files
+    for file in files:
+        submission = read_submission(file)
+        assert check_submission(submission).problems == (), file.name
+        assert " | ".join(score_cells(submission)) in page.replace("**", ""), file.name
 
 
 def test_files_that_are_not_submissions(tmp_path: Path) -> None:
