@@ -94,9 +94,9 @@ _MODEL: Tree = {
     "feature_size": 96,
 }
 _RATES: tuple[Tree, ...] = (
+    {"train": {"lr": 0.003}},
     {"train": {"lr": 0.01}},
     {"train": {"lr": 0.03}},
-    {"train": {"lr": 0.1}},
 )
 _TISSUE = Protocol(
     name="tissue-28",
@@ -105,15 +105,15 @@ _TISSUE = Protocol(
     data="the file pathmnist_small.npz: 2,800 training, 400 validation and 1,200 test images",
     data_digest="2245b7b1f994773f17e820bfe31be42cc328a58153f3a44a96abaf1d8519ee04",
     weights="579344248a93e23026e6b78f1f6faf0bc1d282386f6c881cdbaacd49cabf77db",
-    noise="0-S40-P20-C20",
+    noise="S40",
     seeds=(0, 1, 2),
     tuning_seed=100,
     candidates=_RATES,
     labels={
-        0: "b1b466b1c4eb02e359ca85d664637a7f4f8939d16af2ecddc0b1d92105e4fe79",
-        1: "50b239ffff0767751d6dd952b1b34eabb2dc9d0a51f9921fda8b7507532c6d34",
-        2: "82618111b68752aa00b11745a2cbb0500f307cc0d095c57949927c035bb20cc9",
-        100: "df26e16fd6530a1c499aea98528823f440e11da557b9198ae1db3bd742ecde74",
+        0: "bac6385e947b4d4e3bc76824aab375c012a0a4dedc89808208ec1a48bbea8e16",
+        1: "ffd24c341c889994a7faf6872ff2c7d24e2e48922faae870e5b568bc4e9c441a",
+        2: "0bfbb2e7cef1fb9d15d863db8eb371a3527546452e556b530986f6051d44f04b",
+        100: "7cc744462ba3769661c6d3452f96b313dcc726265aaa97cbe4fd132b758bbf6c",
     },
     tree={
         "model": _MODEL,
