@@ -211,7 +211,9 @@ class FedRN(Method):
         rows = np.flatnonzero(selection)
         return rows if len(rows) >= 2 else np.arange(site.num_samples)
 
-    def _neighbours(self, payload: Payload, memory: Arrays) -> tuple[list[nn.Linear], np.ndarray]:
+    def _neighbours(
+        self, payload: Payload, memory: Arrays
+    ) -> tuple[list[NeighbourHead], np.ndarray]:
         """The heads of the most reliable neighbours, and the scores of the site and of these."""
         extras = payload.extras
         is_site = np.isfinite(extras["expertise"])
@@ -226,7 +228,7 @@ class FedRN(Method):
         chosen_rows = order[: self.options.neighbours]
         heads = []
         for row in np.flatnonzero(is_site)[chosen_rows]:
-            heads.append(_make_head(extras["heads"][row], extras["biases"][row]))
+            heads.append(NeighbourHead(extras["heads"][row], extras["biases"][row]))
         return heads, np.append(scores[0], scores[1:][chosen_rows])
 
 
@@ -238,10 +240,16 @@ def _stack(arrays: list[np.ndarray]) -> np.ndarray:
     return stack
 
 
-def _make_head(weight: np.ndarray, bias: np.ndarray) -> nn.Linear:
-    head = nn.Linear(weight.shape[1], weight.shape[0])
-    load_weights(head, {"weight": weight, "bias": bias})
-    return head
+class NeighbourHead:
+    """The linear head of another site. nn.Linear would draw from torch's global generator."""
+
+    def __init__(self, weight: np.ndarray, bias: np.ndarray) -> None:
+        self.weight = nn.Parameter(torch.from_numpy(np.array(weight)))
+        self.bias = nn.Parameter(torch.from_numpy(np.array(bias)))
+
+    def __call__(self, hidden: Tensor) -> Tensor:
+        """(b, D) features -> (b, C) logits."""
+        return F.linear(hidden, self.weight, self.bias)
 
 
 def _losses_of_last_model(site: Site, memory: Arrays) -> np.ndarray:
@@ -251,7 +259,7 @@ def _losses_of_last_model(site: Site, memory: Arrays) -> np.ndarray:
     return evaluate(site.model, site.samples, site.device).losses
 
 
-def head_losses(head: nn.Linear, hidden: np.ndarray, labels: np.ndarray) -> np.ndarray:
+def head_losses(head: NeighbourHead, hidden: np.ndarray, labels: np.ndarray) -> np.ndarray:
     """(n,): cross-entropy of a head on features (n, D)."""
     with torch.inference_mode():
         logits = head(torch.from_numpy(hidden))
@@ -259,10 +267,12 @@ def head_losses(head: nn.Linear, hidden: np.ndarray, labels: np.ndarray) -> np.n
     return losses.numpy()
 
 
-def finetune(head: nn.Linear, hidden: np.ndarray, rows: np.ndarray, site: Site, round: int) -> None:
+def finetune(
+    head: NeighbourHead, hidden: np.ndarray, rows: np.ndarray, site: Site, round: int
+) -> None:
     """One epoch of the head on the features of `rows` (m,) with the given labels, in place."""
     hyper = site.hyper
-    sgd = SGD(list(head.parameters()), hyper.lr_at(round), hyper.momentum, hyper.weight_decay)
+    sgd = SGD([head.weight, head.bias], hyper.lr_at(round), hyper.momentum, hyper.weight_decay)
     order = rows[site.rng(round, "neighbours").permutation(len(rows))]
     for start in range(0, len(order), hyper.batch_size):
         batch = order[start : start + hyper.batch_size]
