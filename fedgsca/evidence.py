@@ -93,6 +93,16 @@ def assign_folds(seed: int, site: str, contents: Iterable[bytes]) -> np.ndarray:
     return np.array(folds, dtype=np.int64)
 
 
+def draw_holdout(seed: int, site: str, contents: Iterable[bytes], share: float) -> np.ndarray:
+    """(n,) bool: samples that no model trains on; chosen like folds, independently of them."""
+    address = repr((seed, "holdout", site)).encode()
+    mask = []
+    for content in contents:
+        digest = hashlib.sha256(address + content).digest()
+        mask.append(int.from_bytes(digest[:4], "big") < share * 2**32)
+    return np.array(mask, dtype=bool)
+
+
 def layer_normalise(features: np.ndarray) -> np.ndarray:
     """(n, D): every vector with mean 0 and variance 1, as frozen features already are."""
     centre = features - features.mean(axis=1, keepdims=True)
@@ -477,11 +487,32 @@ def expected_counts(posterior: np.ndarray, predictions: np.ndarray) -> np.ndarra
     return np.stack([hits, posterior.sum(axis=0), onehot.sum(axis=0)])
 
 
-def expected_f1(counts: np.ndarray) -> float:
-    """Macro F1 between 0 and 1 from `expected_counts`, over classes with half a sample or more."""
+def pool_small_classes(counts: np.ndarray, smallest: float) -> tuple[np.ndarray, np.ndarray]:
+    """`expected_counts` (3, C) as they may leave a site: (3, C) and the remainder (3,).
+
+    A class with fewer than `smallest` expected members is NaN and part of the remainder, the sum
+    over all such classes; the remainder is NaN if it is too small, too.
+    """
+    is_small = counts[1] < smallest
+    remainder = counts[:, is_small].sum(axis=1)
+    if remainder[1] < smallest:
+        remainder = np.full(3, np.nan)
+    return np.where(is_small, np.nan, counts), remainder
+
+
+def expected_f1(counts: np.ndarray, remainder: np.ndarray | None = None) -> float:
+    """Macro F1 between 0 and 1 from `expected_counts`, over classes with half a sample or more.
+
+    With the remainder (3,) of `pool_small_classes`, summed over the sites, the classes that no site
+    reports count as one: they share one F1, with the weight of their number.
+    """
     hits, members, predictions = counts
     is_present = members >= 0.5
-    if not is_present.any():
-        return 0.0
     scores = 2.0 * hits / np.maximum(members + predictions, TINY)
-    return float(scores[is_present].mean())
+    total = float(scores[is_present].sum())
+    num_classes = int(is_present.sum())
+    if remainder is not None and remainder[1] >= 0.5:
+        num_absent = max(counts.shape[1] - num_classes, 1)
+        total += num_absent * float(2.0 * remainder[0] / max(remainder[1] + remainder[2], TINY))
+        num_classes += num_absent
+    return total / num_classes if num_classes else 0.0

@@ -37,6 +37,7 @@ from fedgsca.cli import (
     run,
     show_config,
     show_wire,
+    tune,
 )
 from fedgsca.cli.error_output import (
     from_click,
@@ -57,6 +58,7 @@ MODULES = (
     demo,
     run,
     compare,
+    tune,
     paper_table,
     deploy,
     report,
@@ -80,6 +82,7 @@ COMMAND_ORDER = (
     "resume",
     "readmit",
     "compare",
+    "tune",
     "table",
     "ablation",
     "sensitivity",

@@ -87,6 +87,9 @@ class RoundRecord(Record):
     # site -> number of its test images, where the sites test the model
     test_counts: Mapping[str, int] | None = field(default=None, metadata=stored_as("tested"))
     val_f1: float | None = None
+    # macro F1 that the evidence expects of the model that the sites received in this round, which
+    # is that of the round before; only with held-out images
+    expected_f1: float | None = None
     privacy: PrivacyBudget | None = None
     extra: Mapping[str, Any] = field(default_factory=dict, metadata=REMAINING_KEYS)
 
@@ -116,6 +119,21 @@ class BestRound(Record):
 
     round: int
     f1: float
+
+
+@dataclass(frozen=True)
+class UnseenChoice(Record):
+    """What held-out images with given labels say: no true label was looked at.
+
+    `round` is the end of the five rounds with the highest mean of the expected F1, `expected_f1`
+    that mean, `f1` the mean on the test images in the same rounds (None: not tested); `last` is the
+    mean of the expected F1 in the last five rounds.
+    """
+
+    round: int
+    expected_f1: float
+    f1: float | None
+    last: float
 
 
 @dataclass(frozen=True)
@@ -182,6 +200,8 @@ class RunResult(Record):
     data_fingerprint: str
     version: str
     machine: str
+    # only with held-out images (`evidence.holdout`)
+    unseen: UnseenChoice | None = None
     privacy: PrivacyBudget | None = None
     extra: Mapping[str, Any] = field(default_factory=dict, metadata=REMAINING_KEYS)
 

@@ -15,6 +15,7 @@ from fedgsca.evidence import (
     balance_classes,
     best_power,
     class_masses,
+    draw_holdout,
     estimate_transition,
     estimate_wrong,
     expected_counts,
@@ -25,6 +26,7 @@ from fedgsca.evidence import (
     label_losses,
     layer_normalise,
     normalise_mix,
+    pool_small_classes,
     select,
     share_explained,
     sharpen,
@@ -88,6 +90,19 @@ def test_a_fold_depends_on_seed_site_and_content_only() -> None:
     assert (assign_folds(0, "lyon", contents) != folds).any()
     assert (assign_folds(1, "berlin", contents) != folds).any()
     assert len(set(assign_folds(0, "berlin", [b"the same picture"] * 5))) == 1
+
+
+def test_held_out_samples_depend_on_seed_site_and_content_and_not_on_the_fold() -> None:
+    contents = [f"image {i}".encode() for i in range(2000)]
+    mask = draw_holdout(0, "berlin", contents, 0.2)
+    assert 330 < mask.sum() < 470
+    np.testing.assert_array_equal(draw_holdout(0, "berlin", contents[5:9], 0.2), mask[5:9])
+    assert (draw_holdout(1, "berlin", contents, 0.2) != mask).any()
+    # a larger share only adds samples
+    assert draw_holdout(0, "berlin", contents, 0.4)[mask].all()
+    assert not draw_holdout(0, "berlin", contents, 0.0).any()
+    folds = assign_folds(0, "berlin", contents)
+    assert 0.4 < folds[mask].mean() < 0.6
 
 
 def features_of(labels: np.ndarray, seed: int = 0) -> np.ndarray:
@@ -356,3 +371,16 @@ def test_expected_f1_equals_f1_where_the_posterior_is_certain() -> None:
     # class 0: 2 * 1 / (2 + 2), class 1: 2 * 2 / (3 + 3); class 2 does not occur
     assert score == pytest.approx((0.5 + 2 / 3) / 2)
     assert expected_f1(np.zeros((3, 3))) == 0.0
+
+
+def test_small_classes_are_pooled_and_keep_their_weight_in_the_score() -> None:
+    counts = np.array([[40.0, 2.0, 1.0], [50.0, 4.0, 3.0], [48.0, 2.0, 4.0]])
+    large_classes, pooled_counts = pool_small_classes(counts, 5.0)
+    assert np.isnan(large_classes[:, 1:]).all()
+    np.testing.assert_array_equal(large_classes[:, 0], counts[:, 0])
+    np.testing.assert_array_equal(pooled_counts, [3.0, 7.0, 6.0])
+    score = expected_f1(np.nan_to_num(large_classes), pooled_counts)
+    assert score == pytest.approx((80 / 98 + 2 * (6 / 13)) / 3)
+    # too small even together: nothing leaves
+    _, pooled_counts = pool_small_classes(counts, 10.0)
+    assert np.isnan(pooled_counts).all()

@@ -60,6 +60,13 @@ class GuardOptions(MethodOptions):
     min_class: int = Field(
         default=10, ge=1, description="a class with this many given samples may not vanish"
     )
+    min_explained: float = Field(
+        default=0.05,
+        ge=0,
+        lt=1,
+        description="with evidence: smallest share of the entropy of a site's labels that the "
+        "heads must explain; below it, the site trains on all its labels",
+    )
 
 
 class FedGSCAOptions(MethodOptions):
