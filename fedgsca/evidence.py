@@ -55,6 +55,9 @@ Z = 1.645
 SLACK = 0.02
 # share of the labels' entropy that evidence must explain before a number is reported
 MIN_EXPLAINED = 0.15
+# share of the labels' information across folds that evidence must explain before anything is
+# trained on it
+MIN_USEFUL = 0.01
 # smallest probability whose logarithm is taken
 TINY = 1e-12
 # samples that are judged at a time: fixed, so that the bytes do not depend on the memory
@@ -360,6 +363,33 @@ def share_explained(log_likelihood: float, given: np.ndarray, num_classes: int) 
     if entropy <= 0.0:
         return 0.0
     return 1.0 + log_likelihood / len(given) / entropy
+
+
+def explained_across_folds(
+    opinion: np.ndarray, given: np.ndarray, folds: np.ndarray, reference: np.ndarray
+) -> float:
+    """What the images say about labels that neither the heads nor T have seen: at most 1.
+
+    T and the class mix of one fold explain the labels of the other, against the label shares of
+    that fold. Useless opinions give 0 or less, because T cannot adapt to the labels it explains.
+    opinion (n, C) is q, folds (n,), reference (C,) is pi.
+    """
+    num_classes = opinion.shape[1]
+    log_likelihood = 0.0
+    baseline = 0.0
+    for fold in np.unique(folds):
+        rows, other_rows = np.flatnonzero(folds == fold), np.flatnonzero(folds != fold)
+        if not len(other_rows):
+            continue
+        fit = estimate_transition(opinion[other_rows], given[other_rows], reference)
+        own_opinion = opinion[rows] * (fit.mix / reference)
+        _, likelihoods = _posterior(own_opinion, given[rows], fit.matrix)
+        log_likelihood += float(np.log(likelihoods).sum())
+        counts = np.bincount(given[other_rows], minlength=num_classes) + 1.0
+        baseline += float(np.log(counts / counts.sum())[given[rows]].sum())
+    if baseline >= 0.0:
+        return 0.0
+    return 1.0 - log_likelihood / baseline
 
 
 def estimate_wrong(

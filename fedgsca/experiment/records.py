@@ -194,7 +194,7 @@ class RunResult(Record):
     seconds: Timing
     peak_memory_mb: float
     bytes_per_round: Traffic
-    guard_events: int  # how often the collapse guard stepped in, summed over sites and rounds
+    guard_events: int  # how often a guard of the method stepped in, over all sites and rounds
     realised_noise: Mapping[str, float | None]  # site -> share of wrong labels, if it is known
     fingerprint: str  # of the configuration
     data_fingerprint: str

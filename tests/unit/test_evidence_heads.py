@@ -21,6 +21,7 @@ from fedgsca.evidence import (
     expected_counts,
     expected_f1,
     expected_right,
+    explained_across_folds,
     head_targets,
     judge,
     label_losses,
@@ -310,6 +311,21 @@ def test_parts_of_a_site_and_empty_parts() -> None:
     assert part.high == 1.0
     empty = estimate_wrong(scores, shares, 0.5, mask=np.zeros(4, bool))
     assert (empty.share, empty.low, empty.high) == (0, 0, 0)
+
+
+@pytest.mark.parametrize("matrix", [symmetric_matrix(0.4, 3), PAIR_FLIP])
+def test_across_folds_useless_opinions_explain_nothing_and_good_ones_something(
+    matrix: np.ndarray,
+) -> None:
+    site = site_of(matrix, MIX, n=200)
+    folds = np.arange(200) % 2
+    good = explained_across_folds(site.opinion, site.given, folds, site.mix)
+    assert good > 0.05
+    order = stream(0, "order").permutation(200)
+    useless = explained_across_folds(site.opinion[order], site.given, folds, site.mix)
+    assert useless < 0.01
+    # one fold only: nothing can be said
+    assert explained_across_folds(site.opinion, site.given, folds * 0, site.mix) == 0.0
 
 
 def test_opinions_that_do_not_depend_on_the_image_explain_nothing() -> None:

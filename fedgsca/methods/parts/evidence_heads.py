@@ -23,6 +23,7 @@ import numpy as np
 
 from fedgsca.aggregate import WeightedMean
 from fedgsca.evidence import (
+    MIN_USEFUL,
     NUM_HEADS,
     POWERS,
     Heads,
@@ -32,11 +33,11 @@ from fedgsca.evidence import (
     class_masses,
     draw_holdout,
     estimate_transition,
+    explained_across_folds,
     head_targets,
     judge,
     layer_normalise,
     normalise_mix,
-    share_explained,
     sharpen,
     train_heads,
 )
@@ -385,8 +386,11 @@ class HeadMemory:
         return np.asarray(total / total.sum(axis=1, keepdims=True))
 
     def head_labels(self, site: Site) -> np.ndarray:
-        """(n, C): what the heads are trained on; the given labels, later the posterior."""
-        if self.posterior is None:
+        """(n, C): what the heads are trained on; the given labels, later the posterior.
+
+        A posterior that explains nothing would only teach the heads their own opinion.
+        """
+        if self.posterior is None or (self.share_explained or 0.0) < MIN_USEFUL:
             return np.asarray(np.eye(site.num_classes)[site.labels])
         return np.asarray(self.posterior, dtype=np.float64)
 
@@ -404,12 +408,14 @@ def _refresh_posterior(memory: HeadMemory, evidence: Arrays, site: Site) -> Head
         evidence_power=np.array(power),
     )
     fit = judgement.transition(site.labels)
+    opinion = sharpen(judgement.probs, power)
+    reference = judgement.references[POWERS.index(power)]
     return HeadMemory(
         memory.folds,
         np.zeros_like(memory.opinion_sum),
         refresh=refresh,
         posterior=fit.posterior.astype(np.float32),
-        share_explained=share_explained(fit.log_likelihood, site.labels, site.num_classes),
+        share_explained=explained_across_folds(opinion, site.labels, memory.folds, reference),
     )
 
 
