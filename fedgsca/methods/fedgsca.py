@@ -326,7 +326,8 @@ class FedGSCA(Method):
             all_clean = np.ones(site.num_samples, bool)
             selection = Selection(rows, site.labels, all_clean, np.zeros(site.num_classes))
             extras |= diagnostics(selection, None)
-            extras["fallback"] = np.array(int(is_fallback))
+            if is_fallback:
+                extras["fallback"] = np.array(1)
         return Update(site.name, site.num_samples, site.weights(), extras)
 
     def _evaluate(self, site: Site, memory: SelectionMemory) -> tuple[Outputs, SelectionMemory]:

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 VALIDATION = TOKENS["s2"]
-EXPECTED = TOKENS["s3"]
+FORECAST = TOKENS["s3"]
 
 
 @run_section(position=10)
@@ -112,7 +112,7 @@ def draw_learning_curve(run: LoadedRun, *, wide: bool = True) -> str:
     figure, axes = make_axes(
         width, height, margin_left=40, margin_right=_room_for_names(run, wide=wide), margin_top=34
     )
-    expected = _expected_points(run)
+    forecast = _expected_points(run)
     _set_range(axes, [*f1, *(value for _, value in [*validation, *expected])])
     _mark_warm_up(run, axes)
     _mark_learning_rates(run, axes)
@@ -121,10 +121,10 @@ def draw_learning_curve(run: LoadedRun, *, wide: bool = True) -> str:
         axes.plot(*zip(*validation, strict=True), color=VALIDATION, lw=1.7, ls=(0, (5, 2)))
         last = validation[-1][1]
         ends.append(LineEnd(last, f"validation {last:.1f}", VALIDATION))
-    if expected:
-        axes.plot(*zip(*expected, strict=True), color=EXPECTED, lw=1.7, ls=(0, (1, 2)))
-        last = expected[-1][1]
-        ends.append(LineEnd(last, f"expected {last:.1f}", EXPECTED))
+    if forecast:
+        axes.plot(*zip(*forecast, strict=True), color=FORECAST, lw=1.7, ls=(0, (1, 2)))
+        last = forecast[-1][1]
+        ends.append(LineEnd(last, f"expected {last:.1f}", FORECAST))
     _draw_headline(axes, x, f1)
     axes.plot(x, f1, color=MAIN, marker=marker_for(len(x)), ms=6, mec=PAPER, mew=1.2)
     best = int(np.argmax(f1))
