@@ -113,7 +113,7 @@ def draw_learning_curve(run: LoadedRun, *, wide: bool = True) -> str:
         width, height, margin_left=40, margin_right=_room_for_names(run, wide=wide), margin_top=34
     )
     forecast = _expected_points(run)
-    _set_range(axes, [*f1, *(value for _, value in [*validation, *expected])])
+    _set_range(axes, [*f1, *(value for _, value in [*validation, *forecast])])
     _mark_warm_up(run, axes)
     _mark_learning_rates(run, axes)
     ends = [LineEnd(f1[-1], f"test {f1[-1]:.1f}", MAIN)]
