@@ -62,7 +62,7 @@ class Samples:
     def part(self, rows: np.ndarray) -> Samples:
         """The samples of some rows (m,), in their order; inputs are not copied."""
         groups = None if self.groups is None else self.groups[rows]
-        view = RowView(self.inputs, rows)
+        view: np.ndarray = RowView(self.inputs, rows)  # type: ignore[assignment]
         return replace(self, inputs=view, labels=self.labels[rows], groups=groups)
 
 

@@ -96,7 +96,7 @@ def test_where_the_images_say_something_the_fallback_is_not_used(finished: Toy) 
 
 
 def test_received_losses_ignore_the_heads(tmp_path: Path) -> None:
-    options = {"selector": {"losses_of": "received"}}
+    options: dict[str, Any] = {"selector": {"losses_of": "received"}}
     with_heads = toy_with_heads(tmp_path / "on", **options)
     without = toy_experiment(tmp_path / "off", "fedgsca", samples=120, rounds=16, options=options)
     one, other = with_heads.run(9), without.run(9)
