@@ -39,6 +39,7 @@ from fedgsca.cli import (
     run,
     show_config,
     show_wire,
+    tune,
 )
 from fedgsca.cli.error_output import (
     from_click,
@@ -59,6 +60,7 @@ MODULES = (
     demo,
     run,
     compare,
+    tune,
     paper_table,
     benchmark,
     deploy,
@@ -84,6 +86,7 @@ COMMAND_ORDER = (
     "resume",
     "readmit",
     "compare",
+    "tune",
     "table",
     "ablation",
     "sensitivity",
