@@ -60,7 +60,7 @@ from fedgsca.evidence import (
     suspicion,
     training_weights,
 )
-from fedgsca.methods.base import Logged, Method, MethodOptions, ServerState, register
+from fedgsca.methods.base import Lateness, Logged, Method, MethodOptions, ServerState, register
 from fedgsca.pseudo_label import (
     assign,
     class_thresholds,
@@ -372,6 +372,11 @@ class FedGSCA(Method):
         "selecting": Extra((), "1 once warm-up is over", low=0, high=1),
     }
     logged: ClassVar[Logged] = Logged(events={"guard": "the collapse guard stepped in"})
+    late = Lateness(
+        "the server averages models and selectors, and both change slowly from round to round",
+        is_tolerated=True,
+        stage="selecting",
+    )
     Options = FedGSCAOptions
     options: FedGSCAOptions
 
