@@ -9,8 +9,8 @@ stream(seed, "lateness", round, site): it is at least s with probability q^s, wh
 
 and arrives in its round, or never if that is beyond `federation.staleness`. Until then the site is
 busy and is not asked. A round in which too few sites are in time is repeated, and then waits for
-all sites that it asks, as a deployment does. All of it is a function of seed and round, so that a resumed run, worker
-processes and Flower see the same delays.
+all sites that it asks, as a deployment does. All of it is a function of seed and round, so that a
+resumed run, worker processes and Flower see the same delays.
 """
 
 from __future__ import annotations

@@ -310,6 +310,8 @@ class SiteStatus(Record):
 
     state: str
     since: str
+    usual: float | None = None  # seconds from a message to its answer, the median
+    timeout: float | None = None  # seconds for which the site is awaited
 
 
 @dataclass(frozen=True)

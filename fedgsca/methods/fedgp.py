@@ -229,9 +229,7 @@ class FedGP(Method):
         ),
         **GNN_EXTRAS,
     }
-    late = Lateness(
-        "the graph network travels beside the model, and a late one would pull it back"
-    )
+    late = Lateness("the graph network travels beside the model, and a late one would pull it back")
     Options = FedGPOptions
     options: FedGPOptions
 
