@@ -26,7 +26,6 @@ SHORT_NAMES = {
     "labels": "data.labels",
     "partition": "data.partition",
     "sites": "data.sites",
-    "participation": "federation.participation",
     "noise": "noise.spec",
     "model": "model.name",
     "frozen": "model.frozen",

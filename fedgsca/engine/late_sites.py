@@ -113,8 +113,8 @@ class LateSites:
     def _read(self, round_index: int, site: str) -> Reply:
         folder = self._round_folder(round_index)
         update = decode_update((folder / f"{site}.safetensors").read_bytes())
-        answered = decode_payload((folder / _PAYLOAD).read_bytes())
-        return Reply(site, update, late_to=answered)
+        old_payload = decode_payload((folder / _PAYLOAD).read_bytes())
+        return Reply(site, update, late_to=old_payload)
 
     def _clean_up(self, round_index: int) -> None:
         """Delete what an attempt at this round left behind, and what no round can need."""

@@ -27,20 +27,20 @@ def late_weight(rounds: int) -> float:
     return 1.0 / (1.0 + rounds)
 
 
-def check_lateness(method: Method, answered: Payload, current: Payload, bound: int) -> None:
-    """Raises UpdateError if an update for the round of `answered` does not count any more."""
-    rounds = current.round - answered.round
+def check_lateness(method: Method, old_payload: Payload, payload: Payload, bound: int) -> None:
+    """Raises UpdateError if an update for the round of `old_payload` does not count any more."""
+    rounds = payload.round - old_payload.round
     reason = None
     if rounds > bound:
         reason = f"it is {rounds} rounds late, and at most {bound} are allowed"
     elif not method.late.is_tolerated:
         reason = f"the method does not use late updates: {method.late.reason}"
-    elif _stage(method, answered) != _stage(method, current):
-        reason = f"the stage of the method has changed since round {answered.round + 1}"
+    elif _stage(method, old_payload) != _stage(method, payload):
+        reason = f"the stage of the method has changed since round {old_payload.round + 1}"
     if reason is not None:
         raise UpdateError(
             "update.too-late",
-            f"its update of round {answered.round + 1} arrived too late: {reason}",
+            f"its update of round {old_payload.round + 1} arrived too late: {reason}",
             fix="give the site more time: raise federation.deadline or federation.staleness",
         )
 
@@ -51,17 +51,17 @@ def _stage(method: Method, payload: Payload) -> float | None:
     return float(payload.extras[method.late.stage])
 
 
-def rebase(update: Update, answered: Arrays, current: Arrays, weight: float) -> Update:
-    """The update as if its change, times `weight`, had been made to the current model.
+def rebase(update: Update, old_model: Arrays, model: Arrays, weight: float) -> Update:
+    """The update as if its change, times `weight`, had been made to `model`, the current one.
 
-    `answered` is the model that the site received.
+    `old_model` is the model that the site received.
     """
     weights: dict[str, np.ndarray] = {}
     for name, value in update.weights.items():
         if value.dtype.kind != "f":
-            weights[name] = np.asarray(np.maximum(value, current[name]))
+            weights[name] = np.asarray(np.maximum(value, model[name]))
             continue
-        base = current[name] if is_buffer(name) else answered[name]
+        base = model[name] if is_buffer(name) else old_model[name]
         change = np.subtract(value, base, dtype=np.float64)
-        weights[name] = np.asarray(current[name] + weight * change).astype(value.dtype)
+        weights[name] = np.asarray(model[name] + weight * change).astype(value.dtype)
     return Update(update.site, update.num_samples, weights, update.extras)

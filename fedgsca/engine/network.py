@@ -293,10 +293,10 @@ class NetworkEngine:
     def _receive_late(self, request: _SentMessage, message: SiteMessage, round_index: int) -> None:
         """Keep a late update that may still count."""
         if request.kind == "train" and self._may_count(request, round_index):
-            answered = request.payload
-            reply = read_message(message, request.site, "train", answered.round)
+            old_payload = request.payload
+            reply = read_message(message, request.site, "train", old_payload.round)
             if reply.update is not None:
-                self.late_replies[request.site] = replace(reply, late_to=answered)
+                self.late_replies[request.site] = replace(reply, late_to=old_payload)
                 return
         self.observer.on_message(
             f"{request.site} answered too late for its round; the answer is dropped"

@@ -400,16 +400,16 @@ class UpdateValidator:
     def _examine(self, reply: Reply) -> tuple[Update, UpdateFacts]:
         """The update of a reply, if it is usable on its own. A late one is discounted."""
         update = self._check(reply)
-        answered = reply.late_to
-        if answered is None:
+        old_payload = reply.late_to
+        if old_payload is None:
             return update, self.guard.examine(update, self.payload.weights)
         bound = self.experiment.config.federation.staleness
-        check_lateness(self.method, answered, self.payload, bound)
-        facts = self.guard.examine(update, answered.weights)
-        rounds = self.payload.round - answered.round
+        check_lateness(self.method, old_payload, self.payload, bound)
+        facts = self.guard.examine(update, old_payload.weights)
+        rounds = self.payload.round - old_payload.round
         weight = late_weight(rounds)
         self.rounds_late[reply.site] = rounds
-        update = rebase(update, answered.weights, self.payload.weights, weight)
+        update = rebase(update, old_payload.weights, self.payload.weights, weight)
         return self.method.trim_late(update), replace(facts, norm=weight * facts.norm)
 
     def _judge(self, pending_facts: Sequence[UpdateFacts], spool: UpdateSpool) -> Iterator[Update]:
