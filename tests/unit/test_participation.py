@@ -136,11 +136,18 @@ def test_a_fedcorr_site_that_missed_the_preprocessing_measures_itself(tmp_path: 
 # ---- late updates ----
 
 
+def small_model(weight: list[float], variance: float, count: int) -> dict[str, np.ndarray]:
+    return {
+        "w": np.array(weight, np.float32),
+        "bn.running_var": np.array([variance], np.float32),
+        "n": np.array([count]),
+    }
+
+
 def test_a_late_change_is_halved_and_made_to_the_current_model() -> None:
-    answered = {"w": np.float32([1, 2]), "bn.running_var": np.float32([1.0]), "n": np.array([4])}
-    current = {"w": np.float32([5, 5]), "bn.running_var": np.float32([0.1]), "n": np.array([9])}
-    weights = {"w": np.float32([3, 2]), "bn.running_var": np.float32([0.2]), "n": np.array([6])}
-    update = rebase(Update("a", 7, weights), answered, current, late_weight(1))
+    old_model = small_model([1, 2], 1.0, 4)
+    update = Update("a", 7, small_model([3, 2], 0.2, 6))
+    update = rebase(update, old_model, small_model([5, 5], 0.1, 9), late_weight(1))
     np.testing.assert_allclose(update.weights["w"], [6, 5])  # 5 + (3 - 1) / 2
     # a variance is mixed, not moved: 0.1 + (0.2 - 1) / 2 would be negative
     np.testing.assert_allclose(update.weights["bn.running_var"], [0.15], rtol=1e-6)
