@@ -217,11 +217,14 @@ def test_a_timeout_is_bounded() -> None:
 
 
 class SlowTransport:
-    """Two sites answer at once; the second stops answering in a round."""
+    """Two sites answer at once; the second is silent from a round on, until it is released."""
 
     def __init__(self, silent_round: int) -> None:
         self.silent_round = silent_round
         self.messages: dict[str, SiteMessage] = {}
+        self.held_messages: dict[str, SiteMessage] = {}
+        self.sent_ids: list[str] = []
+        self.collections_before_release = -1
 
     def online(self) -> dict[int, str]:
         return {1: "a", 2: "b"}
@@ -233,8 +236,6 @@ class SlowTransport:
         for node in nodes:
             message_id = f"{kind}-{payload.round}-{node}"
             message_ids[message_id] = node
-            if kind == "train" and node == 2 and payload.round >= self.silent_round:
-                continue
             header = {
                 "kind": kind,
                 "round": payload.round,
@@ -244,10 +245,16 @@ class SlowTransport:
                 "observed": {},
                 "seconds": 0.1,
             }
-            self.messages[message_id] = SiteMessage(message_id, header, {}, {})
+            is_silent = kind == "train" and node == 2 and payload.round >= self.silent_round
+            messages = self.held_messages if is_silent else self.messages
+            messages[message_id] = SiteMessage(message_id, header, {}, {})
+        self.sent_ids += message_ids
         return message_ids
 
     def collect(self, message_ids: Sequence[str]) -> list[SiteMessage]:
+        self.collections_before_release -= 1
+        if self.collections_before_release == 0:
+            self.messages |= self.held_messages
         ready_ids = [message_id for message_id in message_ids if message_id in self.messages]
         return [self.messages.pop(message_id) for message_id in ready_ids]
 
@@ -255,7 +262,7 @@ class SlowTransport:
 def test_a_site_that_stops_answering_costs_its_own_timeout_not_the_deadline(tmp_path: Path) -> None:
     (tmp_path / "config.toml").touch()
     status = StatusObserver(tmp_path, RecordingObserver())
-    timeouts = SiteTimeouts(3600.0, 5.0, shortest=0.05)
+    timeouts = SiteTimeouts(3600.0, 1e-6, shortest=0.05)  # whatever the load of the machine
     engine = NetworkEngine(
         SlowTransport(3),
         ["a", "b"],
@@ -274,6 +281,53 @@ def test_a_site_that_stops_answering_costs_its_own_timeout_not_the_deadline(tmp_
     assert progress is not None
     assert progress.sites["b"].timeout == pytest.approx(0.05)
     assert progress.sites["b"].usual is not None
+
+
+def impatient_engine(transport: SlowTransport) -> NetworkEngine:
+    """Both sites are needed, and a site has 0.03 s."""
+    return NetworkEngine(
+        transport,
+        ["a", "b"],
+        quorum=lambda sites: 2,
+        deadline=5.0,
+        poll=0.001,
+        staleness=1,
+        timeouts=SiteTimeouts(0.03, 0.0),
+        patience=60.0,
+        first_pause=0.001,
+    )
+
+
+def test_a_round_waits_for_a_late_update_that_its_quorum_needs() -> None:
+    transport = SlowTransport(0)
+    engine = impatient_engine(transport)
+    engine.quorum = lambda sites: 1
+    replies = list(engine.exchange(Payload(0, {})))
+    assert [reply.site for reply in replies if reply.update is None] == ["b"]
+    engine.quorum = lambda sites: 2
+    transport.silent_round = 9
+    transport.collections_before_release = 30
+    replies = list(engine.exchange(Payload(1, {})))
+    assert [reply.site for reply in replies] == ["a", "b"]
+    late_to = replies[1].late_to
+    assert late_to is not None and late_to.round == 0
+    assert "train-1-2" not in transport.sent_ids, "a busy site is not asked"
+    replies = list(engine.exchange(Payload(2, {})))
+    assert [reply.late_to for reply in replies] == [None, None]
+
+
+def test_a_repeated_round_is_not_sent_again_to_a_site_that_works_on_it() -> None:
+    transport = SlowTransport(0)
+    engine = impatient_engine(transport)
+    engine.quorum = lambda sites: 1
+    replies = list(engine.exchange(Payload(0, {})))
+    assert replies[1].update is None
+    assert engine.wait_for_quorum(0, "one of two")
+    transport.collections_before_release = 3
+    replies = list(engine.exchange(Payload(0, {})))
+    assert [reply.error for reply in replies] == [None, None]
+    assert replies[1].late_to is None, "it answers the round itself"
+    assert transport.sent_ids.count("train-0-2") == 1
 
 
 def test_only_the_sites_asked_get_the_message() -> None:
