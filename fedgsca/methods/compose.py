@@ -20,4 +20,6 @@ def compose_method(config: Config) -> Method:
 
     # a site that is asked for the first time after the heads' training still needs them
     keeps_heads = config.federation.is_partial
-    return add_evidence_heads(method, collection_rounds, keeps_heads=keeps_heads)
+    return add_evidence_heads(
+        method, collection_rounds, config.evidence.holdout, keeps_heads=keeps_heads
+    )

@@ -87,8 +87,8 @@ def _one_plot(estimates: Sequence[NoiseEstimate], has_truth: bool) -> PlotGaller
     alt = "; ".join(estimate.describe() for estimate in drawn_estimates) + "."
     note = ""
     if len(drawn_estimates) < len(estimates):
-        which = "whose estimates are worst" if has_truth else "that flag most"
-        note = f"Drawn: the {len(drawn_estimates)} of {len(estimates):,} sites {which}."
+        criterion = "whose estimates are worst" if has_truth else "that flag most"
+        note = f"Drawn: the {len(drawn_estimates)} of {len(estimates):,} sites {criterion}."
     picture = PlotImage(draw_all_estimates(drawn_estimates), alt)
     return PlotGallery([picture], "wide", legend, note)
 
