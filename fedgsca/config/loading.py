@@ -161,6 +161,7 @@ def build(tree: Mapping[str, Any]) -> Config:
         problems += _privacy_problems(config, method)
         problems += _rule_problems(config)
         problems += _loss_problems(config, method)
+        problems += _participation_problems(config)
     except ValidationError as error:
         problems += validation_problems(error, Config)
     if problems:
@@ -298,6 +299,24 @@ def _loss_problems(config: Config, method: type[MethodSchema] | None) -> list[Co
         f"methods that can: {', '.join(sorted(names))}"
     )
     return [ConfigProblem("config.loss-not-used", message)]
+
+
+def _participation_problems(config: Config) -> list[ConfigProblem]:
+    federation = config.federation
+    problems = []
+    if federation.sites_per_round is not None and federation.participation < 1:
+        message = (
+            "federation: participation and sites_per_round both say how many sites a round asks; "
+            "set one of them"
+        )
+        problems.append(ConfigProblem("config.two-participations", message))
+    if federation.simulated_lateness > 0 and config.data.source == SITES_SOURCE:
+        message = (
+            "federation.simulated_lateness: the sites of a deployment are late by themselves; "
+            "remove the key"
+        )
+        problems.append(ConfigProblem("config.lateness-not-simulated", message))
+    return problems
 
 
 # ---- None, which TOML does not have ----

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from fedgsca.label_loss import LabelLoss
-from fedgsca.methods.base import Method, ServerState, register
+from fedgsca.methods.base import Lateness, Method, ServerState, register
 from fedgsca.methods.parts.averaging import average_models, broadcast_model, start_from
 from fedgsca.site import Site
 from fedgsca.train import train
@@ -29,6 +29,7 @@ class FedAvg(Method):
     order = 1
     in_paper = True
     takes_loss = True
+    late = Lateness("the server averages models, and nothing else travels", is_tolerated=True)
 
     def start(self, weights: Arrays, seed: int) -> ServerState:
         """The initial model."""

@@ -49,7 +49,7 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from fedgsca.methods.base import Logged, Method, MethodOptions, ServerState, register
+from fedgsca.methods.base import Lateness, Logged, Method, MethodOptions, ServerState, register
 from fedgsca.methods.parts.averaging import average_models
 from fedgsca.methods.parts.loss_scales import double_softmax_losses, unit_range
 from fedgsca.methods.parts.mixup import mixup_cross_entropy
@@ -226,6 +226,9 @@ class FedDiv(Method):
         "filter": Extra((6,), "the mean of the sites' filters; NaN: none yet", nan=True),
         "stage": Extra((), "0: warm-up, 1: selection"),
     }
+    late = Lateness(
+        "models and filters change slowly from round to round", is_tolerated=True, stage="stage"
+    )
     logged = Logged(selection=("losses", "clean", "clean_probability", "selector"))
     Options = FedDivOptions
     options: FedDivOptions

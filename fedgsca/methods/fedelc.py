@@ -36,7 +36,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedgsca.methods.base import Method, MethodOptions, ServerState, register
+from fedgsca.methods.base import Lateness, Method, MethodOptions, ServerState, register
 from fedgsca.methods.fednoro import FedNoRo, distance_weights
 from fedgsca.methods.parts.averaging import average_models, start_from
 from fedgsca.methods.parts.label_correction import (
@@ -45,6 +45,7 @@ from fedgsca.methods.parts.label_correction import (
     train_with_labels,
 )
 from fedgsca.methods.parts.two_stages import (
+    SWITCH,
     WARMUP,
     adjusted_cross_entropy,
     broadcast_stage,
@@ -99,6 +100,9 @@ class FedELC(Method):
         "corrected": Extra((), "labels that differ from the given ones", diagnostic=True, low=0),
     }
     downloads: ClassVar[Mapping[str, Extra]] = FedNoRo.downloads
+    late = Lateness(
+        "models can be late; a verdict is fixed after the switch", is_tolerated=True, stage="stage"
+    )
     Options = FedELCOptions
     options: FedELCOptions
 
@@ -111,6 +115,10 @@ class FedELC(Method):
     def broadcast(self, state: ServerState, round: int) -> Payload:
         """The global model, the stage and, after the switch, the rule."""
         return broadcast_stage(state, round, self.options.warmup)
+
+    def asks_all_sites(self, state: ServerState) -> bool:
+        """The groups are formed from the losses of all sites."""
+        return stage_of(state, self.options.warmup) == SWITCH
 
     def aggregate(self, state: ServerState, updates: Iterable[Update]) -> ServerState:
         """FedAvg in the warm-up; then the mean weighted by n_k exp(-d_k), and the rule."""

@@ -37,7 +37,7 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedgsca.methods.base import Method, MethodOptions, ServerState, register
+from fedgsca.methods.base import Lateness, Method, MethodOptions, ServerState, register
 from fedgsca.methods.parts.averaging import average_models, broadcast_model, start_from
 from fedgsca.methods.parts.schedules import rounds_of
 from fedgsca.site import Site
@@ -112,6 +112,7 @@ class FedLSR(Method):
     )
     order = 13
     passes = 6.0
+    late = Lateness("the server averages models, and nothing else travels", is_tolerated=True)
     Options = FedLSROptions
     options: FedLSROptions
 

@@ -16,7 +16,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from fedgsca.label_loss import LabelLoss
-from fedgsca.methods.base import Method, MethodOptions, ServerState, register
+from fedgsca.methods.base import Lateness, Method, MethodOptions, ServerState, register
 from fedgsca.methods.parts.averaging import average_models, broadcast_model, start_from
 from fedgsca.site import Site
 from fedgsca.train import Batch, proximal, train
@@ -41,6 +41,7 @@ class FedProx(Method):
     order = 2
     in_paper = True
     takes_loss = True
+    late = Lateness("the server averages models, and nothing else travels", is_tolerated=True)
     Options = FedProxOptions
     options: FedProxOptions
 

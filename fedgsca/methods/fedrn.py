@@ -43,7 +43,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedgsca.label_loss import LabelLoss
-from fedgsca.methods.base import Logged, Method, MethodOptions, ServerState, register
+from fedgsca.methods.base import Lateness, Logged, Method, MethodOptions, ServerState, register
 from fedgsca.methods.parts.averaging import average_models, start_from
 from fedgsca.methods.parts.loss_scales import unit_range
 from fedgsca.methods.parts.schedules import rounds_of
@@ -129,6 +129,7 @@ class FedRN(Method):
         "expertise": Extra((SLOTS,), "expertise of these sites", optional=True, nan=True),
         "outputs": Extra((SLOTS, "C"), "outputs of these sites", optional=True, nan=True),
     }
+    late = Lateness("heads and outputs of a late update would describe an older model of the site")
     logged = Logged(selection=("losses", "clean", "clean_probability"))
     Options = FedRNOptions
     options: FedRNOptions

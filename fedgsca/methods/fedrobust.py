@@ -46,7 +46,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedgsca.label_loss import LabelLoss
-from fedgsca.methods.base import Method, MethodOptions, ServerState, register
+from fedgsca.methods.base import Lateness, Method, MethodOptions, ServerState, register
 from fedgsca.methods.parts.averaging import average_models, broadcast_model, start_from
 from fedgsca.site import Site
 from fedgsca.train import Batch, train
@@ -189,6 +189,7 @@ class FedRobust(Method):
     in_paper = True
     takes_loss = True
     passes = 3.5
+    late = Lateness("the server averages models; the map stays at the site", is_tolerated=True)
     Options = FedRobustOptions
     options: FedRobustOptions
 

@@ -37,7 +37,7 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn import functional as F
 
-from fedgsca.methods.base import Method, MethodOptions, ServerState, register
+from fedgsca.methods.base import Lateness, Method, MethodOptions, ServerState, register
 from fedgsca.methods.fedelc import FedELC, note_labels
 from fedgsca.methods.parts.averaging import average_models, start_from
 from fedgsca.methods.parts.label_correction import (
@@ -47,6 +47,7 @@ from fedgsca.methods.parts.label_correction import (
     train_with_labels,
 )
 from fedgsca.methods.parts.two_stages import (
+    SWITCH,
     WARMUP,
     adjusted_cross_entropy,
     broadcast_stage,
@@ -170,6 +171,9 @@ class MaskedOptim(Method):
     passes = 3.5
     uploads: ClassVar[Mapping[str, Extra]] = FedELC.uploads
     downloads: ClassVar[Mapping[str, Extra]] = FedELC.downloads
+    late = Lateness(
+        "models can be late; a verdict is fixed after the switch", is_tolerated=True, stage="stage"
+    )
     Options = MaskedOptimOptions
     options: MaskedOptimOptions
 
@@ -182,6 +186,10 @@ class MaskedOptim(Method):
     def broadcast(self, state: ServerState, round: int) -> Payload:
         """The global model, the stage and, after the switch, the rule."""
         return broadcast_stage(state, round, self.options.warmup)
+
+    def asks_all_sites(self, state: ServerState) -> bool:
+        """The groups are formed from the losses of all sites."""
+        return stage_of(state, self.options.warmup) == SWITCH
 
     def aggregate(self, state: ServerState, updates: Iterable[Update]) -> ServerState:
         """The geometric median of the models and, at the switch, the rule."""
