@@ -93,7 +93,8 @@ class NetworkEngine:
         """`deadline` and `poll` in seconds; `stop` ends the waiting from another thread.
 
         `patience` is how many seconds a round without a quorum is tried again, after pauses that
-        begin with `first_pause` and double up to an hour; each time the deadline is longer, too.
+        begin with `first_pause` and double up to an hour; each time the deadline is longer, too. A
+        pause ends early when sites that were absent are connected again and make a quorum.
 
         `strict`, for simulations: a lost message is an error instead of a site that is left out.
         """
@@ -131,16 +132,39 @@ class NetworkEngine:
         if start + pause - self.first_problem_time > self.patience:
             return False
         text = f"{problem}; the round is tried again in {duration(pause)}"
-        self.observer.on_message(text)
+        self._tell(f"{text}, or as soon as enough sites are connected again")
         if isinstance(self.observer, StatusObserver):
             self.observer.pause(text)
+        sites = self._wait_for_return(start + pause)
+        if isinstance(self.observer, StatusObserver):
+            self.observer.end_pause()
+        if sites:
+            self._tell(f"connected again: {', '.join(sites)}; the round is tried again now")
+        self.deadline_factor = min(2.0 ** (attempt + 1), _LARGEST_FACTOR)
+        return True
+
+    def _wait_for_return(self, end: float) -> list[str]:
+        """Wait until `end`, or until a quorum is connected; returns the sites that came back.
+
+        Sites that stay connected are late rather than absent: for them the whole pause passes.
+        """
+        self._identify_nodes()
+        present = set(self.registry.nodes)
+        while time.monotonic() < end:
+            self._pause()
+            self._identify_nodes()
+            present &= self.registry.nodes.keys()  # a site may leave during the pause, too
+            sites = sorted(self.registry.nodes.keys() - present)
+            if sites and len(self.registry.nodes) >= self.quorum:
+                return sites
+        return []
+
+    def _tell(self, text: str) -> None:
+        """A message for the log, and for whoever the coordinator's machine notifies."""
+        self.observer.on_message(text)
         failure = notify(text)
         if failure is not None:
             self.observer.on_message(failure)
-        while time.monotonic() < start + pause:
-            self._pause()
-        self.deadline_factor = min(2.0 ** (attempt + 1), _LARGEST_FACTOR)
-        return True
 
     def close(self) -> None:
         """The transport belongs to the caller."""
@@ -165,7 +189,7 @@ class NetworkEngine:
                 yield Reply(site, None, self.registry.absence_reason(site))
                 continue
             self._wait_for_reply(site, open_round, end, report)
-            missing = Reply(site, None, f"no answer within {seconds} s")
+            missing = Reply(site, None, f"no answer within {duration(seconds or 0.0)}")
             yield open_round.replies.pop(site, missing)
         self.late_messages |= open_round.open_message_ids
 
@@ -218,14 +242,13 @@ class NetworkEngine:
     def _wait_for_connections(self, end: float) -> None:
         """Learn who is connected. The first time wait for all sites, later for a quorum."""
         self.registry.retry()
-        sites = self.registry.sites if self.is_first_exchange else ()
+        self._identify_nodes()
+        sites = () if self._has_enough_sites() else self.registry.missing_sites()
         report = _WaitingReport(self.observer, "connection", sites)
-        while True:
-            self._identify_nodes()
-            if self._has_enough_sites() or time.monotonic() >= end:
-                break
+        while not self._has_enough_sites() and time.monotonic() < end:
             report.update(self.registry.missing_sites())
             self._pause()
+            self._identify_nodes()
         self.is_first_exchange = False
 
     def _has_enough_sites(self) -> bool:
