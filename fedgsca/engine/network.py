@@ -131,11 +131,13 @@ class NetworkEngine:
         pause = min(self.first_pause * 2.0**attempt, _LONGEST_PAUSE)
         if start + pause - self.first_problem_time > self.patience:
             return False
+        self._identify_nodes()
+        present = set(self.registry.nodes)
         text = f"{problem}; the round is tried again in {duration(pause)}"
         self._tell(f"{text}, or as soon as enough sites are connected again")
         if isinstance(self.observer, StatusObserver):
             self.observer.pause(text)
-        sites = self._wait_for_return(start + pause)
+        sites = self._wait_for_return(start + pause, present)
         if isinstance(self.observer, StatusObserver):
             self.observer.end_pause()
         if sites:
@@ -143,17 +145,15 @@ class NetworkEngine:
         self.deadline_factor = min(2.0 ** (attempt + 1), _LARGEST_FACTOR)
         return True
 
-    def _wait_for_return(self, end: float) -> list[str]:
+    def _wait_for_return(self, end: float, present: set[str]) -> list[str]:
         """Wait until `end`, or until a quorum is connected; returns the sites that came back.
 
-        Sites that stay connected are late rather than absent: for them the whole pause passes.
+        Sites that are `present` are late rather than absent: for them the whole pause passes.
         """
-        self._identify_nodes()
-        present = set(self.registry.nodes)
         while time.monotonic() < end:
             self._pause()
             self._identify_nodes()
-            present &= self.registry.nodes.keys()  # a site may leave during the pause, too
+            present = present & self.registry.nodes.keys()  # a site may leave during the pause
             sites = sorted(self.registry.nodes.keys() - present)
             if sites and len(self.registry.nodes) >= self.quorum:
                 return sites
