@@ -334,7 +334,10 @@ def _table_notes(file_list: FileList, images: DecodedImages, classes: tuple[str,
             "out"
         )
     for names in _same_but_for_capitals(classes):
-        notes.append(f"these classes differ only in capitals: {', '.join(names)}")
+        notes.append(
+            f"these classes differ only in capitals: {', '.join(names)}; if they are one class,"
+            " write it in one way in labels.csv"
+        )
     return notes
 
 

@@ -78,7 +78,10 @@ _MESSAGE_TYPES: Mapping[MessageKind, str] = {
     "train": "train",
     "judge": "evaluate",
 }
-_NODE_UNAVAILABLE = 5  # Flower's error code: no heartbeat within twice its interval
+_USUAL_ERRORS = {  # by Flower's code
+    3: "its message expired before the answer",
+    5: "its connection is lost",  # no heartbeat within twice its interval
+}
 _MAX_REASON = 300  # characters of a reason that Flower reports
 
 
@@ -259,9 +262,9 @@ def _read_site_message(message: Message) -> SiteMessage:
 
 
 def _describe_error(error: Error) -> str:
-    """Flower's error in one sentence; a lost connection, which is the usual one, in our words."""
-    if error.code == _NODE_UNAVAILABLE:
-        return f"its connection is lost (no heartbeat; error {error.code} of Flower)"
+    """Flower's error in one sentence; the usual ones in our words."""
+    if error.code in _USUAL_ERRORS:
+        return f"{_USUAL_ERRORS[error.code]} (error {error.code} of Flower)"
     lines = str(error.reason).splitlines() or ["no reason"]
     return f"Flower reports error {error.code}: {lines[0][:_MAX_REASON]}"
 

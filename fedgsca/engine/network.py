@@ -134,7 +134,9 @@ class NetworkEngine:
         self._identify_nodes()
         present = set(self.registry.nodes)
         text = f"{problem}; the round is tried again in {duration(pause)}"
-        self._tell(f"{text}, or as soon as enough sites are connected again")
+        if len(present) < self.quorum:
+            text += ", or as soon as enough sites are connected again"
+        self._tell(text)
         if isinstance(self.observer, StatusObserver):
             self.observer.pause(text)
         sites = self._wait_for_return(start + pause, present)

@@ -307,7 +307,7 @@ def test_a_lost_connection_is_described_in_words(config: Config, tmp_path: Path)
 
     rounds, _ = run_simulated(config, tmp_path, report_error)
     assert rounds[1].refusals == {
-        "site-2": "its connection is lost (no heartbeat; error 5 of Flower)",
+        "site-2": "its connection is lost (error 5 of Flower)",
         "site-3": "Flower reports error 7: odd",
     }
 
