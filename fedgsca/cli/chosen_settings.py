@@ -65,7 +65,7 @@ def announce(configs: Sequence[Config], jobs: int = 1) -> None:
     text = describe_frozen(config, table.images.shape[1])
     if text is not None:
         print_note(text, None)
-    estimates = [estimate_time(each, table, speed) for each in configs]
+    estimates = [estimate_time(experiment, table, speed) for experiment in configs]
     rounds = sum(estimate.rounds * estimate.per_round for estimate in estimates)
     total = estimates[0].features + rounds / min(jobs, len(configs))
     if total < _WORTH_SAYING:

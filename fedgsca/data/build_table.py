@@ -314,6 +314,7 @@ def build_table(
             site=site,
             given=given,
             group_word=file_list.group_word,
+            image_digest=entry.digest,
             notes=tuple(notes),
             white=images.white,
         )
