@@ -26,8 +26,7 @@ def write_folder(root: Path) -> Path:
 
 
 def frozen_config(root: Path, seed: int = 0) -> Config:
-    sets = {"data__source": str(root), "noise__spec": "0", "seed": seed}
-    return toy_config("fedavg", frozen=True, **sets)
+    return toy_config("fedavg", frozen=True, data__source=str(root), noise__spec="0", seed=seed)
 
 
 def test_another_split_or_other_labels_need_no_new_features(tmp_path: Path) -> None:
