@@ -300,10 +300,17 @@ class AggregationConfig(Section):
         "larger than usual, more than privacy.clip, false sizes, repeated updates",
     )
     norm_factor: float = Field(
-        default=20.0,
+        default=6.0,
         gt=1,
-        description="guard: largest L2 norm of a change, as a multiple of the median of the other "
-        "sites or of the last rounds, whichever is larger",
+        description="guard: largest L2 norm of a change, as a multiple of what is usual in the "
+        "round, in earlier rounds and at the site",
+    )
+    max_response: float = Field(
+        default=0.1,
+        ge=-1,
+        le=1,
+        description="guard: largest correlation of a site's changes with the models it received; "
+        "training makes it negative, a reversed change positive; 1 switches the check off",
     )
     max_share: float = Field(
         default=0.75,

@@ -4,49 +4,69 @@ Every update passes `examine` when it arrives, which needs no other update:
 
     put aside   a site that was left out `strikes` times stays out until a person readmits it
     absurd      a number beyond MAX_VALUE, a counter beyond MAX_COUNT
+    counts      sums that are larger than the site's number of images allows
     clip        under `privacy`: a change larger than clip plus what the noise can add
     size        another number of images than in the site's first round
     repeated    the bytes of an update of an earlier round
+    mirrored    the model points against the one that was sent out
+    reversed    the changes of all rounds push the model further wherever it goes (robust/motion.py)
 
 `judge` compares with the other sites of the round, so it waits until all have answered. Updates
-that are certainly fine (`is_usual`) do not wait: a norm within `norm_factor` times the median of
-the last rounds is accepted by `judge`, whatever the others send.
+that are certainly fine (`is_usual`) do not wait: a norm that earlier rounds allow is accepted by
+`judge`, whatever the others send.
 
-    norm        the change is larger than norm_factor times the larger one of two medians: of the
-                other sites in this round, and of the last rounds
+    norm        the change is larger than norm_factor times the usual one (PartMemory.usual_norm)
     share       more than max_share of all images
     copy        the bytes of another site's update in this round
 
-The direction of a change is not judged: honest sites with different classes or labels pull in
-opposite directions (docs/robustness.md has the measurements).
+The weights are one part of an update; the extras of which the server takes the mean, such as
+evidence heads, are another one. Norm, mirrored and reversed are judged for each part.
 
-The guard's memory is a part of the checkpoint, so that a run that is resumed judges as before.
+Whether a change points in the direction of the others is not judged: honest sites with different
+classes or labels pull in opposite directions (docs/robustness.md has the measurements).
 """
 
 from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
+from fedgsca.aggregate import is_buffer
 from fedgsca.config import Config
+from fedgsca.engine.guard_memory import EXTRAS, MODEL, GuardMemory, PartMemory
 from fedgsca.errors import UpdateError
-from fedgsca.wire import Arrays, Update
+from fedgsca.robust.motion import SiteMotion, Sketcher
+from fedgsca.wire import Arrays, Extra, Payload, Update
 
 MAX_VALUE = 1e8  # no weight of a usable network is larger
 MAX_COUNT = 10**9  # steps of a BatchNorm counter in one round
-_LEVELS = 5  # rounds whose median norm is remembered
-_DIGEST_ROUNDS = 50  # rounds whose updates are recognised when they are sent again
-_DIGEST_SIZE = 16
+# cosine of the model that a site sends with the one it received; honest sites are above 0
+MIN_RESEMBLANCE = -0.2
 _NORM_SITES = 3  # that train in a round, for a comparison of their changes
 _SHARE_SITES = 3  # with fewer sites, one may well have almost all images
 _SIZE_SPREAD = 100  # honest sites are not more than this many times larger than the median
+_DIGEST_SIZE = 16
 _DEVIATIONS = 8.0  # of the norm of the noise, beyond which nobody draws it
 _ROUNDING = 1e-4
+_PART_NAMES = {MODEL: "", EXTRAS: " of the extras that are averaged"}
 _FIX = 'look at the data and the software of the site; the page "Lying sites" explains the check'
+
+
+@dataclass(frozen=True)
+class PartFacts:
+    """What is remembered of one part of an update while its round lasts."""
+
+    norm: float  # L2 norm of the change
+    # sketches of trained parameters: the change, and the model received relative to the first one
+    change: np.ndarray | None = None
+    model: np.ndarray | None = None
+    # cosine of the model sent and the model received; None if either is zero
+    resemblance: float | None = None
+    response: float | None = None  # SiteMotion.response with this round
 
 
 @dataclass(frozen=True)
@@ -55,55 +75,35 @@ class UpdateFacts:
 
     site: str
     num_samples: int
-    norm: float  # L2 norm of the change
+    parts: Mapping[str, PartFacts]
     digest: bytes
 
+    @property
+    def norm(self) -> float:
+        """L2 norm of the change of the weights."""
+        return self.parts[MODEL].norm
 
-@dataclass
-class GuardMemory:
-    """What the guard knows from earlier rounds. Sites are in the order of `names`."""
-
-    names: tuple[str, ...]
-    levels: list[float] = field(default_factory=list)
-    # images in the first accepted update; -1 before it
-    sizes: dict[str, int] = field(default_factory=dict)
-    strikes: dict[str, int] = field(default_factory=dict)
-    digests: dict[int, list[bytes]] = field(default_factory=dict)  # round -> accepted updates
-
-    def to_arrays(self) -> dict[str, np.ndarray]:
-        """As arrays for a checkpoint."""
-        arrays: dict[str, np.ndarray] = {
-            "levels": np.array(self.levels, dtype=np.float64),
-            "sizes": np.array([self.sizes.get(name, -1) for name in self.names], dtype=np.int64),
-            "strikes": np.array([self.strikes.get(name, 0) for name in self.names], dtype=np.int64),
-        }
-        for round_index, digests in self.digests.items():
-            content = np.frombuffer(b"".join(digests), dtype=np.uint8)
-            arrays[f"digests/{round_index}"] = content.copy()
-        return arrays
-
-    @classmethod
-    def from_arrays(cls, names: Sequence[str], arrays: Arrays) -> GuardMemory:
-        """The inverse of `to_arrays`; without arrays, as before the first round."""
-        memory = cls(tuple(names))
-        if not arrays:
-            return memory
-        memory.levels = [float(level) for level in arrays["levels"]]
-        for name, size, strikes in zip(names, arrays["sizes"], arrays["strikes"], strict=True):
-            if size >= 0:
-                memory.sizes[name] = int(size)
-            if strikes > 0:
-                memory.strikes[name] = int(strikes)
-        for key, content in sorted(arrays.items()):
-            group, _, number = key.partition("/")
-            if group == "digests":
-                memory.digests[int(number)] = _split_digests(content.tobytes())
-        return memory
+    def scaled(self, factor: float) -> UpdateFacts:
+        """The facts about an update whose changes are scaled before they are used."""
+        parts = {}
+        for part, facts in self.parts.items():
+            change = None if facts.change is None else factor * facts.change
+            parts[part] = replace(facts, norm=factor * facts.norm, change=change)
+        return replace(self, parts=parts)
 
 
-def _split_digests(content: bytes) -> list[bytes]:
-    starts = range(0, len(content), _DIGEST_SIZE)
-    return [content[start : start + _DIGEST_SIZE] for start in starts]
+def averaged_extras(uploads: Mapping[str, Extra], extras: Arrays) -> list[str]:
+    """The names of extras of which the server takes the mean."""
+    return [name for name in sorted(extras) if name in uploads and uploads[name].vote == "mean"]
+
+
+def received_arrays(payload: Payload, part: str, arrays: Arrays) -> dict[str, np.ndarray]:
+    """What the coordinator sent under the names of `arrays`; zeros for extras it did not send."""
+    source = payload.weights if part == MODEL else payload.extras
+    received = {}
+    for name, value in arrays.items():
+        received[name] = np.asarray(source[name]) if name in source else np.zeros_like(value)
+    return received
 
 
 class UpdateGuard:
@@ -117,6 +117,34 @@ class UpdateGuard:
         self.first_round_spread = first_round_spread
         self.settings = config.aggregation
         self.memory = memory
+        self.payload = Payload(0, {})
+        self.uploads: Mapping[str, Extra] = {}
+        self._sketcher = Sketcher()
+        self._models: dict[str, np.ndarray] = {}  # what was sent out, see PartFacts.model
+
+    def start_round(self, payload: Payload, uploads: Mapping[str, Extra]) -> None:
+        """Remember what is sent out; `uploads` are the declarations of the method."""
+        self.payload = payload
+        self.uploads = uploads
+        if self.settings.guard:
+            self._models = self._received_models(payload)
+
+    def _received_models(self, payload: Payload) -> dict[str, np.ndarray]:
+        """Sketches of the parts of a payload, relative to the first one of the run."""
+        extras = {}
+        for name in averaged_extras(self.uploads, payload.extras):
+            extras[name] = np.asarray(payload.extras[name])
+        models = {}
+        for part, arrays in ((MODEL, payload.weights), (EXTRAS, extras)):
+            sketch = self._sketch(arrays)
+            memory = self.memory.parts[part]
+            if memory.origin is None:
+                memory.origin = sketch
+            models[part] = sketch - memory.origin
+        return models
+
+    def _sketch(self, arrays: Arrays) -> np.ndarray:
+        return self._sketcher.sketch(_trained(arrays))
 
     # ---- who takes part ----
 
@@ -128,18 +156,39 @@ class UpdateGuard:
         return [name for name, strikes in self.memory.strikes.items() if strikes >= limit]
 
     def readmit(self, sites: Collection[str]) -> None:
-        """Forget why these sites were left out, and the sizes that they claimed."""
+        """Forget these sites: why they were left out, their sizes and their changes."""
         for site in sites:
-            self.memory.strikes.pop(site, None)
-            self.memory.sizes.pop(site, None)
+            self.memory.forget(site)
+
+    def check_memory(self, site: str, since: int) -> None:
+        """A site that begins anew after it took part would train another model.
+
+        This is no lie, so it is checked without the guard, too. `since` is the round in which the
+        site's memory begins.
+        """
+        first_round = self.memory.first_rounds.get(site, since)
+        if since > first_round:
+            raise UpdateError(
+                "update.lost-memory",
+                f"it takes part since round {first_round + 1}, but remembers nothing before round "
+                f"{since + 1}: its state folder was lost",
+                fix="restore the state folder of the site from a backup, or run `fedgsca readmit "
+                "RUN SITE`, to let it begin as a new site",
+            )
 
     # ---- an update on its own ----
 
-    def examine(self, update: Update, reference: Arrays) -> UpdateFacts:
-        """The facts about an update. Raises UpdateError if it is not usable on its own."""
+    def examine(self, update: Update, payload: Payload | None = None) -> UpdateFacts:
+        """The facts about an update. Raises UpdateError if it is not usable on its own.
+
+        `payload` is what the site answers, if it is not that of this round.
+        """
+        is_late = payload is not None and payload is not self.payload
+        payload = self.payload if payload is None else payload
+        reference = payload.weights
         if not self.settings.guard:
             norm = change_norm(update.weights, reference)
-            return UpdateFacts(update.site, update.num_samples, norm, b"")
+            return UpdateFacts(update.site, update.num_samples, {MODEL: PartFacts(norm)}, b"")
         if update.site in self.sites_put_aside():
             raise UpdateError(
                 "update.site-put-aside",
@@ -147,12 +196,56 @@ class UpdateGuard:
                 fix="when the cause is fixed, run `fedgsca readmit RUN SITE`",
             )
         _check_magnitude(update, reference)
+        _check_counts(update, self.uploads)
         norm = change_norm(update.weights, reference)
         self._check_clip(norm, reference)
         self._check_size(update)
         digest = _digest(update.weights) if norm > 0.0 else b""
         self._check_repeated(digest)
-        return UpdateFacts(update.site, update.num_samples, norm, digest)
+        models = self._received_models(payload) if is_late else self._models
+        parts = {}
+        for part, arrays in self._parts_of(update).items():
+            received = received_arrays(payload, part, arrays)
+            parts[part] = self._part_facts(update.site, part, arrays, received, models[part])
+            self._check_direction(update.site, part, parts[part])
+        return UpdateFacts(update.site, update.num_samples, parts, digest)
+
+    def _parts_of(self, update: Update) -> dict[str, Arrays]:
+        parts = {MODEL: update.weights}
+        names = averaged_extras(self.uploads, update.extras)
+        if names:
+            parts[EXTRAS] = {name: np.asarray(update.extras[name]) for name in names}
+        return parts
+
+    def _part_facts(
+        self, site: str, part: str, arrays: Arrays, received: Arrays, model: np.ndarray
+    ) -> PartFacts:
+        norm = change_norm(arrays, received)
+        if norm == 0.0:  # a site that does not train in this round
+            return PartFacts(norm)
+        change = self._sketch(arrays) - self._sketch(received)
+        motion = self.memory.parts[part].motions.get(site, SiteMotion.zero())
+        response = motion.add(change, model).response()
+        return PartFacts(norm, change, model, _resemblance(arrays, received), response)
+
+    def _check_direction(self, site: str, part: str, facts: PartFacts) -> None:
+        if facts.resemblance is not None and facts.resemblance < MIN_RESEMBLANCE:
+            raise UpdateError(
+                "update.mirrored-model",
+                f"its model{_PART_NAMES[part]} points against the one it received: their cosine is "
+                f"{facts.resemblance:.2f}, and training keeps it positive",
+                fix=_FIX,
+            )
+        limit = self.settings.max_response
+        if facts.response is not None and facts.response > limit:
+            rounds = self.memory.parts[part].motions[site].count + 1
+            raise UpdateError(
+                "update.reversed-changes",
+                f"its changes{_PART_NAMES[part]} push the model further wherever it goes: over "
+                f"{rounds} rounds their correlation with the model is {facts.response:+.2f}; "
+                f"training makes it negative, and more than {limit:g} is not accepted",
+                fix=_FIX,
+            )
 
     def _check_clip(self, norm: float, reference: Arrays) -> None:
         """Under `privacy`, every site clips: a larger change was not made by this software."""
@@ -194,20 +287,23 @@ class UpdateGuard:
 
     # ---- an update among the others ----
 
-    def level(self) -> float | None:
+    def level(self, part: str = MODEL) -> float | None:
         """The usual norm of a change: the median of the last rounds; None in the first round."""
-        return float(np.median(self.memory.levels)) if self.memory.levels else None
+        return self.memory.parts[part].level()
 
     def is_usual(self, facts: UpdateFacts, round_facts: Sequence[UpdateFacts]) -> bool:
         """Whether `judge` accepts the update, whatever the sites send that have not answered."""
         if not self.settings.guard:
             return True
-        level = self.level()
-        if level is None or facts.site not in self.memory.sizes:
+        if facts.site not in self.memory.sizes:
             return False
         if facts.digest and any(facts.digest == item.digest for item in round_facts):
             return False
-        return facts.norm <= self.settings.norm_factor * level
+        for part, part_facts in facts.parts.items():
+            usual_norm = self.memory.parts[part].usual_norm(facts.site)
+            if usual_norm is None or part_facts.norm > self.settings.norm_factor * usual_norm:
+                return False
+        return True
 
     def judge(self, facts: UpdateFacts, round_facts: Sequence[UpdateFacts]) -> None:
         """Raises UpdateError if the update is not usable beside those of the other sites.
@@ -216,30 +312,41 @@ class UpdateGuard:
         """
         if not self.settings.guard:
             return
-        self._check_norm(facts, [item.norm for item in round_facts])
+        for part in facts.parts:
+            norms = [item.parts[part].norm for item in round_facts if part in item.parts]
+            self._check_norm(facts, part, norms)
         self._check_share(facts, [item.num_samples for item in round_facts])
         self._check_copy(facts, round_facts)
 
-    def _check_norm(self, facts: UpdateFacts, norms: Sequence[float]) -> None:
+    def _check_norm(self, facts: UpdateFacts, part: str, norms: Sequence[float]) -> None:
+        usual_norm, factor = self._usual(facts.site, part, norms)
+        norm = facts.parts[part].norm
+        if usual_norm > 0.0 and norm > factor * usual_norm:
+            raise UpdateError(
+                "update.change-too-large",
+                f"its change{_PART_NAMES[part]} has the norm {norm:.4g}; usual is "
+                f"{usual_norm:.4g}, and more than {factor:g} times as much is not accepted",
+                fix=_FIX,
+            )
+
+    def norm_ratio(self, facts: UpdateFacts, part: str, norms: Sequence[float]) -> float:
+        """The norm as a multiple of the usual one; `norms` are those of the other sites."""
+        usual_norm, _ = self._usual(facts.site, part, norms)
+        return facts.parts[part].norm / usual_norm if usual_norm > 0.0 else 0.0
+
+    def _usual(self, site: str, part: str, norms: Sequence[float]) -> tuple[float, float]:
+        """The usual norm for a site (0: unknown), and the factor that is allowed."""
         nonzero_norms = sorted(norm for norm in norms if norm > 0.0)
-        factor = self.settings.norm_factor
-        level = self.level()
-        if level is None:
-            factor *= self.first_round_spread
-        usual_norm = level or 0.0
+        others = 0.0
         # of two sites that differ, nobody knows which one lies
         if len(nonzero_norms) + 1 >= _NORM_SITES:
             # of two values in the middle the larger one: a tiny change must not expel the others
-            usual_norm = max(usual_norm, nonzero_norms[len(nonzero_norms) // 2])
-        if usual_norm == 0.0:
-            return
-        if facts.norm > factor * usual_norm:
-            raise UpdateError(
-                "update.change-too-large",
-                f"its change has the norm {facts.norm:.4g}; usual is {usual_norm:.4g}, and more "
-                f"than {factor:g} times as much is not accepted",
-                fix=_FIX,
-            )
+            others = nonzero_norms[len(nonzero_norms) // 2]
+        usual_norm = self.memory.parts[part].usual_norm(site, others)
+        factor = self.settings.norm_factor
+        if usual_norm is None:
+            return others, factor * self.first_round_spread
+        return usual_norm, factor
 
     def _check_share(self, facts: UpdateFacts, sizes: Sequence[int]) -> None:
         if len(sizes) + 1 < _SHARE_SITES or facts.site in self.memory.sizes:
@@ -276,19 +383,32 @@ class UpdateGuard:
     ) -> None:
         """Add a round: all facts, the sites whose updates were used, and those to blame."""
         memory = self.memory
-        norms = [item.norm for item in facts if item.norm > 0.0]
-        if len(norms) >= _NORM_SITES:
-            memory.levels = [*memory.levels, lower_median(norms)][-_LEVELS:]
         usable_facts = [item for item in facts if item.site in accepted_sites]
+        for part, part_memory in memory.parts.items():
+            norms = []
+            for item in facts:
+                if part in item.parts and item.parts[part].norm > 0.0:
+                    norms.append(item.parts[part].norm)
+            if len(norms) >= _NORM_SITES:
+                part_memory.add_level(lower_median(norms))
+            for item in usable_facts:
+                if part in item.parts:
+                    self._remember_part(part, part_memory, item)
         for item in usable_facts:
             memory.sizes.setdefault(item.site, item.num_samples)
-        digests = [item.digest for item in usable_facts if item.digest]
-        if digests:
-            memory.digests[round_index] = digests
-        for old_round in sorted(memory.digests)[:-_DIGEST_ROUNDS]:
-            del memory.digests[old_round]
+            memory.first_rounds.setdefault(item.site, round_index)
+        memory.add_digests(round_index, [item.digest for item in usable_facts if item.digest])
         for site in strikes:
             memory.strikes[site] = memory.strikes.get(site, 0) + 1
+
+    @staticmethod
+    def _remember_part(part: str, memory: PartMemory, item: UpdateFacts) -> None:
+        facts = item.parts[part]
+        if facts.change is None or facts.model is None:
+            return
+        memory.add_norm(item.site, facts.norm)
+        motion = memory.motions.get(item.site, SiteMotion.zero())
+        memory.motions[item.site] = motion.add(facts.change, facts.model)
 
 
 def is_blamed(error: UpdateError) -> bool:
@@ -298,9 +418,12 @@ def is_blamed(error: UpdateError) -> bool:
     """
     return error.code in {
         "update.absurd-number",
+        "update.false-count",
         "update.not-clipped",
         "update.size-changed",
         "update.repeated",
+        "update.mirrored-model",
+        "update.reversed-changes",
         "update.change-too-large",
         "update.share-too-large",
     }
@@ -319,6 +442,25 @@ def change_norm(weights: Arrays, reference: Arrays) -> float:
             change = np.subtract(weights[name], value, dtype=np.float64).ravel()
             squares.append(float(np.vdot(change, change)))
     return math.sqrt(math.fsum(squares))
+
+
+def _trained(arrays: Arrays) -> dict[str, np.ndarray]:
+    """The parameters without buffers and counters."""
+    names = [name for name, value in arrays.items() if value.dtype.kind == "f"]
+    return {name: arrays[name] for name in names if not is_buffer(name)}
+
+
+def _resemblance(arrays: Arrays, received: Arrays) -> float | None:
+    """The cosine of the trained parameters that were sent with those that were received."""
+    products = [0.0, 0.0, 0.0]
+    for name, value in _trained(received).items():
+        a = np.asarray(arrays[name], dtype=np.float64).ravel()
+        b = np.asarray(value, dtype=np.float64).ravel()
+        products = [products[0] + a @ b, products[1] + a @ a, products[2] + b @ b]
+    product, square, received_square = products
+    if square == 0.0 or received_square == 0.0:
+        return None
+    return float(product / math.sqrt(square) / math.sqrt(received_square))
 
 
 def _norm_of(arrays: Arrays) -> float:
@@ -363,6 +505,24 @@ def _check_magnitude(update: Update, reference: Arrays) -> None:
                     f"the counter {name} moved by {np.abs(steps).max():.3g}",
                     fix=_FIX,
                 )
+
+
+def _check_counts(update: Update, uploads: Mapping[str, Extra]) -> None:
+    """Sums over images must fit the number of images."""
+    for name, value in update.extras.items():
+        limits = uploads[name].per_image if name in uploads else None
+        if limits is None:
+            continue
+        sums = np.nansum(np.atleast_1d(value), axis=-1)
+        low, high = (limit * update.num_samples for limit in limits)
+        tolerance = _ROUNDING * max(abs(low), abs(high), 1.0)
+        if sums.size and (sums.min() < low - tolerance or sums.max() > high + tolerance):
+            raise UpdateError(
+                "update.false-count",
+                f"{name} adds up to {sums.min():.4g} to {sums.max():.4g}, which is not possible "
+                f"with {update.num_samples:,} images",
+                fix=_FIX,
+            )
 
 
 def _digest(weights: Arrays) -> bytes:

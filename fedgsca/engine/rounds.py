@@ -28,13 +28,15 @@ from fedgsca.engine.base import (
     SiteEvaluator,
 )
 from fedgsca.engine.guard import (
-    GuardMemory,
     UpdateFacts,
     UpdateGuard,
     absurd_array,
+    averaged_extras,
     is_blamed,
     lower_median,
+    received_arrays,
 )
+from fedgsca.engine.guard_memory import MODEL, GuardMemory
 from fedgsca.engine.local import LocalEngine, SiteRunner
 from fedgsca.engine.processes import ProcessEngine
 from fedgsca.engine.run_companions import check_companions, describe_companions
@@ -57,7 +59,7 @@ from fedgsca.metrics import HEADLINE_ROUNDS, stability
 from fedgsca.models.build import trainable_names
 from fedgsca.privacy.accountant import spent_epsilon
 from fedgsca.robust.base import Rule, RuleSettings, make_rule
-from fedgsca.robust.combine import combine_models, scale_change
+from fedgsca.robust.combine import combine_extras, combine_models, scale_change
 from fedgsca.robust.spool import UpdateSpool
 from fedgsca.site import weights_of
 from fedgsca.support.text import one_line
@@ -342,6 +344,7 @@ class UpdateValidator:
         Updates stream as long as none has to wait for the others. From the first one that has to,
         all wait in `spool`, so that their order, and with it the bytes of the result, remains.
         """
+        self.guard.start_round(self.payload, self.method.uploads)
         pending_facts = []
         for reply in replies:
             self.observer.on_site_done(self.payload.round, reply)
@@ -349,7 +352,7 @@ class UpdateValidator:
             self.simulation_metrics[reply.site] = reply.simulation_metrics
             try:
                 update = self._check(reply)
-                facts = self.guard.examine(update, self.payload.weights)
+                facts = self.guard.examine(update)
             except UpdateError as error:
                 self._refuse(reply.site, error)
                 continue
@@ -373,15 +376,22 @@ class UpdateValidator:
                 positions.append(position)
             except UpdateError as error:
                 self._refuse(facts.site, error)
-        model: Arrays | None = None
         if self.rule.needs_all:
-            model = combine_models(self.rule, spool, positions, self.payload.weights)
+            yield from self._combine(positions, spool)
+            return
         for position in positions:
             update = spool.update(position)
-            if model is None:
-                yield self._use(update, self._bound(update, pending_facts[position]))
-            else:
-                yield self._use(update, replace(update, weights=model))
+            yield self._use(update, self._bound(update, pending_facts[position]))
+
+    def _combine(self, positions: Sequence[int], spool: UpdateSpool) -> Iterator[Update]:
+        """The updates with the model and the extras that the rule makes of all of them."""
+        model = combine_models(self.rule, spool, positions, self.payload.weights)
+        extras = combine_extras(
+            self.rule, spool, positions, self.method.uploads, self.payload.extras
+        )
+        for position, result in zip(positions, extras, strict=True):
+            update = spool.update(position)
+            yield self._use(update, replace(update, weights=model, extras=result))
 
     def _can_stream(self) -> bool:
         needs_level = self.rule.needs_level and self.guard.level() is None
@@ -391,15 +401,30 @@ class UpdateValidator:
         """The update with its change scaled down, if the rule says so."""
         if not self.rule.needs_level:
             return update
-        level = self.guard.level()
-        if level is None:  # the first round: all sites have answered
-            norms = [item.norm for item in self.facts if item.norm > 0.0]
-            level = lower_median(norms) if norms else 0.0
-        factor = self.rule.bound_change(facts.norm, level)
-        if factor == 1.0:
-            return update
-        weights = scale_change(update.weights, self.payload.weights, factor)
-        return replace(update, weights=weights)
+        result = update
+        for part, part_facts in facts.parts.items():
+            factor = self.rule.bound_change(part_facts.norm, self._level(part))
+            if factor == 1.0:
+                continue
+            if part == MODEL:
+                weights = scale_change(update.weights, self.payload.weights, factor)
+                result = replace(result, weights=weights)
+            else:
+                names = averaged_extras(self.method.uploads, update.extras)
+                values = {name: update.extras[name] for name in names}
+                received = received_arrays(self.payload, part, values)
+                extras = {**update.extras, **scale_change(values, received, factor)}
+                result = replace(result, extras=extras)
+        return result
+
+    def _level(self, part: str) -> float:
+        """The usual norm of a change; in the first round, when all sites have answered."""
+        level = self.guard.level(part)
+        if level is not None:
+            return level
+        norms = [item.parts[part].norm for item in self.facts if part in item.parts]
+        nonzero_norms = [norm for norm in norms if norm > 0.0]
+        return lower_median(nonzero_norms) if nonzero_norms else 0.0
 
     def _use(self, update: Update, result: Update) -> Update:
         """Write down what the site sent; `result` is what the method gets of it."""
@@ -429,6 +454,8 @@ class UpdateValidator:
                 fix="let every site answer only for itself",
             )
         check_update(update, self.payload.weights, self.method.uploads, self.experiment.dims)
+        if reply.memory_since is not None:
+            self.guard.check_memory(reply.site, reply.memory_since)
         return update
 
     def check_quorum(self) -> None:

@@ -56,6 +56,7 @@ _HEAD_EXTRAS = {
         optional=True,
         low=-1e4,
         high=1e4,
+        vote="mean",
         off_under_privacy=True,
     ),
     "evidence.bias": Extra(
@@ -64,6 +65,7 @@ _HEAD_EXTRAS = {
         optional=True,
         low=-1e4,
         high=1e4,
+        vote="mean",
         off_under_privacy=True,
     ),
 }
@@ -76,6 +78,7 @@ UPLOADS: Mapping[str, Extra] = {
         optional=True,
         low=0,
         nan=True,
+        per_image=(0.0, 1.0),
         off_under_privacy=True,
     ),
     "evidence.log_likelihoods": Extra(
@@ -84,6 +87,7 @@ UPLOADS: Mapping[str, Extra] = {
         optional=True,
         high=0,
         nan=True,
+        vote="median",
         off_under_privacy=True,
     ),
     "evidence.training_counts": Extra(
@@ -92,6 +96,7 @@ UPLOADS: Mapping[str, Extra] = {
         optional=True,
         low=0,
         nan=True,
+        per_image=(0.0, 1.0),
         off_under_privacy=True,
     ),
 }
@@ -115,7 +120,17 @@ DOWNLOADS: Mapping[str, Extra] = {
         low=0,
     ),
 }
-_COPIED_ATTRIBUTES = ("name", "title", "paper", "order", "head", "passes", "logged", "Options")
+_COPIED_ATTRIBUTES = (
+    "name",
+    "title",
+    "paper",
+    "order",
+    "head",
+    "passes",
+    "first_round_spread",
+    "logged",
+    "Options",
+)
 
 
 def add_evidence_heads(method: Method, collection_rounds: range) -> Method:
