@@ -218,5 +218,34 @@ def _reversed_head(liar: Liar) -> Update:
     )
 
 
+@_poison("extras x -5")
+def _reversed_extras(liar: Liar) -> Update:
+    """Honest weights; the change of evidence heads and of FedGP's graph network times -5."""
+    extras = dict(liar.update.extras)
+    for name in extras:
+        if _is_averaged(name):
+            value = extras[name]
+            received = liar.payload.extras.get(name, np.zeros_like(value))
+            extras[name] = np.asarray(received - 5.0 * (value - received), dtype=value.dtype)
+    return replace(liar.update, extras=extras)
+
+
+@_poison("statistics x 100")
+def _large_statistics(liar: Liar) -> Update:
+    """Honest weights; selector, class losses, LID, masses, counts and centroids times 100."""
+    extras = dict(liar.update.extras)
+    for name, value in extras.items():
+        if np.asarray(value).dtype.kind == "f" and not _is_averaged(name):
+            extras[name] = np.asarray(np.clip(100.0 * value, -1e8, 1e8), dtype=value.dtype)
+    for name in ("noise_level", "noisy", "trains"):  # they must stay within 0 and 1
+        if name in extras:
+            extras[name] = np.clip(extras[name], 0.0, 1.0)
+    return replace(liar.update, extras=extras)
+
+
+def _is_averaged(name: str) -> bool:
+    return name in ("evidence.weight", "evidence.bias") or name.startswith("gnn_")
+
+
 # Poisons of the data, not of the update: site -> noise specification of the liar.
 LABEL_POISONS: Mapping[str, str] = {"labels flipped (P90)": "P90", "labels random (S90)": "S90"}
