@@ -305,6 +305,12 @@ class AggregationConfig(Section):
         description="guard: largest L2 norm of a change, as a multiple of what is usual in the "
         "round, in earlier rounds and at the site",
     )
+    scale_factor: float = Field(
+        default=4.0,
+        gt=1,
+        description="guard: a change that is more times larger than usual is scaled down to the "
+        "usual norm, and the log says so",
+    )
     max_response: float = Field(
         default=0.1,
         ge=-1,

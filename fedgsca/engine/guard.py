@@ -8,14 +8,16 @@ Every update passes `examine` when it arrives, which needs no other update:
     clip        under `privacy`: a change larger than clip plus what the noise can add
     size        another number of images than in the site's first round
     repeated    the bytes of an update of an earlier round
-    mirrored    the model points against the one that was sent out
-    reversed    the changes of all rounds push the model further wherever it goes (robust/motion.py)
 
 `judge` compares with the other sites of the round, so it waits until all have answered. Updates
-that are certainly fine (`is_usual`) do not wait: a norm that earlier rounds allow is accepted by
-`judge`, whatever the others send.
+that are certainly fine (`is_usual`) do not wait: what earlier rounds and the update itself allow is
+accepted by `judge`, whatever the others send.
 
-    norm        the change is larger than norm_factor times the usual one (PartMemory.usual_norm)
+    norm        the change is larger than norm_factor times the usual one (PartMemory.usual_norm);
+                from scale_factor times on it is used with the usual norm
+    mirrored    the model points against the one that was sent out, and those of others do not
+    reversed    the changes of all rounds push the model further wherever it goes, and those of
+                others do not (robust/motion.py)
     share       more than max_share of all images
     copy        the bytes of another site's update in this round
 
@@ -46,6 +48,8 @@ MAX_VALUE = 1e8  # no weight of a usable network is larger
 MAX_COUNT = 10**9  # steps of a BatchNorm counter in one round
 # cosine of the model that a site sends with the one it received; honest sites are above 0
 MIN_RESEMBLANCE = -0.2
+_GAP = 0.3  # by which cosine or response must differ from the median of the other sites
+_RESPONSE_ROUNDS = 3  # of a site before its response says something
 _NORM_SITES = 3  # that train in a round, for a comparison of their changes
 _SHARE_SITES = 3  # with fewer sites, one may well have almost all images
 _SIZE_SPREAD = 100  # honest sites are not more than this many times larger than the median
@@ -56,7 +60,7 @@ _PART_NAMES = {MODEL: "", EXTRAS: " of the extras that are averaged"}
 _FIX = 'look at the data and the software of the site; the page "Lying sites" explains the check'
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class PartFacts:
     """What is remembered of one part of an update while its round lasts."""
 
@@ -68,8 +72,13 @@ class PartFacts:
     resemblance: float | None = None
     response: float | None = None  # SiteMotion.response with this round
 
+    def points_away(self, max_response: float) -> bool:
+        """Whether model or changes have a direction that training does not give them."""
+        is_mirrored = self.resemblance is not None and self.resemblance < MIN_RESEMBLANCE
+        return is_mirrored or (self.response is not None and self.response > max_response)
 
-@dataclass(frozen=True)
+
+@dataclass(frozen=True, eq=False)
 class UpdateFacts:
     """What is remembered of an update while its round lasts."""
 
@@ -83,12 +92,14 @@ class UpdateFacts:
         """L2 norm of the change of the weights."""
         return self.parts[MODEL].norm
 
-    def scaled(self, factor: float) -> UpdateFacts:
-        """The facts about an update whose changes are scaled before they are used."""
+    def scaled(self, factors: Mapping[str, float]) -> UpdateFacts:
+        """The facts about an update whose changes are scaled before they are used, by part.
+
+        The response is that of what the site sent.
+        """
         parts = {}
         for part, facts in self.parts.items():
-            change = None if facts.change is None else factor * facts.change
-            parts[part] = replace(facts, norm=factor * facts.norm, change=change)
+            parts[part] = replace(facts, norm=factors.get(part, 1.0) * facts.norm)
         return replace(self, parts=parts)
 
 
@@ -110,12 +121,18 @@ class UpdateGuard:
     """The guard of one run."""
 
     def __init__(
-        self, config: Config, memory: GuardMemory, *, first_round_spread: float = 1.0
+        self,
+        config: Config,
+        memory: GuardMemory,
+        *,
+        first_round_spread: float = 1.0,
+        response_slack: float = 0.0,
     ) -> None:
-        """`first_round_spread` is what the method declares."""
+        """`first_round_spread` and `response_slack` are what the method declares."""
         self.config = config
         self.first_round_spread = first_round_spread
         self.settings = config.aggregation
+        self.max_response = min(1.0, self.settings.max_response + response_slack)
         self.memory = memory
         self.payload = Payload(0, {})
         self.uploads: Mapping[str, Extra] = {}
@@ -207,7 +224,6 @@ class UpdateGuard:
         for part, arrays in self._parts_of(update).items():
             received = received_arrays(payload, part, arrays)
             parts[part] = self._part_facts(update.site, part, arrays, received, models[part])
-            self._check_direction(update.site, part, parts[part])
         return UpdateFacts(update.site, update.num_samples, parts, digest)
 
     def _parts_of(self, update: Update) -> dict[str, Arrays]:
@@ -224,28 +240,9 @@ class UpdateGuard:
         if norm == 0.0:  # a site that does not train in this round
             return PartFacts(norm)
         change = self._sketch(arrays) - self._sketch(received)
-        motion = self.memory.parts[part].motions.get(site, SiteMotion.zero())
-        response = motion.add(change, model).response()
+        motion = self.memory.parts[part].motions.get(site, SiteMotion.zero()).add(change, model)
+        response = motion.response() if motion.count >= _RESPONSE_ROUNDS else None
         return PartFacts(norm, change, model, _resemblance(arrays, received), response)
-
-    def _check_direction(self, site: str, part: str, facts: PartFacts) -> None:
-        if facts.resemblance is not None and facts.resemblance < MIN_RESEMBLANCE:
-            raise UpdateError(
-                "update.mirrored-model",
-                f"its model{_PART_NAMES[part]} points against the one it received: their cosine is "
-                f"{facts.resemblance:.2f}, and training keeps it positive",
-                fix=_FIX,
-            )
-        limit = self.settings.max_response
-        if facts.response is not None and facts.response > limit:
-            rounds = self.memory.parts[part].motions[site].count + 1
-            raise UpdateError(
-                "update.reversed-changes",
-                f"its changes{_PART_NAMES[part]} push the model further wherever it goes: over "
-                f"{rounds} rounds their correlation with the model is {facts.response:+.2f}; "
-                f"training makes it negative, and more than {limit:g} is not accepted",
-                fix=_FIX,
-            )
 
     def _check_clip(self, norm: float, reference: Arrays) -> None:
         """Under `privacy`, every site clips: a larger change was not made by this software."""
@@ -300,27 +297,37 @@ class UpdateGuard:
         if facts.digest and any(facts.digest == item.digest for item in round_facts):
             return False
         for part, part_facts in facts.parts.items():
+            if part_facts.points_away(self.max_response):
+                return False
             usual_norm = self.memory.parts[part].usual_norm(facts.site)
-            if usual_norm is None or part_facts.norm > self.settings.norm_factor * usual_norm:
+            if usual_norm is None or part_facts.norm > self.settings.scale_factor * usual_norm:
                 return False
         return True
 
-    def judge(self, facts: UpdateFacts, round_facts: Sequence[UpdateFacts]) -> None:
+    def judge(self, facts: UpdateFacts, round_facts: Sequence[UpdateFacts]) -> dict[str, float]:
         """Raises UpdateError if the update is not usable beside those of the other sites.
 
-        `round_facts` are all other updates of the round that passed `examine`.
+        `round_facts` are all other updates of the round that passed `examine`. Returns the factors
+        on the changes of parts that are unusually large, but not so large that they are refused.
         """
+        factors: dict[str, float] = {}
         if not self.settings.guard:
-            return
+            return factors
         for part in facts.parts:
-            norms = [item.parts[part].norm for item in round_facts if part in item.parts]
-            self._check_norm(facts, part, norms)
+            others = [item.parts[part] for item in round_facts if part in item.parts]
+            factor = self._check_norm(facts, part, [item.norm for item in others])
+            if factor < 1.0:
+                factors[part] = factor
+            self._check_direction(facts, part, others)
         self._check_share(facts, [item.num_samples for item in round_facts])
         self._check_copy(facts, round_facts)
+        return factors
 
-    def _check_norm(self, facts: UpdateFacts, part: str, norms: Sequence[float]) -> None:
-        usual_norm, factor = self._usual(facts.site, part, norms)
+    def _check_norm(self, facts: UpdateFacts, part: str, norms: Sequence[float]) -> float:
+        """The factor on the change: 1, or the one that gives it the usual norm."""
+        usual_norm, spread = self._usual(facts.site, part, norms)
         norm = facts.parts[part].norm
+        factor = spread * self.settings.norm_factor
         if usual_norm > 0.0 and norm > factor * usual_norm:
             raise UpdateError(
                 "update.change-too-large",
@@ -328,6 +335,9 @@ class UpdateGuard:
                 f"{usual_norm:.4g}, and more than {factor:g} times as much is not accepted",
                 fix=_FIX,
             )
+        if usual_norm > 0.0 and norm > spread * self.settings.scale_factor * usual_norm:
+            return usual_norm / norm
+        return 1.0
 
     def norm_ratio(self, facts: UpdateFacts, part: str, norms: Sequence[float]) -> float:
         """The norm as a multiple of the usual one; `norms` are those of the other sites."""
@@ -335,7 +345,7 @@ class UpdateGuard:
         return facts.parts[part].norm / usual_norm if usual_norm > 0.0 else 0.0
 
     def _usual(self, site: str, part: str, norms: Sequence[float]) -> tuple[float, float]:
-        """The usual norm for a site (0: unknown), and the factor that is allowed."""
+        """The usual norm for a site (0: unknown), and how much wider the limits are."""
         nonzero_norms = sorted(norm for norm in norms if norm > 0.0)
         others = 0.0
         # of two sites that differ, nobody knows which one lies
@@ -343,10 +353,32 @@ class UpdateGuard:
             # of two values in the middle the larger one: a tiny change must not expel the others
             others = nonzero_norms[len(nonzero_norms) // 2]
         usual_norm = self.memory.parts[part].usual_norm(site, others)
-        factor = self.settings.norm_factor
         if usual_norm is None:
-            return others, factor * self.first_round_spread
-        return usual_norm, factor
+            return others, self.first_round_spread
+        return usual_norm, 1.0
+
+    def _check_direction(self, facts: UpdateFacts, part: str, others: Sequence[PartFacts]) -> None:
+        """Only the exception is refused: a stage or a liar may turn the honest sites, too."""
+        own = facts.parts[part]
+        gap = _gap([item.resemblance for item in others], own.resemblance)
+        if own.resemblance is not None and own.resemblance < MIN_RESEMBLANCE and gap > _GAP:
+            raise UpdateError(
+                "update.mirrored-model",
+                f"its model{_PART_NAMES[part]} points against the one it received: their cosine is "
+                f"{own.resemblance:.2f}, and training keeps it positive",
+                fix=_FIX,
+            )
+        limit = self.max_response
+        gap = -_gap([item.response for item in others], own.response)
+        if own.response is not None and own.response > limit and gap > _GAP:
+            rounds = self.memory.parts[part].motions[facts.site].count + 1
+            raise UpdateError(
+                "update.reversed-changes",
+                f"its changes{_PART_NAMES[part]} push the model further wherever it goes: over "
+                f"{rounds} rounds their correlation with the model is {own.response:+.2f}; "
+                f"training makes it negative, and more than {limit:g} is not accepted",
+                fix=_FIX,
+            )
 
     def _check_share(self, facts: UpdateFacts, sizes: Sequence[int]) -> None:
         if len(sizes) + 1 < _SHARE_SITES or facts.site in self.memory.sizes:
@@ -427,6 +459,14 @@ def is_blamed(error: UpdateError) -> bool:
         "update.change-too-large",
         "update.share-too-large",
     }
+
+
+def _gap(others: Sequence[float | None], own: float | None) -> float:
+    """How much the median of the other sites is above a site; 0 if there are too few."""
+    values = [value for value in others if value is not None]
+    if own is None or len(values) + 1 < _NORM_SITES:
+        return 0.0
+    return float(np.median(values)) - own
 
 
 def lower_median(values: Sequence[float]) -> float:

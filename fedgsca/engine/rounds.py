@@ -111,6 +111,7 @@ def run(
             config,
             GuardMemory.from_arrays(experiment.names, newest.guard),
             first_round_spread=method.first_round_spread,
+            response_slack=method.response_slack,
         )
         folder.cut_metrics(state.round)
         observer.on_start(experiment, state.round)
@@ -336,6 +337,7 @@ class UpdateValidator:
     site_seconds: dict[str, float] = field(default_factory=dict)
     facts: list[UpdateFacts] = field(default_factory=list)
     blame: list[str] = field(default_factory=list)  # sites that the guard refused
+    scaled_sites: dict[str, float] = field(default_factory=dict)  # site -> factor on its change
     simulation_metrics: dict[str, Mapping[str, float | None]] = field(default_factory=dict)
 
     def accept(self, replies: Iterator[Reply], spool: UpdateSpool) -> Iterator[Update]:
@@ -369,10 +371,11 @@ class UpdateValidator:
     def _judge(self, pending_facts: Sequence[UpdateFacts], spool: UpdateSpool) -> Iterator[Update]:
         """The usable ones among the updates that had to wait."""
         positions = []
+        factors: dict[int, dict[str, float]] = {}
         for position, facts in enumerate(pending_facts):
             round_facts = [item for item in self.facts if item is not facts]
             try:
-                self.guard.judge(facts, round_facts)
+                factors[position] = self.guard.judge(facts, round_facts)
                 positions.append(position)
             except UpdateError as error:
                 self._refuse(facts.site, error)
@@ -380,8 +383,35 @@ class UpdateValidator:
             yield from self._combine(positions, spool)
             return
         for position in positions:
-            update = spool.update(position)
-            yield self._use(update, self._bound(update, pending_facts[position]))
+            update, facts = spool.update(position), pending_facts[position]
+            if factors[position]:
+                update, facts = self._scale(update, facts, factors[position])
+            yield self._use(update, self._bound(update, facts))
+
+    def _scale(
+        self, update: Update, facts: UpdateFacts, factors: Mapping[str, float]
+    ) -> tuple[Update, UpdateFacts]:
+        """The update with changes of the usual norm; the guard remembers it like this."""
+        times = ", ".join(f"{1.0 / factor:.1f}" for factor in factors.values())
+        self.observer.on_message(
+            f"round {self.payload.round + 1}: the change of {update.site} is scaled down to the"
+            f" usual norm: it was {times} times as large"
+        )
+        self.scaled_sites[update.site] = min(factors.values())
+        scaled_facts = facts.scaled(factors)
+        self.facts[self.facts.index(facts)] = scaled_facts
+        for part, factor in factors.items():
+            update = self._scale_part(update, part, factor)
+        return update, scaled_facts
+
+    def _scale_part(self, update: Update, part: str, factor: float) -> Update:
+        if part == MODEL:
+            weights = scale_change(update.weights, self.payload.weights, factor)
+            return replace(update, weights=weights)
+        names = averaged_extras(self.method.uploads, update.extras)
+        values = {name: update.extras[name] for name in names}
+        received = received_arrays(self.payload, part, values)
+        return replace(update, extras={**update.extras, **scale_change(values, received, factor)})
 
     def _combine(self, positions: Sequence[int], spool: UpdateSpool) -> Iterator[Update]:
         """The updates with the model and the extras that the rule makes of all of them."""
@@ -401,21 +431,11 @@ class UpdateValidator:
         """The update with its change scaled down, if the rule says so."""
         if not self.rule.needs_level:
             return update
-        result = update
         for part, part_facts in facts.parts.items():
             factor = self.rule.bound_change(part_facts.norm, self._level(part))
-            if factor == 1.0:
-                continue
-            if part == MODEL:
-                weights = scale_change(update.weights, self.payload.weights, factor)
-                result = replace(result, weights=weights)
-            else:
-                names = averaged_extras(self.method.uploads, update.extras)
-                values = {name: update.extras[name] for name in names}
-                received = received_arrays(self.payload, part, values)
-                extras = {**update.extras, **scale_change(values, received, factor)}
-                result = replace(result, extras=extras)
-        return result
+            if factor < 1.0:
+                update = self._scale_part(update, part, factor)
+        return update
 
     def _level(self, part: str) -> float:
         """The usual norm of a change; in the first round, when all sites have answered."""
@@ -431,6 +451,8 @@ class UpdateValidator:
         self.bytes_up += num_bytes(update.weights) + num_bytes(update.extras)
         self.drift.append(stability(self.payload.weights, update.weights, self.trainable))
         values = {**_loggable_extras(update), **self.simulation_metrics[update.site]}
+        if update.site in self.scaled_sites:
+            values["scaled_down"] = self.scaled_sites[update.site]
         self.sites[update.site] = SiteRecord(update.num_samples, values)
         return result
 

@@ -197,6 +197,7 @@ class FedCorr(Method):
     )
     order = 4
     passes = 3.1
+    response_slack = 0.15
     uploads: ClassVar[Mapping[str, Extra]] = {
         "lid": Extra(
             (),

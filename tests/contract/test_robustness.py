@@ -128,6 +128,44 @@ def test_the_reason_is_given_in_words(poison: str, words: str, tmp_path: Path) -
     assert any(words in message and LIAR in message for message in observer.messages)
 
 
+@pytest.mark.parametrize(
+    ("poison", "code_words"),
+    [
+        ("extras x -5", "of the extras that are averaged"),
+        ("statistics x 100", "adds up to"),
+    ],
+)
+def test_honest_weights_do_not_hide_a_lie_beside_them(
+    poison: str, code_words: str, tmp_path: Path
+) -> None:
+    """Poisoned evidence heads, and class masses of more images than the site has."""
+    config = study_config("fedgsca")
+    _, records = run_with_liar(config, tmp_path / "run", poison)
+    refusals = [record.refusals for record in records if record.refusals]
+    assert refusals
+    assert all(set(sites) == {LIAR} for sites in refusals)
+    assert any(code_words in sites[LIAR] for sites in refusals)
+
+
+def test_a_rule_protects_the_evidence_heads(tmp_path: Path) -> None:
+    """Without the guard: what a liar adds to the heads does not move their median far."""
+    heads = {}
+    for poison in ("no lie", "extras x -5"):
+        for rule in ("mean", "median"):
+            config = study_config(aggregation__guard=False, aggregation__rule=rule)
+            folder = tmp_path / f"{poison} {rule}"
+            engine = None if poison == "no lie" else LyingEngine(config, folder, poison)
+            run(config, folder, engine=engine, stop_after=3)
+            state = checkpoint.latest(folder / "checkpoint", config.fingerprint())
+            assert state is not None
+            heads[poison, rule] = state.extras["evidence.weight"]
+    shifts = {}
+    for rule in ("mean", "median"):
+        difference = heads["extras x -5", rule] - heads["no lie", rule]
+        shifts[rule] = np.linalg.norm(difference) / np.linalg.norm(heads["no lie", rule])
+    assert shifts["median"] < 0.5 < shifts["mean"]
+
+
 def test_a_site_that_does_not_clip_is_refused(tmp_path: Path) -> None:
     config = study_config(privacy__clip=0.05, privacy__noise=0.0)
     _, records = run_with_liar(config, tmp_path / "run", "change x -2")

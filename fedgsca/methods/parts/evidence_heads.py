@@ -128,6 +128,7 @@ _COPIED_ATTRIBUTES = (
     "head",
     "passes",
     "first_round_spread",
+    "response_slack",
     "logged",
     "Options",
 )
