@@ -16,7 +16,9 @@ import json
 import tempfile
 from collections.abc import Collection, Sequence
 from pathlib import Path
+from typing import ClassVar
 
+from benchmarks.robustness import prepare_once
 from fedgsca.config import Config, Tree, build, merge
 from fedgsca.engine import rounds
 from fedgsca.engine.guard import UpdateFacts, UpdateGuard
@@ -57,7 +59,7 @@ SCENES: dict[str, Tree] = {
 class Extremes(UpdateGuard):
     """A guard that keeps the extreme values of the honest sites it sees."""
 
-    values: dict[str, float]
+    values: ClassVar[dict[str, float]] = {}  # of the newest run
 
     def remember(
         self,
@@ -86,8 +88,7 @@ class Extremes(UpdateGuard):
             self._keep(f"{part} response", part_facts.response)
 
     def _keep(self, key: str, value: float) -> None:
-        values = type(self).values
-        values[key] = max(value, values.get(key, value))
+        self.values[key] = max(value, self.values.get(key, value))
 
 
 def make_config(method: str, scene: str, seed: int) -> Config:
@@ -106,11 +107,11 @@ def make_config(method: str, scene: str, seed: int) -> Config:
 def run_once(method: str, scene: str, seed: int) -> dict[str, object]:
     """The extremes of a run, its site-rounds and its refusals."""
     config = make_config(method, scene, seed)
-    guard = type("RunExtremes", (Extremes,), {"values": {}})
-    rounds.UpdateGuard = guard  # type: ignore[misc]
+    Extremes.values.clear()
+    setattr(rounds, "UpdateGuard", Extremes)  # noqa: B010
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name) / "run"
-        rounds.run(config, folder)
+        rounds.run(config, folder, experiment=prepare_once(config))
         records = read_rounds(folder)
     reasons = []
     for record in records:
@@ -120,7 +121,7 @@ def run_once(method: str, scene: str, seed: int) -> dict[str, object]:
     return {
         "site_rounds": sum(len(record.sites) for record in records) + len(reasons),
         "refusals": reasons,
-        "extremes": guard.values,
+        "extremes": dict(Extremes.values),
     }
 
 

@@ -78,6 +78,36 @@ for _name, _factor in {
     _add_scaling(_name, _factor)
 
 
+def _add_late_scaling(name: str, factor: float) -> None:
+    @_poison(name)
+    def scale(liar: Liar) -> Update:
+        return _scaled_change(liar, factor) if len(liar.earlier) >= _HONEST_ROUNDS else liar.update
+
+
+_HONEST_ROUNDS = 4
+for _name, _factor in {
+    "change x -2 from round 5": -2.0,
+    "change x -5 from round 5": -5.0,
+}.items():
+    _add_late_scaling(_name, _factor)
+
+
+@_poison("reversed and pulled back")
+def _hidden_reversal(liar: Liar) -> Update:
+    """The change times -1, and a pull towards zero that makes the response negative again."""
+    received = liar.payload.weights
+    return _map_floats(
+        liar.update,
+        lambda name, value: received[name] - (value - received[name]) - 0.5 * received[name],
+    )
+
+
+@_poison("change x 3.5")
+def _below_the_limit(liar: Liar) -> Update:
+    """Just below what the guard scales down."""
+    return _scaled_change(liar, 3.5)
+
+
 @_poison("weights x 100", crude=True)
 def _weights_times_hundred(liar: Liar) -> Update:
     return _map_floats(liar.update, lambda name, value: value * 100.0)

@@ -121,11 +121,16 @@ def _prepared(tree_text: str) -> Experiment:
     return prepare(build(json.loads(tree_text)))
 
 
+def prepare_once(config: Config) -> Experiment:
+    """The experiment; its data are prepared once for all methods, rules and lies."""
+    return replace(_prepared(_data_config(config)), config=config)
+
+
 def run_cell(method: str, scene: str, rule: str, poison: str) -> dict[str, object]:
     """Macro F1 (mean of the last five rounds) and how many updates of whom were left out."""
     config = make_config(method, scene, rule, poison)
     liars = LIARS.get(scene, ()) if poison != HONEST else ()
-    experiment = replace(_prepared(_data_config(config)), config=config)
+    experiment = prepare_once(config)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name) / "run"
         runner = SiteRunner(experiment, compose_method(config), folder)

@@ -492,15 +492,16 @@ def _trained(arrays: Arrays) -> dict[str, np.ndarray]:
 
 def _resemblance(arrays: Arrays, received: Arrays) -> float | None:
     """The cosine of the trained parameters that were sent with those that were received."""
-    products = [0.0, 0.0, 0.0]
+    product = square = received_square = 0.0
     for name, value in _trained(received).items():
         a = np.asarray(arrays[name], dtype=np.float64).ravel()
         b = np.asarray(value, dtype=np.float64).ravel()
-        products = [products[0] + a @ b, products[1] + a @ a, products[2] + b @ b]
-    product, square, received_square = products
+        product += float(a @ b)
+        square += float(a @ a)
+        received_square += float(b @ b)
     if square == 0.0 or received_square == 0.0:
         return None
-    return float(product / math.sqrt(square) / math.sqrt(received_square))
+    return product / math.sqrt(square) / math.sqrt(received_square)
 
 
 def _norm_of(arrays: Arrays) -> float:
