@@ -67,12 +67,13 @@ class Extremes(UpdateGuard):
         facts: Sequence[UpdateFacts],
         accepted_sites: Collection[str],
         strikes: Collection[str],
+        reversed_sites: Collection[str] = (),
     ) -> None:
         """Note the extremes of the round, then remember as usual."""
         for item in facts:
             for part in item.parts:
                 self._note(round_index, item, part, facts)
-        super().remember(round_index, facts, accepted_sites, strikes)
+        super().remember(round_index, facts, accepted_sites, strikes, reversed_sites)
 
     def _note(
         self, round_index: int, item: UpdateFacts, part: str, facts: Sequence[UpdateFacts]

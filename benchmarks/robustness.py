@@ -37,7 +37,16 @@ from fedgsca.wire import Payload, Update
 HONEST = "honest"
 ABSENT = "absent"
 ROUNDS = 12
-RULES = ("off", "mean", "norm-bound", "median", "trimmed-mean", "geometric-median", "krum")
+RULES = (
+    "off",
+    "mean",
+    "norm-bound",
+    "median",
+    "trimmed-mean",
+    "geometric-median",
+    "krum",
+    "multi-krum",
+)
 SCENES: dict[str, Tree] = {
     "1/4": {"data": {"sites": 4}, "noise": {"spec": "0-S40-P20-C20"}},
     "3/10": {"data": {"sites": 10}, "noise": {"spec": "S20"}, "aggregation": {"liars": 3}},

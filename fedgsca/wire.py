@@ -32,6 +32,8 @@ SMALLEST_GROUP = 5
 # the only metadata key of our safetensors: the library writes several in an order that changes
 # from process to process
 METADATA_KEY = "fedgsca"
+# of extras of which the server takes the mean
+_MEAN_TYPES = (np.dtype(np.float32), np.dtype(np.float64))
 # problems of an update that are printed
 _MAX_PROBLEMS = 3
 
@@ -154,6 +156,9 @@ def check_extras(
 def _extra_problem(value: np.ndarray, extra: Extra, dims: Mapping[str, int]) -> str | None:
     if value.dtype.kind not in "fiub":
         return f"type {value.dtype}, which is not a number"
+    if extra.vote == "mean" and value.dtype not in _MEAN_TYPES:
+        # the mean has the type of the first site: an integer or half a float would spoil it
+        return f"type {value.dtype}, but its mean needs float32 or float64"
     shape = extra.resolve(dims)
     if value.shape != shape:
         return f"shape {value.shape}, but {extra.shape} = {shape} is declared"

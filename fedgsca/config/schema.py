@@ -333,7 +333,7 @@ class AggregationConfig(Section):
     rule: str = Field(
         default="mean",
         description="how models are combined: mean (the method's own), norm-bound, median, "
-        "trimmed-mean, geometric-median, krum",
+        "trimmed-mean, geometric-median, krum, multi-krum",
     )
     bound: float = Field(
         default=1.0,
@@ -347,7 +347,9 @@ class AggregationConfig(Section):
         description="rule trimmed-mean: share of sites left out at either end",
     )
     liars: int = Field(
-        default=1, ge=0, description="rule krum: the number of lying sites it is prepared for"
+        default=1,
+        ge=0,
+        description="rules krum and multi-krum: the number of lying sites to expect",
     )
 
 

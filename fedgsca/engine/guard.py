@@ -57,6 +57,7 @@ _DIGEST_SIZE = 16
 _DEVIATIONS = 8.0  # of the norm of the noise, beyond which nobody draws it
 _ROUNDING = 1e-4
 _PART_NAMES = {MODEL: "", EXTRAS: " of the extras that are averaged"}
+REVERSED = "update.reversed-changes"
 _FIX = 'look at the data and the software of the site; the page "Lying sites" explains the check'
 
 
@@ -412,8 +413,13 @@ class UpdateGuard:
         facts: Sequence[UpdateFacts],
         accepted_sites: Collection[str],
         strikes: Collection[str],
+        reversed_sites: Collection[str] = (),
     ) -> None:
-        """Add a round: all facts, the sites whose updates were used, and those to blame."""
+        """Add a round: all facts, the sites whose updates were used, and those to blame.
+
+        The changes of sites that were refused as reversed are remembered, too: otherwise every
+        refusal would improve what is known about the site.
+        """
         memory = self.memory
         usable_facts = [item for item in facts if item.site in accepted_sites]
         for part, part_memory in memory.parts.items():
@@ -423,9 +429,11 @@ class UpdateGuard:
                     norms.append(item.parts[part].norm)
             if len(norms) >= _NORM_SITES:
                 part_memory.add_level(lower_median(norms))
-            for item in usable_facts:
-                if part in item.parts:
-                    self._remember_part(part, part_memory, item)
+            for item in facts:
+                if part in item.parts and item.site in accepted_sites:
+                    self._remember_norm(part_memory, item.site, item.parts[part])
+                if part in item.parts and item.site in {*accepted_sites, *reversed_sites}:
+                    self._remember_motion(part_memory, item.site, item.parts[part])
         for item in usable_facts:
             memory.sizes.setdefault(item.site, item.num_samples)
             memory.first_rounds.setdefault(item.site, round_index)
@@ -434,13 +442,15 @@ class UpdateGuard:
             memory.strikes[site] = memory.strikes.get(site, 0) + 1
 
     @staticmethod
-    def _remember_part(part: str, memory: PartMemory, item: UpdateFacts) -> None:
-        facts = item.parts[part]
-        if facts.change is None or facts.model is None:
-            return
-        memory.add_norm(item.site, facts.norm)
-        motion = memory.motions.get(item.site, SiteMotion.zero())
-        memory.motions[item.site] = motion.add(facts.change, facts.model)
+    def _remember_norm(memory: PartMemory, site: str, facts: PartFacts) -> None:
+        if facts.norm > 0.0:
+            memory.add_norm(site, facts.norm)
+
+    @staticmethod
+    def _remember_motion(memory: PartMemory, site: str, facts: PartFacts) -> None:
+        if facts.change is not None and facts.model is not None:
+            motion = memory.motions.get(site, SiteMotion.zero())
+            memory.motions[site] = motion.add(facts.change, facts.model)
 
 
 def is_blamed(error: UpdateError) -> bool:

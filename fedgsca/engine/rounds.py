@@ -28,6 +28,7 @@ from fedgsca.engine.base import (
     SiteEvaluator,
 )
 from fedgsca.engine.guard import (
+    REVERSED,
     UpdateFacts,
     UpdateGuard,
     absurd_array,
@@ -337,6 +338,7 @@ class UpdateValidator:
     site_seconds: dict[str, float] = field(default_factory=dict)
     facts: list[UpdateFacts] = field(default_factory=list)
     blame: list[str] = field(default_factory=list)  # sites that the guard refused
+    reversed_sites: list[str] = field(default_factory=list)  # refused for their direction
     scaled_sites: dict[str, float] = field(default_factory=dict)  # site -> factor on its change
     simulation_metrics: dict[str, Mapping[str, float | None]] = field(default_factory=dict)
 
@@ -462,6 +464,8 @@ class UpdateValidator:
         self.observer.on_message(f"round {self.payload.round + 1}: {site} is left out: {reason}")
         if is_blamed(error):
             self.blame.append(site)
+        if error.code == REVERSED:
+            self.reversed_sites.append(site)
 
     def _check(self, reply: Reply) -> Update:
         update = reply.update
@@ -513,7 +517,9 @@ class UpdateValidator:
     def end_round(self) -> None:
         """Let the guard remember the round, and report sites that are put aside from now on."""
         excluded_sites = self.guard.sites_put_aside()
-        self.guard.remember(self.payload.round, self.facts, self.sites.keys(), self.blame)
+        self.guard.remember(
+            self.payload.round, self.facts, self.sites.keys(), self.blame, self.reversed_sites
+        )
         for site in self.guard.sites_put_aside():
             if site not in excluded_sites:
                 self.observer.on_message(

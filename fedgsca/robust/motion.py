@@ -11,8 +11,9 @@ it was measured (docs/robustness.md). It does not depend on where the site wants
 on its classes and labels. A site that sends its change reversed, or the reversed change of the
 others, has a positive response: it pushes harder the further the model moves away.
 
-The sums are kept of sketches: blocks of the flattened arrays are added up with random signs, which
-keeps inner products up to a relative error of about 1/sqrt(SKETCH_SIZE).
+Recent rounds count more (DECAY). The sums are kept of sketches: blocks of the flattened arrays are
+added up with random signs, which keeps inner products up to a relative error of about
+1/sqrt(SKETCH_SIZE).
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from fedgsca.rng import stream
 from fedgsca.wire import Arrays
 
 SKETCH_SIZE = 1024
+DECAY = 0.9  # of the weight of a round with each later one, so that a site that changes is noticed
 
 
 class Sketcher:
@@ -60,9 +62,10 @@ class Sketcher:
 
 @dataclass(frozen=True)
 class SiteMotion:
-    """Sums over the rounds in which a site took part."""
+    """Weighted sums over the rounds in which a site took part."""
 
-    count: int
+    count: int  # rounds
+    weight: float  # sum of their weights
     # (SKETCH_SIZE,) float32 as in a checkpoint: of D_t, and of W_t relative to the first model
     change_sum: np.ndarray
     model_sum: np.ndarray
@@ -74,17 +77,18 @@ class SiteMotion:
     def zero() -> SiteMotion:
         """Before the first round."""
         zeros = np.zeros(SKETCH_SIZE, np.float32)
-        return SiteMotion(0, zeros, zeros, 0.0, 0.0, 0.0)
+        return SiteMotion(0, 0.0, zeros, zeros, 0.0, 0.0, 0.0)
 
     def add(self, change: np.ndarray, model: np.ndarray) -> SiteMotion:
         """One more round: the sketches of the change and of the received model."""
         return SiteMotion(
             self.count + 1,
-            (self.change_sum + change).astype(np.float32),
-            (self.model_sum + model).astype(np.float32),
-            self.product + float(change @ model),
-            self.change_square + float(change @ change),
-            self.model_square + float(model @ model),
+            DECAY * self.weight + 1.0,
+            (DECAY * self.change_sum + change).astype(np.float32),
+            (DECAY * self.model_sum + model).astype(np.float32),
+            DECAY * self.product + float(change @ model),
+            DECAY * self.change_square + float(change @ change),
+            DECAY * self.model_square + float(model @ model),
         )
 
     def response(self) -> float | None:
@@ -93,9 +97,9 @@ class SiteMotion:
             return None
         changes = self.change_sum.astype(np.float64)
         models = self.model_sum.astype(np.float64)
-        covariance = self.product - float(changes @ models) / self.count
-        change_variance = self.change_square - float(changes @ changes) / self.count
-        model_variance = self.model_square - float(models @ models) / self.count
+        covariance = self.product - float(changes @ models) / self.weight
+        change_variance = self.change_square - float(changes @ changes) / self.weight
+        model_variance = self.model_square - float(models @ models) / self.weight
         scale = change_variance * model_variance
         if change_variance <= 0.0 or model_variance <= 0.0 or not math.isfinite(scale):
             return None
@@ -103,12 +107,21 @@ class SiteMotion:
 
     def to_arrays(self) -> dict[str, np.ndarray]:
         """Named arrays for a checkpoint."""
-        numbers = [self.count, self.product, self.change_square, self.model_square]
+        numbers = [
+            self.count,
+            self.weight,
+            self.product,
+            self.change_square,
+            self.model_square,
+        ]
         return {"sums": np.stack([self.change_sum, self.model_sum]), "numbers": np.array(numbers)}
 
     @staticmethod
     def from_arrays(arrays: Arrays) -> SiteMotion:
         """The inverse of `to_arrays`."""
-        count, product, change_square, model_square = arrays["numbers"].tolist()
+        count, *numbers = arrays["numbers"].tolist()
+        weight, product, change_square, model_square = numbers
         change_sum, model_sum = arrays["sums"]
-        return SiteMotion(int(count), change_sum, model_sum, product, change_square, model_square)
+        return SiteMotion(
+            int(count), weight, change_sum, model_sum, product, change_square, model_square
+        )

@@ -70,6 +70,16 @@ def test_krum_takes_the_site_nearest_to_its_neighbours() -> None:
     assert rule.coefficients(np.outer(points, points), np.ones(5)).tolist() == [1, 0, 0, 0, 0]
 
 
+def test_multi_krum_leaves_out_the_most_distant_sites() -> None:
+    points = np.array([1.0, 1.1, 1.3, 50.0, -40.0])
+    rule = make_rule("multi-krum", RuleSettings(liars=2))
+    sizes = np.array([1.0, 1.0, 2.0, 9.0, 9.0])
+    weights = rule.coefficients(np.outer(points, points), sizes)
+    assert weights.tolist() == [0.25, 0.25, 0.5, 0.0, 0.0]
+    one = make_rule("multi-krum", RuleSettings(liars=9)).coefficients(np.eye(2), np.ones(2))
+    assert one.sum() == 1.0 and np.count_nonzero(one) == 1
+
+
 def make_updates(values: list[float], sizes: list[int]) -> UpdateSpool:
     spool = UpdateSpool()
     for i, (value, size) in enumerate(zip(values, sizes, strict=True)):
