@@ -78,8 +78,8 @@ class Extremes(UpdateGuard):
     def _note(
         self, round_index: int, item: UpdateFacts, part: str, facts: Sequence[UpdateFacts]
     ) -> None:
-        others = [row.parts[part].norm for row in facts if row is not item and part in row.parts]
-        ratio = self.norm_ratio(item, part, others)
+        norms = [row.parts[part].norm for row in facts if row is not item and part in row.parts]
+        ratio = self.norm_ratio(item, part, norms)
         period = "first" if round_index == 0 else "later"
         self._keep(f"{part} norm {period}", ratio)
         part_facts = item.parts[part]

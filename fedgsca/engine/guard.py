@@ -57,7 +57,7 @@ _DIGEST_SIZE = 16
 _DEVIATIONS = 8.0  # of the norm of the noise, beyond which nobody draws it
 _ROUNDING = 1e-4
 _PART_NAMES = {MODEL: "", EXTRAS: " of the extras that are averaged"}
-REVERSED = "update.reversed-changes"
+REVERSAL_CODE = "update.reversed-changes"
 _FIX = 'look at the data and the software of the site; the page "Lying sites" explains the check'
 
 
@@ -112,10 +112,10 @@ def averaged_extras(uploads: Mapping[str, Extra], extras: Arrays) -> list[str]:
 def received_arrays(payload: Payload, part: str, arrays: Arrays) -> dict[str, np.ndarray]:
     """What the coordinator sent under the names of `arrays`; zeros for extras it did not send."""
     source = payload.weights if part == MODEL else payload.extras
-    received = {}
+    reference = {}
     for name, value in arrays.items():
-        received[name] = np.asarray(source[name]) if name in source else np.zeros_like(value)
-    return received
+        reference[name] = np.asarray(source[name]) if name in source else np.zeros_like(value)
+    return reference
 
 
 class UpdateGuard:
@@ -223,8 +223,8 @@ class UpdateGuard:
         models = self._received_models(payload) if is_late else self._models
         parts = {}
         for part, arrays in self._parts_of(update).items():
-            received = received_arrays(payload, part, arrays)
-            parts[part] = self._part_facts(update.site, part, arrays, received, models[part])
+            part_reference = received_arrays(payload, part, arrays)
+            parts[part] = self._part_facts(update.site, part, arrays, part_reference, models[part])
         return UpdateFacts(update.site, update.num_samples, parts, digest)
 
     def _parts_of(self, update: Update) -> dict[str, Arrays]:
@@ -235,15 +235,15 @@ class UpdateGuard:
         return parts
 
     def _part_facts(
-        self, site: str, part: str, arrays: Arrays, received: Arrays, model: np.ndarray
+        self, site: str, part: str, arrays: Arrays, reference: Arrays, model: np.ndarray
     ) -> PartFacts:
-        norm = change_norm(arrays, received)
+        norm = change_norm(arrays, reference)
         if norm == 0.0:  # a site that does not train in this round
             return PartFacts(norm)
-        change = self._sketch(arrays) - self._sketch(received)
+        change = self._sketch(arrays) - self._sketch(reference)
         motion = self.memory.parts[part].motions.get(site, SiteMotion.zero()).add(change, model)
         response = motion.response() if motion.count >= _RESPONSE_ROUNDS else None
-        return PartFacts(norm, change, model, _resemblance(arrays, received), response)
+        return PartFacts(norm, change, model, _resemblance(arrays, reference), response)
 
     def _check_clip(self, norm: float, reference: Arrays) -> None:
         """Under `privacy`, every site clips: a larger change was not made by this software."""
@@ -315,11 +315,11 @@ class UpdateGuard:
         if not self.settings.guard:
             return factors
         for part in facts.parts:
-            others = [item.parts[part] for item in round_facts if part in item.parts]
-            factor = self._check_norm(facts, part, [item.norm for item in others])
+            other_facts = [item.parts[part] for item in round_facts if part in item.parts]
+            factor = self._check_norm(facts, part, [item.norm for item in other_facts])
             if factor < 1.0:
                 factors[part] = factor
-            self._check_direction(facts, part, others)
+            self._check_direction(facts, part, other_facts)
         self._check_share(facts, [item.num_samples for item in round_facts])
         self._check_copy(facts, round_facts)
         return factors
@@ -348,35 +348,41 @@ class UpdateGuard:
     def _usual(self, site: str, part: str, norms: Sequence[float]) -> tuple[float, float]:
         """The usual norm for a site (0: unknown), and how much wider the limits are."""
         nonzero_norms = sorted(norm for norm in norms if norm > 0.0)
-        others = 0.0
+        other_norm = 0.0
         # of two sites that differ, nobody knows which one lies
         if len(nonzero_norms) + 1 >= _NORM_SITES:
             # of two values in the middle the larger one: a tiny change must not expel the others
-            others = nonzero_norms[len(nonzero_norms) // 2]
-        usual_norm = self.memory.parts[part].usual_norm(site, others)
+            other_norm = nonzero_norms[len(nonzero_norms) // 2]
+        usual_norm = self.memory.parts[part].usual_norm(site, other_norm)
         if usual_norm is None:
-            return others, self.first_round_spread
+            return other_norm, self.first_round_spread
         return usual_norm, 1.0
 
-    def _check_direction(self, facts: UpdateFacts, part: str, others: Sequence[PartFacts]) -> None:
+    def _check_direction(
+        self, facts: UpdateFacts, part: str, other_facts: Sequence[PartFacts]
+    ) -> None:
         """Only the exception is refused: a stage or a liar may turn the honest sites, too."""
-        own = facts.parts[part]
-        gap = _gap([item.resemblance for item in others], own.resemblance)
-        if own.resemblance is not None and own.resemblance < MIN_RESEMBLANCE and gap > _GAP:
+        site_facts = facts.parts[part]
+        gap = _gap([item.resemblance for item in other_facts], site_facts.resemblance)
+        if (
+            site_facts.resemblance is not None
+            and site_facts.resemblance < MIN_RESEMBLANCE
+            and gap > _GAP
+        ):
             raise UpdateError(
                 "update.mirrored-model",
                 f"its model{_PART_NAMES[part]} points against the one it received: their cosine is "
-                f"{own.resemblance:.2f}, and training keeps it positive",
+                f"{site_facts.resemblance:.2f}, and training keeps it positive",
                 fix=_FIX,
             )
         limit = self.max_response
-        gap = -_gap([item.response for item in others], own.response)
-        if own.response is not None and own.response > limit and gap > _GAP:
+        gap = -_gap([item.response for item in other_facts], site_facts.response)
+        if site_facts.response is not None and site_facts.response > limit and gap > _GAP:
             rounds = self.memory.parts[part].motions[facts.site].count + 1
             raise UpdateError(
                 "update.reversed-changes",
                 f"its changes{_PART_NAMES[part]} push the model further wherever it goes: over "
-                f"{rounds} rounds their correlation with the model is {own.response:+.2f}; "
+                f"{rounds} rounds their correlation with the model is {site_facts.response:+.2f}; "
                 f"training makes it negative, and more than {limit:g} is not accepted",
                 fix=_FIX,
             )
@@ -471,12 +477,12 @@ def is_blamed(error: UpdateError) -> bool:
     }
 
 
-def _gap(others: Sequence[float | None], own: float | None) -> float:
+def _gap(other_values: Sequence[float | None], value: float | None) -> float:
     """How much the median of the other sites is above a site; 0 if there are too few."""
-    values = [value for value in others if value is not None]
-    if own is None or len(values) + 1 < _NORM_SITES:
+    values = [item for item in other_values if item is not None]
+    if value is None or len(values) + 1 < _NORM_SITES:
         return 0.0
-    return float(np.median(values)) - own
+    return float(np.median(values)) - value
 
 
 def lower_median(values: Sequence[float]) -> float:
@@ -500,18 +506,18 @@ def _trained(arrays: Arrays) -> dict[str, np.ndarray]:
     return {name: arrays[name] for name in names if not is_buffer(name)}
 
 
-def _resemblance(arrays: Arrays, received: Arrays) -> float | None:
+def _resemblance(arrays: Arrays, reference: Arrays) -> float | None:
     """The cosine of the trained parameters that were sent with those that were received."""
-    product = square = received_square = 0.0
-    for name, value in _trained(received).items():
+    product = square = reference_square = 0.0
+    for name, value in _trained(reference).items():
         a = np.asarray(arrays[name], dtype=np.float64).ravel()
         b = np.asarray(value, dtype=np.float64).ravel()
         product += float(a @ b)
         square += float(a @ a)
-        received_square += float(b @ b)
-    if square == 0.0 or received_square == 0.0:
+        reference_square += float(b @ b)
+    if square == 0.0 or reference_square == 0.0:
         return None
-    return product / math.sqrt(square) / math.sqrt(received_square)
+    return product / math.sqrt(square) / math.sqrt(reference_square)
 
 
 def _norm_of(arrays: Arrays) -> float:

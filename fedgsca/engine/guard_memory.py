@@ -36,8 +36,8 @@ class PartMemory:
         """The usual norm: the median of the last rounds; None in the first round."""
         return float(np.median(self.levels)) if self.levels else None
 
-    def usual_norm(self, site: str, others: float = 0.0) -> float | None:
-        """What is usual for this site; `others` is the median of the other sites in this round.
+    def usual_norm(self, site: str, other_norm: float = 0.0) -> float | None:
+        """What is usual for this site; `other_norm` is the median of the other sites in this round.
 
         The smaller one of two: the largest norm that was ever usual, which a site that always
         exaggerates exceeds; and what is usual of late, also for the site itself, which one that
@@ -48,7 +48,7 @@ class PartMemory:
             return None
         own_norms = self.norms.get(site)
         own_norm = float(np.median(own_norms)) if own_norms else 0.0
-        return max(others, min(self.peak, max(level, own_norm)))
+        return max(other_norm, min(self.peak, max(level, own_norm)))
 
     def add_level(self, level: float) -> None:
         """Add the median norm of a round."""

@@ -28,7 +28,7 @@ from fedgsca.engine.base import (
     SiteEvaluator,
 )
 from fedgsca.engine.guard import (
-    REVERSED,
+    REVERSAL_CODE,
     UpdateFacts,
     UpdateGuard,
     absurd_array,
@@ -412,8 +412,8 @@ class UpdateValidator:
             return replace(update, weights=weights)
         names = averaged_extras(self.method.uploads, update.extras)
         values = {name: update.extras[name] for name in names}
-        received = received_arrays(self.payload, part, values)
-        return replace(update, extras={**update.extras, **scale_change(values, received, factor)})
+        reference = received_arrays(self.payload, part, values)
+        return replace(update, extras={**update.extras, **scale_change(values, reference, factor)})
 
     def _combine(self, positions: Sequence[int], spool: UpdateSpool) -> Iterator[Update]:
         """The updates with the model and the extras that the rule makes of all of them."""
@@ -464,7 +464,7 @@ class UpdateValidator:
         self.observer.on_message(f"round {self.payload.round + 1}: {site} is left out: {reason}")
         if is_blamed(error):
             self.blame.append(site)
-        if error.code == REVERSED:
+        if error.code == REVERSAL_CODE:
             self.reversed_sites.append(site)
 
     def _check(self, reply: Reply) -> Update:

@@ -32,11 +32,11 @@ def combine_extras(
     spool: UpdateSpool,
     positions: Sequence[int],
     uploads: Mapping[str, Extra],
-    received: Arrays,
+    payload_extras: Arrays,
 ) -> list[dict[str, np.ndarray]]:
     """The extras of the updates at `positions` after the vote that each declares (Extra.vote).
 
-    `received` are the extras that were sent out; without one, a mean starts from zero.
+    `payload_extras` are those that were sent out; without one, a mean starts from zero.
     """
     results = [spool.extras(position) for position in positions]
     for name, extra in uploads.items():
@@ -45,7 +45,7 @@ def combine_extras(
             continue
         values = [results[i][name] for i in owners]
         if extra.vote == "mean":
-            reference = {name: np.asarray(received.get(name, np.zeros_like(values[0])))}
+            reference = {name: np.asarray(payload_extras.get(name, np.zeros_like(values[0])))}
             voters = [positions[i] for i in owners]
             value = _combine(rule, spool, voters, spool.extra, reference)[name]
             votes = [value] * len(owners)
@@ -115,8 +115,8 @@ def _clip_values(values: Sequence[np.ndarray]) -> list[np.ndarray]:
     deviation = np.where((counts < _CLIP_SITES) | (deviation == 0.0), np.inf, deviation)
     results = []
     for value in values:
-        clipped = np.clip(value.astype(np.float64), median - deviation, median + deviation)
-        results.append(np.asarray(clipped).astype(value.dtype))
+        number = np.clip(value.astype(np.float64), median - deviation, median + deviation)
+        results.append(np.asarray(number).astype(value.dtype))
     return results
 
 
