@@ -321,3 +321,10 @@ def test_a_round_whose_checkpoint_is_gone_is_an_error(tmp_path: Path) -> None:
     assert error.value.code == "run.no-such-checkpoint"
     assert "1, 4, 5, 6, 7" in error.value.fix
     assert (tmp_path / "run" / "result.json").exists(), "nothing was deleted"
+
+
+def test_images_that_are_held_out_are_no_false_count(tmp_path: Path) -> None:
+    """The evidence is about all images, `num_samples` about those that are trained on."""
+    config = study_config("fedgsca", evidence__holdout=0.5)
+    run(config, tmp_path / "run")
+    assert not any(record.refusals for record in read_rounds(tmp_path / "run"))

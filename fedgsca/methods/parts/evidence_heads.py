@@ -83,7 +83,7 @@ UPLOADS: Mapping[str, Extra] = {
         optional=True,
         low=0,
         nan=True,
-        per_image=(0.0, 1.0),
+        per_image=(0.0, holdout.MAX_HOLDOUT_FACTOR),
         off_under_privacy=True,
     ),
     "evidence.log_likelihoods": Extra(
@@ -93,7 +93,7 @@ UPLOADS: Mapping[str, Extra] = {
         high=0,
         nan=True,
         # no honest mean over images is lower for all powers
-        per_image=(-30.0 * len(POWERS), 0.0),
+        per_image=(-30.0 * holdout.MAX_HOLDOUT_FACTOR * len(POWERS), 0.0),
         vote="median",
         off_under_privacy=True,
     ),
@@ -103,7 +103,7 @@ UPLOADS: Mapping[str, Extra] = {
         optional=True,
         low=0,
         nan=True,
-        per_image=(0.0, 1.0),
+        per_image=(0.0, holdout.MAX_HOLDOUT_FACTOR),
         off_under_privacy=True,
     ),
 }
