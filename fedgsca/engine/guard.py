@@ -87,6 +87,7 @@ class UpdateFacts:
     num_samples: int
     parts: Mapping[str, PartFacts]
     digest: bytes
+    is_scaled: bool = False  # its changes are used with the usual norm
 
     @property
     def norm(self) -> float:
@@ -101,7 +102,7 @@ class UpdateFacts:
         parts = {}
         for part, facts in self.parts.items():
             parts[part] = replace(facts, norm=factors.get(part, 1.0) * facts.norm)
-        return replace(self, parts=parts)
+        return replace(self, parts=parts, is_scaled=True)
 
 
 def averaged_extras(uploads: Mapping[str, Extra], extras: Arrays) -> list[str]:
@@ -444,8 +445,16 @@ class UpdateGuard:
             memory.sizes.setdefault(item.site, item.num_samples)
             memory.first_rounds.setdefault(item.site, round_index)
         memory.add_digests(round_index, [item.digest for item in usable_facts if item.digest])
-        for site in strikes:
+        for site in [*strikes, *self._repeatedly_scaled(facts)]:
             memory.strikes[site] = memory.strikes.get(site, 0) + 1
+        for item in facts:
+            if item.is_scaled:
+                memory.scalings[item.site] = memory.scalings.get(item.site, 0) + 1
+
+    def _repeatedly_scaled(self, facts: Sequence[UpdateFacts]) -> list[str]:
+        """Sites whose change was too large again: once may happen, more often is an offence."""
+        sites = [item.site for item in facts if item.is_scaled]
+        return [site for site in sites if site in self.memory.scalings]
 
     @staticmethod
     def _remember_norm(memory: PartMemory, site: str, facts: PartFacts) -> None:

@@ -107,6 +107,8 @@ class GuardMemory:
     # images in the first accepted update; -1 before it
     sizes: dict[str, int] = field(default_factory=dict)
     strikes: dict[str, int] = field(default_factory=dict)
+    # how often the change of a site was scaled down
+    scalings: dict[str, int] = field(default_factory=dict)
     # the round of the first accepted update
     first_rounds: dict[str, int] = field(default_factory=dict)
     digests: dict[int, list[bytes]] = field(default_factory=dict)  # round -> accepted updates
@@ -122,6 +124,7 @@ class GuardMemory:
         """Forget everything about one site but the digests of its updates."""
         self.strikes.pop(site, None)
         self.sizes.pop(site, None)
+        self.scalings.pop(site, None)
         self.first_rounds.pop(site, None)
         for part in self.parts.values():
             part.forget(site)
@@ -131,6 +134,7 @@ class GuardMemory:
         arrays: dict[str, np.ndarray] = {
             "sizes": _numbers(self.names, self.sizes, -1),
             "strikes": _numbers(self.names, self.strikes, 0),
+            "scalings": _numbers(self.names, self.scalings, 0),
             "first_rounds": _numbers(self.names, self.first_rounds, -1),
         }
         for part, memory in self.parts.items():
@@ -150,6 +154,7 @@ class GuardMemory:
             memory.parts[part] = PartMemory.from_arrays(part, names, arrays)
         memory.sizes = _by_name(names, arrays["sizes"], 0)
         memory.strikes = _by_name(names, arrays["strikes"], 1)
+        memory.scalings = _by_name(names, arrays["scalings"], 1)
         memory.first_rounds = _by_name(names, arrays["first_rounds"], 0)
         for key, content in sorted(arrays.items()):
             group, _, number = key.partition("/")

@@ -306,3 +306,18 @@ def test_extras_are_voted_on_as_they_are_declared() -> None:
     assert 2.0 < loss_votes[3] < 10.0, "still the largest one, but no longer out of proportion"
     assert results[0]["losses"].dtype == np.float32
     assert [int(result["count"]) for result in results] == [0, 1, 2, 3]
+
+
+def test_a_change_that_is_scaled_down_again_and_again_is_an_offence() -> None:
+    names = ("a", "b", "c", "d")
+    guard = UpdateGuard(load_config(method="fedavg"), GuardMemory(names))
+    for round_index in range(4):
+        facts = [make_facts(name) for name in names[:3]]
+        large = make_facts("d", 5.0)
+        factors = guard.judge(large, facts)
+        assert factors == {MODEL: pytest.approx(0.2)}
+        assert guard.sites_put_aside() == []
+        guard.remember(round_index, [*facts, large.scaled(factors)], names, [])
+    assert guard.sites_put_aside() == ["d"], "the first time was free"
+    guard.readmit(["d"])
+    assert guard.memory.scalings == {} and guard.sites_put_aside() == []
