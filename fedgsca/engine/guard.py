@@ -94,6 +94,11 @@ class UpdateFacts:
         """L2 norm of the change of the weights."""
         return self.parts[MODEL].norm
 
+    def discounted(self, weight: float) -> UpdateFacts:
+        """The facts about a late update, of whose extras nothing is averaged (lateness.py)."""
+        facts = self.parts[MODEL]
+        return replace(self, parts={MODEL: replace(facts, norm=weight * facts.norm)})
+
     def scaled(self, factors: Mapping[str, float]) -> UpdateFacts:
         """The facts about an update whose changes are scaled before they are used, by part.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -35,8 +35,8 @@ class HospitalEngine:
         self.terms = terms_of(experiment)
         self.homes = homes
 
-    def exchange(self, payload: Payload) -> Iterator[Reply]:
-        for name in self.names:
+    def exchange(self, payload: Payload, sites: Sequence[str] | None = None) -> Iterator[Reply]:
+        for name in sites or self.names:
             settings = SiteSettings(name=name, state=str(self.homes / name))
             yield answer("train", self.terms, payload, SitePlace(settings, self.homes / name))
 
