@@ -102,6 +102,27 @@ def _hidden_reversal(liar: Liar) -> Update:
     )
 
 
+@_poison("x -5 in every second round")
+def _alternate(liar: Liar) -> Update:
+    return _scaled_change(liar, -5.0) if len(liar.earlier) % 2 else liar.update
+
+
+@_poison("the same push")
+def _same_push(liar: Liar) -> Update:
+    """In every round the reversed change of its second round, twice as large.
+
+    A change does not depend on the model then, so it has no response.
+    """
+    if len(liar.earlier) < 2:
+        return liar.update
+    # both updates begin at models that are near each other: their difference is a direction
+    first, second = liar.earlier[0].weights, liar.earlier[1].weights
+    received = liar.payload.weights
+    return _map_floats(
+        liar.update, lambda name, value: received[name] - 2.0 * (second[name] - first[name])
+    )
+
+
 @_poison("change x 3.5")
 def _below_the_limit(liar: Liar) -> Update:
     """Just below what the guard scales down."""

@@ -91,7 +91,10 @@ def test_a_crude_lie_is_refused_and_does_no_harm(
 
 
 @pytest.mark.parametrize("rule", ["median", "trimmed-mean", "geometric-median"])
-@pytest.mark.parametrize("poison", ["change x -1", "change x -2", "inner product"])
+@pytest.mark.parametrize(
+    "poison",
+    ["change x -1", "change x -2", "inner product", "x -5 in every second round", "the same push"],
+)
 def test_a_rule_stops_lies_of_ordinary_size(
     rule: str, poison: str, honest: float, tmp_path: Path
 ) -> None:
