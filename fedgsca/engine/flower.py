@@ -194,6 +194,7 @@ def _reply_records(kind: MessageKind, round_index: int, reply: Reply) -> RecordD
         "error": reply.error,
         "observed": dict(reply.simulation_metrics),
         "seconds": reply.seconds,
+        "memory_since": reply.memory_since,
     }
     return to_records(header, update.weights, update.extras)
 

@@ -468,7 +468,15 @@ def _parse_reply(
     seconds = float(header["seconds"])
     if not math.isfinite(seconds):
         raise ValueError(f"it took {seconds} seconds")
-    return Reply(site, update, None, check_metrics(dict(header["observed"])), seconds)
+    since = header.get("memory_since")
+    return Reply(
+        site,
+        update,
+        None,
+        check_metrics(dict(header["observed"])),
+        seconds,
+        None if since is None else int(since),
+    )
 
 
 class _WaitingReport:
