@@ -385,10 +385,23 @@ class AggregationConfig(Section):
         "larger than usual, more than privacy.clip, false sizes, repeated updates",
     )
     norm_factor: float = Field(
-        default=20.0,
+        default=6.0,
         gt=1,
-        description="guard: largest L2 norm of a change, as a multiple of the median of the other "
-        "sites or of the last rounds, whichever is larger",
+        description="guard: largest L2 norm of a change, as a multiple of what is usual in the "
+        "round, in earlier rounds and at the site",
+    )
+    scale_factor: float = Field(
+        default=4.0,
+        gt=1,
+        description="guard: a change that is more times larger than usual is scaled down to the "
+        "usual norm, and the log says so",
+    )
+    max_response: float = Field(
+        default=0.1,
+        ge=-1,
+        le=1,
+        description="guard: largest correlation of a site's changes with the models it received; "
+        "training makes it negative, a reversed change positive; 1 switches the check off",
     )
     max_share: float = Field(
         default=0.75,
@@ -405,7 +418,7 @@ class AggregationConfig(Section):
     rule: str = Field(
         default="mean",
         description="how models are combined: mean (the method's own), norm-bound, median, "
-        "trimmed-mean, geometric-median, krum",
+        "trimmed-mean, geometric-median, krum, multi-krum",
     )
     bound: float = Field(
         default=1.0,
@@ -419,7 +432,9 @@ class AggregationConfig(Section):
         description="rule trimmed-mean: share of sites left out at either end",
     )
     liars: int = Field(
-        default=1, ge=0, description="rule krum: the number of lying sites it is prepared for"
+        default=1,
+        ge=0,
+        description="rules krum and multi-krum: the number of lying sites to expect",
     )
 
 

@@ -149,19 +149,25 @@ class FedGPOptions(MethodOptions):
 
 
 GNN_EXTRAS = {
-    "gnn_w1": Extra((DIM, DIM), "centroid network: first layer", low=-LARGE, high=LARGE),
-    "gnn_w2": Extra((DIM, DIM), "centroid network: second layer", low=-LARGE, high=LARGE),
+    "gnn_w1": Extra(
+        (DIM, DIM), "centroid network: first layer", low=-LARGE, high=LARGE, vote="mean"
+    ),
+    "gnn_w2": Extra(
+        (DIM, DIM), "centroid network: second layer", low=-LARGE, high=LARGE, vote="mean"
+    ),
     "gnn_norm1": Extra(
         (2, DIM),
         "centroid network: scale and shift of the first normalisation",
         low=-LARGE,
         high=LARGE,
+        vote="mean",
     ),
     "gnn_norm2": Extra(
         (2, DIM),
         "centroid network: scale and shift of the second normalisation",
         low=-LARGE,
         high=LARGE,
+        vote="mean",
     ),
 }
 
@@ -207,7 +213,7 @@ class FedGP(Method):
     in_paper = True
     head = "centroid"
     # the centroids of a site take the size of its own features, which can differ 26-fold at first
-    first_round_spread = 12.5
+    first_round_spread = 9.0
     passes = 4.0
     uploads: ClassVar[Mapping[str, Extra]] = {
         "centroids": Extra(
@@ -216,6 +222,7 @@ class FedGP(Method):
             f"below {SMALLEST_GROUP} images: the received row of W",
             low=-LARGE,
             high=LARGE,
+            vote="clip",
         ),
         **GNN_EXTRAS,
         "purified": Extra((), "size of the purified set", low=0),

@@ -128,6 +128,7 @@ class FedGSCA(Method):
             nan=True,
             inf=True,
             bounds=SELECTOR_BOUNDS,
+            vote="median",
             finish=nearest_selector,
         ),
         "delta": Extra(

@@ -163,6 +163,7 @@ class FedNoRo(Method):
             optional=True,
             low=0,
             nan=True,
+            vote="clip",
         ),
         "noisy": Extra(
             (),

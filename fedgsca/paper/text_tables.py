@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import csv
-import io
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal
 
 from fedgsca.paper.captions import (
@@ -20,6 +19,7 @@ from fedgsca.paper.captions import (
 )
 from fedgsca.paper.ranking import Mark, Panel, ScoreGroup, TableEntry, panels, score_group, split
 from fedgsca.paper.table_result import Score, TableResult
+from fedgsca.support.csv_table import render_csv
 from fedgsca.support.markdown import markdown_table
 
 if TYPE_CHECKING:
@@ -120,16 +120,14 @@ def to_csv(result: TableResult) -> str:
 
     Empty where a number is unknown; no gap at mini scale.
     """
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(_CSV_COLUMNS)
+    lines: list[Sequence[object]] = [_CSV_COLUMNS]
     for column in result.columns:
         for metric in result.metrics:
             group = score_group(result, column, metric)
             for entry in group.entries:
                 # csv writes None as an empty field
-                writer.writerow(_csv_line(result, group, entry))
-    return text.getvalue()
+                lines.append(_csv_line(result, group, entry))
+    return render_csv(lines)
 
 
 def _csv_line(result: TableResult, group: ScoreGroup, entry: TableEntry) -> list[object]:
