@@ -342,7 +342,10 @@ class Config(Section):
     """One experiment. Everything that changes the resulting bytes is in here, and nothing else."""
 
     seed: int = Field(default=0, ge=0, description="seed of every random stream")
-    preset: str = Field(default="default", description="default (our reading) or paper (literal)")
+    preset: str = Field(
+        default="default",
+        description="default (our reading), paper (literal) or paper-full (and its network)",
+    )
     method: str = Field(default="fedgsca", description="see `fedgsca methods`")
     data: DataConfig = Field(
         default=DataConfig(),

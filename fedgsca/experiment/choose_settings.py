@@ -37,7 +37,7 @@ def choose_settings(tree: Mapping[str, Any], noises: tuple[str, ...] = ()) -> Ch
     of sites, like `data.sites`.
     """
     config = build(tree)
-    if config.data.source in _BUILT_IN or config.preset == "paper":
+    if config.data.source in _BUILT_IN or config.preset != "default":
         return ChosenSettings()
     needs_model = _is_open(tree, "model", ("name", "frozen", "weights"))
     needs_partition = _is_open(tree, "data", ("partition",))

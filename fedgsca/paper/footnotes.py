@@ -71,7 +71,7 @@ def _mini_note(request: Request, config: Config, data: str) -> str:
 
 def _warmup_notes(config: Config, methods: set[str]) -> list[str]:
     parts = []
-    for name, (default, warmup) in warmups(config.train.rounds).items():
+    for name, (default, warmup) in warmups(config.train.rounds, config.preset).items():
         if name in methods and default != warmup:
             parts.append(f"{name} {default} → {warmup} rounds")
     if not parts:
