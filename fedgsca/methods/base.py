@@ -15,9 +15,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar, cast
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from fedgsca.config import METHODS
 from fedgsca.wire import Arrays, Extra, Payload, Update
@@ -30,6 +30,26 @@ class MethodOptions(BaseModel):
     """Options of a method: immutable and typed; unknown keys are errors."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+class PublishedOptions(MethodOptions):
+    """Options of a method whose authors published code, with a switch that follows that code."""
+
+    # the options whose default differs from the authors' code, with the value that they have there
+    OFFICIAL: ClassVar[Mapping[str, object]] = {}
+
+    official: bool = Field(
+        default=False,
+        description="every option as in the authors' code; options that are set explicitly win",
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _follow_the_authors(cls, values: Any) -> Any:
+        """Fill the options that are not given with the authors' values, if that is asked for."""
+        if isinstance(values, Mapping) and values.get("official") in (True, "true"):
+            return {**cls.OFFICIAL, **values}
+        return values
 
 
 @dataclass(frozen=True)
