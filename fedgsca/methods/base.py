@@ -13,7 +13,7 @@ Everything that names, draws, prices or logs a method reads the attributes below
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar, cast
 
@@ -71,10 +71,15 @@ class Logged:
                 histograms of the report (simulations only); nothing is stored without "losses"
     events      uploads that are 1 when something unusual happened at a site in a round, and the
                 clause that describes it, such as {"guard": "the collapse guard stepped in"}
+    stage       the stage that makes the method more than training on all given labels, and
+    stage_ran   whether it ran at a site in a round, from the site's numbers in the log and its
+                number of samples; a table says where it never did
     """
 
     selection: tuple[str, ...] = ("losses", "clean", "clean_probability", "selector", "cut")
     events: Mapping[str, str] = field(default_factory=dict)
+    stage: str = ""
+    stage_ran: Callable[[Mapping[str, Any], int], bool] | None = None
 
 
 class Method(Protocol):

@@ -64,7 +64,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from fedgsca.aggregate import WeightedMean
-from fedgsca.methods.base import Method, PublishedOptions, ServerState, register
+from fedgsca.methods.base import Logged, Method, PublishedOptions, ServerState, register
 from fedgsca.methods.parts.clustering import two_groups
 from fedgsca.methods.parts.lid import mean_lid
 from fedgsca.methods.parts.mixtures import fit_two_groups
@@ -283,6 +283,9 @@ class FedCorr(Method):
         ),
         "train_limit": Extra((), "largest noise level of a site that fine-tunes", low=0, high=1),
     }
+    logged: ClassVar[Logged] = Logged(
+        stage="label correction", stage_ran=lambda values, _: values.get("corrected", 0) > 0
+    )
     Options = FedCorrOptions
     options: FedCorrOptions
 

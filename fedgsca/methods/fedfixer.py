@@ -49,7 +49,7 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedgsca.methods.base import Method, PublishedOptions, ServerState, register
+from fedgsca.methods.base import Logged, Method, PublishedOptions, ServerState, register
 from fedgsca.methods.parts.averaging import average_models, broadcast_model, start_from
 from fedgsca.methods.parts.statistics import log_prior, masked_mean
 from fedgsca.site import Site, load_weights, weights_of
@@ -151,6 +151,11 @@ class FedFixer(Method):
             (), "samples on which the model was trained, averaged over local epochs", low=0
         )
     }
+    logged: ClassVar[Logged] = Logged(
+        # a last batch of one sample is skipped, and counts as neither
+        stage="sieve",
+        stage_ran=lambda values, n: values.get("selected", n) < n - 1,
+    )
     Options = FedFixerOptions
     options: FedFixerOptions
 

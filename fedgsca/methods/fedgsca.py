@@ -170,6 +170,8 @@ class FedGSCA(Method):
     logged: ClassVar[Logged] = Logged(
         selection=(*Logged.selection, "pseudo_rows", "pseudo_labels"),
         events={"guard": "the collapse guard stepped in"},
+        stage="selection",
+        stage_ran=lambda values, n: values.get("clean", -1) < n,  # absent: not known
     )
     Options = FedGSCAOptions
     options: FedGSCAOptions

@@ -57,7 +57,7 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedgsca.methods.base import Method, PublishedOptions, ServerState, register
+from fedgsca.methods.base import Logged, Method, PublishedOptions, ServerState, register
 from fedgsca.methods.parts.averaging import average_models, start_from
 from fedgsca.methods.parts.clustering import nearer_second, two_means
 from fedgsca.methods.parts.distances import model_distance
@@ -226,6 +226,9 @@ class FedNoRo(Method):
             high=1,
         ),
     }
+    logged: ClassVar[Logged] = Logged(
+        stage="second stage", stage_ran=lambda values, _: values.get("noisy") is not None
+    )
     Options = FedNoRoOptions
     options: FedNoRoOptions
 
