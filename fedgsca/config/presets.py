@@ -85,4 +85,8 @@ def _published_partition(data: Mapping[str, Any]) -> Tree:
         is_fedgp_split = data.get("split", "none") in ("none", "fedgp", "frame")
         if is_fedgp_split and data.get("sites", 4) == 4:
             return {"partition": "column"}
-    return {"sites": 3} if kind == "chaoyang" else {}
+    if kind != "chaoyang":
+        return {}
+    # one pathologist per site: the reader says which images are whose
+    is_by_pathologist = data.get("label") == "pathologist"
+    return {"sites": 3, "partition": "column"} if is_by_pathologist else {"sites": 3}

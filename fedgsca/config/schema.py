@@ -96,7 +96,7 @@ class DataConfig(Section):
     label: str | None = Field(
         default=None,
         description="kvasir: clean, symm-0.2, ...; odir: patient, eye; "
-        "chaoyang: drawn, released, majority",
+        "chaoyang: drawn, pathologist, released, majority",
     )
     splits: str | None = Field(
         default=None, description="folder of the lists of kvasir and chaoyang, if it is not in ROOT"
