@@ -70,13 +70,18 @@ class DataConfig(Section):
     sites: int = Field(
         default=4, ge=1, le=10_000, description="number of sites among which the images are divided"
     )
-    partition: Literal["stratified", "dirichlet", "group", "column"] = Field(
+    partition: Literal["stratified", "dirichlet", "missing", "group", "column"] = Field(
         default="stratified",
-        description="how: equal class shares, skewed class shares, entire groups (patients), "
-        "or a site column of the source",
+        description="how: equal class shares, skewed class shares, some classes missing at each "
+        "site, entire groups (patients), or a site column of the source",
     )
     alpha: float = Field(
         default=0.5, gt=0, description="partition dirichlet: concentration; small values are skewed"
+    )
+    missing: int | None = Field(
+        default=None,
+        ge=1,
+        description="partition missing: number of classes that each site lacks; none: a third",
     )
     train: int | None = Field(
         default=None,
@@ -118,6 +123,11 @@ class NoiseConfig(Section):
         default=None,
         description="csv with a transition matrix (rows: true class), or chaoyang (built in); "
         "for sites with noise M",
+    )
+    annotators: str | None = Field(
+        default=None,
+        description="csv with a transition matrix per annotator, one below the other, or chaoyang "
+        "(built in); for sites with noise A or V",
     )
     given: str | None = Field(
         default=None,
