@@ -18,6 +18,7 @@ from statistics import fmean, stdev
 
 import numpy as np
 import torch
+from torch import nn
 
 from benchmarks.oracles.fedcorr_loop import Client, Hyper, MainLoop, Outcome
 from fedgsca.config import Config, load_config
@@ -63,6 +64,7 @@ def run_loop(experiment: Experiment, *, at_once: int) -> Outcome:
         clients.append(Client(inputs, samples.labels.copy()))
     width = clients[0].x.shape[1]
     head = build_head_only(width, experiment.table.num_classes, seed=config.seed).head
+    assert isinstance(head, nn.Linear) and experiment.test is not None
     loop = MainLoop(clients, head, hyper, config.seed)
     test = experiment.test
     return loop.run(torch.from_numpy(np.asarray(test.inputs)), test.labels)

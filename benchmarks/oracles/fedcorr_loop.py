@@ -100,7 +100,7 @@ class MainLoop:
         noisy, levels = self._pre_process(test_x, test_y)
         clean = np.flatnonzero(levels <= self.hyper.clean_level)
         for _ in range(self.hyper.rounds_fine):
-            self._average([self._train(k, 0.0) for k in clean], clean)
+            self._average([self._train(int(k), 0.0) for k in clean], clean)
             self._test(test_x, test_y)
         for k in noisy:
             outputs, _ = self._outputs(self.clients[k])
@@ -108,7 +108,7 @@ class MainLoop:
             self.clients[k].y[sure] = outputs.argmax(axis=1)[sure]
         everyone = np.arange(len(self.clients))
         for _ in range(self.hyper.rounds_usual):
-            self._average([self._train(k, 0.0) for k in everyone], everyone)
+            self._average([self._train(int(k), 0.0) for k in everyone], everyone)
             self._test(test_x, test_y)
         self.outcome.labels = [client.y for client in self.clients]
         return self.outcome
@@ -124,14 +124,14 @@ class MainLoop:
             for start in range(0, count, self.hyper.clients_at_once):
                 group = order[start : start + self.hyper.clients_at_once]
                 models = []
-                for k in group:
+                for k in group.tolist():
                     models.append(self._train(k, levels[k]))
                     outputs, losses[k] = self._outputs(self.clients[k], models[-1])
                     lids[k] += lid_terms(outputs).mean()
                 self._average(models, group)
             noisy = np.flatnonzero(two_components(lids, self.seed))
             levels = np.zeros(count)
-            for k in noisy:
+            for k in noisy.tolist():
                 levels[k] = two_components(losses[k], self.seed).mean()
                 self._correct(self.clients[k], losses[k], levels[k])
             self.outcome.lids.append(lids.copy())

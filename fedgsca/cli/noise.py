@@ -204,10 +204,11 @@ def draw_noise(spec: str, previews: Sequence[NoisePreview], classes: Sequence[st
     cell = 14
     gap = 30
     width = cell * len(classes)
+    column = max(width, 170) + gap  # room for the title
     per_row = min(len(previews), 4)
     lines = []
     for number, site in enumerate(previews):
-        x = gap + (number % per_row) * (width + gap)
+        x = gap + (number % per_row) * column
         y = 60 + (number // per_row) * (width + 50)
         title = f"{site.site}: {site.noise}, {percent(site.counts['rate'])} wrong"
         lines.append(f'<text x="{x}" y="{y - 8}">{escape(title)}</text>')
@@ -221,7 +222,7 @@ def draw_noise(spec: str, previews: Sequence[NoisePreview], classes: Sequence[st
                     f'height="{cell - 1}" fill="{colour}" fill-opacity="{opacity}"/>'
                 )
     num_rows = -(-len(previews) // per_row)
-    size = (gap + per_row * (max(width, 150) + gap), 60 + num_rows * (width + 50))
+    size = (gap + per_row * column, 60 + num_rows * (width + 50))
     head = (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {size[0]} {size[1]}" '
         f'width="{size[0]}" font-family="sans-serif" font-size="11">\n'

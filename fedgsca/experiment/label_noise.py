@@ -104,7 +104,7 @@ def _groups_of(table: ImageTable, rows: np.ndarray, noise: SiteNoise) -> np.ndar
             f"noise {noise} differs by group, but the images of {table.name} have no groups",
             fix="add a group column (patient, slide or video) to labels.csv, or use other noise",
         )
-    return table.groups[rows]
+    return np.asarray(table.groups[rows])
 
 
 def _feature_words(config: Config) -> str:
@@ -141,7 +141,7 @@ def _thumbnails(images: np.ndarray) -> np.ndarray:
     columns = np.linspace(0, images.shape[2], _THUMBNAIL + 1).astype(int)[:-1]
     cells = np.add.reduceat(np.asarray(images, dtype=np.float64), rows, axis=1)
     cells = np.add.reduceat(cells, columns, axis=2)
-    return cells.reshape(len(images), -1)
+    return np.asarray(cells.reshape(len(images), -1))
 
 
 def _recorded_labels(table: ImageTable, labels: np.ndarray, rows: Rows) -> GivenLabels:

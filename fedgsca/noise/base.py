@@ -202,7 +202,7 @@ class NoiseKind:
         The default takes the row of the transition matrix. A kind that depends on the image
         overrides this instead of `transition_matrix`, and sets `has_matrix = False`.
         """
-        return self.transition_matrix(noise, context)[labels]
+        return np.asarray(self.transition_matrix(noise, context)[labels])
 
 
 # a site whose labels are all correct

@@ -121,7 +121,7 @@ def _random_two_means(points: np.ndarray, rng: np.random.Generator) -> np.ndarra
     first = int(rng.integers(len(points)))
     squares = np.square(points - points[first]).sum(axis=1)
     if squares.sum() == 0:
-        return np.arange(len(points)) != first
+        return np.asarray(np.arange(len(points)) != first)
     second = int(rng.choice(len(points), p=squares / squares.sum()))
     centres = points[[first, second]]
     members = nearer_second(points, centres)
