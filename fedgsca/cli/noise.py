@@ -194,8 +194,9 @@ def _preview_site(experiment: Experiment, name: str) -> NoisePreview:
 
 def _show_realised(site: NoisePreview, classes: Sequence[str]) -> None:
     """The labels that were drawn, for noise that depends on the image and has no matrix."""
-    counts = site.counts["counts"]
-    shares = [[count / max(sum(row), 1) for count in row] for row in counts]
+    shares = []
+    for row in site.counts["counts"]:
+        shares.append([count / max(sum(row), 1) for count in row])
     _show_matrix(f"{site.noise} at {site.site}", shares, classes, "labels as they were drawn")
 
 

@@ -208,7 +208,7 @@ class Affine:
 def _check_width(width: int) -> None:
     if width > MAX_FULL:
         raise ConfigError(
-            "fedrobust.input-too-large",
+            "method.input-too-large",
             f"a full matrix on inputs of {width} numbers has {width**2} entries, which is too many",
             fix="use --set fedrobust.family=small, frozen features, or images of at most 36 pixels",
         )

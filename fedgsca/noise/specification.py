@@ -16,8 +16,8 @@ def parse_noise(spec: str, sites: int) -> list[SiteNoise]:
 
     "0-S40*" repeats its parts in order. Decimals, percent signs and lower case are accepted.
     """
-    text, star, rest = spec.partition("*")
-    is_repeated = bool(star) and not rest.strip()
+    text, star, end = spec.partition("*")
+    is_repeated = bool(star) and not end.strip()
     parts = [part.strip() for part in (text if is_repeated else spec).split("-")]
     noises = []
     problems = []

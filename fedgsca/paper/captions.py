@@ -165,7 +165,10 @@ DIFFERENCE_HEAD = ("", "difference", "95 % interval", "p", "p (Holm)")
 def site_rows(result: TableResult, column: str) -> tuple[list[str], list[list[str]]]:
     """Head and cells of the scores per site: macro F1 at the class shares of each site."""
     scores = result.series.site_f1.get(column, {})
-    sites = sorted({site for row in scores.values() for site in row})
+    names: set[str] = set()
+    for by_site in scores.values():
+        names |= set(by_site)
+    sites = sorted(names)
     rows = []
     for row in result.rows:
         if row.key in scores:

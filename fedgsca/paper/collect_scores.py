@@ -123,9 +123,9 @@ def site_scores(confusion: Matrix, setup: Setup) -> dict[str, float]:
             continue
         present = np.flatnonzero(np.array(counts) > 0)
         # the mean of the present classes alone: absent ones would count as 0
-        scaled = rates * np.array(counts)[:, None]
-        hits = np.diag(scaled)[present]
-        sizes = scaled.sum(axis=1)[present] + scaled.sum(axis=0)[present]
+        site_matrix = rates * np.array(counts)[:, None]
+        hits = np.diag(site_matrix)[present]
+        sizes = site_matrix.sum(axis=1)[present] + site_matrix.sum(axis=0)[present]
         result[name] = 100.0 * float(np.mean(2.0 * hits / np.maximum(sizes, 1e-12)))
     return result
 

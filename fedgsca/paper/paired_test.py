@@ -64,12 +64,12 @@ def t_quantile(level: float, df: int) -> float:
 def holm(p_values: Sequence[float | None]) -> list[float | None]:
     """Holm's step-down correction for the number of tests; None, no test, stays None."""
     tests = sorted((p, i) for i, p in enumerate(p_values) if p is not None)
-    corrected: list[float | None] = [None] * len(p_values)
+    results: list[float | None] = [None] * len(p_values)
     largest = 0.0
     for rank, (p, i) in enumerate(tests):
         largest = max(largest, min(1.0, p * (len(tests) - rank)))
-        corrected[i] = largest
-    return corrected
+        results[i] = largest
+    return results
 
 
 def paired_p(values: Mapping[str, float], reference: Mapping[str, float]) -> float | None:

@@ -209,7 +209,7 @@ def score_group(result: TableResult, column: str, metric_key: str) -> ScoreGroup
     paper_marks = _marks(paper, metric)
     our_marks = _marks(ours, metric)
     p_values = [row.p_value.get(column, {}).get(metric_key) for row in result.rows]
-    corrected = holm(p_values)
+    holm_values = holm(p_values)
     reference = next((row for row in result.rows if row.key == result.reference), None)
     rival = None if reference is None else reference.ours.get(column, {}).get(metric_key)
     entries = []
@@ -223,7 +223,7 @@ def score_group(result: TableResult, column: str, metric_key: str) -> ScoreGroup
             paper_rank=paper_ranks[i],
             our_rank=our_ranks[i],
             p_value=p_values[i],
-            p_holm=corrected[i],
+            p_holm=holm_values[i],
             difference=_difference(ours[i], None if row is reference else rival),
             planned_seeds=len(result.seeds),
         )

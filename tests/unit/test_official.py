@@ -135,4 +135,4 @@ def test_fedrobust_refuses_a_full_matrix_on_large_images(tmp_path: Path) -> None
     site.samples = large
     with pytest.raises(ConfigError) as error:
         Affine(FedRobustOptions(official=True), site, {})
-    assert error.value.code == "fedrobust.input-too-large"
+    assert error.value.code == "method.input-too-large"

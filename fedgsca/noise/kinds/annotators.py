@@ -108,8 +108,8 @@ def make_panel(rate: float, count: int, num_classes: int) -> np.ndarray:
         factors.append(rng.uniform(0.5, 1.5))
         wrong = np.zeros((num_classes, num_classes))
         for c in range(num_classes):
-            others = np.arange(num_classes) != c
-            wrong[c, others] = rng.dirichlet(np.full(num_classes - 1, 0.5))
+            is_other = np.arange(num_classes) != c
+            wrong[c, is_other] = rng.dirichlet(np.full(num_classes - 1, 0.5))
         directions.append(wrong)
     rates = np.minimum(rate * np.array(factors) / np.mean(factors), 1.0)
     matrices = []

@@ -42,7 +42,7 @@ class GroupNoise(NoiseKind):
         b = CONCENTRATION * (1.0 - noise.rate)
         # a rate of 100 % has no Beta distribution
         rates = rng.beta(a, b, len(names)) if b > 0 else np.ones(len(names))
-        own = rates[numbers]
+        image_rates = rates[numbers][:, None]
         count = context.num_classes
         wrong = other_classes(count)[labels] / max(count - 1, 1)
-        return np.asarray((1.0 - own)[:, None] * np.eye(count)[labels] + own[:, None] * wrong)
+        return np.asarray((1.0 - image_rates) * np.eye(count)[labels] + image_rates * wrong)

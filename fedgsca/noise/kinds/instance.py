@@ -40,18 +40,17 @@ class InstanceNoise(NoiseKind):
                 "each class",
                 fix="draw it in a simulation, which measures that on the features",
             )
-        shifted = context.likeness - context.likeness.max(axis=1, keepdims=True)
-        s = np.exp(shifted)
+        s = np.exp(context.likeness - context.likeness.max(axis=1, keepdims=True))
         s /= s.sum(axis=1, keepdims=True)
         rows = np.arange(len(labels))
-        others = s.copy()
-        others[rows, labels] = 0.0
-        doubt = others.sum(axis=1)  # 1 - s_i(y_i)
+        rivals = s.copy()
+        rivals[rows, labels] = 0.0
+        doubt = rivals.sum(axis=1)  # 1 - s_i(y_i)
         rates = scale_to_mean(doubt, noise.rate)
         # an image that looks like no other class at all is mistaken for any
-        others[doubt <= 0] = 1.0
-        others[rows, labels] = 0.0
-        probabilities = rates[:, None] * others / others.sum(axis=1, keepdims=True)
+        rivals[doubt <= 0] = 1.0
+        rivals[rows, labels] = 0.0
+        probabilities = rates[:, None] * rivals / rivals.sum(axis=1, keepdims=True)
         probabilities[rows, labels] = 1.0 - rates
         return np.asarray(probabilities)
 
