@@ -191,7 +191,7 @@ def test_written_and_read_back_is_the_same_experiment(method: str, preset: str) 
 
 
 def test_every_option_of_the_method_is_filled_in() -> None:
-    assert load_config(method="fedprox").options == {"mu": 0.01}
+    assert load_config(method="fedprox").options == {"official": False, "mu": 0.01}
     assert load_config(method="fedavg").options == {}
     assert "fedprox" in to_toml(load_config(method="fedprox"))
 
