@@ -81,8 +81,8 @@ def test_fedfixer_unlearns_a_confident_mistake_as_published_and_not_with_a_floor
     assert float(gradient.abs().max()) == 0.0
     # log(p + 1e-8), for certain classes as well
     _, published_mean = label_and_mean(logits, label, prior, "published")
-    assert float(published_mean) == pytest.approx(-2 / 3 * np.log(1e-8), abs=1e-3)
-    assert float(l_mean) == pytest.approx(float(published_mean), abs=1e-3)
+    assert published_mean.item() == pytest.approx(-2 / 3 * np.log(1e-8), abs=1e-3)
+    assert l_mean.item() == pytest.approx(published_mean.item(), abs=1e-3)
 
 
 def test_fedfixer_official_pulls_without_a_limit(tmp_path: Path) -> None:
