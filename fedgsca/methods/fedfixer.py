@@ -49,7 +49,7 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedgsca.methods.base import Logged, Method, PublishedOptions, ServerState, register
+from fedgsca.methods.base import Lateness, Logged, Method, PublishedOptions, ServerState, register
 from fedgsca.methods.parts.averaging import average_models, broadcast_model, start_from
 from fedgsca.methods.parts.statistics import log_prior, masked_mean
 from fedgsca.site import Site, load_weights, weights_of
@@ -155,6 +155,10 @@ class FedFixer(Method):
         # a last batch of one sample is skipped, and counts as neither
         stage="sieve",
         stage_ran=lambda values, n: values.get("selected", n) < n - 1,
+    )
+    late = Lateness(
+        "the server averages models, by a number that each site counts for itself",
+        is_tolerated=True,
     )
     Options = FedFixerOptions
     options: FedFixerOptions

@@ -64,7 +64,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedgsca.aggregate import WeightedMean
-from fedgsca.methods.base import Logged, Method, PublishedOptions, ServerState, register
+from fedgsca.methods.base import Lateness, Logged, Method, PublishedOptions, ServerState, register
 from fedgsca.methods.parts import graph
 from fedgsca.methods.parts.graph import CentroidGNN
 from fedgsca.methods.parts.schedules import rounds_of
@@ -239,6 +239,7 @@ class FedGP(Method):
     logged: ClassVar[Logged] = Logged(
         stage="purification", stage_ran=lambda values, n: values.get("purified", n) < n
     )
+    late = Lateness("the graph network travels beside the model, and a late one would pull it back")
     Options = FedGPOptions
     options: FedGPOptions
 

@@ -15,6 +15,7 @@ from fedgsca.data.partition import partition
 from fedgsca.errors import ConfigError
 from fedgsca.experiment.label_noise import measure_likeness
 from fedgsca.experiment.simulation import prepare
+from fedgsca.grid.comparison import parse_noises
 from fedgsca.noise import (
     SiteNoise,
     corrupt,
@@ -197,6 +198,7 @@ def test_a_star_repeats_the_parts_over_any_number_of_sites(sites: int) -> None:
     assert [str(noise) for noise in noises[:5]] == ["0", "S40", "P20", "C20", "0"][:sites]
     assert fixed_sites("0-S40*") is None and fixed_sites("S40") is None
     assert fixed_sites("0-S40-P20") == 3
+    assert parse_noises(["0-s40%*", "S40"]) == ("0-S40*", "S40")
 
 
 @pytest.mark.parametrize("spec", ["*", "S40-*", "0*-S40", "S40**"])
