@@ -17,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fedgsca.config import SITES_SOURCE, Config
+from fedgsca.config import Config
 from fedgsca.engine import checkpoint
 from fedgsca.engine.base import (
     Engine,
@@ -502,8 +502,8 @@ class UpdateValidator:
             "round.quorum-not-reached",
             f"round {self.payload.round + 1}: {len(self.sites)} of {len(names)} sites sent a usable"
             f" update, but {quorum} are needed; the first problem is at {site}: {reason}",
-            fix="fix this site and the others named in the log, then"
-            f" {_resume_command(self.experiment.config)}; finished rounds are kept",
+            fix="fix this site and the others named in the log, then run `fedgsca resume`;"
+            " finished rounds are kept",
         )
 
     def check_aggregate(self, state: ServerState) -> None:
@@ -530,13 +530,6 @@ class UpdateValidator:
                     f"{site} is put aside from round {self.payload.round + 2} on; "
                     f"`fedgsca readmit` lets it take part again"
                 )
-
-
-def _resume_command(config: Config) -> str:
-    """How the run is continued, where it runs."""
-    if config.data.source == SITES_SOURCE:
-        return "run ./run.sh of the coordinator's kit again"
-    return "run `fedgsca resume`"
 
 
 def quorum_of(config: Config, sites: int) -> int:

@@ -69,7 +69,7 @@ def _draw_labels(
     notes: tuple[str, ...] = ()
     if any(site_noise.needs_candidates for site_noise in noise.values()):
         candidates, origin = find_candidates(config, table)
-        notes = (f"CK-asymmetric candidates: {origin}",)
+        notes = (f"classes that are easily mistaken for each other (noise C): {origin}",)
     matrix = read_matrix(config.noise.matrix, table.num_classes) if config.noise.matrix else None
     annotators = None
     if config.noise.annotators:

@@ -14,7 +14,7 @@ from fedgsca.paper.scales import SEEDS_OF, is_own, source_of, warmups
 from fedgsca.paper.table_result import TableRow
 
 # warnings of data readers and noise about choices that a result depends on begin so
-_RELEVANT_WARNINGS = ("CK-asymmetric candidates", "split ", "label")
+_RELEVANT_WARNINGS = ("classes that are easily mistaken", "split ", "label")
 
 
 def make_title(request: Request) -> str:

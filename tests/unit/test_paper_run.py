@@ -92,7 +92,7 @@ def test_the_notes_name_every_difference_from_the_paper(full: Path) -> None:
     assert "Mini scale: " in notes and "instead of Chaoyang, frozen cnn, 2 rounds" in notes
     assert "Partial: 3 of 8 rows, 2 of 3 seeds" in notes
     assert "Real noise of Chaoyang is replaced by noise C11" in notes
-    assert "CK-asymmetric candidates: the two most similar classes" in notes
+    assert "easily mistaken for each other (noise C): the two most similar classes" in notes
     assert "No significance test: it needs at least 3 seeds" in notes
     assert "FedGSCA, real: the selection never ran with 2 seeds (0, 1)" in notes
     assert "fedgsca 5 → 1 rounds" in notes and "fednoro" not in notes
