@@ -77,13 +77,18 @@ class DataConfig(Section):
     sites: int = Field(
         default=4, ge=1, le=10_000, description="number of sites among which the images are divided"
     )
-    partition: Literal["stratified", "dirichlet", "group", "column"] = Field(
+    partition: Literal["stratified", "dirichlet", "missing", "group", "column"] = Field(
         default="stratified",
-        description="how: equal class shares, skewed class shares, entire groups (patients), "
-        "or a site column of the source",
+        description="how: equal class shares, skewed class shares, some classes missing at each "
+        "site, entire groups (patients), or a site column of the source",
     )
     alpha: float = Field(
         default=0.5, gt=0, description="partition dirichlet: concentration; small values are skewed"
+    )
+    missing: int | None = Field(
+        default=None,
+        ge=1,
+        description="partition missing: number of classes that each site lacks; none: a third",
     )
     train: int | None = Field(
         default=None,
@@ -117,7 +122,7 @@ class DataConfig(Section):
     label: str | None = Field(
         default=None,
         description="kvasir: clean, symm-0.2, ...; odir: patient, eye; "
-        "chaoyang: drawn, released, majority",
+        "chaoyang: drawn, pathologist, released, majority",
     )
     splits: str | None = Field(
         default=None, description="folder of the lists of kvasir and chaoyang, if it is not in ROOT"
@@ -139,6 +144,11 @@ class NoiseConfig(Section):
         default=None,
         description="csv with a transition matrix (rows: true class), or chaoyang (built in); "
         "for sites with noise M",
+    )
+    annotators: str | None = Field(
+        default=None,
+        description="csv with a transition matrix per annotator, one below the other, or chaoyang "
+        "(built in); for sites with noise A or V",
     )
     given: str | None = Field(
         default=None,
@@ -442,7 +452,10 @@ class Config(Section):
     """One experiment. Everything that changes the resulting bytes is in here, and nothing else."""
 
     seed: int = Field(default=0, ge=0, description="seed of every random stream")
-    preset: str = Field(default="default", description="default (our reading) or paper (literal)")
+    preset: str = Field(
+        default="default",
+        description="default (our reading), paper (literal) or paper-full (and its network)",
+    )
     method: str = Field(default="fedgsca", description="see `fedgsca methods`")
     data: DataConfig = Field(
         default=DataConfig(),

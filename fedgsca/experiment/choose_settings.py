@@ -16,6 +16,7 @@ from fedgsca.config import SITES_SOURCE, Config, Tree, build, merge
 from fedgsca.config.presets import recommend
 from fedgsca.data.table import ImageTable
 from fedgsca.experiment.data_source import load_table
+from fedgsca.noise import fixed_sites
 from fedgsca.support.text import join_words, plural
 
 LARGEST_CNN_SIZE = 64  # pixels; the small network is made for images up to this size
@@ -39,7 +40,7 @@ def choose_settings(tree: Mapping[str, Any], noises: tuple[str, ...] = ()) -> Ch
     of sites, like `data.sites`.
     """
     config = build(tree)
-    if config.data.source in _BUILT_IN or config.preset == "paper":
+    if config.data.source in _BUILT_IN or config.preset != "default":
         return ChosenSettings()
     needs_model = _is_open(tree, "model", ("name", "frozen", "weights"))
     needs_partition = _is_open(tree, "data", ("partition",))
@@ -89,8 +90,9 @@ def _wanted_sites(tree: Mapping[str, Any], config: Config, noises: tuple[str, ..
     if not _is_open(tree, "data", ("sites",)):
         return config.data.sites
     for spec in (*noises, config.noise.spec):
-        if "-" in spec:
-            return spec.count("-") + 1
+        num_sites = fixed_sites(spec)
+        if num_sites is not None:
+            return num_sites
     return None
 
 

@@ -49,7 +49,7 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from fedgsca.methods.base import Lateness, Logged, Method, MethodOptions, ServerState, register
+from fedgsca.methods.base import Lateness, Logged, Method, PublishedOptions, ServerState, register
 from fedgsca.methods.parts.averaging import average_models
 from fedgsca.methods.parts.loss_scales import double_softmax_losses, unit_range
 from fedgsca.methods.parts.mixup import mixup_cross_entropy
@@ -72,8 +72,17 @@ _FILTER_BOUNDS = ((0.0, 2.0), (0.5, 3.0), (1e-4, 0.5), (1e-4, 0.5), (0.01, 0.99)
 _CACHE = "filter/"
 
 
-class FedDivOptions(MethodOptions):
+class FedDivOptions(PublishedOptions):
     """Options of FedDiv; "official" is the published code."""
+
+    OFFICIAL: ClassVar[Mapping[str, object]] = {
+        "confidence": 0.0,
+        "xi": 0.2,
+        "memory": 0.5,
+        "scaling": "site",
+        "variance": "squared",
+        "var_floor": 1e-6,
+    }
 
     warmup: int = Field(
         default=5, ge=0, description="rounds on all given labels; official 5 passes over all sites"

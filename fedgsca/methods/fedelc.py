@@ -13,8 +13,8 @@ The learned labels, a distribution over the classes for every sample, stay at th
 
 Where publication, published code and this file differ. We have read the code and the abstract, not
 every equation of the paper; points that we could only take from the code are marked (code).
-  grouping  the code votes over nine Gaussian mixtures; here it is FedNoRo's rule, which every site
-            applies to itself (fedgsca/methods/fednoro.py).
+  grouping  the code votes over nine Gaussian mixtures (`mixtures`); default is 2-means. Every site
+            applies the rule to itself (fedgsca/methods/fednoro.py).
   labels    at the end of a round they become K times the mean of themselves and the model's
             predictions (code).
   lambda    1000 for the mean over 64 samples, whatever the batch size here; the code drops the last
@@ -29,14 +29,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import numpy as np
 import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedgsca.methods.base import Lateness, Method, MethodOptions, ServerState, register
+from fedgsca.methods.base import Lateness, Method, PublishedOptions, ServerState, register
 from fedgsca.methods.fednoro import FedNoRo, distance_weights
 from fedgsca.methods.parts.averaging import average_models, start_from
 from fedgsca.methods.parts.label_correction import (
@@ -58,8 +58,13 @@ from fedgsca.train import train
 from fedgsca.wire import Arrays, Extra, Payload, Update
 
 
-class FedELCOptions(MethodOptions):
+class FedELCOptions(PublishedOptions):
     """Options of FedELC; "official" is the published code."""
+
+    OFFICIAL: ClassVar[Mapping[str, object]] = {
+        "warmup": 20,
+        "grouping": "mixtures",
+    }
 
     warmup: int = Field(
         default=10, ge=0, description="rounds of stage 1; official 20 of 120 rounds"
@@ -75,6 +80,10 @@ class FedELCOptions(MethodOptions):
     )
     entropy_weight: float = Field(
         default=0.2, ge=0, description="beta, weight of the predictions' entropy; official 0.2"
+    )
+    grouping: Literal["two-means", "mixtures"] = Field(
+        default="two-means",
+        description="clean and noisy sites: 2-means, or a vote of Gaussian mixtures (official)",
     )
 
 
@@ -124,7 +133,7 @@ class FedELC(Method):
         """FedAvg in the warm-up; then the mean weighted by n_k exp(-d_k), and the rule."""
         if stage_of(state, self.options.warmup) == WARMUP:
             return average_models(state, updates)
-        verdicts = judge(state, updates)
+        verdicts = judge(state, updates, self.options.grouping)
         models = [update.weights for update in verdicts.updates]
         sizes = [update.num_samples for update in verdicts.updates]
         weights = distance_weights(models, sizes, verdicts.noisy, "layers")

@@ -28,8 +28,8 @@ abstract; the paper's own equations could not be verified.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Literal
+from collections.abc import Iterable, Mapping
+from typing import ClassVar, Literal
 
 import numpy as np
 import torch
@@ -37,7 +37,7 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedgsca.methods.base import Lateness, Method, MethodOptions, ServerState, register
+from fedgsca.methods.base import Lateness, Method, PublishedOptions, ServerState, register
 from fedgsca.methods.parts.averaging import average_models, broadcast_model, start_from
 from fedgsca.methods.parts.schedules import rounds_of
 from fedgsca.site import Site
@@ -48,8 +48,13 @@ from fedgsca.wire import Arrays, Payload, Update
 _SMALLEST = 1e-6
 
 
-class FedLSROptions(MethodOptions):
+class FedLSROptions(PublishedOptions):
     """Options of FedLSR; "official" is the published notebook."""
+
+    OFFICIAL: ClassVar[Mapping[str, object]] = {
+        "entropy_weight": 0.6,
+        "loss_kind": "double_softmax",
+    }
 
     gamma: float = Field(
         default=0.4, ge=0, description="weight of the agreement of the two views; official 0.4"

@@ -37,7 +37,7 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn import functional as F
 
-from fedgsca.methods.base import Lateness, Method, MethodOptions, ServerState, register
+from fedgsca.methods.base import Lateness, Method, PublishedOptions, ServerState, register
 from fedgsca.methods.fedelc import FedELC, note_labels
 from fedgsca.methods.parts.averaging import average_models, start_from
 from fedgsca.methods.parts.label_correction import (
@@ -63,8 +63,14 @@ _STEPS = 10
 _SMALLEST = 1e-5
 
 
-class MaskedOptimOptions(MethodOptions):
+class MaskedOptimOptions(PublishedOptions):
     """Options of MaskedOptim; "official" is the published code."""
+
+    OFFICIAL: ClassVar[Mapping[str, object]] = {
+        "warmup": 20,
+        "grouping": "mixtures",
+        "median": "none",
+    }
 
     warmup: int = Field(
         default=10, ge=0, description="rounds of stage 1; official 20 of 120 rounds"
@@ -80,6 +86,10 @@ class MaskedOptimOptions(MethodOptions):
     )
     entropy_weight: float = Field(
         default=0.2, ge=0, description="beta, weight of the predictions' entropy; official 0.2"
+    )
+    grouping: Literal["two-means", "mixtures"] = Field(
+        default="two-means",
+        description="clean and noisy sites: 2-means, or a vote of Gaussian mixtures (official)",
     )
     keep: float = Field(
         default=0.8,
@@ -197,7 +207,7 @@ class MaskedOptim(Method):
         if stage_of(state, self.options.warmup) == WARMUP:
             nonempty = [update for update in updates if update.num_samples > 0]
         else:
-            verdicts = judge(state, updates)
+            verdicts = judge(state, updates, self.options.grouping)
             nonempty = verdicts.updates
             extras = verdicts.rule
         if not nonempty:

@@ -4,14 +4,15 @@
     switch    one round: every site sends its mean loss per class, the server forms two groups
     robust    a site compares itself with the broadcast rule and trains as its group does
 
-The rule and the verdict are FedNoRo's (fedgsca/methods/fednoro.py): 2-means instead of the vote of
-Gaussian mixtures that all three publications use, and no verdict that the server has to hand out.
+The rule and the verdict are FedNoRo's (fedgsca/methods/fednoro.py): 2-means, or the vote of Gaussian
+mixtures that all three publications use, and no verdict that the server has to hand out.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import torch
@@ -53,12 +54,14 @@ class Verdicts:
     rule: Arrays
 
 
-def judge(state: ServerState, updates: Iterable[Update]) -> Verdicts:
+def judge(
+    state: ServerState, updates: Iterable[Update], kind: Literal["two-means", "mixtures"]
+) -> Verdicts:
     """The verdicts, at the switch with a new rule; updates without samples are left out."""
     nonempty = [update for update in updates if update.num_samples > 0]
     rule = state.extras
     if "centres" not in rule and nonempty:
-        rule = grouping(np.stack([update.extras[CLASS_LOSSES] for update in nonempty]))
+        rule = grouping(np.stack([update.extras[CLASS_LOSSES] for update in nonempty]), kind)
         noisy = [is_noisy(update.extras[CLASS_LOSSES], rule) for update in nonempty]
     else:
         noisy = [bool(update.extras.get("noisy", 0)) for update in nonempty]
