@@ -4,8 +4,8 @@
     switch    one round: every site sends its mean loss per class, the server forms two groups
     robust    a site compares itself with the broadcast rule and trains as its group does
 
-The rule and the verdict are FedNoRo's (fedgsca/methods/fednoro.py): 2-means, or the vote of Gaussian
-mixtures that all three publications use, and no verdict that the server has to hand out.
+The rule and the verdict are FedNoRo's (fedgsca/methods/fednoro.py): 2-means, or the vote of
+Gaussian mixtures that all three publications use, and no verdict that the server has to hand out.
 """
 
 from __future__ import annotations
