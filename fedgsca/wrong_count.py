@@ -48,9 +48,9 @@ TAIL = 0.05
 # 90 % of a normal distribution lies within
 Z = 1.645
 # share of labels that evidence may doubt although they are correct
-SLACK = 0.02
+SLACK = 0.01
 # an interval that is wider says that the share is unknown
-MAX_WIDTH = 0.2
+MAX_WIDTH = 0.25
 # models are weighed by at most so many labels: more cost time and change nothing
 MAX_WEIGHED = 4000
 # models with a smaller weight, relative to the best one, do not matter
@@ -167,12 +167,18 @@ def _estimate(suspicions: np.ndarray, models: CountModels) -> WrongShare:
     if models.share_explained < MIN_USEFUL:
         return WrongShare(share, 0.0, 1.0, False)
     weights = models.weights(WIDEN)
-    variance = float(weights @ (suspicions * (1.0 - suspicions)).sum(axis=1))
-    margin = Z * math.sqrt(max(variance, 0.0)) / n + SLACK
+    # of the number among these labels, if T is known
+    variance = float(weights @ (suspicions * (1.0 - suspicions)).sum(axis=1)) / n**2
     order = np.argsort(shares, kind="stable")
     total = np.cumsum(weights[order])
-    lowest = shares[order[np.searchsorted(total, TAIL)]]
-    highest = shares[order[min(np.searchsorted(total, 1.0 - TAIL), len(order) - 1)]]
-    low = max(0.0, min(float(lowest), share) - margin)
-    high = min(1.0, max(float(highest), share) + margin)
+    lowest = min(share, float(shares[order[np.searchsorted(total, TAIL)]]))
+    last = min(int(np.searchsorted(total, 1.0 - TAIL)), len(order) - 1)
+    highest = max(share, float(shares[order[last]]))
+    low = max(0.0, lowest - _margin(lowest, variance, n))
+    high = min(1.0, highest + _margin(highest, variance, n))
     return WrongShare(share, low, high, True)
+
+
+def _margin(share: float, variance: float, n: int) -> float:
+    """How far chance reaches: T is estimated from n labels, and they are a sample, too."""
+    return Z * math.sqrt(max(variance + share * (1.0 - share) / n, 0.0)) + SLACK

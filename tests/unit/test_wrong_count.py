@@ -83,7 +83,7 @@ def test_models_that_disagree_cannot_tell() -> None:
     # one of them explains the labels much better
     sure = estimate_wrong(CountModels(suspicions, np.array([0.0, -60.0]), 0.5))
     assert sure.share == pytest.approx(0.05)
-    margin = 1.645 * np.sqrt(100 * 0.05 * 0.95) / 100 + 0.02
+    margin = 1.645 * np.sqrt(2 * 0.05 * 0.95 / 100) + 0.01
     assert sure.high == pytest.approx(0.05 + margin, abs=1e-4)
     assert sure.can_tell
 
