@@ -136,7 +136,9 @@ def test_the_overview_names_what_is_missed() -> None:
     scores = collect_scores(results)
     overview = summarise([summarise_setting(SETTING, scores, scores, METHODS)])
     name = f"ham10000 {MIXED} stratified"
-    assert overview.worst_recovery == (name, pytest.approx(0.2))
+    assert overview.worst_recovery is not None
+    assert overview.worst_recovery[0] == name
+    assert overview.worst_recovery[1] == pytest.approx(0.2)
     assert overview.low_recoveries == (name,)
     assert overview.below_tuned == (name,)
     assert overview.ranks == {BASELINE: 3.0, "fedprox": 2.0, OURS: 1.0}
