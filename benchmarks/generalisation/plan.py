@@ -87,6 +87,7 @@ class Cell:
     def to_fields(self) -> dict[str, str]:
         """What `--only` compares with."""
         return {
+            "name": self.name,
             "data": self.setting.data,
             "model": self.setting.model,
             "noise": self.setting.noise,

@@ -126,13 +126,14 @@ def list_goals(page: Page) -> list[Goal]:
     """The goals that can be judged by the finished runs."""
     overview = page.overview
     goals = []
-    if overview.mean_recovery is not None and overview.worst_recovery is not None:
+    capped_mean = overview.capped_recovery
+    if capped_mean is not None and overview.worst_recovery is not None:
         name, worst = overview.worst_recovery
         goals += [
             Goal(
                 f"mean recovery at least 0.85 ({overview.recoveries} noisy settings)",
-                f"{overview.mean_recovery:.2f}",
-                overview.mean_recovery >= 0.85,
+                f"{capped_mean:.2f} with each at most 1, plain {overview.mean_recovery:.2f}",
+                capped_mean >= 0.85,
             ),
             Goal(
                 "no setting below 0.5",

@@ -140,6 +140,7 @@ def test_the_overview_names_what_is_missed() -> None:
     assert overview.worst_recovery[0] == name
     assert overview.worst_recovery[1] == pytest.approx(0.2)
     assert overview.low_recoveries == (name,)
+    assert overview.mean_recovery == overview.capped_recovery == pytest.approx(0.2)
     assert overview.below_tuned == (name,)
     assert overview.ranks == {BASELINE: 3.0, "fedprox": 2.0, OURS: 1.0}
 
