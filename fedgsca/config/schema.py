@@ -98,6 +98,13 @@ class DataConfig(Section):
         le=1,
         description="synthetic: how much neighbouring classes overlap; 0 (default) to 1",
     )
+    test_share: float = Field(
+        default=0.2,
+        ge=0,
+        lt=1,
+        description="share of the images that is set aside for testing where the source has no "
+        "split column; 0: none, for `fedgsca audit-folder`",
+    )
     skip_unreadable: bool = Field(
         default=False, description="leave out images that cannot be decoded instead of stopping"
     )
@@ -277,6 +284,13 @@ class EvidenceConfig(Section):
     )
     every: int = Field(
         default=5, ge=3, description="rounds between two collections, until two thirds of the run"
+    )
+    holdout: float = Field(
+        default=0.0,
+        ge=0,
+        le=0.5,
+        description="share of each site's images that no model trains on; they score the model "
+        "without a true label (`fedgsca tune` uses 0.2)",
     )
 
     def collection_rounds(self, rounds: int) -> range:

@@ -28,6 +28,7 @@ def load_table(config: Config) -> ImageTable:
         train=data.train,
         test=data.test,
         long_tail=data.long_tail,
+        need_test=data.test_share > 0,
     )
 
 
@@ -60,5 +61,6 @@ def read_source(
         test=test,
         long_tail=long_tail,
         difficulty=data.difficulty,
+        test_fraction=data.test_share,
         need_test=need_test,
     )
