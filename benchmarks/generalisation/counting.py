@@ -108,14 +108,14 @@ def train_all(sites: Sequence[HeadSite], seed: int) -> list[Judgement]:
     heads = Heads.zeros(sites[0].features.shape[1], num_classes)
     total = sum(len(site.given) for site in sites)
     references = np.empty(0)
-    judgements: list[Judgement] = []
     power = POWERS[0]
     for round in range(LAST + 2):
         weight, bias = np.zeros_like(heads.weight), np.zeros_like(heads.bias)
         masses, log_likelihoods = [], []
         since = (round - FIRST) % EVERY if round >= FIRST else -1
         if since == 2:
-            judgements = [site.refresh(references, power) for site in sites]
+            for site in sites:
+                site.refresh(references, power)
         for site in sites:
             if round >= FIRST_JUDGED:
                 site.opinion_sum += judge(heads, site.features, site.folds)
@@ -124,7 +124,7 @@ def train_all(sites: Sequence[HeadSite], seed: int) -> list[Judgement]:
                 masses.append(site.masses(weights))
             elif since == 1:
                 log_likelihoods.append(site.log_likelihoods(references))
-            order = stream(seed, "counting", site.name, round).permutation(len(site.given))
+            order = stream(seed, site.name, round, "ev").permutation(len(site.given))
             own = train_heads(heads, site.features, targets, weights, site.folds, order)
             weight += own.weight * np.float32(len(site.given) / total)
             bias += own.bias * np.float32(len(site.given) / total)
@@ -133,7 +133,7 @@ def train_all(sites: Sequence[HeadSite], seed: int) -> list[Judgement]:
             references = normalise_mix(np.sum(masses, axis=0))
         elif since == 1:
             power = best_power(np.sum(log_likelihoods, axis=0))
-    return [site.refresh(references, power) for site in sites] if judgements else []
+    return [site.refresh(references, power) for site in sites]
 
 
 def read_contents(samples: Samples) -> list[bytes]:
