@@ -45,8 +45,8 @@ from flwr.supercore.run import RunNotRunningException
 from flwr.supernode.fleet_http_connection import http_request_response
 
 log = logging.getLogger(__name__)
-_SHORTEST_PAUSE, _LONGEST_PAUSE = 0.1, 3.0  # seconds between two questions for messages
-_PAUSE_SHARE = 0.1  # of the time since the last message
+_SHORTEST_PAUSE, _LONGEST_PAUSE = 0.2, 3.0  # seconds between two questions for messages
+_PAUSE_SHARE = 0.15  # of the time since the last message
 _UNKNOWN_ERROR = 0  # Flower's code
 
 

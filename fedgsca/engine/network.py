@@ -27,6 +27,8 @@ from fedgsca.wire import Payload, Update
 _LONGEST_PAUSE = 3600.0  # seconds before a round is tried again
 _LARGEST_FACTOR = 8.0  # on the deadline of a round that is tried again
 _MAX_SITE_NAME = 200  # characters of the name that a node tells
+_SHORTEST_POLL = 0.1  # seconds between two looks for answers
+_POLL_SHARE = 0.1  # of the time since the round began: short rounds are not slowed down
 _MESSAGE_INTERVAL = 30.0  # seconds between messages that name the sites that are awaited
 
 
@@ -90,7 +92,9 @@ class NetworkEngine:
         patience: float = 0.0,
         first_pause: float = 60.0,
     ) -> None:
-        """`deadline` and `poll` in seconds; `stop` ends the waiting from another thread.
+        """`deadline` in seconds; `stop` ends the waiting from another thread.
+
+        `poll` is the longest time in seconds between two looks for answers.
 
         `patience` is how many seconds a round without a quorum is tried again, after pauses that
         begin with `first_pause` and double up to an hour; each time the deadline is longer, too.
@@ -113,6 +117,7 @@ class NetworkEngine:
         self.hello_messages: dict[str, int] = {}  # message id -> node
         self.late_messages: dict[str, str] = {}  # message id of an earlier round -> site
         self.is_first_exchange = True
+        self.exchange_start = time.monotonic()
 
     def exchange(self, payload: Payload) -> Iterator[Reply]:
         """Have the sites trained."""
@@ -149,6 +154,7 @@ class NetworkEngine:
         if payload.round != self.last_round:  # not a repetition
             self.deadline_factor = 1.0
         self.last_round = payload.round
+        self.exchange_start = time.monotonic()
         self._wait_for_connections(self._end_of_deadline())
         end = self._end_of_deadline()
         nodes = dict(self.registry.nodes)
@@ -207,7 +213,8 @@ class NetworkEngine:
         return time.monotonic() + self.deadline * self.deadline_factor
 
     def _pause(self) -> None:
-        if self.stop.wait(self.poll):
+        elapsed = time.monotonic() - self.exchange_start
+        if self.stop.wait(min(self.poll, max(_SHORTEST_POLL, _POLL_SHARE * elapsed))):
             raise FedgscaError(
                 "run.stopped",
                 "the run was stopped from outside",
