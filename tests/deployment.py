@@ -152,6 +152,18 @@ def program(number: int) -> str:
     return content.replace(b"\0", b" ").decode(errors="replace")
 
 
+def site_workers(folder: Path, name: str = "") -> list[int]:
+    """Resident workers of the sites whose site.toml is in this folder; of one site if named."""
+    process_ids = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        words = program(int(entry.name)).split()
+        if "fedgsca.engine.site_worker" in words and any(
+            word.startswith(str(folder)) and word.endswith(f"{name}.toml") for word in words
+        ):
+            process_ids.append(int(entry.name))
+    return process_ids
+
+
 def listening(numbers: list[int]) -> set[str]:
     """Addresses on which these processes accept connections; 0.0.0.0 means all of the machine's."""
     sockets = set()

@@ -221,7 +221,7 @@ def test_a_message_that_cannot_be_sent_does_not_end_the_node(error: BaseExceptio
     def send(*_: Any) -> Any:
         raise error
 
-    superlink.send = send  # type: ignore[method-assign]
+    superlink.send = send  # type: ignore[assignment,method-assign]
     assert answer_next(superlink.fleet(), echo)
 
 
