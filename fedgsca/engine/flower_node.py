@@ -142,13 +142,17 @@ def pause_after(idle_seconds: float) -> float:
 def answer_next(fleet: Fleet, ask: Callable[[bytes], bytes]) -> bool:
     """Fetch a message and send its answer; False if there was none.
 
-    A message that cannot be fetched or answered is logged: the coordinator has a deadline.
+    A message whose content or answer is lost is logged: the coordinator has a deadline. An error of
+    the connection itself is raised.
     """
     try:
         envelope = fleet.receive()
-        if envelope is None:
-            return False
-        start = time.monotonic()
+    except RunNotRunningException:
+        envelope = None
+    if envelope is None:
+        return False
+    start = time.monotonic()
+    try:
         message = _fetch_content(fleet, *envelope)
         reply = _make_reply(message, ask)
         _send_reply(fleet, reply, time.monotonic() - start)

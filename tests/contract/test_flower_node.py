@@ -225,6 +225,18 @@ def test_a_message_that_cannot_be_sent_does_not_end_the_node(error: BaseExceptio
     assert answer_next(superlink.fleet(), echo)
 
 
+def test_an_error_of_the_connection_ends_the_node() -> None:
+    """Its supervisor starts it again."""
+    superlink = FakeSuperLink([])
+
+    def receive() -> None:
+        raise OSError("certificate expired")
+
+    superlink.receive = receive  # type: ignore[assignment,method-assign]
+    with pytest.raises(OSError, match="certificate"):
+        answer_next(superlink.fleet(), echo)
+
+
 def test_the_node_asks_more_often_while_rounds_are_short() -> None:
     pauses = [pause_after(seconds) for seconds in (0, 1, 5, 10, 3600)]
     assert pauses == [0.2, 0.2, 0.75, 1.5, 3.0]
