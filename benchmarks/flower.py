@@ -28,9 +28,14 @@ from fedgsca.config import Config, load_config
 from fedgsca.deploy.flower_app import write_app
 from fedgsca.engine.rounds import run
 from fedgsca.experiment.run_folder import read_rounds, read_timing
-from tests.deployment import Deployment, deployment, descendants, program
-
-TICKS = os.sysconf("SC_CLK_TCK")
+from tests.deployment import (
+    Deployment,
+    cpu_seconds,
+    deployment,
+    descendants,
+    program,
+    site_workers,
+)
 
 
 def summarise_timing(out: Path) -> dict[str, float]:
@@ -56,15 +61,6 @@ def resident_memory(process_id: int) -> float:
     return pages * os.sysconf("SC_PAGE_SIZE") / 1e6
 
 
-def cpu_seconds(process_id: int) -> float:
-    """Processor time of a process and of its children that have ended."""
-    try:
-        fields = Path(f"/proc/{process_id}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return 0.0
-    return sum(int(value) for value in fields[11:15]) / TICKS
-
-
 @dataclass
 class Usage:
     """What the processes of a deployment use while it runs."""
@@ -78,13 +74,6 @@ class Usage:
     loads: list[float] = field(default_factory=list)
     site_memory: list[float] = field(default_factory=lambda: [0.0, 0.0])  # MB: node, worker
 
-    def workers(self) -> list[int]:
-        """The resident workers of the sites."""
-        process_ids = [int(entry.name) for entry in Path("/proc").glob("[0-9]*")]
-        place = str(self.link.folder)
-        texts = {number: program(number) for number in process_ids}
-        return [n for n, text in texts.items() if "site_worker" in text and place in text]
-
     def look(self, rounds: int) -> None:
         """Note what is used after so many finished rounds."""
         for process_id in descendants(self.superlink):
@@ -97,11 +86,11 @@ class Usage:
             self.cpu_marks.append((rounds, self._cpu_seconds()))
             self.loads.append(os.getloadavg()[0])
             memories = [resident_memory(node) for node in self.nodes]
-            worker_memories = [resident_memory(worker) for worker in self.workers()]
+            worker_memories = [resident_memory(worker) for worker in site_workers(self.link.folder)]
             self.site_memory = [max(memories), max(worker_memories, default=0.0)]
 
     def _cpu_seconds(self) -> float:
-        process_ids = {self.superlink, *self.nodes, *self.workers()}
+        process_ids = {self.superlink, *self.nodes, *site_workers(self.link.folder)}
         for parent in (self.superlink, *self.nodes):
             process_ids |= set(descendants(parent))
         return sum(cpu_seconds(process_id) for process_id in process_ids)

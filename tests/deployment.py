@@ -152,6 +152,15 @@ def program(number: int) -> str:
     return content.replace(b"\0", b" ").decode(errors="replace")
 
 
+def cpu_seconds(process_id: int) -> float:
+    """Processor time of a process and of its children that have ended."""
+    try:
+        fields = Path(f"/proc/{process_id}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0.0
+    return sum(int(value) for value in fields[11:15]) / os.sysconf("SC_CLK_TCK")
+
+
 def site_workers(folder: Path, name: str = "") -> list[int]:
     """Resident workers of the sites whose site.toml is in this folder; of one site if named."""
     process_ids = []

@@ -32,6 +32,7 @@ from fedgsca.experiment.run_folder import read_lines
 from tests.deployment import (
     Deployment,
     Process,
+    cpu_seconds,
     deployment,
     descendants,
     listening,
@@ -168,33 +169,31 @@ def test_a_killed_superlink_loses_no_finished_round(link: Deployment, tmp_path: 
 def test_workers_killed_in_the_middle_of_a_round_change_nothing(
     link: Deployment, tmp_path: Path
 ) -> None:
-    """A worker is stopped, receives a message that it cannot answer, and is killed."""
-    config, out = toy_config("fedgsca", train__rounds=4), tmp_path / "deployed"
+    """Each time, a worker is killed as soon as it has begun to train."""
+    config = toy_config("fedgsca", train__rounds=4, train__epochs=10)
+    out = tmp_path / "deployed"
     run(config, tmp_path / "here")
     process = link.run(write_app(config, out))
-    for finished_rounds in (1, 2):
+    for finished_rounds, name in ((1, "site-1"), (2, "site-4")):
         wait_until(partial(has_rounds, out, finished_rounds), run=process)
-        (worker,) = site_workers(link.folder, "site-4")
-        os.kill(worker, signal.SIGSTOP)
-        # all others have answered, so the last one has its message
-        wait_until(lambda: awaited_sites(out) == ["site-4"], run=process)
-        time.sleep(2)
+        (worker,) = site_workers(link.folder, name)
+        begin = cpu_seconds(worker)
+        wait_until(partial(has_worked, worker, begin + 0.3), run=process)
         os.kill(worker, signal.SIGKILL)
     process.wait(TIME_LIMIT)
     assert outcome(out) == outcome(tmp_path / "here")
     assert all(not line["refused"] for line in lines(out))
-    node = next(p for p in link.processes if p.name == "site-4" and p.running)
-    assert "the site worker ended during a message" in node.text
+    for name in ("site-1", "site-4"):
+        node = next(p for p in link.processes if p.name == name and p.running)
+        assert "the site worker ended during a message" in node.text
 
 
 def has_rounds(out: Path, count: int) -> bool:
     return len(lines(out)) >= count
 
 
-def awaited_sites(out: Path) -> list[str]:
-    status = read_status(out)
-    sites = {} if status is None else status.sites
-    return sorted(name for name, site in sites.items() if site.state.startswith("awaited"))
+def has_worked(process_id: int, seconds: float) -> bool:
+    return cpu_seconds(process_id) >= seconds
 
 
 def test_a_killed_node_that_returns_changes_nothing(link: Deployment, tmp_path: Path) -> None:
@@ -223,7 +222,8 @@ def test_a_killed_node_that_returns_changes_nothing(link: Deployment, tmp_path: 
 
 
 def test_flowers_own_supernode_uses_the_worker_and_ends_it(tmp_path: Path) -> None:
-    config, out = toy_config("fedavg", data__sites=2, train__rounds=2), tmp_path / "deployed"
+    config = toy_config("fedavg", data__sites=2, noise__spec="S40", train__rounds=2)
+    out = tmp_path / "deployed"
     run(config, tmp_path / "here")
     with deployment(tmp_path / "stock") as link:
         link.superlink()
