@@ -18,8 +18,10 @@ One round at site k, given the global model theta and the global selector S:
             S     <- sum_k n_k/N S_k over the sites with a valid fit (Eq. 4)
 
 Eq. 1-7 are functions of fedgsca/selector.py, Eq. 8-13 of fedgsca/pseudo_label.py, Eq. 14-17 of
-fedgsca/credal.py. What the paper leaves open and how it is resolved here is in docs/fedgsca.md;
-preset `paper` takes the equations literally. Our additions, listed there with their options:
+fedgsca/credal.py; the options are in parts/fedgsca_options.py, what a site remembers and logs in
+parts/fedgsca_selection.py, step B with evidence in parts/fedgsca_evidence.py. What the paper
+leaves open and how it is resolved here is in docs/fedgsca.md; preset `paper` takes the equations
+literally. Our additions, listed there with their options:
 warm-up until the selector is healthy, the variance floor, clipped and class-relative losses, losses
 of the received model, memory, monotone probabilities, doubtful labels kept, the credal set widened
 only after the warm-up, the guard; without an option, the second start of EM.
@@ -28,7 +30,7 @@ With evidence heads beside the method (selector.losses_of = "evidence", the defa
 rest on r, the probability of each true class under evidence that has not memorised the label
 (fedgsca/evidence.py, docs/evidence.md):
 
-    A, B  losses are -log r_i(y_i); D_hat by GSS on them or, per class, by the       _select_by_
+    A, B  losses are -log r_i(y_i); D_hat by GSS on them or, per class, by the       select_by_
           expected number of correct labels; pseudo-labels where r_i(c), corrected      evidence
           for the share of the class, is at least zeta_0
     C     the loss is class-balanced by the federation's training labels; RCL may
@@ -41,36 +43,36 @@ Before the first r exists, the sites train on all given labels. Without evidence
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
-from typing import ClassVar, Literal
+from dataclasses import replace
+from typing import ClassVar
 
 import numpy as np
 import torch
-from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedgsca.aggregate import WeightedMean
 from fedgsca.credal import beta_at, rcl_loss, ucl_loss
 from fedgsca.errors import UpdateError
-from fedgsca.evidence import (
-    expected_right,
-    label_losses,
-    select,
-    suspicion,
-    training_weights,
+from fedgsca.evidence import label_losses, training_weights
+from fedgsca.methods.base import Logged, Method, ServerState, register
+from fedgsca.methods.parts.fedgsca_evidence import select_by_evidence
+from fedgsca.methods.parts.fedgsca_options import FedGSCAOptions
+from fedgsca.methods.parts.fedgsca_selection import (
+    Outputs,
+    Selection,
+    SelectionMemory,
+    collapse_reason,
+    diagnostics,
 )
-from fedgsca.methods.base import Logged, Method, MethodOptions, ServerState, register
 from fedgsca.pseudo_label import (
     assign,
     class_thresholds,
-    guard_reason,
     is_noisy_client,
     noise_level,
     training_set,
 )
 from fedgsca.selector import (
-    LOSS_CAP,
     MIN_SPREAD,
     NO_SELECTOR,
     SELECTOR_BOUNDS,
@@ -93,212 +95,6 @@ from fedgsca.wire import SMALLEST_GROUP, Arrays, Extra, Payload, Update
 HEALTHY_ROUNDS = 2
 # a beta that no probability reaches: only the given label is possible (label relaxation)
 ONLY_GIVEN_LABEL = 2.0
-
-
-class SelectorOptions(MethodOptions):
-    """How the selector is fitted and applied (Eq. 1-6)."""
-
-    scope: Literal["global", "own"] = Field(
-        default="global",
-        description="select by the merged selector (GSS) or by the site's own (CSS)",
-    )
-    losses_of: Literal["evidence", "received", "trained"] = Field(
-        default="evidence",
-        description="whose losses S_k is fitted to: of the evidence heads, which do not memorise "
-        "(without them: received), of the model as received, or after training (the paper)",
-    )
-    memory: float = Field(
-        default=0.8,
-        ge=0,
-        lt=1,
-        description="weight of the past in the running mean of losses and predictions; "
-        "0: this round only",
-    )
-    class_relative: bool = Field(
-        default=True, description="compare a loss with those of the same given class"
-    )
-    var_floor: float = Field(
-        default=0.25, ge=0, description="lower bound of both variances, nats^2"
-    )
-    clip: float | None = Field(
-        default=LOSS_CAP, gt=0, description="largest loss that counts; none: unlimited"
-    )
-    monotone: bool = Field(default=True, description="a smaller loss is never less clean")
-
-
-class GuardOptions(MethodOptions):
-    """When a round's training set counts as a collapse (not in the paper)."""
-
-    enabled: bool = Field(
-        default=True,
-        description="train on the given labels for a round in which D_hat looks like a collapse",
-    )
-    max_delta: float = Field(
-        default=0.8, gt=0, le=1, description="largest believable share of wrong labels"
-    )
-    max_shift: float = Field(
-        default=0.5,
-        gt=0,
-        le=1,
-        description="largest change of the class distribution (total variation)",
-    )
-    min_class: int = Field(
-        default=10, ge=1, description="a class with this many given samples may not vanish"
-    )
-
-
-class FedGSCAOptions(MethodOptions):
-    """Options of FedGSCA; the defaults are our reading of the paper."""
-
-    selection: bool = Field(
-        default=True, description="off: train on all given labels (with the chosen loss)"
-    )
-    warmup: int = Field(
-        default=5,
-        ge=0,
-        description="rounds on all given labels before selecting; the selector is fitted meanwhile",
-    )
-    wait_for_health: bool = Field(
-        default=True,
-        description="begin to select only when the merged selector was healthy twice in a row",
-    )
-    noise_level: float = Field(
-        default=0.1, ge=0, le=1, description="delta below which a site trains on all its labels"
-    )
-    doubtful: Literal["keep", "flag"] = Field(
-        default="keep",
-        description="labels with a clean probability between 1 - tau and tau: "
-        "keep, or flag (the paper)",
-    )
-    pseudo_labels: bool = Field(
-        default=True, description="off: flagged samples are left out of the round"
-    )
-    thresholds: Literal["adaptive", "fixed"] = Field(
-        default="adaptive", description="class thresholds of Eq. 9-10, or zeta for all classes"
-    )
-    zeta: float = Field(
-        default=0.8,
-        gt=0,
-        le=1,
-        description="zeta_0, the highest confidence that a pseudo-label needs",
-    )
-    average: Literal["literal", "per_class"] = Field(
-        default="literal",
-        description="denominator of Avg_c: all clean samples (as printed), "
-        "or those predicted as the class",
-    )
-    loss: Literal["rcl", "ucl", "ce"] = Field(
-        default="rcl", description="robust credal loss, its uniform ablation, or cross-entropy"
-    )
-    alpha: float = Field(
-        default=0.05,
-        ge=1e-3,
-        lt=1,
-        description="label relaxation: possibility of the classes other than the label",
-    )
-    beta_start: float = Field(
-        default=0.75,
-        gt=0,
-        le=1,
-        description="confidence from which another class is possible, at first",
-    )
-    beta_end: float = Field(
-        default=0.55, gt=0, le=1, description="the same, approached towards the end"
-    )
-    beta_schedule: Literal["cosine", "linear", "constant"] = Field(
-        default="cosine", description="how beta falls from beta_start to beta_end over the rounds"
-    )
-    credal_after_warmup: bool = Field(
-        default=True,
-        description="during warm-up only the given label is possible; "
-        "otherwise a network that predicts one class for all would satisfy RCL",
-    )
-    class_balance: float = Field(
-        default=0.5,
-        ge=0,
-        le=1,
-        description="with evidence: exponent of the class weights in the loss, from the labels "
-        "that all sites train on; 0: none",
-    )
-    diagnostics: bool = Field(
-        default=True,
-        description="also send delta, tau, thresholds, counts and guard (numbers for the log)",
-    )
-    selector: SelectorOptions = Field(
-        default=SelectorOptions(),
-        description="how the selector is fitted and applied",
-    )
-    guard: GuardOptions = Field(
-        default=GuardOptions(),
-        description="the guard against collapse",
-    )
-
-
-@dataclass(frozen=True)
-class Outputs:
-    """Step A at one site: what the received model says about D_k."""
-
-    # (n,) clipped, and (n, C): means over the rounds so far
-    losses: np.ndarray
-    probs: np.ndarray
-    # of this round
-    tau: float
-
-
-@dataclass(frozen=True)
-class Selection:
-    """Step B at one site: D_hat and the decisions behind it."""
-
-    # (m,) and (m,): D_hat
-    rows: np.ndarray
-    labels: np.ndarray
-    # (n,) bool: D^c and, unless they are flagged, the doubtful labels
-    clean: np.ndarray
-    # (C,) zeta_c
-    thresholds: np.ndarray
-    num_pseudo: int = 0
-    delta: float = 0.0
-    # why the guard trains on the given labels; None: it does not
-    guard: str | None = None
-    # (C,) number of samples behind each threshold; None: the thresholds are fixed
-    support: np.ndarray | None = None
-
-    @property
-    def public_thresholds(self) -> np.ndarray:
-        """(C,) thresholds that may leave the site: NaN where one reflects a few images only."""
-        if self.support is None:
-            return self.thresholds
-        too_few = (self.support > 0) & (self.support < SMALLEST_GROUP)
-        return np.where(too_few, np.nan, self.thresholds)
-
-
-@dataclass(frozen=True)
-class SelectionMemory:
-    """What a site remembers between rounds. It never leaves the site."""
-
-    # rounds in the means
-    count: float
-    # (6,) S_k of the last round with a fit
-    selector: np.ndarray
-    # (n,) and (n, C) means over the rounds so far; None: selector.memory is 0
-    losses: np.ndarray | None = None
-    probs: np.ndarray | None = None
-
-    @staticmethod
-    def recall(site: Site, round: int) -> SelectionMemory:
-        """The memory as it was before `round`; empty at first."""
-        arrays = site.recall(round)
-        if not arrays:
-            return SelectionMemory(0.0, NO_SELECTOR.copy())
-        count = float(arrays["count"])
-        return SelectionMemory(count, arrays["selector"], arrays.get("losses"), arrays.get("probs"))
-
-    def to_arrays(self) -> dict[str, np.ndarray]:
-        """The named arrays for `Site.remember`."""
-        arrays = {"count": np.array(self.count), "selector": self.selector}
-        if self.losses is not None and self.probs is not None:
-            arrays |= {"losses": self.losses, "probs": self.probs}
-        return arrays
 
 
 def read_selector(update: Update) -> Selector | None:
@@ -454,7 +250,7 @@ class FedGSCA(Method):
         site.remember(payload.round, **memory.to_arrays())
         extras = {"selector": NO_SELECTOR.copy() if fit is None else fit.to_array()}
         if self.options.diagnostics:
-            extras |= _diagnostics(selection, outputs.tau)
+            extras |= diagnostics(selection, outputs.tau)
         return Update(site.name, site.num_samples, weights, extras)
 
     def _update_without_selection(self, payload: Payload, site: Site) -> Update:
@@ -475,7 +271,7 @@ class FedGSCA(Method):
         own_scope = self.options.selector.scope == "own"
         selector = Selector.from_array(memory.selector if own_scope else payload.extras["selector"])
         losses = clip_losses(label_losses(posterior, site.labels), self._loss_cap)
-        selection = self._select_by_evidence(site, losses, posterior, selector)
+        selection = select_by_evidence(site, losses, posterior, selector, self.options)
         counts = np.bincount(selection.labels, minlength=site.num_classes)
         evidence.own_counts = counts
         if len(selection.rows) >= 2:
@@ -493,7 +289,7 @@ class FedGSCA(Method):
         site.remember(payload.round, **memory.to_arrays())
         extras = {"selector": NO_SELECTOR.copy() if fit is None else fit.to_array()}
         if self.options.diagnostics:
-            extras |= _diagnostics(selection, None)
+            extras |= diagnostics(selection, None)
         return Update(site.name, site.num_samples, site.weights(), extras)
 
     def _update_before_evidence(self, payload: Payload, site: Site) -> Update:
@@ -504,51 +300,8 @@ class FedGSCA(Method):
             rows = np.arange(site.num_samples)
             all_clean = np.ones(site.num_samples, bool)
             selection = Selection(rows, site.labels, all_clean, np.zeros(site.num_classes))
-            extras |= _diagnostics(selection, None)
+            extras |= diagnostics(selection, None)
         return Update(site.name, site.num_samples, site.weights(), extras)
-
-    def _select_by_evidence(
-        self, site: Site, losses: np.ndarray, posterior: np.ndarray, selector: Selector | None
-    ) -> Selection:
-        """D_hat from the posterior (n, C); losses (n,) are -log r_i(y_i), clipped."""
-        options = self.options
-        given = site.labels
-        delta = float(suspicion(posterior, given).mean())
-        # without a merged selector, a label is clean if it is more likely correct than wrong
-        clean_posterior = np.exp(-losses)
-        if selector is not None:
-            monotone = options.selector.monotone
-            clean_posterior = clean_probability(losses, selector, monotone=monotone)
-        clean = clean_posterior >= 0.5
-        chosen_set = select(
-            posterior,
-            given,
-            clean,
-            noise_level=options.noise_level,
-            zeta=options.zeta if options.pseudo_labels else np.inf,
-        )
-        rows = chosen_set.rows
-        labels = chosen_set.labels[rows]
-        pseudo_rows = np.flatnonzero(chosen_set.pseudo)
-        guard = None
-        if delta >= options.noise_level:
-            guard = self._guard_reason(site, labels, delta)
-        if guard:
-            rows = np.arange(site.num_samples)
-            labels = given
-            pseudo_rows = np.array([], dtype=np.int64)
-        clean = clean | expected_right(posterior, given)
-        site.note(
-            losses=losses,
-            clean=clean,
-            clean_probability=clean_posterior,
-            selector=NO_SELECTOR.copy() if selector is None else selector.to_array(),
-            cut=np.array(0.5),
-            pseudo_rows=pseudo_rows,
-            pseudo_labels=chosen_set.labels[pseudo_rows],
-        )
-        thresholds = np.full(site.num_classes, options.zeta)
-        return Selection(rows, labels, clean, thresholds, len(pseudo_rows), delta, guard)
 
     def _evaluate(self, site: Site, memory: SelectionMemory) -> tuple[Outputs, SelectionMemory]:
         """Step A: tau of this round; losses and predictions as a running mean over the rounds.
@@ -604,7 +357,7 @@ class FedGSCA(Method):
             site.labels, outputs.probs, clean, limits, noise_level=options.noise_level
         )
         is_noisy = is_noisy_client(clean, options.noise_level)
-        guard = self._guard_reason(site, labels, delta) if is_noisy else None
+        guard = collapse_reason(site, labels, delta, options.guard) if is_noisy else None
         y_hat, pseudo = assign(outputs.probs, clean, limits)
         if guard or not is_noisy:
             pseudo = np.zeros_like(pseudo)
@@ -631,21 +384,6 @@ class FedGSCA(Method):
             return np.full(num_classes, options.zeta), None
         thresholds = class_thresholds(probs, clean, base=options.zeta, average=options.average)
         return thresholds, np.bincount(probs[clean].argmax(axis=1), minlength=num_classes)
-
-    def _guard_reason(self, site: Site, labels: np.ndarray, delta: float) -> str | None:
-        """Why D_hat with `labels` looks like a collapse; None if it does not."""
-        guard = self.options.guard
-        if not guard.enabled:
-            return None
-        return guard_reason(
-            site.labels,
-            labels,
-            delta,
-            site.num_classes,
-            max_delta=guard.max_delta,
-            max_shift=guard.max_shift,
-            min_class=guard.min_class,
-        )
 
     def _objective(
         self,
@@ -696,16 +434,3 @@ class FedGSCA(Method):
             )
 
         return objective
-
-
-def _diagnostics(selection: Selection, tau: float | None) -> dict[str, np.ndarray]:
-    """Numbers for the log. No step of the method reads them. With evidence there is no tau."""
-    numbers = {
-        "delta": np.array(selection.delta),
-        "clean": np.array(int(selection.clean.sum())),
-        "pseudo": np.array(selection.num_pseudo),
-        "guard": np.array(int(selection.guard is not None)),
-    }
-    if tau is not None:
-        numbers |= {"tau": np.array(tau), "thresholds": selection.public_thresholds}
-    return numbers

@@ -12,7 +12,7 @@ from safetensors.numpy import load_file
 from fedgsca.engine.rounds import run
 from fedgsca.experiment.run_folder import read_lines
 from fedgsca.methods.base import ServerState
-from fedgsca.methods.fedgsca import Selection
+from fedgsca.methods.parts.fedgsca_selection import Selection
 from fedgsca.models.build import build_head_only
 from fedgsca.selector import NO_SELECTOR, Selector
 from fedgsca.site import weights_of
