@@ -213,8 +213,8 @@ class NetworkEngine:
         return time.monotonic() + self.deadline * self.deadline_factor
 
     def _pause(self) -> None:
-        elapsed = time.monotonic() - self.exchange_start
-        if self.stop.wait(min(self.poll, max(_SHORTEST_POLL, _POLL_SHARE * elapsed))):
+        seconds = time.monotonic() - self.exchange_start
+        if self.stop.wait(min(self.poll, max(_SHORTEST_POLL, _POLL_SHARE * seconds))):
             raise FedgscaError(
                 "run.stopped",
                 "the run was stopped from outside",
