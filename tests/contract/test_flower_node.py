@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -23,11 +24,14 @@ from flwr.supercore.run import RunNotRunningException
 from flwr.supercore.task_identity import TaskIdentity
 from flwr.supernode.fleet_http_connection import http_request_response
 
+from fedgsca.cli import execute
 from fedgsca.engine.flower_messages import MESSAGE_TYPES, from_records, to_records
-from fedgsca.engine.flower_node import Fleet, answer_next, pause_after
+from fedgsca.engine.flower_node import Fleet, NodeAddress, answer_next, pause_after, run_node
 from fedgsca.engine.flower_site import answer_records, hospital_app, kind_of
 from fedgsca.engine.rounds import run
 from fedgsca.engine.site_worker import OutdatedWorkerError, ResidentSite
+from fedgsca.engine.worker_client import WorkerClient
+from fedgsca.errors import ConfigError
 from fedgsca.wire import pack, unpack
 from tests.localgrid import LocalGrid, run_over_flower
 from tests.toys import SITES, outcome, toy_config
@@ -260,6 +264,29 @@ def test_the_functions_of_flower_that_the_node_uses_are_as_expected() -> None:
         "root_certificates",
         "authentication_keys",
     ]
+
+
+def test_a_node_needs_certificate_and_key_or_neither(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["deploy", "node", str(tmp_path / "site.toml"), "--superlink", "localhost:1"]
+    for options in ([], ["--key", "k"], ["--insecure", "--key", "k"]):
+        assert execute([*command, *options]) == 2
+        assert "cli.conflicting-options" in capsys.readouterr().err
+
+
+def test_a_key_that_cannot_be_used_is_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(signal, "signal", lambda *_: None)  # the handlers of this process stay
+    path = tmp_path / "key"
+    path.write_text("nonsense")
+    address = NodeAddress("localhost:1", None, path)
+    client = WorkerClient(tmp_path / "worker", [])
+    client.start = lambda: None  # type: ignore[method-assign]
+    with pytest.raises(ConfigError) as caught:
+        run_node(address, client)
+    assert caught.value.code == "deploy.invalid-key"
 
 
 # ---- the app for Flower's own SuperNode ----
