@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from fedgsca.api import Run as Run
     from fedgsca.api import apply_decisions as apply_decisions
     from fedgsca.api import audit as audit
+    from fedgsca.api import audit_folder as audit_folder
     from fedgsca.api import compare as compare
     from fedgsca.api import load_run as load_run
     from fedgsca.api import predict as predict
@@ -38,6 +39,7 @@ _MODULE_OF = {
     "Run": "fedgsca.api",
     "apply_decisions": "fedgsca.api",
     "audit": "fedgsca.api",
+    "audit_folder": "fedgsca.api",
     "compare": "fedgsca.api",
     "find_label_issues": "fedgsca.label_audit.find_issues",
     "load_run": "fedgsca.api",

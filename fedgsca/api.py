@@ -212,6 +212,42 @@ def audit(run: Run | PathLike, sites: Sequence[str] = (), *, quota: float = 0.1)
     return audit_run(_folder(run), sites=sites, quota=quota)
 
 
+def audit_folder(
+    data: PathLike,
+    out: PathLike,
+    *,
+    labels: PathLike | None = None,
+    quota: float = 0.1,
+    settings: Sequence[str] = (),
+) -> Audit:
+    """Rank the labels of one folder of images, without a run and without other hospitals.
+
+    Parameters
+    ----------
+    data
+        A folder, an .npz file, or kind:PATH.
+    out
+        A folder for the evidence and the audit; the same call continues after an interruption.
+    labels
+        A csv of corrected labels, from `apply_decisions`.
+    quota
+        Share of the labels on the review list, 0 to 1.
+    settings
+        Further settings as "section.key=value", such as "model.feature_size=224".
+
+    Returns one audit; `record_decisions` and `apply_decisions` take it.
+    """
+    from fedgsca.label_audit import audit_folder as alone
+
+    return alone.audit_folder(
+        os.fspath(data),
+        Path(out),
+        labels=None if labels is None else Path(labels),
+        quota=quota,
+        settings=settings,
+    )
+
+
 def record_decisions(
     audit: Audit, labels: Mapping[str, str | None], *, reviewer: str, reason: str = ""
 ) -> None:

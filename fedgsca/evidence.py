@@ -73,13 +73,15 @@ class Heads:
     bias: np.ndarray
 
     @staticmethod
-    def zeros(width: int, num_classes: int) -> Heads:
+    def zeros(width: int, num_classes: int, num_heads: int = NUM_HEADS) -> Heads:
         """Heads without an opinion: every class has the same probability."""
-        weight = np.zeros((NUM_HEADS, width, num_classes), np.float32)
-        return Heads(weight, np.zeros((NUM_HEADS, num_classes), np.float32))
+        weight = np.zeros((num_heads, width, num_classes), np.float32)
+        return Heads(weight, np.zeros((num_heads, num_classes), np.float32))
 
 
-def assign_folds(seed: int, site: str, contents: Iterable[bytes]) -> np.ndarray:
+def assign_folds(
+    seed: int, site: str, contents: Iterable[bytes], num_folds: int = NUM_HEADS
+) -> np.ndarray:
     """(n,) int64: the fold of each sample, from a hash of its content.
 
     It depends on nothing but (seed, site, content): another order of the samples, or more of them,
@@ -89,7 +91,7 @@ def assign_folds(seed: int, site: str, contents: Iterable[bytes]) -> np.ndarray:
     folds = []
     for content in contents:
         digest = hashlib.sha256(address + content).digest()
-        folds.append(digest[0] % NUM_HEADS)
+        folds.append(digest[0] % num_folds)
     return np.array(folds, dtype=np.int64)
 
 

@@ -20,6 +20,7 @@ from typer.core import TyperGroup
 from fedgsca.cli import (
     apply,
     audit,
+    audit_alone,
     cache_command,
     compare,
     data,
@@ -61,6 +62,7 @@ MODULES = (
     deploy,
     report,
     audit,
+    audit_alone,
     review,
     apply,
     exchange,
@@ -88,6 +90,7 @@ COMMAND_ORDER = (
     "deploy",
     "report",
     "audit",
+    "audit-folder",
     "review",
     "apply",
     "exchange",

@@ -119,10 +119,11 @@ def audit(
         records = [{"path": str(audit.path), **audit.header.to_json()} for audit in audits]
         print_json({"audits": records})
     elif not quiet:
-        _print_audits(audits)
+        print_audits(audits)
 
 
-def _print_audits(audits: list[Audit]) -> None:
+def print_audits(audits: list[Audit]) -> None:
+    """Print a table with one row per site, the files, and the next command."""
     has_truth = any(audit.summary.truth is not None for audit in audits)
     head = ["site", "most frequent confusion", "labels", "probably wrong", "plausible", "to review"]
     if has_truth:

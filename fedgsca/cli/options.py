@@ -165,7 +165,7 @@ class ExperimentFlags:
     def overrides(self) -> dict[str, Any]:
         """The flags under the names that load_config takes; those not given are None."""
         return {
-            "data__source": self.data and _strip_slash(self.data),
+            "data__source": self.data and strip_slash(self.data),
             "method": self.method,
             "noise__spec": self.noise,
             "train__rounds": self.rounds,
@@ -206,7 +206,7 @@ class ExperimentFlags:
         return tree
 
 
-def _strip_slash(source: str) -> str:
+def strip_slash(source: str) -> str:
     """A folder is the same with and without a slash at its end; `/` alone stays."""
     return re.sub(r"(?<=[^/:])/+$", "", source)
 

@@ -86,6 +86,13 @@ class DataConfig(Section):
     test: int | None = Field(
         default=None, ge=1, description="number of test images: rendered or drawn, like data.train"
     )
+    test_share: float = Field(
+        default=0.2,
+        ge=0,
+        lt=1,
+        description="share of the images that is set aside for testing where the source has no "
+        "split column; 0: none, for `fedgsca audit-folder`",
+    )
     skip_unreadable: bool = Field(
         default=False, description="leave out images that cannot be decoded instead of stopping"
     )

@@ -296,7 +296,8 @@ def build_table(
     else:
         source = str(file_list.root)
         split = split_rows(labels, groups, test_fraction, seed, source=source)
-        notes.append(split_note(split, groups, seed))
+        if test_fraction > 0:
+            notes.append(split_note(split, groups, seed))
     given = _class_indices([row.given for row in rows], classes) if "given" in columns else None
     site = np.array([row.site for row in rows]) if "site" in columns else None
     notes += _table_notes(file_list, images, classes)

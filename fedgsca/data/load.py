@@ -49,10 +49,10 @@ def load(
             f"got {image_size}",
             fix="choose another data.image_size, such as 64 or 224",
         )
-    if not 0 < test_fraction < 1:
+    if not 0 <= test_fraction < 1:
         raise DataError(
             "data.test-fraction",
-            f"the test fraction must be between 0 and 1, got {test_fraction}",
+            f"the test fraction must be at least 0 and below 1, got {test_fraction}",
             fix="choose a number such as 0.2",
         )
     options = ReaderOptions(

@@ -22,8 +22,11 @@ def split_rows(
     """(n,) of "train" | "test": about `fraction` of every class, complete groups if there are any.
 
     Every class has at least one training image; without groups, a class of two or more images also
-    has at least one test image. `source` names the data in an error.
+    has at least one test image. With a fraction of 0 all images are for training. `source` names
+    the data in an error.
     """
+    if fraction == 0:
+        return np.full(len(labels), "train")
     if groups is None:
         is_test = _draw_test_rows(labels, fraction, seed)
         available = plural(len(labels), "image")

@@ -70,7 +70,8 @@ def draw_before_decoding(file_list: FileList, options: ReaderOptions) -> FileLis
     else:
         root = str(file_list.root)
         split = split_rows(labels, groups, options.test_fraction, options.seed, source=root)
-        notes.append(split_note(split, groups, options.seed))
+        if options.test_fraction > 0:
+            notes.append(split_note(split, groups, options.seed))
     name = file_list.name or file_list.root.resolve().name
     selection, draw_notes = select_rows(name, labels, split, options)
     if not draw_notes:

@@ -16,7 +16,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -95,13 +95,12 @@ def add_judgement(site: Site, round_index: int, experiment: Experiment, folder: 
     """Store the judgement of the evidence heads, in rounds that have a new one."""
     if not experiment.config.audit.enabled or "evidence_probs" not in site.notes:
         return
-    place = _open_place(site, experiment, folder)
-    arrays = {
-        "probs": site.notes["evidence_probs"].astype(np.float32),
-        "references": site.notes["evidence_references"],
-        "power": site.notes["evidence_power"],
-    }
-    Store(place).part(HEADS_FOLDER).write(round_index, arrays)
+    judgement = Judgement(
+        site.notes["evidence_probs"],
+        site.notes["evidence_references"],
+        float(site.notes["evidence_power"]),
+    )
+    write_judgement(_open_place(site, experiment, folder), round_index, judgement)
 
 
 def _open_place(site: Site, experiment: Experiment, folder: Path) -> Path:
@@ -115,10 +114,25 @@ def _open_place(site: Site, experiment: Experiment, folder: Path) -> Path:
             fingerprint=experiment.table.fingerprint,
             config=experiment.config.to_tree(),
         )
-        tree = header.to_json()
-        tree["digest"] = _tree_digest(tree)
-        write_atomic(place / "site.json", json.dumps(tree, indent=1).encode())
+        write_header(place, header)
     return place
+
+
+def write_header(place: Path, header: EvidenceHeader) -> None:
+    """Write site.json into the folder of a site's evidence, with its checksum."""
+    tree = header.to_json()
+    tree["digest"] = _tree_digest(tree)
+    write_atomic(place / "site.json", json.dumps(tree, indent=1).encode())
+
+
+def write_judgement(place: Path, round_index: int, judgement: Judgement) -> None:
+    """Store a judgement of the evidence heads in the folder of a site's evidence."""
+    arrays = {
+        "probs": judgement.probs.astype(np.float32),
+        "references": judgement.references,
+        "power": np.array(judgement.power),
+    }
+    Store(place).part(HEADS_FOLDER).write(round_index, arrays)
 
 
 def add_round(
@@ -153,8 +167,8 @@ def add_round(
     return {name: np.asarray(array) for name, array in total.items()}
 
 
-def mean_evidence(sums: Mapping[str, np.ndarray]) -> Evidence:
-    """Means from the sums of at least one round."""
+def mean_evidence(sums: Mapping[str, np.ndarray], judgement: Judgement | None = None) -> Evidence:
+    """Means from the sums of at least one round, and the heads' judgement, if there is one."""
     count = int(sums["count"])
     posterior_count = int(sums.get("posterior_count", 0))
     posterior = None
@@ -166,6 +180,7 @@ def mean_evidence(sums: Mapping[str, np.ndarray]) -> Evidence:
         probs=sums["prob_sum"] / np.float32(count),
         votes=sums["votes"],
         posterior=posterior,
+        judgement=judgement,
     )
 
 
@@ -217,7 +232,7 @@ def read_evidence(run: Path, site: str, *, before_round: int = ALL_ROUNDS) -> Ev
         )
     try:
         judgement = _read_judgement(Store(run / "evidence" / site).part(HEADS_FOLDER), before_round)
-        return replace(mean_evidence(sums), judgement=judgement)
+        return mean_evidence(sums, judgement)
     except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
         raise RunFolderError(
             "audit.damaged-evidence",

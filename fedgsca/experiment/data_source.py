@@ -27,6 +27,7 @@ def load_table(config: Config) -> ImageTable:
         labels=Path(data.labels) if data.labels else None,
         train=data.train,
         test=data.test,
+        need_test=data.test_share > 0,
     )
 
 
@@ -56,5 +57,6 @@ def read_source(
         labels=labels,
         train=train,
         test=test,
+        test_fraction=data.test_share,
         need_test=need_test,
     )

@@ -1,0 +1,169 @@
+"""The audit of one folder without a federation."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import fedgsca
+from fedgsca.config import Config
+from fedgsca.data.table import ImageTable
+from fedgsca.errors import DataError, RunFolderError
+from fedgsca.evidence import assign_folds, label_losses
+from fedgsca.label_audit import audit_folder as alone
+from fedgsca.label_audit import site_data
+from fedgsca.label_audit.local_evidence import NUM_FOLDS, LocalLabels, collect_local_evidence
+from fedgsca.label_audit.ranking_quality import measure_ranking
+
+COLOURS = {"benign": (200, 60, 60), "malignant": (60, 60, 200), "normal": (60, 200, 60)}
+
+
+def make_labels(n: int, wrong_share: float, seed: int) -> tuple[LocalLabels, np.ndarray]:
+    """Three clouds in 16 dimensions, and (n,) bool: which labels are wrong."""
+    rng = np.random.default_rng(seed)
+    truth = rng.integers(0, 3, n)
+    features = rng.normal(size=(n, 16)) + 3.0 * np.eye(16)[truth]
+    wrong = rng.random(n) < wrong_share
+    given = np.where(wrong, (truth + 1) % 3, truth)
+    folds = assign_folds(0, "a", [vector.tobytes() for vector in features], NUM_FOLDS)
+    return LocalLabels(features, given, folds, 3), wrong
+
+
+def test_wrong_labels_come_first() -> None:
+    labels, wrong = make_labels(400, 0.2, seed=1)
+    _, judgement = collect_local_evidence(labels, seed=0)
+    posterior = judgement.transition(labels.given).posterior
+    order = np.argsort(-label_losses(posterior, labels.given), kind="stable")
+    quality = measure_ranking(order, wrong)
+    assert quality.auroc is not None and quality.auroc > 0.95
+    assert quality.precision_at["10%"] > 0.9
+
+
+def test_same_seed_same_evidence_and_every_epoch_counts_once() -> None:
+    labels, _ = make_labels(60, 0.1, seed=2)
+    first = collect_local_evidence(labels, seed=3, num_epochs=12)
+    second = collect_local_evidence(labels, seed=3, num_epochs=12)
+    for name, array in first[0].items():
+        np.testing.assert_array_equal(array, second[0][name])
+    np.testing.assert_array_equal(first[1].probs, second[1].probs)
+    assert int(first[0]["count"]) == 12 - 3
+
+
+def test_a_label_does_not_change_the_opinion_about_its_own_image() -> None:
+    """Before the first posterior exists, the judge of an image has not seen its label."""
+    labels, _ = make_labels(80, 0.0, seed=4)
+    other_given = labels.given.copy()
+    rows = np.flatnonzero(labels.folds == 0)
+    other_given[rows] = np.roll(labels.given[rows], 1)  # the class sizes stay
+    other = LocalLabels(labels.features, other_given, labels.folds, 3)
+    _, judgement = collect_local_evidence(labels, seed=0, num_epochs=9)
+    _, other_judgement = collect_local_evidence(other, seed=0, num_epochs=9)
+    np.testing.assert_array_equal(judgement.probs[rows], other_judgement.probs[rows])
+    others = np.flatnonzero(labels.folds != 0)
+    assert not np.array_equal(judgement.probs[others], other_judgement.probs[others])
+
+
+# ---- a folder of images ----
+
+
+def mean_colours(config: Config, table: ImageTable) -> np.ndarray:
+    """(n, 6): a stand-in for the backbone."""
+    means = np.asarray(table.images, dtype=np.float32).mean(axis=(1, 2)) / 40.0
+    return np.concatenate([means, means**2 / 10.0], axis=1)
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """60 images of three colours, five with a wrong label, two images per patient."""
+    monkeypatch.setattr(alone, "frozen_features", mean_colours)
+    monkeypatch.setattr(site_data, "frozen_features", mean_colours)
+    monkeypatch.setenv("FEDGSCA_CACHE", str(tmp_path / "cache"))
+    root = tmp_path / "images"
+    root.mkdir()
+    rng = np.random.default_rng(0)
+    names = sorted(COLOURS)
+    lines = ["file,label,group"]
+    for number in range(60):
+        name = names[number % 3]
+        pixels = np.array(COLOURS[name]) + rng.normal(scale=12, size=(8, 8, 3))
+        Image.fromarray(pixels.clip(0, 255).astype(np.uint8)).save(root / f"{number:02d}.png")
+        label = names[(number + 1) % 3] if number < 5 else name
+        lines.append(f"{number:02d}.png,{label},patient-{number // 2}")
+    (root / "labels.csv").write_text("\n".join(lines) + "\n")
+    return root
+
+
+def test_all_images_are_audited_and_wrong_ones_found(folder: Path, tmp_path: Path) -> None:
+    audit = fedgsca.audit_folder(folder, tmp_path / "out")
+    assert audit.summary.labels == 60
+    first_ids = [suspect.id for suspect in audit.ranked_labels()][:5]
+    assert sorted(first_ids) == [f"{number:02d}.png" for number in range(5)]
+    assert (audit.path / "gallery.html").exists()
+
+
+def test_decisions_become_corrected_labels_for_the_next_audit(folder: Path, tmp_path: Path) -> None:
+    audit = fedgsca.audit_folder(folder, tmp_path / "out")
+    suspect = next(iter(audit.ranked_labels()))
+    fedgsca.record_decisions(audit, {suspect.id: suspect.suggestion}, reviewer="M. Rossi")
+    corrections = fedgsca.apply_decisions(audit)
+    assert corrections.file is not None
+    with corrections.file.open() as file:
+        labels = {row["file"]: row["label"] for row in csv.DictReader(file)}
+    assert len(labels) == 60
+    assert labels[suspect.id] == suspect.suggestion
+    again = fedgsca.audit_folder(folder, tmp_path / "again", labels=corrections.file)
+    assert suspect.id not in [label.id for label in again.ranked_labels()][:4]
+
+
+def test_the_same_call_reads_the_evidence_again(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = fedgsca.audit_folder(folder, tmp_path / "out")
+    content = (first.path / "audit.csv").read_bytes()
+
+    def refuse(*arguments: object) -> None:
+        raise AssertionError("the evidence is computed again")
+
+    monkeypatch.setattr(alone, "collect_local_evidence", refuse)
+    second = fedgsca.audit_folder(folder, tmp_path / "out")
+    assert (second.path / "audit.csv").read_bytes() == content
+
+
+def test_another_folder_of_images_needs_another_out(folder: Path, tmp_path: Path) -> None:
+    fedgsca.audit_folder(folder, tmp_path / "out")
+    text = (folder / "labels.csv").read_text().replace("07.png,malignant", "07.png,benign")
+    (folder / "labels.csv").write_text(text)
+    with pytest.raises(RunFolderError) as error:
+        fedgsca.audit_folder(folder, tmp_path / "out")
+    assert error.value.code == "audit.other-folder"
+
+
+def test_foreign_files_are_not_touched(folder: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "notes.txt").write_text("mine")
+    with pytest.raises(RunFolderError) as error:
+        fedgsca.audit_folder(folder, out)
+    assert error.value.code == "audit.folder-not-empty"
+
+
+def test_a_handful_of_labels_is_refused(folder: Path, tmp_path: Path) -> None:
+    lines = (folder / "labels.csv").read_text().splitlines()[:11]
+    (folder / "labels.csv").write_text("\n".join(lines) + "\n")
+    with pytest.raises(DataError) as error:
+        fedgsca.audit_folder(folder, tmp_path / "out")
+    assert error.value.code == "audit.too-few-labels"
+
+
+def test_test_images_of_a_split_column_stay_locked(folder: Path, tmp_path: Path) -> None:
+    lines = (folder / "labels.csv").read_text().splitlines()
+    rows = [lines[0] + ",split"]
+    for number, line in enumerate(lines[1:]):
+        rows.append(f"{line},{'test' if number >= 48 else 'train'}")
+    (folder / "labels.csv").write_text("\n".join(rows) + "\n")
+    audit = fedgsca.audit_folder(folder, tmp_path / "out")
+    assert audit.summary.labels == 48
