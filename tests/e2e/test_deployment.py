@@ -170,7 +170,7 @@ def test_workers_killed_in_the_middle_of_a_round_change_nothing(
     link: Deployment, tmp_path: Path
 ) -> None:
     """Each time, a worker is killed as soon as it has begun to train."""
-    config = toy_config("fedgsca", train__rounds=4, train__epochs=10)
+    config = toy_config("fedgsca", train__rounds=4, train__epochs=30)
     out = tmp_path / "deployed"
     run(config, tmp_path / "here")
     process = link.run(write_app(config, out))
@@ -178,7 +178,7 @@ def test_workers_killed_in_the_middle_of_a_round_change_nothing(
         wait_until(partial(has_rounds, out, finished_rounds), run=process)
         (worker,) = site_workers(link.folder, name)
         begin = cpu_seconds(worker)
-        wait_until(partial(has_worked, worker, begin + 0.3), run=process)
+        wait_until(partial(has_worked, worker, begin + 0.15), run=process)
         os.kill(worker, signal.SIGKILL)
     process.wait(TIME_LIMIT)
     assert outcome(out) == outcome(tmp_path / "here")
