@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import csv
 import json
+import shutil
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -62,9 +63,14 @@ def with_validation(source: Path, out: Path) -> Path:
         if row["split"] == "train" and row["group"] in chosen_groups:
             row["split"] = "val"
     for entry in source.iterdir():
-        link = folder / entry.name
-        if entry.name != "labels.csv" and not link.exists():
-            link.symlink_to(entry.resolve())
+        copy = folder / entry.name
+        if entry.name == "labels.csv" or copy.exists():
+            continue
+        # a link would lead out of the folder, which the reader refuses
+        if entry.is_dir():
+            shutil.copytree(entry, copy)
+        else:
+            shutil.copy2(entry, copy)
     with (folder / "labels.csv").open("w", newline="") as file:
         writer = csv.DictWriter(file, list(rows[0]))
         writer.writeheader()

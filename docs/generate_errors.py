@@ -44,6 +44,7 @@ GROUPS = {
     "run": "Run folders",
     "file": "Files",
     "grid": "Comparisons",
+    "tune": "A search for the learning rate",
     "table": "Tables of the paper",
     "report": "Reports",
     "audit": "Label audits",

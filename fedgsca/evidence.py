@@ -55,6 +55,9 @@ Z = 1.645
 SLACK = 0.02
 # share of the labels' entropy that evidence must explain before a number is reported
 MIN_EXPLAINED = 0.15
+# share of the labels' information across folds that evidence must explain before anything is
+# trained on it
+MIN_USEFUL = 0.01
 # smallest probability whose logarithm is taken
 TINY = 1e-12
 # samples that are judged at a time: fixed, so that the bytes do not depend on the memory
@@ -93,6 +96,16 @@ def assign_folds(
         digest = hashlib.sha256(address + content).digest()
         folds.append(digest[0] % num_folds)
     return np.array(folds, dtype=np.int64)
+
+
+def draw_holdout(seed: int, site: str, contents: Iterable[bytes], share: float) -> np.ndarray:
+    """(n,) bool: samples that no model trains on; chosen like folds, independently of them."""
+    address = repr((seed, "holdout", site)).encode()
+    mask = []
+    for content in contents:
+        digest = hashlib.sha256(address + content).digest()
+        mask.append(int.from_bytes(digest[:4], "big") < share * 2**32)
+    return np.array(mask, dtype=bool)
 
 
 def layer_normalise(features: np.ndarray) -> np.ndarray:
@@ -354,6 +367,33 @@ def share_explained(log_likelihood: float, given: np.ndarray, num_classes: int) 
     return 1.0 + log_likelihood / len(given) / entropy
 
 
+def explained_across_folds(
+    opinion: np.ndarray, given: np.ndarray, folds: np.ndarray, reference: np.ndarray
+) -> float:
+    """What the images say about labels that neither the heads nor T have seen: at most 1.
+
+    T and the class mix of one fold explain the labels of the other, against the label shares of
+    that fold. Useless opinions give 0 or less, because T cannot adapt to the labels it explains.
+    opinion (n, C) is q, folds (n,), reference (C,) is pi.
+    """
+    num_classes = opinion.shape[1]
+    log_likelihood = 0.0
+    baseline = 0.0
+    for fold in np.unique(folds):
+        rows, other_rows = np.flatnonzero(folds == fold), np.flatnonzero(folds != fold)
+        if not len(other_rows):
+            continue
+        fit = estimate_transition(opinion[other_rows], given[other_rows], reference)
+        own_opinion = opinion[rows] * (fit.mix / reference)
+        _, likelihoods = _posterior(own_opinion, given[rows], fit.matrix)
+        log_likelihood += float(np.log(likelihoods).sum())
+        counts = np.bincount(given[other_rows], minlength=num_classes) + 1.0
+        baseline += float(np.log(counts / counts.sum())[given[rows]].sum())
+    if baseline >= 0.0:
+        return 0.0
+    return 1.0 - log_likelihood / baseline
+
+
 def estimate_wrong(
     suspicions: np.ndarray,
     neighbour_shares: np.ndarray,
@@ -479,11 +519,32 @@ def expected_counts(posterior: np.ndarray, predictions: np.ndarray) -> np.ndarra
     return np.stack([hits, posterior.sum(axis=0), onehot.sum(axis=0)])
 
 
-def expected_f1(counts: np.ndarray) -> float:
-    """Macro F1 between 0 and 1 from `expected_counts`, over classes with half a sample or more."""
+def pool_small_classes(counts: np.ndarray, smallest: float) -> tuple[np.ndarray, np.ndarray]:
+    """`expected_counts` (3, C) as they may leave a site: (3, C) and the remainder (3,).
+
+    A class with fewer than `smallest` expected members is NaN and part of the remainder, the sum
+    over all such classes; the remainder is NaN if it is too small, too.
+    """
+    is_small = counts[1] < smallest
+    remainder = counts[:, is_small].sum(axis=1)
+    if remainder[1] < smallest:
+        remainder = np.full(3, np.nan)
+    return np.where(is_small, np.nan, counts), remainder
+
+
+def expected_f1(counts: np.ndarray, remainder: np.ndarray | None = None) -> float:
+    """Macro F1 between 0 and 1 from `expected_counts`, over classes with half a sample or more.
+
+    With the remainder (3,) of `pool_small_classes`, summed over the sites, the classes that no site
+    reports count as one: they share one F1, with the weight of their number.
+    """
     hits, members, predictions = counts
     is_present = members >= 0.5
-    if not is_present.any():
-        return 0.0
     scores = 2.0 * hits / np.maximum(members + predictions, TINY)
-    return float(scores[is_present].mean())
+    total = float(scores[is_present].sum())
+    num_classes = int(is_present.sum())
+    if remainder is not None and remainder[1] >= 0.5:
+        num_absent = max(counts.shape[1] - num_classes, 1)
+        total += num_absent * float(2.0 * remainder[0] / max(remainder[1] + remainder[2], TINY))
+        num_classes += num_absent
+    return total / num_classes if num_classes else 0.0

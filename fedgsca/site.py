@@ -6,7 +6,7 @@ True labels, where a simulation knows them, are not here: they belong to the met
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -22,6 +22,20 @@ if TYPE_CHECKING:
     from fedgsca.models import Classifier
 
 
+class RowView:
+    """The part of an array's interface that training needs, without copying the rows."""
+
+    def __init__(self, source: np.ndarray, rows: np.ndarray) -> None:
+        self._source = source
+        self._rows = rows
+        self.shape = (len(rows), *source.shape[1:])
+        self.ndim = source.ndim
+        self.dtype = source.dtype
+
+    def __getitem__(self, index: np.ndarray) -> np.ndarray:
+        return np.asarray(self._source[self._rows[index]])
+
+
 @dataclass(frozen=True)
 class Samples:
     """Inputs of a site (or of the test set) in a fixed order of rows."""
@@ -34,6 +48,8 @@ class Samples:
     # per channel, of images only
     mean: tuple[float, float, float] = (127.5, 127.5, 127.5)
     std: tuple[float, float, float] = (64.0, 64.0, 64.0)
+    # (n,) names of patients or lesions, where the source has them
+    groups: np.ndarray | None = None
 
     def __len__(self) -> int:
         return int(self.labels.shape[0])
@@ -42,6 +58,12 @@ class Samples:
     def are_images(self) -> bool:
         """Images rather than features."""
         return self.inputs.ndim == 4
+
+    def part(self, rows: np.ndarray) -> Samples:
+        """The samples of some rows (m,), in their order; inputs are not copied."""
+        groups = None if self.groups is None else self.groups[rows]
+        view: np.ndarray = RowView(self.inputs, rows)  # type: ignore[assignment]
+        return replace(self, inputs=view, labels=self.labels[rows], groups=groups)
 
 
 @dataclass(frozen=True)
@@ -74,6 +96,8 @@ class LabelEvidence:
     training_counts: np.ndarray | None = None
     # (C,): those of this site, for a method that wants `training_counts` in the next round
     own_counts: np.ndarray | None = None
+    # share of the labels' entropy that the heads explain; None: unknown
+    share_explained: float | None = None
 
 
 @dataclass

@@ -38,6 +38,7 @@ from fedgsca.cli import (
     run,
     show_config,
     show_wire,
+    tune,
 )
 from fedgsca.cli.error_output import (
     from_click,
@@ -58,6 +59,7 @@ MODULES = (
     demo,
     run,
     compare,
+    tune,
     paper_table,
     deploy,
     report,
@@ -82,6 +84,7 @@ COMMAND_ORDER = (
     "resume",
     "readmit",
     "compare",
+    "tune",
     "table",
     "ablation",
     "sensitivity",

@@ -181,6 +181,14 @@ def resume(
 
         run_comparison(plan, folder, jobs=jobs, quiet=quiet, as_json=as_json)
         return
+    from fedgsca.grid.rate_search import read_search_plan
+
+    search = read_search_plan(folder)
+    if search is not None:
+        from fedgsca.cli.tune import run_search
+
+        run_search(search, folder, jobs=jobs, quiet=quiet, as_json=as_json)
+        return
     config = read_config(folder)
     if from_round is not None:
         from fedgsca.engine.rewind import rewind

@@ -42,10 +42,7 @@ def show_run(out: Path, result: RunResult, command_seconds: float | None = None)
     print_table(_site_table(out, setup))
     _show_selection(out)
     if result.guard_events:
-        print_line(
-            f"the collapse guard stepped in {result.guard_events} times (once per site and round)",
-            "yellow",
-        )
+        _show_events(out)
     seconds = result.seconds
     print_line(f"time    {_time_text(seconds.total, seconds.per_round, command_seconds)}")
     down = size_text(result.bytes_per_round.down)
@@ -79,6 +76,12 @@ def _show_scores(result: RunResult) -> None:
     print_line(scores)
     best = result.best
     print_line(f"best {best.f1:.1f} after round {best.round + 1}, last {result.last.f1:.1f}")
+    if result.unseen is not None:
+        print_line(
+            f"expected F1 {result.unseen.last:.1f} in the last rounds, from held-out images without"
+            f" a true label; best until round {result.unseen.round + 1}"
+            f" ({result.unseen.expected_f1:.1f})"
+        )
 
 
 def _read_setup(out: Path) -> Setup:
@@ -100,6 +103,18 @@ def _show_selection(out: Path) -> None:
     share = selector_quality(run).flagged_share
     if share is not None:
         print_line(f"flagged {percent(share)} of the labels; list them: fedgsca audit {out}")
+
+
+def _show_events(out: Path) -> None:
+    """How often something unusual happened that the method declares."""
+    from fedgsca.report.run_facts import event_rounds, method_events
+    from fedgsca.report.run_reader import read_run
+
+    run = read_run(out, with_losses=False)
+    for event, clause in method_events(run).items():
+        count = sum(len(rounds) for rounds in event_rounds(run, event).values())
+        if count:
+            print_line(f"{clause} {plural(count, 'time')} (once per site and round)", "yellow")
 
 
 def _show_previous_run(out: Path, setup: Setup) -> None:

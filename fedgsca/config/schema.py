@@ -273,6 +273,13 @@ class EvidenceConfig(Section):
     every: int = Field(
         default=5, ge=3, description="rounds between two collections, until two thirds of the run"
     )
+    holdout: float = Field(
+        default=0.0,
+        ge=0,
+        le=0.5,
+        description="share of each site's images that no model trains on; they score the model "
+        "without a true label (`fedgsca tune` uses 0.2)",
+    )
 
     def collection_rounds(self, rounds: int) -> range:
         """Rounds in which the sites' opinions are collected; empty for very short runs."""

@@ -53,6 +53,7 @@ from fedgsca.experiment.run_folder import RunFolder
 from fedgsca.experiment.simulation import Experiment, prepare
 from fedgsca.methods.base import Method, ServerState
 from fedgsca.methods.compose import compose_method
+from fedgsca.methods.parts.holdout import read_score
 from fedgsca.metrics import HEADLINE_ROUNDS, stability
 from fedgsca.models.build import trainable_names
 from fedgsca.privacy.accountant import spent_epsilon
@@ -181,7 +182,9 @@ class RoundLoop:
         check_extras("payload", payload.extras, self.method.downloads, self.experiment.dims)
         state, validator = self._train_and_aggregate(state, payload)
         end_of_exchange = time.perf_counter()
-        record = self._with_scores(self._record(validator, payload), state)
+        record = self._record(validator, payload)
+        record = replace(record, expected_f1=read_score(state.extras, round_index))
+        record = self._with_scores(record, state)
         end_of_evaluation = time.perf_counter()
         self.folder.append_metrics(record)
         memory = self.guard.memory.to_arrays()

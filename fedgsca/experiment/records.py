@@ -87,6 +87,9 @@ class RoundRecord(Record):
     # site -> number of its test images, where the sites test the model
     test_counts: Mapping[str, int] | None = field(default=None, metadata=stored_as("tested"))
     val_f1: float | None = None
+    # macro F1 that the evidence expects of the model that the sites received in this round, which
+    # is that of the round before; only with held-out images
+    expected_f1: float | None = None
     privacy: PrivacyBudget | None = None
     extra: Mapping[str, Any] = field(default_factory=dict, metadata=REMAINING_KEYS)
 
@@ -116,6 +119,21 @@ class BestRound(Record):
 
     round: int
     f1: float
+
+
+@dataclass(frozen=True)
+class UnseenChoice(Record):
+    """What held-out images with given labels say: no true label was looked at.
+
+    `round` is the end of the five rounds with the highest mean of the expected F1, `expected_f1`
+    that mean, `f1` the mean on the test images in the same rounds (None: not tested); `last` is the
+    mean of the expected F1 in the last five rounds.
+    """
+
+    round: int
+    expected_f1: float
+    f1: float | None
+    last: float
 
 
 @dataclass(frozen=True)
@@ -176,12 +194,14 @@ class RunResult(Record):
     seconds: Timing
     peak_memory_mb: float
     bytes_per_round: Traffic
-    guard_events: int  # how often the collapse guard stepped in, summed over sites and rounds
+    guard_events: int  # how often a guard of the method stepped in, over all sites and rounds
     realised_noise: Mapping[str, float | None]  # site -> share of wrong labels, if it is known
     fingerprint: str  # of the configuration
     data_fingerprint: str
     version: str
     machine: str
+    # only with held-out images (`evidence.holdout`)
+    unseen: UnseenChoice | None = None
     privacy: PrivacyBudget | None = None
     extra: Mapping[str, Any] = field(default_factory=dict, metadata=REMAINING_KEYS)
 

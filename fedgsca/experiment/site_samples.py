@@ -10,7 +10,7 @@ import numpy as np
 from fedgsca.config import Config
 from fedgsca.data.table import ImageTable
 from fedgsca.experiment.frozen_features import frozen_features
-from fedgsca.site import Samples
+from fedgsca.site import RowView, Samples
 
 # table rows (n,), labels (n,) -> samples
 Sampler: TypeAlias = Callable[[np.ndarray, np.ndarray], Samples]
@@ -32,6 +32,7 @@ def make_sampler(config: Config, table: ImageTable) -> Sampler:
             table.num_classes,
             spec.mean,
             spec.std,
+            None if table.groups is None else table.groups[rows],
         )
 
     return make_samples
@@ -49,17 +50,3 @@ def take_rows(source: np.ndarray, rows: np.ndarray, limit: int = MEMORY_LIMIT) -
     if len(rows) * row_bytes <= limit:
         return np.ascontiguousarray(source[rows])
     return RowView(source, rows)  # type: ignore[return-value]
-
-
-class RowView:
-    """The part of an array's interface that training needs, without copying the rows."""
-
-    def __init__(self, source: np.ndarray, rows: np.ndarray) -> None:
-        self._source = source
-        self._rows = rows
-        self.shape = (len(rows), *source.shape[1:])
-        self.ndim = source.ndim
-        self.dtype = source.dtype
-
-    def __getitem__(self, index: np.ndarray) -> np.ndarray:
-        return np.asarray(self._source[self._rows[index]])

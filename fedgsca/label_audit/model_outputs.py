@@ -24,9 +24,9 @@ def evaluate_rows(site_data: SiteData, rows: np.ndarray, run: Path) -> Evaluatio
     import torch
 
     from fedgsca.experiment.frozen_features import frozen_features
-    from fedgsca.experiment.site_samples import RowView
     from fedgsca.export.trained_model import build_network, read_trained
     from fedgsca.models.build import Classifier, spec_of
+    from fedgsca.site import RowView
     from fedgsca.train import evaluate
 
     try:

@@ -18,4 +18,4 @@ def compose_method(config: Config) -> Method:
         return method
     from fedgsca.methods.parts.evidence_heads import add_evidence_heads
 
-    return add_evidence_heads(method, collection_rounds)
+    return add_evidence_heads(method, collection_rounds, config.evidence.holdout)

@@ -36,7 +36,8 @@ rest on r, the probability of each true class under evidence that has not memori
     C     the loss is class-balanced by the federation's training labels; RCL may
           add a class to the credal set only if r_i(c) >= alpha
 
-Before the first r exists, the sites train on all given labels. Without evidence heads (under
+Before the first r exists, and where the heads explain too little of the labels for any selection
+(guard.min_explained), sites train on all given labels. Without evidence heads (under
 `privacy`, in very short runs), "evidence" means the same as "received".
 """
 
@@ -162,12 +163,25 @@ class FedGSCA(Method):
             high=1,
             diagnostic=True,
         ),
+        "fallback": Extra(
+            (),
+            "1 if the site trained on all given labels because the evidence explains too little",
+            optional=True,
+            low=0,
+            high=1,
+            diagnostic=True,
+        ),
     }
     downloads: ClassVar[Mapping[str, Extra]] = {
         "selector": Extra((6,), "the merged selector; NaN: none yet", nan=True),
         "selecting": Extra((), "1 once warm-up is over", low=0, high=1),
     }
-    logged: ClassVar[Logged] = Logged(events={"guard": "the collapse guard stepped in"})
+    logged: ClassVar[Logged] = Logged(
+        events={
+            "guard": "the collapse guard stepped in",
+            "fallback": "the evidence explained too little, so all given labels were used",
+        }
+    )
     Options = FedGSCAOptions
     options: FedGSCAOptions
 
@@ -265,7 +279,9 @@ class FedGSCA(Method):
     ) -> Update:
         """Steps A to D on the posterior of the evidence heads."""
         if evidence.posterior is None:
-            return self._update_before_evidence(payload, site)
+            return self._update_on_given_labels(payload, site, is_fallback=False)
+        if self._explains_too_little(evidence):
+            return self._update_on_given_labels(payload, site, is_fallback=True)
         posterior = evidence.posterior.astype(np.float64)
         memory = SelectionMemory.recall(site, payload.round)
         own_scope = self.options.selector.scope == "own"
@@ -292,8 +308,17 @@ class FedGSCA(Method):
             extras |= diagnostics(selection, None)
         return Update(site.name, site.num_samples, site.weights(), extras)
 
-    def _update_before_evidence(self, payload: Payload, site: Site) -> Update:
-        """A round on all given labels, before the evidence heads have an opinion."""
+    def _explains_too_little(self, evidence: LabelEvidence) -> bool:
+        """Would a selection by this evidence be arbitrary?"""
+        guard = self.options.guard
+        return (
+            guard.enabled
+            and evidence.share_explained is not None
+            and evidence.share_explained < guard.min_explained
+        )
+
+    def _update_on_given_labels(self, payload: Payload, site: Site, *, is_fallback: bool) -> Update:
+        """A round on all given labels: before the heads have an opinion, or if it says nothing."""
         train(site, payload.round, self._objective(payload.round, selecting=False))
         extras = {"selector": NO_SELECTOR.copy()}
         if self.options.diagnostics:
@@ -301,6 +326,8 @@ class FedGSCA(Method):
             all_clean = np.ones(site.num_samples, bool)
             selection = Selection(rows, site.labels, all_clean, np.zeros(site.num_classes))
             extras |= diagnostics(selection, None)
+            if is_fallback:
+                extras["fallback"] = np.array(1)
         return Update(site.name, site.num_samples, site.weights(), extras)
 
     def _evaluate(self, site: Site, memory: SelectionMemory) -> tuple[Outputs, SelectionMemory]:

@@ -11,6 +11,7 @@ from safetensors.numpy import load_file
 from fedgsca.engine.label_evidence import read_evidence, sites_with_evidence
 from fedgsca.engine.rounds import run
 from fedgsca.evidence import POWERS
+from fedgsca.experiment.run_folder import read_rounds
 from fedgsca.methods.base import load_methods
 from fedgsca.methods.compose import compose_method
 from fedgsca.wire import SMALLEST_GROUP
@@ -148,3 +149,26 @@ def test_a_run_shorter_than_the_window_uses_its_second_half() -> None:
     assert audit.window(4) == range(2, 4)
     assert audit.window(1) == range(1)
     assert len(toy_config("fedavg", audit__enabled=False).audit.window(60)) == 0
+
+
+@every_method
+def test_a_holdout_scores_every_method_and_survives_a_stop(method: str, tmp_path: Path) -> None:
+    config = toy_config(method, frozen=True, train__rounds=8, evidence__holdout=0.4)
+    run(config, tmp_path / "uninterrupted")
+    for stop in (4, 5, 6):
+        run(config, tmp_path / "stopped", stop_after=stop)
+    run(config, tmp_path / "stopped")
+    rounds = read_rounds(tmp_path / "stopped")
+    assert rounds == read_rounds(tmp_path / "uninterrupted")
+    scores = [record.expected_f1 for record in rounds]
+    first = config.evidence.collection_rounds(8)[0] + 2
+    assert scores[:first] == [None] * first
+    assert all(score is not None and 0 <= score <= 100 for score in scores[first:])
+
+
+def test_worker_processes_and_full_training_give_the_same_scores(tmp_path: Path) -> None:
+    config = toy_config("fedgsca", train__rounds=7, evidence__holdout=0.4)
+    run(config, tmp_path / "one")
+    run(config, tmp_path / "two", jobs=2)
+    assert digest(tmp_path / "one" / "metrics.jsonl") == digest(tmp_path / "two" / "metrics.jsonl")
+    assert read_rounds(tmp_path / "one")[-1].expected_f1 is not None

@@ -75,6 +75,14 @@ def test_flower_changes_no_byte(method: str, tmp_path: Path) -> None:
     assert messages == []
 
 
+def test_flower_changes_no_byte_of_a_score_without_true_labels(tmp_path: Path) -> None:
+    config = toy_config("fedgsca", frozen=True, train__rounds=7, evidence__holdout=0.4)
+    run(config, tmp_path / "local")
+    rounds, _ = run_simulated(config, tmp_path / "flower")
+    assert outcome(tmp_path / "flower") == outcome(tmp_path / "local")
+    assert rounds[-1].expected_f1 is not None
+
+
 def test_a_message_is_one_float_record_and_one_block() -> None:
     weights = {
         "w": np.array([[1.5, np.nan], [np.inf, -0.0]], np.float32),

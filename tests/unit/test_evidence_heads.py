@@ -15,16 +15,19 @@ from fedgsca.evidence import (
     balance_classes,
     best_power,
     class_masses,
+    draw_holdout,
     estimate_transition,
     estimate_wrong,
     expected_counts,
     expected_f1,
     expected_right,
+    explained_across_folds,
     head_targets,
     judge,
     label_losses,
     layer_normalise,
     normalise_mix,
+    pool_small_classes,
     select,
     share_explained,
     sharpen,
@@ -88,6 +91,19 @@ def test_a_fold_depends_on_seed_site_and_content_only() -> None:
     assert (assign_folds(0, "lyon", contents) != folds).any()
     assert (assign_folds(1, "berlin", contents) != folds).any()
     assert len(set(assign_folds(0, "berlin", [b"the same picture"] * 5))) == 1
+
+
+def test_held_out_samples_depend_on_seed_site_and_content_and_not_on_the_fold() -> None:
+    contents = [f"image {i}".encode() for i in range(2000)]
+    mask = draw_holdout(0, "berlin", contents, 0.2)
+    assert 330 < mask.sum() < 470
+    np.testing.assert_array_equal(draw_holdout(0, "berlin", contents[5:9], 0.2), mask[5:9])
+    assert (draw_holdout(1, "berlin", contents, 0.2) != mask).any()
+    # a larger share only adds samples
+    assert draw_holdout(0, "berlin", contents, 0.4)[mask].all()
+    assert not draw_holdout(0, "berlin", contents, 0.0).any()
+    folds = assign_folds(0, "berlin", contents)
+    assert 0.4 < folds[mask].mean() < 0.6
 
 
 def features_of(labels: np.ndarray, seed: int = 0) -> np.ndarray:
@@ -297,6 +313,21 @@ def test_parts_of_a_site_and_empty_parts() -> None:
     assert (empty.share, empty.low, empty.high) == (0, 0, 0)
 
 
+@pytest.mark.parametrize("matrix", [symmetric_matrix(0.4, 3), PAIR_FLIP])
+def test_across_folds_useless_opinions_explain_nothing_and_good_ones_something(
+    matrix: np.ndarray,
+) -> None:
+    site = site_of(matrix, MIX, n=200)
+    folds = np.arange(200) % 2
+    good = explained_across_folds(site.opinion, site.given, folds, site.mix)
+    assert good > 0.05
+    order = stream(0, "order").permutation(200)
+    useless = explained_across_folds(site.opinion[order], site.given, folds, site.mix)
+    assert useless < 0.01
+    # one fold only: nothing can be said
+    assert explained_across_folds(site.opinion, site.given, folds * 0, site.mix) == 0.0
+
+
 def test_opinions_that_do_not_depend_on_the_image_explain_nothing() -> None:
     given = stream(0, "labels").choice(3, size=600, p=MIX)
     opinion = np.tile(MIX, (600, 1))
@@ -356,3 +387,16 @@ def test_expected_f1_equals_f1_where_the_posterior_is_certain() -> None:
     # class 0: 2 * 1 / (2 + 2), class 1: 2 * 2 / (3 + 3); class 2 does not occur
     assert score == pytest.approx((0.5 + 2 / 3) / 2)
     assert expected_f1(np.zeros((3, 3))) == 0.0
+
+
+def test_small_classes_are_pooled_and_keep_their_weight_in_the_score() -> None:
+    counts = np.array([[40.0, 2.0, 1.0], [50.0, 4.0, 3.0], [48.0, 2.0, 4.0]])
+    large_classes, pooled_counts = pool_small_classes(counts, 5.0)
+    assert np.isnan(large_classes[:, 1:]).all()
+    np.testing.assert_array_equal(large_classes[:, 0], counts[:, 0])
+    np.testing.assert_array_equal(pooled_counts, [3.0, 7.0, 6.0])
+    score = expected_f1(np.nan_to_num(large_classes), pooled_counts)
+    assert score == pytest.approx((80 / 98 + 2 * (6 / 13)) / 3)
+    # too small even together: nothing leaves
+    _, pooled_counts = pool_small_classes(counts, 10.0)
+    assert np.isnan(pooled_counts).all()

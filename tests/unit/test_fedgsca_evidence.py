@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +12,15 @@ import torch
 
 from fedgsca.credal import rcl_loss, ucl_loss
 from fedgsca.methods.parts.evidence_heads import add_evidence_heads
+from fedgsca.rng import stream
 from fedgsca.wire import SMALLEST_GROUP
 from tests.helpers import CLASSES, Toy, toy_experiment
 
 COLLECTION_ROUNDS = range(4, 11, 5)  # the posterior exists from round 6 on
 
 
-def toy_with_heads(folder: Path, **options: Any) -> Toy:
-    toy = toy_experiment(folder, "fedgsca", samples=120, rounds=16, options=options)
+def toy_with_heads(folder: Path, samples: int = 120, **options: Any) -> Toy:
+    toy = toy_experiment(folder, "fedgsca", samples=samples, rounds=16, options=options)
     toy.method = add_evidence_heads(toy.method, COLLECTION_ROUNDS)
     return toy
 
@@ -76,8 +78,25 @@ def test_heads_are_sent_until_the_round_after_the_last_collection(tmp_path: Path
     assert not any("evidence.weight" in update.extras for update in toy.updates.values())
 
 
+def test_where_the_images_say_nothing_all_labels_are_used(tmp_path: Path) -> None:
+    toy = toy_with_heads(tmp_path, samples=400)
+    for name, samples in toy.sites.items():
+        order = stream(0, "order", name).permutation(len(samples))
+        toy.sites[name] = replace(samples, inputs=samples.inputs[order])
+    toy.run(14)
+    for update in toy.updates.values():
+        assert update.extras["fallback"] == 1
+        assert update.extras["clean"] == 400
+        assert update.extras["pseudo"] == 0
+
+
+def test_where_the_images_say_something_the_fallback_is_not_used(finished: Toy) -> None:
+    for update in finished.updates.values():
+        assert update.extras.get("fallback", 0) == 0
+
+
 def test_received_losses_ignore_the_heads(tmp_path: Path) -> None:
-    options = {"selector": {"losses_of": "received"}}
+    options: dict[str, Any] = {"selector": {"losses_of": "received"}}
     with_heads = toy_with_heads(tmp_path / "on", **options)
     without = toy_experiment(tmp_path / "off", "fedgsca", samples=120, rounds=16, options=options)
     one, other = with_heads.run(9), without.run(9)

@@ -395,6 +395,18 @@ def test_events_and_refused_updates_are_named_and_drawn(tmp_path: Path) -> None:
     )
 
 
+def test_the_expected_score_is_a_curve_beside_the_true_one(tmp_path: Path) -> None:
+    def score(line: LogLine) -> None:
+        if line["round"] >= 3:
+            line["expected_f1"] = 61.5
+
+    path = make_run(tmp_path / "a")
+    assert "expected without a true label" not in words(page(path))
+    edit_metrics(path, score)
+    text_of_page = words(page(path))
+    assert "expected without a true label" in text_of_page
+
+
 def test_validation_and_rounds_without_evaluation(tmp_path: Path) -> None:
     def thin(line: LogLine) -> None:
         line["val_f1"] = line["f1"] - 3

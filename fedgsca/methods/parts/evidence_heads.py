@@ -23,6 +23,7 @@ import numpy as np
 
 from fedgsca.aggregate import WeightedMean
 from fedgsca.evidence import (
+    MIN_USEFUL,
     NUM_HEADS,
     POWERS,
     Heads,
@@ -30,7 +31,9 @@ from fedgsca.evidence import (
     assign_folds,
     best_power,
     class_masses,
+    draw_holdout,
     estimate_transition,
+    explained_across_folds,
     head_targets,
     judge,
     layer_normalise,
@@ -39,6 +42,7 @@ from fedgsca.evidence import (
     train_heads,
 )
 from fedgsca.methods.base import Method, ServerState
+from fedgsca.methods.parts import holdout
 from fedgsca.site import LabelEvidence, Site
 from fedgsca.train import evaluate_site
 from fedgsca.wire import SMALLEST_GROUP, Arrays, Extra, Payload, Update
@@ -69,6 +73,7 @@ _HEAD_EXTRAS = {
 }
 UPLOADS: Mapping[str, Extra] = {
     **_HEAD_EXTRAS,
+    **holdout.UPLOADS,
     "evidence.masses": Extra(
         (len(POWERS), "C"),
         "sums over all images of the heads' probability of each class; "
@@ -118,22 +123,30 @@ DOWNLOADS: Mapping[str, Extra] = {
 _COPIED_ATTRIBUTES = ("name", "title", "paper", "order", "head", "passes", "logged", "Options")
 
 
-def add_evidence_heads(method: Method, collection_rounds: range) -> Method:
-    """The method with evidence heads beside it; opinions are collected in these rounds."""
+def add_evidence_heads(
+    method: Method, collection_rounds: range, holdout_share: float = 0.0
+) -> Method:
+    """The method with evidence heads beside it; opinions are collected in these rounds.
+
+    The method does not train on `holdout_share` of each site's samples.
+    """
     attributes: dict[str, object] = {name: getattr(method, name) for name in _COPIED_ATTRIBUTES}
     attributes["uploads"] = {**method.uploads, **UPLOADS}
     attributes["downloads"] = {**method.downloads, **DOWNLOADS}
     kind: type[EvidenceMethod] = type("EvidenceMethod", (EvidenceMethod,), attributes)
-    return kind(method, collection_rounds)
+    return kind(method, collection_rounds, holdout_share)
 
 
 class EvidenceMethod(Method):
     """See the text of this module; `add_evidence_heads` makes one."""
 
-    def __init__(self, method: Method, collection_rounds: range) -> None:
+    def __init__(
+        self, method: Method, collection_rounds: range, holdout_share: float = 0.0
+    ) -> None:
         super().__init__(method.options, method.rounds)
         self.method = method
         self.collection_rounds = collection_rounds
+        self.holdout_share = holdout_share
 
     # ---- server ----
 
@@ -145,6 +158,7 @@ class EvidenceMethod(Method):
         """The method's message, and what the server knows about the evidence."""
         method_state, evidence = _split_state(state)
         payload = self.method.broadcast(method_state, round)
+        evidence = {name: a for name, a in evidence.items() if name in DOWNLOADS}
         if not self._is_training(round):
             evidence = {name: a for name, a in evidence.items() if name not in _HEAD_EXTRAS}
         return replace(payload, extras={**payload.extras, **evidence})
@@ -154,7 +168,8 @@ class EvidenceMethod(Method):
         method_state, evidence = _split_state(state)
         sums = EvidenceSums()
         next_state = self.method.aggregate(method_state, sums.take_from(updates))
-        return replace(next_state, extras={**next_state.extras, **sums.add_to(evidence)})
+        evidence = {**sums.add_to(evidence), **sums.scores.to_state(state.round)}
+        return replace(next_state, extras={**next_state.extras, **evidence})
 
     def _is_training(self, round: int) -> bool:
         """Heads are trained until the round after the last collection."""
@@ -171,16 +186,50 @@ class EvidenceMethod(Method):
         store = site.store.part("evidence")
         memory = HeadMemory.from_arrays(store.read_before(payload.round), site)
         memory = _refresh_posterior(memory, evidence, site)
-        site.evidence = LabelEvidence(memory.posterior, evidence.get("evidence.training_counts"))
+        label_evidence = LabelEvidence(
+            memory.posterior,
+            evidence.get("evidence.training_counts"),
+            share_explained=memory.share_explained,
+        )
+        site.evidence = label_evidence
         extras: dict[str, np.ndarray] = {}
         if self._is_training(payload.round):
             memory, extras = self._train_heads(memory, evidence, payload, site)
-        update = self.method.local_update(payload, site)
-        if site.evidence.own_counts is not None:
-            counts = site.evidence.own_counts
-            extras["evidence.training_counts"] = _withhold_small(counts.astype(np.float64))
+        update, own_counts = self._train_method(memory, payload, site, extras)
+        if own_counts is not None:
+            extras["evidence.training_counts"] = _withhold_small(own_counts.astype(np.float64))
         store.write(payload.round, memory.to_arrays())
         return replace(update, extras={**update.extras, **extras})
+
+    def _train_method(
+        self, memory: HeadMemory, payload: Payload, site: Site, extras: dict[str, np.ndarray]
+    ) -> tuple[Update, np.ndarray | None]:
+        """The method's own round, without held-out samples, which score the received model.
+
+        Adds the counts to `extras`. Returns the update and the method's training labels (C,).
+        """
+        assert site.evidence is not None
+        mask = self._holdout(site)
+        if not mask.any():
+            update = self.method.local_update(payload, site)
+            return update, site.evidence.own_counts
+        if memory.posterior is not None:
+            extras |= holdout.count_holdout(payload, site, memory.posterior, mask)
+        part = holdout.training_part(site, mask)
+        update = self.method.local_update(payload, part)
+        holdout.copy_notes(part, site, mask)
+        assert part.evidence is not None
+        # the weight of a site in the average stays what it is without a hold-out
+        return replace(update, num_samples=site.num_samples), part.evidence.own_counts
+
+    def _holdout(self, site: Site) -> np.ndarray:
+        """(n,) bool; empty at a site that would keep too few samples to train on."""
+        mask = np.zeros(site.num_samples, bool)
+        if self.holdout_share > 0:
+            mask = draw_holdout(site.seed, site.name, _read_contents(site), self.holdout_share)
+        if np.count_nonzero(~mask) < SMALLEST_GROUP:
+            mask[:] = False
+        return mask
 
     def _train_heads(
         self, memory: HeadMemory, evidence: Arrays, payload: Payload, site: Site
@@ -238,6 +287,7 @@ class EvidenceSums:
     def __init__(self) -> None:
         self.heads = WeightedMean()
         self.sums: dict[str, np.ndarray] = {}
+        self.scores = holdout.ScoreSums()
 
     def take_from(self, updates: Iterable[Update]) -> Iterator[Update]:
         """The updates without their evidence, which is added."""
@@ -248,6 +298,7 @@ class EvidenceSums:
 
     def add(self, evidence: Arrays, num_samples: int) -> None:
         """Add the evidence of one site."""
+        self.scores.add(evidence)
         if all(name in evidence for name in _HEAD_EXTRAS):
             heads = {name: evidence[name] for name in _HEAD_EXTRAS}
             self.heads.add(heads, float(num_samples))
@@ -291,6 +342,8 @@ class HeadMemory:
     refresh: int = 0
     # (n, C) float32: r; None before the first refresh
     posterior: np.ndarray | None = None
+    # share of the labels' entropy that the opinions behind r explain; None: as r
+    share_explained: float | None = None
 
     @staticmethod
     def from_arrays(arrays: Arrays, site: Site) -> HeadMemory:
@@ -305,6 +358,7 @@ class HeadMemory:
             int(arrays["count"]),
             int(arrays["refresh"]),
             arrays.get("posterior"),
+            float(arrays["explained"]) if "explained" in arrays else None,
         )
 
     def to_arrays(self) -> dict[str, np.ndarray]:
@@ -317,6 +371,8 @@ class HeadMemory:
         }
         if self.posterior is not None:
             arrays["posterior"] = self.posterior
+        if self.share_explained is not None:
+            arrays["explained"] = np.array(self.share_explained)
         return arrays
 
     def add(self, opinion: np.ndarray) -> HeadMemory:
@@ -330,8 +386,11 @@ class HeadMemory:
         return np.asarray(total / total.sum(axis=1, keepdims=True))
 
     def head_labels(self, site: Site) -> np.ndarray:
-        """(n, C): what the heads are trained on; the given labels, later the posterior."""
-        if self.posterior is None:
+        """(n, C): what the heads are trained on; the given labels, later the posterior.
+
+        A posterior that explains nothing would only teach the heads their own opinion.
+        """
+        if self.posterior is None or (self.share_explained or 0.0) < MIN_USEFUL:
             return np.asarray(np.eye(site.num_classes)[site.labels])
         return np.asarray(self.posterior, dtype=np.float64)
 
@@ -348,16 +407,26 @@ def _refresh_posterior(memory: HeadMemory, evidence: Arrays, site: Site) -> Head
         evidence_references=judgement.references,
         evidence_power=np.array(power),
     )
-    posterior = judgement.transition(site.labels).posterior.astype(np.float32)
+    fit = judgement.transition(site.labels)
+    opinion = sharpen(judgement.probs, power)
+    reference = judgement.references[POWERS.index(power)]
     return HeadMemory(
-        memory.folds, np.zeros_like(memory.opinion_sum), refresh=refresh, posterior=posterior
+        memory.folds,
+        np.zeros_like(memory.opinion_sum),
+        refresh=refresh,
+        posterior=fit.posterior.astype(np.float32),
+        share_explained=explained_across_folds(opinion, site.labels, memory.folds, reference),
     )
 
 
 def _read_contents(site: Site) -> Iterator[bytes]:
-    """The bytes of every sample's input, for its fold."""
+    """What decides about the fold of every sample: its group, or else the bytes of its input."""
+    groups = site.samples.groups
     for row in range(site.num_samples):
-        yield np.ascontiguousarray(site.samples.inputs[np.array([row])]).tobytes()
+        if groups is not None and str(groups[row]):
+            yield str(groups[row]).encode()
+        else:
+            yield np.ascontiguousarray(site.samples.inputs[np.array([row])]).tobytes()
 
 
 def _read_features(payload: Payload, site: Site) -> np.ndarray | None:

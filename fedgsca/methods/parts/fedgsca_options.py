@@ -6,6 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
+from fedgsca.evidence import MIN_USEFUL
 from fedgsca.methods.base import MethodOptions
 from fedgsca.selector import LOSS_CAP
 
@@ -59,6 +60,13 @@ class GuardOptions(MethodOptions):
     )
     min_class: int = Field(
         default=10, ge=1, description="a class with this many given samples may not vanish"
+    )
+    min_explained: float = Field(
+        default=MIN_USEFUL,
+        ge=0,
+        lt=1,
+        description="with evidence: what the heads must explain of a site's labels, from 0 "
+        "(nothing) to 1; below it, the site trains on all its labels",
     )
 
 

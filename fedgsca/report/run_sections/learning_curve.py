@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from fedgsca.experiment.records import finite
+from fedgsca.experiment.result_summary import expected_scores
 from fedgsca.metrics import HEADLINE_ROUNDS
 from fedgsca.report.elements import LegendEntry, PageSection, PlotGallery, PlotImage
 from fedgsca.report.number_text import score_number
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 VALIDATION = TOKENS["s2"]
+FORECAST = TOKENS["s3"]
 
 
 @run_section(position=10)
@@ -56,6 +58,11 @@ def learning_section(run: LoadedRun) -> PageSection | None:
         f"image is recognised. {_describe_test_labels(run)} "
         "Dotted lines mark steps of the learning rate (lr)."
     )
+    if _expected_points(run):
+        intro += (
+            " The expected F1 uses no true label: it is what the evidence about held-out training "
+            "images says. Its course and its differences count more than its level."
+        )
     narrow = draw_learning_curve(run, wide=False)
     picture = PlotImage(draw_learning_curve(run), alt, narrow=narrow)
     gallery = PlotGallery([picture], "wide", _legend(run))
@@ -67,6 +74,8 @@ def _legend(run: LoadedRun) -> list[LegendEntry]:
     legend = [LegendEntry("test set", "s0")]
     if _validation_points(run):
         legend.append(LegendEntry("validation set", "s2", "line", (5, 2)))
+    if _expected_points(run):
+        legend.append(LegendEntry("expected without a true label", "s3", "line", (1, 2)))
     legend.append(LegendEntry("best round", "s0", "ring"))
     legend.append(LegendEntry(f"mean of the last {num_rounds}", "s0-soft", "block"))
     if run.selection_start:
@@ -103,7 +112,8 @@ def draw_learning_curve(run: LoadedRun, *, wide: bool = True) -> str:
     figure, axes = make_axes(
         width, height, margin_left=40, margin_right=_room_for_names(run, wide=wide), margin_top=34
     )
-    _set_range(axes, [*f1, *(value for _, value in validation)])
+    forecast = _expected_points(run)
+    _set_range(axes, [*f1, *(value for _, value in [*validation, *forecast])])
     _mark_warm_up(run, axes)
     _mark_learning_rates(run, axes)
     ends = [LineEnd(f1[-1], f"test {f1[-1]:.1f}", MAIN)]
@@ -111,6 +121,10 @@ def draw_learning_curve(run: LoadedRun, *, wide: bool = True) -> str:
         axes.plot(*zip(*validation, strict=True), color=VALIDATION, lw=1.7, ls=(0, (5, 2)))
         last = validation[-1][1]
         ends.append(LineEnd(last, f"validation {last:.1f}", VALIDATION))
+    if forecast:
+        axes.plot(*zip(*forecast, strict=True), color=FORECAST, lw=1.7, ls=(0, (1, 2)))
+        last = forecast[-1][1]
+        ends.append(LineEnd(last, f"expected {last:.1f}", FORECAST))
     _draw_headline(axes, x, f1)
     axes.plot(x, f1, color=MAIN, marker=marker_for(len(x)), ms=6, mec=PAPER, mew=1.2)
     best = int(np.argmax(f1))
@@ -134,11 +148,17 @@ def _validation_points(run: LoadedRun) -> list[tuple[int, float]]:
     return points
 
 
+def _expected_points(run: LoadedRun) -> list[tuple[int, float]]:
+    """Rounds, from 1, with the macro F1 that the evidence expects on held-out images."""
+    scores = expected_scores(run.metrics)
+    return [(number + 1, score) for number, score in sorted(scores.items())]
+
+
 def _room_for_names(run: LoadedRun, *, wide: bool) -> int:
     """Pixels at the right of the lines. A narrow drawing has no names there, only the legend."""
     if not wide:
         return 14
-    return 122 if _validation_points(run) else 82
+    return 122 if _validation_points(run) or _expected_points(run) else 82
 
 
 def _set_range(axes: Axes, values: list[float]) -> None:
