@@ -54,8 +54,8 @@ class LyingEngine:
     poison: str
     earlier: dict[str, list[Update]] = field(default_factory=dict)
 
-    def exchange(self, payload: Payload) -> Iterator[Reply]:
-        names = sorted(self.runner.experiment.sites)
+    def exchange(self, payload: Payload, sites: Sequence[str] | None = None) -> Iterator[Reply]:
+        names = sorted(self.runner.experiment.sites if sites is None else sites)
         replies = {name: self.runner.run_round(name, payload) for name in names}
         others = []
         for name in names:

@@ -249,7 +249,10 @@ def _show_status(status: DeploymentStatus) -> None:
     rows = []
     for site in status.sites:
         seconds = DASH if site.seconds is None else duration(site.seconds)
-        rows.append([site.site, site.state, site.since, seconds])
-    print_table(make_table(["site", "state", "since", "for"], rows, text_columns=3))
+        usual = DASH if site.usual is None else duration(site.usual)
+        timeout = DASH if site.timeout is None else duration(site.timeout)
+        rows.append([site.site, site.state, site.since, seconds, usual, timeout])
+    head = ["site", "state", "since", "for", "usual", "time-out"]
+    print_table(make_table(head, rows, text_columns=3))
     for message in status.messages[-5:]:
         print_line(message, "dim")

@@ -18,6 +18,8 @@ Tree = dict[str, Any]
 SITES_SOURCE = "sites"
 # a shorter run has no evidence heads: they would have nothing to say in time
 MIN_EVIDENCE_ROUNDS = 6
+# of `federation`, left out of config.toml where they have their defaults
+_NEW_FEDERATION_KEYS = ("participation", "staleness", "simulated_lateness", "timeout_factor")
 # the short names of `Config.load`
 SHORT_NAMES = {
     "data": "data.source",
@@ -198,7 +200,39 @@ class FederationConfig(Section):
     """Rounds, deadlines and evaluation."""
 
     quorum: float = Field(
-        default=0.5, ge=0, le=1, description="fraction of sites whose updates a round needs"
+        default=0.5,
+        ge=0,
+        le=1,
+        description="fraction of the sites asked whose updates a round needs",
+    )
+    participation: float = Field(
+        default=1.0,
+        gt=0,
+        le=1,
+        description="fraction of the sites that a round asks, drawn anew in every round; 1: all",
+    )
+    sites_per_round: int | None = Field(
+        default=None, ge=1, description="the same as a number of sites; it replaces participation"
+    )
+    staleness: int = Field(
+        default=0,
+        ge=0,
+        le=20,
+        description="rounds by which an update may be late and still count, with a smaller weight; "
+        "0: a late update is dropped",
+    )
+    simulated_lateness: float = Field(
+        default=0.0,
+        ge=0,
+        lt=1,
+        description="simulations: probability that an update is a round late, and once more for "
+        "each further round",
+    )
+    timeout_factor: float = Field(
+        default=5.0,
+        ge=0,
+        description="deployment: wait for a site this many times as long as it usually needs, at "
+        "least a minute and at most the deadline; 0: always until the deadline",
     )
     deadline: float | None = Field(
         default=None,
@@ -228,6 +262,11 @@ class FederationConfig(Section):
     keep_losses: bool = Field(
         default=True, description="simulations: keep per-sample losses for the report's histograms"
     )
+
+    @property
+    def is_partial(self) -> bool:
+        """Whether rounds may ask only some of the sites."""
+        return self.participation < 1 or self.sites_per_round is not None
 
 
 class AuditConfig(Section):
@@ -427,11 +466,15 @@ class Config(Section):
         """As written to config.toml, with the method's options under the method's name.
 
         None is left out, or spelled "none" where the default is something else. So is
-        `aggregation` if it is the default: runs of versions without it remain the same experiment.
+        `aggregation` if it is the default, and so are the newer keys of `federation`: runs of
+        versions without them remain the same experiment.
         """
         tree: Tree = json.loads(self.model_dump_json(exclude_none=True, exclude={"options"}))
         if self.aggregation == AggregationConfig():
             del tree["aggregation"]
+        for key in _NEW_FEDERATION_KEYS:
+            if tree["federation"].get(key) == FederationConfig.model_fields[key].default:
+                del tree["federation"][key]
         if self.options:
             tree[self.method] = _spell_none(self.options)
         return tree

@@ -19,6 +19,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -48,6 +49,7 @@ from fedgsca.engine.site_node import (
     state_folder,
     terms_of,
 )
+from fedgsca.engine.timeouts import SiteTimeouts
 from fedgsca.errors import ConfigError, MissingExtraError
 from fedgsca.experiment.deployment import prepare_coordinator
 from fedgsca.experiment.records import RunResult
@@ -201,7 +203,7 @@ def coordinate(
         engine = NetworkEngine(
             FlowerTransport(grid, terms_of(experiment)),
             experiment.names,
-            quorum=quorum_of(config, len(experiment.names)),
+            quorum=partial(quorum_of, config),
             deadline=deadline,
             observer=status,
             poll=poll,
@@ -209,6 +211,8 @@ def coordinate(
             strict=strict,
             patience=patience,
             first_pause=first_pause,
+            staleness=config.federation.staleness,
+            timeouts=SiteTimeouts(deadline, config.federation.timeout_factor),
         )
         result = run(config, out, engine=engine, experiment=experiment, observer=status)
     except BaseException as error:

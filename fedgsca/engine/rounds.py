@@ -35,7 +35,10 @@ from fedgsca.engine.guard import (
     is_blamed,
     lower_median,
 )
+from fedgsca.engine.late_sites import LateSites
+from fedgsca.engine.lateness import check_lateness, late_weight, rebase
 from fedgsca.engine.local import LocalEngine, SiteRunner
+from fedgsca.engine.participation import draw_sites
 from fedgsca.engine.processes import ProcessEngine
 from fedgsca.engine.run_companions import check_companions, describe_companions
 from fedgsca.engine.site_evaluation import ModelScores, pool_scores, score_model
@@ -118,9 +121,10 @@ def run(
         end_round = config.train.rounds
         if stop_after is not None:
             end_round = min(end_round, stop_after)
-        loop = RoundLoop(
-            method, engine or _local_engine(runner, jobs), runner, folder, observer, guard
-        )
+        carrier = engine or _local_engine(runner, jobs)
+        if config.federation.simulated_lateness > 0:
+            carrier = LateSites(carrier, config, experiment.names, out)
+        loop = RoundLoop(method, carrier, runner, folder, observer, guard)
         try:
             while state.round < end_round:
                 state = _run_patiently(loop, state)
@@ -140,7 +144,7 @@ def _run_patiently(loop: RoundLoop, state: ServerState) -> ServerState:
     attempt = 0
     while True:
         try:
-            return loop.run_round(state)
+            return loop.run_round(state, attempt)
         except QuorumError as error:
             engine = loop.engine
             if not isinstance(engine, PatientEngine):
@@ -173,14 +177,18 @@ class RoundLoop:
         """The experiment as far as it is on this machine."""
         return self.runner.experiment
 
-    def run_round(self, state: ServerState) -> ServerState:
-        """One communication round: `state` is before it, the returned state after it."""
+    def run_round(self, state: ServerState, attempt: int = 0) -> ServerState:
+        """One communication round: `state` is before it, the returned state after it.
+
+        `attempt` counts the repetitions of a round that had no quorum.
+        """
         config, round_index = self.experiment.config, state.round
         start = time.perf_counter()
         readmissions = self._readmit()
+        asked_sites = self._asked_sites(state, attempt)
         payload = self.method.broadcast(state, round_index)
         check_extras("payload", payload.extras, self.method.downloads, self.experiment.dims)
-        state, validator = self._train_and_aggregate(state, payload)
+        state, validator = self._train_and_aggregate(state, payload, asked_sites)
         end_of_exchange = time.perf_counter()
         record = self._record(validator, payload)
         record = replace(record, expected_f1=read_score(state.extras, round_index))
@@ -211,8 +219,22 @@ class RoundLoop:
             self.observer.on_message(f"{site} takes part again: it was readmitted")
         return sites
 
+    def _asked_sites(self, state: ServerState, attempt: int) -> tuple[str, ...] | None:
+        """The sites of the round, if it does not ask all (participation.py)."""
+        config = self.experiment.config
+        if not config.federation.is_partial or self.method.asks_all_sites(state):
+            return None
+        excluded_sites = self.guard.sites_put_aside()
+        return draw_sites(
+            config,
+            self.experiment.names,
+            state.round,
+            excluded_sites=excluded_sites,
+            attempt=attempt,
+        )
+
     def _train_and_aggregate(
-        self, state: ServerState, payload: Payload
+        self, state: ServerState, payload: Payload, asked_sites: tuple[str, ...] | None
     ) -> tuple[ServerState, UpdateValidator]:
         """Train at the sites and aggregate their updates.
 
@@ -230,8 +252,13 @@ class RoundLoop:
         validator = UpdateValidator(
             self.method, payload, self.experiment, trainable, self.observer, self.guard, rule
         )
+        validator.asked_sites = asked_sites
         with UpdateSpool(self.folder.path) as spool:
-            updates = validator.accept(self.engine.exchange(payload), spool)
+            if asked_sites is None:
+                replies = self.engine.exchange(payload)
+            else:
+                replies = self.engine.exchange(payload, asked_sites)
+            updates = validator.accept(replies, spool)
             # iterating over the updates trains the sites
             state = self.method.aggregate(state, updates)
         validator.check_quorum()
@@ -250,8 +277,9 @@ class RoundLoop:
             lr=config.train.lr_at(payload.round),
             stability=mean_drift,
             bytes_up=validator.bytes_up,
-            bytes_down=len(self.experiment.names) * payload_bytes,
+            bytes_down=len(validator.names) * payload_bytes,
             sites=validator.sites,
+            asked_sites=validator.asked_sites,
             refusals=validator.refusals,
             privacy=_budget(config, payload.round + 1),
         )
@@ -338,6 +366,13 @@ class UpdateValidator:
     facts: list[UpdateFacts] = field(default_factory=list)
     blame: list[str] = field(default_factory=list)  # sites that the guard refused
     simulation_metrics: dict[str, Mapping[str, float | None]] = field(default_factory=dict)
+    asked_sites: tuple[str, ...] | None = None  # None: all
+    rounds_late: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def names(self) -> Sequence[str]:
+        """The sites that were asked."""
+        return self.experiment.names if self.asked_sites is None else self.asked_sites
 
     def accept(self, replies: Iterator[Reply], spool: UpdateSpool) -> Iterator[Update]:
         """The usable updates, one by one. A site whose update is not usable is left out.
@@ -351,8 +386,7 @@ class UpdateValidator:
             self.site_seconds[reply.site] = reply.seconds
             self.simulation_metrics[reply.site] = reply.simulation_metrics
             try:
-                update = self._check(reply)
-                facts = self.guard.examine(update, self.payload.weights)
+                update, facts = self._examine(reply)
             except UpdateError as error:
                 self._refuse(reply.site, error)
                 continue
@@ -365,6 +399,21 @@ class UpdateValidator:
                 pending_facts.append(facts)
                 spool.add(update)
         yield from self._judge(pending_facts, spool)
+
+    def _examine(self, reply: Reply) -> tuple[Update, UpdateFacts]:
+        """The update of a reply, if it is usable on its own. A late one is discounted."""
+        update = self._check(reply)
+        old_payload = reply.late_to
+        if old_payload is None:
+            return update, self.guard.examine(update, self.payload.weights)
+        bound = self.experiment.config.federation.staleness
+        check_lateness(self.method, old_payload, self.payload, bound)
+        facts = self.guard.examine(update, old_payload.weights)
+        rounds = self.payload.round - old_payload.round
+        weight = late_weight(rounds)
+        self.rounds_late[reply.site] = rounds
+        update = rebase(update, old_payload.weights, self.payload.weights, weight)
+        return self.method.trim_late(update), replace(facts, norm=weight * facts.norm)
 
     def _judge(self, pending_facts: Sequence[UpdateFacts], spool: UpdateSpool) -> Iterator[Update]:
         """The usable ones among the updates that had to wait."""
@@ -409,6 +458,13 @@ class UpdateValidator:
         self.bytes_up += num_bytes(update.weights) + num_bytes(update.extras)
         self.drift.append(stability(self.payload.weights, update.weights, self.trainable))
         values = {**_loggable_extras(update), **self.simulation_metrics[update.site]}
+        rounds_late = self.rounds_late.get(update.site)
+        if rounds_late is not None:
+            values["rounds_late"] = rounds_late
+            self.observer.on_message(
+                f"round {self.payload.round + 1}: the update of {update.site} for round"
+                f" {self.payload.round - rounds_late + 1} counts with a smaller weight"
+            )
         self.sites[update.site] = SiteRecord(update.num_samples, values)
         return result
 
@@ -437,7 +493,7 @@ class UpdateValidator:
     def check_quorum(self) -> None:
         """Stop the run if too few sites sent a usable update."""
         excluded_sites = self.guard.sites_put_aside()
-        names = [name for name in self.experiment.names if name not in excluded_sites]
+        names = [name for name in self.names if name not in excluded_sites]
         quorum = quorum_of(self.experiment.config, len(names))
         if len(self.sites) >= quorum:
             return

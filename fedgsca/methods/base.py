@@ -57,6 +57,18 @@ class Logged:
     events: Mapping[str, str] = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class Lateness:
+    """Whether an update that arrives rounds later still fits the method, and why.
+
+    `stage` names a download: an update counts only if its value is the same in both rounds.
+    """
+
+    reason: str
+    is_tolerated: bool = False
+    stage: str | None = None
+
+
 class Method(Protocol):
     """A federated learning method. See the module docstring; only `name` has no default.
 
@@ -82,6 +94,8 @@ class Method(Protocol):
     uploads: ClassVar[Mapping[str, Extra]] = {}
     downloads: ClassVar[Mapping[str, Extra]] = {}
     logged: ClassVar[Logged] = Logged()
+    # may late updates count (`federation.staleness`)?
+    late: ClassVar[Lateness] = Lateness("it does not declare that they fit")
     Options: ClassVar[type[MethodOptions]] = MethodOptions
 
     options: MethodOptions
@@ -107,6 +121,14 @@ class Method(Protocol):
     def aggregate(self, state: ServerState, updates: Iterable[Update]) -> ServerState:
         """The next state. The updates arrive one by one, in the order of the sites' names."""
         ...
+
+    def asks_all_sites(self, state: ServerState) -> bool:
+        """Whether the next round needs all sites, also if `federation.participation` is partial."""
+        return False
+
+    def trim_late(self, update: Update) -> Update:
+        """What of a late update still counts: without extras that belong to their round only."""
+        return update
 
 
 M = TypeVar("M", bound=type)

@@ -22,7 +22,9 @@ The published code runs in one process and reads every site's losses at the serv
 knows two numbers per site; its verdict reaches the site with the next broadcast and is carried out
 there, on the losses that the site stored: the same order of steps, one message later. LID_k is the
 mean over the site's rounds so far; the paper adds up, which gives the same cut unless a site missed
-a round. Corrected labels and losses stay in the site's memory.
+a round. Corrected labels and losses stay in the site's memory. With partial participation, the
+rounds of pre-processing ask all sites; a site that missed all of them (or joins later) measures
+losses and LID of the model that it receives first.
 
 Where paper, published code and this file differ:
   loss_kind    the code applies softmax twice before the logarithm, so its "losses" are bounded and
@@ -55,7 +57,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from fedgsca.aggregate import WeightedMean
-from fedgsca.methods.base import Method, MethodOptions, ServerState, register
+from fedgsca.methods.base import Lateness, Method, MethodOptions, ServerState, register
 from fedgsca.methods.parts.clustering import two_groups
 from fedgsca.methods.parts.lid import mean_lid
 from fedgsca.methods.parts.mixup import mixup_cross_entropy
@@ -224,6 +226,11 @@ class FedCorr(Method):
         ),
         "train_limit": Extra((), "largest noise level of a site that fine-tunes", low=0, high=1),
     }
+    late = Lateness(
+        "the server averages models and keeps the newest LID and noise level of every site",
+        is_tolerated=True,
+        stage="stage",
+    )
     Options = FedCorrOptions
     options: FedCorrOptions
 
@@ -244,6 +251,10 @@ class FedCorr(Method):
             "train_limit": np.array(self.options.clean_level),
         }
         return ServerState(0, weights, extras)
+
+    def asks_all_sites(self, state: ServerState) -> bool:
+        """Pre-processing visits every site, as in the paper: each needs a verdict on its labels."""
+        return int(state.extras["stage"]) == PRE_PROCESS
 
     def broadcast(self, state: ServerState, round: int) -> Payload:
         """The global model, the stage, the boundary and the limit of fine-tuning."""
@@ -283,6 +294,9 @@ class FedCorr(Method):
         site.load(payload.weights)
         memory = CorrectionMemory.recall(site, payload.round)
         old_memory = memory
+        if stage != PRE_PROCESS and site.num_samples and not site.recall(payload.round):
+            # it missed all of the pre-processing: the received model takes the place of its own
+            memory = self._measure(site, memory)
         memory = self._correct(site, memory, stage, float(payload.extras["lid_boundary"]))
         trains = stage != FINE_TUNE or memory.mu <= float(payload.extras["train_limit"])
         if trains:

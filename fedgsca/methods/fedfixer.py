@@ -46,7 +46,7 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedgsca.methods.base import Method, MethodOptions, ServerState, register
+from fedgsca.methods.base import Lateness, Method, MethodOptions, ServerState, register
 from fedgsca.methods.parts.averaging import average_models, broadcast_model, start_from
 from fedgsca.methods.parts.statistics import log_prior, masked_mean
 from fedgsca.site import Site, load_weights, weights_of
@@ -127,6 +127,10 @@ class FedFixer(Method):
             (), "samples on which the model was trained, averaged over local epochs", low=0
         )
     }
+    late = Lateness(
+        "the server averages models, by a number that each site counts for itself",
+        is_tolerated=True,
+    )
     Options = FedFixerOptions
     options: FedFixerOptions
 

@@ -63,7 +63,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedgsca.aggregate import WeightedMean
-from fedgsca.methods.base import Method, MethodOptions, ServerState, register
+from fedgsca.methods.base import Lateness, Method, MethodOptions, ServerState, register
 from fedgsca.methods.parts import graph
 from fedgsca.methods.parts.graph import CentroidGNN
 from fedgsca.methods.parts.schedules import rounds_of
@@ -229,6 +229,7 @@ class FedGP(Method):
         ),
         **GNN_EXTRAS,
     }
+    late = Lateness("the graph network travels beside the model, and a late one would pull it back")
     Options = FedGPOptions
     options: FedGPOptions
 

@@ -56,7 +56,7 @@ from fedgsca.aggregate import WeightedMean
 from fedgsca.credal import beta_at, rcl_loss, ucl_loss
 from fedgsca.errors import UpdateError
 from fedgsca.evidence import label_losses, training_weights
-from fedgsca.methods.base import Logged, Method, ServerState, register
+from fedgsca.methods.base import Lateness, Logged, Method, ServerState, register
 from fedgsca.methods.parts.fedgsca_evidence import select_by_evidence
 from fedgsca.methods.parts.fedgsca_options import FedGSCAOptions
 from fedgsca.methods.parts.fedgsca_selection import (
@@ -181,6 +181,11 @@ class FedGSCA(Method):
             "guard": "the collapse guard stepped in",
             "fallback": "the evidence explained too little, so all given labels were used",
         }
+    )
+    late = Lateness(
+        "the server averages models and selectors, and both change slowly from round to round",
+        is_tolerated=True,
+        stage="selecting",
     )
     Options = FedGSCAOptions
     options: FedGSCAOptions

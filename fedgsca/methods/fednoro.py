@@ -18,7 +18,8 @@ Truly federated. The published code gathers all losses in one process and hands 
 client number. Here the server broadcasts the rule (lowest and highest loss per class, and the two
 group centres: 4 C numbers), and a site compares the m_k in its own memory with it. Nearest-centre
 is what 2-means converged to, so site and server agree, no verdict is sent to other sites, and a
-site that was away at the switch (or joins later) measures itself on the model it then receives. In
+site that was away at the switch (or joins later) measures itself on the model it then receives.
+With partial participation, the switch asks all sites. In
 stage 2 a site adds its verdict to its update. With two sites, the rule reveals to each the other's
 class losses; with more sites it reveals extremes and means.
 
@@ -53,7 +54,7 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedgsca.methods.base import Method, MethodOptions, ServerState, register
+from fedgsca.methods.base import Lateness, Method, MethodOptions, ServerState, register
 from fedgsca.methods.parts.averaging import average_models, start_from
 from fedgsca.methods.parts.clustering import nearer_second, two_means
 from fedgsca.methods.parts.distances import model_distance
@@ -186,6 +187,12 @@ class FedNoRo(Method):
             optional=True,
         ),
     }
+    late = Lateness(
+        "the server averages models; a verdict is fixed after the switch, and a late model is"
+        " brought near the current one before distances are measured",
+        is_tolerated=True,
+        stage="stage",
+    )
     Options = FedNoRoOptions
     options: FedNoRoOptions
 
@@ -199,6 +206,10 @@ class FedNoRo(Method):
         if "centres" in state.extras:
             return ROBUST
         return SWITCH if state.round >= self.options.warmup else WARMUP
+
+    def asks_all_sites(self, state: ServerState) -> bool:
+        """The groups are formed from the class losses of all sites."""
+        return self._stage(state) == SWITCH
 
     def broadcast(self, state: ServerState, round: int) -> Payload:
         """The global model, the stage and, after the switch, the rule."""

@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from pydantic import Field
 from torch import Tensor, nn
 
-from fedgsca.methods.base import Method, MethodOptions, ServerState, register
+from fedgsca.methods.base import Lateness, Method, MethodOptions, ServerState, register
 from fedgsca.methods.parts.averaging import average_models, broadcast_model, start_from
 from fedgsca.site import Site
 from fedgsca.train import Batch, cross_entropy, proximal, train
@@ -38,6 +38,7 @@ class FedProx(Method):
     title = "FedProx"
     paper = "Li et al., Federated Optimization in Heterogeneous Networks, MLSys 2020"
     order = 2
+    late = Lateness("the server averages models, and nothing else travels", is_tolerated=True)
     Options = FedProxOptions
     options: FedProxOptions
 

@@ -45,7 +45,7 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedgsca.methods.base import Method, MethodOptions, ServerState, register
+from fedgsca.methods.base import Lateness, Method, MethodOptions, ServerState, register
 from fedgsca.methods.parts.averaging import average_models, broadcast_model, start_from
 from fedgsca.site import Site
 from fedgsca.train import Batch, cross_entropy, train
@@ -186,6 +186,7 @@ class FedRobust(Method):
     )
     order = 3
     passes = 3.5
+    late = Lateness("the server averages models; the map stays at the site", is_tolerated=True)
     Options = FedRobustOptions
     options: FedRobustOptions
 

@@ -341,8 +341,8 @@ def test_a_hostile_reason_reaches_neither_the_log_nor_the_observer(tmp_path: Pat
             messages.append(message)
 
     class HostileEngine(LocalEngine):
-        def exchange(self, payload):  # type: ignore[no-untyped-def]
-            first, second, *others = super().exchange(payload)
+        def exchange(self, payload, sites=None):  # type: ignore[no-untyped-def]
+            first, second, *others = super().exchange(payload, sites)
             yield Reply(first.site, None, HOSTILE)
             assert second.update is not None
             weights = {**second.update.weights, HOSTILE: np.zeros(2, np.float32)}
