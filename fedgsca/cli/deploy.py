@@ -244,7 +244,10 @@ def _show_status(status: DeploymentStatus) -> None:
     age = ""
     if status.silent is not None:
         age = f"; last sign of life {duration(status.silent)} ago"
-    print_line(f"{status.state}{age}", "bold")
+    state, _, fix = status.state.partition("\n")  # a run that stopped has a second line
+    print_line(f"{state}{age}", "bold")
+    if fix:
+        print_line(fix)
     print_line(f"round {status.round} of {status.rounds} done, last F1 {number(status.f1)}")
     rows = []
     for site in status.sites:

@@ -72,13 +72,18 @@ class DataConfig(Section):
     sites: int = Field(
         default=4, ge=1, le=10_000, description="number of sites among which the images are divided"
     )
-    partition: Literal["stratified", "dirichlet", "group", "column"] = Field(
+    partition: Literal["stratified", "dirichlet", "missing", "group", "column"] = Field(
         default="stratified",
-        description="how: equal class shares, skewed class shares, entire groups (patients), "
-        "or a site column of the source",
+        description="how: equal class shares, skewed class shares, some classes missing at each "
+        "site, entire groups (patients), or a site column of the source",
     )
     alpha: float = Field(
         default=0.5, gt=0, description="partition dirichlet: concentration; small values are skewed"
+    )
+    missing: int | None = Field(
+        default=None,
+        ge=1,
+        description="partition missing: number of classes that each site lacks; none: a third",
     )
     train: int | None = Field(
         default=None,
@@ -105,7 +110,7 @@ class DataConfig(Section):
     label: str | None = Field(
         default=None,
         description="kvasir: clean, symm-0.2, ...; odir: patient, eye; "
-        "chaoyang: drawn, released, majority",
+        "chaoyang: drawn, pathologist, released, majority",
     )
     splits: str | None = Field(
         default=None, description="folder of the lists of kvasir and chaoyang, if it is not in ROOT"
@@ -127,6 +132,11 @@ class NoiseConfig(Section):
         default=None,
         description="csv with a transition matrix (rows: true class), or chaoyang (built in); "
         "for sites with noise M",
+    )
+    annotators: str | None = Field(
+        default=None,
+        description="csv with a transition matrix per annotator, one below the other, or chaoyang "
+        "(built in); for sites with noise A or V",
     )
     given: str | None = Field(
         default=None,
@@ -353,10 +363,23 @@ class AggregationConfig(Section):
         "larger than usual, more than privacy.clip, false sizes, repeated updates",
     )
     norm_factor: float = Field(
-        default=20.0,
+        default=6.0,
         gt=1,
-        description="guard: largest L2 norm of a change, as a multiple of the median of the other "
-        "sites or of the last rounds, whichever is larger",
+        description="guard: largest L2 norm of a change, as a multiple of what is usual in the "
+        "round, in earlier rounds and at the site",
+    )
+    scale_factor: float = Field(
+        default=4.0,
+        gt=1,
+        description="guard: a change that is more times larger than usual is scaled down to the "
+        "usual norm, and the log says so",
+    )
+    max_response: float = Field(
+        default=0.1,
+        ge=-1,
+        le=1,
+        description="guard: largest correlation of a site's changes with the models it received; "
+        "training makes it negative, a reversed change positive; 1 switches the check off",
     )
     max_share: float = Field(
         default=0.75,
@@ -373,7 +396,7 @@ class AggregationConfig(Section):
     rule: str = Field(
         default="mean",
         description="how models are combined: mean (the method's own), norm-bound, median, "
-        "trimmed-mean, geometric-median, krum",
+        "trimmed-mean, geometric-median, krum, multi-krum",
     )
     bound: float = Field(
         default=1.0,
@@ -387,7 +410,9 @@ class AggregationConfig(Section):
         description="rule trimmed-mean: share of sites left out at either end",
     )
     liars: int = Field(
-        default=1, ge=0, description="rule krum: the number of lying sites it is prepared for"
+        default=1,
+        ge=0,
+        description="rules krum and multi-krum: the number of lying sites to expect",
     )
 
 
@@ -395,7 +420,10 @@ class Config(Section):
     """One experiment. Everything that changes the resulting bytes is in here, and nothing else."""
 
     seed: int = Field(default=0, ge=0, description="seed of every random stream")
-    preset: str = Field(default="default", description="default (our reading) or paper (literal)")
+    preset: str = Field(
+        default="default",
+        description="default (our reading), paper (literal) or paper-full (and its network)",
+    )
     method: str = Field(default="fedgsca", description="see `fedgsca methods`")
     data: DataConfig = Field(
         default=DataConfig(),

@@ -40,6 +40,8 @@ class Reply:
     # simulations only: the quality of the site's decisions, measured against the true labels
     simulation_metrics: Mapping[str, float | None] = field(default_factory=dict)
     seconds: float = 0.0
+    # deployments only: the round in which the site's memory begins, see site_memory.py
+    memory_since: int | None = None
     # the payload of an earlier round that the update answers, if it is late (lateness.py)
     late_to: Payload | None = None
 

@@ -33,6 +33,7 @@ if "RAY_ADDRESS" not in os.environ:
 
 from fedgsca.config import Config
 from fedgsca.engine.base import Reply, RunObserver, SilentObserver
+from fedgsca.engine.coordinator_errors import install_filter, report_stop
 from fedgsca.engine.flower_messages import MESSAGE_TYPES, from_records, to_records
 from fedgsca.engine.network import NetworkEngine, SiteMessage
 from fedgsca.engine.round_status import StatusObserver
@@ -50,7 +51,7 @@ from fedgsca.engine.site_node import (
     terms_of,
 )
 from fedgsca.engine.timeouts import SiteTimeouts
-from fedgsca.errors import ConfigError, MissingExtraError
+from fedgsca.errors import ConfigError, FedgscaError, MissingExtraError
 from fedgsca.experiment.deployment import prepare_coordinator
 from fedgsca.experiment.records import RunResult
 from fedgsca.experiment.run_folder import read_config
@@ -59,13 +60,17 @@ from fedgsca.wire import Payload, Update
 
 # isort: split
 # after flower_messages.py, which reports a missing Flower and switches its telemetry off
-from flwr.app import Context, Message, RecordDict
+from flwr.app import Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
 log = logging.getLogger(__name__)
 DEFAULT_PATIENCE = 24.0  # hours, if the configuration does not say
 DEFAULT_DEADLINE = 3600.0  # seconds, if the configuration names none
+_USUAL_ERRORS = {  # by Flower's code
+    3: "its message expired before the answer",
+    5: "its connection is lost",  # no heartbeat within twice its interval
+}
 _MAX_REASON = 300  # characters of a reason that Flower reports
 
 
@@ -173,13 +178,19 @@ def _read_site_message(message: Message) -> SiteMessage:
     # the sender does not count: the SuperLink answers in the name of a node that died
     reply_to = message.metadata.reply_to_message_id
     if message.has_error():
-        lines = str(message.error.reason).splitlines() or ["no reason"]
-        text = f"Flower reports error {message.error.code}: {lines[0][:_MAX_REASON]}"
-        return SiteMessage(reply_to, error=text)
+        return SiteMessage(reply_to, error=_describe_error(message.error))
     try:
         return SiteMessage(reply_to, *from_records(message.content))
     except ValueError as error:
         return SiteMessage(reply_to, error=str(error))
+
+
+def _describe_error(error: Error) -> str:
+    """Flower's error in one sentence; the usual ones in our words."""
+    if error.code in _USUAL_ERRORS:
+        return f"{_USUAL_ERRORS[error.code]} (error {error.code} of Flower)"
+    lines = str(error.reason).splitlines() or ["no reason"]
+    return f"Flower reports error {error.code}: {lines[0][:_MAX_REASON]}"
 
 
 def coordinate(
@@ -216,6 +227,8 @@ def coordinate(
         )
         result = run(config, out, engine=engine, experiment=experiment, observer=status)
     except BaseException as error:
+        if isinstance(error, FedgscaError) and not strict:
+            report_stop(error)
         status.finish(error)
         raise
     status.finish(None)
@@ -236,6 +249,7 @@ def server_app(
 
     @app.main()
     def main(grid: Grid, context: Context) -> None:
+        install_filter()
         out = Path(str(context.run_config["run"]))
         config = read_config(out)
         deadline = config.federation.deadline or DEFAULT_DEADLINE

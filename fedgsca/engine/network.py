@@ -125,8 +125,9 @@ class NetworkEngine:
 
         `quorum` says how many of so many sites a round needs. `patience` is how many seconds a
         round without a quorum is tried again, after pauses that begin with `first_pause` and
-        double up to an hour; each time the deadline is longer, too. `timeouts` may end the waiting
-        for a site before the deadline.
+        double up to an hour; each time the deadline is longer, too. A pause ends early when sites
+        that were absent are connected again and make a quorum. `timeouts` may end the waiting for
+        a site before the deadline.
 
         `strict`, for simulations: a lost message is an error instead of a site that is left out.
         """
@@ -144,6 +145,7 @@ class NetworkEngine:
         self.first_problem_time: float | None = None  # of the round that is being repeated
         self.deadline_factor = 1.0
         self.last_round = -1
+        self.last_sites: tuple[str, ...] = tuple(sorted(sites))  # that the last round asked
         self.registry = NodeRegistry(tuple(sorted(sites)))
         self.hello_messages: dict[str, int] = {}  # message id -> node
         self.late_messages: dict[str, _SentMessage] = {}  # of earlier exchanges, by message id
@@ -158,6 +160,7 @@ class NetworkEngine:
         if payload.round == self.last_round:  # a repetition: the last attempt was without effect
             self.late_replies = {**self.handed_replies, **self.late_replies}
         self._begin_round(payload.round)
+        self.last_sites = names
         busy = self._busy_sites(payload.round)
         free_sites = [name for name in names if name not in busy]
         num_usable = 0
@@ -185,17 +188,47 @@ class NetworkEngine:
         pause = min(self.first_pause * 2.0**attempt, _LONGEST_PAUSE)
         if start + pause - self.first_problem_time > self.patience:
             return False
+        self._identify_nodes()
+        present = set(self.registry.nodes)
         text = f"{problem}; the round is tried again in {duration(pause)}"
-        self.observer.on_message(text)
+        if not self._has_quorum():
+            text += ", or as soon as enough sites are connected again"
+        self._tell(text)
         if isinstance(self.observer, StatusObserver):
             self.observer.pause(text)
+        sites = self._wait_for_return(start + pause, present)
+        if isinstance(self.observer, StatusObserver):
+            self.observer.end_pause()
+        if sites:
+            self._tell(f"connected again: {', '.join(sites)}; the round is tried again now")
+        self.deadline_factor = min(2.0 ** (attempt + 1), _LARGEST_FACTOR)
+        return True
+
+    def _wait_for_return(self, end: float, present: set[str]) -> list[str]:
+        """Wait until `end`, or until a quorum is connected; returns the sites that came back.
+
+        Sites that are `present` are late rather than absent: for them the whole pause passes.
+        """
+        while time.monotonic() < end:
+            self._pause()
+            self._identify_nodes()
+            present = present & self.registry.nodes.keys()  # a site may leave during the pause
+            sites = sorted(self.registry.nodes.keys() - present)
+            if sites and self._has_quorum():
+                return sites
+        return []
+
+    def _has_quorum(self) -> bool:
+        """Whether enough of the sites that the last round asked are connected."""
+        num_connected = len(self.registry.nodes.keys() & set(self.last_sites))
+        return num_connected >= self.quorum(len(self.last_sites))
+
+    def _tell(self, text: str) -> None:
+        """A message for the log, and for whoever the coordinator's machine notifies."""
+        self.observer.on_message(text)
         failure = notify(text)
         if failure is not None:
             self.observer.on_message(failure)
-        while time.monotonic() < start + pause:
-            self._pause()
-        self.deadline_factor = min(2.0 ** (attempt + 1), _LARGEST_FACTOR)
-        return True
 
     def close(self) -> None:
         """The transport belongs to the caller."""
@@ -223,7 +256,7 @@ class NetworkEngine:
                 continue
             self._wait_for_reply(site, open_round, report)
             seconds = open_round.ends[site] - start
-            missing = Reply(site, None, f"no answer within {seconds:.6g} s")
+            missing = Reply(site, None, f"no answer within {duration(seconds)}")
             yield open_round.replies.pop(site, missing)
         self.late_messages |= open_round.open_messages
 
@@ -374,20 +407,22 @@ class NetworkEngine:
     def _wait_for_connections(self, sites: Sequence[str], end: float) -> None:
         """Learn who is connected. The first time wait for all these sites, later for a quorum."""
         self.registry.retry()
-        report = _WaitingReport(
-            self.observer, "connection", sites if self.is_first_exchange else ()
-        )
-        while True:
-            self._identify_nodes()
-            if self._has_enough_sites(sites) or time.monotonic() >= end:
-                break
-            report.update(set(self.registry.missing_sites()) & set(sites))
+        self._identify_nodes()
+        missing_sites = set() if self._has_enough_sites(sites) else self._missing_of(sites)
+        report = _WaitingReport(self.observer, "connection", missing_sites)
+        while not self._has_enough_sites(sites) and time.monotonic() < end:
+            report.update(self._missing_of(sites))
             self._pause()
+            self._identify_nodes()
         self.is_first_exchange = False
+
+    def _missing_of(self, sites: Sequence[str]) -> set[str]:
+        """Those of these sites that are not connected."""
+        return set(self.registry.missing_sites()) & set(sites)
 
     def _has_enough_sites(self, sites: Sequence[str]) -> bool:
         if self.is_first_exchange:
-            return not set(self.registry.missing_sites()) & set(sites)
+            return not self._missing_of(sites)
         # sites that are busy with an earlier round are not among these
         num_needed = min(self.quorum(len(sites)), len(sites))
         return len(self.registry.nodes.keys() & set(sites)) >= num_needed
@@ -440,7 +475,15 @@ def _parse_reply(
     seconds = float(header["seconds"])
     if not math.isfinite(seconds):
         raise ValueError(f"it took {seconds} seconds")
-    return Reply(site, update, None, check_metrics(dict(header["observed"])), seconds)
+    since = header.get("memory_since")
+    return Reply(
+        site,
+        update,
+        None,
+        check_metrics(dict(header["observed"])),
+        seconds,
+        None if since is None else int(since),
+    )
 
 
 class _WaitingReport:

@@ -85,6 +85,11 @@ class StatusObserver:
         self.status = replace(self.status, state=f"paused: {text}")
         self._write()
 
+    def end_pause(self) -> None:
+        """The round is tried again."""
+        self.status = replace(self.status, state="running")
+        self._write()
+
     def on_site_done(self, round_index: int, reply: Reply) -> None:
         """A site has answered, or is left out."""
         state = f"left out: {reply.error}" if reply.update is None else "answered"

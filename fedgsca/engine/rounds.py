@@ -17,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fedgsca.config import SITES_SOURCE, Config
+from fedgsca.config import Config
 from fedgsca.engine import checkpoint
 from fedgsca.engine.base import (
     Engine,
@@ -28,13 +28,16 @@ from fedgsca.engine.base import (
     SiteEvaluator,
 )
 from fedgsca.engine.guard import (
-    GuardMemory,
+    REVERSAL_CODE,
     UpdateFacts,
     UpdateGuard,
     absurd_array,
+    averaged_extras,
     is_blamed,
     lower_median,
+    received_arrays,
 )
+from fedgsca.engine.guard_memory import MODEL, GuardMemory
 from fedgsca.engine.late_sites import LateSites
 from fedgsca.engine.lateness import check_lateness, late_weight, rebase
 from fedgsca.engine.local import LocalEngine, SiteRunner
@@ -61,7 +64,7 @@ from fedgsca.metrics import HEADLINE_ROUNDS, stability
 from fedgsca.models.build import trainable_names
 from fedgsca.privacy.accountant import spent_epsilon
 from fedgsca.robust.base import Rule, RuleSettings, make_rule
-from fedgsca.robust.combine import combine_models, scale_change
+from fedgsca.robust.combine import combine_extras, combine_models, scale_change
 from fedgsca.robust.spool import UpdateSpool
 from fedgsca.site import weights_of
 from fedgsca.support.text import one_line
@@ -113,6 +116,7 @@ def run(
             config,
             GuardMemory.from_arrays(experiment.names, newest.guard),
             first_round_spread=method.first_round_spread,
+            response_slack=method.response_slack,
         )
         folder.cut_metrics(state.round)
         observer.on_start(experiment, state.round)
@@ -365,6 +369,8 @@ class UpdateValidator:
     site_seconds: dict[str, float] = field(default_factory=dict)
     facts: list[UpdateFacts] = field(default_factory=list)
     blame: list[str] = field(default_factory=list)  # sites that the guard refused
+    reversed_sites: list[str] = field(default_factory=list)  # refused for their direction
+    scaled_sites: dict[str, float] = field(default_factory=dict)  # site -> factor on its change
     simulation_metrics: dict[str, Mapping[str, float | None]] = field(default_factory=dict)
     asked_sites: tuple[str, ...] | None = None  # None: all
     rounds_late: dict[str, int] = field(default_factory=dict)
@@ -380,6 +386,7 @@ class UpdateValidator:
         Updates stream as long as none has to wait for the others. From the first one that has to,
         all wait in `spool`, so that their order, and with it the bytes of the result, remains.
         """
+        self.guard.start_round(self.payload, self.method.uploads)
         pending_facts = []
         for reply in replies:
             self.observer.on_site_done(self.payload.round, reply)
@@ -405,35 +412,70 @@ class UpdateValidator:
         update = self._check(reply)
         old_payload = reply.late_to
         if old_payload is None:
-            return update, self.guard.examine(update, self.payload.weights)
+            return update, self.guard.examine(update)
         bound = self.experiment.config.federation.staleness
         check_lateness(self.method, old_payload, self.payload, bound)
-        facts = self.guard.examine(update, old_payload.weights)
+        facts = self.guard.examine(update, old_payload)
         rounds = self.payload.round - old_payload.round
         weight = late_weight(rounds)
         self.rounds_late[reply.site] = rounds
         update = rebase(update, old_payload.weights, self.payload.weights, weight)
-        return self.method.trim_late(update), replace(facts, norm=weight * facts.norm)
+        return self.method.trim_late(update), facts.discounted(weight)
 
     def _judge(self, pending_facts: Sequence[UpdateFacts], spool: UpdateSpool) -> Iterator[Update]:
         """The usable ones among the updates that had to wait."""
         positions = []
+        factors: dict[int, dict[str, float]] = {}
         for position, facts in enumerate(pending_facts):
             round_facts = [item for item in self.facts if item is not facts]
             try:
-                self.guard.judge(facts, round_facts)
+                factors[position] = self.guard.judge(facts, round_facts)
                 positions.append(position)
             except UpdateError as error:
                 self._refuse(facts.site, error)
-        model: Arrays | None = None
         if self.rule.needs_all:
-            model = combine_models(self.rule, spool, positions, self.payload.weights)
+            yield from self._combine(positions, spool)
+            return
         for position in positions:
+            update, facts = spool.update(position), pending_facts[position]
+            if factors[position]:
+                update, facts = self._scale(update, facts, factors[position])
+            yield self._use(update, self._bound(update, facts))
+
+    def _scale(
+        self, update: Update, facts: UpdateFacts, factors: Mapping[str, float]
+    ) -> tuple[Update, UpdateFacts]:
+        """The update with changes of the usual norm; the guard remembers it like this."""
+        times = ", ".join(f"{1.0 / factor:.1f}" for factor in factors.values())
+        self.observer.on_message(
+            f"round {self.payload.round + 1}: the change of {update.site} is scaled down to the"
+            f" usual norm: it was {times} times as large"
+        )
+        self.scaled_sites[update.site] = min(factors.values())
+        scaled_facts = facts.scaled(factors)
+        self.facts[self.facts.index(facts)] = scaled_facts
+        for part, factor in factors.items():
+            update = self._scale_part(update, part, factor)
+        return update, scaled_facts
+
+    def _scale_part(self, update: Update, part: str, factor: float) -> Update:
+        if part == MODEL:
+            weights = scale_change(update.weights, self.payload.weights, factor)
+            return replace(update, weights=weights)
+        names = averaged_extras(self.method.uploads, update.extras)
+        values = {name: update.extras[name] for name in names}
+        reference = received_arrays(self.payload, part, values)
+        return replace(update, extras={**update.extras, **scale_change(values, reference, factor)})
+
+    def _combine(self, positions: Sequence[int], spool: UpdateSpool) -> Iterator[Update]:
+        """The updates with the model and the extras that the rule makes of all of them."""
+        model = combine_models(self.rule, spool, positions, self.payload.weights)
+        extras = combine_extras(
+            self.rule, spool, positions, self.method.uploads, self.payload.extras
+        )
+        for position, result in zip(positions, extras, strict=True):
             update = spool.update(position)
-            if model is None:
-                yield self._use(update, self._bound(update, pending_facts[position]))
-            else:
-                yield self._use(update, replace(update, weights=model))
+            yield self._use(update, replace(update, weights=model, extras=result))
 
     def _can_stream(self) -> bool:
         needs_level = self.rule.needs_level and self.guard.level() is None
@@ -443,21 +485,28 @@ class UpdateValidator:
         """The update with its change scaled down, if the rule says so."""
         if not self.rule.needs_level:
             return update
-        level = self.guard.level()
-        if level is None:  # the first round: all sites have answered
-            norms = [item.norm for item in self.facts if item.norm > 0.0]
-            level = lower_median(norms) if norms else 0.0
-        factor = self.rule.bound_change(facts.norm, level)
-        if factor == 1.0:
-            return update
-        weights = scale_change(update.weights, self.payload.weights, factor)
-        return replace(update, weights=weights)
+        for part, part_facts in facts.parts.items():
+            factor = self.rule.bound_change(part_facts.norm, self._level(part))
+            if factor < 1.0:
+                update = self._scale_part(update, part, factor)
+        return update
+
+    def _level(self, part: str) -> float:
+        """The usual norm of a change; in the first round, when all sites have answered."""
+        level = self.guard.level(part)
+        if level is not None:
+            return level
+        norms = [item.parts[part].norm for item in self.facts if part in item.parts]
+        nonzero_norms = [norm for norm in norms if norm > 0.0]
+        return lower_median(nonzero_norms) if nonzero_norms else 0.0
 
     def _use(self, update: Update, result: Update) -> Update:
         """Write down what the site sent; `result` is what the method gets of it."""
         self.bytes_up += num_bytes(update.weights) + num_bytes(update.extras)
         self.drift.append(stability(self.payload.weights, update.weights, self.trainable))
         values = {**_loggable_extras(update), **self.simulation_metrics[update.site]}
+        if update.site in self.scaled_sites:
+            values["scaled_down"] = self.scaled_sites[update.site]
         rounds_late = self.rounds_late.get(update.site)
         if rounds_late is not None:
             values["rounds_late"] = rounds_late
@@ -474,6 +523,8 @@ class UpdateValidator:
         self.observer.on_message(f"round {self.payload.round + 1}: {site} is left out: {reason}")
         if is_blamed(error):
             self.blame.append(site)
+        if error.code == REVERSAL_CODE:
+            self.reversed_sites.append(site)
 
     def _check(self, reply: Reply) -> Update:
         update = reply.update
@@ -488,6 +539,8 @@ class UpdateValidator:
                 fix="let every site answer only for itself",
             )
         check_update(update, self.payload.weights, self.method.uploads, self.experiment.dims)
+        if reply.memory_since is not None:
+            self.guard.check_memory(reply.site, reply.memory_since)
         return update
 
     def check_quorum(self) -> None:
@@ -502,8 +555,8 @@ class UpdateValidator:
             "round.quorum-not-reached",
             f"round {self.payload.round + 1}: {len(self.sites)} of {len(names)} sites sent a usable"
             f" update, but {quorum} are needed; the first problem is at {site}: {reason}",
-            fix="fix this site and the others named in the log, then"
-            f" {_resume_command(self.experiment.config)}; finished rounds are kept",
+            fix="fix this site and the others named in the log, then run `fedgsca resume`;"
+            " finished rounds are kept",
         )
 
     def check_aggregate(self, state: ServerState) -> None:
@@ -523,20 +576,15 @@ class UpdateValidator:
     def end_round(self) -> None:
         """Let the guard remember the round, and report sites that are put aside from now on."""
         excluded_sites = self.guard.sites_put_aside()
-        self.guard.remember(self.payload.round, self.facts, self.sites.keys(), self.blame)
+        self.guard.remember(
+            self.payload.round, self.facts, self.sites.keys(), self.blame, self.reversed_sites
+        )
         for site in self.guard.sites_put_aside():
             if site not in excluded_sites:
                 self.observer.on_message(
                     f"{site} is put aside from round {self.payload.round + 2} on; "
                     f"`fedgsca readmit` lets it take part again"
                 )
-
-
-def _resume_command(config: Config) -> str:
-    """How the run is continued, where it runs."""
-    if config.data.source == SITES_SOURCE:
-        return "run ./run.sh of the coordinator's kit again"
-    return "run `fedgsca resume`"
 
 
 def quorum_of(config: Config, sites: int) -> int:

@@ -61,6 +61,7 @@ _HEAD_EXTRAS = {
         optional=True,
         low=-1e4,
         high=1e4,
+        vote="mean",
         off_under_privacy=True,
     ),
     "evidence.bias": Extra(
@@ -69,6 +70,7 @@ _HEAD_EXTRAS = {
         optional=True,
         low=-1e4,
         high=1e4,
+        vote="mean",
         off_under_privacy=True,
     ),
 }
@@ -82,6 +84,7 @@ UPLOADS: Mapping[str, Extra] = {
         optional=True,
         low=0,
         nan=True,
+        per_image=(0.0, holdout.MAX_HOLDOUT_FACTOR),
         off_under_privacy=True,
     ),
     "evidence.log_likelihoods": Extra(
@@ -90,6 +93,9 @@ UPLOADS: Mapping[str, Extra] = {
         optional=True,
         high=0,
         nan=True,
+        # no honest mean over images is lower for all powers
+        per_image=(-30.0 * holdout.MAX_HOLDOUT_FACTOR * len(POWERS), 0.0),
+        vote="median",
         off_under_privacy=True,
     ),
     "evidence.training_counts": Extra(
@@ -98,6 +104,7 @@ UPLOADS: Mapping[str, Extra] = {
         optional=True,
         low=0,
         nan=True,
+        per_image=(0.0, holdout.MAX_HOLDOUT_FACTOR),
         off_under_privacy=True,
     ),
 }
@@ -128,6 +135,8 @@ _COPIED_ATTRIBUTES = (
     "order",
     "head",
     "passes",
+    "first_round_spread",
+    "response_slack",
     "logged",
     "late",
     "Options",
