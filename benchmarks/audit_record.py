@@ -6,7 +6,7 @@ The true labels are stored beside them.
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -84,8 +84,8 @@ class Recorder:
         self.probs: dict[str, list[np.ndarray]] = {name: [] for name in runner.experiment.sites}
         self.posterior: dict[str, list[np.ndarray]] = {name: [] for name in runner.experiment.sites}
 
-    def exchange(self, payload: Payload) -> Iterator[Reply]:
-        for name in sorted(self.probs):
+    def exchange(self, payload: Payload, sites: Sequence[str] | None = None) -> Iterator[Reply]:
+        for name in sorted(self.probs if sites is None else sites):
             site = self.runner.site(name)
             site.load(payload.weights)
             self.probs[name].append(evaluate_site(site).probs.astype(np.float32))

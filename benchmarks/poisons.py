@@ -78,6 +78,57 @@ for _name, _factor in {
     _add_scaling(_name, _factor)
 
 
+def _add_late_scaling(name: str, factor: float) -> None:
+    @_poison(name)
+    def scale(liar: Liar) -> Update:
+        return _scaled_change(liar, factor) if len(liar.earlier) >= _HONEST_ROUNDS else liar.update
+
+
+_HONEST_ROUNDS = 4
+for _name, _factor in {
+    "change x -2 from round 5": -2.0,
+    "change x -5 from round 5": -5.0,
+}.items():
+    _add_late_scaling(_name, _factor)
+
+
+@_poison("reversed and pulled back")
+def _hidden_reversal(liar: Liar) -> Update:
+    """The change times -1, and a pull towards zero that makes the response negative again."""
+    received = liar.payload.weights
+    return _map_floats(
+        liar.update,
+        lambda name, value: received[name] - (value - received[name]) - 0.5 * received[name],
+    )
+
+
+@_poison("x -5 in every second round")
+def _alternate(liar: Liar) -> Update:
+    return _scaled_change(liar, -5.0) if len(liar.earlier) % 2 else liar.update
+
+
+@_poison("the same push")
+def _same_push(liar: Liar) -> Update:
+    """In every round the reversed change of its second round, twice as large.
+
+    A change does not depend on the model then, so it has no response.
+    """
+    if len(liar.earlier) < 2:
+        return liar.update
+    # both updates begin at models that are near each other: their difference is a direction
+    first, second = liar.earlier[0].weights, liar.earlier[1].weights
+    received = liar.payload.weights
+    return _map_floats(
+        liar.update, lambda name, value: received[name] - 2.0 * (second[name] - first[name])
+    )
+
+
+@_poison("change x 3.5")
+def _below_the_limit(liar: Liar) -> Update:
+    """Just below what the guard scales down."""
+    return _scaled_change(liar, 3.5)
+
+
 @_poison("weights x 100", crude=True)
 def _weights_times_hundred(liar: Liar) -> Update:
     return _map_floats(liar.update, lambda name, value: value * 100.0)
@@ -216,6 +267,35 @@ def _reversed_head(liar: Liar) -> Update:
         liar.update,
         lambda name, value: value[::-1].copy() if name.startswith("head.") else value,
     )
+
+
+@_poison("extras x -5")
+def _reversed_extras(liar: Liar) -> Update:
+    """Honest weights; the change of evidence heads and of FedGP's graph network times -5."""
+    extras = dict(liar.update.extras)
+    for name in extras:
+        if _is_averaged(name):
+            value = extras[name]
+            received = liar.payload.extras.get(name, np.zeros_like(value))
+            extras[name] = np.asarray(received - 5.0 * (value - received), dtype=value.dtype)
+    return replace(liar.update, extras=extras)
+
+
+@_poison("statistics x 100")
+def _large_statistics(liar: Liar) -> Update:
+    """Honest weights; selector, class losses, LID, masses, counts and centroids times 100."""
+    extras = dict(liar.update.extras)
+    for name, value in extras.items():
+        if np.asarray(value).dtype.kind == "f" and not _is_averaged(name):
+            extras[name] = np.asarray(np.clip(100.0 * value, -1e8, 1e8), dtype=value.dtype)
+    for name in ("noise_level", "noisy", "trains"):  # they must stay within 0 and 1
+        if name in extras:
+            extras[name] = np.clip(extras[name], 0.0, 1.0)
+    return replace(liar.update, extras=extras)
+
+
+def _is_averaged(name: str) -> bool:
+    return name in ("evidence.weight", "evidence.bias") or name.startswith("gnn_")
 
 
 # Poisons of the data, not of the update: site -> noise specification of the liar.

@@ -8,13 +8,14 @@ backbone, 12 rounds, seed 0; four sites with the noises 0, S40, P20 and C20, of 
 or ten sites with S20, of which the last three lie. "off" is the mean without the guard; all rules
 run with the guard. `honest` is a run without liars, and in `absent` the liars do not answer. Scenes
 other than 1/4 and 3/10 are honest runs on non-identical sites: "dirichlet-0.1", "dirichlet-0.5" and
-"group".
+"group". Evidence heads are on for FedGSCA, which uses them, and for the poison "extras x -5".
 Finished cells are read from FILE, so the same call continues an interrupted study.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -24,17 +25,28 @@ from pathlib import Path
 from benchmarks.poisons import LABEL_POISONS, POISONS, Liar
 from fedgsca.config import Config, Tree, build, merge
 from fedgsca.engine.base import Reply
-from fedgsca.engine.local import SiteRunner, open_runner
+from fedgsca.engine.local import SiteRunner
 from fedgsca.engine.rounds import run
 from fedgsca.errors import FedgscaError
 from fedgsca.experiment.run_folder import read_rounds
+from fedgsca.experiment.simulation import Experiment, prepare
+from fedgsca.methods.compose import compose_method
 from fedgsca.support.files import write_atomic
 from fedgsca.wire import Payload, Update
 
 HONEST = "honest"
 ABSENT = "absent"
 ROUNDS = 12
-RULES = ("off", "mean", "norm-bound", "median", "trimmed-mean", "geometric-median", "krum")
+RULES = (
+    "off",
+    "mean",
+    "norm-bound",
+    "median",
+    "trimmed-mean",
+    "geometric-median",
+    "krum",
+    "multi-krum",
+)
 SCENES: dict[str, Tree] = {
     "1/4": {"data": {"sites": 4}, "noise": {"spec": "0-S40-P20-C20"}},
     "3/10": {"data": {"sites": 10}, "noise": {"spec": "S20"}, "aggregation": {"liars": 3}},
@@ -54,8 +66,8 @@ class LyingEngine:
     poison: str
     earlier: dict[str, list[Update]] = field(default_factory=dict)
 
-    def exchange(self, payload: Payload) -> Iterator[Reply]:
-        names = sorted(self.runner.experiment.sites)
+    def exchange(self, payload: Payload, sites: Sequence[str] | None = None) -> Iterator[Reply]:
+        names = sorted(self.runner.experiment.sites if sites is None else sites)
         replies = {name: self.runner.run_round(name, payload) for name in names}
         others = []
         for name in names:
@@ -90,6 +102,8 @@ def make_config(method: str, scene: str, rule: str, poison: str) -> Config:
         "federation": {"keep_losses": False},
     }
     tree = merge(tree, SCENES[scene])
+    if method != "fedgsca" and poison != "extras x -5":
+        tree = merge(tree, {"evidence": {"enabled": False}})
     if poison in LABEL_POISONS:
         tree = merge(tree, {"noise": {"spec": _liar_noise(scene, LABEL_POISONS[poison])}})
     settings = {"guard": rule != "off", "rule": "mean" if rule == "off" else rule}
@@ -103,17 +117,37 @@ def _liar_noise(scene: str, kind: str) -> str:
     return "-".join([*["S20"] * 7, *[kind] * 3])
 
 
+def _data_config(config: Config) -> str:
+    """What the images and labels of the sites depend on."""
+    tree = config.to_tree()
+    keys = ("data", "noise", "model", "seed", "train")
+    return json.dumps({key: tree[key] for key in keys if key in tree}, sort_keys=True)
+
+
+@functools.lru_cache(maxsize=8)
+def _prepared(tree_text: str) -> Experiment:
+    """The sites with their data: the same for all methods and rules."""
+    return prepare(build(json.loads(tree_text)))
+
+
+def prepare_once(config: Config) -> Experiment:
+    """The experiment; its data are prepared once for all methods, rules and lies."""
+    return replace(_prepared(_data_config(config)), config=config)
+
+
 def run_cell(method: str, scene: str, rule: str, poison: str) -> dict[str, object]:
     """Macro F1 (mean of the last five rounds) and how many updates of whom were left out."""
     config = make_config(method, scene, rule, poison)
     liars = LIARS.get(scene, ()) if poison != HONEST else ()
+    experiment = prepare_once(config)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name) / "run"
-        engine = LyingEngine(open_runner(config, folder), liars, poison)
+        runner = SiteRunner(experiment, compose_method(config), folder)
+        engine = LyingEngine(runner, liars, poison)
         f1: float | None = None
         error = ""
         try:
-            result = run(config, folder, engine=engine)
+            result = run(config, folder, engine=engine, experiment=experiment)
             f1 = None if result is None else result.f1
         except FedgscaError as problem:
             error = problem.code
@@ -162,14 +196,15 @@ def main() -> None:
     cells: dict[str, dict[str, object]] = {}
     if options.out.exists():
         cells = json.loads(options.out.read_text())
-    for method in options.methods.split(","):
-        for scene in options.scenes.split(","):
+    for scene in options.scenes.split(","):
+        for method in options.methods.split(","):
             poisons = options.poisons.split(",") if scene in LIARS else [HONEST]
             for poison in poisons:
                 for rule in options.rules.split(","):
                     key = "|".join((method, scene, rule, poison))
                     if key not in cells:
                         cells[key] = run_cell(method, scene, rule, poison)
+                        print(key, cells[key], flush=True)
                         write_atomic(options.out, json.dumps(cells, indent=1).encode())
     print_tables(cells)
 

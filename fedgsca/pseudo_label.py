@@ -22,6 +22,7 @@ from typing import Literal
 import numpy as np
 
 Average = Literal["literal", "per_class"]
+UnseenClass = Literal["zeta", "zero"]
 
 
 def noise_level(clean: np.ndarray) -> float:
@@ -40,15 +41,23 @@ def is_noisy_client(clean: np.ndarray, threshold: float = 0.1) -> bool:
 
 
 def class_thresholds(
-    probs: np.ndarray, clean: np.ndarray, *, base: float = 0.8, average: Average = "literal"
+    probs: np.ndarray,
+    clean: np.ndarray,
+    *,
+    base: float = 0.8,
+    average: Average = "literal",
+    unseen: UnseenClass = "zeta",
 ) -> np.ndarray:
     """(C,): zeta_c (Eq. 10), `base` (zeta_0) for the class with the highest Avg_c, else lower.
 
     Avg_c (Eq. 9) sums the confidence m_i of the clean samples that are predicted as c. "literal"
     divides by the number of all clean samples, as printed: rare classes get very low thresholds.
     "per_class" divides by the number of those predicted as c, as the words "average confidence for
-    each class" say. A class that is never predicted on clean samples gets `base`: the literal 0
-    would accept any guess for the very class without any evidence.
+    each class" say.
+
+    A class that is never predicted on clean samples has Avg_c = 0. Eq. 10 as printed gives it the
+    threshold 0 (`unseen="zero"`), which accepts any guess for the very class without any evidence;
+    "zeta" gives it `base`. Without any clean sample Eq. 10 is 0 / 0, and all classes get `base`.
     """
     num_classes = probs.shape[1]
     confidence = probs.max(axis=1)[clean].astype(np.float64)  # m_i of D^c
@@ -63,7 +72,7 @@ def class_thresholds(
         raise ValueError(f"unknown average {average!r}: use literal or per_class")
     if prediction.size == 0:
         return np.full(avg.shape, base)
-    return np.where(count > 0, base * (avg / avg.max()), base)
+    return np.where(count > 0, base * (avg / avg.max()), base if unseen == "zeta" else 0.0)
 
 
 def assign(

@@ -100,6 +100,9 @@ def fit_selector(
     init: Selector | None = None,
     *,
     var_floor: float = 0.25,
+    min_gap: float = MIN_GAP,
+    second_start: bool = True,
+    validity_test: bool = True,
     max_steps: int = 100,
     tol: float = 1e-4,
 ) -> Selector | None:
@@ -112,20 +115,28 @@ def fit_selector(
     wins. `var_floor` (nats squared) bounds both variances from below: without it the clean
     component collapses onto the spike at loss 0, and a third of the correct labels count as noisy.
     It must be a bound. *Added* to the variances in every step, as mixture libraries do, it merges
-    two modes that are a nat and a half apart.
+    two modes that are a nat and a half apart. `min_gap` is the smallest distance of two means.
+
+    The paper starts only at S (`second_start=False`; without S, at the data) and tests nothing
+    (`validity_test=False`; only an empty site and losses that are not finite have no fit).
     """
     x = np.asarray(losses, dtype=np.float64)
-    if x.size < MIN_SAMPLES or not np.isfinite(x).all() or x.std() < MIN_SPREAD:
+    if x.size == 0 or not np.isfinite(x).all():
+        return None
+    if validity_test and (x.size < MIN_SAMPLES or x.std() < MIN_SPREAD):
         return None
     low, high = np.quantile(x, [0.25, 0.9])
-    starts = [Selector((float(low), float(high)), (float(x.var()), float(x.var())), (0.7, 0.3))]
-    if init:
-        starts.insert(0, init)
     floor = max(var_floor, 1e-12)
+    spread = max(float(x.var()), floor)
+    starts = [Selector((float(low), float(high)), (spread, spread), (0.7, 0.3))]
+    if init:
+        starts = [init, *starts] if second_start else [init]
     fits = [_maximise_likelihood(x, start, floor, max_steps, tol) for start in starts]
     # max takes the first of equals: the fit that started at S
     fit = max(fits, key=lambda candidate: candidate.log_likelihood).selector
-    return fit if _has_two_modes(fit, x.size) else None
+    if not np.isfinite(fit.to_array()).all():
+        return None
+    return fit if not validity_test or _has_two_modes(fit, x.size, min_gap) else None
 
 
 class _Fit(NamedTuple):
@@ -181,12 +192,10 @@ def _log_joint(
     return joint
 
 
-def _has_two_modes(fit: Selector, num_samples: int) -> bool:
-    """Finite numbers, both components with at least two samples, and means that differ."""
-    if not np.isfinite(fit.to_array()).all():
-        return False
+def _has_two_modes(fit: Selector, num_samples: int, min_gap: float) -> bool:
+    """Both components have at least two samples, and their means differ."""
     least_weight = max(2.0 / num_samples, 0.005)
-    return min(fit.weight) >= least_weight and fit.mean[1] - fit.mean[0] >= MIN_GAP
+    return min(fit.weight) >= least_weight and fit.mean[1] - fit.mean[0] >= min_gap
 
 
 # ---- Eq. 4: the global selector ----

@@ -17,6 +17,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Literal
 
 import numpy as np
 
@@ -31,6 +32,8 @@ SMALLEST_GROUP = 5
 # the only metadata key of our safetensors: the library writes several in an order that changes
 # from process to process
 METADATA_KEY = "fedgsca"
+# of extras of which the server takes the mean
+_MEAN_TYPES = (np.dtype(np.float32), np.dtype(np.float64))
 # problems of an update that are printed
 _MAX_PROBLEMS = 3
 
@@ -58,6 +61,12 @@ class Extra:
     # and the function that makes the noised numbers meaningful again (sorted, summing to one). An
     # extra with neither bounds nor diagnostic keeps its method from running under `privacy`.
     bounds: tuple[tuple[float, float], ...] | None = None
+    # What an aggregation rule does with it (docs/robustness.md). "mean": the server takes the mean
+    # over the sites, so rule and guard treat it like weights; "median": it is replaced by the
+    # median over the sites; "clip": it is moved to within six median deviations of the median.
+    vote: Literal["", "mean", "median", "clip"] = ""
+    # smallest and largest sum along the last axis, for each image of the site
+    per_image: tuple[float, float] | None = None
     # belongs to a part that is off under `privacy`
     off_under_privacy: bool = False
     finish: Callable[[np.ndarray], np.ndarray] | None = None
@@ -147,6 +156,9 @@ def check_extras(
 def _extra_problem(value: np.ndarray, extra: Extra, dims: Mapping[str, int]) -> str | None:
     if value.dtype.kind not in "fiub":
         return f"type {value.dtype}, which is not a number"
+    if extra.vote == "mean" and value.dtype not in _MEAN_TYPES:
+        # the mean has the type of the first site: an integer or half a float would spoil it
+        return f"type {value.dtype}, but its mean needs float32 or float64"
     shape = extra.resolve(dims)
     if value.shape != shape:
         return f"shape {value.shape}, but {extra.shape} = {shape} is declared"

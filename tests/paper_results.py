@@ -73,7 +73,7 @@ def table(
     return TableResult(
         name=name,
         title="Kvasir-Capsule, extreme symmetric noise",
-        paper_caption="Table 2",
+        paper_caption="Table 4",
         dataset="Kvasir-Capsule",
         data="pathmnist_small" if scale == "mini" else "kvasir-capsule",
         scale=scale,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -176,10 +176,10 @@ class FaultyEngine:
     replies: list[Reply] = field(default_factory=list)
     _runner: SiteRunner | None = None
 
-    def exchange(self, payload: Payload) -> Iterator[Reply]:
+    def exchange(self, payload: Payload, sites: Sequence[str] | None = None) -> Iterator[Reply]:
         self._runner = self._runner or open_runner(self.config, self.folder)
         self.payloads.append(payload)
-        for name in sorted(self._runner.experiment.sites):
+        for name in sorted(self._runner.experiment.sites if sites is None else sites):
             if self.absent.get(payload.round) == name:
                 continue
             reply = self.change(payload.round, self._runner.run_round(name, payload))

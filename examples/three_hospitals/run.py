@@ -167,7 +167,7 @@ def describe_changes(record: RoundRecord, absent: set[str]) -> list[str]:
     remarks = []
     for name in NOISE:
         if name not in record.sites:
-            reason = record.refusals[name].partition(" — ")[0]
+            reason = record.refusals[name].partition(" (")[0]
             remarks.append(f"without {name}: {reason}")
     for name in NOISE:
         if name in record.sites and name in absent:

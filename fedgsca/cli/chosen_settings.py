@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -50,26 +51,29 @@ def complete_tree(tree: Tree, noises: tuple[str, ...] = (), *, quiet: bool) -> T
     return merge(choice.tree, tree)
 
 
-def announce(config: Config, runs: int = 1) -> None:
-    """Print at which size a frozen backbone sees the images, and the estimated time."""
+def announce(configs: Sequence[Config], jobs: int = 1) -> None:
+    """Print at which size a frozen backbone sees the images, and the estimated time of all runs."""
     from fedgsca.engine.progress import display
-    from fedgsca.engine.time_estimate import estimate_time
+    from fedgsca.engine.time_estimate import estimate_time, measure_speed
     from fedgsca.experiment.choose_settings import describe_frozen
     from fedgsca.experiment.data_source import load_table
 
+    config = configs[0]
     with display(quiet=False):
         table = load_table(config)
+    speed = measure_speed(config, table)
     text = describe_frozen(config, table.images.shape[1])
     if text is not None:
         print_note(text, None)
-    estimate = estimate_time(config, table)
-    total = estimate.features + runs * estimate.rounds * estimate.per_round
+    estimates = [estimate_time(experiment, table, speed) for experiment in configs]
+    rounds = sum(estimate.rounds * estimate.per_round for estimate in estimates)
+    total = estimates[0].features + rounds / min(jobs, len(configs))
     if total < _WORTH_SAYING:
         return
-    if runs > 1:
-        print_note(f"estimated time: about {duration(total)} for {runs} runs", None)
+    if len(configs) > 1:
+        print_note(f"estimated time: about {duration(total)} for {len(configs)} runs", None)
     else:
-        print_note(estimate.describe(), None)
+        print_note(estimates[0].describe(), None)
 
 
 def _is_started(out: Path, config: Config) -> bool:

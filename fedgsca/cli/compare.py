@@ -144,7 +144,7 @@ def compare(
         _explain_plan(plan)
         open_cells = [cell for cell in plan.cells() if not _is_finished(folder, cell)]
         if open_cells:
-            announce(open_cells[0].config, len(open_cells))
+            announce([cell.config for cell in open_cells], jobs)
     run_comparison(plan, folder, jobs=jobs, quiet=quiet, as_json=as_json)
 
 

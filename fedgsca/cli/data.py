@@ -25,6 +25,7 @@ Root = Annotated[
         help="its folder, if SOURCE is only the name of a data set: kvasir, odir or chaoyang"
     ),
 ]
+NewFolder = Annotated[Path, typer.Argument(help="a folder that does not exist yet")]
 Split = Annotated[
     str | None,
     typer.Option("--split", help="as data.split: fedgp, frame, video, official-0, published, ..."),
@@ -241,6 +242,19 @@ def _site_text(report: SourceReport, name: str) -> str:
     if published_count in (None, count):
         return f"{name} ({count})"
     return f"{name} ({count}, published {published_count} !)"
+
+
+@group.command("example")
+def example(folder: NewFolder) -> None:
+    """Write a folder of artificial images with some wrong labels, to try the commands on."""
+    from fedgsca.data.example_folder import NUM_TEST, NUM_TRAIN, write_example_folder
+
+    num_wrong = write_example_folder(folder)
+    print_line(
+        f"{NUM_TRAIN + NUM_TEST} artificial images and labels.csv in {folder};"
+        f" {num_wrong} of {NUM_TRAIN} training labels are wrong"
+    )
+    print_line(f"next    fedgsca data check {folder}")
 
 
 @group.command("sheet")

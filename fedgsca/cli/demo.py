@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -55,6 +56,7 @@ def demo(
         _introduce(plan)
     result = run_comparison(plan, out, jobs=jobs, quiet=quiet, as_json=as_json)
     sheet = write_demo_sheet(plan, out)
+    _write_run_report(out, seed)
     if has_text:
         print_line(f"images  {sheet}")
         _conclude(result, out, seed)
@@ -92,8 +94,6 @@ def _noise_text(noise: SiteNoise) -> str:
 
 
 def _conclude(result: ComparisonResult, out: Path, seed: int) -> None:
-    from fedgsca.grid.demo_plan import NOISE
-
     scores = {cell.method: cell.f1 for cell in result.comparison.cells}
     gain = scores["fedgsca"] - scores["fedavg"]
     change = "more" if gain >= 0 else "less"
@@ -103,10 +103,36 @@ def _conclude(result: ComparisonResult, out: Path, seed: int) -> None:
         "bold",
     )
     page = out / "report.html"
-    run = out / "cells" / f"fedgsca-{NOISE}-s{seed}"
     print_line("Try next:")
     print_line(f"  {_open_command(page)}    look at the report")
-    print_line(f"  fedgsca audit {run}    list the labels that are probably wrong")
+    print_line(
+        f"  {_program()} audit {_fedgsca_run(out, seed)}    list the labels that are probably wrong"
+    )
+
+
+def _fedgsca_run(out: Path, seed: int) -> Path:
+    from fedgsca.grid.demo_plan import NOISE
+
+    return out / "cells" / f"fedgsca-{NOISE}-s{seed}"
+
+
+def _write_run_report(out: Path, seed: int) -> None:
+    """The report of FedGSCA's run, and once more that of the comparison, which then links it."""
+    from fedgsca.report.html_page import write_report
+
+    run = _fedgsca_run(out, seed)
+    if not (run / "report.html").exists():
+        write_report(run)
+        write_report(out)
+
+
+def _program() -> str:
+    """How this program is called in the user's shell: `make demo` does not activate .venv."""
+    program = Path(sys.argv[0])
+    if program.name != "fedgsca" or shutil.which("fedgsca") is not None:
+        return "fedgsca"
+    is_near = program.is_absolute() and program.is_relative_to(Path.cwd())
+    return str(program.relative_to(Path.cwd()) if is_near else program)
 
 
 def _open_command(page: Path) -> str:

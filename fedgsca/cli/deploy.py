@@ -205,12 +205,18 @@ def _show_status(status: DeploymentStatus) -> None:
     age = ""
     if status.silent is not None:
         age = f"; last sign of life {duration(status.silent)} ago"
-    print_line(f"{status.state}{age}", "bold")
+    state, _, fix = status.state.partition("\n")  # a run that stopped has a second line
+    print_line(f"{state}{age}", "bold")
+    if fix:
+        print_line(fix)
     print_line(f"round {status.round} of {status.rounds} done, last F1 {number(status.f1)}")
     rows = []
     for site in status.sites:
         seconds = DASH if site.seconds is None else duration(site.seconds)
-        rows.append([site.site, site.state, site.since, seconds])
-    print_table(make_table(["site", "state", "since", "for"], rows, text_columns=3))
+        usual = DASH if site.usual is None else duration(site.usual)
+        timeout = DASH if site.timeout is None else duration(site.timeout)
+        rows.append([site.site, site.state, site.since, seconds, usual, timeout])
+    head = ["site", "state", "since", "for", "usual", "time-out"]
+    print_table(make_table(head, rows, text_columns=3))
     for message in status.messages[-5:]:
         print_line(message, "dim")

@@ -19,6 +19,14 @@ from fedgsca.support.text import did_you_mean, one_line
 
 BUG_EXIT_CODE = 70  # EX_SOFTWARE
 _MAX_PATH_TEXT = 200  # characters of a path in a message
+# options of other programs: what to write here
+_OTHER_OPTIONS = {
+    **dict.fromkeys(("--gpu", "--cuda"), "--device cuda"),
+    **dict.fromkeys(("--lr", "--learning-rate"), "--set train.lr=0.01"),
+    **dict.fromkeys(("--batch-size", "--batch"), "--set train.batch_size=32"),
+    "--epochs": "--rounds, or --set train.epochs=2 for epochs within a round",
+    "--output": "--out",
+}
 
 
 def show_error(error: FedgscaError, *, as_json: bool) -> int:
@@ -57,7 +65,7 @@ def from_click(error: click.ClickException) -> FedgscaError:
     unknown_command = re.match(r"No such command '(.*?)'", message)
     if isinstance(error, click.NoSuchOption):
         message = f"{command} has no option {error.option_name}"
-        hint = did_you_mean(error.option_name, _option_names(context))
+        hint = _option_hint(error.option_name, _option_names(context))
     elif unknown_command is not None:
         message = f"{command} has no command {unknown_command[1]}"
         hint = did_you_mean(unknown_command[1], _command_names(context))
@@ -66,6 +74,14 @@ def from_click(error: click.ClickException) -> FedgscaError:
         f"invalid command line: {message.rstrip('.')}",
         fix=f"{hint}run `{command} --help` to see how it is used",
     )
+
+
+def _option_hint(name: str, names: list[str]) -> str:
+    """The beginning of a fix for an unknown option of a command that has these."""
+    option = _OTHER_OPTIONS.get(name, "")
+    if option.partition(" ")[0].rstrip(",") in names:
+        return f"use {option}; or "
+    return did_you_mean(name, names)
 
 
 def from_permission_error(error: PermissionError) -> FedgscaError:

@@ -139,6 +139,7 @@ def measure_wire(config: Config) -> WireMeasurement:
 def _deployment_items(dims: Mapping[str, int]) -> tuple[DeploymentItem, ...]:
     items = [
         DeploymentItem("seconds", (), "how long the site worked"),
+        DeploymentItem("memory_since", (), "the round in which the site's own memory begins"),
         DeploymentItem("error", None, "if something fails: one sentence on the kind of failure"),
     ]
     for name, extra in TEST_UPLOADS.items():

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
+from xml.sax.saxutils import escape
 
 import typer
 
@@ -29,6 +31,10 @@ if TYPE_CHECKING:
 
 Spec = Annotated[
     str, typer.Argument(metavar="SPEC", help="S40 for every site, or one part each: 0-S40-P20-C20")
+]
+Picture = Annotated[
+    Path | None,
+    typer.Option("--picture", metavar="FILE.svg", help="draw the labels of every site"),
 ]
 _MAX_MATRIX_CLASSES = 16  # a larger matrix does not fit a screen
 
@@ -95,22 +101,23 @@ def preview(
     seed: Seed = None,
     config_file: ConfigFile = None,
     sets: Sets = None,
+    picture: Picture = None,
     as_json: Json = False,
 ) -> None:
     """Show the noise of every site, its transition matrix, and the realised rate on the data."""
     from fedgsca.cli.chosen_settings import make_run_config
     from fedgsca.experiment.simulation import prepare
+    from fedgsca.noise import fixed_sites
 
-    num_parts = spec.count("-") + 1
-    if sites is None and num_parts > 1 and config_file is None:
-        sites = num_parts
+    if sites is None and config_file is None:
+        sites = fixed_sites(spec)
     flags = ExperimentFlags(data=data, noise=spec, seed=seed, sites=sites)
     config = make_run_config(flags, config_file, sets, None, quiet=True)
     experiment = prepare(config)
     previews = [_preview_site(experiment, name) for name in experiment.sites]
     matrices: dict[str, list[list[float]]] = {}
     for name, noise in experiment.noise.items():
-        if not noise.definition.is_recorded:
+        if noise.has_matrix:
             matrix = matrix_of(experiment, name).tolist()
             # the same kind differs from site to site if it depends on the labels of the site
             is_new = matrices.setdefault(str(noise), matrix) != matrix
@@ -135,8 +142,16 @@ def preview(
     for name, matrix in matrices.items():
         if name != "0":
             _show_matrix(name, matrix, classes)
+    for site in previews:
+        if not site.noise.has_matrix and not site.noise.definition.is_recorded:
+            _show_realised(site, classes)
     for warning in experiment.warnings:
         print_note(warning)
+    if picture is not None:
+        from fedgsca.support.files import write_atomic
+
+        write_atomic(picture, draw_noise(spec, previews, classes).encode())
+        print_note(f"picture: {picture}", "green")
 
 
 def matrix_of(experiment: Experiment, site: str) -> np.ndarray:
@@ -145,7 +160,7 @@ def matrix_of(experiment: Experiment, site: str) -> np.ndarray:
 
     from fedgsca.experiment.label_noise import find_candidates
     from fedgsca.noise import transition_matrix
-    from fedgsca.noise.label_files import read_matrix
+    from fedgsca.noise.label_files import read_annotators, read_matrix
 
     config = experiment.config
     noise = experiment.noise[site]
@@ -156,8 +171,11 @@ def matrix_of(experiment: Experiment, site: str) -> np.ndarray:
     candidates = None
     if noise.needs_candidates:
         candidates = find_candidates(config, experiment.table)[0]
+    annotators = None
+    if noise.needs_annotators and config.noise.annotators:
+        annotators = read_annotators(config.noise.annotators, num_classes)
     class_counts = np.bincount(_true_labels(experiment, site), minlength=num_classes)
-    return transition_matrix(noise, num_classes, candidates, matrix, class_counts)
+    return transition_matrix(noise, num_classes, candidates, matrix, class_counts, annotators)
 
 
 def _true_labels(experiment: Experiment, site: str) -> np.ndarray:
@@ -174,7 +192,54 @@ def _preview_site(experiment: Experiment, name: str) -> NoisePreview:
     return NoisePreview(name, experiment.noise[name], counts)
 
 
-def _show_matrix(name: str, matrix: Sequence[Sequence[float]], classes: Sequence[str]) -> None:
+def _show_realised(site: NoisePreview, classes: Sequence[str]) -> None:
+    """The labels that were drawn, for noise that depends on the image and has no matrix."""
+    shares = []
+    for row in site.counts["counts"]:
+        shares.append([count / max(sum(row), 1) for count in row])
+    _show_matrix(f"{site.noise} at {site.site}", shares, classes, "labels as they were drawn")
+
+
+def draw_noise(spec: str, previews: Sequence[NoisePreview], classes: Sequence[str]) -> str:
+    """An SVG: for every site the shares of given labels (columns) per true class (rows)."""
+    cell = 14
+    gap = 30
+    width = cell * len(classes)
+    column = max(width, 170) + gap  # room for the title
+    per_row = min(len(previews), 4)
+    lines = []
+    for number, site in enumerate(previews):
+        x = gap + (number % per_row) * column
+        y = 60 + (number // per_row) * (width + 50)
+        title = f"{site.site}: {site.noise}, {percent(site.counts['rate'])} wrong"
+        lines.append(f'<text x="{x}" y="{y - 8}">{escape(title)}</text>')
+        for i, row in enumerate(site.counts["counts"]):
+            for j, count in enumerate(row):
+                share = count / max(sum(row), 1)
+                colour = "#2b6cb0" if i == j else "#c53030"
+                opacity = f"{share:.3f}" if share else "0.04"
+                lines.append(
+                    f'<rect x="{x + j * cell}" y="{y + i * cell}" width="{cell - 1}" '
+                    f'height="{cell - 1}" fill="{colour}" fill-opacity="{opacity}"/>'
+                )
+    num_rows = -(-len(previews) // per_row)
+    size = (gap + per_row * column, 60 + num_rows * (width + 50))
+    head = (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {size[0]} {size[1]}" '
+        f'width="{size[0]}" font-family="sans-serif" font-size="11">\n'
+        f'<rect width="100%" height="100%" fill="white"/>\n'
+        f'<text x="{gap}" y="24" font-size="14">{escape(spec)}: true class (row), given label '
+        "(column)</text>"
+    )
+    return "\n".join([head, *lines, "</svg>", ""])
+
+
+def _show_matrix(
+    name: str,
+    matrix: Sequence[Sequence[float]],
+    classes: Sequence[str],
+    kind: str = "transition matrix",
+) -> None:
     if len(classes) > _MAX_MATRIX_CLASSES:
         print_line(f"{name}: {len(classes)} classes are too many to show; use --json")
         return
@@ -183,4 +248,4 @@ def _show_matrix(name: str, matrix: Sequence[Sequence[float]], classes: Sequence
         cells = [f"{100 * probability:.3g}" for probability in probabilities]
         rows.append([label, *("·" if cell == "0" else cell for cell in cells)])
     header = ["true \\ given, %", *classes]
-    print_table(make_table(header, rows, title=f"{name}: transition matrix"))
+    print_table(make_table(header, rows, title=f"{name}: {kind}"))

@@ -62,7 +62,7 @@ Partition = Annotated[
     str | None,
     typer.Option(
         "--partition",
-        help="stratified, dirichlet, group or column; default: the site column, else whole"
+        help="stratified, dirichlet, missing, group or column; default: the site column, else whole"
         " groups (patients), else stratified",
         rich_help_panel=_EXPERIMENT_PANEL,
     ),

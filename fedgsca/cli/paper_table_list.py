@@ -12,7 +12,7 @@ class ExperimentSummary:
     """One experiment of the paper; the fields are those of `--json`."""
 
     command: str
-    paper: str  # "Table 2"
+    paper: str  # "Table 4"
     title: str
     rows: tuple[str, ...]
     settings: tuple[str, ...]

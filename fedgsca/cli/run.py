@@ -135,7 +135,7 @@ def run(
 
         explain_preset(config)
         if not (folder / "result.json").exists():
-            announce(config)
+            announce([config])
     run_and_report(
         config, folder, jobs=jobs, engine=engine, quiet=quiet, as_json=as_json, start=start
     )

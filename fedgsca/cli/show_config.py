@@ -30,6 +30,7 @@ from fedgsca.support.console import (
     make_table,
     print_json,
     print_line,
+    print_note,
     print_table,
     print_warning,
 )
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     from fedgsca.config import Config, Difference
 
 _COMMENT_COLUMN = 34
+PAPER_IMAGE_SIZE = 224  # pixels
 
 Diff = Annotated[
     str | None,
@@ -185,9 +187,28 @@ def explain_preset(config: Config) -> None:
     table = _difference_table(changes, f"preset {config.preset}", "default")
     console(stderr=True).print(table)
     changes_method = any(key.startswith(f"{config.method}.") for key, _, _ in changes)
-    if config.preset == "paper" and changes_method:
+    if changes_method:
         print_warning(
-            "preset paper takes the equations literally: no warm-up, no variance floor, no monotone"
-            " posterior, no guard. Networks trained from scratch perform badly with it;"
-            " The documentation of the method explains why."
+            f"preset {config.preset} takes the equations literally: no warm-up, no variance floor, "
+            "no monotone posterior, no test of the fits, no guard. Networks trained from scratch "
+            "perform badly with it. The documentation of the method explains why."
         )
+    for part in missing_protocol(config):
+        print_note(f"not the paper's protocol: {part}")
+
+
+def missing_protocol(config: Config) -> list[str]:
+    """The parts of the paper's protocol that differ in this run, with what to set, in words."""
+    parts = []
+    if config.model.name != "resnet50" or config.model.frozen:
+        model = f"frozen {config.model.name}" if config.model.frozen else config.model.name
+        parts.append(f"the network is {model}, the paper's is ResNet-50 (--preset paper-full)")
+    if config.data.image_size != PAPER_IMAGE_SIZE:
+        size = config.data.image_size or "as in the source"
+        parts.append(f"the image size is {size}, the paper's is 224 pixels (--preset paper-full)")
+    if config.model.weights is None:
+        parts.append(
+            "the initial weights are random, the paper's are LVM-Med's "
+            "(--set model.weights=lvmmed_resnet.torch)"
+        )
+    return parts

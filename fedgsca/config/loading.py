@@ -160,6 +160,7 @@ def build(tree: Mapping[str, Any]) -> Config:
         config = Config.model_validate({**settings, "method": name, "options": options})
         problems += _privacy_problems(config, method)
         problems += _rule_problems(config)
+        problems += _participation_problems(config)
     except ValidationError as error:
         problems += validation_problems(error, Config)
     if problems:
@@ -285,6 +286,24 @@ def _rule_problems(config: Config) -> list[ConfigProblem]:
         hint = f"did you mean {nearest}?"
     message = f"aggregation.rule: unknown rule {name!r}; {hint}"
     return [ConfigProblem("config.unknown-rule", message)]
+
+
+def _participation_problems(config: Config) -> list[ConfigProblem]:
+    federation = config.federation
+    problems = []
+    if federation.sites_per_round is not None and federation.participation < 1:
+        message = (
+            "federation: participation and sites_per_round both say how many sites a round asks; "
+            "set one of them"
+        )
+        problems.append(ConfigProblem("config.two-participations", message))
+    if federation.simulated_lateness > 0 and config.data.source == SITES_SOURCE:
+        message = (
+            "federation.simulated_lateness: the sites of a deployment are late by themselves; "
+            "remove the key"
+        )
+        problems.append(ConfigProblem("config.lateness-not-simulated", message))
+    return problems
 
 
 # ---- None, which TOML does not have ----

@@ -1,6 +1,7 @@
 """Named starting points.
 
-`default` is our reading of the paper, `paper` its equations and protocol taken literally.
+`default` is our reading of the paper. `paper` takes its equations and its training protocol
+literally, with the network and the image size of the run; `paper-full` also sets those two.
 """
 
 from __future__ import annotations
@@ -10,35 +11,46 @@ from typing import Any
 
 Tree = dict[str, Any]
 
-PRESETS: dict[str, Tree] = {
-    "default": {},
-    "paper": {
-        "train": {
-            "rounds": 100,
-            "epochs": 1,
-            "batch_size": 128,
-            "lr": 0.01,
-            "momentum": 0.0,
-            "augment": "rotate",
-        },
-        "evidence": {"enabled": False},
-        "fedgsca": {
-            "warmup": 0,
-            "wait_for_health": False,
-            "doubtful": "flag",
-            "credal_after_warmup": False,
-            "class_balance": 0.0,
-            "guard": {"enabled": False},
-            "selector": {
-                "losses_of": "trained",
-                "class_relative": False,
-                "memory": 0.0,
-                "var_floor": 1e-6,
-                "clip": None,
-                "monotone": False,
-            },
+_PAPER: Tree = {
+    "train": {
+        "rounds": 100,
+        "epochs": 1,
+        "batch_size": 128,
+        "lr": 0.01,
+        "momentum": 0.0,
+        "weight_decay": 1e-6,
+        "lr_steps": [0.7, 0.9],
+        "lr_decay": 0.1,
+        "augment": "rotate",
+    },
+    "evidence": {"enabled": False},
+    "fedgsca": {
+        "warmup": 0,
+        "wait_for_health": False,
+        "doubtful": "flag",
+        "unseen_class": "zero",
+        "credal_after_warmup": False,
+        "class_balance": 0.0,
+        "guard": {"enabled": False},
+        "selector": {
+            "losses_of": "trained",
+            "class_relative": False,
+            "memory": 0.0,
+            "var_floor": 1e-6,
+            "clip": None,
+            "monotone": False,
+            "second_start": False,
+            "validity_test": False,
         },
     },
+}
+# the parts of the protocol that need the paper's images and a GPU; its weights are a file of yours
+_PAPER_NETWORK: Tree = {"data": {"image_size": 224}, "model": {"name": "resnet50"}}
+
+PRESETS: dict[str, Tree] = {
+    "default": {},
+    "paper": _PAPER,
+    "paper-full": _PAPER | _PAPER_NETWORK,
 }
 
 
@@ -73,4 +85,8 @@ def _published_partition(data: Mapping[str, Any]) -> Tree:
         is_fedgp_split = data.get("split", "none") in ("none", "fedgp", "frame")
         if is_fedgp_split and data.get("sites", 4) == 4:
             return {"partition": "column"}
-    return {"sites": 3} if kind == "chaoyang" else {}
+    if kind != "chaoyang":
+        return {}
+    # one pathologist per site: the reader says which images are whose
+    is_by_pathologist = data.get("label") == "pathologist"
+    return {"sites": 3, "partition": "column"} if is_by_pathologist else {"sites": 3}

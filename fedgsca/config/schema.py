@@ -18,6 +18,8 @@ Tree = dict[str, Any]
 SITES_SOURCE = "sites"
 # a shorter run has no evidence heads: they would have nothing to say in time
 MIN_EVIDENCE_ROUNDS = 6
+# of `federation`, left out of config.toml where they have their defaults
+_NEW_FEDERATION_KEYS = ("participation", "staleness", "simulated_lateness", "timeout_factor")
 # the short names of `Config.load`
 SHORT_NAMES = {
     "data": "data.source",
@@ -70,13 +72,18 @@ class DataConfig(Section):
     sites: int = Field(
         default=4, ge=1, le=10_000, description="number of sites among which the images are divided"
     )
-    partition: Literal["stratified", "dirichlet", "group", "column"] = Field(
+    partition: Literal["stratified", "dirichlet", "missing", "group", "column"] = Field(
         default="stratified",
-        description="how: equal class shares, skewed class shares, entire groups (patients), "
-        "or a site column of the source",
+        description="how: equal class shares, skewed class shares, some classes missing at each "
+        "site, entire groups (patients), or a site column of the source",
     )
     alpha: float = Field(
         default=0.5, gt=0, description="partition dirichlet: concentration; small values are skewed"
+    )
+    missing: int | None = Field(
+        default=None,
+        ge=1,
+        description="partition missing: number of classes that each site lacks; none: a third",
     )
     train: int | None = Field(
         default=None,
@@ -115,7 +122,7 @@ class DataConfig(Section):
     label: str | None = Field(
         default=None,
         description="kvasir: clean, symm-0.2, ...; odir: patient, eye; "
-        "chaoyang: drawn, released, majority",
+        "chaoyang: drawn, pathologist, released, majority",
     )
     splits: str | None = Field(
         default=None, description="folder of the lists of kvasir and chaoyang, if it is not in ROOT"
@@ -137,6 +144,11 @@ class NoiseConfig(Section):
         default=None,
         description="csv with a transition matrix (rows: true class), or chaoyang (built in); "
         "for sites with noise M",
+    )
+    annotators: str | None = Field(
+        default=None,
+        description="csv with a transition matrix per annotator, one below the other, or chaoyang "
+        "(built in); for sites with noise A or V",
     )
     given: str | None = Field(
         default=None,
@@ -210,7 +222,39 @@ class FederationConfig(Section):
     """Rounds, deadlines and evaluation."""
 
     quorum: float = Field(
-        default=0.5, ge=0, le=1, description="fraction of sites whose updates a round needs"
+        default=0.5,
+        ge=0,
+        le=1,
+        description="fraction of the sites asked whose updates a round needs",
+    )
+    participation: float = Field(
+        default=1.0,
+        gt=0,
+        le=1,
+        description="fraction of the sites that a round asks, drawn anew in every round; 1: all",
+    )
+    sites_per_round: int | None = Field(
+        default=None, ge=1, description="the same as a number of sites; it replaces participation"
+    )
+    staleness: int = Field(
+        default=0,
+        ge=0,
+        le=20,
+        description="rounds by which an update may be late and still count, with a smaller weight; "
+        "0: a late update is dropped",
+    )
+    simulated_lateness: float = Field(
+        default=0.0,
+        ge=0,
+        lt=1,
+        description="simulations: probability that an update is a round late, and once more for "
+        "each further round",
+    )
+    timeout_factor: float = Field(
+        default=5.0,
+        ge=0,
+        description="deployment: wait for a site this many times as long as it usually needs, at "
+        "least a minute and at most the deadline; 0: always until the deadline",
     )
     deadline: float | None = Field(
         default=None,
@@ -240,6 +284,11 @@ class FederationConfig(Section):
     keep_losses: bool = Field(
         default=True, description="simulations: keep per-sample losses for the report's histograms"
     )
+
+    @property
+    def is_partial(self) -> bool:
+        """Whether rounds may ask only some of the sites."""
+        return self.participation < 1 or self.sites_per_round is not None
 
 
 class AuditConfig(Section):
@@ -326,10 +375,23 @@ class AggregationConfig(Section):
         "larger than usual, more than privacy.clip, false sizes, repeated updates",
     )
     norm_factor: float = Field(
-        default=20.0,
+        default=6.0,
         gt=1,
-        description="guard: largest L2 norm of a change, as a multiple of the median of the other "
-        "sites or of the last rounds, whichever is larger",
+        description="guard: largest L2 norm of a change, as a multiple of what is usual in the "
+        "round, in earlier rounds and at the site",
+    )
+    scale_factor: float = Field(
+        default=4.0,
+        gt=1,
+        description="guard: a change that is more times larger than usual is scaled down to the "
+        "usual norm, and the log says so",
+    )
+    max_response: float = Field(
+        default=0.1,
+        ge=-1,
+        le=1,
+        description="guard: largest correlation of a site's changes with the models it received; "
+        "training makes it negative, a reversed change positive; 1 switches the check off",
     )
     max_share: float = Field(
         default=0.75,
@@ -346,7 +408,7 @@ class AggregationConfig(Section):
     rule: str = Field(
         default="mean",
         description="how models are combined: mean (the method's own), norm-bound, median, "
-        "trimmed-mean, geometric-median, krum",
+        "trimmed-mean, geometric-median, krum, multi-krum",
     )
     bound: float = Field(
         default=1.0,
@@ -360,7 +422,9 @@ class AggregationConfig(Section):
         description="rule trimmed-mean: share of sites left out at either end",
     )
     liars: int = Field(
-        default=1, ge=0, description="rule krum: the number of lying sites it is prepared for"
+        default=1,
+        ge=0,
+        description="rules krum and multi-krum: the number of lying sites to expect",
     )
 
 
@@ -368,7 +432,10 @@ class Config(Section):
     """One experiment. Everything that changes the resulting bytes is in here, and nothing else."""
 
     seed: int = Field(default=0, ge=0, description="seed of every random stream")
-    preset: str = Field(default="default", description="default (our reading) or paper (literal)")
+    preset: str = Field(
+        default="default",
+        description="default (our reading), paper (literal) or paper-full (and its network)",
+    )
     method: str = Field(default="fedgsca", description="see `fedgsca methods`")
     data: DataConfig = Field(
         default=DataConfig(),
@@ -439,11 +506,15 @@ class Config(Section):
         """As written to config.toml, with the method's options under the method's name.
 
         None is left out, or spelled "none" where the default is something else. So is
-        `aggregation` if it is the default: runs of versions without it remain the same experiment.
+        `aggregation` if it is the default, and so are the newer keys of `federation`: runs of
+        versions without them remain the same experiment.
         """
         tree: Tree = json.loads(self.model_dump_json(exclude_none=True, exclude={"options"}))
         if self.aggregation == AggregationConfig():
             del tree["aggregation"]
+        for key in _NEW_FEDERATION_KEYS:
+            if tree["federation"].get(key) == FederationConfig.model_fields[key].default:
+                del tree["federation"][key]
         if self.options:
             tree[self.method] = _spell_none(self.options)
         return tree

@@ -315,6 +315,7 @@ def build_table(
             site=site,
             given=given,
             group_word=file_list.group_word,
+            image_digest=entry.digest,
             notes=tuple(notes),
             white=images.white,
         )
@@ -335,7 +336,10 @@ def _table_notes(file_list: FileList, images: DecodedImages, classes: tuple[str,
             "out"
         )
     for names in _same_but_for_capitals(classes):
-        notes.append(f"these classes differ only in capitals: {', '.join(names)}")
+        notes.append(
+            f"these classes differ only in capitals: {', '.join(names)}; if they are one class,"
+            " write it in one way in labels.csv"
+        )
     return notes
 
 

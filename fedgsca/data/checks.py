@@ -254,7 +254,9 @@ def _describe_table(
         copies = find_copies(table)
         num_near = sum(finding.kind == "near-duplicate" for finding in copies)
         if num_near:
-            warnings.append(f"images that look the same but are not identical: {num_near} sets")
+            warnings.append(
+                f"images that look the same but are not identical: {plural(num_near, 'set')}"
+            )
         if save is not None:
             saved_files = write_findings(copies, table, save)
     return SourceReport(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import hashlib
 import io
 from collections.abc import Sequence
@@ -12,6 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from fedgsca.data.table import ImageTable
+from fedgsca.support.csv_table import render_csv
 from fedgsca.support.files import write_atomic
 from fedgsca.support.text import plural
 
@@ -115,13 +115,11 @@ def _finding(kind: str, table: ImageTable, rows: np.ndarray) -> CopyFinding:
 
 def write_findings(findings: Sequence[CopyFinding], table: ImageTable, folder: Path) -> list[Path]:
     """Write copies.csv, and copies.png with one row of images for each finding."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["set", "kind", "file", "split", "label"])
+    lines: list[Sequence[object]] = [["set", "kind", "file", "split", "label"]]
     for number, finding in enumerate(findings, 1):
         for image in finding.images:
-            writer.writerow([number, finding.kind, image.file, image.split, image.label])
-    write_atomic(folder / "copies.csv", text.getvalue().encode())
+            lines.append([number, finding.kind, image.file, image.split, image.label])
+    write_atomic(folder / "copies.csv", render_csv(lines).encode("utf-8", "surrogateescape"))
     _write_sheet(findings[:_SHEET_ROWS], table, folder / "copies.png")
     return [folder / "copies.csv", folder / "copies.png"]
 

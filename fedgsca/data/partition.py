@@ -13,7 +13,7 @@ from fedgsca.errors import ConfigError, DataError
 from fedgsca.rng import stream
 from fedgsca.support.text import plural
 
-Scheme = Literal["stratified", "dirichlet", "group", "column"]
+Scheme = Literal["stratified", "dirichlet", "missing", "group", "column"]
 Parts = dict[str, np.ndarray]  # site name -> its row numbers in the table, ascending
 
 
@@ -23,13 +23,15 @@ def partition(
     sites: int,
     scheme: Scheme = "stratified",
     alpha: float = 0.5,
+    missing: int | None = None,
     seed: int = 0,
     min_samples: int | None = None,
 ) -> Parts:
     """Divide the training rows; each row goes to exactly one site.
 
     stratified: every class in equal shares. dirichlet: class shares drawn with concentration
-    `alpha` (small = uneven), at least `min_samples` a site. group: complete patients, slides or
+    `alpha` (small = uneven), at least `min_samples` a site. missing: equal shares, but every site
+    lacks `missing` classes (default: a third of them), in turn. group: complete patients, slides or
     videos. column: the source's own site column; `sites` is 0 or agrees with it.
     """
     rows = table.rows("train")
@@ -41,13 +43,15 @@ def partition(
             shares = _stratified(table, rows, sites, seed)
         elif scheme == "dirichlet":
             shares = _dirichlet(table, rows, sites, alpha, seed, min_samples)
+        elif scheme == "missing":
+            shares = _missing(table, rows, sites, missing, seed)
         elif scheme == "group":
             shares = _by_group(table, rows, sites, seed)
         else:
             raise ConfigError(
                 "data.unknown-partition",
                 f"unknown partition {scheme!r}",
-                fix="use one of: stratified, dirichlet, group, column",
+                fix="use one of: stratified, dirichlet, missing, group, column",
             )
         parts = {f"site-{k + 1}": np.sort(share).astype(np.int64) for k, share in enumerate(shares)}
     _check_sizes(parts, 1 if min_samples is None else min_samples)
@@ -124,6 +128,36 @@ def _dirichlet(
         for share, piece in zip(shares, np.split(members, cuts), strict=True):
             share.extend(piece.tolist())
     _top_up(shares, minimum, stream(seed, "partition", "top up"))
+    return [np.array(share, dtype=np.int64) for share in shares]
+
+
+def _missing(
+    table: ImageTable, rows: np.ndarray, sites: int, missing: int | None, seed: int
+) -> list[np.ndarray]:
+    """Equal shares of every class among the sites that have it; site k lacks the k-th few classes.
+
+    The classes are taken in a random order and in turn, so that all are missing equally often.
+    """
+    classes = np.unique(table.labels[rows])
+    count = max(1, len(classes) // 3) if missing is None else missing
+    order = stream(seed, "partition", "missing").permutation(classes)
+    absent = []
+    for k in range(sites):
+        absent.append({int(order[(k * count + j) % len(order)]) for j in range(count)})
+    shares: list[list[int]] = [[] for _ in range(sites)]
+    for label in classes.tolist():
+        holders = [k for k in range(sites) if label not in absent[k]]
+        if not holders:
+            raise ConfigError(
+                "data.class-nowhere",
+                f"with {plural(count, 'class', 'classes')} missing at each of {sites} sites, "
+                f"{table.classes[label]!r} would be at no site",
+                fix="use more sites, or a smaller data.missing",
+            )
+        rng = stream(seed, "partition", "missing", label)
+        members = rng.permutation(rows[table.labels[rows] == label])
+        for number, k in enumerate(holders):
+            shares[k].extend(members[number :: len(holders)].tolist())
     return [np.array(share, dtype=np.int64) for share in shares]
 
 

@@ -144,6 +144,7 @@ def take_rows(table: ImageTable, rows: np.ndarray, notes: tuple[str, ...] = ()) 
         groups=_take(table.groups, rows),
         site=_take(table.site, rows),
         given=_take(table.given, rows),
+        image_digest="",
         fingerprint=fingerprint(images, labels, table.classes, split),
         notes=table.notes + notes,
     )

@@ -45,6 +45,8 @@ class ImageTable:
     replaced_labels: np.ndarray | None = None
     # what a group is: patient, slide, video
     group_word: str = "group"
+    # sha256 of the images alone, where a cache keeps it; "": not known
+    image_digest: str = ""
     # what a person should know: skipped files, converted depths
     notes: tuple[str, ...] = ()
 

@@ -18,6 +18,8 @@ class SiteProgress:
     state: str
     since: str
     seconds: float | None  # since then
+    usual: float | None = None  # seconds that it usually needs for an answer
+    timeout: float | None = None  # seconds for which it is awaited
 
 
 @dataclass(frozen=True)
@@ -59,7 +61,7 @@ def read_deployment_status(run: Path, now: datetime.datetime | None = None) -> D
     sites = []
     for name, site in sorted(status.sites.items()):
         seconds = _seconds_since(site.since, moment)
-        progress = SiteProgress(name, site.state, site.since, seconds)
+        progress = SiteProgress(name, site.state, site.since, seconds, site.usual, site.timeout)
         if status.state == "finished" and _is_awaited(progress):
             progress = replace(progress, state="done")
         sites.append(progress)

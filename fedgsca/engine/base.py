@@ -1,7 +1,8 @@
 """The contract of the engine: how a payload reaches the sites, and who watches a run.
 
 An engine moves messages. It knows neither methods nor metrics: the round loop (rounds.py) hands it
-a payload and receives one reply per site, in the order of the sites' names. A site's work is
+a payload and receives one reply per site, in the order of the sites' names; with partial
+participation it also names the sites of the round (participation.py). A site's work is
 `SiteRunner.run_round` (local.py), whichever engine calls it, so the result of an experiment does
 not depend on the engine.
 
@@ -12,7 +13,7 @@ fedgsca/engine/kinds/; other packages use the entry point group `fedgsca.engine.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol, TypeVar, runtime_checkable
 
@@ -39,6 +40,10 @@ class Reply:
     # simulations only: the quality of the site's decisions, measured against the true labels
     simulation_metrics: Mapping[str, float | None] = field(default_factory=dict)
     seconds: float = 0.0
+    # deployments only: the round in which the site's memory begins, see site_memory.py
+    memory_since: int | None = None
+    # the payload of an earlier round that the update answers, if it is late (lateness.py)
+    late_to: Payload | None = None
 
     def __post_init__(self) -> None:
         """The reason comes from another machine: make it one short, printable line."""
@@ -47,10 +52,10 @@ class Reply:
 
 
 class Engine(Protocol):
-    """Delivers a payload to every site and returns the replies."""
+    """Delivers a payload to the sites of a round and returns the replies."""
 
-    def exchange(self, payload: Payload) -> Iterator[Reply]:
-        """One reply per site, in the order of the sites' names.
+    def exchange(self, payload: Payload, sites: Sequence[str] | None = None) -> Iterator[Reply]:
+        """One reply per site, in the order of the sites' names; None: of all sites.
 
         Lazy is welcome: the round loop takes the replies one by one and keeps none of them.
         """

@@ -22,6 +22,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -39,6 +40,7 @@ if "RAY_ADDRESS" not in os.environ:
 
 from fedgsca.config import Config
 from fedgsca.engine.base import Reply, RunObserver, SilentObserver
+from fedgsca.engine.coordinator_errors import install_filter, report_stop
 from fedgsca.engine.network import NetworkEngine, SiteMessage
 from fedgsca.engine.round_status import StatusObserver
 from fedgsca.engine.rounds import quorum_of, run
@@ -53,7 +55,8 @@ from fedgsca.engine.site_node import (
     state_folder,
     terms_of,
 )
-from fedgsca.errors import ConfigError, MissingExtraError
+from fedgsca.engine.timeouts import SiteTimeouts
+from fedgsca.errors import ConfigError, FedgscaError, MissingExtraError
 from fedgsca.experiment.deployment import prepare_coordinator
 from fedgsca.experiment.records import RunResult
 from fedgsca.experiment.run_folder import read_config
@@ -61,7 +64,7 @@ from fedgsca.experiment.simulation import Experiment, prepare
 from fedgsca.wire import Arrays, Payload, Update, pack, unpack
 
 try:
-    from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
+    from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, RecordDict
     from flwr.clientapp import ClientApp
     from flwr.serverapp import Grid, ServerApp
 except ImportError as error:
@@ -76,6 +79,10 @@ _MESSAGE_TYPES: Mapping[MessageKind, str] = {
     "hello": "query",
     "train": "train",
     "judge": "evaluate",
+}
+_USUAL_ERRORS = {  # by Flower's code
+    3: "its message expired before the answer",
+    5: "its connection is lost",  # no heartbeat within twice its interval
 }
 _MAX_REASON = 300  # characters of a reason that Flower reports
 
@@ -187,6 +194,7 @@ def _reply_records(kind: MessageKind, round_index: int, reply: Reply) -> RecordD
         "error": reply.error,
         "observed": dict(reply.simulation_metrics),
         "seconds": reply.seconds,
+        "memory_since": reply.memory_since,
     }
     return to_records(header, update.weights, update.extras)
 
@@ -249,13 +257,19 @@ def _read_site_message(message: Message) -> SiteMessage:
     # the sender does not count: the SuperLink answers in the name of a node that died
     reply_to = message.metadata.reply_to_message_id
     if message.has_error():
-        lines = str(message.error.reason).splitlines() or ["no reason"]
-        text = f"Flower reports error {message.error.code}: {lines[0][:_MAX_REASON]}"
-        return SiteMessage(reply_to, error=text)
+        return SiteMessage(reply_to, error=_describe_error(message.error))
     try:
         return SiteMessage(reply_to, *from_records(message.content))
     except ValueError as error:
         return SiteMessage(reply_to, error=str(error))
+
+
+def _describe_error(error: Error) -> str:
+    """Flower's error in one sentence; the usual ones in our words."""
+    if error.code in _USUAL_ERRORS:
+        return f"{_USUAL_ERRORS[error.code]} (error {error.code} of Flower)"
+    lines = str(error.reason).splitlines() or ["no reason"]
+    return f"Flower reports error {error.code}: {lines[0][:_MAX_REASON]}"
 
 
 def coordinate(
@@ -279,7 +293,7 @@ def coordinate(
         engine = NetworkEngine(
             FlowerTransport(grid, terms_of(experiment)),
             experiment.names,
-            quorum=quorum_of(config, len(experiment.names)),
+            quorum=partial(quorum_of, config),
             deadline=deadline,
             observer=status,
             poll=poll,
@@ -287,9 +301,13 @@ def coordinate(
             strict=strict,
             patience=patience,
             first_pause=first_pause,
+            staleness=config.federation.staleness,
+            timeouts=SiteTimeouts(deadline, config.federation.timeout_factor),
         )
         result = run(config, out, engine=engine, experiment=experiment, observer=status)
     except BaseException as error:
+        if isinstance(error, FedgscaError) and not strict:
+            report_stop(error)
         status.finish(error)
         raise
     status.finish(None)
@@ -310,6 +328,7 @@ def server_app(
 
     @app.main()
     def main(grid: Grid, context: Context) -> None:
+        install_filter()
         out = Path(str(context.run_config["run"]))
         config = read_config(out)
         deadline = config.federation.deadline or DEFAULT_DEADLINE

@@ -4,119 +4,171 @@ Every update passes `examine` when it arrives, which needs no other update:
 
     put aside   a site that was left out `strikes` times stays out until a person readmits it
     absurd      a number beyond MAX_VALUE, a counter beyond MAX_COUNT
+    counts      sums that are larger than the site's number of images allows
     clip        under `privacy`: a change larger than clip plus what the noise can add
     size        another number of images than in the site's first round
     repeated    the bytes of an update of an earlier round
 
 `judge` compares with the other sites of the round, so it waits until all have answered. Updates
-that are certainly fine (`is_usual`) do not wait: a norm within `norm_factor` times the median of
-the last rounds is accepted by `judge`, whatever the others send.
+that are certainly fine (`is_usual`) do not wait: what earlier rounds and the update itself allow is
+accepted by `judge`, whatever the others send.
 
-    norm        the change is larger than norm_factor times the larger one of two medians: of the
-                other sites in this round, and of the last rounds
+    norm        the change is larger than norm_factor times the usual one (PartMemory.usual_norm);
+                from scale_factor times on it is used with the usual norm
+    mirrored    the model points against the one that was sent out, and those of others do not
+    reversed    the changes of all rounds push the model further wherever it goes, and those of
+                others do not (robust/motion.py)
     share       more than max_share of all images
     copy        the bytes of another site's update in this round
 
-The direction of a change is not judged: honest sites with different classes or labels pull in
-opposite directions (docs/robustness.md has the measurements).
+The weights are one part of an update; the extras of which the server takes the mean, such as
+evidence heads, are another one. Norm, mirrored and reversed are judged for each part.
 
-The guard's memory is a part of the checkpoint, so that a run that is resumed judges as before.
+Whether a change points in the direction of the others is not judged: honest sites with different
+classes or labels pull in opposite directions (docs/robustness.md has the measurements).
 """
 
 from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
+from fedgsca.aggregate import is_buffer
 from fedgsca.config import Config
+from fedgsca.engine.guard_memory import EXTRAS, MODEL, GuardMemory, PartMemory
 from fedgsca.errors import UpdateError
-from fedgsca.wire import Arrays, Update
+from fedgsca.robust.motion import SiteMotion, Sketcher
+from fedgsca.wire import Arrays, Extra, Payload, Update
 
 MAX_VALUE = 1e8  # no weight of a usable network is larger
 MAX_COUNT = 10**9  # steps of a BatchNorm counter in one round
-_LEVELS = 5  # rounds whose median norm is remembered
-_DIGEST_ROUNDS = 50  # rounds whose updates are recognised when they are sent again
-_DIGEST_SIZE = 16
+# cosine of the model that a site sends with the one it received; honest sites are above 0
+MIN_RESEMBLANCE = -0.2
+_GAP = 0.3  # by which cosine or response must differ from the median of the other sites
+_RESPONSE_ROUNDS = 3  # of a site before its response says something
 _NORM_SITES = 3  # that train in a round, for a comparison of their changes
 _SHARE_SITES = 3  # with fewer sites, one may well have almost all images
 _SIZE_SPREAD = 100  # honest sites are not more than this many times larger than the median
+_DIGEST_SIZE = 16
 _DEVIATIONS = 8.0  # of the norm of the noise, beyond which nobody draws it
 _ROUNDING = 1e-4
+_PART_NAMES = {MODEL: "", EXTRAS: " of the extras that are averaged"}
+REVERSAL_CODE = "update.reversed-changes"
 _FIX = 'look at the data and the software of the site; the page "Lying sites" explains the check'
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
+class PartFacts:
+    """What is remembered of one part of an update while its round lasts."""
+
+    norm: float  # L2 norm of the change
+    # sketches of trained parameters: the change, and the model received relative to the first one
+    change: np.ndarray | None = None
+    model: np.ndarray | None = None
+    # cosine of the model sent and the model received; None if either is zero
+    resemblance: float | None = None
+    response: float | None = None  # SiteMotion.response with this round
+
+    def points_away(self, max_response: float) -> bool:
+        """Whether model or changes have a direction that training does not give them."""
+        is_mirrored = self.resemblance is not None and self.resemblance < MIN_RESEMBLANCE
+        return is_mirrored or (self.response is not None and self.response > max_response)
+
+
+@dataclass(frozen=True, eq=False)
 class UpdateFacts:
     """What is remembered of an update while its round lasts."""
 
     site: str
     num_samples: int
-    norm: float  # L2 norm of the change
+    parts: Mapping[str, PartFacts]
     digest: bytes
+    is_scaled: bool = False  # its changes are used with the usual norm
+
+    @property
+    def norm(self) -> float:
+        """L2 norm of the change of the weights."""
+        return self.parts[MODEL].norm
+
+    def discounted(self, weight: float) -> UpdateFacts:
+        """The facts about a late update, of whose extras nothing is averaged (lateness.py)."""
+        facts = self.parts[MODEL]
+        return replace(self, parts={MODEL: replace(facts, norm=weight * facts.norm)})
+
+    def scaled(self, factors: Mapping[str, float]) -> UpdateFacts:
+        """The facts about an update whose changes are scaled before they are used, by part.
+
+        The response is that of what the site sent.
+        """
+        parts = {}
+        for part, facts in self.parts.items():
+            parts[part] = replace(facts, norm=factors.get(part, 1.0) * facts.norm)
+        return replace(self, parts=parts, is_scaled=True)
 
 
-@dataclass
-class GuardMemory:
-    """What the guard knows from earlier rounds. Sites are in the order of `names`."""
-
-    names: tuple[str, ...]
-    levels: list[float] = field(default_factory=list)
-    # images in the first accepted update; -1 before it
-    sizes: dict[str, int] = field(default_factory=dict)
-    strikes: dict[str, int] = field(default_factory=dict)
-    digests: dict[int, list[bytes]] = field(default_factory=dict)  # round -> accepted updates
-
-    def to_arrays(self) -> dict[str, np.ndarray]:
-        """As arrays for a checkpoint."""
-        arrays: dict[str, np.ndarray] = {
-            "levels": np.array(self.levels, dtype=np.float64),
-            "sizes": np.array([self.sizes.get(name, -1) for name in self.names], dtype=np.int64),
-            "strikes": np.array([self.strikes.get(name, 0) for name in self.names], dtype=np.int64),
-        }
-        for round_index, digests in self.digests.items():
-            content = np.frombuffer(b"".join(digests), dtype=np.uint8)
-            arrays[f"digests/{round_index}"] = content.copy()
-        return arrays
-
-    @classmethod
-    def from_arrays(cls, names: Sequence[str], arrays: Arrays) -> GuardMemory:
-        """The inverse of `to_arrays`; without arrays, as before the first round."""
-        memory = cls(tuple(names))
-        if not arrays:
-            return memory
-        memory.levels = [float(level) for level in arrays["levels"]]
-        for name, size, strikes in zip(names, arrays["sizes"], arrays["strikes"], strict=True):
-            if size >= 0:
-                memory.sizes[name] = int(size)
-            if strikes > 0:
-                memory.strikes[name] = int(strikes)
-        for key, content in sorted(arrays.items()):
-            group, _, number = key.partition("/")
-            if group == "digests":
-                memory.digests[int(number)] = _split_digests(content.tobytes())
-        return memory
+def averaged_extras(uploads: Mapping[str, Extra], extras: Arrays) -> list[str]:
+    """The names of extras of which the server takes the mean."""
+    return [name for name in sorted(extras) if name in uploads and uploads[name].vote == "mean"]
 
 
-def _split_digests(content: bytes) -> list[bytes]:
-    starts = range(0, len(content), _DIGEST_SIZE)
-    return [content[start : start + _DIGEST_SIZE] for start in starts]
+def received_arrays(payload: Payload, part: str, arrays: Arrays) -> dict[str, np.ndarray]:
+    """What the coordinator sent under the names of `arrays`; zeros for extras it did not send."""
+    source = payload.weights if part == MODEL else payload.extras
+    reference = {}
+    for name, value in arrays.items():
+        reference[name] = np.asarray(source[name]) if name in source else np.zeros_like(value)
+    return reference
 
 
 class UpdateGuard:
     """The guard of one run."""
 
     def __init__(
-        self, config: Config, memory: GuardMemory, *, first_round_spread: float = 1.0
+        self,
+        config: Config,
+        memory: GuardMemory,
+        *,
+        first_round_spread: float = 1.0,
+        response_slack: float = 0.0,
     ) -> None:
-        """`first_round_spread` is what the method declares."""
+        """`first_round_spread` and `response_slack` are what the method declares."""
         self.config = config
         self.first_round_spread = first_round_spread
         self.settings = config.aggregation
+        self.max_response = min(1.0, self.settings.max_response + response_slack)
         self.memory = memory
+        self.payload = Payload(0, {})
+        self.uploads: Mapping[str, Extra] = {}
+        self._sketcher = Sketcher()
+        self._models: dict[str, np.ndarray] = {}  # what was sent out, see PartFacts.model
+
+    def start_round(self, payload: Payload, uploads: Mapping[str, Extra]) -> None:
+        """Remember what is sent out; `uploads` are the declarations of the method."""
+        self.payload = payload
+        self.uploads = uploads
+        if self.settings.guard:
+            self._models = self._received_models(payload)
+
+    def _received_models(self, payload: Payload) -> dict[str, np.ndarray]:
+        """Sketches of the parts of a payload, relative to the first one of the run."""
+        extras = {}
+        for name in averaged_extras(self.uploads, payload.extras):
+            extras[name] = np.asarray(payload.extras[name])
+        models = {}
+        for part, arrays in ((MODEL, payload.weights), (EXTRAS, extras)):
+            sketch = self._sketch(arrays)
+            memory = self.memory.parts[part]
+            if memory.origin is None:
+                memory.origin = sketch
+            models[part] = sketch - memory.origin
+        return models
+
+    def _sketch(self, arrays: Arrays) -> np.ndarray:
+        return self._sketcher.sketch(_trained(arrays))
 
     # ---- who takes part ----
 
@@ -128,18 +180,39 @@ class UpdateGuard:
         return [name for name, strikes in self.memory.strikes.items() if strikes >= limit]
 
     def readmit(self, sites: Collection[str]) -> None:
-        """Forget why these sites were left out, and the sizes that they claimed."""
+        """Forget these sites: why they were left out, their sizes and their changes."""
         for site in sites:
-            self.memory.strikes.pop(site, None)
-            self.memory.sizes.pop(site, None)
+            self.memory.forget(site)
+
+    def check_memory(self, site: str, since: int) -> None:
+        """A site that begins anew after it took part would train another model.
+
+        This is no lie, so it is checked without the guard, too. `since` is the round in which the
+        site's memory begins.
+        """
+        first_round = self.memory.first_rounds.get(site, since)
+        if since > first_round:
+            raise UpdateError(
+                "update.lost-memory",
+                f"it takes part since round {first_round + 1}, but remembers nothing before round "
+                f"{since + 1}: its state folder was lost",
+                fix="restore the state folder of the site from a backup, or run `fedgsca readmit "
+                "RUN SITE`, to let it begin as a new site",
+            )
 
     # ---- an update on its own ----
 
-    def examine(self, update: Update, reference: Arrays) -> UpdateFacts:
-        """The facts about an update. Raises UpdateError if it is not usable on its own."""
+    def examine(self, update: Update, payload: Payload | None = None) -> UpdateFacts:
+        """The facts about an update. Raises UpdateError if it is not usable on its own.
+
+        `payload` is what the site answers, if it is not that of this round.
+        """
+        is_late = payload is not None and payload is not self.payload
+        payload = self.payload if payload is None else payload
+        reference = payload.weights
         if not self.settings.guard:
             norm = change_norm(update.weights, reference)
-            return UpdateFacts(update.site, update.num_samples, norm, b"")
+            return UpdateFacts(update.site, update.num_samples, {MODEL: PartFacts(norm)}, b"")
         if update.site in self.sites_put_aside():
             raise UpdateError(
                 "update.site-put-aside",
@@ -147,12 +220,36 @@ class UpdateGuard:
                 fix="when the cause is fixed, run `fedgsca readmit RUN SITE`",
             )
         _check_magnitude(update, reference)
+        _check_counts(update, self.uploads)
         norm = change_norm(update.weights, reference)
         self._check_clip(norm, reference)
         self._check_size(update)
         digest = _digest(update.weights) if norm > 0.0 else b""
         self._check_repeated(digest)
-        return UpdateFacts(update.site, update.num_samples, norm, digest)
+        models = self._received_models(payload) if is_late else self._models
+        parts = {}
+        for part, arrays in self._parts_of(update).items():
+            part_reference = received_arrays(payload, part, arrays)
+            parts[part] = self._part_facts(update.site, part, arrays, part_reference, models[part])
+        return UpdateFacts(update.site, update.num_samples, parts, digest)
+
+    def _parts_of(self, update: Update) -> dict[str, Arrays]:
+        parts = {MODEL: update.weights}
+        names = averaged_extras(self.uploads, update.extras)
+        if names:
+            parts[EXTRAS] = {name: np.asarray(update.extras[name]) for name in names}
+        return parts
+
+    def _part_facts(
+        self, site: str, part: str, arrays: Arrays, reference: Arrays, model: np.ndarray
+    ) -> PartFacts:
+        norm = change_norm(arrays, reference)
+        if norm == 0.0:  # a site that does not train in this round
+            return PartFacts(norm)
+        change = self._sketch(arrays) - self._sketch(reference)
+        motion = self.memory.parts[part].motions.get(site, SiteMotion.zero()).add(change, model)
+        response = motion.response() if motion.count >= _RESPONSE_ROUNDS else None
+        return PartFacts(norm, change, model, _resemblance(arrays, reference), response)
 
     def _check_clip(self, norm: float, reference: Arrays) -> None:
         """Under `privacy`, every site clips: a larger change was not made by this software."""
@@ -194,50 +291,105 @@ class UpdateGuard:
 
     # ---- an update among the others ----
 
-    def level(self) -> float | None:
+    def level(self, part: str = MODEL) -> float | None:
         """The usual norm of a change: the median of the last rounds; None in the first round."""
-        return float(np.median(self.memory.levels)) if self.memory.levels else None
+        return self.memory.parts[part].level()
 
     def is_usual(self, facts: UpdateFacts, round_facts: Sequence[UpdateFacts]) -> bool:
         """Whether `judge` accepts the update, whatever the sites send that have not answered."""
         if not self.settings.guard:
             return True
-        level = self.level()
-        if level is None or facts.site not in self.memory.sizes:
+        if facts.site not in self.memory.sizes:
             return False
         if facts.digest and any(facts.digest == item.digest for item in round_facts):
             return False
-        return facts.norm <= self.settings.norm_factor * level
+        for part, part_facts in facts.parts.items():
+            if part_facts.points_away(self.max_response):
+                return False
+            usual_norm = self.memory.parts[part].usual_norm(facts.site)
+            if usual_norm is None or part_facts.norm > self.settings.scale_factor * usual_norm:
+                return False
+        return True
 
-    def judge(self, facts: UpdateFacts, round_facts: Sequence[UpdateFacts]) -> None:
+    def judge(self, facts: UpdateFacts, round_facts: Sequence[UpdateFacts]) -> dict[str, float]:
         """Raises UpdateError if the update is not usable beside those of the other sites.
 
-        `round_facts` are all other updates of the round that passed `examine`.
+        `round_facts` are all other updates of the round that passed `examine`. Returns the factors
+        on the changes of parts that are unusually large, but not so large that they are refused.
         """
+        factors: dict[str, float] = {}
         if not self.settings.guard:
-            return
-        self._check_norm(facts, [item.norm for item in round_facts])
+            return factors
+        for part in facts.parts:
+            other_facts = [item.parts[part] for item in round_facts if part in item.parts]
+            factor = self._check_norm(facts, part, [item.norm for item in other_facts])
+            if factor < 1.0:
+                factors[part] = factor
+            self._check_direction(facts, part, other_facts)
         self._check_share(facts, [item.num_samples for item in round_facts])
         self._check_copy(facts, round_facts)
+        return factors
 
-    def _check_norm(self, facts: UpdateFacts, norms: Sequence[float]) -> None:
+    def _check_norm(self, facts: UpdateFacts, part: str, norms: Sequence[float]) -> float:
+        """The factor on the change: 1, or the one that gives it the usual norm."""
+        usual_norm, spread = self._usual(facts.site, part, norms)
+        norm = facts.parts[part].norm
+        factor = spread * self.settings.norm_factor
+        if usual_norm > 0.0 and norm > factor * usual_norm:
+            raise UpdateError(
+                "update.change-too-large",
+                f"its change{_PART_NAMES[part]} has the norm {norm:.4g}; usual is "
+                f"{usual_norm:.4g}, and more than {factor:g} times as much is not accepted",
+                fix=_FIX,
+            )
+        if usual_norm > 0.0 and norm > spread * self.settings.scale_factor * usual_norm:
+            return usual_norm / norm
+        return 1.0
+
+    def norm_ratio(self, facts: UpdateFacts, part: str, norms: Sequence[float]) -> float:
+        """The norm as a multiple of the usual one; `norms` are those of the other sites."""
+        usual_norm, _ = self._usual(facts.site, part, norms)
+        return facts.parts[part].norm / usual_norm if usual_norm > 0.0 else 0.0
+
+    def _usual(self, site: str, part: str, norms: Sequence[float]) -> tuple[float, float]:
+        """The usual norm for a site (0: unknown), and how much wider the limits are."""
         nonzero_norms = sorted(norm for norm in norms if norm > 0.0)
-        factor = self.settings.norm_factor
-        level = self.level()
-        if level is None:
-            factor *= self.first_round_spread
-        usual_norm = level or 0.0
+        other_norm = 0.0
         # of two sites that differ, nobody knows which one lies
         if len(nonzero_norms) + 1 >= _NORM_SITES:
             # of two values in the middle the larger one: a tiny change must not expel the others
-            usual_norm = max(usual_norm, nonzero_norms[len(nonzero_norms) // 2])
-        if usual_norm == 0.0:
-            return
-        if facts.norm > factor * usual_norm:
+            other_norm = nonzero_norms[len(nonzero_norms) // 2]
+        usual_norm = self.memory.parts[part].usual_norm(site, other_norm)
+        if usual_norm is None:
+            return other_norm, self.first_round_spread
+        return usual_norm, 1.0
+
+    def _check_direction(
+        self, facts: UpdateFacts, part: str, other_facts: Sequence[PartFacts]
+    ) -> None:
+        """Only the exception is refused: a stage or a liar may turn the honest sites, too."""
+        site_facts = facts.parts[part]
+        gap = _gap([item.resemblance for item in other_facts], site_facts.resemblance)
+        if (
+            site_facts.resemblance is not None
+            and site_facts.resemblance < MIN_RESEMBLANCE
+            and gap > _GAP
+        ):
             raise UpdateError(
-                "update.change-too-large",
-                f"its change has the norm {facts.norm:.4g}; usual is {usual_norm:.4g}, and more "
-                f"than {factor:g} times as much is not accepted",
+                "update.mirrored-model",
+                f"its model{_PART_NAMES[part]} points against the one it received: their cosine is "
+                f"{site_facts.resemblance:.2f}, and training keeps it positive",
+                fix=_FIX,
+            )
+        limit = self.max_response
+        gap = -_gap([item.response for item in other_facts], site_facts.response)
+        if site_facts.response is not None and site_facts.response > limit and gap > _GAP:
+            rounds = self.memory.parts[part].motions[facts.site].count + 1
+            raise UpdateError(
+                "update.reversed-changes",
+                f"its changes{_PART_NAMES[part]} push the model further wherever it goes: over "
+                f"{rounds} rounds their correlation with the model is {site_facts.response:+.2f}; "
+                f"training makes it negative, and more than {limit:g} is not accepted",
                 fix=_FIX,
             )
 
@@ -273,22 +425,52 @@ class UpdateGuard:
         facts: Sequence[UpdateFacts],
         accepted_sites: Collection[str],
         strikes: Collection[str],
+        reversed_sites: Collection[str] = (),
     ) -> None:
-        """Add a round: all facts, the sites whose updates were used, and those to blame."""
+        """Add a round: all facts, the sites whose updates were used, and those to blame.
+
+        The changes of sites that were refused as reversed are remembered, too: otherwise every
+        refusal would improve what is known about the site.
+        """
         memory = self.memory
-        norms = [item.norm for item in facts if item.norm > 0.0]
-        if len(norms) >= _NORM_SITES:
-            memory.levels = [*memory.levels, lower_median(norms)][-_LEVELS:]
         usable_facts = [item for item in facts if item.site in accepted_sites]
+        for part, part_memory in memory.parts.items():
+            norms = []
+            for item in facts:
+                if part in item.parts and item.parts[part].norm > 0.0:
+                    norms.append(item.parts[part].norm)
+            if len(norms) >= _NORM_SITES:
+                part_memory.add_level(lower_median(norms))
+            for item in facts:
+                if part in item.parts and item.site in accepted_sites:
+                    self._remember_norm(part_memory, item.site, item.parts[part])
+                if part in item.parts and item.site in {*accepted_sites, *reversed_sites}:
+                    self._remember_motion(part_memory, item.site, item.parts[part])
         for item in usable_facts:
             memory.sizes.setdefault(item.site, item.num_samples)
-        digests = [item.digest for item in usable_facts if item.digest]
-        if digests:
-            memory.digests[round_index] = digests
-        for old_round in sorted(memory.digests)[:-_DIGEST_ROUNDS]:
-            del memory.digests[old_round]
-        for site in strikes:
+            memory.first_rounds.setdefault(item.site, round_index)
+        memory.add_digests(round_index, [item.digest for item in usable_facts if item.digest])
+        for site in [*strikes, *self._repeatedly_scaled(facts)]:
             memory.strikes[site] = memory.strikes.get(site, 0) + 1
+        for item in facts:
+            if item.is_scaled:
+                memory.scalings[item.site] = memory.scalings.get(item.site, 0) + 1
+
+    def _repeatedly_scaled(self, facts: Sequence[UpdateFacts]) -> list[str]:
+        """Sites whose change was too large again: once may happen, more often is an offence."""
+        sites = [item.site for item in facts if item.is_scaled]
+        return [site for site in sites if site in self.memory.scalings]
+
+    @staticmethod
+    def _remember_norm(memory: PartMemory, site: str, facts: PartFacts) -> None:
+        if facts.norm > 0.0:
+            memory.add_norm(site, facts.norm)
+
+    @staticmethod
+    def _remember_motion(memory: PartMemory, site: str, facts: PartFacts) -> None:
+        if facts.change is not None and facts.model is not None:
+            motion = memory.motions.get(site, SiteMotion.zero())
+            memory.motions[site] = motion.add(facts.change, facts.model)
 
 
 def is_blamed(error: UpdateError) -> bool:
@@ -298,12 +480,23 @@ def is_blamed(error: UpdateError) -> bool:
     """
     return error.code in {
         "update.absurd-number",
+        "update.false-count",
         "update.not-clipped",
         "update.size-changed",
         "update.repeated",
+        "update.mirrored-model",
+        "update.reversed-changes",
         "update.change-too-large",
         "update.share-too-large",
     }
+
+
+def _gap(other_values: Sequence[float | None], value: float | None) -> float:
+    """How much the median of the other sites is above a site; 0 if there are too few."""
+    values = [item for item in other_values if item is not None]
+    if value is None or len(values) + 1 < _NORM_SITES:
+        return 0.0
+    return float(np.median(values)) - value
 
 
 def lower_median(values: Sequence[float]) -> float:
@@ -319,6 +512,26 @@ def change_norm(weights: Arrays, reference: Arrays) -> float:
             change = np.subtract(weights[name], value, dtype=np.float64).ravel()
             squares.append(float(np.vdot(change, change)))
     return math.sqrt(math.fsum(squares))
+
+
+def _trained(arrays: Arrays) -> dict[str, np.ndarray]:
+    """The parameters without buffers and counters."""
+    names = [name for name, value in arrays.items() if value.dtype.kind == "f"]
+    return {name: arrays[name] for name in names if not is_buffer(name)}
+
+
+def _resemblance(arrays: Arrays, reference: Arrays) -> float | None:
+    """The cosine of the trained parameters that were sent with those that were received."""
+    product = square = reference_square = 0.0
+    for name, value in _trained(reference).items():
+        a = np.asarray(arrays[name], dtype=np.float64).ravel()
+        b = np.asarray(value, dtype=np.float64).ravel()
+        product += float(a @ b)
+        square += float(a @ a)
+        reference_square += float(b @ b)
+    if square == 0.0 or reference_square == 0.0:
+        return None
+    return product / math.sqrt(square) / math.sqrt(reference_square)
 
 
 def _norm_of(arrays: Arrays) -> float:
@@ -363,6 +576,24 @@ def _check_magnitude(update: Update, reference: Arrays) -> None:
                     f"the counter {name} moved by {np.abs(steps).max():.3g}",
                     fix=_FIX,
                 )
+
+
+def _check_counts(update: Update, uploads: Mapping[str, Extra]) -> None:
+    """Sums over images must fit the number of images."""
+    for name, value in update.extras.items():
+        limits = uploads[name].per_image if name in uploads else None
+        if limits is None:
+            continue
+        sums = np.nansum(np.atleast_1d(value), axis=-1)
+        low, high = (limit * update.num_samples for limit in limits)
+        tolerance = _ROUNDING * max(abs(low), abs(high), 1.0)
+        if sums.size and (sums.min() < low - tolerance or sums.max() > high + tolerance):
+            raise UpdateError(
+                "update.false-count",
+                f"{name} adds up to {sums.min():.4g} to {sums.max():.4g}, which is not possible "
+                f"with {update.num_samples:,} images",
+                fix=_FIX,
+            )
 
 
 def _digest(weights: Arrays) -> bytes:

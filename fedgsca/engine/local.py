@@ -9,7 +9,7 @@ from __future__ import annotations
 import io
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -148,9 +148,10 @@ class LocalEngine:
     def __init__(self, runner: SiteRunner) -> None:
         self.runner = runner
 
-    def exchange(self, payload: Payload) -> Iterator[Reply]:
+    def exchange(self, payload: Payload, sites: Sequence[str] | None = None) -> Iterator[Reply]:
         """Train a site whenever the round loop takes the next reply."""
-        for name in sorted(self.runner.experiment.sites):
+        names = self.runner.experiment.sites if sites is None else sites
+        for name in sorted(names):
             yield self.runner.run_round(name, payload)
 
     def close(self) -> None:

@@ -8,8 +8,8 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -20,6 +20,7 @@ from fedgsca.engine.notify import notify
 from fedgsca.engine.round_status import StatusObserver
 from fedgsca.engine.simulation_metrics import check_metrics
 from fedgsca.engine.site_node import MessageKind
+from fedgsca.engine.timeouts import SiteTimeouts
 from fedgsca.errors import FedgscaError
 from fedgsca.support.text import duration, one_line, printable
 from fedgsca.wire import Payload, Update
@@ -28,6 +29,7 @@ _LONGEST_PAUSE = 3600.0  # seconds before a round is tried again
 _LARGEST_FACTOR = 8.0  # on the deadline of a round that is tried again
 _MAX_SITE_NAME = 200  # characters of the name that a node tells
 _MESSAGE_INTERVAL = 30.0  # seconds between messages that name the sites that are awaited
+_SHOWN_SITES = 10  # of those, so that a message remains readable
 
 
 @dataclass(frozen=True)
@@ -59,21 +61,44 @@ class Transport(Protocol):
         ...
 
 
+@dataclass(frozen=True)
+class _SentMessage:
+    """A message that has been sent and not been answered."""
+
+    kind: MessageKind
+    site: str
+    payload: Payload
+    time: float  # monotonic, when it was sent
+
+
 @dataclass
 class _OpenRound:
     """The messages of one exchange that have been sent."""
 
     kind: MessageKind
     round_index: int
-    open_message_ids: dict[str, str]  # message id -> site, until it is answered
+    open_messages: dict[str, _SentMessage]  # by message id, until they are answered
+    ends: dict[str, float]  # site -> monotonic time until which it is awaited
     replies: dict[str, Reply] = field(default_factory=dict)
+
+    @property
+    def addressees(self) -> set[str]:
+        """The sites to which the round was sent."""
+        return set(self.ends)
+
+    @property
+    def awaited_sites(self) -> list[str]:
+        """The sites that have not answered."""
+        return [message.site for message in self.open_messages.values()]
 
 
 class NetworkEngine:
     """Exchanges payloads within a deadline, and names every site that did not answer in time.
 
     A round goes to the sites that are connected when it begins. The first one waits for all sites,
-    later ones for a quorum; a site that returns during a round takes part in the next one.
+    later ones for a quorum; a site that returns during a round takes part in the next one. A site
+    that is late in round t and answers in round t + s, s <= `staleness`, hands in a late update
+    (lateness.py); until then it is not asked again.
     """
 
     def __init__(
@@ -81,7 +106,7 @@ class NetworkEngine:
         transport: Transport,
         sites: Sequence[str],
         *,
-        quorum: int = 1,
+        quorum: Callable[[int], int] = lambda sites: 1,
         deadline: float | None = None,
         observer: RunObserver | None = None,
         poll: float = 0.5,
@@ -89,11 +114,16 @@ class NetworkEngine:
         strict: bool = False,
         patience: float = 0.0,
         first_pause: float = 60.0,
+        staleness: int = 0,
+        timeouts: SiteTimeouts | None = None,
     ) -> None:
         """`deadline` and `poll` in seconds; `stop` ends the waiting from another thread.
 
-        `patience` is how many seconds a round without a quorum is tried again, after pauses that
-        begin with `first_pause` and double up to an hour; each time the deadline is longer, too.
+        `quorum` says how many of so many sites a round needs. `patience` is how many seconds a
+        round without a quorum is tried again, after pauses that begin with `first_pause` and
+        double up to an hour; each time the deadline is longer, too. A pause ends early when sites
+        that were absent are connected again and make a quorum. `timeouts` may end the waiting for
+        a site before the deadline.
 
         `strict`, for simulations: a lost message is an error instead of a site that is left out.
         """
@@ -106,21 +136,44 @@ class NetworkEngine:
         self.strict = strict
         self.patience = patience
         self.first_pause = first_pause
+        self.staleness = staleness
+        self.timeouts = timeouts or SiteTimeouts(deadline, 0.0)
         self.first_problem_time: float | None = None  # of the round that is being repeated
         self.deadline_factor = 1.0
         self.last_round = -1
+        self.last_sites: tuple[str, ...] = tuple(sorted(sites))  # that the last round asked
         self.registry = NodeRegistry(tuple(sorted(sites)))
         self.hello_messages: dict[str, int] = {}  # message id -> node
-        self.late_messages: dict[str, str] = {}  # message id of an earlier round -> site
+        self.late_messages: dict[str, _SentMessage] = {}  # of earlier exchanges, by message id
+        self.late_replies: dict[str, Reply] = {}  # by site, until a round takes them
+        self.handed_replies: dict[str, Reply] = {}  # those that the last round took
         self.is_first_exchange = True
 
-    def exchange(self, payload: Payload) -> Iterator[Reply]:
+    def exchange(self, payload: Payload, sites: Sequence[str] | None = None) -> Iterator[Reply]:
         """Have the sites trained."""
-        return self._exchange("train", payload)
+        names = self.registry.sites if sites is None else tuple(sorted(sites))
+        if payload.round == self.last_round:  # a repetition: the last attempt was without effect
+            self.late_replies = {**self.handed_replies, **self.late_replies}
+        self._begin_round(payload.round)
+        self.last_sites = names
+        busy = self._busy_sites(payload.round)
+        free_sites = [name for name in names if name not in busy]
+        num_usable = 0
+        for reply in self._exchange("train", payload, free_sites):
+            num_usable += reply.update is not None
+            yield reply
+        self._await_late(self.quorum(len(names)) - num_usable, payload.round)
+        for name in names:
+            if name in busy and name not in self.late_replies:
+                yield Reply(name, None, f"it is still busy with round {busy[name] + 1}")
+        self.handed_replies, self.late_replies = self.late_replies, {}
+        for name in sorted(self.handed_replies):
+            yield self.handed_replies[name]
 
     def evaluate_at_sites(self, payload: Payload) -> Iterator[Reply]:
         """Have the model tested by the sites on their own test images."""
-        return self._exchange("judge", payload)
+        self._begin_round(payload.round)
+        return self._exchange("judge", payload, self.registry.sites)
 
     def wait_for_quorum(self, attempt: int, problem: str) -> bool:
         """Pause, longer each time; False when the patience is used up."""
@@ -130,67 +183,130 @@ class NetworkEngine:
         pause = min(self.first_pause * 2.0**attempt, _LONGEST_PAUSE)
         if start + pause - self.first_problem_time > self.patience:
             return False
+        self._identify_nodes()
+        present = set(self.registry.nodes)
         text = f"{problem}; the round is tried again in {duration(pause)}"
-        self.observer.on_message(text)
+        if not self._has_quorum():
+            text += ", or as soon as enough sites are connected again"
+        self._tell(text)
         if isinstance(self.observer, StatusObserver):
             self.observer.pause(text)
+        sites = self._wait_for_return(start + pause, present)
+        if isinstance(self.observer, StatusObserver):
+            self.observer.end_pause()
+        if sites:
+            self._tell(f"connected again: {', '.join(sites)}; the round is tried again now")
+        self.deadline_factor = min(2.0 ** (attempt + 1), _LARGEST_FACTOR)
+        return True
+
+    def _wait_for_return(self, end: float, present: set[str]) -> list[str]:
+        """Wait until `end`, or until a quorum is connected; returns the sites that came back.
+
+        Sites that are `present` are late rather than absent: for them the whole pause passes.
+        """
+        while time.monotonic() < end:
+            self._pause()
+            self._identify_nodes()
+            present = present & self.registry.nodes.keys()  # a site may leave during the pause
+            sites = sorted(self.registry.nodes.keys() - present)
+            if sites and self._has_quorum():
+                return sites
+        return []
+
+    def _has_quorum(self) -> bool:
+        """Whether enough of the sites that the last round asked are connected."""
+        num_connected = len(self.registry.nodes.keys() & set(self.last_sites))
+        return num_connected >= self.quorum(len(self.last_sites))
+
+    def _tell(self, text: str) -> None:
+        """A message for the log, and for whoever the coordinator's machine notifies."""
+        self.observer.on_message(text)
         failure = notify(text)
         if failure is not None:
             self.observer.on_message(failure)
-        while time.monotonic() < start + pause:
-            self._pause()
-        self.deadline_factor = min(2.0 ** (attempt + 1), _LARGEST_FACTOR)
-        return True
 
     def close(self) -> None:
         """The transport belongs to the caller."""
 
-    def _exchange(self, kind: MessageKind, payload: Payload) -> Iterator[Reply]:
-        if payload.round != self.last_round:  # not a repetition
+    def _begin_round(self, round_index: int) -> None:
+        if round_index != self.last_round:  # not a repetition
             self.deadline_factor = 1.0
-        self.last_round = payload.round
-        self._wait_for_connections(self._end_of_deadline())
-        end = self._end_of_deadline()
-        nodes = dict(self.registry.nodes)
-        seconds = None if self.deadline is None else self.deadline * self.deadline_factor
-        message_ids = self.transport.send(kind, payload, list(nodes.values()), seconds)
-        site_of = {node: site for site, node in nodes.items()}
-        open_ids = {message_id: site_of[node] for message_id, node in message_ids.items()}
-        open_round = _OpenRound(kind, payload.round, open_ids)
-        addressees = set(open_ids.values())
+        self.last_round = round_index
+
+    def _exchange(
+        self, kind: MessageKind, payload: Payload, sites: Sequence[str]
+    ) -> Iterator[Reply]:
+        self._wait_for_connections(sites, self._end_of_deadline())
+        start = time.monotonic()
+        open_round = self._open_round(kind, payload, sites, start)
+        self._show_timeouts(kind, open_round.addressees)
         subject = "update" if kind == "train" else "test result"
-        report = _WaitingReport(self.observer, f"round {payload.round + 1}: {subject}", addressees)
-        for site in self.registry.sites:
-            if site not in addressees:
+        report = _WaitingReport(
+            self.observer, f"round {payload.round + 1}: {subject}", open_round.addressees
+        )
+        for site in sites:
+            if site not in open_round.addressees:
                 yield Reply(site, None, self.registry.absence_reason(site))
                 continue
-            self._wait_for_reply(site, open_round, end, report)
-            missing = Reply(site, None, f"no answer within {seconds} s")
+            self._wait_for_reply(site, open_round, report)
+            seconds = open_round.ends[site] - start
+            missing = Reply(site, None, f"no answer within {duration(seconds)}")
             yield open_round.replies.pop(site, missing)
-        self.late_messages |= open_round.open_message_ids
+        self.late_messages |= open_round.open_messages
 
-    def _wait_for_reply(
-        self, site: str, open_round: _OpenRound, end: float, report: _WaitingReport
-    ) -> None:
-        """Collect answers until this site's is among them, or until the deadline."""
+    def _open_round(
+        self, kind: MessageKind, payload: Payload, sites: Sequence[str], start: float
+    ) -> _OpenRound:
+        """Send the payload to the sites that are connected.
+
+        A repeated round is not sent again to sites that still work on it, if they may be late.
+        """
+        nodes = {site: node for site, node in self.registry.nodes.items() if site in set(sites)}
+        open_messages = self._take_unanswered(kind, payload.round) if self.staleness else {}
+        working_sites = {message.site for message in open_messages.values()}
+        site_of = {node: site for site, node in nodes.items() if site not in working_sites}
+        lifetime = self._seconds(self.deadline, 1 + self.staleness)
+        message_ids = self.transport.send(kind, payload, list(site_of), lifetime)
+        for message_id, node in message_ids.items():
+            open_messages[message_id] = _SentMessage(kind, site_of[node], payload, start)
+        ends = {}
+        for message in open_messages.values():
+            seconds = self._seconds(self.timeouts.timeout(kind, message.site))
+            ends[message.site] = math.inf if seconds is None else start + seconds
+        return _OpenRound(kind, payload.round, open_messages, ends)
+
+    def _show_timeouts(self, kind: MessageKind, sites: Iterable[str]) -> None:
+        if not isinstance(self.observer, StatusObserver):
+            return
+        for site in sites:
+            usual = self.timeouts.usual(kind, site)
+            timeout = self._seconds(self.timeouts.timeout(kind, site))
+            self.observer.set_timeout(site, usual, timeout)
+
+    def _wait_for_reply(self, site: str, open_round: _OpenRound, report: _WaitingReport) -> None:
+        """Collect answers until this site's is among them, or until its time is over."""
         while site not in open_round.replies:
-            message_ids = [*open_round.open_message_ids, *self.late_messages]
-            for message in self.transport.collect(message_ids):
-                self._receive(message, open_round)
+            self._collect(open_round)
             # collected once more after the deadline: what has arrived counts
-            if site in open_round.replies or time.monotonic() >= end:
+            if site in open_round.replies or time.monotonic() >= open_round.ends[site]:
                 return
-            report.update(open_round.open_message_ids.values())
+            report.update(open_round.awaited_sites)
             self._pause()
+
+    def _collect(self, open_round: _OpenRound) -> None:
+        message_ids = [*open_round.open_messages, *self.late_messages]
+        for message in self.transport.collect(message_ids):
+            self._receive(message, open_round)
 
     def _receive(self, message: SiteMessage, open_round: _OpenRound) -> None:
         if message.reply_to in self.late_messages:
-            site = self.late_messages.pop(message.reply_to)
-            self.observer.on_message(
-                f"{site} answered too late for its round; the answer is dropped"
-            )
-        elif message.reply_to in open_round.open_message_ids:
-            site = open_round.open_message_ids.pop(message.reply_to)
+            request = self.late_messages.pop(message.reply_to)
+            self._record_duration(request, message)
+            self._receive_late(request, message, open_round.round_index)
+        elif message.reply_to in open_round.open_messages:
+            request = open_round.open_messages.pop(message.reply_to)
+            self._record_duration(request, message)
+            site = request.site
             if self.strict and message.error is not None:
                 raise FedgscaError(
                     "site.failed",
@@ -200,6 +316,70 @@ class NetworkEngine:
                 )
             reply = read_message(message, site, open_round.kind, open_round.round_index)
             open_round.replies[site] = reply
+
+    def _record_duration(self, request: _SentMessage, message: SiteMessage) -> None:
+        if message.error is None:
+            self.timeouts.record(request.kind, request.site, time.monotonic() - request.time)
+
+    # ---- late sites ----
+
+    def _receive_late(self, request: _SentMessage, message: SiteMessage, round_index: int) -> None:
+        """Keep a late update that may still count."""
+        if request.kind == "train" and self._may_count(request, round_index):
+            old_payload = request.payload
+            reply = read_message(message, request.site, "train", old_payload.round)
+            if reply.update is not None:
+                self.late_replies[request.site] = replace(reply, late_to=old_payload)
+                return
+        self.observer.on_message(
+            f"{request.site} answered too late for its round; the answer is dropped"
+        )
+
+    def _may_count(self, request: _SentMessage, round_index: int) -> bool:
+        return 0 < round_index - request.payload.round <= self.staleness
+
+    def _busy_sites(self, round_index: int) -> dict[str, int]:
+        """site -> the earlier round on which it still works, if its answer may count.
+
+        What cannot count any more is only awaited for its duration: its payload is forgotten.
+        """
+        busy = {}
+        for message_id, request in self.late_messages.items():
+            if request.kind != "train":
+                continue
+            if self._may_count(request, round_index):
+                busy[request.site] = request.payload.round
+            elif request.payload.round < round_index:
+                empty_payload = Payload(request.payload.round, {})
+                self.late_messages[message_id] = replace(request, payload=empty_payload)
+        for site, reply in list(self.late_replies.items()):
+            assert reply.late_to is not None
+            busy[site] = reply.late_to.round
+        return busy
+
+    def _take_unanswered(self, kind: MessageKind, round_index: int) -> dict[str, _SentMessage]:
+        """The open messages of an earlier attempt at this round."""
+        messages = {}
+        for message_id, request in list(self.late_messages.items()):
+            if request.kind == kind and request.payload.round == round_index:
+                messages[message_id] = self.late_messages.pop(message_id)
+        return messages
+
+    def _await_late(self, num_missing: int, round_index: int) -> None:
+        """Wait for late updates as long as a quorum needs them, at most until the deadline."""
+        end = self._end_of_deadline()
+        no_round = _OpenRound("train", round_index, {}, {})
+        while len(self.late_replies) < num_missing and time.monotonic() < end:
+            if not self._busy_sites(round_index):
+                return
+            self._collect(no_round)
+            self._pause()
+
+    # ---- time ----
+
+    def _seconds(self, seconds: float | None, factor: float = 1.0) -> float | None:
+        """Longer in rounds that are repeated."""
+        return None if seconds is None else seconds * self.deadline_factor * factor
 
     def _end_of_deadline(self) -> float:
         if self.deadline is None:
@@ -215,23 +395,30 @@ class NetworkEngine:
                 " `fedgsca resume`); finished rounds are kept",
             )
 
-    def _wait_for_connections(self, end: float) -> None:
-        """Learn who is connected. The first time wait for all sites, later for a quorum."""
+    # ---- connections ----
+
+    def _wait_for_connections(self, sites: Sequence[str], end: float) -> None:
+        """Learn who is connected. The first time wait for all these sites, later for a quorum."""
         self.registry.retry()
-        sites = self.registry.sites if self.is_first_exchange else ()
-        report = _WaitingReport(self.observer, "connection", sites)
-        while True:
-            self._identify_nodes()
-            if self._has_enough_sites() or time.monotonic() >= end:
-                break
-            report.update(self.registry.missing_sites())
+        self._identify_nodes()
+        missing_sites = set() if self._has_enough_sites(sites) else self._missing_of(sites)
+        report = _WaitingReport(self.observer, "connection", missing_sites)
+        while not self._has_enough_sites(sites) and time.monotonic() < end:
+            report.update(self._missing_of(sites))
             self._pause()
+            self._identify_nodes()
         self.is_first_exchange = False
 
-    def _has_enough_sites(self) -> bool:
+    def _missing_of(self, sites: Sequence[str]) -> set[str]:
+        """Those of these sites that are not connected."""
+        return set(self.registry.missing_sites()) & set(sites)
+
+    def _has_enough_sites(self, sites: Sequence[str]) -> bool:
         if self.is_first_exchange:
-            return not self.registry.missing_sites()
-        return len(self.registry.nodes) >= self.quorum
+            return not self._missing_of(sites)
+        # sites that are busy with an earlier round are not among these
+        num_needed = min(self.quorum(len(sites)), len(sites))
+        return len(self.registry.nodes.keys() & set(sites)) >= num_needed
 
     def _identify_nodes(self) -> None:
         """Ask new nodes for their names, and register those that have answered."""
@@ -281,7 +468,15 @@ def _parse_reply(
     seconds = float(header["seconds"])
     if not math.isfinite(seconds):
         raise ValueError(f"it took {seconds} seconds")
-    return Reply(site, update, None, check_metrics(dict(header["observed"])), seconds)
+    since = header.get("memory_since")
+    return Reply(
+        site,
+        update,
+        None,
+        check_metrics(dict(header["observed"])),
+        seconds,
+        None if since is None else int(since),
+    )
 
 
 class _WaitingReport:
@@ -301,6 +496,7 @@ class _WaitingReport:
         if not names or time.monotonic() - self.last_report < _MESSAGE_INTERVAL:
             return
         self.last_report = time.monotonic()
-        self.observer.on_message(
-            f"{self.subject}: waiting for {', '.join(names)} since {self.start_text}"
-        )
+        text = ", ".join(names[:_SHOWN_SITES])
+        if len(names) > _SHOWN_SITES:
+            text += f" and {len(names) - _SHOWN_SITES} more"
+        self.observer.on_message(f"{self.subject}: waiting for {text} since {self.start_text}")

@@ -12,7 +12,8 @@ import multiprocessing
 import os
 import threading
 import traceback
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Iterator, Sequence
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -51,21 +52,22 @@ class ProcessEngine:
             worker_pipe.close()
             self.workers.append((pipe, process))
 
-    def exchange(self, payload: Payload) -> Iterator[Reply]:
+    def exchange(self, payload: Payload, sites: Sequence[str] | None = None) -> Iterator[Reply]:
         """One reply per site, in the order of site names, whichever finishes first."""
         message = encode_payload(payload)
+        names = self.sites if sites is None else sorted(sites)
         for pipe, _ in self.workers:
             _send(pipe, _PAYLOAD + message, self.sites[0])
-        pending_sites = list(self.sites)
+        pending_sites = deque(names)
         replies: dict[str, Reply] = {}
         busy: dict[Connection, str] = {}
         idle = [pipe for pipe, _ in self.workers]
-        for name in self.sites:
+        for name in names:
             while name not in replies:
                 # at most a few sites ahead of the round loop, so that updates do not pile up
                 while idle and pending_sites and len(replies) < 2 * len(self.workers):
                     pipe = idle.pop()
-                    busy[pipe] = pending_sites.pop(0)
+                    busy[pipe] = pending_sites.popleft()
                     _send(pipe, _SITE + busy[pipe].encode(), busy[pipe])
                 for answering in wait(list(busy)):
                     assert isinstance(answering, Connection)

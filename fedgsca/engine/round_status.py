@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 STATUS_FILE = "status.json"
 _MAX_MESSAGES = 20
+_WRITE_INTERVAL = 0.5  # seconds: with many sites, not every answer is worth a file
 
 
 def utc_now() -> str:
@@ -39,8 +40,15 @@ class StatusObserver:
         self.folder = folder
         self.inner = inner
         self.status = RunStatus("starting", 0, 0, None, {}, (), "")
+        self.last_write = -_WRITE_INTERVAL
+
+    def _write_soon(self) -> None:
+        """Write, unless the file is new: whatever comes before the next waiting writes again."""
+        if time.monotonic() - self.last_write >= _WRITE_INTERVAL:
+            self._write()
 
     def _write(self) -> None:
+        self.last_write = time.monotonic()
         if (self.folder / "config.toml").exists():  # the folder is ours only from then on
             status = replace(self.status, at=utc_now())
             write_atomic(self.folder / STATUS_FILE, dumps(status.to_json()))
@@ -48,7 +56,8 @@ class StatusObserver:
     def _set_sites(self, names: Iterable[str], state: str) -> None:
         sites = dict(self.status.sites)
         for name in names:
-            sites[name] = SiteStatus(state, utc_now())
+            old_status = sites.get(name, SiteStatus("", ""))
+            sites[name] = replace(old_status, state=state, since=utc_now())
         self.status = replace(self.status, sites=sites)
 
     def on_start(self, experiment: Experiment, first_round: int) -> None:
@@ -64,16 +73,28 @@ class StatusObserver:
         self._set_sites(names, f"awaited: {subject}")
         self._write()
 
+    def set_timeout(self, name: str, usual: float | None, timeout: float | None) -> None:
+        """How long a site usually needs, and how long it is awaited this time, in seconds."""
+        sites = dict(self.status.sites)
+        site = sites.get(name, SiteStatus("", utc_now()))
+        sites[name] = replace(site, usual=usual, timeout=timeout)
+        self.status = replace(self.status, sites=sites)
+
     def pause(self, text: str) -> None:
         """The run waits for sites."""
         self.status = replace(self.status, state=f"paused: {text}")
+        self._write()
+
+    def end_pause(self) -> None:
+        """The round is tried again."""
+        self.status = replace(self.status, state="running")
         self._write()
 
     def on_site_done(self, round_index: int, reply: Reply) -> None:
         """A site has answered, or is left out."""
         state = f"left out: {reply.error}" if reply.update is None else "answered"
         self._set_sites([reply.site], state)
-        self._write()
+        self._write_soon()
         self.inner.on_site_done(round_index, reply)
 
     def on_round_done(self, record: RoundRecord, seconds: float) -> None:
@@ -87,7 +108,7 @@ class StatusObserver:
         """The newest messages are part of the file."""
         messages = (*self.status.messages, f"{utc_now()} {message}")
         self.status = replace(self.status, messages=messages[-_MAX_MESSAGES:])
-        self._write()
+        self._write_soon()
         self.inner.on_message(message)
 
     def finish(self, error: BaseException | None) -> None:

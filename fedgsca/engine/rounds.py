@@ -17,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fedgsca.config import SITES_SOURCE, Config
+from fedgsca.config import Config
 from fedgsca.engine import checkpoint
 from fedgsca.engine.base import (
     Engine,
@@ -28,14 +28,20 @@ from fedgsca.engine.base import (
     SiteEvaluator,
 )
 from fedgsca.engine.guard import (
-    GuardMemory,
+    REVERSAL_CODE,
     UpdateFacts,
     UpdateGuard,
     absurd_array,
+    averaged_extras,
     is_blamed,
     lower_median,
+    received_arrays,
 )
+from fedgsca.engine.guard_memory import MODEL, GuardMemory
+from fedgsca.engine.late_sites import LateSites
+from fedgsca.engine.lateness import check_lateness, late_weight, rebase
 from fedgsca.engine.local import LocalEngine, SiteRunner
+from fedgsca.engine.participation import draw_sites
 from fedgsca.engine.processes import ProcessEngine
 from fedgsca.engine.run_companions import check_companions, describe_companions
 from fedgsca.engine.site_evaluation import ModelScores, pool_scores, score_model
@@ -58,7 +64,7 @@ from fedgsca.metrics import HEADLINE_ROUNDS, stability
 from fedgsca.models.build import trainable_names
 from fedgsca.privacy.accountant import spent_epsilon
 from fedgsca.robust.base import Rule, RuleSettings, make_rule
-from fedgsca.robust.combine import combine_models, scale_change
+from fedgsca.robust.combine import combine_extras, combine_models, scale_change
 from fedgsca.robust.spool import UpdateSpool
 from fedgsca.site import weights_of
 from fedgsca.support.text import one_line
@@ -110,6 +116,7 @@ def run(
             config,
             GuardMemory.from_arrays(experiment.names, newest.guard),
             first_round_spread=method.first_round_spread,
+            response_slack=method.response_slack,
         )
         folder.cut_metrics(state.round)
         observer.on_start(experiment, state.round)
@@ -118,9 +125,10 @@ def run(
         end_round = config.train.rounds
         if stop_after is not None:
             end_round = min(end_round, stop_after)
-        loop = RoundLoop(
-            method, engine or _local_engine(runner, jobs), runner, folder, observer, guard
-        )
+        carrier = engine or _local_engine(runner, jobs)
+        if config.federation.simulated_lateness > 0:
+            carrier = LateSites(carrier, config, experiment.names, out)
+        loop = RoundLoop(method, carrier, runner, folder, observer, guard)
         try:
             while state.round < end_round:
                 state = _run_patiently(loop, state)
@@ -140,7 +148,7 @@ def _run_patiently(loop: RoundLoop, state: ServerState) -> ServerState:
     attempt = 0
     while True:
         try:
-            return loop.run_round(state)
+            return loop.run_round(state, attempt)
         except QuorumError as error:
             engine = loop.engine
             if not isinstance(engine, PatientEngine):
@@ -173,14 +181,18 @@ class RoundLoop:
         """The experiment as far as it is on this machine."""
         return self.runner.experiment
 
-    def run_round(self, state: ServerState) -> ServerState:
-        """One communication round: `state` is before it, the returned state after it."""
+    def run_round(self, state: ServerState, attempt: int = 0) -> ServerState:
+        """One communication round: `state` is before it, the returned state after it.
+
+        `attempt` counts the repetitions of a round that had no quorum.
+        """
         config, round_index = self.experiment.config, state.round
         start = time.perf_counter()
         readmissions = self._readmit()
+        asked_sites = self._asked_sites(state, attempt)
         payload = self.method.broadcast(state, round_index)
         check_extras("payload", payload.extras, self.method.downloads, self.experiment.dims)
-        state, validator = self._train_and_aggregate(state, payload)
+        state, validator = self._train_and_aggregate(state, payload, asked_sites)
         end_of_exchange = time.perf_counter()
         record = self._record(validator, payload)
         record = replace(record, expected_f1=read_score(state.extras, round_index))
@@ -211,8 +223,22 @@ class RoundLoop:
             self.observer.on_message(f"{site} takes part again: it was readmitted")
         return sites
 
+    def _asked_sites(self, state: ServerState, attempt: int) -> tuple[str, ...] | None:
+        """The sites of the round, if it does not ask all (participation.py)."""
+        config = self.experiment.config
+        if not config.federation.is_partial or self.method.asks_all_sites(state):
+            return None
+        excluded_sites = self.guard.sites_put_aside()
+        return draw_sites(
+            config,
+            self.experiment.names,
+            state.round,
+            excluded_sites=excluded_sites,
+            attempt=attempt,
+        )
+
     def _train_and_aggregate(
-        self, state: ServerState, payload: Payload
+        self, state: ServerState, payload: Payload, asked_sites: tuple[str, ...] | None
     ) -> tuple[ServerState, UpdateValidator]:
         """Train at the sites and aggregate their updates.
 
@@ -230,8 +256,13 @@ class RoundLoop:
         validator = UpdateValidator(
             self.method, payload, self.experiment, trainable, self.observer, self.guard, rule
         )
+        validator.asked_sites = asked_sites
         with UpdateSpool(self.folder.path) as spool:
-            updates = validator.accept(self.engine.exchange(payload), spool)
+            if asked_sites is None:
+                replies = self.engine.exchange(payload)
+            else:
+                replies = self.engine.exchange(payload, asked_sites)
+            updates = validator.accept(replies, spool)
             # iterating over the updates trains the sites
             state = self.method.aggregate(state, updates)
         validator.check_quorum()
@@ -250,8 +281,9 @@ class RoundLoop:
             lr=config.train.lr_at(payload.round),
             stability=mean_drift,
             bytes_up=validator.bytes_up,
-            bytes_down=len(self.experiment.names) * payload_bytes,
+            bytes_down=len(validator.names) * payload_bytes,
             sites=validator.sites,
+            asked_sites=validator.asked_sites,
             refusals=validator.refusals,
             privacy=_budget(config, payload.round + 1),
         )
@@ -337,7 +369,16 @@ class UpdateValidator:
     site_seconds: dict[str, float] = field(default_factory=dict)
     facts: list[UpdateFacts] = field(default_factory=list)
     blame: list[str] = field(default_factory=list)  # sites that the guard refused
+    reversed_sites: list[str] = field(default_factory=list)  # refused for their direction
+    scaled_sites: dict[str, float] = field(default_factory=dict)  # site -> factor on its change
     simulation_metrics: dict[str, Mapping[str, float | None]] = field(default_factory=dict)
+    asked_sites: tuple[str, ...] | None = None  # None: all
+    rounds_late: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def names(self) -> Sequence[str]:
+        """The sites that were asked."""
+        return self.experiment.names if self.asked_sites is None else self.asked_sites
 
     def accept(self, replies: Iterator[Reply], spool: UpdateSpool) -> Iterator[Update]:
         """The usable updates, one by one. A site whose update is not usable is left out.
@@ -345,14 +386,14 @@ class UpdateValidator:
         Updates stream as long as none has to wait for the others. From the first one that has to,
         all wait in `spool`, so that their order, and with it the bytes of the result, remains.
         """
+        self.guard.start_round(self.payload, self.method.uploads)
         pending_facts = []
         for reply in replies:
             self.observer.on_site_done(self.payload.round, reply)
             self.site_seconds[reply.site] = reply.seconds
             self.simulation_metrics[reply.site] = reply.simulation_metrics
             try:
-                update = self._check(reply)
-                facts = self.guard.examine(update, self.payload.weights)
+                update, facts = self._examine(reply)
             except UpdateError as error:
                 self._refuse(reply.site, error)
                 continue
@@ -366,25 +407,75 @@ class UpdateValidator:
                 spool.add(update)
         yield from self._judge(pending_facts, spool)
 
+    def _examine(self, reply: Reply) -> tuple[Update, UpdateFacts]:
+        """The update of a reply, if it is usable on its own. A late one is discounted."""
+        update = self._check(reply)
+        old_payload = reply.late_to
+        if old_payload is None:
+            return update, self.guard.examine(update)
+        bound = self.experiment.config.federation.staleness
+        check_lateness(self.method, old_payload, self.payload, bound)
+        facts = self.guard.examine(update, old_payload)
+        rounds = self.payload.round - old_payload.round
+        weight = late_weight(rounds)
+        self.rounds_late[reply.site] = rounds
+        update = rebase(update, old_payload.weights, self.payload.weights, weight)
+        return self.method.trim_late(update), facts.discounted(weight)
+
     def _judge(self, pending_facts: Sequence[UpdateFacts], spool: UpdateSpool) -> Iterator[Update]:
         """The usable ones among the updates that had to wait."""
         positions = []
+        factors: dict[int, dict[str, float]] = {}
         for position, facts in enumerate(pending_facts):
             round_facts = [item for item in self.facts if item is not facts]
             try:
-                self.guard.judge(facts, round_facts)
+                factors[position] = self.guard.judge(facts, round_facts)
                 positions.append(position)
             except UpdateError as error:
                 self._refuse(facts.site, error)
-        model: Arrays | None = None
         if self.rule.needs_all:
-            model = combine_models(self.rule, spool, positions, self.payload.weights)
+            yield from self._combine(positions, spool)
+            return
         for position in positions:
+            update, facts = spool.update(position), pending_facts[position]
+            if factors[position]:
+                update, facts = self._scale(update, facts, factors[position])
+            yield self._use(update, self._bound(update, facts))
+
+    def _scale(
+        self, update: Update, facts: UpdateFacts, factors: Mapping[str, float]
+    ) -> tuple[Update, UpdateFacts]:
+        """The update with changes of the usual norm; the guard remembers it like this."""
+        times = ", ".join(f"{1.0 / factor:.1f}" for factor in factors.values())
+        self.observer.on_message(
+            f"round {self.payload.round + 1}: the change of {update.site} is scaled down to the"
+            f" usual norm: it was {times} times as large"
+        )
+        self.scaled_sites[update.site] = min(factors.values())
+        scaled_facts = facts.scaled(factors)
+        self.facts[self.facts.index(facts)] = scaled_facts
+        for part, factor in factors.items():
+            update = self._scale_part(update, part, factor)
+        return update, scaled_facts
+
+    def _scale_part(self, update: Update, part: str, factor: float) -> Update:
+        if part == MODEL:
+            weights = scale_change(update.weights, self.payload.weights, factor)
+            return replace(update, weights=weights)
+        names = averaged_extras(self.method.uploads, update.extras)
+        values = {name: update.extras[name] for name in names}
+        reference = received_arrays(self.payload, part, values)
+        return replace(update, extras={**update.extras, **scale_change(values, reference, factor)})
+
+    def _combine(self, positions: Sequence[int], spool: UpdateSpool) -> Iterator[Update]:
+        """The updates with the model and the extras that the rule makes of all of them."""
+        model = combine_models(self.rule, spool, positions, self.payload.weights)
+        extras = combine_extras(
+            self.rule, spool, positions, self.method.uploads, self.payload.extras
+        )
+        for position, result in zip(positions, extras, strict=True):
             update = spool.update(position)
-            if model is None:
-                yield self._use(update, self._bound(update, pending_facts[position]))
-            else:
-                yield self._use(update, replace(update, weights=model))
+            yield self._use(update, replace(update, weights=model, extras=result))
 
     def _can_stream(self) -> bool:
         needs_level = self.rule.needs_level and self.guard.level() is None
@@ -394,21 +485,35 @@ class UpdateValidator:
         """The update with its change scaled down, if the rule says so."""
         if not self.rule.needs_level:
             return update
-        level = self.guard.level()
-        if level is None:  # the first round: all sites have answered
-            norms = [item.norm for item in self.facts if item.norm > 0.0]
-            level = lower_median(norms) if norms else 0.0
-        factor = self.rule.bound_change(facts.norm, level)
-        if factor == 1.0:
-            return update
-        weights = scale_change(update.weights, self.payload.weights, factor)
-        return replace(update, weights=weights)
+        for part, part_facts in facts.parts.items():
+            factor = self.rule.bound_change(part_facts.norm, self._level(part))
+            if factor < 1.0:
+                update = self._scale_part(update, part, factor)
+        return update
+
+    def _level(self, part: str) -> float:
+        """The usual norm of a change; in the first round, when all sites have answered."""
+        level = self.guard.level(part)
+        if level is not None:
+            return level
+        norms = [item.parts[part].norm for item in self.facts if part in item.parts]
+        nonzero_norms = [norm for norm in norms if norm > 0.0]
+        return lower_median(nonzero_norms) if nonzero_norms else 0.0
 
     def _use(self, update: Update, result: Update) -> Update:
         """Write down what the site sent; `result` is what the method gets of it."""
         self.bytes_up += num_bytes(update.weights) + num_bytes(update.extras)
         self.drift.append(stability(self.payload.weights, update.weights, self.trainable))
         values = {**_loggable_extras(update), **self.simulation_metrics[update.site]}
+        if update.site in self.scaled_sites:
+            values["scaled_down"] = self.scaled_sites[update.site]
+        rounds_late = self.rounds_late.get(update.site)
+        if rounds_late is not None:
+            values["rounds_late"] = rounds_late
+            self.observer.on_message(
+                f"round {self.payload.round + 1}: the update of {update.site} for round"
+                f" {self.payload.round - rounds_late + 1} counts with a smaller weight"
+            )
         self.sites[update.site] = SiteRecord(update.num_samples, values)
         return result
 
@@ -418,6 +523,8 @@ class UpdateValidator:
         self.observer.on_message(f"round {self.payload.round + 1}: {site} is left out: {reason}")
         if is_blamed(error):
             self.blame.append(site)
+        if error.code == REVERSAL_CODE:
+            self.reversed_sites.append(site)
 
     def _check(self, reply: Reply) -> Update:
         update = reply.update
@@ -432,12 +539,14 @@ class UpdateValidator:
                 fix="let every site answer only for itself",
             )
         check_update(update, self.payload.weights, self.method.uploads, self.experiment.dims)
+        if reply.memory_since is not None:
+            self.guard.check_memory(reply.site, reply.memory_since)
         return update
 
     def check_quorum(self) -> None:
         """Stop the run if too few sites sent a usable update."""
         excluded_sites = self.guard.sites_put_aside()
-        names = [name for name in self.experiment.names if name not in excluded_sites]
+        names = [name for name in self.names if name not in excluded_sites]
         quorum = quorum_of(self.experiment.config, len(names))
         if len(self.sites) >= quorum:
             return
@@ -446,8 +555,8 @@ class UpdateValidator:
             "round.quorum-not-reached",
             f"round {self.payload.round + 1}: {len(self.sites)} of {len(names)} sites sent a usable"
             f" update, but {quorum} are needed; the first problem is at {site}: {reason}",
-            fix="fix this site and the others named in the log, then"
-            f" {_resume_command(self.experiment.config)}; finished rounds are kept",
+            fix="fix this site and the others named in the log, then run `fedgsca resume`;"
+            " finished rounds are kept",
         )
 
     def check_aggregate(self, state: ServerState) -> None:
@@ -467,20 +576,15 @@ class UpdateValidator:
     def end_round(self) -> None:
         """Let the guard remember the round, and report sites that are put aside from now on."""
         excluded_sites = self.guard.sites_put_aside()
-        self.guard.remember(self.payload.round, self.facts, self.sites.keys(), self.blame)
+        self.guard.remember(
+            self.payload.round, self.facts, self.sites.keys(), self.blame, self.reversed_sites
+        )
         for site in self.guard.sites_put_aside():
             if site not in excluded_sites:
                 self.observer.on_message(
                     f"{site} is put aside from round {self.payload.round + 2} on; "
                     f"`fedgsca readmit` lets it take part again"
                 )
-
-
-def _resume_command(config: Config) -> str:
-    """How the run is continued, where it runs."""
-    if config.data.source == SITES_SOURCE:
-        return "run ./run.sh of the coordinator's kit again"
-    return "run `fedgsca resume`"
 
 
 def quorum_of(config: Config, sites: int) -> int:

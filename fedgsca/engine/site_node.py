@@ -17,7 +17,7 @@ import json
 import logging
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -26,6 +26,7 @@ from pydantic import Field, ValidationError
 from fedgsca.config import SITES_SOURCE, Config, Section, build, read_toml, validation_problems
 from fedgsca.engine.base import Reply
 from fedgsca.engine.local import SiteRunner
+from fedgsca.engine.site_memory import check_memory, record_memory
 from fedgsca.errors import (
     ClassListError,
     ConfigError,
@@ -301,10 +302,14 @@ def _test_reply(runner: SiteRunner, name: str, payload: Payload) -> Reply:
 
 def _train_reply(runner: SiteRunner, name: str, payload: Payload) -> Reply:
     config = runner.experiment.config
+    since = check_memory(runner.folder, payload.round) if runner.is_hospital else None
     if runner.is_hospital and config.privacy is not None:
         reply = _private_reply(runner, name, payload)
     else:
         reply = runner.run_round(name, payload)
+    if since is not None and reply.update is not None:
+        record_memory(runner.folder, since, payload.round)
+        reply = replace(reply, memory_since=since)
     if reply.update is not None:  # the hospital's own check: only what is declared leaves
         check_extras("update", reply.update.extras, runner.method.uploads, runner.experiment.dims)
     return reply

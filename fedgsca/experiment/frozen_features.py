@@ -9,14 +9,17 @@ import numpy as np
 
 from fedgsca.config import Config
 from fedgsca.data.cache import cached_array, is_cached
-from fedgsca.data.table import ImageTable
+from fedgsca.data.table import ImageTable, images_digest
 from fedgsca.errors import ConfigError
 from fedgsca.experiment.weights_file import weights_path
 from fedgsca.support.digests import sha256_file
 
 
 def frozen_features(config: Config, table: ImageTable) -> np.ndarray:
-    """(n, D) float32: backbone features of every image, cached by content of images and weights."""
+    """(n, D) float32: backbone features of every image, cached by content of images and weights.
+
+    Labels and splits are not part of the key: corrected labels and other seeds use the same ones.
+    """
     from fedgsca.models.build import build_backbone, spec_of
     from fedgsca.models.features import extract
     from fedgsca.models.weights import load_backbone
@@ -68,5 +71,6 @@ def _needed_weights(config: Config) -> Path:
 def _cache_key(config: Config, table: ImageTable, weights: Path) -> str:
     digest = sha256_file(weights) if weights.is_file() else str(weights)
     model = config.model
-    identity = f"features-2|{table.fingerprint}|{model.name}|{digest}|{model.feature_size}"
+    images = f"{table.images.shape}|{table.image_digest or images_digest(table.images)}"
+    identity = f"features-3|{images}|{model.name}|{digest}|{model.feature_size}"
     return hashlib.sha256(identity.encode()).hexdigest()

@@ -14,9 +14,10 @@ from fedgsca.errors import ConfigError
 from fedgsca.experiment.frozen_features import frozen_features
 from fedgsca.noise import SiteNoise, corrupt, parse_noise
 from fedgsca.noise import candidates as candidate_sets
-from fedgsca.noise.label_files import read_given, read_matrix
+from fedgsca.noise.label_files import read_annotators, read_given, read_matrix
 from fedgsca.rng import stream
 
+_THUMBNAIL = 8  # cells per side
 _IMAGES_PER_CLASS = 200  # to measure which classes look alike
 Rows = Mapping[str, np.ndarray]  # site -> table rows
 
@@ -68,19 +69,79 @@ def _draw_labels(
     notes: tuple[str, ...] = ()
     if any(site_noise.needs_candidates for site_noise in noise.values()):
         candidates, origin = find_candidates(config, table)
-        notes = (f"CK-asymmetric candidates: {origin}",)
+        notes = (f"classes that are easily mistaken for each other (noise C): {origin}",)
     matrix = read_matrix(config.noise.matrix, table.num_classes) if config.noise.matrix else None
+    annotators = None
+    if config.noise.annotators:
+        annotators = read_annotators(config.noise.annotators, table.num_classes)
+    likeness = None
+    if any(site_noise.definition.needs_likeness for site_noise in noise.values()):
+        likeness = measure_likeness(config, table)
+        notes = (*notes, f"likeness of images and classes: {_feature_words(config)}")
     labels = {}
     for name, site_rows in rows.items():
+        groups = None
+        if noise[name].definition.needs_groups:
+            groups = _groups_of(table, site_rows, noise[name])
         labels[name] = corrupt(
             table.labels[site_rows],
             noise[name],
             num_classes=table.num_classes,
             candidates=candidates,
             matrix=matrix,
+            annotators=annotators,
+            likeness=None if likeness is None else likeness[site_rows],
+            groups=groups,
             rng=stream(config.seed, "noise", name),
         )
     return GivenLabels(noise, labels, notes)
+
+
+def _groups_of(table: ImageTable, rows: np.ndarray, noise: SiteNoise) -> np.ndarray:
+    if table.groups is None:
+        raise ConfigError(
+            "noise.no-groups",
+            f"noise {noise} differs by group, but the images of {table.name} have no groups",
+            fix="add a group column (patient, slide or video) to labels.csv, or use other noise",
+        )
+    return np.asarray(table.groups[rows])
+
+
+def _feature_words(config: Config) -> str:
+    if config.model.frozen:
+        return f"distances to class means of {config.model.name} features, true labels"
+    return f"distances to class means of images at {_THUMBNAIL} pixels, true labels"
+
+
+def measure_likeness(config: Config, table: ImageTable) -> np.ndarray:
+    """(n, C): for all images of the table, minus half the squared distance to each class mean.
+
+    In units of the mean squared distance of a training image from the mean of its own class.
+    Features are those of the frozen network or, without one, small versions of the images.
+    """
+    train = table.rows("train")
+    if config.model.frozen:
+        features = np.asarray(frozen_features(config, table), dtype=np.float64)
+    else:
+        features = _thumbnails(table.images)
+    labels = table.labels[train]
+    means = np.zeros((table.num_classes, features.shape[1]))
+    for c in np.unique(labels):
+        means[c] = features[train[labels == c]].mean(axis=0)
+    squares = np.empty((len(features), table.num_classes))
+    for c in range(table.num_classes):
+        squares[:, c] = np.square(features - means[c]).sum(axis=1)
+    unit = squares[train, labels].mean()
+    return np.asarray(-0.5 * squares / max(float(unit), 1e-12))
+
+
+def _thumbnails(images: np.ndarray) -> np.ndarray:
+    """(n, 8 * 8 * 3) float64: means over a grid of 8 x 8 cells."""
+    rows = np.linspace(0, images.shape[1], _THUMBNAIL + 1).astype(int)[:-1]
+    columns = np.linspace(0, images.shape[2], _THUMBNAIL + 1).astype(int)[:-1]
+    cells = np.add.reduceat(np.asarray(images, dtype=np.float64), rows, axis=1)
+    cells = np.add.reduceat(cells, columns, axis=2)
+    return np.asarray(cells.reshape(len(images), -1))
 
 
 def _recorded_labels(table: ImageTable, labels: np.ndarray, rows: Rows) -> GivenLabels:

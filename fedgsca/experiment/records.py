@@ -79,6 +79,8 @@ class RoundRecord(Record):
     sites: Mapping[str, SiteRecord]
     # site -> why its update was not used
     refusals: Mapping[str, str] = field(metadata=stored_as("refused"))
+    # the sites that were asked; None: all of them
+    asked_sites: tuple[str, ...] | None = field(default=None, metadata=stored_as("asked"))
     f1: float | None = None
     recall: float | None = None
     precision: float | None = None
@@ -328,6 +330,8 @@ class SiteStatus(Record):
 
     state: str
     since: str
+    usual: float | None = None  # seconds from a message to its answer, the median
+    timeout: float | None = None  # seconds for which the site is awaited
 
 
 @dataclass(frozen=True)

@@ -90,6 +90,7 @@ def divide(config: Config) -> Division:
         sites=0 if data.partition == "column" else data.sites,
         scheme=data.partition,
         alpha=data.alpha,
+        missing=data.missing,
         seed=config.seed,
     )
     given = give_labels(config, table, rows)

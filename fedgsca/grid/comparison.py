@@ -169,7 +169,8 @@ def parse_noises(specs: Iterable[str]) -> tuple[str, ...]:
     names = []
     for spec in specs:
         parts = parse_noise(spec, spec.count("-") + 1)
-        names.append("-".join(map(str, parts)))
+        star = "*" if spec.rstrip().endswith("*") else ""
+        names.append("-".join(map(str, parts)) + star)
     return _unique("--noise", names, "0-S40-P20-C20")
 
 

@@ -13,11 +13,11 @@ Everything that names, draws, prices or logs a method reads the attributes below
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar, cast
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from fedgsca.config import METHODS
 from fedgsca.wire import Arrays, Extra, Payload, Update
@@ -30,6 +30,26 @@ class MethodOptions(BaseModel):
     """Options of a method: immutable and typed; unknown keys are errors."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+class PublishedOptions(MethodOptions):
+    """Options of a method whose authors published code, with a switch that follows that code."""
+
+    # the options whose default differs from the authors' code, with the value that they have there
+    OFFICIAL: ClassVar[Mapping[str, object]] = {}
+
+    official: bool = Field(
+        default=False,
+        description="every option as in the authors' code; options that are set explicitly win",
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _follow_the_authors(cls, values: Any) -> Any:
+        """Fill the options that are not given with the authors' values, if that is asked for."""
+        if isinstance(values, Mapping) and values.get("official") in (True, "true"):
+            return {**cls.OFFICIAL, **values}
+        return values
 
 
 @dataclass(frozen=True)
@@ -51,10 +71,27 @@ class Logged:
                 histograms of the report (simulations only); nothing is stored without "losses"
     events      uploads that are 1 when something unusual happened at a site in a round, and the
                 clause that describes it, such as {"guard": "the collapse guard stepped in"}
+    stage       the stage that makes the method more than training on all given labels, and
+    stage_ran   whether it ran at a site in a round, from the site's numbers in the log and its
+                number of samples; a table says where it never did
     """
 
     selection: tuple[str, ...] = ("losses", "clean", "clean_probability", "selector", "cut")
     events: Mapping[str, str] = field(default_factory=dict)
+    stage: str = ""
+    stage_ran: Callable[[Mapping[str, Any], int], bool] | None = None
+
+
+@dataclass(frozen=True)
+class Lateness:
+    """Whether an update that arrives rounds later still fits the method, and why.
+
+    `stage` names a download: an update counts only if its value is the same in both rounds.
+    """
+
+    reason: str
+    is_tolerated: bool = False
+    stage: str | None = None
 
 
 class Method(Protocol):
@@ -79,9 +116,13 @@ class Method(Protocol):
     # how much more than usual the changes of honest sites may differ in the first round: a factor
     # on `aggregation.norm_factor`
     first_round_spread: ClassVar[float] = 1.0
+    # added to `aggregation.max_response`: a method that replaces labels changes what a site wants
+    response_slack: ClassVar[float] = 0.0
     uploads: ClassVar[Mapping[str, Extra]] = {}
     downloads: ClassVar[Mapping[str, Extra]] = {}
     logged: ClassVar[Logged] = Logged()
+    # may late updates count (`federation.staleness`)?
+    late: ClassVar[Lateness] = Lateness("it does not declare that they fit")
     Options: ClassVar[type[MethodOptions]] = MethodOptions
 
     options: MethodOptions
@@ -107,6 +148,14 @@ class Method(Protocol):
     def aggregate(self, state: ServerState, updates: Iterable[Update]) -> ServerState:
         """The next state. The updates arrive one by one, in the order of the sites' names."""
         ...
+
+    def asks_all_sites(self, state: ServerState) -> bool:
+        """Whether the next round needs all sites, also if `federation.participation` is partial."""
+        return False
+
+    def trim_late(self, update: Update) -> Update:
+        """What of a late update still counts: without extras that belong to their round only."""
+        return update
 
 
 M = TypeVar("M", bound=type)

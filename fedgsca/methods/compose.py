@@ -18,4 +18,8 @@ def compose_method(config: Config) -> Method:
         return method
     from fedgsca.methods.parts.evidence_heads import add_evidence_heads
 
-    return add_evidence_heads(method, collection_rounds, config.evidence.holdout)
+    # a site that is asked for the first time after the heads' training still needs them
+    keeps_heads = config.federation.is_partial
+    return add_evidence_heads(
+        method, collection_rounds, config.evidence.holdout, keeps_heads=keeps_heads
+    )

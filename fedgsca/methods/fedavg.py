@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from fedgsca.methods.base import Method, ServerState, register
+from fedgsca.methods.base import Lateness, Method, ServerState, register
 from fedgsca.methods.parts.averaging import average_models, broadcast_model, start_from
 from fedgsca.site import Site
 from fedgsca.train import cross_entropy, train
@@ -26,6 +26,7 @@ class FedAvg(Method):
         "Data, AISTATS 2017"
     )
     order = 1
+    late = Lateness("the server averages models, and nothing else travels", is_tolerated=True)
 
     def start(self, weights: Arrays, seed: int) -> ServerState:
         """The initial model."""

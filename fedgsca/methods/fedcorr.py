@@ -22,7 +22,9 @@ The published code runs in one process and reads every site's losses at the serv
 knows two numbers per site; its verdict reaches the site with the next broadcast and is carried out
 there, on the losses that the site stored: the same order of steps, one message later. LID_k is the
 mean over the site's rounds so far; the paper adds up, which gives the same cut unless a site missed
-a round. Corrected labels and losses stay in the site's memory.
+a round. Corrected labels and losses stay in the site's memory. With partial participation, the
+rounds of pre-processing ask all sites; a site that missed all of them (or joins later) measures
+losses and LID of the model that it receives first.
 
 Where paper, published code and this file differ:
   loss_kind    the code applies softmax twice before the logarithm, so its "losses" are bounded and
@@ -36,10 +38,19 @@ Where paper, published code and this file differ:
                their mean the sites are one group: no verdict, no correction. (`one_group = noisy`
                lets each site judge itself by its own losses instead; where the guard acted, that
                was 3 to 11 points of validation F1 worse.) 0 is the published behaviour.
+  grouping     the code fits a mixture of two Gaussians to the LIDs (`mixture`); on four numbers its
+               variances come from one or two of them. Default `cut`, the best division by least
+               squares.
+  two_modes    the code always divides a noisy site's losses in two. Default: mu_k = 0 unless there
+               are two separate components, at least 0.01 apart (cross-entropy: 0.1); the bounded
+               losses span about 1.
   fine-tuning  if no site has mu_k <= 0.1 all sites train: the published code always has a "clean"
                group and never meets this case.
   parallel     the code trains one site at a time in stage 1 and averages after each; LID then
-               depends on a site's position.
+               depends on a site's position. There is no switch.
+  stages       in the code every client trains about 5, 50 and 45 times in the three stages.
+`official` sets all switches as in the code. benchmarks/fedcorr_check.py compares this file with
+the published loop, written again, on the same arrays: docs/methods.md has the numbers.
 """
 
 from __future__ import annotations
@@ -55,9 +66,10 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from fedgsca.aggregate import WeightedMean
-from fedgsca.methods.base import Method, MethodOptions, ServerState, register
+from fedgsca.methods.base import Lateness, Logged, Method, PublishedOptions, ServerState, register
 from fedgsca.methods.parts.clustering import two_groups
 from fedgsca.methods.parts.lid import mean_lid
+from fedgsca.methods.parts.mixtures import fit_two_groups
 from fedgsca.methods.parts.mixup import mixup_cross_entropy
 from fedgsca.methods.parts.schedules import rounds_of
 from fedgsca.selector import clean_probability, fit_selector
@@ -71,17 +83,36 @@ FINE_TUNE = 1
 USUAL = 2
 
 
-class FedCorrOptions(MethodOptions):
+# smallest distance of two components of losses: about a hundredth of their range
+MIN_GAPS = {"double_softmax": 0.01, "ce": 0.1}
+
+
+class FedCorrOptions(PublishedOptions):
     """Options of FedCorr; "official" is the published code."""
+
+    OFFICIAL: ClassVar[Mapping[str, object]] = {
+        "stage1": 0.05,
+        "stage2": 0.5,
+        "prox": "norm",
+        "loss_kind": "double_softmax",
+        "split_guard": 0.0,
+        "grouping": "mixture",
+        "two_modes": False,
+    }
 
     stage1: float = Field(
         default=0.1,
         gt=0,
         le=1,
-        description="T1 as a share of the rounds (official 5 of 955 rounds with 5 local epochs)",
+        description="T1 as a share of the rounds "
+        "(official: 5 of the 100 rounds in which a client takes part)",
     )
     stage2: float = Field(
-        default=0.4, ge=0, le=1, description="T2 as a share of the rounds (official 500 of 955)"
+        default=0.4,
+        ge=0,
+        le=1,
+        description="T2 as a share of the rounds "
+        "(official: 50 of the 100 rounds in which a client takes part)",
     )
     beta: float = Field(default=5.0, ge=0, description="strength of the proximal term (official 5)")
     prox: Literal["squared", "norm"] = Field(
@@ -119,6 +150,14 @@ class FedCorrOptions(MethodOptions):
         ge=0,
         description="smallest range of the LIDs, relative to their mean, that makes two groups "
         "(official 0)",
+    )
+    grouping: Literal["cut", "mixture"] = Field(
+        default="cut",
+        description="clean and noisy sites: the best cut of their LIDs, or a mixture (official)",
+    )
+    two_modes: bool = Field(
+        default=True,
+        description="mu_k = 0 unless a site's losses have two separate components (official off)",
     )
     one_group: Literal["clean", "noisy"] = Field(
         default="clean", description="what all sites count as if they are one group"
@@ -170,12 +209,34 @@ def sample_losses(probs: np.ndarray, labels: np.ndarray, kind: str) -> np.ndarra
     return np.asarray(np.log(np.exp(probs).sum(axis=1)) - p_y)
 
 
-def noise_level(losses: np.ndarray) -> float:
-    """mu_k: share of the losses (n,) in the upper of two Gaussians; 0 where there are no two."""
-    fit = fit_selector(losses, var_floor=1e-6)
+def noise_level(
+    losses: np.ndarray, min_gap: float = MIN_GAPS["double_softmax"], *, two_modes: bool = True
+) -> float:
+    """mu_k: share of the losses (n,) in the upper of two Gaussians.
+
+    0 where there are no two separate ones, unless `two_modes` is off.
+    """
+    fit = fit_selector(losses, var_floor=1e-6, min_gap=min_gap, validity_test=two_modes)
     if fit is None:
         return 0.0
     return float(np.mean(clean_probability(losses, fit) < 0.5))
+
+
+def _mixture_boundary(lids: np.ndarray, default: float) -> float:
+    """Between the two groups of a mixture fitted to the finite ones of `lids` (K,).
+
+    A mixture can put the largest LIDs, or all of them, into the group with the smaller mean. Sites
+    judge themselves by one boundary, so the groups are then those of `default`.
+    """
+    points = np.sort(lids[np.isfinite(lids)])[:, None]
+    mixture = fit_two_groups(points)
+    if mixture is None:
+        return default
+    in_second = mixture.in_second(points)
+    first = int(np.argmax(in_second))
+    if not in_second.any() or first == 0 or not in_second[first:].all():
+        return default
+    return float(0.5 * (points[first - 1, 0] + points[first, 0]))
 
 
 def distance(model: nn.Module, anchor: list[Tensor]) -> Tensor:
@@ -197,6 +258,7 @@ class FedCorr(Method):
     )
     order = 4
     passes = 3.1
+    response_slack = 0.15
     uploads: ClassVar[Mapping[str, Extra]] = {
         "lid": Extra(
             (),
@@ -204,6 +266,7 @@ class FedCorr(Method):
             optional=True,
             low=0,
             nan=True,
+            vote="clip",
         ),
         "noise_level": Extra((), "mu, the estimated share of wrong labels", low=0, high=1),
         "trains": Extra(
@@ -224,6 +287,14 @@ class FedCorr(Method):
         ),
         "train_limit": Extra((), "largest noise level of a site that fine-tunes", low=0, high=1),
     }
+    logged: ClassVar[Logged] = Logged(
+        stage="label correction", stage_ran=lambda values, _: values.get("corrected", 0) > 0
+    )
+    late = Lateness(
+        "the server averages models and keeps the newest LID and noise level of every site",
+        is_tolerated=True,
+        stage="stage",
+    )
     Options = FedCorrOptions
     options: FedCorrOptions
 
@@ -244,6 +315,10 @@ class FedCorr(Method):
             "train_limit": np.array(self.options.clean_level),
         }
         return ServerState(0, weights, extras)
+
+    def asks_all_sites(self, state: ServerState) -> bool:
+        """Pre-processing visits every site, as in the paper: each needs a verdict on its labels."""
+        return int(state.extras["stage"]) == PRE_PROCESS
 
     def broadcast(self, state: ServerState, round: int) -> Payload:
         """The global model, the stage, the boundary and the limit of fine-tuning."""
@@ -271,6 +346,8 @@ class FedCorr(Method):
 
     def _boundary(self, lids: np.ndarray) -> float:
         groups = two_groups(lids, guard=self.options.split_guard)
+        if groups is not None and self.options.grouping == "mixture":
+            return _mixture_boundary(lids, groups.boundary)
         if groups is not None:
             return groups.boundary
         return -math.inf if len(lids) and self.options.one_group == "noisy" else math.inf
@@ -283,6 +360,9 @@ class FedCorr(Method):
         site.load(payload.weights)
         memory = CorrectionMemory.recall(site, payload.round)
         old_memory = memory
+        if stage != PRE_PROCESS and site.num_samples and not site.recall(payload.round):
+            # it missed all of the pre-processing: the received model takes the place of its own
+            memory = self._measure(site, memory)
         memory = self._correct(site, memory, stage, float(payload.extras["lid_boundary"]))
         trains = stage != FINE_TUNE or memory.mu <= float(payload.extras["train_limit"])
         if trains:
@@ -318,7 +398,7 @@ class FedCorr(Method):
         After fine-tuning: the final relabelling.
         """
         if len(memory.losses):
-            mu = noise_level(memory.losses) if memory.lid > boundary else 0.0
+            mu = self._noise_level(memory.losses) if memory.lid > boundary else 0.0
             count = int(site.num_samples * mu * self.options.relabel_ratio)
             worst = np.argsort(-memory.losses, kind="stable")[:count]
             labels = self._relabel(site, memory.labels, worst)
@@ -328,6 +408,10 @@ class FedCorr(Method):
             labels = self._relabel(site, memory.labels, rows)
             memory = replace(memory, is_final=True, labels=labels)
         return memory
+
+    def _noise_level(self, losses: np.ndarray) -> float:
+        gap = MIN_GAPS[self.options.loss_kind]
+        return noise_level(losses, gap, two_modes=self.options.two_modes)
 
     def _relabel(self, site: Site, labels: np.ndarray, rows: np.ndarray) -> np.ndarray:
         """(n,) labels, those of `rows` replaced by the received model's confident predictions."""

@@ -23,10 +23,13 @@ kept it: default restart, which also means no private memory. (2) `prior`: the c
 CORES^2 uses the class shares of the labels, which is better for rare classes: default uniform, as
 published. (3) J = 1 instead of 5, whose five extra passes cost as much as five FedAvg rounds. (4) w
 does not change during the J steps, so it is computed once (the code repeats it, which only moves
-BatchNorm's statistics J times). (5) lambda eta is at most 1: beyond it the pull overshoots. (6) p
-is clamped at 1e-8 as in the code, because L_CR has no lower bound for b > 0. With momentum
-(official: none) the distance term is part of phi's gradient and goes through it; the pull on w does
-not.
+BatchNorm's statistics J times). (5) lambda eta is at most 1 (`limit_pull`): beyond it the pull
+overshoots. (6) `clamp`: L_CR has no lower bound for b > 0, so the code adds 1e-8 to p in the
+confidence term, and nowhere else; default as published. `official` sets (3) and (5) as in the code,
+the other defaults are the code's already; (4) has no switch.
+
+With momentum (official: none) the distance term is part of phi's gradient and goes through it; the
+pull on w does not.
 
 The warm-up matters: on a toy of four classes with a network from scratch, four rounds of it and
 b_max = 2 lost an entire class for good (the confidence term made the model certain too early, and
@@ -46,7 +49,7 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedgsca.methods.base import Method, MethodOptions, ServerState, register
+from fedgsca.methods.base import Lateness, Logged, Method, PublishedOptions, ServerState, register
 from fedgsca.methods.parts.averaging import average_models, broadcast_model, start_from
 from fedgsca.methods.parts.statistics import log_prior, masked_mean
 from fedgsca.site import Site, load_weights, weights_of
@@ -54,8 +57,10 @@ from fedgsca.train import SGD, Batch, batches, optimiser, precision, proximal
 from fedgsca.wire import Arrays, Extra, Payload, Update
 
 
-class FedFixerOptions(MethodOptions):
+class FedFixerOptions(PublishedOptions):
     """Options of FedFixer; "official" is the published code."""
+
+    OFFICIAL: ClassVar[Mapping[str, object]] = {"personal_steps": 5, "limit_pull": False}
 
     warmup: int = Field(
         default=10,
@@ -85,12 +90,31 @@ class FedFixerOptions(MethodOptions):
         default="uniform",
         description="classes in the confidence term: equal (official) or as in CORES^2",
     )
+    clamp: Literal["published", "floor"] = Field(
+        default="published",
+        description="published: l_y as it is, log(p + 1e-8) in the confidence term (official); "
+        "floor: p is at least 1e-8 in both",
+    )
+    limit_pull: bool = Field(
+        default=True,
+        description="lambda eta is at most 1, beyond which the pull overshoots; official off",
+    )
 
 
-def label_and_mean(logits: Tensor, y: Tensor, prior: Tensor) -> tuple[Tensor, Tensor]:
-    """l_y and sum_c prior_c l_c of every sample, both (n,), with p clamped at 1e-8."""
-    l = -F.log_softmax(logits.float(), dim=1).clamp(min=math.log(1e-8))  # (n, C)
-    return l.gather(1, y[:, None]).squeeze(1), l @ prior
+def label_and_mean(
+    logits: Tensor, y: Tensor, prior: Tensor, clamp: Literal["published", "floor"] = "published"
+) -> tuple[Tensor, Tensor]:
+    """l_y and sum_c prior_c l_c of every sample, both (n,), from logits (n, C).
+
+    With "floor" a sample with p_y < 1e-8 has no gradient. As published it keeps the one of the
+    cross-entropy: a confident mistake can be unlearned.
+    """
+    log_p = F.log_softmax(logits.float(), dim=1)  # (n, C)
+    if clamp == "floor":
+        l = -log_p.clamp(min=math.log(1e-8))
+        return l.gather(1, y[:, None]).squeeze(1), l @ prior
+    l_y = -log_p.gather(1, y[:, None]).squeeze(1)
+    return l_y, -torch.log(log_p.exp() + 1e-8) @ prior
 
 
 def confidence_loss(l_y: Tensor, l_mean: Tensor, b: float) -> Tensor:
@@ -127,6 +151,15 @@ class FedFixer(Method):
             (), "samples on which the model was trained, averaged over local epochs", low=0
         )
     }
+    logged: ClassVar[Logged] = Logged(
+        # a last batch of one sample is skipped, and counts as neither
+        stage="sieve",
+        stage_ran=lambda values, n: values.get("selected", n) < n - 1,
+    )
+    late = Lateness(
+        "the server averages models, by a number that each site counts for itself",
+        is_tolerated=True,
+    )
     Options = FedFixerOptions
     options: FedFixerOptions
 
@@ -206,7 +239,9 @@ class ModelPair:
         """Set b and, with it, eta and the strength of the pull."""
         self.b = b
         self.w_steps.lr = self.phi_steps.lr = self.lr / (1.0 + b)
-        self.distance = min(self.options.distance, 1.0 / self.w_steps.lr)
+        self.distance = self.options.distance
+        if self.options.limit_pull:
+            self.distance = min(self.distance, 1.0 / self.w_steps.lr)
 
     def step(self, batch: Batch) -> np.ndarray:
         """One mini-batch; (b,) bool: I_phi, the samples on which w was trained."""
@@ -229,7 +264,8 @@ class ModelPair:
     def _losses(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
         """(b,) losses of every sample under one model, and (b,) bool: what this model keeps."""
         with precision(self.device):
-            l_y, l_mean = label_and_mean(model(batch.x), batch.y, self.prior)
+            logits = model(batch.x)
+            l_y, l_mean = label_and_mean(logits, batch.y, self.prior, self.options.clamp)
         keep = torch.ones_like(batch.y, dtype=torch.bool)
         if self.sieving:
             keep = sieve(l_y, l_mean)

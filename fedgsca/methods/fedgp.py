@@ -47,6 +47,7 @@ Where paper, published code and this file differ:
   adjacency    the code freezes the graph of old members of P_k although their features move; here
                it follows them.
   anchors      in the propagation the members of P_k vote for the label that they have.
+`official` sets the first three as in the code; the other three have no switch.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedgsca.aggregate import WeightedMean
-from fedgsca.methods.base import Method, MethodOptions, ServerState, register
+from fedgsca.methods.base import Lateness, Logged, Method, PublishedOptions, ServerState, register
 from fedgsca.methods.parts import graph
 from fedgsca.methods.parts.graph import CentroidGNN
 from fedgsca.methods.parts.schedules import rounds_of
@@ -86,8 +87,14 @@ LARGE = 1e4
 W = "head.centroids.weight"
 
 
-class FedGPOptions(MethodOptions):
+class FedGPOptions(PublishedOptions):
     """Options of FedGP; "official" is the published code."""
+
+    OFFICIAL: ClassVar[Mapping[str, object]] = {
+        "clean_label": "given",
+        "w_update": "ema",
+        "weighting": "uniform",
+    }
 
     warmup: float = Field(
         default=0.2, ge=0, le=1, description="T_w as a share of the rounds (official 20 of 100)"
@@ -149,19 +156,25 @@ class FedGPOptions(MethodOptions):
 
 
 GNN_EXTRAS = {
-    "gnn_w1": Extra((DIM, DIM), "centroid network: first layer", low=-LARGE, high=LARGE),
-    "gnn_w2": Extra((DIM, DIM), "centroid network: second layer", low=-LARGE, high=LARGE),
+    "gnn_w1": Extra(
+        (DIM, DIM), "centroid network: first layer", low=-LARGE, high=LARGE, vote="mean"
+    ),
+    "gnn_w2": Extra(
+        (DIM, DIM), "centroid network: second layer", low=-LARGE, high=LARGE, vote="mean"
+    ),
     "gnn_norm1": Extra(
         (2, DIM),
         "centroid network: scale and shift of the first normalisation",
         low=-LARGE,
         high=LARGE,
+        vote="mean",
     ),
     "gnn_norm2": Extra(
         (2, DIM),
         "centroid network: scale and shift of the second normalisation",
         low=-LARGE,
         high=LARGE,
+        vote="mean",
     ),
 }
 
@@ -206,7 +219,7 @@ class FedGP(Method):
     order = 5
     head = "centroid"
     # the centroids of a site take the size of its own features, which can differ 26-fold at first
-    first_round_spread = 12.5
+    first_round_spread = 9.0
     passes = 4.0
     uploads: ClassVar[Mapping[str, Extra]] = {
         "centroids": Extra(
@@ -215,6 +228,7 @@ class FedGP(Method):
             f"below {SMALLEST_GROUP} images: the received row of W",
             low=-LARGE,
             high=LARGE,
+            vote="clip",
         ),
         **GNN_EXTRAS,
         "purified": Extra((), "size of the purified set", low=0),
@@ -229,6 +243,10 @@ class FedGP(Method):
         ),
         **GNN_EXTRAS,
     }
+    logged: ClassVar[Logged] = Logged(
+        stage="purification", stage_ran=lambda values, n: values.get("purified", n) < n
+    )
+    late = Lateness("the graph network travels beside the model, and a late one would pull it back")
     Options = FedGPOptions
     options: FedGPOptions
 

@@ -24,7 +24,7 @@ leaves open and how it is resolved here is in docs/fedgsca.md; preset `paper` ta
 literally. Our additions, listed there with their options:
 warm-up until the selector is healthy, the variance floor, clipped and class-relative losses, losses
 of the received model, memory, monotone probabilities, doubtful labels kept, the credal set widened
-only after the warm-up, the guard; without an option, the second start of EM.
+only after the warm-up, the guard, the second start of EM and the test of its fits.
 
 With evidence heads beside the method (selector.losses_of = "evidence", the default), the decisions
 rest on r, the probability of each true class under evidence that has not memorised the label
@@ -56,7 +56,7 @@ from fedgsca.aggregate import WeightedMean
 from fedgsca.credal import beta_at, rcl_loss, ucl_loss
 from fedgsca.errors import UpdateError
 from fedgsca.evidence import label_losses, training_weights
-from fedgsca.methods.base import Logged, Method, ServerState, register
+from fedgsca.methods.base import Lateness, Logged, Method, ServerState, register
 from fedgsca.methods.parts.fedgsca_evidence import select_by_evidence
 from fedgsca.methods.parts.fedgsca_options import FedGSCAOptions
 from fedgsca.methods.parts.fedgsca_selection import (
@@ -126,6 +126,7 @@ class FedGSCA(Method):
             nan=True,
             inf=True,
             bounds=SELECTOR_BOUNDS,
+            vote="median",
             finish=nearest_selector,
         ),
         "delta": Extra(
@@ -177,10 +178,18 @@ class FedGSCA(Method):
         "selecting": Extra((), "1 once warm-up is over", low=0, high=1),
     }
     logged: ClassVar[Logged] = Logged(
+        selection=(*Logged.selection, "pseudo_rows", "pseudo_labels"),
         events={
             "guard": "the collapse guard stepped in",
             "fallback": "the evidence explained too little, so all given labels were used",
-        }
+        },
+        stage="selection",
+        stage_ran=lambda values, n: values.get("clean", -1) < n,  # absent: not known
+    )
+    late = Lateness(
+        "the server averages models and selectors, and both change slowly from round to round",
+        is_tolerated=True,
+        stage="selecting",
     )
     Options = FedGSCAOptions
     options: FedGSCAOptions
@@ -258,7 +267,7 @@ class FedGSCA(Method):
         # D: S_k
         if self.options.selector.losses_of == "trained":
             losses = self._selector_losses(evaluate_site(site).losses, site)
-        fit = fit_selector(losses, selector, var_floor=self.options.selector.var_floor)
+        fit = self._fit(losses, selector)
         if fit is not None:
             memory = replace(memory, selector=fit.to_array())
         site.remember(payload.round, **memory.to_arrays())
@@ -299,7 +308,7 @@ class FedGSCA(Method):
                 permission=posterior >= self.options.alpha,
             )
             train(site, payload.round, objective, selection.rows, selection.labels)
-        fit = fit_selector(losses, selector, var_floor=self.options.selector.var_floor)
+        fit = self._fit(losses, selector)
         if fit is not None:
             memory = replace(memory, selector=fit.to_array())
         site.remember(payload.round, **memory.to_arrays())
@@ -352,6 +361,17 @@ class FedGSCA(Method):
         memory = replace(memory, count=count + 1, losses=losses, probs=probs)
         return Outputs(losses, probs, tau), memory
 
+    def _fit(self, losses: np.ndarray, start: Selector | None) -> Selector | None:
+        """Step D: S_k from losses (n,), by EM from S."""
+        options = self.options.selector
+        return fit_selector(
+            losses,
+            start,
+            var_floor=options.var_floor,
+            second_start=options.second_start,
+            validity_test=options.validity_test,
+        )
+
     @property
     def _loss_cap(self) -> float:
         clip = self.options.selector.clip
@@ -370,7 +390,8 @@ class FedGSCA(Method):
         """Step B: D_hat (Eq. 13). Without a selector it is D_k."""
         options = self.options
         all_rows = np.arange(site.num_samples)
-        if selector is None or losses.std() < MIN_SPREAD:
+        too_similar = options.selector.validity_test and losses.std() < MIN_SPREAD
+        if selector is None or too_similar:
             all_clean = np.ones(site.num_samples, bool)
             return Selection(all_rows, site.labels, all_clean, np.zeros(site.num_classes))
         tau = outputs.tau
@@ -409,7 +430,9 @@ class FedGSCA(Method):
         num_classes = probs.shape[1]
         if options.thresholds == "fixed":
             return np.full(num_classes, options.zeta), None
-        thresholds = class_thresholds(probs, clean, base=options.zeta, average=options.average)
+        thresholds = class_thresholds(
+            probs, clean, base=options.zeta, average=options.average, unseen=options.unseen_class
+        )
         return thresholds, np.bincount(probs[clean].argmax(axis=1), minlength=num_classes)
 
     def _objective(

@@ -31,30 +31,52 @@ Code and paper disagree twice. (1) The notebooks make one pooled gradient step p
 paper averages after tau local steps: ours are the local epochs of the common protocol. (2) The
 paper averages sites equally: switch `weights`, default by samples as for all methods here (with
 equal sites it is the same).
+
+`official`: the full matrix with a full offset (`family`), the code's constants without a projection
+during training, and equal weights. Only inputs of at most 4,096 numbers have a full matrix here.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedgsca.methods.base import Method, MethodOptions, ServerState, register
+from fedgsca.errors import ConfigError
+from fedgsca.methods.base import Lateness, Method, PublishedOptions, ServerState, register
 from fedgsca.methods.parts.averaging import average_models, broadcast_model, start_from
 from fedgsca.site import Site
 from fedgsca.train import Batch, cross_entropy, train
 from fedgsca.wire import Arrays, Payload, Update
 
+# the largest input, in numbers, that `family = "full"` accepts: the matrix has its square
+MAX_FULL = 4096
+# no projection
+NO_RADIUS = 1e9
 
-class FedRobustOptions(MethodOptions):
+
+class FedRobustOptions(PublishedOptions):
     """Options of FedRobust."""
 
+    OFFICIAL: ClassVar[Mapping[str, object]] = {
+        "family": "full",
+        "feature_unit": 0.18,
+        "matrix_radius": NO_RADIUS,
+        "shift_radius": NO_RADIUS,
+        "weights": "equal",
+    }
+
+    family: Literal["small", "full"] = Field(
+        default="small",
+        description="maps: per colour or per feature, or a full matrix on all numbers of an input "
+        f"(official; at most {MAX_FULL})",
+    )
     matrix_penalty: float = Field(
         default=2.0,
         ge=0,
@@ -112,18 +134,24 @@ class Affine:
     """x -> Lambda x + delta for all inputs of one site.
 
     `matrix` = Lambda - I is (3, 3) for images and (D,) for features; `shift` = delta is (3,) or
-    (D,). `memory` are the two of the last round; empty: the identity.
+    (D,). With family "full" they are (d, d) and (d,) for inputs of d numbers. `memory` are the two
+    of the last round; empty: the identity.
     """
 
     def __init__(self, options: FedRobustOptions, site: Site, memory: Arrays) -> None:
-        width = int(site.samples.inputs.shape[-1])
+        self.is_full = options.family == "full"
+        shape = site.samples.inputs.shape[1:]
+        width = math.prod(shape) if self.is_full else int(shape[-1])
         self.are_images = site.samples.are_images
-        if self.are_images:
-            unit = 1.0
-            matrix = torch.zeros((width, width))
-        else:
+        unit = 1.0
+        if self.is_full or not self.are_images:
             unit = options.feature_unit * width**0.5
-            matrix = torch.zeros((width,))
+        # a full matrix is relative to the input, whatever its size
+        matrix_unit = 1.0 if self.is_full else unit
+        if self.is_full:
+            _check_width(width)
+        is_square = self.are_images or self.is_full
+        matrix = torch.zeros((width, width) if is_square else (width,))
         shift = torch.zeros((width,))
         if memory:
             matrix = torch.from_numpy(memory["matrix"])
@@ -134,9 +162,9 @@ class Affine:
         self.rules = (
             AscentRule(
                 self.matrix,
-                options.matrix_penalty / unit**2,
-                options.matrix_lr * unit**2,
-                options.matrix_radius * unit,
+                options.matrix_penalty / matrix_unit**2,
+                options.matrix_lr * matrix_unit**2,
+                options.matrix_radius * matrix_unit,
             ),
             AscentRule(
                 self.shift,
@@ -148,6 +176,9 @@ class Affine:
 
     def __call__(self, x: Tensor) -> Tensor:
         """Images (b, 3, H, W) or features (b, D) -> the same shape."""
+        if self.is_full:
+            flat = x.flatten(start_dim=1)
+            return (flat + flat @ self.matrix.T + self.shift).view(x.shape)
         if not self.are_images:
             return x * (1.0 + self.matrix) + self.shift
         full = torch.eye(len(self.shift), device=x.device) + self.matrix
@@ -174,6 +205,15 @@ class Affine:
             rule.variable.copy_(value)
 
 
+def _check_width(width: int) -> None:
+    if width > MAX_FULL:
+        raise ConfigError(
+            "method.input-too-large",
+            f"a full matrix on inputs of {width} numbers has {width**2} entries, which is too many",
+            fix="use --set fedrobust.family=small, frozen features, or images of at most 36 pixels",
+        )
+
+
 @register
 class FedRobust(Method):
     """See the module docstring."""
@@ -186,6 +226,7 @@ class FedRobust(Method):
     )
     order = 3
     passes = 3.5
+    late = Lateness("the server averages models; the map stays at the site", is_tolerated=True)
     Options = FedRobustOptions
     options: FedRobustOptions
 

@@ -16,7 +16,12 @@ from fedgsca.noise.base import (
     load_kinds,
     register_kind,
 )
-from fedgsca.noise.specification import explain_specification, parse_noise, read_site_noise
+from fedgsca.noise.specification import (
+    explain_specification,
+    fixed_sites,
+    parse_noise,
+    read_site_noise,
+)
 from fedgsca.noise.transition import (
     RealisedNoise,
     corrupt,
@@ -36,6 +41,7 @@ __all__ = [
     "corrupt",
     "corrupt_with",
     "explain_specification",
+    "fixed_sites",
     "list_kinds",
     "load_kinds",
     "parse_noise",

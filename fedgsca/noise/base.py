@@ -64,6 +64,16 @@ class SiteNoise:
         return self.definition.needs_matrix
 
     @property
+    def needs_annotators(self) -> bool:
+        """Drawing may use the annotators' matrices from a file."""
+        return self.definition.needs_annotators
+
+    @property
+    def has_matrix(self) -> bool:
+        """All images of a class have the same probabilities."""
+        return self.definition.has_matrix and not self.definition.is_recorded
+
+    @property
     def nominal_rate(self) -> float | None:
         """The share of wrong labels that was asked for; None where there is no such number."""
         return self.definition.nominal_rate(self)
@@ -89,6 +99,12 @@ class NoiseContext:
     matrix: np.ndarray | None = None
     # (C,) how often each class occurs among the true labels of the site; None: not known
     class_counts: np.ndarray | None = None
+    # (A, C, C) transition matrices of annotators, for kinds with `needs_annotators`; None: no file
+    annotators: np.ndarray | None = None
+    # (n, C) how near each image of the site is to each class, for kinds with `needs_likeness`
+    likeness: np.ndarray | None = None
+    # (n,) names of the patients, slides or videos, for kinds with `needs_groups`
+    groups: np.ndarray | None = None
 
 
 class NoiseKind:
@@ -138,6 +154,11 @@ class NoiseKind:
     has_rate: ClassVar[bool] = True
     needs_candidates: ClassVar[bool] = False
     needs_matrix: ClassVar[bool] = False
+    needs_annotators: ClassVar[bool] = False
+    needs_likeness: ClassVar[bool] = False
+    needs_groups: ClassVar[bool] = False
+    # False: two images of one class can have different probabilities, so there is no matrix
+    has_matrix: ClassVar[bool] = True
 
     def parse(self, text: str) -> SiteNoise | None:
         """The noise that an upper-case part of a specification means; None if it is another kind's.
@@ -172,6 +193,16 @@ class NoiseKind:
     def transition_matrix(self, noise: SiteNoise, context: NoiseContext) -> np.ndarray:
         """(C, C): probability of each given label (column) for each true class (row)."""
         raise NotImplementedError
+
+    def image_probabilities(
+        self, noise: SiteNoise, labels: np.ndarray, context: NoiseContext, rng: np.random.Generator
+    ) -> np.ndarray:
+        """(n, C): probability of each given label for each image with true labels (n,).
+
+        The default takes the row of the transition matrix. A kind that depends on the image
+        overrides this instead of `transition_matrix`, and sets `has_matrix = False`.
+        """
+        return np.asarray(self.transition_matrix(noise, context)[labels])
 
 
 # a site whose labels are all correct

@@ -49,6 +49,40 @@ def read_matrix(name: str, num_classes: int) -> np.ndarray:
     return matrix
 
 
+def chaoyang_annotators() -> np.ndarray:
+    """(3, 4, 4): pathologists A, B and C, if C's label is true."""
+    counts = [np.array(table, dtype=np.float64).T for table in (_A, _B)]
+    return np.stack([*(table / table.sum(axis=1, keepdims=True) for table in counts), np.eye(4)])
+
+
+def read_annotators(name: str, num_classes: int) -> np.ndarray:
+    """(A, C, C): transition matrices of annotators, from a csv with one block of C rows each.
+
+    `chaoyang` is built in.
+    """
+    try:
+        if name == "chaoyang":
+            rows = chaoyang_annotators().reshape(-1, 4)
+        else:
+            rows = np.loadtxt(Path(name), delimiter=",", ndmin=2)
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            "noise.unreadable-annotators",
+            f"the annotators' matrices {name} cannot be read: {error}",
+            fix="give a csv file of numbers: for each annotator one row per true class",
+        ) from None
+    fits = rows.shape[1] == num_classes and len(rows) % num_classes == 0 and len(rows) > 0
+    if not fits or (rows < 0).any() or not np.allclose(rows.sum(axis=1), 1.0, atol=1e-6):
+        raise ConfigError(
+            "noise.annotators-shape",
+            f"{name} has {len(rows)} rows of {rows.shape[1]} numbers, which are not transition "
+            f"matrices of annotators for {num_classes} classes",
+            fix=f"give {num_classes} rows per annotator, each with {num_classes} probabilities "
+            "that sum to 1",
+        )
+    return np.asarray(rows.reshape(-1, num_classes, num_classes))
+
+
 def read_given(
     path: Path, ids: np.ndarray, classes: tuple[str, ...], labels: np.ndarray
 ) -> np.ndarray:

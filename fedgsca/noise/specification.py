@@ -1,5 +1,7 @@
 """Noise specifications as people type them: "0-S40-P20-C20", one part per site, or "S40" for all.
 
+"0-S40-P20-C20*" repeats its parts over any number of sites.
+
 The letters are those of the registered kinds (`fedgsca/noise/kinds`).
 """
 
@@ -12,9 +14,11 @@ from fedgsca.noise.base import SiteNoise, list_kinds
 def parse_noise(spec: str, sites: int) -> list[SiteNoise]:
     """One SiteNoise per site from "0-S40-P20-C20" or, the same at every site, "S40".
 
-    Decimals, percent signs and lower case are accepted.
+    "0-S40*" repeats its parts in order. Decimals, percent signs and lower case are accepted.
     """
-    parts = [part.strip() for part in spec.split("-")]
+    text, star, end = spec.partition("*")
+    is_repeated = bool(star) and not end.strip()
+    parts = [part.strip() for part in (text if is_repeated else spec).split("-")]
     noises = []
     problems = []
     for position, part in enumerate(parts, start=1):
@@ -29,14 +33,24 @@ def parse_noise(spec: str, sites: int) -> list[SiteNoise]:
             f"the noise specification {spec!r} is not valid: {', '.join(problems)}",
             fix=f"write for example {explain_specification()}",
         )
+    if is_repeated:
+        return [noises[k % len(noises)] for k in range(sites)]
     if len(parts) not in (1, sites):
         example = "-".join(["0", *["S40"] * (sites - 1)])
         raise ConfigError(
             "noise.wrong-number-of-parts",
             f"the noise specification {spec!r} has {len(parts)} parts for {sites} site(s)",
-            fix=f"write one part for all sites, or one part per site such as {example}",
+            fix=f"repeat the parts with {spec}*, or write one part for all sites, or one part per "
+            f"site such as {example}",
         )
     return noises * sites if len(noises) == 1 else noises
+
+
+def fixed_sites(spec: str) -> int | None:
+    """The number of sites that a specification fixes by its parts; None for S40 and for 0-S40*."""
+    if "-" not in spec or spec.rstrip().endswith("*"):
+        return None
+    return spec.count("-") + 1
 
 
 def read_site_noise(text: str) -> SiteNoise | None:
@@ -59,4 +73,7 @@ def explain_specification() -> str:
         if not kind.is_clean and not kind.is_recorded:
             letters.append(f"{kind.letter} = {kind.title}")
     meaning = ", ".join(letters)
-    return f"0-S40-P20-C20, one part per site: {meaning}; rates are in percent"
+    return (
+        f"0-S40-P20-C20, one part per site: {meaning}; rates are in percent; "
+        "a * at the end repeats the parts"
+    )

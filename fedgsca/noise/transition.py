@@ -30,13 +30,20 @@ def transition_matrix(
     candidates: Candidates | None = None,
     matrix: np.ndarray | None = None,
     class_counts: np.ndarray | None = None,
+    annotators: np.ndarray | None = None,
 ) -> np.ndarray:
     """(C, C): probability of each given label (column) for each true class (row). Rows sum to one.
 
-    `candidates`, `matrix` (C, C) and `class_counts` (C,), how often each class occurs among the
-    true labels of the site, are for the kinds that need them.
+    `candidates`, `matrix` (C, C), `class_counts` (C,), how often each class occurs among the
+    true labels of the site, and `annotators` (A, C, C) are for the kinds that need them.
     """
-    context = NoiseContext(num_classes, candidates, matrix, class_counts)
+    context = NoiseContext(num_classes, candidates, matrix, class_counts, annotators)
+    if not noise.has_matrix:
+        raise ConfigError(
+            "noise.no-transition-matrix",
+            f"noise {noise} depends on the image, so it has no transition matrix",
+            fix="draw labels with it, and count them",
+        )
     return noise.definition.transition_matrix(noise, context)
 
 
@@ -47,13 +54,27 @@ def corrupt(
     num_classes: int,
     candidates: Candidates | None = None,
     matrix: np.ndarray | None = None,
+    annotators: np.ndarray | None = None,
+    likeness: np.ndarray | None = None,
+    groups: np.ndarray | None = None,
     rng: np.random.Generator,
 ) -> np.ndarray:
-    """(n,): the labels a site is given when its true ones are `labels`; always a new array."""
+    """(n,): the labels a site is given when its true ones are `labels`; always a new array.
+
+    `likeness` (n, C) and `groups` (n,) are for the kinds that depend on the image.
+    """
     _check_labels(labels, num_classes)
     class_counts = np.bincount(labels, minlength=num_classes)
-    transitions = transition_matrix(noise, num_classes, candidates, matrix, class_counts)
-    return corrupt_with(labels, transitions, rng)
+    if noise.has_matrix or noise.definition.is_recorded:
+        transitions = transition_matrix(
+            noise, num_classes, candidates, matrix, class_counts, annotators
+        )
+        return corrupt_with(labels, transitions, rng)
+    context = NoiseContext(
+        num_classes, candidates, matrix, class_counts, annotators, likeness, groups
+    )
+    rows = noise.definition.image_probabilities(noise, labels, context, rng)
+    return _draw(rows, rng)
 
 
 def corrupt_with(labels: np.ndarray, matrix: np.ndarray, rng: np.random.Generator) -> np.ndarray:
@@ -64,10 +85,15 @@ def corrupt_with(labels: np.ndarray, matrix: np.ndarray, rng: np.random.Generato
     matrix = np.asarray(matrix, dtype=np.float64)
     _check_matrix(matrix)
     _check_labels(labels, len(matrix))
-    edges = matrix.cumsum(axis=1)
+    return _draw(matrix[labels], rng)
+
+
+def _draw(rows: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """(n,): a label for every row of probabilities (n, C), by one uniform number each."""
+    edges = rows.cumsum(axis=1)
     # ends at exactly 1, so that a class with probability 0 is never drawn, not even by rounding
     edges /= edges[:, -1:]
-    given = (rng.random(labels.size)[:, None] >= edges[labels]).sum(axis=1)
+    given = (rng.random(len(rows))[:, None] >= edges).sum(axis=1)
     return np.asarray(given, dtype=np.int64)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import fmean
 
+from fedgsca.paper.paired_test import MIN_SEEDS
 from fedgsca.paper.ranking import (
     MISSING,
     Metric,
@@ -122,8 +123,8 @@ def legend(result: TableResult) -> list[str]:
     if _has_tests(result):
         levels = f"*{NBSP}p{NBSP}<{NBSP}0.05, **{NBSP}p{NBSP}<{NBSP}0.01"
         sentences.append(
-            f"{levels}: paired t-test against {reference_label(result)} over the seeds, "
-            "not corrected for the number of tests."
+            f"{levels}: paired t-test against {reference_label(result)} over the seeds, corrected "
+            "for the number of rows (Holm)."
         )
     if _has_partial_scores(result):
         seeds = len(result.seeds)
@@ -145,7 +146,47 @@ def _third_legend(result: TableResult) -> str:
     return "Gap: ours minus the paper's."
 
 
+def difference_rows(result: TableResult, group: ScoreGroup) -> list[list[str]]:
+    """Cells of a table: row, difference from the reference, 95 % interval, p, p after Holm."""
+    digits = group.metric.digits or 2
+    rows = []
+    for entry in group.entries:
+        if entry.difference is None:
+            continue
+        mean, low, high = (signed(number, digits) for number in entry.difference)
+        p_values = [MISSING if p is None else f"{p:.3f}" for p in (entry.p_value, entry.p_holm)]
+        rows.append([entry.row.label, mean, f"{low} to {high}", *p_values])
+    return rows
+
+
+DIFFERENCE_HEAD = ("", "difference", "95 % interval", "p", "p (Holm)")
+
+
+def site_rows(result: TableResult, column: str) -> tuple[list[str], list[list[str]]]:
+    """Head and cells of the scores per site: macro F1 at the class shares of each site."""
+    scores = result.series.site_f1.get(column, {})
+    names: set[str] = set()
+    for by_site in scores.values():
+        names |= set(by_site)
+    sites = sorted(names)
+    rows = []
+    for row in result.rows:
+        if row.key in scores:
+            numbers = [scores[row.key].get(site) for site in sites]
+            cells = [MISSING if number is None else f"{number:.1f}" for number in numbers]
+            rows.append([row.label, *cells])
+    return ["", *sites], rows
+
+
+SITE_LEGEND = (
+    "Macro F1 of the last round over the classes that a site has, at the class shares of its true "
+    "labels: what a test set drawn like the site's own images would show. Mean over the seeds."
+)
+
+
 def _has_tests(result: TableResult) -> bool:
+    if len(result.seeds) < MIN_SEEDS:
+        return False
     for row in result.rows:
         for p_values in row.p_value.values():
             if any(p is not None for p in p_values.values()):

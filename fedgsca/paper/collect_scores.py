@@ -9,8 +9,10 @@ from itertools import accumulate
 from pathlib import Path
 from statistics import fmean, median
 
+import numpy as np
+
 from fedgsca.errors import RunFolderError
-from fedgsca.experiment.records import RunResult, Setup
+from fedgsca.experiment.records import RoundRecord, RunResult, Setup
 from fedgsca.experiment.run_folder import read_rounds, read_timing
 from fedgsca.grid.runner import (
     GridCell,
@@ -20,6 +22,7 @@ from fedgsca.grid.runner import (
     finished_cells,
     folder_of,
 )
+from fedgsca.methods.base import load_methods
 from fedgsca.paper.footnotes import make_notes, make_title
 from fedgsca.paper.paired_test import paired_p
 from fedgsca.paper.printed_numbers import printed
@@ -36,6 +39,7 @@ from fedgsca.paper.table_result import (
 )
 from fedgsca.report.comparison_tables import BASELINE, mean_std
 from fedgsca.support.files import write_atomic
+from fedgsca.support.text import plural
 
 # the files of a run that a table needs; the last one makes the run a finished one
 _TABLE_FILES = ("config.toml", "setup.json", "metrics.jsonl", "timing.jsonl", "result.json")
@@ -53,6 +57,10 @@ class FinishedRun:
     seconds: tuple[float, ...]
     classes: tuple[str, ...]
     warnings: tuple[str, ...]
+    # the stage of the method that never ran; empty if it did, or if the method has none
+    idle_stage: str
+    # site -> macro F1 of the last round at the class shares of the site
+    site_f1: Mapping[str, float]
 
 
 # by (variant, column, seed)
@@ -81,7 +89,45 @@ def read_run(folder: Path, result: RunResult) -> FinishedRun:
         seconds=tuple(accumulate([per_round] * len(rounds))),
         classes=setup.data.classes,
         warnings=setup.warnings,
+        idle_stage=find_idle_stage(result.method, rounds),
+        site_f1=site_scores(result.last.confusion, setup),
     )
+
+
+def find_idle_stage(method: str, rounds: Sequence[RoundRecord]) -> str:
+    """The stage that makes a method what it is, if it ran at no site in no round; else empty."""
+    definition = load_methods().get(method)
+    if definition is None or definition.logged.stage_ran is None:
+        return ""
+    for record in rounds:
+        for site in record.sites.values():
+            if definition.logged.stage_ran(site.values, site.num_samples):
+                return ""
+    return definition.logged.stage
+
+
+def site_scores(confusion: Matrix, setup: Setup) -> dict[str, float]:
+    """Macro F1 in percent at the class shares of each site, over the classes that it has.
+
+    Every row of the confusion matrix (C, C) is scaled to the site's share of the class. True labels
+    count where the noise was injected here, given ones elsewhere.
+    """
+    matrix = np.asarray(confusion, dtype=np.float64)
+    rates = matrix / np.maximum(matrix.sum(axis=1, keepdims=True), 1)
+    result = {}
+    for name, site in setup.sites.items():
+        counts = site.given_per_class
+        if site.realised_noise is not None:
+            counts = tuple(sum(row) for row in site.realised_noise.counts)
+        if not counts or not sum(counts):
+            continue
+        present = np.flatnonzero(np.array(counts) > 0)
+        # the mean of the present classes alone: absent ones would count as 0
+        site_matrix = rates * np.array(counts)[:, None]
+        hits = np.diag(site_matrix)[present]
+        sizes = site_matrix.sum(axis=1)[present] + site_matrix.sum(axis=0)[present]
+        result[name] = 100.0 * float(np.mean(2.0 * hits / np.maximum(sizes, 1e-12)))
+    return result
 
 
 def _late_mean(values: Sequence[float]) -> float:
@@ -143,7 +189,10 @@ def collect(request: Request, out: Path) -> TableResult:
         rows=rows,
         reference=request.grid.reference,
         seeds=tuple(sorted(request.seeds)),
-        notes=make_notes(request, cells, warnings, rows, data),
+        notes=(
+            *make_notes(request, cells, warnings, rows, data),
+            *idle_notes(request, runs),
+        ),
         finished_runs=len([cell for cell in cells if cell.name in results]),
         total_runs=len(cells),
         series=_series(request, runs),
@@ -224,9 +273,44 @@ def _series(request: Request, runs: Runs) -> TableSeries:
             _put(seconds, place, {str(seed): list(run.seconds) for seed, run in by_seed.items()})
             matrices = [run.result.last.confusion for run in by_seed.values()]
             confusion.setdefault(column.key, {})[row.key] = _mean_matrix(matrices)
+    site_f1 = _site_series(request, runs)
     class_lists = {run.classes for run in runs.values()}
     classes = class_lists.pop() if len(class_lists) == 1 else ()
-    return TableSeries(classes, confusion, f1, stability, seconds)
+    return TableSeries(classes, confusion, f1, stability, seconds, site_f1)
+
+
+def _site_series(request: Request, runs: Runs) -> dict[str, dict[str, dict[str, float]]]:
+    """[column][row][site]: macro F1 at the class shares of the site, mean over the seeds."""
+    series: dict[str, dict[str, dict[str, float]]] = {}
+    for column in request.grid_columns:
+        series[column.key] = {}
+        for row in request.grid_rows:
+            by_seed = _runs_by_seed(request, row.variant.key, column.key, runs)
+            values: dict[str, list[float]] = {}
+            for run in by_seed.values():
+                for site, score in run.site_f1.items():
+                    values.setdefault(site, []).append(score)
+            if values:
+                means = {site: fmean(scores) for site, scores in values.items()}
+                series[column.key][row.key] = means
+    return series
+
+
+def idle_notes(request: Request, runs: Runs) -> list[str]:
+    """One note for every row and column in which the method's own stage never ran."""
+    notes = []
+    for row in request.grid_rows:
+        for column in request.grid_columns:
+            by_seed = _runs_by_seed(request, row.variant.key, column.key, runs)
+            seeds = [str(seed) for seed, run in by_seed.items() if run.idle_stage]
+            if seeds:
+                stage = next(run.idle_stage for run in by_seed.values() if run.idle_stage)
+                notes.append(
+                    f"{row.label}, {column.key}: the {stage} never ran with "
+                    f"{plural(len(seeds), 'seed')} ({', '.join(seeds)}), so the number is that of "
+                    "training on all given labels."
+                )
+    return notes
 
 
 def _put(

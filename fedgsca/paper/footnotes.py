@@ -7,13 +7,14 @@ from collections.abc import Sequence
 from fedgsca.config import Config, flatten
 from fedgsca.grid.runner import GridCell
 from fedgsca.paper.experiments import DATASETS, REAL, GridColumn
+from fedgsca.paper.paired_test import MIN_SEEDS
 from fedgsca.paper.printed_numbers import printed
 from fedgsca.paper.request import Request
 from fedgsca.paper.scales import SEEDS_OF, is_own, source_of, warmups
 from fedgsca.paper.table_result import TableRow
 
 # warnings of data readers and noise about choices that a result depends on begin so
-_RELEVANT_WARNINGS = ("CK-asymmetric candidates", "split ", "label")
+_RELEVANT_WARNINGS = ("classes that are easily mistaken", "split ", "label")
 
 
 def make_title(request: Request) -> str:
@@ -71,7 +72,7 @@ def _mini_note(request: Request, config: Config, data: str) -> str:
 
 def _warmup_notes(config: Config, methods: set[str]) -> list[str]:
     parts = []
-    for name, (default, warmup) in warmups(config.train.rounds).items():
+    for name, (default, warmup) in warmups(config.train.rounds, config.preset).items():
         if name in methods and default != warmup:
             parts.append(f"{name} {default} → {warmup} rounds")
     if not parts:
@@ -151,10 +152,12 @@ def _peak_notes(request: Request, rows: Sequence[TableRow]) -> list[str]:
 
 def _test_notes(request: Request) -> list[str]:
     reference = request.grid.reference
-    if len(request.seeds) < 2 or reference not in request.rows:
+    if reference not in request.rows:
         return []
+    if len(request.seeds) < MIN_SEEDS:
+        return [f"No significance test: it needs at least {MIN_SEEDS} seeds."]
     label = next(row.label for row in request.grid.rows if row.key == reference)
     return [
         f"p: paired two-sided t-test against {label} over {len(request.seeds)} seeds, "
-        "not corrected for the number of comparisons."
+        "corrected for the number of rows of a column (Holm)."
     ]

@@ -7,14 +7,19 @@ from itertools import groupby
 from statistics import fmean
 
 from fedgsca.paper.captions import (
+    DIFFERENCE_HEAD,
+    SITE_LEGEND,
     agreement,
     all_gaps,
+    difference_rows,
     heading,
     lead,
     legend,
     mean_text,
+    reference_label,
     rho_text,
     seeds_text,
+    site_rows,
     source,
     std_text,
     third_text,
@@ -56,7 +61,13 @@ def to_html(result: TableResult, drawings: Sequence[Drawing]) -> str:
 
 def make_page(result: TableResult, drawings: Sequence[Drawing]) -> Page:
     """The page of a table."""
-    sections = [*_table_sections(result), *_figure_sections(drawings), *_note_sections(result)]
+    sections = [
+        *_table_sections(result),
+        *_difference_sections(result),
+        *_site_sections(result),
+        *_figure_sections(drawings),
+        *_note_sections(result),
+    ]
     seeds = plural(len(result.seeds), "seed")
     return Page(
         title=heading(result),
@@ -126,6 +137,29 @@ def _gap_tiles(groups: Sequence[ScoreGroup]) -> list[Tile]:
         Tile("Mean gap", signed(fmean(gaps), digits), "", mean_note, strong=True),
         Tile("Largest gap", largest, "", f"{metric.label}, over all rows and settings"),
     ]
+
+
+def _difference_sections(result: TableResult) -> list[PageSection]:
+    """Differences from the reference row in the first metric, with intervals."""
+    tables = []
+    for group in headline_groups(result):
+        rows = difference_rows(result, group)
+        if rows:
+            caption = f"{group.column}: {group.metric.short} minus {reference_label(result)}'s"
+            tables.append(PageTable(caption, list(DIFFERENCE_HEAD), rows, words=(2,)))
+    if not tables:
+        return []
+    intro = "Mean over common seeds, its 95 % interval by Student's t, and p before and after Holm."
+    return [PageSection("differences", "Differences", intro, tables)]
+
+
+def _site_sections(result: TableResult) -> list[PageSection]:
+    tables = []
+    for column in result.columns:
+        head, rows = site_rows(result, column)
+        if rows:
+            tables.append(PageTable(f"{column}: macro F1", head, rows))
+    return [PageSection("sites", "Sites", SITE_LEGEND, tables)] if tables else []
 
 
 def _table_sections(result: TableResult) -> list[PageSection]:

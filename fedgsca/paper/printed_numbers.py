@@ -15,7 +15,7 @@ from fedgsca.paper.table_result import Score, Scores
 class PrintedTable:
     """One table or figure of the paper."""
 
-    # "Table 2"
+    # "Table 4": by the order of the captions; the labels in the paper's source count otherwise
     place: str
     caption: str
     # [row][column][metric]

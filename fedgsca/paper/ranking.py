@@ -13,13 +13,14 @@ from math import ceil, floor, log10
 from statistics import StatisticsError, correlation
 from typing import Literal
 
+from fedgsca.paper.paired_test import MIN_SEEDS, Interval, difference_interval, holm
 from fedgsca.paper.table_result import Score, TableResult, TableRow
 from fedgsca.report.comparison_tables import first_and_second
 
 Mark = Literal["", "best", "second"]
 Side = Literal["paper", "ours"]
 MISSING = "–"
-# levels of the paired test, not corrected for the number of tests
+# levels of the paired test, corrected for the number of rows (Holm)
 LEVELS = ((0.01, "**"), (0.05, "*"))
 # rows that an order needs: the order of two is a coin toss
 MIN_ROWS = 3
@@ -71,6 +72,10 @@ class TableEntry:
     paper_rank: int | None
     our_rank: int | None
     p_value: float | None
+    # corrected for the number of rows under this column and metric
+    p_holm: float | None
+    # ours minus the reference row, over common seeds
+    difference: Interval | None
     planned_seeds: int
 
     @property
@@ -82,11 +87,11 @@ class TableEntry:
 
     @property
     def stars(self) -> str:
-        """Stars of the paired test, empty if it is not significant."""
-        if self.p_value is None:
+        """Stars of the corrected test; empty if it is not significant or has too few seeds."""
+        if self.p_holm is None or self.ours is None or len(self.ours.values) < MIN_SEEDS:
             return ""
         for level, mark in LEVELS:
-            if self.p_value < level:
+            if self.p_holm < level:
                 return mark
         return ""
 
@@ -203,6 +208,10 @@ def score_group(result: TableResult, column: str, metric_key: str) -> ScoreGroup
     our_ranks = _ranks([pair and pair[1] for pair in pairs], metric)
     paper_marks = _marks(paper, metric)
     our_marks = _marks(ours, metric)
+    p_values = [row.p_value.get(column, {}).get(metric_key) for row in result.rows]
+    holm_values = holm(p_values)
+    reference = next((row for row in result.rows if row.key == result.reference), None)
+    rival = None if reference is None else reference.ours.get(column, {}).get(metric_key)
     entries = []
     for i, row in enumerate(result.rows):
         entry = TableEntry(
@@ -213,13 +222,21 @@ def score_group(result: TableResult, column: str, metric_key: str) -> ScoreGroup
             our_mark=our_marks[i],
             paper_rank=paper_ranks[i],
             our_rank=our_ranks[i],
-            p_value=row.p_value.get(column, {}).get(metric_key),
+            p_value=p_values[i],
+            p_holm=holm_values[i],
+            difference=_difference(ours[i], None if row is reference else rival),
             planned_seeds=len(result.seeds),
         )
         entries.append(entry)
     complete = [pair for pair in pairs if pair is not None]
     rho = spearman([pair[0].mean for pair in complete], [pair[1].mean for pair in complete])
     return ScoreGroup(column, metric_key, metric, entries, rho)
+
+
+def _difference(score: Score | None, rival: Score | None) -> Interval | None:
+    if score is None or rival is None:
+        return None
+    return difference_interval(score.values, rival.values)
 
 
 def headline_groups(result: TableResult) -> list[ScoreGroup]:

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from math import ceil
 from types import MappingProxyType
 
-from fedgsca.config import Tree, merge
+from fedgsca.config import PRESETS, Tree, merge
 from fedgsca.errors import ConfigError
 from fedgsca.paper.experiments import DATASETS, REAL, SEEDS, GridColumn
 from fedgsca.paper.table_result import Scale
@@ -50,22 +50,25 @@ def base_tree(scale: Scale, user_tree: Tree) -> Tree:
     if frozen:
         tree |= {"model": {"frozen": True}, "noise": {"candidates": "features"}}
     options: Tree = {}
-    for name, (_, warmup) in warmups(rounds).items():
+    for name, (_, warmup) in warmups(rounds, str(user_tree.get("preset", "default"))).items():
         options[name] = {"warmup": warmup}
     return merge(tree, options)
 
 
-def warmups(rounds: int) -> dict[str, tuple[int, int]]:
+def warmups(rounds: int, preset: str = "default") -> dict[str, tuple[int, int]]:
     """Methods whose warm-up is a number of rounds: (default, scaled).
 
-    The default suits the paper's 100 rounds; the scaled one is the same share of fewer rounds.
+    The default suits the paper's 100 rounds; the scaled one is the same share of fewer rounds. A
+    warm-up that the preset decides is left to the preset.
     """
     from fedgsca.methods.base import load_methods
 
+    decisions = PRESETS.get(preset, {})
     pairs = {}
     for name, method in load_methods().items():
         info = method.Options.model_fields.get("warmup")
-        if info is not None and type(info.default) is int:
+        is_open = "warmup" not in decisions.get(name, {})
+        if info is not None and type(info.default) is int and is_open:
             scaled_rounds = ceil(info.default * min(rounds / PAPER_ROUNDS, 1))
             pairs[name] = (info.default, scaled_rounds)
     return pairs

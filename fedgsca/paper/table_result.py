@@ -66,6 +66,8 @@ class TableSeries:
     stability: Mapping[str, Mapping[str, SeedCurves]] = field(default_factory=dict)
     # since the start of the run
     seconds: Mapping[str, Mapping[str, SeedCurves]] = field(default_factory=dict)
+    # site -> macro F1 at the site's class shares, mean over the seeds
+    site_f1: Mapping[str, Mapping[str, Mapping[str, float]]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

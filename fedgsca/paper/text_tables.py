@@ -2,24 +2,38 @@
 
 from __future__ import annotations
 
-import csv
-import io
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal
 
 from fedgsca.paper.captions import (
+    DIFFERENCE_HEAD,
+    SITE_LEGEND,
     agreement,
+    difference_rows,
     heading,
     legend,
     mean_text,
+    reference_label,
     scale_label,
+    site_rows,
     source,
     std_text,
     tail_text,
     third_name,
     third_text,
 )
-from fedgsca.paper.ranking import Mark, Panel, ScoreGroup, TableEntry, panels, score_group, split
+from fedgsca.paper.ranking import (
+    Mark,
+    Panel,
+    ScoreGroup,
+    TableEntry,
+    headline_groups,
+    panels,
+    score_group,
+    split,
+)
 from fedgsca.paper.table_result import Score, TableResult
+from fedgsca.support.csv_table import render_csv
 from fedgsca.support.markdown import markdown_table
 
 if TYPE_CHECKING:
@@ -52,6 +66,10 @@ _CSV_COLUMNS = (
     "ours_by_seed",
     "gap",
     "p_value",
+    "p_holm",
+    "difference",
+    "difference_low",
+    "difference_high",
     "reference",
     "spearman_rho",
 )
@@ -74,11 +92,34 @@ def to_markdown(result: TableResult) -> str:
         if agreement_text:
             lines += [agreement_text, ""]
     lines += [" ".join(legend(result)).replace("*", "\\*"), ""]
+    lines += _markdown_differences(result)
+    lines += _markdown_sites(result)
     if result.notes:
         lines += ["Notes:", ""]
         lines += [f"- {note}" for note in result.notes]
         lines.append("")
     return "\n".join(lines)
+
+
+def _markdown_differences(result: TableResult) -> list[str]:
+    """Differences from the reference row with intervals, in the first metric."""
+    lines = []
+    for group in headline_groups(result):
+        rows = difference_rows(result, group)
+        if rows:
+            head = f"## {group.column}: {group.metric.short} minus {reference_label(result)}'s"
+            lines += [head, "", *markdown_table(list(DIFFERENCE_HEAD), rows, text_columns=1)]
+    return lines
+
+
+def _markdown_sites(result: TableResult) -> list[str]:
+    lines = []
+    for column in result.columns:
+        header, rows = site_rows(result, column)
+        if rows:
+            table = markdown_table(header, rows, text_columns=1)
+            lines += [f"## {column}: sites", "", *table]
+    return [*lines, SITE_LEGEND, ""] if lines else []
 
 
 def _markdown_panel(result: TableResult, panel: Panel) -> list[str]:
@@ -120,16 +161,14 @@ def to_csv(result: TableResult) -> str:
 
     Empty where a number is unknown; no gap at mini scale.
     """
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(_CSV_COLUMNS)
+    lines: list[Sequence[object]] = [_CSV_COLUMNS]
     for column in result.columns:
         for metric in result.metrics:
             group = score_group(result, column, metric)
             for entry in group.entries:
                 # csv writes None as an empty field
-                writer.writerow(_csv_line(result, group, entry))
-    return text.getvalue()
+                lines.append(_csv_line(result, group, entry))
+    return render_csv(lines)
 
 
 def _csv_line(result: TableResult, group: ScoreGroup, entry: TableEntry) -> list[object]:
@@ -157,6 +196,8 @@ def _csv_line(result: TableResult, group: ScoreGroup, entry: TableEntry) -> list
         by_seed,
         entry.gap if result.scale == "paper" else None,
         entry.p_value,
+        entry.p_holm,
+        *(entry.difference or (None, None, None)),
         result.reference,
         group.rho,
     ]

@@ -23,7 +23,8 @@ ORDERS = (
 def epsilon(noise: float, uploads: Mapping[str, Extra], rounds: int, delta: float) -> float:
     """Upper bound for a site that took part in so many rounds.
 
-    Every round counts in full, since no site is left out at random.
+    Every round counts in full. With partial participation a site takes part in fewer rounds, but
+    the coordinator knows in which: no credit is taken for the draw.
     """
     try:
         from opacus.accountants import RDPAccountant

@@ -51,7 +51,8 @@ def idle_sentences(comparison: LoadedComparison) -> list[str]:
                 extent = f" in {num_idle} of {len(runs)} runs" if len(runs) > 1 else ""
                 sentences.append(
                     f"Under noise {noise}, {label} never began to select labels{extent}: every"
-                    " round used all given labels, as FedAvg does. Train for more rounds."
+                    " round used all given labels, as FedAvg does. Either no label looked wrong, or"
+                    " more rounds are needed to tell."
                 )
     return sentences
 

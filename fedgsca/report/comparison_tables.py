@@ -6,13 +6,12 @@ FedAvg without the wrong labels. This module imports nothing heavy: the command 
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean, stdev
 
 from fedgsca.experiment.records import Comparison, ComparisonCell, finite
+from fedgsca.support.csv_table import render_csv
 from fedgsca.support.latex import escape
 from fedgsca.support.markdown import markdown_table
 from fedgsca.support.text import DASH, MINUS, size_text
@@ -257,17 +256,15 @@ def _latex_score(row: ComparisonRow, key: str) -> str:
 
 def to_csv(rows: Sequence[ComparisonRow]) -> str:
     """All numbers at full precision, one row per method and noise; empty where unknown."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
     header = ["noise", "method", "label", "seeds"]
     for key in (*SCORES, *COSTS):
         header += [f"{key}_mean", f"{key}_std"]
-    writer.writerow([*header, "recovery"])
+    lines: list[list[object]] = [[*header, "recovery"]]
     for row in rows:
         numbers: list[float | None] = []
         for key in (*SCORES, *COSTS):
             stat = row.stats.get(key)
             numbers += (None, None) if stat is None else (stat.mean, stat.std)
         # csv writes None as an empty field
-        writer.writerow([row.noise, row.method, row.label, row.seeds, *numbers, row.recovery])
-    return text.getvalue()
+        lines.append([row.noise, row.method, row.label, row.seeds, *numbers, row.recovery])
+    return render_csv(lines)

@@ -24,7 +24,10 @@ from fedgsca.report.run_facts import (
 from fedgsca.report.run_reader import LoadedRun
 from fedgsca.support.text import join_words, plural
 
-IDLE_SELECTOR = "The selector has not started yet: every round used all given labels."
+IDLE_SELECTOR = (
+    "The selector has not started: every round used all given labels, because no label looked wrong"
+    " or because the training was too short to tell."
+)
 # sites whose noise is listed one by one
 _MAX_LISTED_SITES = 6
 

@@ -92,6 +92,15 @@ class UpdateSpool:
         """One array of the model of an update."""
         return self._read(self._entries[position].weights[name])
 
+    def extra(self, position: int, name: str) -> np.ndarray:
+        """One array beside the model of an update."""
+        return self._read(self._entries[position].extras[name])
+
+    def extras(self, position: int) -> dict[str, np.ndarray]:
+        """All arrays beside the model of an update."""
+        entry = self._entries[position]
+        return {name: self._read(place) for name, place in entry.extras.items()}
+
     def update(self, position: int) -> Update:
         """A complete update."""
         entry = self._entries[position]
@@ -101,8 +110,7 @@ class UpdateSpool:
     def update_with(self, position: int, weights: Arrays) -> Update:
         """An update with another model."""
         entry = self._entries[position]
-        extras = {name: self._read(place) for name, place in entry.extras.items()}
-        return Update(entry.site, entry.num_samples, weights, extras)
+        return Update(entry.site, entry.num_samples, weights, self.extras(position))
 
     def _read(self, place: _Place) -> np.ndarray:
         size = int(np.prod(place.shape, dtype=np.int64)) * place.dtype.itemsize

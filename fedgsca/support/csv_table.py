@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, NamedTuple
@@ -96,12 +96,19 @@ def read_label_lines(path: Path) -> list[LabelLine]:
     return lines
 
 
+def render_csv(rows: Iterable[Sequence[object]]) -> str:
+    """Rows as csv text. A cell that looks like a formula gets an apostrophe in front of it."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    for cells in rows:
+        writer.writerow([_defuse_formula(cell) for cell in cells])
+    return text.getvalue()
+
+
 def write_cells(handle: IO[bytes], cells: Sequence[object]) -> None:
     """Write one csv line. A cell that looks like a formula gets an apostrophe in front of it."""
-    text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerow([_defuse_formula(cell) for cell in cells])
     # file names may be any bytes
-    handle.write(text.getvalue().encode("utf-8", "surrogateescape"))
+    handle.write(render_csv([cells]).encode("utf-8", "surrogateescape"))
 
 
 def _defuse_formula(cell: object) -> object:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -34,9 +34,10 @@ class BackwardsEngine:
     def __init__(self, runner: SiteRunner) -> None:
         self.runner = runner
 
-    def exchange(self, payload: Payload) -> Iterator[Reply]:
+    def exchange(self, payload: Payload, sites: Sequence[str] | None = None) -> Iterator[Reply]:
         replies = {}
-        for name in sorted(self.runner.experiment.sites, reverse=True):
+        names = self.runner.experiment.sites if sites is None else sites
+        for name in sorted(names, reverse=True):
             replies[name] = self.runner.run_round(name, payload)
         for name in sorted(replies):  # always returned in the order of site names
             yield replies[name]

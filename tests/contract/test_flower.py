@@ -12,7 +12,7 @@ import pytest
 
 pytest.importorskip("flwr")
 
-from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Context, Error, Message, RecordDict
 
 from fedgsca.config import Config, load_config
 from fedgsca.engine import site_node
@@ -231,6 +231,93 @@ def test_a_round_without_a_quorum_is_tried_again(
     assert notes.read_text().count("tried again") == 2
     status = read_status(out)
     assert status is not None and status.state == "finished"
+
+
+class ReturnObserver(RecordingObserver):
+    """Lets the absent sites come back as soon as the run pauses."""
+
+    def __init__(self, grid: LocalGrid) -> None:
+        super().__init__()
+        self.grid = grid
+
+    def on_message(self, message: str) -> None:
+        super().on_message(message)
+        if "tried again in" in message:
+            self.grid.offline.clear()
+
+
+def test_a_pause_ends_when_the_sites_are_back(
+    config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three of four sites lose their connection; the pause of an hour is not waited out."""
+    notes = tmp_path / "notes.txt"
+    monkeypatch.setenv("FEDGSCA_NOTIFY", f"tee -a {notes}")
+    config = with_federation(config, deadline=0.1)
+    run(config, tmp_path / "local")
+    out = tmp_path / "flower"
+    grid = LocalGrid(client_app(simulated_sites(out)), SITES)
+    lost_sites: list[int] = []
+
+    def lose_connections(site: int, message: Message, deliver: Deliver) -> Message | None:
+        if training_round(message) == 2 and len(lost_sites) < SITES:
+            lost_sites.append(site)
+            grid.offline |= {1, 2, 3}
+            return None
+        return deliver()
+
+    grid.intercept = lose_connections
+    observer = ReturnObserver(grid)
+    coordinate(
+        grid,
+        config,
+        out,
+        deadline=0.1,
+        observer=observer,
+        poll=0.001,
+        patience=7200.0,
+        first_pause=3600.0,
+    )
+    assert outcome(out) == outcome(tmp_path / "local")
+    [remark] = [message for message in observer.messages if "connected again" in message][1:]
+    assert remark == "connected again: site-1, site-2, site-3; the round is tried again now"
+    assert remark in notes.read_text()
+
+
+def test_a_deployment_that_gives_up_names_the_command_of_the_kit(
+    config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`fedgsca resume` would be wrong there; and whoever is notified learns of the end."""
+    notes = tmp_path / "notes.txt"
+    monkeypatch.setenv("FEDGSCA_NOTIFY", f"tee -a {notes}")
+    config = with_federation(config, deadline=0.1)
+
+    def lose_round(site: int, message: Message, deliver: Deliver) -> Message | None:
+        return None if training_round(message) == 1 else deliver()
+
+    out = tmp_path / "flower"
+    grid = LocalGrid(client_app(simulated_sites(out)), SITES, lose_round)
+    with pytest.raises(QuorumError) as error:
+        coordinate(grid, config, out, deadline=0.1, poll=0.001, patience=0.1, first_pause=0.06)
+    assert "./run.sh" in error.value.fix
+    assert "fedgsca resume" not in error.value.fix
+    assert "the run has stopped" in notes.read_text()
+    status = read_status(out)
+    assert status is not None and "./run.sh" in status.state
+
+
+def test_a_lost_connection_is_described_in_words(config: Config, tmp_path: Path) -> None:
+    def report_error(site: int, message: Message, deliver: Deliver) -> Message:
+        if (training_round(message), site) == (1, 2):
+            return Message(Error(code=5, reason="Node Unavailable"), reply_to=message)
+        if (training_round(message), site) == (1, 3):
+            return Message(Error(code=7, reason="odd\nand more"), reply_to=message)
+        return deliver()
+
+    rounds, _ = run_simulated(config, tmp_path, report_error)
+    assert rounds[1].refusals == {
+        "site-2": "its connection is lost (error 5 of Flower)",
+        "site-3": "Flower reports error 7: odd",
+    }
 
 
 def with_extras(message: Message, **extras: np.ndarray) -> Message:

@@ -25,14 +25,12 @@ from fedgsca.wire import Payload, Update
 from tests.toys import FaultyEngine, RecordingObserver, digest, outcome, toy_config, toy_npz
 
 LIAR = "site-2"
-# within the norms of honest sites: only a robust rule stops these (docs/robustness.md)
-UNSEEN = {"change x -1", "change x -2", "weights x -1", "images x 10"}
+# a share of all images that an honest site may have
+UNSEEN = {"images x 10"}
 POINTS = 3.0  # of macro F1
 
 
 def study_config(method: str = "fedavg", **sets: Any) -> Config:
-    # stricter than the default, so that a change that is ten times too large is refused
-    sets = {"aggregation__norm_factor": 4.0, **sets}
     return toy_config(
         method, frozen=True, source=toy_npz(240, 300, 12), noise__spec="0", train__rounds=14, **sets
     )
@@ -93,7 +91,10 @@ def test_a_crude_lie_is_refused_and_does_no_harm(
 
 
 @pytest.mark.parametrize("rule", ["median", "trimmed-mean", "geometric-median"])
-@pytest.mark.parametrize("poison", ["change x -1", "change x -2", "inner product"])
+@pytest.mark.parametrize(
+    "poison",
+    ["change x -1", "change x -2", "inner product", "x -5 in every second round", "the same push"],
+)
 def test_a_rule_stops_lies_of_ordinary_size(
     rule: str, poison: str, honest: float, tmp_path: Path
 ) -> None:
@@ -128,6 +129,44 @@ def test_the_reason_is_given_in_words(poison: str, words: str, tmp_path: Path) -
     reasons = [record.refusals.get(LIAR, "") for record in observer.rounds]
     assert any(words in reason for reason in reasons), reasons
     assert any(words in message and LIAR in message for message in observer.messages)
+
+
+@pytest.mark.parametrize(
+    ("poison", "code_words"),
+    [
+        ("extras x -5", "of the extras that are averaged"),
+        ("statistics x 100", "adds up to"),
+    ],
+)
+def test_honest_weights_do_not_hide_a_lie_beside_them(
+    poison: str, code_words: str, tmp_path: Path
+) -> None:
+    """Poisoned evidence heads, and class masses of more images than the site has."""
+    config = study_config("fedgsca")
+    _, records = run_with_liar(config, tmp_path / "run", poison)
+    refusals = [record.refusals for record in records if record.refusals]
+    assert refusals
+    assert all(set(sites) == {LIAR} for sites in refusals)
+    assert any(code_words in sites[LIAR] for sites in refusals)
+
+
+def test_a_rule_protects_the_evidence_heads(tmp_path: Path) -> None:
+    """Without the guard: what a liar adds to the heads does not move their median far."""
+    heads = {}
+    for poison in ("no lie", "extras x -5"):
+        for rule in ("mean", "median"):
+            config = study_config(aggregation__guard=False, aggregation__rule=rule)
+            folder = tmp_path / f"{poison} {rule}"
+            engine = None if poison == "no lie" else LyingEngine(config, folder, poison)
+            run(config, folder, engine=engine, stop_after=3)
+            state = checkpoint.latest(folder / "checkpoint", config.fingerprint())
+            assert state is not None
+            heads[poison, rule] = state.extras["evidence.weight"]
+    shifts = {}
+    for rule in ("mean", "median"):
+        difference = heads["extras x -5", rule] - heads["no lie", rule]
+        shifts[rule] = np.linalg.norm(difference) / np.linalg.norm(heads["no lie", rule])
+    assert shifts["median"] < 0.5 < shifts["mean"]
 
 
 def test_a_site_that_does_not_clip_is_refused(tmp_path: Path) -> None:
@@ -285,3 +324,10 @@ def test_a_round_whose_checkpoint_is_gone_is_an_error(tmp_path: Path) -> None:
     assert error.value.code == "run.no-such-checkpoint"
     assert "1, 4, 5, 6, 7" in error.value.fix
     assert (tmp_path / "run" / "result.json").exists(), "nothing was deleted"
+
+
+def test_images_that_are_held_out_are_no_false_count(tmp_path: Path) -> None:
+    """The evidence is about all images, `num_samples` about those that are trained on."""
+    config = study_config("fedgsca", evidence__holdout=0.5)
+    run(config, tmp_path / "run")
+    assert not any(record.refusals for record in read_rounds(tmp_path / "run"))

@@ -236,6 +236,25 @@ def test_preset_paper_is_explained_and_warned_about(shell: Shell) -> None:
     assert "train.momentum" in err and "warning: preset paper" not in err
 
 
+def test_preset_paper_says_which_parts_of_the_protocol_it_does_not_set(shell: Shell) -> None:
+    _, _, err = shell("run", *tiny("--preset", "paper", "--out", "a"))
+    assert "the network is cnn, the paper's is ResNet-50" in err
+    assert "the paper's is 224 pixels" in err and "LVM-Med" in err
+
+
+def test_preset_paper_full_sets_network_and_size() -> None:
+    from fedgsca.cli.show_config import missing_protocol
+    from fedgsca.config import load_config
+
+    config = load_config(preset="paper-full")
+    assert config.model.name == "resnet50" and config.data.image_size == 224
+    assert [part.split(",")[0] for part in missing_protocol(config)] == [
+        "the initial weights are random"
+    ]
+    assert not missing_protocol(load_config(preset="paper-full", model__weights="lvm.torch"))
+    assert config.options == load_config(preset="paper").options
+
+
 # ---- compare, demo ----
 
 

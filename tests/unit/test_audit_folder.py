@@ -40,7 +40,8 @@ def test_wrong_labels_come_first() -> None:
     order = np.argsort(-label_losses(posterior, labels.given), kind="stable")
     quality = measure_ranking(order, wrong)
     assert quality.auroc is not None and quality.auroc > 0.95
-    assert quality.precision_at["10%"] > 0.9
+    precision = quality.precision_at["10%"]
+    assert precision is not None and precision > 0.9
 
 
 def test_same_seed_same_evidence_and_every_epoch_counts_once() -> None:

@@ -10,7 +10,12 @@ from PIL import Image
 
 from fedgsca.config import build, merge
 from fedgsca.experiment import choose_settings as module
-from fedgsca.experiment.choose_settings import choose_model, choose_settings, describe_frozen
+from fedgsca.experiment.choose_settings import (
+    choose_feature_size,
+    choose_model,
+    choose_settings,
+    describe_frozen,
+)
 from fedgsca.experiment.simulation import divide
 from fedgsca.rng import stream
 
@@ -101,5 +106,26 @@ def test_without_pretrained_network(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_size_of_frozen_backbone_is_said() -> None:
     config = build({"model": {"frozen": True}})
     text = describe_frozen(config, 224)
-    assert text is not None and "96" in text and "224" in text
+    assert text is not None and "96" in text and "feature_size=224" in text
     assert describe_frozen(build({}), 224) is None
+    config = build({"model": {"frozen": True, "feature_size": 224}})
+    text = describe_frozen(config, 300)
+    assert text is not None and "224 pixels, made from 300" in text
+    assert "about 5 times faster: --set model.feature_size=96" in text
+
+
+@pytest.mark.parametrize(("image_size", "size"), [(28, None), (96, None), (128, 128), (512, 224)])
+def test_the_backbone_sees_the_detail_that_there_is(image_size: int, size: int | None) -> None:
+    tree = choose_feature_size(image_size)
+    assert tree == ({} if size is None else {"model": {"feature_size": size}})
+
+
+@pytest.mark.parametrize("model", [{}, {"frozen": True}])
+def test_feature_size_is_chosen_unless_given(tmp_path: Path, model: dict[str, object]) -> None:
+    pytest.importorskip("efficientnet_lite_pytorch")
+    root = write_folder(tmp_path / "x", size=128)
+    tree = tree_of(root, model=model, train={"device": "cpu"})
+    chosen_model = choose_settings(tree).tree["model"]
+    assert isinstance(chosen_model, dict) and chosen_model["feature_size"] == 128
+    tree = tree_of(root, model={"frozen": True, "feature_size": 96})
+    assert "model" not in choose_settings(tree).tree

@@ -176,7 +176,7 @@ def test_every_key_has_a_description() -> None:
         assert keys_without_description(model) == [], model.__name__
 
 
-@pytest.mark.parametrize("preset", ["default", "paper"])
+@pytest.mark.parametrize("preset", ["default", "paper", "paper-full"])
 @pytest.mark.parametrize("method", sorted(load_methods()))
 def test_written_and_read_back_is_the_same_experiment(method: str, preset: str) -> None:
     config = load_config(method=method, preset=preset, data__labels="x.csv", train__rounds=7)
@@ -191,7 +191,7 @@ def test_written_and_read_back_is_the_same_experiment(method: str, preset: str) 
 
 
 def test_every_option_of_the_method_is_filled_in() -> None:
-    assert load_config(method="fedprox").options == {"mu": 0.01}
+    assert load_config(method="fedprox").options == {"official": False, "mu": 0.01}
     assert load_config(method="fedavg").options == {}
     assert "fedprox" in to_toml(load_config(method="fedprox"))
 

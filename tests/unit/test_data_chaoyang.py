@@ -200,3 +200,38 @@ def test_names_that_leave_the_folder(root: Path) -> None:
     codes = [problem.code for problem in list_chaoyang(root, ReaderOptions()).problems]
     assert "data.path-outside-folder" in codes
     assert "1 name outside the folders" in refused(root).message
+
+
+def test_one_pathologist_per_site(complete_root: Path) -> None:
+    entries: dict[str, Any] = {}
+    for path in complete_root.rglob("*.json"):
+        for entry in json.loads(path.read_text("utf-8-sig")):
+            if "label_A" in entry:
+                entries[re.sub(r"-\d\.\w+$", "", entry["name"])] = entry
+    config = load_config(
+        data__source=f"chaoyang:{complete_root}", data__label="pathologist", method="fedavg"
+    )
+    experiment = prepare(config)
+    assert list(experiment.sites) == ["pathologist A", "pathologist B", "pathologist C"]
+    sizes = []
+    for name, letter in zip(experiment.sites, "ABC", strict=True):
+        ids = experiment.table.ids[experiment.rows[name]]
+        labels = [int(entries[str(i)][f"label_{letter}"]) for i in ids]
+        assert experiment.sites[name].labels.tolist() == labels
+        sizes.append(len(ids))
+    assert sum(sizes) == 48 and max(sizes) - min(sizes) <= 24
+    assert any("one pathologist per site" in note for note in experiment.warnings)
+    slides = {}
+    for name in experiment.sites:
+        groups = experiment.table.groups
+        assert groups is not None
+        slides[name] = set(groups[experiment.rows[name]].tolist())
+    if len(set().union(*slides.values())) >= 3:
+        assert not slides["pathologist A"] & slides["pathologist B"], "slides stay together"
+
+
+def test_the_division_among_pathologists_depends_on_the_seed_only(complete_root: Path) -> None:
+    source = f"chaoyang:{complete_root}"
+    one, same, other = (load(source, seed=seed, label="pathologist") for seed in (1, 1, 2))
+    assert one.site is not None and same.site is not None and other.site is not None
+    assert (one.site == same.site).all() and (one.site != other.site).any()

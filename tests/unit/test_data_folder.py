@@ -166,6 +166,17 @@ def test_a_misspelled_column_is_both_unknown_and_missing(make: Make) -> None:
     assert "did you mean label?" in caught.value.message
 
 
+@pytest.mark.parametrize(
+    ("name", "meaning"),
+    [("Patient", "group"), ("Hospital", "site"), ("dx", "label"), ("Patient ID", "group")],
+)
+def test_usual_names_of_columns_are_translated(make: Make, name: str, meaning: str) -> None:
+    """A hospital's export says patient and diagnosis."""
+    root = make(["a0.png,x,1"], f"file,label,{name}")
+    [problem] = list_folder(root).problems
+    assert f"{name!r} (did you mean {meaning}?)" in problem.message
+
+
 def test_all_problems_at_once(make: Make) -> None:
     rows = ["a0.png,x", "a0.png,y", "../b.png,x", "a2.png,", *(f"no{i}.png,x" for i in range(8))]
     root = make(rows)

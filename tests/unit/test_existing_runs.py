@@ -75,4 +75,8 @@ def test_device_is_a_flag(capsys: pytest.CaptureFixture[str]) -> None:
     assert execute(["config", "--device", "cpu"]) == 0
     assert tomllib.loads(capsys.readouterr().out)["train"]["device"] == "cpu"
     assert execute(["run", "--gpu"]) == 2
-    assert "--out" not in capsys.readouterr().err
+    text = capsys.readouterr().err
+    assert "--out" not in text
+    assert "use --device cuda" in text
+    assert execute(["review", "--gpu"]) == 2  # a command without --device
+    assert "--device" not in capsys.readouterr().err

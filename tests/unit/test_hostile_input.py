@@ -341,8 +341,8 @@ def test_a_hostile_reason_reaches_neither_the_log_nor_the_observer(tmp_path: Pat
             messages.append(message)
 
     class HostileEngine(LocalEngine):
-        def exchange(self, payload):  # type: ignore[no-untyped-def]
-            first, second, *others = super().exchange(payload)
+        def exchange(self, payload, sites=None):  # type: ignore[no-untyped-def]
+            first, second, *others = super().exchange(payload, sites)
             yield Reply(first.site, None, HOSTILE)
             assert second.update is not None
             weights = {**second.update.weights, HOSTILE: np.zeros(2, np.float32)}
@@ -404,6 +404,24 @@ def test_predictions_contain_no_formula() -> None:
     sheet = io.BytesIO()
     _write_rows(sheet, [["=x.png", "@class", "0.500000"], ["caf\udce9.png", "a", "1.000000"]])
     assert sheet.getvalue() == b"'=x.png,'@class,0.500000\ncaf\xe9.png,a,1.000000\n"
+
+
+def test_the_csv_of_a_comparison_contains_no_formula() -> None:
+    from fedgsca.report.comparison_tables import ComparisonRow, to_csv
+
+    row = ComparisonRow(noise="=1+1", method="fedavg", label="@cmd", seeds=1, stats={})
+    line = to_csv([row]).splitlines()[1]
+    assert line.startswith("'=1+1,fedavg,'@cmd,1,")
+
+
+def test_the_list_of_copies_contains_no_formula(tmp_path: Path) -> None:
+    from fedgsca.data.duplicates import CopyFinding, ImageCopy, write_findings
+    from fedgsca.data.load import load
+
+    table = load(str(toy_npz()), image_size=12)
+    finding = CopyFinding("copy", (ImageCopy("=x.png", "train", "@class", 0),))
+    path = write_findings([finding], table, tmp_path)[0]
+    assert path.read_text().splitlines()[1] == "1,copy,'=x.png,train,'@class"
 
 
 def test_a_model_card_contains_no_html(tmp_path: Path) -> None:

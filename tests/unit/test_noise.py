@@ -285,6 +285,11 @@ def test_what_each_kind_needs() -> None:
         "C": (True, False, False, False),
         "M": (False, True, False, False),
         "F": (False, False, False, True),
+        "R": (False, False, False, False),
+        "I": (False, False, False, False),
+        "G": (False, False, False, False),
+        "A": (False, False, False, False),
+        "V": (False, False, False, False),
     }
 
 

@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from scipy import stats  # type: ignore[import-untyped]
 
-from fedgsca.paper.paired_test import paired_p, t_test, two_sided
+from fedgsca.paper.paired_test import (
+    difference_interval,
+    holm,
+    paired_p,
+    t_quantile,
+    t_test,
+    two_sided,
+)
 from fedgsca.rng import stream
 
 
@@ -33,3 +41,25 @@ def test_only_seeds_that_both_have_are_paired() -> None:
 @pytest.mark.parametrize("differences", [[], [3.0], [0.0, 0.0, 0.0], [0.1 + 0.2, 0.3, 0.3]])
 def test_undefined_without_spread(differences: list[float]) -> None:
     assert t_test(differences) is None
+
+
+def test_holm_is_the_textbook_example() -> None:
+    corrected = holm([0.01, 0.04, 0.03, None, 0.005])
+    assert corrected == pytest.approx([0.03, 0.06, 0.06, None, 0.02])
+    assert holm([]) == [] and holm([0.9, 0.8]) == [1.0, 1.0]
+
+
+@pytest.mark.parametrize("df", [1, 2, 4, 9])
+def test_quantiles_are_scipys(df: int) -> None:
+    assert t_quantile(0.95, df) == pytest.approx(stats.t.ppf(0.975, df), rel=1e-6)
+
+
+def test_the_interval_of_a_difference_needs_three_seeds_and_is_scipys() -> None:
+    ours = {"0": 71.0, "1": 73.5, "2": 72.0, "3": 70.0}
+    reference = {"0": 75.0, "1": 75.5, "2": 76.0}
+    interval = difference_interval(ours, reference)
+    assert interval is not None
+    differences = [ours[seed] - reference[seed] for seed in reference]
+    scipy = stats.t.interval(0.95, 2, np.mean(differences), stats.sem(differences))
+    assert interval == pytest.approx((np.mean(differences), *scipy))
+    assert difference_interval({"0": 1.0, "1": 2.0}, reference) is None

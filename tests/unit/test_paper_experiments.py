@@ -145,6 +145,13 @@ def test_warmups_keep_their_share_of_the_rounds() -> None:
     assert warmups(400)["fednoro"] == (10, 10)
 
 
+def test_mini_scale_leaves_the_warm_up_of_the_preset_alone() -> None:
+    assert "fedgsca" not in warmups(50, "paper") and "fednoro" in warmups(50, "paper")
+    cells = make_request("kvasir-symmetric", "mini", preset="paper").cells()
+    values = {cell.config.method: cell.config.options.get("warmup") for cell in cells}
+    assert values["fedgsca"] == 0 and values["fednoro"] == 5
+
+
 def test_ablations_remove_one_part_after_the_other() -> None:
     cells = make_request("ablation").cells()
     options = {}

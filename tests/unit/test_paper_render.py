@@ -16,6 +16,7 @@ import pytest
 
 from fedgsca.paper.figures import draw_figures
 from fedgsca.paper.figures_time import time_to_peak
+from fedgsca.paper.html_table import to_html
 from fedgsca.paper.latex_table import to_latex
 from fedgsca.paper.ranking import panels, score_group, spearman
 from fedgsca.paper.render import print_result, render
@@ -381,3 +382,20 @@ def test_a_figure_leaves_out_seeds_that_have_not_come_as_far() -> None:
     series = replace(series, stability={NOISE: {"fedavg": by_seed}})
     result = table(name="stability", columns=(NOISE,), labels={"fedavg": "FedAvg"}, series=series)
     assert [drawing.name for drawing in draw_figures(result)] == ["stability"]
+
+
+def test_differences_and_sites_are_in_every_long_rendering() -> None:
+    result = table(seeds=3)
+    column = result.columns[0]
+    sites = {column: {row.key: {"site-1": 70.0, "site-2": 65.5} for row in result.rows}}
+    result = replace(result, series=replace(result.series, site_f1=sites))
+    markdown = to_markdown(result)
+    page = to_html(result, [])
+    for text in (markdown, page):
+        assert "95 % interval" in text and "p (Holm)" in text
+        assert "site-2" in text and "65.5" in text
+    lines = to_csv(result).splitlines()
+    head = lines[0].split(",")
+    assert {"p_holm", "difference", "difference_low", "difference_high"} <= set(head)
+    two_seeds = to_markdown(table(seeds=2))
+    assert "95 % interval" not in two_seeds and "\\*" not in two_seeds, "no test, no stars"

@@ -14,10 +14,10 @@ from fedgsca.cli import execute
 from fedgsca.config import Config
 from fedgsca.engine.base import SilentObserver
 from fedgsca.engine.rounds import run as real_run
-from fedgsca.experiment.records import RoundRecord, RunResult
+from fedgsca.experiment.records import DataSetup, RoundRecord, RunResult, Setup, SiteSetup
 from fedgsca.grid.runner import finished_cells, folder_of
 from fedgsca.paper import render
-from fedgsca.paper.collect_scores import METRICS, FinishedRun, collect
+from fedgsca.paper.collect_scores import METRICS, FinishedRun, collect, site_scores
 from fedgsca.paper.request import read_request
 from fedgsca.paper.table_result import TableResult, load
 from tests import papers
@@ -92,8 +92,9 @@ def test_the_notes_name_every_difference_from_the_paper(full: Path) -> None:
     assert "Mini scale: " in notes and "instead of Chaoyang, frozen cnn, 2 rounds" in notes
     assert "Partial: 3 of 8 rows, 2 of 3 seeds" in notes
     assert "Real noise of Chaoyang is replaced by noise C11" in notes
-    assert "CK-asymmetric candidates: the two most similar classes" in notes
-    assert "paired two-sided t-test against FedGSCA over 2 seeds" in notes
+    assert "easily mistaken for each other (noise C): the two most similar classes" in notes
+    assert "No significance test: it needs at least 3 seeds" in notes
+    assert "FedGSCA, real: the selection never ran with 2 seeds (0, 1)" in notes
     assert "fedgsca 5 → 1 rounds" in notes and "fednoro" not in notes
     assert "mini scale" in (full / "table.md").read_text(encoding="utf-8").lower()
 
@@ -217,7 +218,7 @@ def test_runs_on_different_data_do_not_mix(
 def test_time_to_the_peak_is_that_of_the_same_seed() -> None:
     def make_run(*f1: float) -> FinishedRun:
         seconds = tuple(60.0 * (i + 1) for i in range(len(f1)))
-        return FinishedRun(RunResult.from_json({}), f1, (), seconds, (), ())
+        return FinishedRun(RunResult.from_json({}), f1, (), seconds, (), (), "", {})
 
     fedavg = make_run(50.0, 70.0, 60.0)
     quick = make_run(71.0, 60.0, 90.0)
@@ -297,3 +298,23 @@ def test_the_list_names_every_experiment(capsys: pytest.CaptureFixture[str]) -> 
     assert experiments[0]["runs"] == {"paper": 80, "mini": 48}
     assert execute(["table", "--list"]) == 0
     assert "fedgsca table kvasir-pairflip-ck" in capsys.readouterr().out
+
+
+def test_scores_per_site_weigh_the_classes_as_the_site_does() -> None:
+    setup = read_setup(
+        {
+            "a": SiteSetup(num_samples=10, given_per_class=(5, 5, 0)),
+            "b": SiteSetup(num_samples=10, given_per_class=(0, 10, 0)),
+            "c": SiteSetup(),
+        }
+    )
+    # class 0 is always right, class 1 half of the time, class 2 never
+    scores = site_scores([[10, 0, 0], [5, 5, 0], [0, 10, 0]], setup)
+    assert set(scores) == {"a", "b"}, "nothing is known about a site elsewhere"
+    assert scores["a"] == pytest.approx(100 * (2 * 5 / (5 + 7.5) + 2 * 2.5 / (5 + 2.5)) / 2)
+    assert scores["b"] == pytest.approx(100 * 2 * 5 / (10 + 5))
+
+
+def read_setup(sites: dict[str, SiteSetup]) -> Setup:
+    data = DataSetup("x", "f", ("k", "l", "m"), (1, 1, 1, 3), None)
+    return Setup(data, 1, sites, (), "f", "s", None, "v")

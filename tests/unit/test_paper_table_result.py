@@ -44,7 +44,8 @@ def test_saved_and_loaded_is_the_same(tmp_path: Path) -> None:
 def test_the_keys_of_the_file_are_those_of_version_0_2_0(tmp_path: Path) -> None:
     tree = json.loads(save(make(), tmp_path).read_bytes())
     assert (tree["done"], tree["total"]) == (2, 4)
-    assert set(tree["series"]) == {"classes", "confusion", "f1", "seconds", "stability"}
+    known = {"classes", "confusion", "f1", "seconds", "stability"}
+    assert set(tree["series"]) == known | {"site_f1"}
     assert set(tree) == {
         *("columns", "data", "dataset", "done", "metrics", "name", "notes", "paper_caption"),
         *("reference", "rows", "scale", "seeds", "series", "title", "total"),

@@ -143,3 +143,15 @@ def test_guard_speaks_only_when_something_is_wrong() -> None:
 def test_the_noise_level_is_the_share_of_flagged_labels() -> None:
     assert noise_level(np.array([True, False, True, True])) == 0.25
     assert noise_level(np.zeros(0, bool)) == 0.0
+
+
+def test_a_class_without_clean_predictions_gets_zero_as_printed_or_zeta() -> None:
+    probs = np.array([[0.9, 0.1, 0.0], [0.2, 0.8, 0.0], [0.3, 0.3, 0.4]])
+    clean = np.array([True, True, False])
+    printed = class_thresholds(probs, clean, unseen="zero")
+    assert printed == pytest.approx([0.8, 0.8 * 0.8 / 0.9, 0.0])
+    assert assign(probs, clean, printed)[1].tolist() == [False, False, True]
+    careful = class_thresholds(probs, clean)
+    assert careful[2] == 0.8 and not assign(probs, clean, careful)[1].any()
+    nothing = np.zeros(3, bool)  # 0 / 0
+    assert class_thresholds(probs, nothing, unseen="zero").tolist() == [0.8] * 3

@@ -7,17 +7,20 @@ import pytest
 
 from fedgsca.config import load_config
 from fedgsca.engine.guard import (
-    GuardMemory,
+    PartFacts,
     UpdateFacts,
     UpdateGuard,
     change_norm,
     lower_median,
 )
+from fedgsca.engine.guard_memory import MODEL, GuardMemory, PartMemory
 from fedgsca.errors import UpdateError
+from fedgsca.rng import stream
 from fedgsca.robust.base import RuleSettings, make_rule
-from fedgsca.robust.combine import combine_models, scale_change
+from fedgsca.robust.combine import combine_extras, combine_models, scale_change
+from fedgsca.robust.motion import SKETCH_SIZE, SiteMotion, Sketcher
 from fedgsca.robust.spool import UpdateSpool
-from fedgsca.wire import Update
+from fedgsca.wire import Extra, Update
 
 EQUAL = np.ones(4)
 
@@ -65,6 +68,16 @@ def test_krum_takes_the_site_nearest_to_its_neighbours() -> None:
     points = np.array([1.0, 1.1, 1.3, 50.0, -40.0])
     rule = make_rule("krum", RuleSettings(liars=2))
     assert rule.coefficients(np.outer(points, points), np.ones(5)).tolist() == [1, 0, 0, 0, 0]
+
+
+def test_multi_krum_leaves_out_the_most_distant_sites() -> None:
+    points = np.array([1.0, 1.1, 1.3, 50.0, -40.0])
+    rule = make_rule("multi-krum", RuleSettings(liars=2))
+    sizes = np.array([1.0, 1.0, 2.0, 9.0, 9.0])
+    weights = rule.coefficients(np.outer(points, points), sizes)
+    assert weights.tolist() == [0.25, 0.25, 0.5, 0.0, 0.0]
+    one = make_rule("multi-krum", RuleSettings(liars=9)).coefficients(np.eye(2), np.ones(2))
+    assert one.sum() == 1.0 and np.count_nonzero(one) == 1
 
 
 def make_updates(values: list[float], sizes: list[int]) -> UpdateSpool:
@@ -122,19 +135,71 @@ def test_the_lower_median_is_one_of_the_values() -> None:
 
 def test_the_memory_of_the_guard_survives_a_checkpoint() -> None:
     memory = GuardMemory(
-        ("a", "b"), [1.0, 2.0], {"a": 7}, {"b": 2}, {0: [b"x" * 16, b"y" * 16], 11: [b"z" * 16]}
+        ("a", "b"),
+        sizes={"a": 7},
+        strikes={"b": 2},
+        digests={0: [b"x" * 16, b"y" * 16], 11: [b"z" * 16]},
     )
-    assert GuardMemory.from_arrays(("a", "b"), memory.to_arrays()) == memory
+    part = memory.parts[MODEL]
+    part.add_level(2.0)
+    part.add_level(1.0)
+    part.add_norm("b", 3.0)
+    change = np.arange(SKETCH_SIZE) / 7
+    part.motions["b"] = SiteMotion.zero().add(change, -change)
+    part.origin = change
+    arrays = memory.to_arrays()
+    copy = GuardMemory.from_arrays(("a", "b"), arrays)
+    assert (copy.sizes, copy.strikes, copy.digests) == ({"a": 7}, {"b": 2}, memory.digests)
+    assert copy.parts[MODEL].levels == [2.0, 1.0] and copy.parts[MODEL].peak == 2.0
+    again = copy.to_arrays()
+    assert arrays.keys() == again.keys()
+    assert all(np.array_equal(arrays[key], again[key]) for key in arrays)
     assert GuardMemory.from_arrays(("a", "b"), {}) == GuardMemory(("a", "b"))
+
+
+def test_a_site_that_trains_responds_against_the_movement_of_the_model() -> None:
+    """A gradient step towards an own optimum, and the same step reversed."""
+    rng = stream(0, "response")
+    optimum = rng.standard_normal(SKETCH_SIZE)
+    model = np.zeros(SKETCH_SIZE)
+    honest, reversed_site = SiteMotion.zero(), SiteMotion.zero()
+    assert honest.add(optimum, model).response() is None, "one round says nothing"
+    for _ in range(4):
+        change = 0.3 * (optimum - model)
+        honest, reversed_site = honest.add(change, model), reversed_site.add(-change, model)
+        model = model + 0.5 * change + 0.05 * rng.standard_normal(SKETCH_SIZE)
+    response, opposite = honest.response(), reversed_site.response()
+    assert response is not None and response < -0.5
+    assert opposite == pytest.approx(-response)
+
+
+def test_a_sketch_keeps_inner_products_and_is_linear() -> None:
+    rng = stream(0, "sketch test")
+    a = {"w": rng.standard_normal((300, 40)), "b": rng.standard_normal(5)}
+    b = {name: value + rng.standard_normal(value.shape) for name, value in a.items()}
+    sketcher = Sketcher()
+    x, y = sketcher.sketch(a), sketcher.sketch(b)
+    exact = sum(float((a[name] * b[name]).sum()) for name in a)
+    assert float(x @ y) == pytest.approx(exact, rel=0.15)
+    total = sketcher.sketch({name: a[name] + b[name] for name in a})
+    assert np.allclose(total, x + y)
+    assert np.array_equal(Sketcher().sketch(a), x), "the signs are the same in every process"
+    counters = {**a, "steps": np.array(7)}
+    assert np.array_equal(sketcher.sketch(counters), x), "counters are left out"
+
+
+def make_facts(site: str, norm: float = 1.0, num_samples: int = 10) -> UpdateFacts:
+    return UpdateFacts(site, num_samples, {MODEL: PartFacts(norm)}, site.encode())
 
 
 def refused_sites(norms: list[float], levels: list[float]) -> list[str]:
     """Sites whose change is too large among changes with these norms."""
     names = tuple(f"site-{i}" for i in range(len(norms)))
-    guard = UpdateGuard(load_config(method="fedavg"), GuardMemory(names, levels))
-    facts = []
-    for i, norm in enumerate(norms):
-        facts.append(UpdateFacts(names[i], 10, norm, bytes([i])))
+    memory = GuardMemory(names)
+    for level in levels:
+        memory.parts[MODEL].add_level(level)
+    guard = UpdateGuard(load_config(method="fedavg"), memory)
+    facts = [make_facts(name, norm) for name, norm in zip(names, norms, strict=True)]
     sites = []
     for item in facts:
         try:
@@ -148,9 +213,9 @@ def refused_sites(norms: list[float], levels: list[float]) -> list[str]:
 @pytest.mark.parametrize(
     ("norms", "levels", "sites"),
     [
-        ([1.0, 1.2, 30.0], [], ["site-2"]),
-        ([1.0, 1.2, 9.0], [], []),  # honest sites reach 7.8 times the usual norm
+        ([1.0, 1.2, 8.0], [], ["site-2"]),
         ([1.0, 1.2, 3.0], [], []),
+        ([0.1, 0.1, 5.0], [1.0, 0.1, 0.1, 0.1], ["site-2"]),  # usual only long ago
         ([1e-9, 1.0, 1.2], [], []),  # a tiny change expels nobody
         ([1e-9, 1.0, 1.2, 0.9], [], []),
         ([1.0, 50.0], [], []),  # of two sites, nobody knows which one lies
@@ -168,11 +233,24 @@ def test_a_change_is_compared_with_other_sites_and_earlier_rounds(
 
 def test_two_sites_do_not_make_a_usual_norm() -> None:
     guard = UpdateGuard(load_config(method="fedavg"), GuardMemory(("a", "b")))
-    facts = [UpdateFacts("a", 10, 1e-9, b"a"), UpdateFacts("b", 10, 1.0, b"b")]
+    facts = [make_facts("a", 1e-9), make_facts("b")]
     guard.remember(0, facts, ["a", "b"], [])
     assert guard.level() is None
-    guard.remember(1, [*facts, UpdateFacts("c", 10, 1.5, b"c")], ["a", "b", "c"], [])
+    guard.remember(1, [*facts, make_facts("c", 1.5)], ["a", "b", "c"], [])
     assert guard.level() == 1.0
+
+
+def test_what_is_usual_for_a_site() -> None:
+    memory = PartMemory()
+    assert memory.usual_norm("a", 3.0) is None, "in the first round, only the others count"
+    for level in (4.0, 1.0, 1.0, 1.0):
+        memory.add_level(level)
+    assert memory.usual_norm("a") == 1.0
+    memory.add_norm("a", 3.0)
+    assert memory.usual_norm("a") == 3.0, "a site that always moves more"
+    memory.norms["a"] = [50.0]
+    assert memory.usual_norm("a") == 4.0, "but not more than was ever usual"
+    assert memory.usual_norm("a", 9.0) == 9.0, "unless all others move more in this round"
 
 
 @pytest.mark.parametrize(
@@ -187,7 +265,7 @@ def test_two_sites_do_not_make_a_usual_norm() -> None:
 )
 def test_a_claim_is_compared_with_the_other_sites(sizes: list[int], sites: list[int]) -> None:
     guard = UpdateGuard(load_config(method="fedavg"), GuardMemory(()))
-    facts = [UpdateFacts(str(i), size, 1.0, bytes([i])) for i, size in enumerate(sizes)]
+    facts = [make_facts(str(i), num_samples=size) for i, size in enumerate(sizes)]
     blamed_sites = []
     for i, item in enumerate(facts):
         try:
@@ -196,3 +274,50 @@ def test_a_claim_is_compared_with_the_other_sites(sizes: list[int], sites: list[
             assert error.code == "update.share-too-large"
             blamed_sites.append(i)
     assert blamed_sites == sites
+
+
+def test_extras_are_voted_on_as_they_are_declared() -> None:
+    uploads = {
+        "head": Extra((2,), "averaged", vote="mean"),
+        "selector": Extra((1,), "a statistic", nan=True, vote="median"),
+        "losses": Extra((1,), "compared", vote="clip"),
+        "count": Extra((), "nobody votes"),
+    }
+    heads = [[1.0, 1.0], [1.0, 2.0], [1.0, 3.0], [900.0, -900.0]]
+    selectors = [0.2, np.nan, 0.4, 1e6]
+    losses = [1.0, 1.2, 2.0, 1e6]
+    rule = make_rule("median", RuleSettings())
+    with UpdateSpool() as spool:
+        for i in range(4):
+            extras = {
+                "head": np.array(heads[i]),
+                "selector": np.array([selectors[i]]),
+                "losses": np.array([losses[i]], np.float32),
+                "count": np.array(i),
+            }
+            spool.add(Update(f"site-{i}", 10, {}, extras))
+        results = combine_extras(rule, spool, range(4), uploads, {"head": np.array([1.0, 0.0])})
+    assert all(result["head"].tolist() == [1.0, 1.5] for result in results)
+    selector_votes = [float(result["selector"][0]) for result in results]
+    assert selector_votes[0] == selector_votes[2] == selector_votes[3] == 0.4
+    assert np.isnan(selector_votes[1]), "a site without a fit stays without one"
+    loss_votes = [float(result["losses"][0]) for result in results]
+    assert loss_votes[:3] == [1.0, pytest.approx(1.2), 2.0]
+    assert 2.0 < loss_votes[3] < 10.0, "still the largest one, but no longer out of proportion"
+    assert results[0]["losses"].dtype == np.float32
+    assert [int(result["count"]) for result in results] == [0, 1, 2, 3]
+
+
+def test_a_change_that_is_scaled_down_again_and_again_is_an_offence() -> None:
+    names = ("a", "b", "c", "d")
+    guard = UpdateGuard(load_config(method="fedavg"), GuardMemory(names))
+    for round_index in range(4):
+        facts = [make_facts(name) for name in names[:3]]
+        large = make_facts("d", 5.0)
+        factors = guard.judge(large, facts)
+        assert factors == {MODEL: pytest.approx(0.2)}
+        assert guard.sites_put_aside() == []
+        guard.remember(round_index, [*facts, large.scaled(factors)], names, [])
+    assert guard.sites_put_aside() == ["d"], "the first time was free"
+    guard.readmit(["d"])
+    assert guard.memory.scalings == {} and guard.sites_put_aside() == []

@@ -308,3 +308,34 @@ def test_a_hospital_sized_fit_is_fast() -> None:
 
 def test_the_clean_subset_includes_the_threshold() -> None:
     assert clean_subset(np.array([0.2, 0.5, 0.9]), 0.5).tolist() == [False, True, True]
+
+
+def test_without_a_second_start_em_stays_where_both_components_coincide() -> None:
+    """The paper starts at S only; from equal components EM can never separate them."""
+    losses = draw(1000)
+    stuck = Selector((1.0, 1.0), (1.0, 1.0), (0.5, 0.5))
+    literal = fit_selector(losses, stuck, second_start=False, validity_test=False)
+    assert literal is not None and literal.mean[1] - literal.mean[0] < 1e-6
+    assert fit_selector(losses, stuck, second_start=False) is None, "no two modes"
+    assert is_healthy(fit_selector(losses, stuck))
+    # without S there is only the data to start from
+    assert fit_selector(losses, None, second_start=False) == fit_selector(losses)
+
+
+def test_without_the_validity_test_every_computable_fit_counts() -> None:
+    few = np.array([0.1, 0.1, 2.0])
+    equal = np.full(50, 0.7)
+    for losses in (few, equal):
+        assert fit_selector(losses) is None
+        literal = fit_selector(losses, validity_test=False, var_floor=1e-6)
+        assert literal is not None
+        assert Selector.from_array(literal.to_array()) == literal, "it can be sent and read"
+    for losses in (np.empty(0), np.array([np.nan, 1.0])):
+        assert fit_selector(losses, validity_test=False) is None
+
+
+def test_the_smallest_gap_fits_the_range_of_the_losses() -> None:
+    rng = stream(0, "narrow")
+    losses = np.concatenate([rng.normal(1.50, 0.01, 300), rng.normal(1.58, 0.01, 300)])
+    assert fit_selector(losses, var_floor=1e-6) is None, "0.1 is meant for nats from 0 to 9"
+    assert fit_selector(losses, var_floor=1e-6, min_gap=0.01) is not None

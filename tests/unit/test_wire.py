@@ -192,3 +192,12 @@ def test_values_out_of_the_declared_range_are_refused() -> None:
             check_extras("site", sent, declared, {})
         assert error.value.code == "update.invalid-extras"
         assert name in error.value.message and part in error.value.message
+
+
+@pytest.mark.parametrize("kind", ["int64", "float16", "bool"])
+def test_what_is_averaged_must_be_a_float(kind: str) -> None:
+    """The mean has the type of the first site, which may be a liar."""
+    declarations = {"head": Extra((2,), "averaged", vote="mean")}
+    check_extras("update", {"head": np.zeros(2, np.float32)}, declarations, {})
+    with pytest.raises(UpdateError, match="its mean needs"):
+        check_extras("update", {"head": np.zeros(2, kind)}, declarations, {})

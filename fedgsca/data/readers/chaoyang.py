@@ -6,7 +6,10 @@ pathologists. The label that a site trains on is then one of
 
     drawn      the label of one pathologist, drawn for every image with the experiment's seed; the
                majority is the reference
-    released   the label in train.json; nothing is known about its errors
+    pathologist   one pathologist per site: complete slides go to the sites of A, B and C, and each
+               site has the labels of its pathologist; the majority is the reference
+    released   the label in train.json; nothing is known about its errors. The paper's class counts
+               are those of these labels
     majority   the label of two of the three
 
 The digit at the end of a file's name is the released label: ids are made without it, so that
@@ -38,6 +41,8 @@ CLASSES = ("normal", "serrated", "adenocarcinoma", "adenoma")
 # images per class by the released label
 PUBLISHED_COUNTS = {"train": (1111, 842, 1404, 664), "test": (705, 321, 840, 273)}
 PATHOLOGISTS = ("label_A", "label_B", "label_C")
+# the sites of `data.label=pathologist`
+SITES = ("pathologist A", "pathologist B", "pathologist C")
 _CONTENT = "train.json, test.json and the folders train and test"
 _CLASS_NUMBERS = frozenset("0123")
 
@@ -225,6 +230,9 @@ def _label_training_images(
     if rule == "drawn":
         votes = {image.name: image.votes for image in train}
         rows = _draw_labels(file_list, rows, votes, options.seed)
+    elif rule == "pathologist":
+        votes = {image.name: image.votes for image in train}
+        rows = _divide_among_pathologists(file_list, rows, votes, options.seed)
     elif rule == "majority":
         tie_count = sum(len(set(image.votes)) == len(PATHOLOGISTS) for image in train)
         file_list.notes.append(
@@ -279,6 +287,44 @@ def _draw_labels(
         "proven truth"
     )
     return rows
+
+
+def _divide_among_pathologists(
+    file_list: FileList, rows: list[ImageRow], votes: Mapping[str, tuple[int, ...]], seed: int
+) -> list[ImageRow]:
+    """Slides in random order, each to the site with the fewest images; labels of its pathologist.
+
+    With fewer slides than sites, every image counts as a slide.
+    """
+    slides: dict[str, list[ImageRow]] = {}
+    for row in sorted(rows, key=lambda row: row.file):
+        slides.setdefault(row.group, []).append(row)
+    if len(slides) < len(SITES):
+        slides = {row.file: [row] for row in rows}
+    names = sorted(slides)
+    order = stream(seed, "chaoyang", "site").permutation(len(names))
+    counts = [0] * len(SITES)
+    given: dict[str, tuple[str, str]] = {}
+    for position in order.tolist():
+        number = counts.index(min(counts))
+        for row in slides[names[position]]:
+            given[row.file] = (SITES[number], CLASSES[votes[row.file][number]])
+        counts[number] += len(slides[names[position]])
+    file_list.columns += ("given", "site")
+    labelled_rows = []
+    for row in rows:
+        site, label = given[row.file]
+        labelled_rows.append(replace(row, site=site, given=label))
+    parts = []
+    for site in SITES:
+        own_rows = [row for row in labelled_rows if row.site == site]
+        wrong_count = sum(row.given != row.label for row in own_rows)
+        parts.append(f"{site} {wrong_count} of {len(own_rows)}")
+    file_list.notes.append(
+        f"label pathologist: one pathologist per site, complete slides, seed {seed}; labels that "
+        f"differ from the majority of three: {', '.join(parts)}"
+    )
+    return labelled_rows
 
 
 def _add_published_counts(file_list: FileList, rule: str) -> None:
@@ -340,7 +386,7 @@ READERS.register(
         form="chaoyang:ROOT",
         summary="Chaoyang: train.json, test.json and their images",
         list_images=list_chaoyang,
-        labels=("drawn", "released", "majority"),
+        labels=("drawn", "pathologist", "released", "majority"),
         order=70,
     ),
 )

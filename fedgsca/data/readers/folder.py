@@ -21,6 +21,15 @@ from fedgsca.support.csv_table import CsvTable, read_csv_table
 from fedgsca.support.text import fold_name, plural, suggest
 
 COLUMNS = ("file", "label", "group", "split", "site")
+# what other programs call them
+_OTHER_NAMES = {
+    **dict.fromkeys(("image", "images", "filename", "file name", "path", "image_path"), "file"),
+    **dict.fromkeys(("class", "diagnosis", "dx", "target", "category", "finding"), "label"),
+    **dict.fromkeys(("patient", "patient_id", "patientid", "patient id", "slide"), "group"),
+    **dict.fromkeys(("case", "case_id", "lesion", "lesion_id", "video"), "group"),
+    **dict.fromkeys(("set", "subset", "partition", "fold"), "split"),
+    **dict.fromkeys(("hospital", "center", "centre", "clinic", "institution"), "site"),
+}
 _SPLITS = {
     "train": "train",
     "training": "train",
@@ -125,7 +134,7 @@ def _check_header(file_list: FileList, table: CsvTable) -> bool:
     unknown_columns = []
     for column, name in zip(table.columns, table.header, strict=True):
         if column not in COLUMNS:
-            suggestion = suggest(name, COLUMNS)
+            suggestion = _OTHER_NAMES.get(column) or suggest(name, COLUMNS)
             hint = "" if suggestion is None else f" (did you mean {suggestion}?)"
             unknown_columns.append(f"{name!r}{hint}")
     if unknown_columns:
@@ -134,7 +143,7 @@ def _check_header(file_list: FileList, table: CsvTable) -> bool:
                 "data.unknown-column",
                 f"{file_list.root}: {plural(len(unknown_columns), 'unknown column')} in labels.csv:"
                 f" {show_cases(unknown_columns)}",
-                fix=f"use only the columns {', '.join(COLUMNS)}",
+                fix=f"rename or remove these columns; use only {', '.join(COLUMNS)}",
             )
         )
     missing_columns = [name for name in ("file", "label") if name not in table.columns]

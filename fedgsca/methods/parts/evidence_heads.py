@@ -10,7 +10,8 @@ because every message rides on a round that takes place anyway:
                  up    log_likelihoods      of the given labels, for each power
     round t + 2  down  power, refresh       the best power; the site computes r and keeps it
 
-A site that misses one of these rounds refreshes its posterior in the next round it takes part in.
+A site that misses one of these rounds refreshes its posterior in the next round it takes part in;
+one that was away until a power was chosen judges its labels by the heads that it receives first.
 Its memory is versioned by round, like that of a method, so a repeated round gives the same bytes.
 """
 
@@ -60,6 +61,7 @@ _HEAD_EXTRAS = {
         optional=True,
         low=-1e4,
         high=1e4,
+        vote="mean",
         off_under_privacy=True,
     ),
     "evidence.bias": Extra(
@@ -68,6 +70,7 @@ _HEAD_EXTRAS = {
         optional=True,
         low=-1e4,
         high=1e4,
+        vote="mean",
         off_under_privacy=True,
     ),
 }
@@ -81,6 +84,7 @@ UPLOADS: Mapping[str, Extra] = {
         optional=True,
         low=0,
         nan=True,
+        per_image=(0.0, holdout.MAX_HOLDOUT_FACTOR),
         off_under_privacy=True,
     ),
     "evidence.log_likelihoods": Extra(
@@ -89,6 +93,9 @@ UPLOADS: Mapping[str, Extra] = {
         optional=True,
         high=0,
         nan=True,
+        # no honest mean over images is lower for all powers
+        per_image=(-30.0 * holdout.MAX_HOLDOUT_FACTOR * len(POWERS), 0.0),
+        vote="median",
         off_under_privacy=True,
     ),
     "evidence.training_counts": Extra(
@@ -97,6 +104,7 @@ UPLOADS: Mapping[str, Extra] = {
         optional=True,
         low=0,
         nan=True,
+        per_image=(0.0, holdout.MAX_HOLDOUT_FACTOR),
         off_under_privacy=True,
     ),
 }
@@ -120,30 +128,53 @@ DOWNLOADS: Mapping[str, Extra] = {
         low=0,
     ),
 }
-_COPIED_ATTRIBUTES = ("name", "title", "paper", "order", "head", "passes", "logged", "Options")
+_COPIED_ATTRIBUTES = (
+    "name",
+    "title",
+    "paper",
+    "order",
+    "head",
+    "passes",
+    "first_round_spread",
+    "response_slack",
+    "logged",
+    "late",
+    "Options",
+)
 
 
 def add_evidence_heads(
-    method: Method, collection_rounds: range, holdout_share: float = 0.0
+    method: Method,
+    collection_rounds: range,
+    holdout_share: float = 0.0,
+    *,
+    keeps_heads: bool = False,
 ) -> Method:
     """The method with evidence heads beside it; opinions are collected in these rounds.
 
-    The method does not train on `holdout_share` of each site's samples.
+    The method does not train on `holdout_share` of each site's samples. `keeps_heads`: the heads
+    are sent to the end of the run, for sites that have never seen them.
     """
     attributes: dict[str, object] = {name: getattr(method, name) for name in _COPIED_ATTRIBUTES}
     attributes["uploads"] = {**method.uploads, **UPLOADS}
     attributes["downloads"] = {**method.downloads, **DOWNLOADS}
     kind: type[EvidenceMethod] = type("EvidenceMethod", (EvidenceMethod,), attributes)
-    return kind(method, collection_rounds, holdout_share)
+    return kind(method, collection_rounds, holdout_share, keeps_heads=keeps_heads)
 
 
 class EvidenceMethod(Method):
     """See the text of this module; `add_evidence_heads` makes one."""
 
     def __init__(
-        self, method: Method, collection_rounds: range, holdout_share: float = 0.0
+        self,
+        method: Method,
+        collection_rounds: range,
+        holdout_share: float = 0.0,
+        *,
+        keeps_heads: bool = False,
     ) -> None:
         super().__init__(method.options, method.rounds)
+        self.keeps_heads = keeps_heads
         self.method = method
         self.collection_rounds = collection_rounds
         self.holdout_share = holdout_share
@@ -159,7 +190,7 @@ class EvidenceMethod(Method):
         method_state, evidence = _split_state(state)
         payload = self.method.broadcast(method_state, round)
         evidence = {name: a for name, a in evidence.items() if name in DOWNLOADS}
-        if not self._is_training(round):
+        if not (self._is_training(round) or self.keeps_heads):
             evidence = {name: a for name, a in evidence.items() if name not in _HEAD_EXTRAS}
         return replace(payload, extras={**payload.extras, **evidence})
 
@@ -170,6 +201,15 @@ class EvidenceMethod(Method):
         next_state = self.method.aggregate(method_state, sums.take_from(updates))
         evidence = {**sums.add_to(evidence), **sums.scores.to_state(state.round)}
         return replace(next_state, extras={**next_state.extras, **evidence})
+
+    def asks_all_sites(self, state: ServerState) -> bool:
+        """As the method asks."""
+        return self.method.asks_all_sites(_split_state(state)[0])
+
+    def trim_late(self, update: Update) -> Update:
+        """Without the evidence: a message of the refresh belongs to its own round."""
+        update = self.method.trim_late(update)
+        return replace(update, extras=_split_extras(update.extras)[1])
 
     def _is_training(self, round: int) -> bool:
         """Heads are trained until the round after the last collection."""
@@ -185,6 +225,7 @@ class EvidenceMethod(Method):
             return self.method.local_update(payload, site)
         store = site.store.part("evidence")
         memory = HeadMemory.from_arrays(store.read_before(payload.round), site)
+        memory = _catch_up(memory, evidence, payload, site)
         memory = _refresh_posterior(memory, evidence, site)
         label_evidence = LabelEvidence(
             memory.posterior,
@@ -393,6 +434,21 @@ class HeadMemory:
         if self.posterior is None or (self.share_explained or 0.0) < MIN_USEFUL:
             return np.asarray(np.eye(site.num_classes)[site.labels])
         return np.asarray(self.posterior, dtype=np.float64)
+
+
+def _catch_up(memory: HeadMemory, evidence: Arrays, payload: Payload, site: Site) -> HeadMemory:
+    """The memory with a first opinion, at a site that was away until a power was chosen.
+
+    No head has been trained on its images, so the received heads judge all of them.
+    """
+    is_late = int(evidence.get("evidence.refresh", 0)) > memory.refresh and not memory.count
+    if not is_late or "evidence.weight" not in evidence:
+        return memory
+    features = _read_features(payload, site)
+    if features is None:
+        return memory
+    heads = _received_heads(evidence, features.shape[1], site.num_classes)
+    return memory.add(judge(heads, features, memory.folds))
 
 
 def _refresh_posterior(memory: HeadMemory, evidence: Arrays, site: Site) -> HeadMemory:

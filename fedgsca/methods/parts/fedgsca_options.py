@@ -40,6 +40,15 @@ class SelectorOptions(MethodOptions):
         default=LOSS_CAP, gt=0, description="largest loss that counts; none: unlimited"
     )
     monotone: bool = Field(default=True, description="a smaller loss is never less clean")
+    second_start: bool = Field(
+        default=True,
+        description="start EM at the data, too, and keep the likelier fit; "
+        "off: only at S (the paper)",
+    )
+    validity_test: bool = Field(
+        default=True,
+        description="discard a fit without two separate modes; off: every fit counts (the paper)",
+    )
 
 
 class GuardOptions(MethodOptions):
@@ -109,6 +118,11 @@ class FedGSCAOptions(MethodOptions):
         default="literal",
         description="denominator of Avg_c: all clean samples (as printed), "
         "or those predicted as the class",
+    )
+    unseen_class: Literal["zeta", "zero"] = Field(
+        default="zeta",
+        description="threshold of a class that is never predicted on clean samples (Avg_c = 0): "
+        "zeta_0, or 0 (Eq. 10 as printed)",
     )
     loss: Literal["rcl", "ucl", "ce"] = Field(
         default="rcl", description="robust credal loss, its uniform ablation, or cross-entropy"

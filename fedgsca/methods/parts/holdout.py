@@ -25,6 +25,9 @@ POOLED_COUNTS = "evidence.expected_rest"
 # of the server's state, not sent
 SCORE = "evidence.score"
 SCORE_ROUND = "evidence.score_round"
+# evidence is about all images of a site, its update is weighted by those that it trains on: at
+# least half of them (evidence.holdout)
+MAX_HOLDOUT_FACTOR = 2.0
 UPLOADS: Mapping[str, Extra] = {
     COUNTS: Extra(
         (3, "C"),
@@ -33,6 +36,7 @@ UPLOADS: Mapping[str, Extra] = {
         optional=True,
         low=0,
         nan=True,
+        per_image=(0.0, MAX_HOLDOUT_FACTOR),
         off_under_privacy=True,
     ),
     POOLED_COUNTS: Extra(
@@ -41,6 +45,7 @@ UPLOADS: Mapping[str, Extra] = {
         optional=True,
         low=0,
         nan=True,
+        per_image=(0.0, 3 * MAX_HOLDOUT_FACTOR),
         off_under_privacy=True,
     ),
 }

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from fedgsca.report.elements import (
+    MAX_LINES,
     MAX_ROWS_AT_ONCE,
     LegendEntry,
     PageSection,
@@ -82,8 +83,23 @@ def _one_plot(estimates: Sequence[NoiseEstimate], has_truth: bool) -> PlotGaller
     legend = [LegendEntry("flagged by the selector", "clean", "dot")]
     if has_truth:
         legend.append(LegendEntry("really wrong", "noisy", "ring"))
-    alt = "; ".join(estimate.describe() for estimate in estimates) + "."
-    return PlotGallery([PlotImage(draw_all_estimates(estimates), alt)], "wide", legend)
+    drawn_estimates = _worst_estimates(estimates)
+    alt = "; ".join(estimate.describe() for estimate in drawn_estimates) + "."
+    note = ""
+    if len(drawn_estimates) < len(estimates):
+        criterion = "whose estimates are worst" if has_truth else "that flag most"
+        note = f"Drawn: the {len(drawn_estimates)} of {len(estimates):,} sites {criterion}."
+    picture = PlotImage(draw_all_estimates(drawn_estimates), alt)
+    return PlotGallery([picture], "wide", legend, note)
+
+
+def _worst_estimates(estimates: Sequence[NoiseEstimate]) -> list[NoiseEstimate]:
+    """As many as fit into a plot, in their order: the largest errors, or the largest shares."""
+    ranking = sorted(
+        estimates, key=lambda item: -abs(item.flagged_share - (item.wrong_share or 0.0))
+    )
+    sites = {estimate.site for estimate in ranking[:MAX_LINES]}
+    return [estimate for estimate in estimates if estimate.site in sites]
 
 
 def _plot_per_site(

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from fedgsca.report.elements import LegendEntry, PageSection, PlotGallery, PlotImage
+from fedgsca.report.elements import MAX_LINES, LegendEntry, PageSection, PlotGallery, PlotImage
 from fedgsca.report.page_sections import run_section
 from fedgsca.report.palette import GREY, MAIN, PAPER
 from fedgsca.report.plot_style import SMALL, make_axes, shorten, with_plot_style
@@ -82,7 +82,7 @@ def draw_thresholds(thresholds: Thresholds, classes: Sequence[str], *, wide: boo
             mean = f"{numbers.mean():.2f}"
         axes.text(1.01, height, mean, va="center", color=GREY, fontsize=SMALL)
     alpha = 0.8 if len(values) < 10 else 0.4
-    for row in values:
+    for row in values[:: -(-len(values) // MAX_LINES)]:  # the bars have the range of all sites
         axes.plot(row, heights, "o", ms=7, color=MAIN, alpha=alpha, mec=PAPER, mew=0.8)
     axes.set_yticks(heights, [shorten(name, max_letters) for name in classes])
     axes.set_xlim(0, 1)

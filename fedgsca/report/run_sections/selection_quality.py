@@ -9,6 +9,7 @@ import numpy as np
 
 from fedgsca.experiment.records import SiteRecord, finite
 from fedgsca.report.elements import (
+    MAX_LINES,
     LegendEntry,
     PageElement,
     PageSection,
@@ -132,10 +133,12 @@ def _quality_curves(run: LoadedRun, sites: Sequence[str], measures: Sequence[str
 
 def _describe_curve(run: LoadedRun, measure: str, sites: Sequence[str]) -> str:
     ends = []
-    for site in sites:
+    for site in sites[:MAX_LINES]:
         _, values = run.site_series(site, measure)
         if values:
             ends.append(f"{site} {values[-1]:.2f}")
+    if len(sites) > MAX_LINES:
+        ends.append(f"and {len(sites) - MAX_LINES:,} more sites")
     return f"{MEASURES[measure]} over rounds, final values: {', '.join(ends)}."
 
 
@@ -160,10 +163,14 @@ def draw_quality_over_rounds(run: LoadedRun, measure: str, sites: Sequence[str])
 
 def _draw_mean(axes: Axes, run: LoadedRun, measure: str, sites: Sequence[str]) -> None:
     values_of_round: dict[int, list[float]] = {}
+    step = -(-len(sites) // MAX_LINES)  # more lines would be a grey area
+    drawn_sites = set(sites[::step])
     for site in sites:
         rounds, values = run.site_series(site, measure)
-        axes.plot(rounds, values, marker="o" if len(rounds) == 1 else None, color=GRID, lw=1)
+        if site in drawn_sites:
+            axes.plot(rounds, values, marker="o" if len(rounds) == 1 else None, color=GRID, lw=1)
         for number, value in zip(rounds, values, strict=True):
             values_of_round.setdefault(number, []).append(value)
-    means = [float(np.mean(values)) for values in values_of_round.values()]
-    axes.plot(list(values_of_round), means, color=INK)
+    rounds = sorted(values_of_round)
+    means = [float(np.mean(values_of_round[number])) for number in rounds]
+    axes.plot(rounds, means, color=INK)

@@ -63,15 +63,18 @@ def _traffic_tables(run: LoadedRun) -> list[PageTable]:
         "Server to sites": [record.bytes_down for record in run.metrics if record.bytes_down],
         "Sites to server": [record.bytes_up for record in run.metrics if record.bytes_up],
     }
+    # rounds may ask some of the sites only
+    counts = [len(record.asked_sites or run.sites) for record in run.metrics]
+    num_sites = int(median(counts)) if counts else 0
     rows = []
     for direction, sizes in directions.items():
         if sizes:
             per_round = int(median(sizes))
-            per_site = per_round // max(len(run.sites), 1)
+            per_site = per_round // max(num_sites, 1)
             rows.append(
                 [direction, size_text(per_site), size_text(per_round), size_text(sum(sizes))]
             )
     if not rows:
         return []
-    head = ["Direction", "One site, one round", "All sites, one round", "All rounds"]
+    head = ["Direction", "One site, one round", "One round", "All rounds"]
     return [PageTable("Traffic", head, rows)]

@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-from fedgsca.report.elements import BulletList, PageElement, PageSection, PageTable
+from fedgsca.report.elements import (
+    BulletList,
+    Collapsible,
+    PageElement,
+    PageSection,
+    PageTable,
+    fold_long_table,
+)
 from fedgsca.report.number_text import count_text, range_text
 from fedgsca.report.page_sections import run_section
 from fedgsca.report.run_facts import describe_event, event_rounds, method_events
@@ -20,9 +27,9 @@ def event_section(run: LoadedRun) -> PageSection | None:
     return PageSection("events", "Events and warnings", "", blocks)
 
 
-def _event_tables(run: LoadedRun) -> list[PageTable]:
+def _event_tables(run: LoadedRun) -> list[PageTable | Collapsible]:
     """One table per event of the method."""
-    tables = []
+    tables: list[PageTable | Collapsible] = []
     for event, clause in method_events(run).items():
         rounds = event_rounds(run, event)
         if rounds:
@@ -33,11 +40,12 @@ def _event_tables(run: LoadedRun) -> list[PageTable]:
             caption = f"Rounds in which {clause}"
             head = ["Site", "Rounds", "Times"]
             note = describe_event(run, event)
-            tables.append(PageTable(caption, head, rows, words=(1,), note=note))
+            table = PageTable(caption, head, rows, words=(1,), note=note)
+            tables.append(fold_long_table(table))
     return tables
 
 
-def _rejection_tables(run: LoadedRun) -> list[PageTable]:
+def _rejection_tables(run: LoadedRun) -> list[PageTable | Collapsible]:
     rounds: dict[tuple[str, str], list[int]] = {}
     for record in run.metrics:
         for site, reason in record.refusals.items():
@@ -49,4 +57,5 @@ def _rejection_tables(run: LoadedRun) -> list[PageTable]:
     ]
     note = "A refused update is left out of the average; the round continues with the other sites."
     head = ["Site", "Reason", "Rounds"]
-    return [PageTable("Refused updates", head, rows, words=(1, 2), note=note)]
+    table = PageTable("Refused updates", head, rows, words=(1, 2), note=note)
+    return [fold_long_table(table)]

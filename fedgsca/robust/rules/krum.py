@@ -23,10 +23,13 @@ class KrumRule(Rule):
 
     def coefficients(self, products: np.ndarray, sizes: np.ndarray) -> np.ndarray:
         """1 for the chosen site and 0 for all others; the first one if several are equal."""
-        count = len(products)
-        neighbours = max(1, count - self.settings.liars - 2)
-        distances = np.sort(squared_distances(products), axis=1)
-        scores = distances[:, 1 : 1 + neighbours].sum(axis=1)
-        weights = np.zeros(count)
-        weights[int(np.argmin(scores))] = 1.0
+        weights = np.zeros(len(products))
+        weights[int(np.argmin(krum_scores(products, self.settings.liars)))] = 1.0
         return weights
+
+
+def krum_scores(products: np.ndarray, liars: int) -> np.ndarray:
+    """(n,) sums of squared distances to the n - liars - 2 nearest sites, at least one."""
+    neighbours = max(1, len(products) - liars - 2)
+    distances = np.sort(squared_distances(products), axis=1)
+    return np.asarray(distances[:, 1 : 1 + neighbours].sum(axis=1))

@@ -1,0 +1,180 @@
+"""What the guard knows from earlier rounds. It is a part of the checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from fedgsca.robust.motion import SiteMotion
+from fedgsca.wire import Arrays
+
+# what is judged on its own: the weights, and the extras of which the server takes the mean
+MODEL = "model"
+EXTRAS = "extras"
+PARTS = (MODEL, EXTRAS)
+_LEVELS = 5  # rounds whose norms are remembered
+_DIGEST_ROUNDS = 50  # rounds whose updates are recognised when they are sent again
+_DIGEST_SIZE = 16
+
+
+@dataclass
+class PartMemory:
+    """Of one part of the updates. Norms are those of changes."""
+
+    # median norm of each of the last rounds, and the largest one of all rounds
+    levels: list[float] = field(default_factory=list)
+    peak: float = 0.0
+    # last norms of each site, of updates that were used
+    norms: dict[str, list[float]] = field(default_factory=dict)
+    motions: dict[str, SiteMotion] = field(default_factory=dict)
+    # sketch of the model of the first round; None before it
+    origin: np.ndarray | None = None
+
+    def level(self) -> float | None:
+        """The usual norm: the median of the last rounds; None in the first round."""
+        return float(np.median(self.levels)) if self.levels else None
+
+    def usual_norm(self, site: str, other_norm: float = 0.0) -> float | None:
+        """What is usual for this site; `other_norm` is the median of the other sites in this round.
+
+        The smaller one of two: the largest norm that was ever usual, which a site that always
+        exaggerates exceeds; and what is usual of late, also for the site itself, which one that
+        begins to exaggerate exceeds. None in the first round.
+        """
+        level = self.level()
+        if level is None:
+            return None
+        own_norms = self.norms.get(site)
+        own_norm = float(np.median(own_norms)) if own_norms else 0.0
+        return max(other_norm, min(self.peak, max(level, own_norm)))
+
+    def add_level(self, level: float) -> None:
+        """Add the median norm of a round."""
+        self.levels = [*self.levels, level][-_LEVELS:]
+        self.peak = max(self.peak, level)
+
+    def add_norm(self, site: str, norm: float) -> None:
+        """Add an update that was used."""
+        self.norms[site] = [*self.norms.get(site, []), norm][-_LEVELS:]
+
+    def forget(self, site: str) -> None:
+        """Forget everything about one site."""
+        self.norms.pop(site, None)
+        self.motions.pop(site, None)
+
+    def to_arrays(self, part: str, names: Sequence[str]) -> dict[str, np.ndarray]:
+        """As arrays for a checkpoint; sites by their position in `names`."""
+        arrays = {f"{part}/levels": np.array([*self.levels, self.peak], dtype=np.float64)}
+        if self.origin is not None:
+            arrays[f"{part}/origin"] = self.origin
+        for position, name in enumerate(names):
+            if name in self.norms:
+                arrays[f"{part}/norms/{position}"] = np.array(self.norms[name])
+            if name in self.motions:
+                for key, value in self.motions[name].to_arrays().items():
+                    arrays[f"{part}/{key}/{position}"] = value
+        return arrays
+
+    @classmethod
+    def from_arrays(cls, part: str, names: Sequence[str], arrays: Arrays) -> PartMemory:
+        """The inverse of `to_arrays`."""
+        memory = cls()
+        *levels, peak = arrays.get(f"{part}/levels", np.zeros(1)).tolist()
+        memory.levels, memory.peak = levels, peak
+        memory.origin = arrays.get(f"{part}/origin")
+        for position, name in enumerate(names):
+            norms = arrays.get(f"{part}/norms/{position}")
+            if norms is not None:
+                memory.norms[name] = norms.tolist()
+            if f"{part}/sums/{position}" in arrays:
+                motion = {key: arrays[f"{part}/{key}/{position}"] for key in ("sums", "numbers")}
+                memory.motions[name] = SiteMotion.from_arrays(motion)
+        return memory
+
+
+def _new_parts() -> dict[str, PartMemory]:
+    return {part: PartMemory() for part in PARTS}
+
+
+@dataclass
+class GuardMemory:
+    """What the guard knows from earlier rounds. Sites are in the order of `names`."""
+
+    names: tuple[str, ...]
+    parts: dict[str, PartMemory] = field(default_factory=_new_parts)
+    # images in the first accepted update; -1 before it
+    sizes: dict[str, int] = field(default_factory=dict)
+    strikes: dict[str, int] = field(default_factory=dict)
+    # how often the change of a site was scaled down
+    scalings: dict[str, int] = field(default_factory=dict)
+    # the round of the first accepted update
+    first_rounds: dict[str, int] = field(default_factory=dict)
+    digests: dict[int, list[bytes]] = field(default_factory=dict)  # round -> accepted updates
+
+    def add_digests(self, round_index: int, digests: list[bytes]) -> None:
+        """Remember the updates of a round, and forget those of very old rounds."""
+        if digests:
+            self.digests[round_index] = digests
+        for old_round in sorted(self.digests)[:-_DIGEST_ROUNDS]:
+            del self.digests[old_round]
+
+    def forget(self, site: str) -> None:
+        """Forget everything about one site but the digests of its updates."""
+        self.strikes.pop(site, None)
+        self.sizes.pop(site, None)
+        self.scalings.pop(site, None)
+        self.first_rounds.pop(site, None)
+        for part in self.parts.values():
+            part.forget(site)
+
+    def to_arrays(self) -> dict[str, np.ndarray]:
+        """As arrays for a checkpoint."""
+        arrays: dict[str, np.ndarray] = {
+            "sizes": _numbers(self.names, self.sizes, -1),
+            "strikes": _numbers(self.names, self.strikes, 0),
+            "scalings": _numbers(self.names, self.scalings, 0),
+            "first_rounds": _numbers(self.names, self.first_rounds, -1),
+        }
+        for part, memory in self.parts.items():
+            arrays |= memory.to_arrays(part, self.names)
+        for round_index, digests in self.digests.items():
+            content = np.frombuffer(b"".join(digests), dtype=np.uint8)
+            arrays[f"digests/{round_index}"] = content.copy()
+        return arrays
+
+    @classmethod
+    def from_arrays(cls, names: Sequence[str], arrays: Arrays) -> GuardMemory:
+        """The inverse of `to_arrays`; without arrays, as before the first round."""
+        memory = cls(tuple(names))
+        if not arrays:
+            return memory
+        for part in PARTS:
+            memory.parts[part] = PartMemory.from_arrays(part, names, arrays)
+        memory.sizes = _by_name(names, arrays["sizes"], 0)
+        memory.strikes = _by_name(names, arrays["strikes"], 1)
+        memory.scalings = _by_name(names, arrays["scalings"], 1)
+        memory.first_rounds = _by_name(names, arrays["first_rounds"], 0)
+        for key, content in sorted(arrays.items()):
+            group, _, number = key.partition("/")
+            if group == "digests":
+                memory.digests[int(number)] = _split_digests(content.tobytes())
+        return memory
+
+
+def _numbers(names: Sequence[str], values: Mapping[str, int], missing: int) -> np.ndarray:
+    return np.array([values.get(name, missing) for name in names], dtype=np.int64)
+
+
+def _by_name(names: Sequence[str], numbers: np.ndarray, smallest: int) -> dict[str, int]:
+    values = {}
+    for name, number in zip(names, numbers.tolist(), strict=True):
+        if number >= smallest:
+            values[name] = number
+    return values
+
+
+def _split_digests(content: bytes) -> list[bytes]:
+    starts = range(0, len(content), _DIGEST_SIZE)
+    return [content[start : start + _DIGEST_SIZE] for start in starts]

@@ -1,0 +1,139 @@
+"""A and V: several annotators with their own confusions; one of them is asked, or all vote."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from typing import ClassVar
+
+import numpy as np
+
+from fedgsca.errors import ConfigError
+from fedgsca.noise.base import NoiseContext, NoiseKind, SiteNoise, register_kind
+from fedgsca.rng import stream
+
+MAX_ANNOTATORS = 5
+MAX_OUTCOMES = 400_000
+
+
+class AnnotatorNoise(NoiseKind):
+    """What both kinds share: A30x3 is a panel of three whose mean error is 30 %.
+
+    Annotator m is the same person at every site and in every experiment: the error rate lies
+    between a half and one and a half times the panel's, and the confusions of each class are drawn
+    once, most of them towards a few classes. Without numbers, A and V use the matrices of
+    `noise.annotators`.
+    """
+
+    has_rate = False
+    needs_annotators = True
+    action: ClassVar[str]
+
+    def parse(self, text: str) -> SiteNoise | None:
+        """A, or A30x3: the mean error in percent, and the number of annotators."""
+        if text == self.letter:
+            return SiteNoise(self.letter, 0.0)
+        match = re.fullmatch(rf"{self.letter}(\d+(?:\.\d+)?)%?X([1-9])", text)
+        if match is None or not 0 < float(match[1]) <= 60 or int(match[2]) > MAX_ANNOTATORS:
+            return None
+        return SiteNoise(self.letter, 0.0, (float(match[1]) / 100, float(match[2])))
+
+    def write(self, noise: SiteNoise) -> str:
+        """The inverse of `parse`."""
+        if not noise.parameters:
+            return self.letter
+        rate, count = noise.parameters
+        return f"{self.letter}{100 * rate:g}x{count:g}"
+
+    def format_title(self, noise: SiteNoise) -> str:
+        """For reports."""
+        if not noise.parameters:
+            return f"{self.title}, from a file"
+        rate, count = noise.parameters
+        return f"{self.title}, {count:g} with {100 * rate:g} % errors"
+
+    def describe(self, noise: SiteNoise) -> str:
+        """After the name of the site."""
+        if not noise.parameters:
+            return f"{self.action} the annotators of the given file"
+        rate, count = noise.parameters
+        return f"{self.action} {count:g} annotators, who are wrong in {100 * rate:g} % on average"
+
+    def panel(self, noise: SiteNoise, context: NoiseContext) -> np.ndarray:
+        """(A, C, C): one transition matrix per annotator."""
+        if noise.parameters:
+            rate, count = noise.parameters
+            return make_panel(rate, int(count), context.num_classes)
+        if context.annotators is None:
+            raise ConfigError(
+                "noise.missing-annotators",
+                f"noise {self.letter} needs the annotators' matrices, but none were given",
+                fix=f"--set noise.annotators=FILE.csv, or noise {self.letter}30x3",
+            )
+        return context.annotators
+
+
+@register_kind
+class OneAnnotator(AnnotatorNoise):
+    letter = "A"
+    title = "one annotator per image"
+    description = "Each image is labelled by one annotator of a panel, drawn at random."
+    order = 13
+    action = "asks one of"
+
+    def transition_matrix(self, noise: SiteNoise, context: NoiseContext) -> np.ndarray:
+        """(C, C): the mean of the annotators' matrices."""
+        return np.asarray(self.panel(noise, context).mean(axis=0))
+
+
+@register_kind
+class VotingAnnotators(AnnotatorNoise):
+    letter = "V"
+    title = "vote of annotators"
+    description = "All annotators of a panel label each image, and the most frequent label wins."
+    order = 14
+    action = "takes the majority of"
+
+    def transition_matrix(self, noise: SiteNoise, context: NoiseContext) -> np.ndarray:
+        """(C, C): the distribution of the most frequent label; ties are drawn."""
+        return majority_matrix(self.panel(noise, context))
+
+
+def make_panel(rate: float, count: int, num_classes: int) -> np.ndarray:
+    """(A, C, C): annotators 1 to `count`, whose errors have the mean `rate`."""
+    factors = []
+    directions = []
+    for number in range(count):
+        rng = stream(number, "annotator", num_classes)
+        factors.append(rng.uniform(0.5, 1.5))
+        wrong = np.zeros((num_classes, num_classes))
+        for c in range(num_classes):
+            is_other = np.arange(num_classes) != c
+            wrong[c, is_other] = rng.dirichlet(np.full(num_classes - 1, 0.5))
+        directions.append(wrong)
+    rates = np.minimum(rate * np.array(factors) / np.mean(factors), 1.0)
+    matrices = []
+    for own_rate, wrong in zip(rates, directions, strict=True):
+        matrices.append((1.0 - own_rate) * np.eye(num_classes) + own_rate * wrong)
+    return np.stack(matrices)
+
+
+def majority_matrix(panel: np.ndarray) -> np.ndarray:
+    """(C, C): the most frequent label of independent annotators (A, C, C); ties are drawn."""
+    count, num_classes, _ = panel.shape
+    if num_classes**count > MAX_OUTCOMES:
+        raise ConfigError(
+            "noise.too-many-annotators",
+            f"a vote of {count} annotators over {num_classes} classes has "
+            f"{num_classes**count} outcomes, which is too many",
+            fix="use fewer annotators",
+        )
+    result = np.zeros((num_classes, num_classes))
+    for labels in itertools.product(range(num_classes), repeat=count):
+        votes = np.bincount(labels, minlength=num_classes)
+        winners = np.flatnonzero(votes == votes.max())
+        probability = np.ones(num_classes)  # for every true class
+        for annotator, label in enumerate(labels):
+            probability = probability * panel[annotator, :, label]
+        result[:, winners] += probability[:, None] / len(winners)
+    return result

@@ -1,0 +1,121 @@
+"""A hospital that loses its state folder is named; it does not continue as if nothing happened."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from fedgsca.config import Config
+from fedgsca.engine.base import Reply
+from fedgsca.engine.network import SiteMessage, read_message
+from fedgsca.engine.rewind import rewind
+from fedgsca.engine.rounds import run
+from fedgsca.engine.site_memory import check_memory, record_memory
+from fedgsca.engine.site_node import SitePlace, SiteSettings, answer, terms_of
+from fedgsca.errors import RunFolderError
+from fedgsca.experiment.run_folder import read_rounds, request_readmission
+from fedgsca.experiment.simulation import prepare
+from fedgsca.wire import Payload
+from tests.toys import RecordingObserver, outcome, toy_config
+
+LOST = "site-2"
+# every site remembers the opinions of the evidence heads
+CONFIG = toy_config("fedavg", frozen=True)
+
+
+class HospitalEngine:
+    """Every site answers as in a deployment, from a folder of its own."""
+
+    def __init__(self, config: Config, homes: Path) -> None:
+        experiment = prepare(config)
+        self.names = experiment.names
+        self.terms = terms_of(experiment)
+        self.homes = homes
+
+    def exchange(self, payload: Payload, sites: Sequence[str] | None = None) -> Iterator[Reply]:
+        for name in sites or self.names:
+            settings = SiteSettings(name=name, state=str(self.homes / name))
+            yield answer("train", self.terms, payload, SitePlace(settings, self.homes / name))
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.fixture
+def engine(tmp_path: Path) -> HospitalEngine:
+    return HospitalEngine(CONFIG, tmp_path / "homes")
+
+
+def test_without_a_loss_nothing_is_noticed(engine: HospitalEngine, tmp_path: Path) -> None:
+    for rounds in (1, 4, 6):
+        run(CONFIG, tmp_path / "run", engine=engine, stop_after=rounds)
+    rewind(tmp_path / "run", 5)
+    run(CONFIG, tmp_path / "run", engine=engine)
+    run(CONFIG, tmp_path / "reference")
+    assert outcome(tmp_path / "run") == outcome(tmp_path / "reference")
+    assert not any(record.refusals for record in read_rounds(tmp_path / "run"))
+
+
+def test_a_hospital_that_lost_its_folder_is_named(engine: HospitalEngine, tmp_path: Path) -> None:
+    observer = RecordingObserver()
+    run(CONFIG, tmp_path / "run", engine=engine, stop_after=3)
+    shutil.rmtree(engine.homes / LOST)
+    run(CONFIG, tmp_path / "run", engine=engine, observer=observer, stop_after=5)
+    for record in observer.rounds:
+        assert list(record.refusals) == [LOST]
+        assert "since round 1" in record.refusals[LOST]
+        assert "before round 4" in record.refusals[LOST]
+    assert any(LOST in message and "state folder" in message for message in observer.messages)
+    request_readmission(tmp_path / "run", [LOST])
+    run(CONFIG, tmp_path / "run", engine=engine, observer=observer)
+    assert not observer.rounds[-1].refusals, "a person let it begin as a new site"
+
+
+def test_a_hospital_notices_that_a_part_of_its_folder_is_gone(
+    engine: HospitalEngine, tmp_path: Path
+) -> None:
+    run(CONFIG, tmp_path / "run", engine=engine, stop_after=3)
+    shutil.rmtree(engine.homes / LOST / "store")
+    run(CONFIG, tmp_path / "run", engine=engine, stop_after=4)
+    refusals = read_rounds(tmp_path / "run")[-1].refusals
+    assert list(refusals) == [LOST] and "its memory of round 3 is missing" in refusals[LOST]
+    assert str(tmp_path) not in refusals[LOST], "no path leaves the hospital"
+
+
+def test_a_coordinator_that_starts_over_finds_its_sites_in_order(
+    engine: HospitalEngine, tmp_path: Path
+) -> None:
+    run(CONFIG, tmp_path / "run", engine=engine, stop_after=3)
+    run(CONFIG, tmp_path / "again", engine=engine)
+    assert not any(record.refusals for record in read_rounds(tmp_path / "again"))
+
+
+def test_the_beginning_of_the_memory_travels_with_the_reply() -> None:
+    header = {
+        "kind": "train",
+        "round": 4,
+        "site": "a",
+        "num_samples": 3,
+        "error": None,
+        "observed": {},
+        "seconds": 1.0,
+    }
+    message = SiteMessage("1", {**header, "memory_since": 2}, {}, {})
+    assert read_message(message, "a", "train", 4).memory_since == 2
+    older_version = SiteMessage("1", header, {}, {})
+    assert read_message(older_version, "a", "train", 4).memory_since is None
+    odd = SiteMessage("1", {**header, "memory_since": "x"}, {}, {})
+    assert read_message(odd, "a", "train", 4).update is None
+
+
+@pytest.mark.parametrize("content", ["{", "[]", '{"since": 1}', '{"since": "x", "files": {}}'])
+def test_a_damaged_record_is_an_error(content: str, tmp_path: Path) -> None:
+    record_memory(tmp_path, 0, 3)
+    assert check_memory(tmp_path, 4) == 0
+    (tmp_path / "memory.json").write_text(content)
+    with pytest.raises(RunFolderError) as error:
+        check_memory(tmp_path, 4)
+    assert error.value.code == "site.damaged-memory"
