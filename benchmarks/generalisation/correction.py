@@ -136,9 +136,7 @@ def _run(config: Config, folder: Path) -> RunResult:
 
 
 def _scores(result: RunResult) -> ClassScores:
-    return ClassScores(
-        result.f1, {name: 100 * score.f1 for name, score in result.per_class.items()}
-    )
+    return ClassScores(result.f1, {name: score.f1 for name, score in result.per_class.items()})
 
 
 def _wrong_share(labels: Mapping[str, np.ndarray], truth: Mapping[str, np.ndarray]) -> float:

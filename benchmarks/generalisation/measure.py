@@ -57,7 +57,7 @@ def measure_cell(
         seconds=time.perf_counter() - start,
         version=package_version(),
         sites=sites,
-        per_class={name: 100 * score.f1 for name, score in result.per_class.items()},
+        per_class={name: score.f1 for name, score in result.per_class.items()},
     )
 
 
