@@ -197,9 +197,16 @@ def _common_values(
         "central": config.federation.test is not None,
         "clipped": config.privacy is not None,
         "noised": config.privacy is not None and config.privacy.noise > 0,
+        "evidence": _sends_evidence(config),
+        "holdout": _sends_evidence(config) and config.evidence.holdout > 0,
         "frozen": config.model.frozen,
         "fingerprint": config.fingerprint(),
     }
+
+
+def _sends_evidence(config: Config) -> bool:
+    """Whether evidence heads travel beside the model; never under `privacy`."""
+    return config.privacy is None and bool(config.evidence.collection_rounds(config.train.rounds))
 
 
 def _render(name: str, values: Mapping[str, Any]) -> bytes:
