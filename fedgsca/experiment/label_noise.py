@@ -80,7 +80,7 @@ def _draw_labels(
         notes = (*notes, f"likeness of images and classes: {_feature_words(config)}")
     labels = {}
     for name, site_rows in rows.items():
-        if noise[name].replaces_images:  # see open_set.py
+        if noise[name].replaces_images:  # see foreign_images.py
             labels[name] = table.labels[site_rows]
             continue
         groups = None

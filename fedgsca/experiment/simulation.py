@@ -21,8 +21,8 @@ from fedgsca.data.partition import leakage_warnings, partition, partition_warnin
 from fedgsca.data.table import ImageTable
 from fedgsca.errors import ConfigError
 from fedgsca.experiment.data_source import load_table
+from fedgsca.experiment.foreign_images import replace_images
 from fedgsca.experiment.label_noise import GivenLabels, give_labels
-from fedgsca.experiment.open_set import replace_images
 from fedgsca.experiment.site_samples import make_sampler, split_samples
 from fedgsca.experiment.weights_file import weights_path
 from fedgsca.noise import SiteNoise

@@ -88,11 +88,11 @@ def _read_foreign(config: Config, table: ImageTable) -> tuple[ImageTable | None,
             fix="set data.image_size, so that both are square",
         )
     notes = [f"images of no class (noise O): from {foreign.name}"]
-    shared = sorted(set(foreign.classes) & set(table.classes))
-    if shared:
+    common_classes = sorted(set(foreign.classes) & set(table.classes))
+    if common_classes:
         notes.append(
-            f"{foreign.name} (noise.open_set) also has a class named {shared[0]!r}, so its images "
-            "may belong to a class of the experiment"
+            f"{foreign.name} (noise.open_set) also has a class named {common_classes[0]!r}, so "
+            "its images may belong to a class of the experiment"
         )
     return foreign, tuple(notes)
 
@@ -140,8 +140,8 @@ def _append_images(
     count = len(table) + len(names)
     shape = table.images.shape[1:]
     entry = cached_rows(identity.hexdigest(), shape, np.uint8, read_rows, count)
-    nothing = np.full(len(names), NO_CLASS)
-    labels = np.concatenate([table.labels, nothing])
+    no_class = np.full(len(names), NO_CLASS)
+    labels = np.concatenate([table.labels, no_class])
     split = np.concatenate([table.split, np.full(len(names), "train")])
     return replace(
         table,
@@ -152,15 +152,15 @@ def _append_images(
         # every foreign image is a group of its own, and no hospital of the source has it
         groups=None if table.groups is None else np.concatenate([table.groups, names]),
         site=None if table.site is None else np.concatenate([table.site, [""] * len(names)]),
-        replaced_labels=_extend(table.replaced_labels, nothing),
+        replaced_labels=_extend(table.replaced_labels, no_class),
         fingerprint=fingerprint(entry.array, labels, table.classes, split, digest=entry.digest),
         image_digest=entry.digest,
         source_table=table,
     )
 
 
-def _extend(labels: np.ndarray | None, more: np.ndarray) -> np.ndarray | None:
-    return None if labels is None else np.concatenate([labels, more])
+def _extend(labels: np.ndarray | None, extra_labels: np.ndarray) -> np.ndarray | None:
+    return None if labels is None else np.concatenate([labels, extra_labels])
 
 
 def _make_image(
