@@ -30,8 +30,13 @@ def foreign_npz(folder: Path, count: int = 60) -> Path:
     shades = np.arange(count, dtype=np.uint8)[:, None, None, None]
     labels = (np.arange(count) % 2)[:, None].astype(np.uint8)
     images = np.broadcast_to(shades, (count, 16, 16, 3))
-    arrays = {"train_images": images[2:], "train_labels": labels[2:]}
-    np.savez(path, test_images=images[:2], test_labels=labels[:2], **arrays)
+    np.savez(
+        path,
+        train_images=images[2:],
+        train_labels=labels[2:],
+        test_images=images[:2],
+        test_labels=labels[:2],
+    )
     return path
 
 
