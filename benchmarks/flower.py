@@ -2,8 +2,12 @@
 
 The same experiment in this process, in Flower's simulation (if Ray is installed) and deployed
 on loopback with TLS and keys. Training is tiny on purpose, so that communication dominates. Medians
-over the rounds after the first one. Memory of the coordinator (the process of the ServerApp) and of
-the SuperLink is read from /proc while they run, and reported per round.
+over the rounds after the first one. Processor time and memory are read from /proc: all processes of
+coordinator and sites, per round after the first; memory of the coordinator (the process of the
+ServerApp) and of the SuperLink, per round; memory of a site's node and of its worker.
+
+`--stock` starts Flower's own SuperNode, which starts a process per message, at the sites. The load
+of the machine is printed, because other programs slow everything down.
 """
 
 from __future__ import annotations
@@ -14,6 +18,7 @@ import os
 import tempfile
 import time
 from collections import defaultdict
+from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
 from statistics import median
@@ -23,9 +28,14 @@ from fedgsca.config import Config, load_config
 from fedgsca.deploy.flower_app import write_app
 from fedgsca.engine.rounds import run
 from fedgsca.experiment.run_folder import read_rounds, read_timing
-from tests.deployment import Deployment, deployment, descendants, program
-
-TICKS = os.sysconf("SC_CLK_TCK")
+from tests.deployment import (
+    Deployment,
+    cpu_seconds,
+    deployment,
+    descendants,
+    program,
+    site_workers,
+)
 
 
 def summarise_timing(out: Path) -> dict[str, float]:
@@ -36,6 +46,7 @@ def summarise_timing(out: Path) -> dict[str, float]:
     return {
         "first": totals[0],
         "median": median(totals[1:]),
+        "fastest": min(totals[1:]),
         "slowest_site": median(slowest[1:]),
         "rounds": len(timing),
     }
@@ -50,50 +61,67 @@ def resident_memory(process_id: int) -> float:
     return pages * os.sysconf("SC_PAGE_SIZE") / 1e6
 
 
-def cpu_seconds(process_id: int) -> float:
-    """Processor time of a process and of its children that have ended."""
-    try:
-        fields = Path(f"/proc/{process_id}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return 0.0
-    return sum(int(value) for value in fields[11:15]) / TICKS
+@dataclass
+class Usage:
+    """What the processes of a deployment use while it runs."""
+
+    link: Deployment
+    superlink: int
+    nodes: list[int]
+    cpu_marks: list[tuple[int, float]] = field(default_factory=list)  # finished rounds, seconds
+    coordinator_peaks: dict[int, float] = field(default_factory=lambda: defaultdict(float))
+    superlink_peaks: dict[int, float] = field(default_factory=lambda: defaultdict(float))
+    loads: list[float] = field(default_factory=list)
+    site_memory: list[float] = field(default_factory=lambda: [0.0, 0.0])  # MB: node, worker
+
+    def look(self, rounds: int) -> None:
+        """Note what is used after so many finished rounds."""
+        for process_id in descendants(self.superlink):
+            if "flwr-serverapp" in program(process_id):
+                memory = resident_memory(process_id)
+                self.coordinator_peaks[rounds] = max(self.coordinator_peaks[rounds], memory)
+        peak = max(self.superlink_peaks[rounds], resident_memory(self.superlink))
+        self.superlink_peaks[rounds] = peak
+        if rounds and (not self.cpu_marks or self.cpu_marks[-1][0] < rounds):
+            self.cpu_marks.append((rounds, self._cpu_seconds()))
+            self.loads.append(os.getloadavg()[0])
+            memories = [resident_memory(node) for node in self.nodes]
+            worker_memories = [resident_memory(worker) for worker in site_workers(self.link.folder)]
+            self.site_memory = [max(memories), max(worker_memories, default=0.0)]
+
+    def _cpu_seconds(self) -> float:
+        process_ids = {self.superlink, *self.nodes, *site_workers(self.link.folder)}
+        for parent in (self.superlink, *self.nodes):
+            process_ids |= set(descendants(parent))
+        return sum(cpu_seconds(process_id) for process_id in process_ids)
+
+    def summary(self) -> dict[str, Any]:
+        (first, start), (last, end) = self.cpu_marks[0], self.cpu_marks[-1]
+        return {
+            "cpu_seconds_per_round": (end - start) / max(last - first, 1),
+            "load": [round(load, 1) for load in (min(self.loads), max(self.loads))],
+            "coordinator_mb": [round(peak) for _, peak in sorted(self.coordinator_peaks.items())],
+            "superlink_mb": [round(peak) for _, peak in sorted(self.superlink_peaks.items())],
+            "node_and_worker_mb": [round(memory) for memory in self.site_memory],
+        }
 
 
-def measure_deployment(config: Config, folder: Path) -> dict[str, Any]:
-    """Run the experiment on a SuperLink with one SuperNode per site."""
+def measure_deployment(config: Config, folder: Path, *, stock: bool = False) -> dict[str, Any]:
+    """Run the experiment on a SuperLink with one node per site."""
     out = folder / "deployed"
     names = [f"site-{k}" for k in range(1, config.data.sites + 1)]
     with deployment(folder / "link", keep=False) as link:
         superlink = link.superlink().handle.pid
         for name in names:
             link.register(name)
-        nodes = [link.supernode(name).handle.pid for name in names]
-        memory = measure_memory(link, write_app(config, out), out, superlink)
-        seconds = 0.0
-        for node in nodes:
-            seconds += sum(cpu_seconds(process_id) for process_id in (node, *descendants(node)))
-    messages = len(names) * (config.train.rounds + 1)  # each site sends one hello
-    return {**summarise_timing(out), "site_cpu_per_message": seconds / messages, **memory}
-
-
-def measure_memory(link: Deployment, app: Path, out: Path, superlink: int) -> dict[str, list[int]]:
-    """Run the app; peak MB of coordinator and SuperLink per round."""
-    process = link.run(app)
-    coordinator_peaks: dict[int, float] = defaultdict(float)
-    superlink_peaks: dict[int, float] = defaultdict(float)
-    while process.running:
-        rounds = len(read_rounds(out))
-        for process_id in descendants(superlink):
-            if "flwr-serverapp" in program(process_id):
-                memory = resident_memory(process_id)
-                coordinator_peaks[rounds] = max(coordinator_peaks[rounds], memory)
-        superlink_peaks[rounds] = max(superlink_peaks[rounds], resident_memory(superlink))
-        time.sleep(0.2)
-    assert (out / "result.json").exists(), process.text[-3000:]
-    return {
-        "coordinator_mb": [round(peak) for _, peak in sorted(coordinator_peaks.items())],
-        "superlink_mb": [round(peak) for _, peak in sorted(superlink_peaks.items())],
-    }
+        nodes = [link.supernode(name, stock=stock).handle.pid for name in names]
+        usage = Usage(link, superlink, nodes)
+        process = link.run(write_app(config, out))
+        while process.running:
+            usage.look(len(read_rounds(out)))
+            time.sleep(0.2)
+        assert (out / "result.json").exists(), process.text[-3000:]
+    return {**summarise_timing(out), **usage.summary()}
 
 
 def main() -> None:
@@ -103,6 +131,7 @@ def main() -> None:
     parser.add_argument("--model", default="cnn")
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--sites", type=int, default=4)
+    parser.add_argument("--stock", action="store_true", help="Flower's own SuperNode at the sites")
     parser.add_argument("--only", choices=["local", "simulation", "deployment"])
     options = parser.parse_args()
     config = load_config(
@@ -129,7 +158,7 @@ def main() -> None:
             simulate(config, folder / "simulated")
             measurements["simulation"] = summarise_timing(folder / "simulated")
         if options.only in (None, "deployment"):
-            measurements["deployment"] = measure_deployment(config, folder)
+            measurements["deployment"] = measure_deployment(config, folder, stock=options.stock)
         models = [path.read_bytes() for path in folder.glob("*/model.safetensors")]
         if len(models) > 1:
             measurements["same bytes"] = len(set(models)) == 1

@@ -13,8 +13,8 @@ Head f never trains on the samples of fold f, and every sample is judged by the 
     server    pi      <- class mix of the federation                       class_masses
               kappa   <- the power with the highest likelihood             best_power
 
-The audit ranks labels by 1 - r_i(y_i) (`suspicion`) and estimates how many are wrong
-(`estimate_wrong`). FedGSCA fits its selector to -log r_i(y_i) (`label_losses`) and trains on what
+The audit ranks labels by 1 - r_i(y_i) (`suspicion`); wrong_count.py estimates how many are wrong.
+FedGSCA fits its selector to -log r_i(y_i) (`label_losses`) and trains on what
 `select` returns.
 
 Symbols: n samples of one site, C classes, D features, K heads; `given` (n,) are the labels y.
@@ -49,12 +49,6 @@ MIX_PRIOR = 10.0
 START_RATE = 0.1
 MAX_RATE = 0.6
 EM_STEPS = 40
-# 90 % of a normal distribution lies within
-Z = 1.645
-# share of labels that evidence may doubt although they are correct
-SLACK = 0.02
-# share of the labels' entropy that evidence must explain before a number is reported
-MIN_EXPLAINED = 0.15
 # share of the labels' information across folds that evidence must explain before anything is
 # trained on it
 MIN_USEFUL = 0.01
@@ -311,17 +305,6 @@ def suspicion(posterior: np.ndarray, given: np.ndarray) -> np.ndarray:
 
 
 @dataclass(frozen=True)
-class WrongShare:
-    """The share of wrong labels with an interval that holds it about nine times in ten."""
-
-    share: float
-    low: float
-    high: float
-    # False: the evidence explains too little to tell
-    can_tell: bool
-
-
-@dataclass(frozen=True)
 class Judgement:
     """What a site needs to know to judge its labels; the arrays of one refresh."""
 
@@ -334,37 +317,8 @@ class Judgement:
 
     def transition(self, given: np.ndarray) -> Transition:
         """T, class mix and posterior for the given labels (n,)."""
-        return self._fit(given, POWERS.index(self.power), ROW_PRIOR)
-
-    def _fit(self, given: np.ndarray, index: int, row_prior: float) -> Transition:
-        opinion = sharpen(self.probs, POWERS[index])
-        return estimate_transition(opinion, given, self.references[index], row_prior=row_prior)
-
-    def neighbour_shares(self, given: np.ndarray) -> np.ndarray:
-        """(9,) or (6,): the share of wrong labels under neighbouring models.
-
-        kappa one step down and up (flatter opinions: fewer wrong labels) times a prior of T four
-        times weaker and stronger (a stronger one: fewer).
-        """
         index = POWERS.index(self.power)
-        shares = []
-        for neighbour in range(max(index - 1, 0), min(index + 2, len(POWERS))):
-            for row_prior in (ROW_PRIOR / 4, ROW_PRIOR, ROW_PRIOR * 4):
-                shares.append(self._fit(given, neighbour, row_prior).wrong_share)
-        return np.array(shares)
-
-
-def share_explained(log_likelihood: float, given: np.ndarray, num_classes: int) -> float:
-    """What the images say about the labels beyond the site's label shares: 1 all, 0 nothing.
-
-    R2 = 1 + (log-likelihood per label) / (entropy of the given labels).
-    """
-    shares = np.bincount(given, minlength=num_classes) / max(len(given), 1)
-    positive = shares[shares > 0]
-    entropy = float(-(positive * np.log(positive)).sum())
-    if entropy <= 0.0:
-        return 0.0
-    return 1.0 + log_likelihood / len(given) / entropy
+        return estimate_transition(sharpen(self.probs, self.power), given, self.references[index])
 
 
 def explained_across_folds(
@@ -376,50 +330,40 @@ def explained_across_folds(
     that fold. Useless opinions give 0 or less, because T cannot adapt to the labels it explains.
     opinion (n, C) is q, folds (n,), reference (C,) is pi.
     """
-    num_classes = opinion.shape[1]
-    log_likelihood = 0.0
-    baseline = 0.0
-    for fold in np.unique(folds):
-        rows, other_rows = np.flatnonzero(folds == fold), np.flatnonzero(folds != fold)
-        if not len(other_rows):
-            continue
-        fit = estimate_transition(opinion[other_rows], given[other_rows], reference)
-        own_opinion = opinion[rows] * (fit.mix / reference)
-        _, likelihoods = _posterior(own_opinion, given[rows], fit.matrix)
-        log_likelihood += float(np.log(likelihoods).sum())
-        counts = np.bincount(given[other_rows], minlength=num_classes) + 1.0
-        baseline += float(np.log(counts / counts.sum())[given[rows]].sum())
+    log_likelihood, baseline = explain_parts(opinion, given, folds, reference)
     if baseline >= 0.0:
         return 0.0
     return 1.0 - log_likelihood / baseline
 
 
-def estimate_wrong(
-    suspicions: np.ndarray,
-    neighbour_shares: np.ndarray,
-    site_share: float,
+def explain_parts(
+    opinion: np.ndarray,
+    given: np.ndarray,
+    parts: np.ndarray,
+    reference: np.ndarray,
     *,
-    can_tell: bool = True,
-    mask: np.ndarray | None = None,
-) -> WrongShare:
-    """The share of wrong labels among those in `mask` (n,) bool; default: all.
+    row_prior: float = ROW_PRIOR,
+) -> tuple[float, float]:
+    """Log-likelihoods of the labels of each part, by the other parts: by their T, by their shares.
 
-    The share is the mean of the suspicions (n,). The interval reaches from the lowest to the
-    highest of the neighbouring models' shares, relative to that of the site as a whole
-    (`site_share`), and further by 1.645 standard deviations of the count and by SLACK.
+    opinion (n, C) is q, parts (n,), reference (C,) is pi.
     """
-    chosen_suspicions = suspicions if mask is None else suspicions[mask]
-    n = len(chosen_suspicions)
-    if n == 0:
-        return WrongShare(0.0, 0.0, 0.0, can_tell)
-    share = float(chosen_suspicions.mean())
-    variance = float((chosen_suspicions * (1.0 - chosen_suspicions)).sum())
-    margin = Z * math.sqrt(max(variance, 0.0)) / n + SLACK
-    below = site_share - float(neighbour_shares.min())
-    above = float(neighbour_shares.max()) - site_share
-    low = max(0.0, share - max(below, 0.0) - margin)
-    high = min(1.0, share + max(above, 0.0) + margin)
-    return WrongShare(share, low, high, can_tell)
+    num_classes = opinion.shape[1]
+    log_likelihood = 0.0
+    baseline = 0.0
+    for part in np.unique(parts):
+        rows, other_rows = np.flatnonzero(parts == part), np.flatnonzero(parts != part)
+        if not len(other_rows):
+            continue
+        fit = estimate_transition(
+            opinion[other_rows], given[other_rows], reference, row_prior=row_prior
+        )
+        own_opinion = opinion[rows] * (fit.mix / reference)
+        _, likelihoods = _posterior(own_opinion, given[rows], fit.matrix)
+        log_likelihood += float(np.log(likelihoods).sum())
+        counts = np.bincount(given[other_rows], minlength=num_classes) + 1.0
+        baseline += float(np.log(counts / counts.sum())[given[rows]].sum())
+    return log_likelihood, baseline
 
 
 # ---- selection for training ----

@@ -152,6 +152,27 @@ def program(number: int) -> str:
     return content.replace(b"\0", b" ").decode(errors="replace")
 
 
+def cpu_seconds(process_id: int) -> float:
+    """Processor time of a process and of its children that have ended."""
+    try:
+        fields = Path(f"/proc/{process_id}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0.0
+    return sum(int(value) for value in fields[11:15]) / os.sysconf("SC_CLK_TCK")
+
+
+def site_workers(folder: Path, name: str = "") -> list[int]:
+    """Resident workers of the sites whose site.toml is in this folder; of one site if named."""
+    process_ids = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        words = program(int(entry.name)).split()
+        if "fedgsca.engine.site_worker" in words and any(
+            word.startswith(str(folder)) and word.endswith(f"{name}.toml") for word in words
+        ):
+            process_ids.append(int(entry.name))
+    return process_ids
+
+
 def listening(numbers: list[int]) -> set[str]:
     """Addresses on which these processes accept connections; 0.0.0.0 means all of the machine's."""
     sockets = set()
@@ -172,8 +193,8 @@ def listening(numbers: list[int]) -> set[str]:
 
 
 def end_flower(number: int) -> None:
-    """kill -9 a process if it is one of Flower's; its id may have been given to another one."""
-    if "flwr" in program(number) or "flower" in program(number):
+    """kill -9 a process if it is one of Flower's or ours; its id may belong to another one."""
+    if any(word in program(number) for word in ("flwr", "flower", "fedgsca")):
         with contextlib.suppress(ProcessLookupError):
             os.kill(number, signal.SIGKILL)
 
@@ -328,20 +349,24 @@ class Deployment:
         *,
         ca: Path | None = None,
         settings: Path | None = None,
+        stock: bool = False,
     ) -> Process:
-        trust = (
-            ["--root-certificates", str(ca or self.folder / "ca.crt")]
-            if self.secure
-            else ["--insecure"]
-        )
-        if self.secure:
-            trust += ["--auth-supernode-private-key", str(key or self.folder / f"key-{name}")]
-            trust += self._certificates()
-        place = ["--superlink", f"127.0.0.1:{self.port}", "--port", str(free_port())]
+        """A hospital's node; with `stock` Flower's own, which starts a process per message."""
         path = settings or self.site_file(name)
-        return self.start(
-            name, "flower-supernode", *trust, *place, "--node-config", f'settings="{path}"'
-        )
+        authority = str(ca or self.folder / "ca.crt")
+        key_path = str(key or self.folder / f"key-{name}")
+        superlink = ["--superlink", f"127.0.0.1:{self.port}"]
+        if stock:
+            trust = ["--insecure"]
+            if self.secure:
+                trust = ["--root-certificates", authority, "--auth-supernode-private-key", key_path]
+                trust += self._certificates()
+            place = [*superlink, "--port", str(free_port()), "--node-config", f'settings="{path}"']
+            return self.start(name, "flower-supernode", *trust, *place)
+        trust = ["--root-certificates", authority, "--key", key_path]
+        if not self.secure:
+            trust = ["--insecure"]
+        return self.start(name, "fedgsca", "deploy", "node", str(path), *superlink, *trust)
 
     def run(self, app: Path) -> Process:
         return self.start("run", "flwr", "run", str(app), "here", "--stream")

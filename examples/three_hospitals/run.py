@@ -137,8 +137,7 @@ def connect(parties: Parties, coordinator: Path, kits: Mapping[str, Path], port:
     for name, kit in kits.items():
         output = parties.run_script(kit / "check.sh")
         print_line(f"{name}: {len(output) - 1} checks, {output[-1]}")
-        # all hospitals are on one machine, so each needs its own port
-        parties.start_hospital(name, kit / "start.sh", FEDGSCA_NODE_PORT=str(free_port()))
+        parties.start_hospital(name, kit / "start.sh")
 
 
 def watch_training(parties: Parties, run: Path, rounds: int) -> dict[str, int]:

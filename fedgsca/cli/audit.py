@@ -146,10 +146,9 @@ def _audit_row(audit: Audit, has_truth: bool) -> list[str]:
     summary = audit.summary
     wrong = summary.estimated_wrong
     count = "cannot tell"
-    interval = DASH
     if wrong.can_tell:
         count = f"{wrong.count} ({percent(wrong.count / max(summary.labels, 1))})"
-        interval = f"{wrong.low}–{wrong.high}"
+    interval = f"{wrong.low}–{wrong.high}"
     confusion = DASH
     if summary.confusions:
         top = summary.confusions[0]

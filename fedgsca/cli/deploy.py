@@ -47,6 +47,18 @@ Experiment = Annotated[
 NewRun = Annotated[
     Path, typer.Argument(metavar="RUN", help="run folder, new or of the same experiment")
 ]
+SiteFile = Annotated[Path, typer.Argument(metavar="SITE", help="the hospital's site.toml")]
+SuperLink = Annotated[
+    str, typer.Option("--superlink", metavar="HOST:PORT", help="address of the coordinator")
+]
+RootCertificates = Annotated[
+    Path | None,
+    typer.Option("--root-certificates", help="certificate of the authority that signs for it"),
+]
+Key = Annotated[Path | None, typer.Option("--key", help="secret key of this hospital")]
+Insecure = Annotated[
+    bool, typer.Option("--insecure", help="no encryption and no key: for tests on one machine")
+]
 
 _STYLES = {"ok": "green", "FAIL": "bold red", "unknown": "yellow"}
 
@@ -187,6 +199,33 @@ def make_app(config: Experiment, run: NewRun) -> None:
     experiment = load_config(config)
     prepare_coordinator(experiment)  # reports wrong settings here rather than in Flower's log
     print_line(f"app  {write_app(experiment, run)}", "bold")
+
+
+@group.command("node")
+def run_site(
+    site: SiteFile,
+    superlink: SuperLink,
+    root_certificates: RootCertificates = None,
+    key: Key = None,
+    insecure: Insecure = False,
+) -> None:
+    """At a hospital: connect to the coordinator and train when requested. Opens no port."""
+    import logging
+    import os
+
+    from fedgsca.engine.flower_node import NodeAddress, run_node
+    from fedgsca.engine.worker_client import client_of
+
+    if insecure == bool(root_certificates and key) or (insecure and (root_certificates or key)):
+        raise ConfigError(
+            "cli.conflicting-options",
+            "a connection needs --root-certificates and --key, or --insecure alone",
+            fix="use the start.sh of the hospital's kit",
+        )
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s node: %(message)s")
+    logging.getLogger("httpx").setLevel(logging.WARNING)  # it logs every question for messages
+    run_node(NodeAddress(superlink, root_certificates, key), client_of(site, os.getpid()))
+    raise typer.Exit(1)  # the connection could not be kept
 
 
 @group.command("status")

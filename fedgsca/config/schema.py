@@ -93,6 +93,18 @@ class DataConfig(Section):
     test: int | None = Field(
         default=None, ge=1, description="number of test images: rendered or drawn, like data.train"
     )
+    long_tail: float | None = Field(
+        default=None,
+        ge=1,
+        description="draw training images so that the most frequent class has this many times the "
+        "images of the rarest; for simulations",
+    )
+    difficulty: float | None = Field(
+        default=None,
+        ge=0,
+        le=1,
+        description="synthetic: how much neighbouring classes overlap; 0 (default) to 1",
+    )
     test_share: float = Field(
         default=0.2,
         ge=0,

@@ -28,6 +28,8 @@ def load(
     cache_dir: Path | None = None,
     train: int | None = None,
     test: int | None = None,
+    long_tail: float | None = None,
+    difficulty: float | None = None,
     test_fraction: float = 0.2,
     skip_unreadable: bool = False,
     split: str | None = None,
@@ -38,9 +40,11 @@ def load(
     """The table behind a source.
 
     `train` and `test` are how many images to render (synthetic) or to draw, stratified and seeded,
-    from a larger set. `labels` is a csv of corrected training labels. `split`, `label` and `splits`
-    are for the published data sets: which split, which rule for the label, and the folder of their
-    lists. `need_test=False` accepts a source without test images: a hospital that only trains.
+    from a larger set; `long_tail` then draws training images whose class sizes fall geometrically.
+    `difficulty` is for rendered images. `labels` is a csv of corrected training labels. `split`,
+    `label` and `splits` are for the published data sets: which split, which rule for the label, and
+    the folder of their lists. `need_test=False` accepts a source without test images: a hospital
+    that only trains.
     """
     if image_size is not None and not SMALLEST_SIZE <= image_size <= LARGEST_SIZE:
         raise DataError(
@@ -61,6 +65,8 @@ def load(
         cache_dir=cache_dir,
         train=train,
         test=test,
+        long_tail=long_tail,
+        difficulty=difficulty,
         test_fraction=test_fraction,
         skip_unreadable=skip_unreadable,
         split=split,
@@ -69,7 +75,7 @@ def load(
     )
     reader, location = find_reader(source)
     reader.check_options(options)
-    is_part = train is not None or test is not None or skip_unreadable
+    is_part = any(limit is not None for limit in (train, test, long_tail)) or skip_unreadable
     table = read_table(reader, location, options)
     return complete_table(table, labels, need_test, is_part=is_part)
 

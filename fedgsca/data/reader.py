@@ -34,6 +34,10 @@ class ReaderOptions:
     # how many images to render or to draw; None: all
     train: int | None = None
     test: int | None = None
+    # the most frequent class has this many times the training images of the rarest; None: as it is
+    long_tail: float | None = None
+    # of rendered images, 0 to 1
+    difficulty: float | None = None
     # the share of images that become test images, where the source marks none
     test_fraction: float = 0.2
     skip_unreadable: bool = False
@@ -60,6 +64,8 @@ class Reader:
     # values of data.split and data.label; may contain *
     splits: tuple[str, ...] = ()
     labels: tuple[str, ...] = ()
+    # whether images can be rendered with more or less difficulty
+    has_difficulty: bool = False
     # whether a plain path, without "name:", is for this reader
     recognises: Callable[[Path], bool] | None = None
     # position in lists for people
@@ -69,6 +75,12 @@ class Reader:
         """Raise ConfigError for an option that this reader does not have or a wrong value."""
         self._check_value("split", options.split, self.splits)
         self._check_value("label", options.label, self.labels)
+        if options.difficulty is not None and not self.has_difficulty:
+            raise ConfigError(
+                "data.option-not-supported",
+                f"the source {self.form} does not support data.difficulty",
+                fix="remove data.difficulty: only rendered images have one",
+            )
         if options.splits is not None and not (self.splits or self.labels):
             raise ConfigError(
                 "data.option-not-supported",

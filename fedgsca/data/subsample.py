@@ -1,4 +1,4 @@
-"""A part of a table: a stratified draw, or given rows."""
+"""A part of a table: a stratified draw, a long tail, or given rows."""
 
 from __future__ import annotations
 
@@ -20,7 +20,10 @@ _PLAIN_SUFFIXES = frozenset((".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".png", "
 
 
 def subsample(table: ImageTable, options: ReaderOptions) -> ImageTable:
-    """At most `train` and `test` images, each class in proportion; the same table if all fit."""
+    """At most `train` and `test` images, each class in proportion, then the long tail of training.
+
+    The same table if nothing has to be drawn.
+    """
     selection, notes = select_rows(table.name, table.labels, table.split, options)
     return take_rows(table, selection, notes) if notes else table
 
@@ -41,7 +44,14 @@ def select_rows(
             )
         if limit is not None and limit < len(rows):
             notes.append(f"{limit} of {len(rows)} {part} images drawn with seed {options.seed}")
-            rows = _draw(labels, rows, limit, stream(options.seed, "subsample", part))
+            rows = draw_stratified(labels, rows, limit, stream(options.seed, "subsample", part))
+        if part == "train" and options.long_tail is not None:
+            count = len(rows)
+            rows = draw_long_tail(
+                labels, rows, options.long_tail, stream(options.seed, "long tail")
+            )
+            ratio = f"{options.long_tail:g}"
+            notes.append(f"long tail 1:{ratio}, {len(rows)} of {count} training images drawn")
         selection.append(rows)
     return np.sort(np.concatenate(selection)), tuple(notes)
 
@@ -52,7 +62,8 @@ def draw_before_decoding(file_list: FileList, options: ReaderOptions) -> FileLis
     None if that cannot be known from the list: patients in DICOM files, unreadable files that may
     be left out, or nothing to draw.
     """
-    if (options.train is None and options.test is None) or options.skip_unreadable:
+    limits = (options.train, options.test, options.long_tail)
+    if all(limit is None for limit in limits) or options.skip_unreadable:
         return None
     rows = file_list.rows
     columns = file_list.columns
@@ -91,11 +102,32 @@ def draw_before_decoding(file_list: FileList, options: ReaderOptions) -> FileLis
     )
 
 
-def _draw(labels: np.ndarray, rows: np.ndarray, limit: int, rng: np.random.Generator) -> np.ndarray:
+def draw_stratified(
+    labels: np.ndarray, rows: np.ndarray, limit: int, rng: np.random.Generator
+) -> np.ndarray:
     """`limit` of the rows: shuffle, lay the classes end to end, then take evenly."""
     rows = rng.permutation(rows)
     by_class = rows[np.argsort(labels[rows], kind="stable")]
     return by_class[(np.arange(limit) * len(rows)) // limit]
+
+
+def draw_long_tail(
+    labels: np.ndarray, rows: np.ndarray, ratio: float, rng: np.random.Generator
+) -> np.ndarray:
+    """Rows whose class sizes fall geometrically, from all of the largest to 1/ratio of it.
+
+    labels are those of the table, rows (n,) the candidates. Classes keep their order of size (ties:
+    the earlier class first). A class never has more images than there are, and at least one.
+    """
+    classes, sizes = np.unique(labels[rows], return_counts=True)
+    order = np.argsort(-sizes, kind="stable")
+    steps = np.arange(len(classes)) / max(len(classes) - 1, 1)
+    limits = np.maximum(1, np.rint(sizes.max() * ratio**-steps)).astype(np.int64)
+    selection = []
+    for label, limit in zip(classes[order].tolist(), limits.tolist(), strict=True):
+        members = rng.permutation(rows[labels[rows] == label])
+        selection.append(members[:limit])
+    return np.sort(np.concatenate(selection))
 
 
 def take_rows(table: ImageTable, rows: np.ndarray, notes: tuple[str, ...] = ()) -> ImageTable:

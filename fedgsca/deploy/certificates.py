@@ -3,8 +3,6 @@
 authority    signs the server's certificate; hospitals trust it and nothing else
 server       for the names that hospitals call; TLS of the SuperLink
 hospital     an ECDSA P-384 pair in OpenSSH format, which identifies a SuperNode
-loopback     for the port on which a SuperNode talks to its own child processes;
-             the key of its authority is discarded at once
 """
 
 from __future__ import annotations
@@ -31,7 +29,6 @@ except ImportError as error:
 
 AUTHORITY_DAYS = 3650
 SERVER_DAYS = 825  # the longest that common TLS clients accept
-LOOPBACK = ("localhost", "127.0.0.1")
 _PEM = serialization.Encoding.PEM
 _NO_ENCRYPTION = serialization.NoEncryption()
 
@@ -86,15 +83,6 @@ def make_server(
         .sign(signer, hashes.SHA384())
     )
     return CertifiedKey(certificate.public_bytes(_PEM), _private_bytes(key))
-
-
-def make_loopback() -> tuple[bytes, CertifiedKey]:
-    """An authority's certificate, and a certificate for this machine only.
-
-    Nobody can sign with that authority again.
-    """
-    authority = make_authority("this machine only")
-    return authority.certificate, make_server(authority, LOOPBACK, days=AUTHORITY_DAYS)
 
 
 def end_of_validity(certificate: bytes) -> datetime.datetime:

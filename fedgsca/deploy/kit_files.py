@@ -80,10 +80,9 @@ def hospital_files(
     consortium: Consortium, config: Config, hospital: Hospital, authority: bytes
 ) -> tuple[KitFiles, bytes]:
     """The files of a hospital's kit, and the public half of its key."""
-    from fedgsca.deploy.certificates import make_key_pair, make_loopback
+    from fedgsca.deploy.certificates import make_key_pair
 
     private, public = make_key_pair()
-    loopback, node = make_loopback()
     values = _hospital_values(consortium, config, hospital)
     info = HospitalKit(
         consortium=consortium.name,
@@ -107,9 +106,6 @@ def hospital_files(
         KEY_FILE: KitFile(private, SECRET_MODE),
         f"{KEY_FILE}.pub": KitFile(public),
         "ca.crt": KitFile(authority),
-        "node-ca.crt": KitFile(loopback),
-        "node.pem": KitFile(node.certificate),
-        "node.key": KitFile(node.key, SECRET_MODE),
     }
     return files, public
 

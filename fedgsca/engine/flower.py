@@ -1,12 +1,10 @@
-"""Flower as the transport between coordinator and hospitals.
+"""Flower as the transport between coordinator and hospitals: the coordinator, and simulations.
 
-Only this file and deploy/flower_probe.py, which checks a connection, import flwr. The round loop is
-ours (rounds.py), because it saves, resumes and validates; Flower moves messages. A message is one
-ArrayRecord with the floating-point weights, concatenated, around which Flower's own privacy mods
-can be put, and one ConfigRecord with a safetensors block: the header, the declared extras, and
-integer buffers, which those mods would spoil.
+The round loop is ours (rounds.py), because it saves, resumes and validates; Flower moves messages
+(flower_messages.py). The files that import flwr are flower*.py in this folder, and
+deploy/flower_probe.py, which checks a connection.
 
-    coordinator (ServerApp)                      site (ClientApp, usually a new process per message)
+    coordinator (ServerApp)                      site (flower_node.py, or a ClientApp)
     hello(terms)          -- query -->           checks the terms, opens its data, tells its name
     train(terms, payload) -- train -->           local_update, the same function as in a simulation
     judge(terms, weights) -- evaluate -->        only if the coordinator has no test images
@@ -15,23 +13,18 @@ integer buffers, which those mods would spoil.
 from __future__ import annotations
 
 import logging
-import math
 import os
 import shutil
 import tempfile
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TypeAlias
 
-import numpy as np
-
-# read when flwr and ray are imported
-os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")
-os.environ.setdefault("FLWR_DISABLE_UPDATE_CHECK", "1")
+# read when ray is imported
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # Ray warns if it is not set
 if "RAY_ADDRESS" not in os.environ:
@@ -41,6 +34,7 @@ if "RAY_ADDRESS" not in os.environ:
 from fedgsca.config import Config
 from fedgsca.engine.base import Reply, RunObserver, SilentObserver
 from fedgsca.engine.coordinator_errors import install_filter, report_stop
+from fedgsca.engine.flower_messages import MESSAGE_TYPES, from_records, to_records
 from fedgsca.engine.network import NetworkEngine, SiteMessage
 from fedgsca.engine.round_status import StatusObserver
 from fedgsca.engine.rounds import quorum_of, run
@@ -52,6 +46,7 @@ from fedgsca.engine.site_node import (
     answer,
     public_reason,
     read_settings,
+    reply_header,
     state_folder,
     terms_of,
 )
@@ -61,25 +56,17 @@ from fedgsca.experiment.deployment import prepare_coordinator
 from fedgsca.experiment.records import RunResult
 from fedgsca.experiment.run_folder import read_config
 from fedgsca.experiment.simulation import Experiment, prepare
-from fedgsca.wire import Arrays, Payload, Update, pack, unpack
+from fedgsca.wire import Payload, Update
 
-try:
-    from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, RecordDict
-    from flwr.clientapp import ClientApp
-    from flwr.serverapp import Grid, ServerApp
-except ImportError as error:
-    raise MissingExtraError(
-        "extra.flower-missing", "Flower is not installed", fix="pip install 'fedgsca[flower]'"
-    ) from error
+# isort: split
+# after flower_messages.py, which reports a missing Flower and switches its telemetry off
+from flwr.app import Context, Error, Message, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid, ServerApp
 
 log = logging.getLogger(__name__)
 DEFAULT_PATIENCE = 24.0  # hours, if the configuration does not say
 DEFAULT_DEADLINE = 3600.0  # seconds, if the configuration names none
-_MESSAGE_TYPES: Mapping[MessageKind, str] = {
-    "hello": "query",
-    "train": "train",
-    "judge": "evaluate",
-}
 _USUAL_ERRORS = {  # by Flower's code
     3: "its message expired before the answer",
     5: "its connection is lost",  # no heartbeat within twice its interval
@@ -87,70 +74,14 @@ _USUAL_ERRORS = {  # by Flower's code
 _MAX_REASON = 300  # characters of a reason that Flower reports
 
 
-# ---- messages ----
-
-
-def to_records(header: Mapping[str, Any], weights: Arrays, extras: Arrays) -> RecordDict:
-    """A message. All floating-point weights of one type are one long array.
-
-    Flower pays for every array with several calls at every hop.
-    """
-    floats: dict[str, np.ndarray] = {}
-    buffers: dict[str, np.ndarray] = {}
-    for name, value in weights.items():
-        array = np.asarray(value)
-        target = floats if array.dtype.kind == "f" else buffers
-        target[name] = array
-    layout = [[name, array.dtype.name, list(array.shape)] for name, array in floats.items()]
-    parts: dict[str, list[np.ndarray]] = {}
-    for array in floats.values():
-        parts.setdefault(array.dtype.name, []).append(array.ravel())
-    arrays = {dtype: Array(np.concatenate(group)) for dtype, group in parts.items()}
-    block = pack({**header, "layout": layout}, extras=extras, buffers=buffers)
-    return RecordDict({"weights": ArrayRecord(arrays), "rest": ConfigRecord({"fedgsca": block})})
-
-
-def from_records(
-    records: RecordDict,
-) -> tuple[dict[str, Any], dict[str, np.ndarray], dict[str, np.ndarray]]:
-    """Header, weights and extras of a message.
-
-    Raises ValueError for anything unexpected: the sender may run other software.
-    """
-    try:
-        block = bytes(records.config_records["rest"]["fedgsca"])  # type: ignore[arg-type]
-        header, (extras, buffers) = unpack(block, ("extras", "buffers"))
-        flat = {dtype: array.numpy() for dtype, array in records.array_records["weights"].items()}
-        floats = _split_arrays(flat, header.pop("layout"))
-    except Exception as error:
-        raise ValueError(f"the message cannot be read ({type(error).__name__})") from error
-    return header, {**floats, **buffers}, extras
-
-
-def _split_arrays(flat: Mapping[str, np.ndarray], layout: Any) -> dict[str, np.ndarray]:
-    """The concatenated arrays. They must use up exactly what came, in the type they claim."""
-    arrays: dict[str, np.ndarray] = {}
-    offsets = dict.fromkeys(flat, 0)
-    for name, dtype, shape in layout:
-        end = offsets[dtype] + math.prod(shape)
-        part = flat[dtype][offsets[dtype] : end]
-        if min(shape, default=0) < 0 or part.dtype.name != dtype or name in arrays:
-            raise ValueError(name)
-        arrays[name] = part.reshape(shape)
-        offsets[dtype] = end
-    if any(array.shape != (offsets[dtype],) for dtype, array in flat.items()):
-        raise ValueError("layout")
-    return arrays
-
-
-# ---- site ----
+# ---- sites in the process that answers: simulations, tests ----
 
 # Flower's context -> the site, and its folder; None: the folder that its settings name
 FindPlace: TypeAlias = Callable[[Context], tuple[SiteSettings, Path | None]]
 
 
 def client_app(find_place: FindPlace) -> ClientApp:
-    """The app that runs at every site."""
+    """Sites that answer in this process; flower_site.py is the app of a hospital."""
     app = ClientApp()
 
     def handler(kind: MessageKind) -> Callable[[Message, Context], Message]:
@@ -186,17 +117,7 @@ def _answer_message(
 
 def _reply_records(kind: MessageKind, round_index: int, reply: Reply) -> RecordDict:
     update = reply.update or Update(reply.site, 0, {})
-    header: dict[str, Any] = {
-        "kind": kind,
-        "round": round_index,
-        "site": update.site,
-        "num_samples": update.num_samples,
-        "error": reply.error,
-        "observed": dict(reply.simulation_metrics),
-        "seconds": reply.seconds,
-        "memory_since": reply.memory_since,
-    }
-    return to_records(header, update.weights, update.extras)
+    return to_records(reply_header(kind, round_index, reply), update.weights, update.extras)
 
 
 def from_node_config(context: Context) -> tuple[SiteSettings, None]:
@@ -237,7 +158,7 @@ class FlowerTransport:
             return {}
         header = {"terms": self.terms.to_json(), "round": payload.round}
         records = to_records(header, payload.weights, payload.extras)
-        group, message_type = str(payload.round), _MESSAGE_TYPES[kind]
+        group, message_type = str(payload.round), MESSAGE_TYPES[kind]
         messages = [
             Message(records, node, message_type, ttl=seconds, group_id=group) for node in nodes
         ]

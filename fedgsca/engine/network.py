@@ -28,6 +28,8 @@ from fedgsca.wire import Payload, Update
 _LONGEST_PAUSE = 3600.0  # seconds before a round is tried again
 _LARGEST_FACTOR = 8.0  # on the deadline of a round that is tried again
 _MAX_SITE_NAME = 200  # characters of the name that a node tells
+_SHORTEST_POLL = 0.1  # seconds between two looks for answers
+_POLL_SHARE = 0.1  # of the time since the round began: short rounds are not slowed down
 _MESSAGE_INTERVAL = 30.0  # seconds between messages that name the sites that are awaited
 _SHOWN_SITES = 10  # of those, so that a message remains readable
 
@@ -117,7 +119,9 @@ class NetworkEngine:
         staleness: int = 0,
         timeouts: SiteTimeouts | None = None,
     ) -> None:
-        """`deadline` and `poll` in seconds; `stop` ends the waiting from another thread.
+        """`deadline` in seconds; `stop` ends the waiting from another thread.
+
+        `poll` is the longest time in seconds between two looks for answers.
 
         `quorum` says how many of so many sites a round needs. `patience` is how many seconds a
         round without a quorum is tried again, after pauses that begin with `first_pause` and
@@ -148,6 +152,7 @@ class NetworkEngine:
         self.late_replies: dict[str, Reply] = {}  # by site, until a round takes them
         self.handed_replies: dict[str, Reply] = {}  # those that the last round took
         self.is_first_exchange = True
+        self.exchange_start = time.monotonic()
 
     def exchange(self, payload: Payload, sites: Sequence[str] | None = None) -> Iterator[Reply]:
         """Have the sites trained."""
@@ -236,6 +241,7 @@ class NetworkEngine:
     def _exchange(
         self, kind: MessageKind, payload: Payload, sites: Sequence[str]
     ) -> Iterator[Reply]:
+        self.exchange_start = time.monotonic()
         self._wait_for_connections(sites, self._end_of_deadline())
         start = time.monotonic()
         open_round = self._open_round(kind, payload, sites, start)
@@ -387,7 +393,8 @@ class NetworkEngine:
         return time.monotonic() + self.deadline * self.deadline_factor
 
     def _pause(self) -> None:
-        if self.stop.wait(self.poll):
+        seconds = time.monotonic() - self.exchange_start
+        if self.stop.wait(min(self.poll, max(_SHORTEST_POLL, _POLL_SHARE * seconds))):
             raise FedgscaError(
                 "run.stopped",
                 "the run was stopped from outside",

@@ -239,7 +239,7 @@ def _check_same_data(path: Path, signature: str) -> None:
 
 @functools.lru_cache(maxsize=1)
 def _cached_runner(terms_text: str, place: SitePlace) -> SiteRunner:
-    """Kept while the process lives: over Flower for one message, in a simulation for the run."""
+    """Kept while the process lives: in a site worker for the experiment, else for the run."""
     terms = Terms.from_json(json.loads(terms_text))
     return _open_runner(_accept_terms(terms, place.settings), terms, place)
 
@@ -329,6 +329,21 @@ def _private_reply(runner: SiteRunner, name: str, payload: Payload) -> Reply:
         return replies[0]
     assert update is not None  # without training it was read from the disk
     return Reply(update.site, update)
+
+
+def reply_header(kind: MessageKind, round_index: int, reply: Reply) -> dict[str, Any]:
+    """What travels beside the arrays of a reply."""
+    update = reply.update or Update(reply.site, 0, {})
+    return {
+        "kind": kind,
+        "round": round_index,
+        "site": update.site,
+        "num_samples": update.num_samples,
+        "error": reply.error,
+        "observed": dict(reply.simulation_metrics),
+        "seconds": reply.seconds,
+        "memory_since": reply.memory_since,
+    }
 
 
 def public_reason(error: Exception) -> str:

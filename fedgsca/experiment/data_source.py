@@ -27,6 +27,7 @@ def load_table(config: Config) -> ImageTable:
         labels=Path(data.labels) if data.labels else None,
         train=data.train,
         test=data.test,
+        long_tail=data.long_tail,
         need_test=data.test_share > 0,
     )
 
@@ -39,6 +40,7 @@ def read_source(
     labels: Path | None = None,
     train: int | None = None,
     test: int | None = None,
+    long_tail: float | None = None,
     need_test: bool = True,
 ) -> ImageTable:
     """Any source, read with the configuration's size, split and rules for a published data set.
@@ -57,6 +59,8 @@ def read_source(
         labels=labels,
         train=train,
         test=test,
+        long_tail=long_tail,
+        difficulty=data.difficulty,
         test_fraction=data.test_share,
         need_test=need_test,
     )

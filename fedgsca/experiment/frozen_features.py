@@ -37,6 +37,20 @@ def frozen_features(config: Config, table: ImageTable) -> np.ndarray:
     return cached_array(key, (len(table), spec.width), np.float32, fill)
 
 
+def copy_features(config: Config, table: ImageTable, source: ImageTable, rows: np.ndarray) -> None:
+    """Cache the features of `table`, which has these rows of `source`, as copies of the source's.
+
+    They are the same numbers, without a second pass through the backbone.
+    """
+    from fedgsca.models.build import spec_of
+
+    def fill(out: np.ndarray) -> None:
+        out[:] = frozen_features(config, source)[rows]
+
+    key = _cache_key(config, table, _needed_weights(config))
+    cached_array(key, (len(table), spec_of(config.model.name).width), np.float32, fill)
+
+
 def features_are_cached(config: Config, table: ImageTable) -> bool:
     """Whether the features need not be computed again."""
     return is_cached(_cache_key(config, table, _needed_weights(config)))

@@ -85,8 +85,9 @@ def _lead_sentences(summary: LabelSummary) -> list[str]:
     )
     if not wrong.can_tell:
         estimate = (
-            f"How many of the {summary.labels} labels are wrong cannot be estimated here: the"
-            " images say too little about the labels. The list is ordered all the same."
+            f"How many of the {summary.labels} labels are wrong cannot be told: the images say too"
+            f" little about the labels, and between {wrong.low} and {wrong.high} is plausible. The"
+            " list is ordered all the same."
         )
     return [
         estimate,
@@ -97,9 +98,8 @@ def _lead_sentences(summary: LabelSummary) -> list[str]:
 
 def _estimate_texts(wrong: WrongEstimate) -> tuple[str, str]:
     """The number of wrong labels and its interval."""
-    if not wrong.can_tell:
-        return "cannot tell", ""
-    return f"{wrong.count:,}", f"{wrong.low:,} to {wrong.high:,}"
+    count = f"{wrong.count:,}" if wrong.can_tell else "cannot tell"
+    return count, f"{wrong.low:,} to {wrong.high:,}"
 
 
 def _tiles(summary: LabelSummary) -> list[Tile]:

@@ -18,6 +18,7 @@ from fedgsca import evidence as heads
 from fedgsca.engine.label_evidence import Evidence
 from fedgsca.selector import class_relative, clean_probability, fit_selector
 from fedgsca.support.text import plural
+from fedgsca.wrong_count import CountModels, estimate_wrong, fit_models
 
 # share of labels that a model may doubt although they are correct; from the study
 DOUBT_SLACK = 0.05
@@ -34,11 +35,8 @@ class HeadVerdict:
 
     # (n, C): P(true class | image, given label)
     posterior: np.ndarray
-    # share of wrong labels, and the shares under neighbouring models
-    wrong_share: float
-    neighbour_shares: np.ndarray
-    # False: the images say too little about the labels to count the wrong ones
-    can_tell: bool
+    # for the number of wrong labels
+    models: CountModels
 
 
 @dataclass(frozen=True)
@@ -97,15 +95,8 @@ def judge_labels(evidence: Evidence, given: np.ndarray) -> HeadVerdict | None:
     judgement = evidence.judgement
     if judgement is None:
         return None
-    fit = judgement.transition(given)
-    num_classes = fit.posterior.shape[1]
-    share_explained = heads.share_explained(fit.log_likelihood, given, num_classes)
-    return HeadVerdict(
-        posterior=fit.posterior,
-        wrong_share=fit.wrong_share,
-        neighbour_shares=judgement.neighbour_shares(given),
-        can_tell=share_explained >= heads.MIN_EXPLAINED,
-    )
+    posterior = judgement.transition(given).posterior
+    return HeadVerdict(posterior, fit_models(judgement, given))
 
 
 def relative_losses(evidence: Evidence, given: np.ndarray) -> np.ndarray:
@@ -176,13 +167,7 @@ def count_errors(
     verdict = ranking.verdict
     if verdict is None:
         return estimate_errors(evidence, given, ranking.suspicion, mask)
-    estimate = heads.estimate_wrong(
-        ranking.suspicion,
-        verdict.neighbour_shares,
-        verdict.wrong_share,
-        can_tell=verdict.can_tell,
-        mask=mask,
-    )
+    estimate = estimate_wrong(verdict.models, mask)
     n = len(given) if mask is None else int(mask.sum())
     return ErrorEstimate(n * estimate.share, n * estimate.low, n * estimate.high, estimate.can_tell)
 

@@ -22,9 +22,8 @@ from fedgsca.engine.flower import (
     client_app,
     coordinate,
     from_node_config,
-    from_records,
-    to_records,
 )
+from fedgsca.engine.flower_messages import from_records, to_records
 from fedgsca.engine.local import SiteRunner
 from fedgsca.engine.round_status import read_status
 from fedgsca.engine.rounds import run

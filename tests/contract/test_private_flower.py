@@ -15,7 +15,8 @@ pytest.importorskip("opacus")
 from flwr.app import Context, Message
 
 from fedgsca.config import Config
-from fedgsca.engine.flower import client_app, from_records
+from fedgsca.engine.flower import client_app
+from fedgsca.engine.flower_messages import from_records
 from fedgsca.engine.rounds import run
 from fedgsca.engine.site_node import MessageKind, SitePlace, SiteSettings, answer, terms_of
 from fedgsca.experiment.records import RoundRecord

@@ -82,7 +82,7 @@ def test_it_trains_loses_a_hospital_gets_it_back_and_audits(tmp_path: Path) -> N
         assert code == 0, output
         assert example_processes(folder) == []
     lines = read_lines(run / "metrics.jsonl")
-    assert len(lines) == 10 and (run / "report.html").exists() and (run / "result.json").exists()
+    assert len(lines) == 40 and (run / "report.html").exists() and (run / "result.json").exists()
     absences = [line["round"] for line in lines if "lyon" not in line["sites"]]
     assert absences
     assert any("lyon" in line["sites"] for line in lines if line["round"] > absences[-1])

@@ -16,7 +16,7 @@ from fedgsca.data.reader import available_readers
 from fedgsca.data.readers.npz import read_npz
 from fedgsca.data.readers.synthetic import images as synthetic
 from fedgsca.data.table import ImageTable
-from fedgsca.errors import DataError
+from fedgsca.errors import ConfigError, DataError
 
 REAL = Path(__file__).resolve().parents[2].parent / "shared/data" / "pathmnist_small.npz"
 
@@ -225,6 +225,26 @@ def test_subsample_keeps_proportions_and_is_seeded(save: Save) -> None:
     again = load(path, train=30, test=15, seed=3)
     assert again.ids.tolist() == table.ids.tolist() and again.fingerprint == table.fingerprint
     assert load(path, train=30, test=15, seed=4).ids.tolist() != table.ids.tolist()
+
+
+def test_a_long_tail_falls_from_all_of_the_largest_class_to_a_part_of_it(save: Save) -> None:
+    path = str(save(arrays(n=300)))
+    table = load(path, long_tail=25, seed=3)
+    # three classes of 100: the geometric mean of 1 and 25 is 5
+    assert np.bincount(table.labels[table.rows("train")]).tolist() == [100, 20, 4]
+    assert len(table.rows("test")) == 300 and len(table.rows("val")) == 300
+    assert any("long tail 1:25" in note for note in table.notes)
+    again = load(path, long_tail=25, seed=3)
+    assert again.ids.tolist() == table.ids.tolist()
+    assert load(path, long_tail=25, seed=4).ids.tolist() != table.ids.tolist()
+    smaller = load(path, train=30, long_tail=10, seed=3)
+    assert np.bincount(smaller.labels[smaller.rows("train")]).tolist() == [10, 3, 1]
+
+
+def test_only_rendered_images_have_a_difficulty(save: Save) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load(str(save(arrays())), difficulty=0.5)
+    assert caught.value.code == "data.option-not-supported"
 
 
 def test_synthetic_is_rendered_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

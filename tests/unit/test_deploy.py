@@ -139,7 +139,6 @@ def test_a_kit_holds_one_hospitals_secret_and_no_other(plan: Path, tmp_path: Pat
         assert not any(secret.strip() in data for secret in foreign for data in kit.values())
         assert sorted(file for file, data in kit.items() if b"PRIVATE KEY" in data) == [
             KEY_FILE,
-            "node.key",
         ]
         assert read_node_key(kit[KEY_FILE]).fits(
             (tmp_path / f"kits/coordinator/keys/{name}.pub").read_bytes()
@@ -168,7 +167,7 @@ def test_secrets_are_readable_by_their_owner_only(plan: Path, tmp_path: Path) ->
             entry.filename.partition("/")[2]: entry.external_attr >> 16 & 0o777
             for entry in archive.infolist()
         }
-    assert modes[KEY_FILE] == modes["node.key"] == 0o600 and modes["start.sh"] == 0o755
+    assert modes[KEY_FILE] == 0o600 and modes["start.sh"] == 0o755
 
 
 def test_existing_keys_are_never_overwritten(plan: Path, tmp_path: Path) -> None:

@@ -10,14 +10,12 @@ import pytest
 from fedgsca import evidence
 from fedgsca.evidence import (
     Heads,
-    Judgement,
     assign_folds,
     balance_classes,
     best_power,
     class_masses,
     draw_holdout,
     estimate_transition,
-    estimate_wrong,
     expected_counts,
     expected_f1,
     expected_right,
@@ -29,7 +27,6 @@ from fedgsca.evidence import (
     normalise_mix,
     pool_small_classes,
     select,
-    share_explained,
     sharpen,
     suspicion,
     symmetric_matrix,
@@ -278,39 +275,7 @@ def test_a_class_that_nobody_has_gets_a_tiny_share() -> None:
     assert mix[2] > 0
 
 
-# ---- counting ----
-
-
-def judgement_of(site: Labels) -> Judgement:
-    references = normalise_mix(class_masses(site.opinion, np.ones(len(site.given))))
-    return Judgement(site.opinion, references, 1.0)
-
-
-@pytest.mark.parametrize("seed", range(4))
-@pytest.mark.parametrize(
-    "matrix", [np.eye(3), symmetric_matrix(0.1, 3), symmetric_matrix(0.4, 3), PAIR_FLIP]
-)
-def test_the_interval_holds_the_truth_on_a_small_site(matrix: np.ndarray, seed: int) -> None:
-    site = site_of(matrix, MIX, n=150, seed=seed)
-    judgement = judgement_of(site)
-    fit = judgement.transition(site.given)
-    scores = suspicion(fit.posterior, site.given)
-    shares = judgement.neighbour_shares(site.given)
-    estimate = estimate_wrong(scores, shares, fit.wrong_share)
-    assert estimate.low <= estimate.share <= estimate.high
-    assert estimate.low <= site.wrong.mean() <= estimate.high
-
-
-def test_parts_of_a_site_and_empty_parts() -> None:
-    scores = np.array([0.9, 0.9, 0.1, 0.1])
-    shares = np.array([0.45, 0.5, 0.55])
-    part = estimate_wrong(scores, shares, 0.5, mask=np.array([True, True, False, False]))
-    assert part.share == pytest.approx(0.9)
-    # 0.05 to either side from the neighbours, 1.645 sqrt(2 * 0.09) / 2, and the slack
-    assert part.low == pytest.approx(0.9 - 0.05 - 1.645 * np.sqrt(0.18) / 2 - 0.02)
-    assert part.high == 1.0
-    empty = estimate_wrong(scores, shares, 0.5, mask=np.zeros(4, bool))
-    assert (empty.share, empty.low, empty.high) == (0, 0, 0)
+# ---- does the evidence say anything? ----
 
 
 @pytest.mark.parametrize("matrix", [symmetric_matrix(0.4, 3), PAIR_FLIP])
@@ -326,17 +291,6 @@ def test_across_folds_useless_opinions_explain_nothing_and_good_ones_something(
     assert useless < 0.01
     # one fold only: nothing can be said
     assert explained_across_folds(site.opinion, site.given, folds * 0, site.mix) == 0.0
-
-
-def test_opinions_that_do_not_depend_on_the_image_explain_nothing() -> None:
-    given = stream(0, "labels").choice(3, size=600, p=MIX)
-    opinion = np.tile(MIX, (600, 1))
-    fit = estimate_transition(opinion, given, np.array(MIX))
-    assert abs(share_explained(fit.log_likelihood, given, 3)) < 0.05
-    site = site_of(symmetric_matrix(0.1, 3), MIX)
-    fit = estimate_transition(site.opinion, site.given, site.mix)
-    assert share_explained(fit.log_likelihood, site.given, 3) > evidence.MIN_EXPLAINED
-    assert share_explained(-1.0, np.zeros(5, np.int64), 3) == 0.0
 
 
 # ---- selection ----

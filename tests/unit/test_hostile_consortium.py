@@ -114,7 +114,7 @@ def unchecked() -> tuple[Consortium, Config]:
 
 def run_script(script: bytes, folder: Path, program: str) -> list[str]:
     """The arguments with which a script of a kit starts `program`."""
-    (folder / "env.sh").write_text(f'PATH="{folder}/bin:$PATH"\n')
+    (folder / "env.sh").write_text(f'PATH="{folder}/bin:$PATH"\npython=python3\n')
     (folder / "bin").mkdir()
     arguments = folder / "arguments"
     stub = f"#!/bin/sh\nprintf '%s\\0' \"$@\" > {arguments}\n"
@@ -130,7 +130,7 @@ def test_scripts_pass_every_text_on_as_it_is(
 ) -> None:
     consortium, config = unchecked
     files, _ = hospital_files(consortium, config, consortium.hospitals[0], b"")
-    arguments = run_script(files["start.sh"].data, tmp_path, "flower-supernode")
+    arguments = run_script(files["start.sh"].data, tmp_path, "python3")
     address = consortium.endpoint(consortium.coordinator.address)
     assert arguments[arguments.index("--superlink") + 1] == address
     assert not list(tmp_path.rglob("pwned"))

@@ -154,3 +154,11 @@ def test_saved_sheet_has_room_for_the_names(small: ImageTable, tmp_path: Path) -
             page.width > 2 * contact_sheet(small).shape[1]
             and page.height == 2 * contact_sheet(small).shape[0]
         )
+
+
+def test_difficulty_changes_the_images_but_not_the_labels(small: ImageTable) -> None:
+    easy = render(seed=3, train=60, test=0, difficulty=0.0)
+    hard = render(seed=3, train=60, test=0, difficulty=1.0)
+    assert easy.images.tobytes() == small.images[:60].tobytes()
+    assert hard.labels.tolist() == easy.labels.tolist()
+    assert hard.images.tobytes() != easy.images.tobytes()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -52,13 +53,14 @@ def read_synthetic(location: str, options: ReaderOptions) -> ImageTable:
     )
 
 
-def _parameters(options: ReaderOptions, defaults: Mapping[str, int]) -> dict[str, int]:
+def _parameters(options: ReaderOptions, defaults: Mapping[str, Any]) -> dict[str, Any]:
     """The arguments of `render`."""
     settings = {
         "seed": options.seed,
         "train": options.train,
         "test": options.test,
         "size": options.image_size,
+        "difficulty": options.difficulty,
     }
     return {**defaults, **{name: value for name, value in settings.items() if value is not None}}
 
@@ -79,6 +81,7 @@ READERS.register(
         form="synthetic",
         summary="built-in stained tissue, rendered from the seed",
         read=read_synthetic,
+        has_difficulty=True,
         order=10,
     ),
 )

@@ -61,6 +61,11 @@ SLIDE = np.repeat(np.arange(len(CLASSES)), (6, 4, 3, 2, 6, 3))
 GRADE = ((0.14, 0.10), (0.50, 0.08), (0.88, 0.09))  # glands: normal mucosa, adenoma, adenocarcinoma
 ORDER = ((0.20, 0.13), (0.85, 0.13))  # fibres: stroma, muscle
 
+# What the highest difficulty does: deviations grow by this factor, and infiltrates are this much
+# thinner, so that lymphoid tissue passes into stroma.
+HARDEST_SPREAD = 2.5
+HARDEST_THINNING = 1.2
+
 
 def _glandular(rng: Rng, canvas: Canvas, grade: float, zoom: float) -> Cells:
     """A field of glands in their stroma, with the few cells that live between them."""
@@ -84,10 +89,10 @@ def _wash_out(canvas: Canvas, vacuoles: Cells) -> None:
     canvas.haem[:] = canvas.haem * (1 - clear) + 0.13 * clear
 
 
-def _lymphoid(rng: Rng, canvas: Canvas, zoom: float) -> Cells:
+def _lymphoid(rng: Rng, canvas: Canvas, zoom: float, thinning: float = 0.0) -> Cells:
     """A dense infiltrate over stroma, thinner where the density field falls off."""
     across = paint_fibres(rng, canvas, 0.2, zoom)
-    density = ramp(smooth_noise(rng, canvas.res, 3) + rng.normal(1.3, 0.5), -0.8, 0.6)
+    density = ramp(smooth_noise(rng, canvas.res, 3) + rng.normal(1.3 - thinning, 0.5), -0.8, 0.6)
     canvas.haem += 0.16 * density
     canvas.eosin *= 1 - 0.35 * density
     centre = scatter_points(rng, zoom * rng.uniform(0.068, 0.085), 0.16)
@@ -105,16 +110,19 @@ def _fibrous(rng: Rng, canvas: Canvas, order: float, zoom: float) -> Cells:
     return join_cells(cells, draw_lymphocytes(rng, visitors, zoom))
 
 
-def _field(rng: Rng, label: int, res: int) -> Canvas:
+def _field(rng: Rng, label: int, res: int, difficulty: float) -> Canvas:
     """Dye concentrations of one field of a class."""
     canvas = blank_canvas(res)
+    spread = 1 + (HARDEST_SPREAD - 1) * difficulty
     zoom = rng.uniform(0.88, 1.14)
     if label < 3:
-        cells = _glandular(rng, canvas, float(rng.normal(*GRADE[label])), zoom)
+        mean, deviation = GRADE[label]
+        cells = _glandular(rng, canvas, float(rng.normal(mean, spread * deviation)), zoom)
     elif label == 3:
-        cells = _lymphoid(rng, canvas, zoom)
+        cells = _lymphoid(rng, canvas, zoom, HARDEST_THINNING * difficulty)
     else:
-        order = float(np.clip(rng.normal(*ORDER[label - 4]), 0, 1))
+        mean, deviation = ORDER[label - 4]
+        order = float(np.clip(rng.normal(mean, spread * deviation), 0, 1))
         cells = _fibrous(rng, canvas, order, zoom)
     paint_cells(canvas, cells)
     canvas.haem *= 1 + 0.10 * smooth_noise(rng, res, 20)  # chromatin grain
@@ -157,9 +165,19 @@ def _labels(seed: int, split: str, count: int) -> np.ndarray:
 
 
 def render(
-    *, seed: int = 0, train: int = 2400, test: int = 800, val: int = 0, size: int = 32
+    *,
+    seed: int = 0,
+    train: int = 2400,
+    test: int = 800,
+    val: int = 0,
+    size: int = 32,
+    difficulty: float = 0.0,
 ) -> ImageTable:
-    """The data set with this many images per split, `size` pixels square."""
+    """The data set with this many images per split, `size` pixels square.
+
+    `difficulty` between 0 and 1 lets neighbouring classes overlap: normal mucosa, adenoma and
+    adenocarcinoma; stroma and muscle; lymphoid tissue and stroma.
+    """
     if not 16 <= size <= 256:
         raise ConfigError(
             "data.synthetic-size",
@@ -179,7 +197,7 @@ def render(
     images = np.empty((len(labels), size, size, 3), dtype=np.uint8)
     for row, slide in enumerate(groups):
         rng = stream(seed, "synthetic", str(split[row]), int(numbers[row]))
-        canvas = _field(rng, int(labels[row]), 2 * size)
+        canvas = _field(rng, int(labels[row]), 2 * size, difficulty)
         images[row] = _develop(canvas, stains[slide], rng, size)
     return check_table(
         ImageTable(

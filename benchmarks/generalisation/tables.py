@@ -1,0 +1,357 @@
+"""The page: goals, main table, learning rates, audit; Markdown that also reads in a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from benchmarks.generalisation.plan import (
+    BASELINE,
+    FROZEN,
+    LEARNING_RATES,
+    OURS,
+    Setting,
+    default_lr,
+)
+from benchmarks.generalisation.results import CellResult, RankingScore
+from benchmarks.generalisation.summary import (
+    AuditPair,
+    AuditSummary,
+    Overview,
+    Scores,
+    SettingRow,
+    collect_scores,
+    describe_setting,
+    mean_score,
+    summarise,
+    summarise_audits,
+    summarise_setting,
+)
+
+# (setting, seed) -> site -> cleanlab's ranking
+CleanlabScores = Mapping[tuple[Setting, int], Mapping[str, RankingScore]]
+
+
+@dataclass(frozen=True)
+class Page:
+    """Everything that the page shows."""
+
+    part: str
+    rows: tuple[SettingRow, ...]
+    overview: Overview
+    pairs: tuple[AuditPair, ...]
+    scores: Scores
+    versions: tuple[str, ...]
+    finished: int
+    planned: int
+
+
+def make_page(
+    part: str,
+    results: Sequence[CellResult],
+    cleanlab: CleanlabScores,
+    methods: Sequence[str],
+    planned: int,
+) -> Page:
+    """The page of all finished runs."""
+    scores = collect_scores(results)
+    val_scores = collect_scores(results, on_validation=True)
+    settings = list(dict.fromkeys(result.cell.setting for result in results))
+    rows = [summarise_setting(setting, scores, val_scores, methods) for setting in settings]
+    pairs = []
+    for result in results:
+        cell = result.cell
+        if cell.lr != default_lr(cell.setting.model) or cell.setting.model != FROZEN:
+            continue
+        rankings = cleanlab.get((cell.setting, cell.seed), {})
+        for audit in result.sites:
+            pairs.append(AuditPair(cell.setting, cell.seed, audit, rankings.get(audit.site)))
+    versions = tuple(sorted({result.version for result in results}))
+    overview = summarise(rows)
+    return Page(part, tuple(rows), overview, tuple(pairs), scores, versions, len(results), planned)
+
+
+def to_markdown(page: Page) -> str:
+    """The whole page."""
+    lines = [
+        f"# Generalisation, part {page.part}",
+        "",
+        f"{page.finished} of {page.planned} runs are finished. Package: "
+        + ", ".join(page.versions)
+        + ".",
+        "",
+        *goal_lines(page),
+        "",
+        *main_table(page.rows),
+        "",
+        *rank_lines(page.overview),
+        "",
+        *lr_table(page.scores),
+        "",
+        *audit_table(page.pairs),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def to_tree(page: Page) -> dict[str, Any]:
+    """The page as JSON."""
+    return {
+        "part": page.part,
+        "versions": list(page.versions),
+        "finished": page.finished,
+        "planned": page.planned,
+        "overview": asdict(page.overview),
+        "settings": [asdict(row) for row in page.rows],
+        "audit": asdict(summarise_audits(page.pairs)),
+        "goals": [asdict(goal) for goal in list_goals(page)],
+    }
+
+
+# ---- goals ----
+
+
+@dataclass(frozen=True)
+class Goal:
+    """A target of the project and whether it is met."""
+
+    text: str
+    value: str
+    is_met: bool
+
+
+def list_goals(page: Page) -> list[Goal]:
+    """The goals that can be judged by the finished runs."""
+    overview = page.overview
+    goals = []
+    capped_mean = overview.capped_recovery
+    if capped_mean is not None and overview.worst_recovery is not None:
+        name, worst = overview.worst_recovery
+        goals += [
+            Goal(
+                f"mean recovery at least 0.85 ({overview.recoveries} noisy settings)",
+                f"{capped_mean:.2f} with each at most 1, plain {overview.mean_recovery:.2f}",
+                capped_mean >= 0.85,
+            ),
+            Goal(
+                "no setting below 0.5",
+                _count_text(overview.low_recoveries, f"worst {worst:.2f}: {name}"),
+                not overview.low_recoveries,
+            ),
+        ]
+    if overview.mean_to_tuned is not None:
+        goals.append(
+            Goal(
+                "at most 0.5 points below FedAvg tuned on clean validation labels "
+                f"({overview.tuned_settings} noisy settings)",
+                _count_text(overview.below_tuned, f"mean {overview.mean_to_tuned:+.1f}"),
+                not overview.below_tuned,
+            )
+        )
+    if overview.ranks:
+        best = min(overview.ranks, key=lambda name: overview.ranks[name])
+        goals.append(
+            Goal(
+                f"first by mean rank ({overview.ranked_settings} noisy settings)",
+                f"{overview.ranks[OURS]:.2f}, first: {best}",
+                best == OURS,
+            )
+        )
+    if overview.worst_clean is not None:
+        goals.append(
+            Goal(
+                f"without noise at most 0.5 points below FedAvg ({overview.clean_settings})",
+                _count_text(overview.below_clean, f"worst {overview.worst_clean:+.1f}"),
+                not overview.below_clean,
+            )
+        )
+    if overview.cnn_settings:
+        goals.append(
+            Goal(
+                f"small CNN at most 0.5 points below FedAvg ({overview.cnn_settings})",
+                _count_text(overview.below_cnn, "none below"),
+                not overview.below_cnn,
+            )
+        )
+    return goals + _audit_goals(summarise_audits(page.pairs))
+
+
+def _audit_goals(audit: AuditSummary) -> list[Goal]:
+    goals = []
+    if audit.ratio is not None:
+        goals += [
+            Goal(
+                f"precision at least 1.4 times cleanlab's ({audit.pairs} noisy sites)",
+                f"{audit.ratio:.2f}",
+                audit.ratio >= 1.4,
+            ),
+            Goal(
+                "AUROC better at every noisy site",
+                f"worse at {audit.worse_auroc}",
+                audit.worse_auroc == 0,
+            ),
+            Goal(
+                "precision at no site worse by more than one label",
+                f"worse by more than one label at {audit.much_worse_precision}",
+                audit.much_worse_precision == 0,
+            ),
+        ]
+    if audit.near_count is not None:
+        goals.append(
+            Goal(
+                f"count within 5 points at nine noisy sites of ten ({audit.noisy_sites})",
+                f"{audit.near_count:.2f}",
+                audit.near_count >= 0.9,
+            )
+        )
+    if audit.low_clean is not None:
+        goals.append(
+            Goal(
+                f"clean sites shown less than 3 % ({audit.clean_sites})",
+                f"{audit.low_clean:.2f}",
+                audit.low_clean == 1.0,
+            )
+        )
+    return goals
+
+
+def _count_text(names: Sequence[str], remark: str) -> str:
+    if not names:
+        return remark
+    return f"{len(names)} below ({remark}): " + ", ".join(names)
+
+
+def goal_lines(page: Page) -> list[str]:
+    """A table of goals."""
+    lines = ["| goal | result | |", "|---|---|---|"]
+    for goal in list_goals(page):
+        lines.append(f"| {goal.text} | {goal.value} | {'met' if goal.is_met else '**missed**'} |")
+    return lines
+
+
+# ---- tables ----
+
+
+def number(value: float | None, form: str = ".1f") -> str:
+    """A number, or a dash."""
+    return "–" if value is None else format(value, form)
+
+
+def main_table(rows: Sequence[SettingRow]) -> list[str]:
+    """One line per setting."""
+    lines = [
+        "| data | network | noise | sites | FedAvg | tuned (lr) | **FedGSCA** | best rival "
+        "| ceiling | recovery | to tuned | rank | seeds |",
+        "|---" * 13 + "|",
+    ]
+    order = sorted(rows, key=lambda row: (row.setting.model != FROZEN, row.setting.data))
+    for row in order:
+        setting = row.setting
+        rival = "–" if row.rival is None else f"{row.rival[0]} {row.rival[1]:.1f}"
+        tuned = number(row.tuned)
+        if row.tuned is not None:
+            tuned += f" ({row.tuned_lr:g})"
+        cells = [
+            setting.data,
+            setting.model,
+            "none" if not setting.is_noisy else setting.noise,
+            setting.partition,
+            number(row.baseline),
+            tuned,
+            f"**{number(row.ours)}**",
+            rival,
+            number(row.ceiling),
+            number(row.recovery, ".2f"),
+            number(row.to_tuned, "+.1f"),
+            number(row.ranks.get(OURS), "g"),
+            str(row.seeds),
+        ]
+        lines.append("| " + " | ".join(cells) + " |")
+    return lines
+
+
+def rank_lines(overview: Overview) -> list[str]:
+    """Mean ranks of the methods."""
+    if not overview.ranks:
+        return ["No setting has all methods yet."]
+    order = sorted(overview.ranks.items(), key=lambda item: item[1])
+    ranks = ", ".join(f"{name} {rank:.2f}" for name, rank in order)
+    return [f"Mean rank over {overview.ranked_settings} noisy settings: {ranks}."]
+
+
+def lr_table(scores: Scores) -> list[str]:
+    """F1 over two decades of learning rate; seeds that all six runs have."""
+    rates = LEARNING_RATES[FROZEN]
+    heads = [f"{name} {lr:g}" for name in ("FedAvg", "FedGSCA") for lr in rates]
+    lines = ["| data, noise | " + " | ".join(heads) + " |", "|---" * (len(heads) + 1) + "|"]
+    table = []
+    settings = list(dict.fromkeys(setting for setting, _, _ in scores))
+    for setting in settings:
+        keys = [(setting, method, lr) for method in (BASELINE, OURS) for lr in rates]
+        if setting.model != FROZEN or not all(key in scores for key in keys):
+            continue
+        seeds = sorted(set.intersection(*[set(scores[key]) for key in keys]))
+        if not seeds:
+            continue
+        values = [mean_score(scores, *key, seeds) or 0.0 for key in keys]
+        table.append(values)
+        cells = " | ".join(f"{value:.1f}" for value in values)
+        lines.append(f"| {describe_setting(setting)} | {cells} |")
+    if table:
+        means = " | ".join(f"**{value:.1f}**" for value in np.mean(table, axis=0))
+        lines.append(f"| **mean** | {means} |")
+    return lines
+
+
+AUDIT_HEAD = (
+    "| data | noise | noisy, clean sites | AUROC | cleanlab | precision | cleanlab | ratio "
+    "| AUROC worse | precision worse (by > 1 label) | count within 5 points | interval holds "
+    "| clean below 3 % | cannot tell |"
+)
+
+
+def audit_table(pairs: Sequence[AuditPair]) -> list[str]:
+    """The audit against cleanlab, by data and noise, and over all sites."""
+    lines = [AUDIT_HEAD, "|---" * 14 + "|"]
+    places = list(dict.fromkeys((pair.setting.data, pair.setting.noise) for pair in pairs))
+    for data, noise in sorted(places):
+        members = [
+            pair for pair in pairs if (pair.setting.data, pair.setting.noise) == (data, noise)
+        ]
+        lines.append(_audit_line(data, "none" if noise == "0" else noise, members))
+    for partition in dict.fromkeys(pair.setting.partition for pair in pairs):
+        members = [pair for pair in pairs if pair.setting.partition == partition]
+        lines.append(_audit_line("all", f"all, {partition}", members))
+    lines.append(_audit_line("**all**", "**all**", pairs))
+    told = summarise_audits(pairs)
+    lines += [
+        "",
+        "Where the audit gives a number: count within 5 points at "
+        f"{number(told.told_near_count, '.2f')} of the noisy sites, clean sites below 3 %: "
+        f"{number(told.told_low_clean, '.2f')}.",
+    ]
+    return lines
+
+
+def _audit_line(data: str, noise: str, pairs: Sequence[AuditPair]) -> str:
+    audit = summarise_audits(pairs)
+    three: Callable[[float | None], str] = lambda value: number(value, ".3f")  # noqa: E731
+    cells = [
+        data,
+        noise,
+        f"{audit.noisy_sites}, {audit.clean_sites}",
+        three(audit.auroc),
+        three(audit.cleanlab_auroc),
+        three(audit.precision),
+        three(audit.cleanlab_precision),
+        number(audit.ratio, ".2f"),
+        f"{audit.worse_auroc} of {audit.pairs}",
+        f"{audit.worse_precision} ({audit.much_worse_precision})",
+        number(audit.near_count, ".2f"),
+        number(audit.coverage, ".2f"),
+        number(audit.low_clean, ".2f"),
+        number(audit.cannot_tell, ".2f"),
+    ]
+    return "| " + " | ".join(cells) + " |"

@@ -1,0 +1,300 @@
+"""A hospital's node: Flower's messages to the site worker and back, without a network."""
+
+from __future__ import annotations
+
+import inspect
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("flwr")
+
+from flwr.app import ConfigRecord, Context, Message, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
+from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
+from flwr.supercore.run import RunNotRunningException
+from flwr.supercore.task_identity import TaskIdentity
+from flwr.supernode.fleet_http_connection import http_request_response
+
+from fedgsca.cli import execute
+from fedgsca.engine.flower_messages import MESSAGE_TYPES, from_records, to_records
+from fedgsca.engine.flower_node import Fleet, NodeAddress, answer_next, pause_after, run_node
+from fedgsca.engine.flower_site import answer_records, hospital_app, kind_of
+from fedgsca.engine.rounds import run
+from fedgsca.engine.site_worker import OutdatedWorkerError, ResidentSite
+from fedgsca.engine.worker_client import WorkerClient
+from fedgsca.errors import ConfigError
+from fedgsca.wire import pack, unpack
+from tests.localgrid import LocalGrid, run_over_flower
+from tests.toys import SITES, outcome, toy_config
+
+ROOT = Path(__file__).parents[2]
+
+
+# ---- the same bytes as without a worker ----
+
+
+def worker_app(ask_site: Callable[[int, bytes], bytes]) -> ClientApp:
+    """An app whose sites are numbered; `ask_site` is the worker of one."""
+    app = ClientApp()
+
+    def handler(kind: Any) -> Callable[[Message, Context], Message]:
+        def handle(message: Message, context: Context) -> Message:
+            number = int(context.node_config["partition-id"]) + 1
+
+            def ask(request: bytes) -> bytes:
+                return ask_site(number, request)
+
+            return Message(answer_records(kind, message.content, ask), reply_to=message)
+
+        return handle
+
+    app.query()(handler("hello"))
+    app.train()(handler("train"))
+    app.evaluate()(handler("judge"))
+    return app
+
+
+def test_workers_that_are_replaced_at_any_time_end_in_the_same_bytes(tmp_path: Path) -> None:
+    config = toy_config("fedgsca", train__rounds=3)
+    run(config, tmp_path / "here")
+    sites: dict[int, ResidentSite] = {}
+    requests = 0
+
+    def ask_site(number: int, request: bytes) -> bytes:
+        nonlocal requests
+        requests += 1
+        path = tmp_path / f"site-{number}.toml"
+        path.write_text(f'name = "site-{number}"\nstate = "{tmp_path}/state/{number}"\n')
+        if number not in sites or requests % 3 == 0:
+            sites[number] = ResidentSite(path)
+        answer = sites[number].answer(request)
+        if requests % 5 == 0:  # the answer is lost with the worker; the message is repeated
+            sites[number] = ResidentSite(path)
+            answer = sites[number].answer(request)
+        return answer
+
+    run_over_flower(config, LocalGrid(worker_app(ask_site), SITES), tmp_path / "out")
+    assert outcome(tmp_path / "out") == outcome(tmp_path / "here")
+
+
+def test_another_experiment_or_changed_data_asks_for_a_new_worker(tmp_path: Path) -> None:
+    path, data = tmp_path / "site.toml", tmp_path / "labels.csv"
+    data.write_text("file,label\n")
+    path.write_text(f'name = "a"\nstate = "{tmp_path}/s"\ndata = "{data}"\n')
+    site = ResidentSite(path)
+    terms = {"version": "0", "config": {}, "fingerprint": "f", "classes": "", "backbone": ""}
+    request = pack({"kind": "hello", "round": 0, "terms": terms}, weights={}, extras={})
+    header, _ = unpack(site.answer(request), ("weights", "extras"))
+    assert "the coordinator has 0" in str(header["error"])
+    assert unpack(site.answer(request), ("weights", "extras"))[0] == header | {
+        "seconds": pytest.approx(header["seconds"], abs=5)
+    }
+    data.write_text("file,label\nx,y\n")
+    with pytest.raises(OutdatedWorkerError):
+        site.answer(request)
+    new_site = ResidentSite(path)
+    new_site.answer(request)
+    other = pack({"kind": "hello", "round": 0, "terms": {**terms, "fingerprint": "g"}})
+    with pytest.raises(OutdatedWorkerError):
+        new_site.answer(other)
+
+
+def test_settings_that_cannot_be_used_are_a_reason_without_details(tmp_path: Path) -> None:
+    path = tmp_path / "site.toml"
+    path.write_text('name = "a"\nsecret_key = 1\n')
+    request = pack({"kind": "hello", "round": 0, "terms": {}}, weights={}, extras={})
+    header, _ = unpack(ResidentSite(path).answer(request), ("weights", "extras"))
+    assert "configuration" in str(header["error"]) and "secret_key" not in str(header["error"])
+
+
+def test_the_process_of_a_message_imports_neither_torch_nor_monai() -> None:
+    heavy = ["torch", "monai", "fedgsca.engine.local", "fedgsca.experiment"]
+    modules = "fedgsca.engine.flower_site, fedgsca.engine.flower_node"
+    code = f"import sys, {modules}; print([name for name in {heavy} if name in sys.modules])"
+    output = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT
+    ).stdout
+    assert output.splitlines()[-1] == "[]"
+
+
+# ---- the node ----
+
+
+@dataclass
+class FakeSuperLink:
+    """Messages for one node, in the pieces in which the SuperLink stores them."""
+
+    messages: list[Message]
+    contents: dict[str, bytes] = field(default_factory=dict)
+    replies: list[Message] = field(default_factory=list)
+    confirmations: list[str] = field(default_factory=list)
+
+    def receive(self) -> tuple[Message, Any] | None:
+        if not self.messages:
+            return None
+        message = self.messages.pop(0)
+        for object_id, part in get_all_nested_objects(message).items():
+            self.contents[object_id] = part.deflate()
+        message.metadata.__dict__["_message_id"] = message.object_id
+        return message, get_object_tree(message)
+
+    def send(self, reply: Message, tree: Any, seconds: float) -> tuple[set[str], str]:
+        self.replies.append(reply)
+        return set(get_all_nested_objects(reply)), "session"
+
+    def push_object(self, run_id: int, session: str, object_id: str, content: bytes) -> None:
+        self.contents[object_id] = content
+
+    def fleet(self) -> Fleet:
+        return Fleet(
+            node=7,
+            receive=self.receive,
+            send=self.send,
+            pull_object=lambda run_id, object_id: self.contents[object_id],
+            push_object=self.push_object,
+            confirm=lambda run_id, message_id: self.confirmations.append(message_id),
+        )
+
+
+def make_message(message_type: str, records: RecordDict) -> Message:
+    TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, 1, 1
+    return Message(records, 7, message_type, group_id="3")
+
+
+def echo(request: bytes) -> bytes:
+    header, (weights, extras) = unpack(request, ("weights", "extras"))
+    return pack({"kind": header["kind"], "round": header["round"]}, weights=weights, extras=extras)
+
+
+@pytest.mark.parametrize("kind", ["hello", "train", "judge"])
+def test_a_message_reaches_the_worker_and_its_answer_the_superlink(kind: Any) -> None:
+    weights = {"a": np.arange(6, dtype=np.float32).reshape(2, 3), "n": np.array(4)}
+    records = to_records({"round": 2, "terms": {}}, weights, {"e": np.array([1.5])})
+    message = make_message(MESSAGE_TYPES[kind], records)
+    superlink = FakeSuperLink([message])
+    assert answer_next(superlink.fleet(), echo)
+    reply = superlink.replies[0]
+    assert superlink.confirmations == [reply.metadata.reply_to_message_id] == [message.object_id]
+    stored = inflate_object_from_contents(reply.metadata.message_id, superlink.contents)
+    assert isinstance(stored, Message)
+    header, answer_weights, extras = from_records(stored.content)
+    assert header == {"kind": kind, "round": 2} and extras["e"].tolist() == [1.5]
+    assert all((answer_weights[name] == value).all() for name, value in weights.items())
+    assert not answer_next(superlink.fleet(), echo)  # nothing left
+
+
+def test_strange_messages_are_answered_with_an_error_and_the_node_goes_on() -> None:
+    unreadable = RecordDict({"rest": ConfigRecord({"fedgsca": b"nonsense"})})
+    good = to_records({"round": 0, "terms": {}}, {}, {})
+    messages = [make_message("train.other", good), make_message("train", unreadable)]
+    superlink = FakeSuperLink([*messages, make_message("train", good)])
+    for _ in range(3):
+        assert answer_next(superlink.fleet(), echo)
+    assert [reply.has_error() for reply in superlink.replies] == [True, True, False]
+    reasons = [reply.error.reason for reply in superlink.replies[:2]]
+    assert reasons == [
+        "this site does not answer messages of this type",
+        "the message cannot be read",
+    ]
+
+
+def test_a_failing_worker_is_a_reason_of_the_site() -> None:
+    def fail(request: bytes) -> bytes:
+        raise PermissionError("/home/patient-smith/site.toml")
+
+    superlink = FakeSuperLink([make_message("train", to_records({"round": 1}, {}, {}))])
+    assert answer_next(superlink.fleet(), fail)
+    header, _, _ = from_records(superlink.replies[0].content)
+    assert header["error"] == "it failed with PermissionError; its own log says more"
+    assert header["round"] == 1 and header["kind"] == "train"
+
+
+@pytest.mark.parametrize("error", [RunNotRunningException(), OSError("gone")])
+def test_a_message_that_cannot_be_sent_does_not_end_the_node(error: BaseException) -> None:
+    superlink = FakeSuperLink([make_message("train", to_records({"round": 1}, {}, {}))])
+
+    def send(*_: Any) -> Any:
+        raise error
+
+    superlink.send = send  # type: ignore[assignment,method-assign]
+    assert answer_next(superlink.fleet(), echo)
+
+
+def test_an_error_of_the_connection_ends_the_node() -> None:
+    """Its supervisor starts it again."""
+    superlink = FakeSuperLink([])
+
+    def receive() -> None:
+        raise OSError("certificate expired")
+
+    superlink.receive = receive  # type: ignore[assignment,method-assign]
+    with pytest.raises(OSError, match="certificate"):
+        answer_next(superlink.fleet(), echo)
+
+
+def test_the_node_asks_more_often_while_rounds_are_short() -> None:
+    pauses = [pause_after(seconds) for seconds in (0, 1, 5, 10, 3600)]
+    assert pauses == [0.2, 0.2, 0.75, 1.5, 3.0]
+
+
+def test_types_of_messages() -> None:
+    assert [kind_of(name) for name in ("query", "train", "evaluate", "other")] == [
+        "hello",
+        "train",
+        "judge",
+        None,
+    ]
+
+
+def test_the_functions_of_flower_that_the_node_uses_are_as_expected() -> None:
+    """They are not documented: another version may change them."""
+    parameters = list(inspect.signature(http_request_response).parameters)
+    assert parameters[:4] == [
+        "server_address",
+        "insecure",
+        "root_certificates",
+        "authentication_keys",
+    ]
+
+
+def test_a_node_needs_certificate_and_key_or_neither(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["deploy", "node", str(tmp_path / "site.toml"), "--superlink", "localhost:1"]
+    for options in ([], ["--key", "k"], ["--insecure", "--key", "k"]):
+        assert execute([*command, *options]) == 2
+        assert "cli.conflicting-options" in capsys.readouterr().err
+
+
+def test_a_key_that_cannot_be_used_is_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(signal, "signal", lambda *_: None)  # the handlers of this process stay
+    path = tmp_path / "key"
+    path.write_text("nonsense")
+    address = NodeAddress("localhost:1", None, path)
+    client = WorkerClient(tmp_path / "worker", [])
+    client.start = lambda: None  # type: ignore[method-assign]
+    with pytest.raises(ConfigError) as caught:
+        run_node(address, client)
+    assert caught.value.code == "deploy.invalid-key"
+
+
+# ---- the app for Flower's own SuperNode ----
+
+
+def test_without_settings_the_app_says_that_the_site_is_not_configured() -> None:
+    message = make_message("query", to_records({"round": 0, "terms": {}}, {}, {}))
+    message.metadata.__dict__["_message_id"] = "m"
+    reply = hospital_app()(message, Context(1, 7, {}, RecordDict(), {}))
+    header, _, _ = from_records(reply.content)
+    assert header["error"] == "the configuration cannot be used there; its own log says more"
