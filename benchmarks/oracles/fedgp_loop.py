@@ -145,7 +145,8 @@ def spread_labels(cosine: Tensor, clean: Tensor, rest: Tensor, votes: Tensor, a:
     matrix = 0.5 * cosine * (across | across.T) + torch.eye(len(cosine))
     scale = matrix.sum(dim=1) ** -0.5
     system = 2 * (torch.eye(len(cosine)) - a * scale[:, None] * matrix * scale)
-    return torch.linalg.solve(system, (1 - a) * votes).clamp(min=0).argmax(dim=1)
+    solution: Tensor = torch.linalg.solve(system, (1 - a) * votes)
+    return solution.clamp(min=0).argmax(dim=1)
 
 
 def complementary(probs: Tensor, links: Tensor, labels: Tensor, neighbours: int) -> Tensor:
@@ -219,7 +220,7 @@ class MainLoop:
     def _look(self, k: int) -> tuple[Tensor, Tensor, Tensor]:
         """Embeddings (n, d), probabilities (n, C) and losses (n,) of all samples of a client."""
         model = self.models[k].eval()
-        f = torch.cat([self._embed(model, part) for part in self.clients[k].x.split(256)])
+        f = torch.cat([self._embed(model, part) for part in torch.split(self.clients[k].x, 256)])
         logits = f @ self._w(model).T
         losses = F.cross_entropy(logits, self.clients[k].given, reduction="none")
         return f, logits.softmax(dim=1), losses
@@ -315,7 +316,7 @@ class MainLoop:
             sgd.step()
 
     def _parts(self, rows: Tensor) -> list[Tensor]:
-        return [part for part in rows.split(self.hyper.batch) if len(part) > 1]
+        return [part for part in torch.split(rows, self.hyper.batch) if len(part) > 1]
 
     @torch.no_grad()
     def _average(self) -> None:
@@ -330,7 +331,7 @@ class MainLoop:
     @torch.no_grad()
     def _record(self, x: Tensor, y: np.ndarray) -> None:
         model = self.server.eval()
-        predictions = torch.cat([model(part).argmax(dim=1) for part in x.split(256)])
+        predictions = torch.cat([model(part).argmax(dim=1) for part in torch.split(x, 256)])
         score = f1_score(y, predictions.numpy(), average="macro", zero_division=0)
         self.outcome.f1.append(100 * float(score))
         members = []
