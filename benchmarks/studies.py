@@ -49,6 +49,10 @@ FIRST_STAGE: Tree = {
     "fedfixer": {"warmup": 4},
     "fednoro": {"warmup": 4},
     "fedgsca": {"warmup": 4},
+    "feddiv": {"warmup": 4, "relabel_from": 2},
+    "fedelc": {"warmup": 4},
+    "maskedoptim": {"warmup": 4},
+    "fedrn": {"warmup": 1 / 3},
     "fedgp": {"warmup": 1 / 3},
     "fedcorr": {"stage1": 1 / 3, "stage2": 1 / 3},
 }

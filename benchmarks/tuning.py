@@ -54,6 +54,16 @@ OWN_SETTINGS: Mapping[str, tuple[Tree, ...]] = {
         {"doubtful": "flag"},
         {"selector": {"memory": 0.0}},
     ),
+    "feddiv": ({"warmup": 10}, {"loss_kind": "ce"}, {"mixup": 0.0}, {"relabel_level": 0.0}),
+    "fedelc": ({"warmup": 5}, {"warmup": 20}, {"given_weight": 0.2}, {"label_rate": 300.0}),
+    "fedlsr": (
+        {"entropy_weight": 0.0},
+        {"entropy_weight": 0.6},
+        {"feature_dropout": 0.5},
+        {"gamma": 1.0},
+    ),
+    "fedrn": ({"warmup": 0.1}, {"warmup": 0.4}, {"neighbours": 1}, {"alpha": 1.0}),
+    "maskedoptim": ({"warmup": 5}, {"warmup": 20}, {"keep": 0.6}, {"median": "none"}),
 }
 
 

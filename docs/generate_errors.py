@@ -46,6 +46,7 @@ GROUPS = {
     "grid": "Comparisons",
     "tune": "A search for the learning rate",
     "table": "Tables of the paper",
+    "benchmark": "Benchmark",
     "report": "Reports",
     "audit": "Label audits",
     "review": "Review of labels",

@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from fedgsca.grid.runner import GridCell
     from fedgsca.report.comparison_tables import ComparisonRow
 
-Methods = Annotated[str, typer.Option("--methods", help="names joined by commas, or all")]
+Methods = Annotated[str, typer.Option("--methods", help="names joined by commas, all or paper")]
 Noises = Annotated[
     list[str] | None, typer.Option("--noise", help="repeatable; default 0-S40-P20-C20")
 ]

@@ -58,7 +58,12 @@ Weights = Annotated[
 NoWeights = Annotated[
     bool, typer.Option("--no-weights", help="paper scale from random weights; every output says so")
 ]
-Rows = Annotated[str | None, typer.Option("--methods", help="only these rows, joined by commas")]
+Rows = Annotated[
+    str | None,
+    typer.Option(
+        "--methods", help="rows joined by commas, all or paper; default: those of the paper"
+    ),
+]
 Settings = Annotated[
     str | None, typer.Option("--settings", help="only these columns, joined by commas")
 ]
@@ -141,7 +146,7 @@ def _command(name: str) -> Command:
         from fedgsca.cli.paper_table_run import TableOptions, run_table
         from fedgsca.grid.comparison import parse_seeds
         from fedgsca.grid.runner import parse_shard
-        from fedgsca.paper.request import Request, check_settings, choose
+        from fedgsca.paper.request import Request, check_settings, choose, choose_rows
         from fedgsca.paper.scales import SEEDS_OF
 
         grid = GRIDS[name]
@@ -160,7 +165,7 @@ def _command(name: str) -> Command:
             name=name,
             scale=scale.value,
             data=tuple(data or ()),
-            rows=choose("--methods", methods, (row.key for row in grid.rows)),
+            rows=choose_rows(grid, methods),
             columns=choose("--settings", settings, (column.key for column in grid.columns)),
             seeds=parse_seeds(seeds or str(SEEDS_OF[scale.value])),
             tree=tree,

@@ -160,6 +160,7 @@ def build(tree: Mapping[str, Any]) -> Config:
         config = Config.model_validate({**settings, "method": name, "options": options})
         problems += _privacy_problems(config, method)
         problems += _rule_problems(config)
+        problems += _loss_problems(config, method)
         problems += _participation_problems(config)
     except ValidationError as error:
         problems += validation_problems(error, Config)
@@ -286,6 +287,18 @@ def _rule_problems(config: Config) -> list[ConfigProblem]:
         hint = f"did you mean {nearest}?"
     message = f"aggregation.rule: unknown rule {name!r}; {hint}"
     return [ConfigProblem("config.unknown-rule", message)]
+
+
+def _loss_problems(config: Config, method: type[MethodSchema] | None) -> list[ConfigProblem]:
+    """A loss that the method would ignore."""
+    if config.train.loss == "ce" or method is None or method.takes_loss:
+        return []
+    names = [name for name, schema in METHODS.load().items() if schema.takes_loss]
+    message = (
+        f"train.loss: {config.method} has a loss of its own and cannot use {config.train.loss}; "
+        f"methods that can: {', '.join(sorted(names))}"
+    )
+    return [ConfigProblem("config.loss-not-used", message)]
 
 
 def _participation_problems(config: Config) -> list[ConfigProblem]:

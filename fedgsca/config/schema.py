@@ -35,11 +35,16 @@ SHORT_NAMES = {
 }
 
 
+# settings of `train` that only runs with another loss than cross-entropy write down
+_LOSS_KEYS = ("loss", "sce_alpha", "sce_beta", "gce_q", "elr_memory", "elr_strength")
+
+
 class MethodSchema(Protocol):
     """The part of a method that a configuration needs: its name, options and uploads."""
 
     name: ClassVar[str]
     uploads: ClassVar[Mapping[str, Extra]]
+    takes_loss: ClassVar[bool]
     Options: ClassVar[type[BaseModel]]
 
 
@@ -105,6 +110,13 @@ class DataConfig(Section):
         le=1,
         description="synthetic: how much neighbouring classes overlap; 0 (default) to 1",
     )
+    val: float | None = Field(
+        default=None,
+        gt=0,
+        lt=0.5,
+        description="share of the training images (entire groups) that become validation images, "
+        "the same for every seed; for a source without any",
+    )
     test_share: float = Field(
         default=0.2,
         ge=0,
@@ -149,6 +161,11 @@ class NoiseConfig(Section):
         default=None,
         description="csv with a transition matrix per annotator, one below the other, or chaoyang "
         "(built in); for sites with noise A or V",
+    )
+    open_set: str | None = Field(
+        default=None,
+        description="data source with images of none of the classes, for sites with noise O; "
+        "default: textures made from the site's own images",
     )
     given: str | None = Field(
         default=None,
@@ -204,6 +221,26 @@ class TrainConfig(Section):
         default="dihedral",
         description="random changes of training images: none, mirror images, "
         "mirror images and quarter turns, or also any rotation",
+    )
+    loss: Literal["ce", "sce", "gce", "elr"] = Field(
+        default="ce",
+        description="loss of a given label, for methods that use cross-entropy: cross-entropy, "
+        "symmetric or generalised cross-entropy, or early-learning regularisation",
+    )
+    sce_alpha: float = Field(
+        default=0.1, ge=0, description="loss sce: weight of the cross-entropy (CIFAR-10: 0.1)"
+    )
+    sce_beta: float = Field(
+        default=1.0, ge=0, description="loss sce: weight of the reverse cross-entropy (CIFAR-10: 1)"
+    )
+    gce_q: float = Field(
+        default=0.7, gt=0, le=1, description="loss gce: q; near 0 is cross-entropy, 1 is robust"
+    )
+    elr_memory: float = Field(
+        default=0.7, ge=0, lt=1, description="loss elr: weight of the past in a sample's target"
+    )
+    elr_strength: float = Field(
+        default=3.0, ge=0, description="loss elr: lambda, weight of the regularisation"
     )
     threads: int = Field(
         default=2,
@@ -506,12 +543,16 @@ class Config(Section):
         """As written to config.toml, with the method's options under the method's name.
 
         None is left out, or spelled "none" where the default is something else. So is
-        `aggregation` if it is the default, and so are the newer keys of `federation`: runs of
-        versions without them remain the same experiment.
+        `aggregation` if it is the default, and so are the options of unused losses and the newer
+        keys of `federation`: runs of versions without them remain the same experiment.
         """
         tree: Tree = json.loads(self.model_dump_json(exclude_none=True, exclude={"options"}))
         if self.aggregation == AggregationConfig():
             del tree["aggregation"]
+        if self.train.loss == "ce":
+            for key in _LOSS_KEYS:
+                if tree["train"][key] == TrainConfig.model_fields[key].default:
+                    del tree["train"][key]
         for key in _NEW_FEDERATION_KEYS:
             if tree["federation"].get(key) == FederationConfig.model_fields[key].default:
                 del tree["federation"][key]

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+
+import numpy as np
 
 from fedgsca.config import SITES_SOURCE, Config
 from fedgsca.data.load import load
-from fedgsca.data.table import ImageTable
+from fedgsca.data.split import split_rows
+from fedgsca.data.table import ImageTable, fingerprint
 from fedgsca.errors import ConfigError
 
 
@@ -20,7 +24,7 @@ def load_table(config: Config) -> ImageTable:
             " simulate",
             fix="run it as a deployment (`fedgsca deploy`), or name a data source with --data",
         )
-    return read_source(
+    table = read_source(
         config,
         data.source,
         seed=0 if data.source == "synthetic" else config.seed,
@@ -30,6 +34,27 @@ def load_table(config: Config) -> ImageTable:
         long_tail=data.long_tail,
         need_test=data.test_share > 0,
     )
+    return table if data.val is None else hold_out_validation(table, data.val)
+
+
+def hold_out_validation(table: ImageTable, share: float) -> ImageTable:
+    """The table with about `share` of the training images of every class as validation images.
+
+    Groups stay together, and the seed of the experiment does not matter.
+    """
+    if len(table.rows("val")):
+        raise ConfigError(
+            "data.has-validation-images",
+            f"{table.name} has validation images already, so data.val cannot choose others",
+            fix="leave data.val out",
+        )
+    train = table.rows("train")
+    groups = None if table.groups is None else table.groups[train]
+    parts = split_rows(table.labels[train], groups, share, 0, source=table.name)
+    split = np.array(table.split)
+    split[train[parts == "test"]] = "val"
+    digest = fingerprint(table.images, table.labels, table.classes, split)
+    return replace(table, split=split, fingerprint=digest)
 
 
 def read_source(

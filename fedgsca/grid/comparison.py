@@ -33,7 +33,7 @@ from fedgsca.grid.runner import (
     raise_failures,
     run_cells,
 )
-from fedgsca.methods.base import load_methods
+from fedgsca.methods.base import load_methods, paper_methods
 from fedgsca.noise import parse_noise
 from fedgsca.report.comparison_tables import (
     BASELINE,
@@ -136,12 +136,14 @@ def is_clean(noise: str) -> bool:
 
 
 def parse_methods(text: str) -> tuple[str, ...]:
-    """ "fedavg,fedgsca", or "all" in the order of the paper's tables.
+    """ "fedavg,fedgsca", "all" in the order of tables, or "paper": the eight that it compares.
 
     Names are checked with the configuration, which suggests a similar one.
     """
     if text.strip().lower() == "all":
         return tuple(load_methods())
+    if text.strip().lower() == "paper":
+        return paper_methods()
     names = [part.strip().lower() for part in text.split(",")]
     return _unique("--methods", names, "fedavg,fedgsca or all")
 

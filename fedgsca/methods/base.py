@@ -109,6 +109,12 @@ class Method(Protocol):
     paper: ClassVar[str] = ""
     # position in tables and legends; the methods of the paper come first, in its order
     order: ClassVar[int] = 100
+    # one of the eight methods that the paper compares
+    in_paper: ClassVar[bool] = False
+    # the loss of a given label is `train.loss` (fedgsca/label_loss.py), not one of the method
+    takes_loss: ClassVar[bool] = False
+    # reads `site.evidence`; for the others, evidence heads serve only the label audit
+    reads_evidence: ClassVar[bool] = False
     # the classifier head that the method trains: "linear" or "centroid" (FedGP)
     head: ClassVar[str] = "linear"
     # cost of a round in passes over a site's data: a forward pass is 1, a training pass is 3
@@ -175,6 +181,11 @@ def load_methods() -> Mapping[str, type[Method]]:
     methods = cast("Mapping[str, type[Method]]", METHODS.load())
     names = sorted(methods, key=lambda name: (methods[name].order, name))
     return {name: methods[name] for name in names}
+
+
+def paper_methods() -> tuple[str, ...]:
+    """The methods that the paper compares, in its order."""
+    return tuple(name for name, method in load_methods().items() if method.in_paper)
 
 
 def make_method(name: str, options: Mapping[str, object], rounds: int) -> Method:

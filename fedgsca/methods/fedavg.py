@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from fedgsca.label_loss import LabelLoss
 from fedgsca.methods.base import Lateness, Method, ServerState, register
 from fedgsca.methods.parts.averaging import average_models, broadcast_model, start_from
 from fedgsca.site import Site
-from fedgsca.train import cross_entropy, train
+from fedgsca.train import train
 from fedgsca.wire import Arrays, Payload, Update
 
 
@@ -26,6 +27,8 @@ class FedAvg(Method):
         "Data, AISTATS 2017"
     )
     order = 1
+    in_paper = True
+    takes_loss = True
     late = Lateness("the server averages models, and nothing else travels", is_tolerated=True)
 
     def start(self, weights: Arrays, seed: int) -> ServerState:
@@ -37,9 +40,11 @@ class FedAvg(Method):
         return broadcast_model(state, round)
 
     def local_update(self, payload: Payload, site: Site) -> Update:
-        """E epochs of SGD on the cross-entropy of the given labels."""
+        """E epochs of SGD on the loss of the given labels, by default cross-entropy."""
         site.load(payload.weights)
-        train(site, payload.round, cross_entropy)
+        loss = LabelLoss(site, payload.round)
+        train(site, payload.round, loss)
+        loss.save()
         return Update(site.name, site.num_samples, site.weights())
 
     def aggregate(self, state: ServerState, updates: Iterable[Update]) -> ServerState:

@@ -257,6 +257,7 @@ class FedCorr(Method):
         "Xu et al., FedCorr: Multi-Stage Federated Learning for Label Noise Correction, CVPR 2022"
     )
     order = 4
+    in_paper = True
     passes = 3.1
     response_slack = 0.15
     uploads: ClassVar[Mapping[str, Extra]] = {

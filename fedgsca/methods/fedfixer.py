@@ -145,6 +145,7 @@ class FedFixer(Method):
         "Ji et al., FedFixer: Mitigating Heterogeneous Label Noise in Federated Learning, AAAI 2024"
     )
     order = 6
+    in_paper = True
     passes = 6.0
     uploads: ClassVar[Mapping[str, Extra]] = {
         "selected": Extra(

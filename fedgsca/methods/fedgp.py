@@ -227,6 +227,7 @@ class FedGP(Method):
         "Label Noise, MedIA 2023"
     )
     order = 5
+    in_paper = True
     head = "centroid"
     # the centroids of a site take the size of its own features, which can differ 26-fold at first
     first_round_spread = 9.0

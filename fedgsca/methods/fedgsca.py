@@ -117,6 +117,8 @@ class FedGSCA(Method):
         "Adaptive Adjuster, 2025"
     )
     order = 8
+    in_paper = True
+    reads_evidence = True
     passes = 4.2
     uploads: ClassVar[Mapping[str, Extra]] = {
         "selector": Extra(

@@ -182,6 +182,7 @@ class FedNoRo(Method):
         "and Label Noise, IJCAI 2023"
     )
     order = 7
+    in_paper = True
     passes = 3.7
     uploads: ClassVar[Mapping[str, Extra]] = {
         "class_losses": Extra(

@@ -19,10 +19,11 @@ from typing import ClassVar
 from pydantic import Field
 from torch import Tensor, nn
 
+from fedgsca.label_loss import LabelLoss
 from fedgsca.methods.base import Lateness, Method, PublishedOptions, ServerState, register
 from fedgsca.methods.parts.averaging import average_models, broadcast_model, start_from
 from fedgsca.site import Site
-from fedgsca.train import Batch, cross_entropy, proximal, train
+from fedgsca.train import Batch, proximal, train
 from fedgsca.wire import Arrays, Payload, Update
 
 # the authors' grid
@@ -47,6 +48,8 @@ class FedProx(Method):
     title = "FedProx"
     paper = "Li et al., Federated Optimization in Heterogeneous Networks, MLSys 2020"
     order = 2
+    in_paper = True
+    takes_loss = True
     late = Lateness("the server averages models, and nothing else travels", is_tolerated=True)
     Options = FedProxOptions
     options: FedProxOptions
@@ -60,14 +63,16 @@ class FedProx(Method):
         return broadcast_model(state, round)
 
     def local_update(self, payload: Payload, site: Site) -> Update:
-        """E epochs of SGD on the cross-entropy and the proximal term."""
+        """E epochs of SGD on the loss of the given labels and the proximal term."""
         site.load(payload.weights)
+        loss = LabelLoss(site, payload.round)
         anchor = [parameter.detach().clone() for parameter in site.model.parameters()]
 
         def objective(model: nn.Module, batch: Batch) -> Tensor:
-            return cross_entropy(model, batch) + proximal(model, anchor, self.options.mu)
+            return loss(model, batch) + proximal(model, anchor, self.options.mu)
 
         train(site, payload.round, objective)
+        loss.save()
         return Update(site.name, site.num_samples, site.weights())
 
     def aggregate(self, state: ServerState, updates: Iterable[Update]) -> ServerState:

@@ -49,10 +49,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedgsca.errors import ConfigError
+from fedgsca.label_loss import LabelLoss
 from fedgsca.methods.base import Lateness, Method, PublishedOptions, ServerState, register
 from fedgsca.methods.parts.averaging import average_models, broadcast_model, start_from
 from fedgsca.site import Site
-from fedgsca.train import Batch, cross_entropy, train
+from fedgsca.train import Batch, train
 from fedgsca.wire import Arrays, Payload, Update
 
 # the largest input, in numbers, that `family = "full"` accepts: the matrix has its square
@@ -225,6 +226,8 @@ class FedRobust(Method):
         "NeurIPS 2020"
     )
     order = 3
+    in_paper = True
+    takes_loss = True
     passes = 3.5
     late = Lateness("the server averages models; the map stays at the site", is_tolerated=True)
     Options = FedRobustOptions
@@ -252,13 +255,15 @@ class FedRobust(Method):
         """E epochs of SGD on distorted inputs; the map of the site moves along."""
         site.load(payload.weights)
         adversary = Affine(self.options, site, site.recall(payload.round))
+        loss = LabelLoss(site, payload.round)
 
         def objective(model: nn.Module, batch: Batch) -> Tensor:
             # after the previous batch: w and the map move from the same point, by one backward pass
             adversary.ascend()
-            return cross_entropy(model, replace(batch, x=adversary(batch.x)))
+            return loss(model, replace(batch, x=adversary(batch.x)))
 
         train(site, payload.round, objective)
+        loss.save()
         adversary.ascend()
         site.remember(
             payload.round,

@@ -89,7 +89,7 @@ class Grid:
     name: str
     title: str
     columns: tuple[GridColumn, ...]
-    # the rows that the paper prescribes; empty: every registered method, also those of plugins
+    # the rows that the paper prescribes; empty: the methods of the paper, and those of plugins
     prescribed_rows: tuple[GridRow, ...]
     # the row that the others are tested against
     reference: str
@@ -98,12 +98,25 @@ class Grid:
 
     @property
     def rows(self) -> tuple[GridRow, ...]:
-        """All rows in the order of the table."""
+        """The rows in the order of the table, without methods of this package that came later."""
+        if self.prescribed_rows:
+            return self.prescribed_rows
+        from fedgsca.methods.base import Method, load_methods
+
+        names = []
+        for name, method in load_methods().items():
+            if method.in_paper or method.order >= Method.order:
+                names.append(name)
+        return tuple(map(method_row, names))
+
+    @property
+    def all_rows(self) -> tuple[GridRow, ...]:
+        """The rows, and every other method that `--methods` can add to a comparison."""
         if self.prescribed_rows:
             return self.prescribed_rows
         from fedgsca.methods.base import load_methods
 
-        return tuple(method_row(name) for name in load_methods())
+        return tuple(map(method_row, load_methods()))
 
     def includes(self, row: GridRow, column: GridColumn) -> bool:
         """Whether the row is run in the column."""

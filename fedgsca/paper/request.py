@@ -18,6 +18,7 @@ from fedgsca.config import Tree, build, merge
 from fedgsca.errors import ConfigError, RunFolderError
 from fedgsca.experiment.run_folder import dumps
 from fedgsca.grid.runner import GridCell
+from fedgsca.methods.base import paper_methods
 from fedgsca.noise import parse_noise
 from fedgsca.paper.experiments import DATASETS, GRIDS, REAL, Grid, GridColumn, GridRow, Variant
 from fedgsca.paper.scales import base_tree, column_tree, is_own, source_of
@@ -60,7 +61,7 @@ class Request:
     @property
     def grid_rows(self) -> tuple[GridRow, ...]:
         """The requested rows, in the order of the paper."""
-        return tuple(row for row in self.grid.rows if row.key in self.rows)
+        return tuple(row for row in self.grid.all_rows if row.key in self.rows)
 
     @property
     def grid_columns(self) -> tuple[GridColumn, ...]:
@@ -143,6 +144,18 @@ def choose(flag: str, text: str | None, available: Iterable[str]) -> tuple[str, 
             fix=f"use one or more of: {', '.join(names.values())}",
         )
     return tuple(names[word] for word in dict.fromkeys(words))
+
+
+def choose_rows(grid: Grid, text: str | None) -> tuple[str, ...]:
+    """The rows that --methods names; "all" are all methods, "paper" are those that it prints."""
+    word = (text or "").strip().lower()
+    if text is None or (word == "paper" and grid.prescribed_rows):
+        return tuple(row.key for row in grid.rows)
+    if word == "all":
+        return tuple(row.key for row in grid.all_rows)
+    if word == "paper":
+        return paper_methods()
+    return choose("--methods", text, (row.key for row in grid.all_rows))
 
 
 def read_request(out: Path) -> Request | None:

@@ -115,6 +115,8 @@ def test_all_methods_are_in_the_order_of_the_papers_tables() -> None:
     assert names == tuple(load_methods())
     assert names[0] == "fedavg"
     assert "fedprox" in names
+    paper = parse_methods("Paper")
+    assert len(paper) == 8 and paper == names[:8] and paper[-1] == "fedgsca"
     assert parse_methods(" FedAvg, fedgsca,fedavg,") == ("fedavg", "fedgsca")
     assert error_of(ConfigError, parse_methods, " , ").code == "grid.empty-list"
 

@@ -261,8 +261,11 @@ def why_refused(item: str) -> str | None:
     A value in capitals (FILE, LR) is a placeholder: only its key counts.
     """
     section, value = item.split(".")[0], item.partition("=")[2]
+    method = section if section in METHODS.load() else None
+    if section == "train":
+        method = "fedavg"  # the loss of a label can be set only where a method has none of its own
     try:
-        load_config(sets=[item], method=section if section in METHODS.load() else None)
+        load_config(sets=[item], method=method)
     except ConfigError as error:
         codes = [problem.code for problem in error.problems]
         if value.isupper() and "config.unknown-key" not in codes:

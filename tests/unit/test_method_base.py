@@ -15,6 +15,7 @@ from fedgsca.methods.base import (
     ServerState,
     load_methods,
     make_method,
+    paper_methods,
     register,
 )
 from fedgsca.methods.parts.averaging import average_models, broadcast_model, start_from
@@ -68,7 +69,13 @@ def test_methods_are_listed_in_the_order_of_the_paper(bare: type[Method]) -> Non
         "fedfixer",
         "fednoro",
         "fedgsca",
+        "feddiv",
+        "fedelc",
+        "fedlsr",
+        "fedrn",
+        "maskedoptim",
     ]
+    assert list(paper_methods()) == built_in[:8]
     assert list(load_methods())[: len(built_in)] == built_in and "bare" in load_methods()
 
 

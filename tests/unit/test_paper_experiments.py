@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from fedgsca.errors import ConfigError
 from fedgsca.experiment.records import RunResult
 from fedgsca.paper import printed_numbers as numbers
 from fedgsca.paper.experiments import DATASETS, GRIDS, SCORES, TABLES
-from fedgsca.paper.request import Request, check_settings, choose
+from fedgsca.paper.request import Request, check_settings, choose, choose_rows
 from fedgsca.paper.run_time import paper_hours, passes_of, seconds_left
 from fedgsca.paper.scales import MINI_ROUNDS, warmups
 from fedgsca.paper.table_result import Scale
@@ -140,8 +141,10 @@ def test_mini_has_the_same_grid_and_reaches_every_stage(name: str) -> None:
 
 
 def test_warmups_keep_their_share_of_the_rounds() -> None:
-    assert warmups(100) == {"fedfixer": (10, 10), "fedgsca": (5, 5), "fednoro": (10, 10)}
-    assert warmups(30) == {"fedfixer": (10, 3), "fedgsca": (5, 2), "fednoro": (10, 3)}
+    ten = ("fedelc", "fedfixer", "fednoro", "maskedoptim")
+    five = ("feddiv", "fedgsca")
+    assert warmups(100) == dict.fromkeys(ten, (10, 10)) | dict.fromkeys(five, (5, 5))
+    assert warmups(30) == dict.fromkeys(ten, (10, 3)) | dict.fromkeys(five, (5, 2))
     assert warmups(400)["fednoro"] == (10, 10)
 
 
@@ -236,6 +239,20 @@ def test_time_left_follows_the_finished_cells() -> None:
     left = seconds_left(cells, {cells[0].name: result_after(30.0)})
     assert left == pytest.approx(4 * 30 + 5 * 30 * ratio)
     assert seconds_left(cells, {cell.name: result_after(1.0) for cell in cells}) == 0
+
+
+def test_a_table_has_the_papers_methods_unless_told_otherwise() -> None:
+    grid = GRIDS["kvasir-symmetric"]
+    assert choose_rows(grid, None) == choose_rows(grid, "paper") == METHODS
+    everything = choose_rows(grid, "all")
+    assert everything[:8] == METHODS and "feddiv" in everything
+    assert choose_rows(grid, "FedDiv,fedavg") == ("feddiv", "fedavg")
+    request = replace(make_request("kvasir-symmetric"), rows=("feddiv",))
+    assert {cell.row for cell in request.cells()} == {"feddiv"}
+    with pytest.raises(ConfigError):
+        choose_rows(grid, "fedsomething")
+    prescribed_rows = tuple(row.key for row in GRIDS["stability"].rows)
+    assert choose_rows(GRIDS["stability"], "paper") == prescribed_rows
 
 
 def test_a_ninth_method_is_a_row_of_every_table() -> None:

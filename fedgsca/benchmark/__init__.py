@@ -1,0 +1,1 @@
+"""A benchmark that others can cite: frozen protocols, checkable submissions, a leaderboard."""
