@@ -41,6 +41,14 @@ VARIANTS: dict[str, tuple[str, ...]] = {
     "no global loss": ("fedgp.w_pull=0", "fedgp.rho=0"),
     "no norms": ("fedgp.norm=0",),
     "only warm-up": ("fedgp.warmup=1",),
+    # FedAvg with FedGP's head: neither purification nor any of its losses
+    "head alone": (
+        "fedgp.warmup=1",
+        "fedgp.w_pull=0",
+        "fedgp.rho=0",
+        "fedgp.norm=0",
+        "fedgp.negative=0",
+    ),
 }
 
 
