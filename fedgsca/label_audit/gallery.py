@@ -10,7 +10,7 @@ from pathlib import Path
 from fedgsca.experiment.records import AuditSummary, LabelSummary, RankingTruth, WrongEstimate
 from fedgsca.label_audit.audit_images import AuditImages
 from fedgsca.label_audit.audit_table import Suspect
-from fedgsca.label_audit.build_audit import ALONE
+from fedgsca.label_audit.build_audit import FOLDER_AUDIT
 from fedgsca.report.elements import (
     CardList,
     ImageCard,
@@ -78,7 +78,7 @@ def build_gallery(images: AuditImages, banner: str = "") -> Page:
 
 def _describe_origin(header: AuditSummary) -> str:
     """Who judged the labels."""
-    if header.method == ALONE:
+    if header.method == FOLDER_AUDIT:
         return "by evidence heads, each trained on the other images of this folder"
     rounds = plural(header.evidence_rounds, "round")
     return f"in {rounds} of {method_title(header.method)}"
