@@ -43,6 +43,8 @@ class ImageTable:
     given: np.ndarray | None = None
     # (n,) int64: what sites trained on before a csv of corrected labels took its place
     replaced_labels: np.ndarray | None = None
+    # the source has no split column: the test images were drawn when it was read
+    has_drawn_split: bool = False
     # what a group is: patient, slide, video
     group_word: str = "group"
     # sha256 of the images alone, where a cache keeps it; "": not known
