@@ -207,7 +207,7 @@ def test_missing_file_and_unknown_names(tmp_path: Path) -> None:
     ("options", "code"),
     [
         ({"image_size": 1}, "data.image-size"),
-        ({"test_fraction": 0.0}, "data.test-fraction"),
+        ({"test_fraction": 1.0}, "data.test-fraction"),
         ({"train": 10**6}, "data.too-few-images"),
     ],
 )
