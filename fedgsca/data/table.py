@@ -23,7 +23,7 @@ class ImageTable:
     name: str
     # (n, H, W, 3) uint8, usually a read-only memory map
     images: np.ndarray
-    # (n,) int64 class indices
+    # (n,) int64 class indices; -1 for images of no class, which only open-set noise appends
     labels: np.ndarray
     # class names in index order
     classes: tuple[str, ...]
@@ -47,6 +47,8 @@ class ImageTable:
     group_word: str = "group"
     # sha256 of the images alone, where a cache keeps it; "": not known
     image_digest: str = ""
+    # the table of the source, to whose rows open-set noise has appended the last ones of this table
+    source_table: ImageTable | None = None
     # what a person should know: skipped files, converted depths
     notes: tuple[str, ...] = ()
 
