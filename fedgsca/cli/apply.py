@@ -94,6 +94,9 @@ def _print_pairs(result: CorrectedLabels) -> None:
 
 def _retraining_hint(result: CorrectedLabels) -> str:
     config = result.run / "config.toml"
+    source = _folder_source(result)
+    if source is not None:
+        return shlex.join(["fedgsca", "run", "--data", source, "--labels", str(result.file)])
     if not config.exists():  # the state of a hospital: the coordinator has the configuration
         return f'put labels = "{result.file}" into the site\'s settings before the next run'
     words = ["fedgsca", "run", "--config", str(config), "--labels", str(result.file)]
@@ -101,3 +104,14 @@ def _retraining_hint(result: CorrectedLabels) -> str:
         words += ["--noise", "0", "--set", "noise.given=none"]
     words += ["--out", str(result.run.with_name(f"{result.run.name}-corrected"))]
     return shlex.join(words)
+
+
+def _folder_source(result: CorrectedLabels) -> str | None:
+    """The data of an audit by `fedgsca audit-folder`; None for the audit of a run."""
+    from fedgsca.engine.label_evidence import read_header, sites_with_evidence
+    from fedgsca.label_audit.audit_folder import is_folder_audit
+
+    if not is_folder_audit(result.run):
+        return None
+    header = read_header(result.run, sites_with_evidence(result.run)[0])
+    return str(header.config["data"]["source"])
