@@ -103,7 +103,9 @@ def test_all_images_are_audited_and_wrong_ones_found(folder: Path, tmp_path: Pat
     assert audit.summary.labels == 60
     first_ids = [suspect.id for suspect in audit.ranked_labels()][:5]
     assert sorted(first_ids) == [f"{number:02d}.png" for number in range(5)]
-    assert (audit.path / "gallery.html").exists()
+    for path in audit.path.iterdir():
+        assert path.stat().st_mode & 0o077 == 0, path.name
+    assert (audit.path / "gallery.html").exists() and audit.path.stat().st_mode & 0o077 == 0
 
 
 def test_decisions_become_corrected_labels_for_the_next_audit(folder: Path, tmp_path: Path) -> None:
