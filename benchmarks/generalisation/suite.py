@@ -23,6 +23,7 @@ from benchmarks.generalisation.plan import (
 )
 from benchmarks.generalisation.results import CellResult, ResultFolder
 from benchmarks.generalisation.tables import CleanlabScores, make_page, to_markdown, to_tree
+from fedgsca.errors import FedgscaError
 from fedgsca.methods.base import load_methods
 from fedgsca.support.files import write_atomic
 
@@ -53,6 +54,8 @@ class Suite:
 
     def __post_init__(self) -> None:
         self.folder = ResultFolder(self.out / self.part)
+        # cell -> reason, of this call
+        self.failures: dict[str, str] = {}
 
     def is_finished(self, cell: Cell) -> bool:
         """Whether the result of a cell is on disk."""
@@ -77,7 +80,13 @@ class Suite:
                 if minutes is not None and time.monotonic() - start > 60 * minutes:
                     self.say(f"stopped after {minutes:g} minutes; the same command continues")
                     break
-                text, cell_seconds = self.run_cell(cell, Path(scratch))
+                try:
+                    text, cell_seconds = self.run_cell(cell, Path(scratch))
+                except FedgscaError as error:
+                    # shown on the page; the next call tries it again
+                    self.failures[cell.name] = f"[{error.code}] {error.message}"
+                    self.say(f"{cell.name} failed: {self.failures[cell.name]}")
+                    continue
                 expected += _expected(seconds, cell)
                 true_seconds += cell_seconds
                 remaining = (estimate - expected) * true_seconds / expected / 60
@@ -130,6 +139,8 @@ class Suite:
         planned = sum(cell.method != CLEANLAB for cell in self.cells)
         page = make_page(self.part, self.results(), self.cleanlab(), methods, planned)
         text = to_markdown(page)
+        for name, reason in self.failures.items():
+            text += f"\nThe run {name} failed: {reason}\n"
         write_atomic(self.folder.path / "table.md", text.encode())
         tree = json.dumps(to_tree(page), indent=1)
         write_atomic(self.folder.path / "summary.json", tree.encode())

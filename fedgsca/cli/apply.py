@@ -57,7 +57,7 @@ def apply_command(
 def _counts_text(counts: DecisionCounts) -> str:
     """What becomes of the labels that were reviewed, without the outcomes that do not occur."""
     parts = []
-    for quantity, singular, several in (
+    for quantity, singular, plural_form in (
         (counts.num_changed, "changes", "change"),
         (counts.num_confirmed, "is confirmed", "are confirmed"),
         (
@@ -68,7 +68,7 @@ def _counts_text(counts: DecisionCounts) -> str:
         (counts.num_unsure, "stays because nobody could tell", "stay because nobody could tell"),
     ):
         if quantity:
-            parts.append(f"{count(quantity)} {singular if quantity == 1 else several}")
+            parts.append(f"{count(quantity)} {singular if quantity == 1 else plural_form}")
     verb = "was" if counts.num_reviewed == 1 else "were"
     return f"{plural(counts.num_reviewed, 'label')} {verb} reviewed: {', '.join(parts)}"
 
@@ -82,10 +82,10 @@ def _print_result(result: CorrectedLabels) -> None:
         print_line("no label changes: nothing was written")
         return
     if result.num_unused:
-        verb, unchanged = ("is", "it is") if result.num_unused == 1 else ("are", "they are")
+        verb, clause = ("is", "it is") if result.num_unused == 1 else ("are", "they are")
         print_note(
             f"{plural(result.num_unused, 'line')} of the original {verb} for images that the run"
-            f" did not use; {unchanged} unchanged"
+            f" did not use; {clause} unchanged"
         )
     print_line(f"labels  {result.file}", "bold")
     print_line(f"log     {log_path(result.file)}")
@@ -106,6 +106,9 @@ def _print_pairs(result: CorrectedLabels) -> None:
 
 def _retraining_hint(result: CorrectedLabels) -> str:
     config = result.run / "config.toml"
+    source = _folder_source(result)
+    if source is not None:
+        return shlex.join(["fedgsca", "run", "--data", source, "--labels", str(result.file)])
     if not config.exists():  # the state of a hospital: the coordinator has the configuration
         return f'put labels = "{result.file}" into the site\'s settings before the next run'
     words = ["fedgsca", "run", "--config", str(config), "--labels", str(result.file)]
@@ -113,3 +116,14 @@ def _retraining_hint(result: CorrectedLabels) -> str:
         words += ["--noise", "0", "--set", "noise.given=none"]
     words += ["--out", str(result.run.with_name(f"{result.run.name}-corrected"))]
     return shlex.join(words)
+
+
+def _folder_source(result: CorrectedLabels) -> str | None:
+    """The data of an audit by `fedgsca audit-folder`; None for the audit of a run."""
+    from fedgsca.engine.label_evidence import read_header, sites_with_evidence
+    from fedgsca.label_audit.audit_folder import is_folder_audit
+
+    if not is_folder_audit(result.run):
+        return None
+    header = read_header(result.run, sites_with_evidence(result.run)[0])
+    return str(header.config["data"]["source"])

@@ -141,7 +141,7 @@ def preview(
     print_table(make_table(header, [site.cells() for site in previews], text_columns=3))
     for name, matrix in matrices.items():
         if name != "0":
-            _show_matrix(name, matrix, classes)
+            _show_matrix(f"{name}: transition matrix", matrix, classes)
     for site in previews:
         if not site.noise.has_matrix and not site.noise.definition.is_recorded:
             _show_realised(site, classes)
@@ -197,7 +197,8 @@ def _show_realised(site: NoisePreview, classes: Sequence[str]) -> None:
     shares = []
     for row in site.counts["counts"]:
         shares.append([count / max(sum(row), 1) for count in row])
-    _show_matrix(f"{site.noise} at {site.site}", shares, classes, "labels as they were drawn")
+    title = f"{site.noise} at {site.site}: labels as they were drawn"
+    _show_matrix(title, shares, classes)
 
 
 def draw_noise(spec: str, previews: Sequence[NoisePreview], classes: Sequence[str]) -> str:
@@ -205,12 +206,13 @@ def draw_noise(spec: str, previews: Sequence[NoisePreview], classes: Sequence[st
     cell = 14
     gap = 30
     width = cell * len(classes)
+    height = cell * max(len(site.counts["counts"]) for site in previews)
     column = max(width, 170) + gap  # room for the title
     per_row = min(len(previews), 4)
     lines = []
     for number, site in enumerate(previews):
         x = gap + (number % per_row) * column
-        y = 60 + (number // per_row) * (width + 50)
+        y = 60 + (number // per_row) * (height + 50)
         title = f"{site.site}: {site.noise}, {percent(site.counts['rate'])} wrong"
         lines.append(f'<text x="{x}" y="{y - 8}">{escape(title)}</text>')
         for i, row in enumerate(site.counts["counts"]):
@@ -223,7 +225,7 @@ def draw_noise(spec: str, previews: Sequence[NoisePreview], classes: Sequence[st
                     f'height="{cell - 1}" fill="{colour}" fill-opacity="{opacity}"/>'
                 )
     num_rows = -(-len(previews) // per_row)
-    size = (gap + per_row * column, 60 + num_rows * (width + 50))
+    size = (gap + per_row * column, 60 + num_rows * (height + 50))
     head = (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {size[0]} {size[1]}" '
         f'width="{size[0]}" font-family="sans-serif" font-size="11">\n'
@@ -234,18 +236,17 @@ def draw_noise(spec: str, previews: Sequence[NoisePreview], classes: Sequence[st
     return "\n".join([head, *lines, "</svg>", ""])
 
 
-def _show_matrix(
-    name: str,
-    matrix: Sequence[Sequence[float]],
-    classes: Sequence[str],
-    kind: str = "transition matrix",
-) -> None:
+def _show_matrix(title: str, matrix: Sequence[Sequence[float]], classes: Sequence[str]) -> None:
+    """matrix (C, C), or (C + 1, C) with a last row for images of none of the classes."""
+    from fedgsca.noise import NO_CLASS_NAME
+
     if len(classes) > _MAX_MATRIX_CLASSES:
-        print_line(f"{name}: {len(classes)} classes are too many to show; use --json")
+        print_line(f"{title}: {len(classes)} classes are too many to show; use --json")
         return
     rows = []
-    for label, probabilities in zip(classes, matrix, strict=True):
+    names = (*classes, NO_CLASS_NAME)[: len(matrix)]
+    for label, probabilities in zip(names, matrix, strict=True):
         cells = [f"{100 * probability:.3g}" for probability in probabilities]
         rows.append([label, *("·" if cell == "0" else cell for cell in cells)])
     header = ["true \\ given, %", *classes]
-    print_table(make_table(header, rows, title=f"{name}: {kind}"))
+    print_table(make_table(header, rows, title=title))

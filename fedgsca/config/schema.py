@@ -162,6 +162,11 @@ class NoiseConfig(Section):
         description="csv with a transition matrix per annotator, one below the other, or chaoyang "
         "(built in); for sites with noise A or V",
     )
+    open_set: str | None = Field(
+        default=None,
+        description="data source with images of none of the classes, for sites with noise O; "
+        "default: textures made from the site's own images",
+    )
     given: str | None = Field(
         default=None,
         description="csv (file,label) of given labels; the labels of the source are then the truth",

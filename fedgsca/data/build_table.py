@@ -315,6 +315,7 @@ def build_table(
             groups=groups,
             site=site,
             given=given,
+            has_drawn_split="split" not in columns,
             group_word=file_list.group_word,
             image_digest=entry.digest,
             notes=tuple(notes),

@@ -18,7 +18,9 @@ def replace_labels(table: ImageTable, path: Path, *, is_part: bool = False) -> I
     """The table with its training labels replaced, by id, from a csv (columns file or id, label).
 
     Every training image must be in the file once. Labels of val and test images are locked: a line
-    that repeats one is accepted, so that a corrected copy of a complete labels.csv can be used.
+    that repeats one is accepted, so that a corrected copy of a complete labels.csv can be used. If
+    the test images were drawn when the source was read, nobody has chosen them, and the file may
+    correct them, too: `fedgsca audit-folder` looks at all images.
     `is_part`: the table is a part of its source, so the file may also name other images.
     """
     names = _read_labels(path)
@@ -32,6 +34,13 @@ def replace_labels(table: ImageTable, path: Path, *, is_part: bool = False) -> I
         f"training labels from {path.name}: {change_count} of {len(train)} differ from the source"
     )
     notes = (*table.notes, note)
+    num_unlocked = _replace_drawn(table, names, labels)
+    if num_unlocked:
+        text = plural(num_unlocked, "label of an image that was", "labels of images that were")
+        notes += (
+            f"{text} set aside for testing changed, too: do not compare the scores with earlier"
+            " ones",
+        )
     if num_others:
         notes += (f"{plural(num_others, 'line')} of {path.name} for images that are not used here",)
     if table.given is not None:
@@ -42,6 +51,32 @@ def replace_labels(table: ImageTable, path: Path, *, is_part: bool = False) -> I
         replaced_labels=table.trained_on,
         fingerprint=fingerprint(table.images, labels, table.classes, table.split),
         notes=notes,
+    )
+
+
+def _replace_drawn(table: ImageTable, names: dict[str, str], labels: np.ndarray) -> int:
+    """Replace labels of test images that may change, in place; returns how many changed."""
+    if not _may_correct_all(table):
+        return 0
+    count = 0
+    for row in np.flatnonzero(table.split != "train"):
+        name = names.get(str(table.ids[row]))
+        if name is not None:
+            label = class_index(name, table.classes)
+            count += int(label != labels[row])
+            labels[row] = label
+    return count
+
+
+def _may_correct_all(table: ImageTable) -> bool:
+    """Whether the labels of test images are not locked."""
+    return table.has_drawn_split and table.given is None
+
+
+def _is_locked(table: ImageTable, row: int, name: str) -> bool:
+    """Whether the file would change the label of a val or test image."""
+    return bool(
+        table.split[row] != "train" and class_index(name, table.classes) != table.labels[row]
     )
 
 
@@ -91,11 +126,12 @@ def _check_labels(table: ImageTable, path: Path, names: dict[str, str], is_part:
         "unknown classes": [],
     }
     locked_cases, id_cases, missing_cases, class_cases = cases.values()
+    has_locks = not _may_correct_all(table)
     for image_id, name in names.items():
         row = index.get(image_id)
         if row is None:
             id_cases.append(image_id)
-        elif table.split[row] != "train" and class_index(name, classes) != table.labels[row]:
+        elif has_locks and _is_locked(table, row, name):
             locked_cases.append(image_id)
     for row in table.rows("train"):
         if str(table.ids[row]) not in names:

@@ -23,7 +23,7 @@ class ImageTable:
     name: str
     # (n, H, W, 3) uint8, usually a read-only memory map
     images: np.ndarray
-    # (n,) int64 class indices
+    # (n,) int64 class indices; -1 for images of no class, which only open-set noise appends
     labels: np.ndarray
     # class names in index order
     classes: tuple[str, ...]
@@ -43,10 +43,14 @@ class ImageTable:
     given: np.ndarray | None = None
     # (n,) int64: what sites trained on before a csv of corrected labels took its place
     replaced_labels: np.ndarray | None = None
+    # the source has no split column: the test images were drawn when it was read
+    has_drawn_split: bool = False
     # what a group is: patient, slide, video
     group_word: str = "group"
     # sha256 of the images alone, where a cache keeps it; "": not known
     image_digest: str = ""
+    # the table of the source, to whose rows open-set noise has appended the last ones of this table
+    source_table: ImageTable | None = None
     # what a person should know: skipped files, converted depths
     notes: tuple[str, ...] = ()
 

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 
 ALL_ROUNDS = 2**31  # later than any round
 HEADS_FOLDER = "heads"
+NO_MODEL = "no_model"  # an array of this name among the sums: see Evidence.has_model
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,7 @@ class Evidence:
     votes: np.ndarray  # (n, C) rounds in which the class was the most probable one
     posterior: np.ndarray | None = None  # (n,) of "clean", if the method has a selector
     judgement: Judgement | None = None  # of the evidence heads, if the run has them
+    has_model: bool = True  # False: there was no run, and the means are those of the heads
 
     def __len__(self) -> int:
         return len(self.losses)
@@ -181,6 +183,7 @@ def mean_evidence(sums: Mapping[str, np.ndarray], judgement: Judgement | None = 
         votes=sums["votes"],
         posterior=posterior,
         judgement=judgement,
+        has_model=NO_MODEL not in sums,
     )
 
 

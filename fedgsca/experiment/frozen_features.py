@@ -31,7 +31,11 @@ def frozen_features(config: Config, table: ImageTable) -> np.ndarray:
     def fill(out: np.ndarray) -> None:
         backbone = build_backbone(config.model.name, seed=config.seed)
         load_backbone(backbone, path)
-        extract(backbone, spec, table.images, size, out)
+        start = 0
+        if table.source_table is not None:  # only images that noise appended are new
+            start = len(table.source_table)
+            out[:start] = frozen_features(config, table.source_table)
+        extract(backbone, spec, table.images[start:], size, out[start:])
 
     key = _cache_key(config, table, path)
     return cached_array(key, (len(table), spec.width), np.float32, fill)

@@ -80,6 +80,9 @@ def _draw_labels(
         notes = (*notes, f"likeness of images and classes: {_feature_words(config)}")
     labels = {}
     for name, site_rows in rows.items():
+        if noise[name].replaces_images:  # see foreign_images.py
+            labels[name] = table.labels[site_rows]
+            continue
         groups = None
         if noise[name].definition.needs_groups:
             groups = _groups_of(table, site_rows, noise[name])

@@ -249,7 +249,8 @@ class RealisedSiteNoise(Record):
 
     samples: int
     rate: float | None  # share of wrong labels
-    counts: Matrix  # [true class][given class]
+    # [true class][given class]; a last row for images of none of the classes, if there are any
+    counts: Matrix
 
 
 @dataclass(frozen=True)

@@ -45,7 +45,7 @@ from fedgsca.experiment.result_summary import summarise_run
 from fedgsca.experiment.simulation import Experiment
 from fedgsca.experiment.weights_file import weights_digest
 from fedgsca.methods.base import Method, ServerState
-from fedgsca.noise import realised
+from fedgsca.noise import NO_CLASS_NAME, realised
 from fedgsca.support.csv_table import write_cells
 from fedgsca.support.files import (
     is_disk_full,
@@ -394,10 +394,11 @@ def _site_setup(experiment: Experiment, name: str) -> SiteSetup:
 
 def _noise_csv(experiment: Experiment, name: str) -> bytes:
     table, samples = experiment.table, experiment.sites[name]
+    class_names = (*table.classes, NO_CLASS_NAME)  # the last one is also that of NO_CLASS, -1
     content = io.BytesIO()
     write_cells(content, ["file", "true", "given"])
     labels = zip(experiment.rows[name], experiment.truth[name], samples.labels, strict=True)
     for row, true, given in labels:
-        names = (str(table.ids[row]), table.classes[true], table.classes[given])
+        names = (str(table.ids[row]), class_names[true], class_names[given])
         write_cells(content, names)
     return content.getvalue()

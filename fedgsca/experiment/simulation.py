@@ -21,6 +21,7 @@ from fedgsca.data.partition import leakage_warnings, partition, partition_warnin
 from fedgsca.data.table import ImageTable
 from fedgsca.errors import ConfigError
 from fedgsca.experiment.data_source import load_table
+from fedgsca.experiment.foreign_images import replace_images
 from fedgsca.experiment.label_noise import GivenLabels, give_labels
 from fedgsca.experiment.site_samples import make_sampler, split_samples
 from fedgsca.experiment.weights_file import weights_path
@@ -37,7 +38,8 @@ class Experiment:
     names: tuple[str, ...]  # all sites of the experiment
     rows: Mapping[str, np.ndarray]  # site -> table rows
     sites: Mapping[str, Samples]  # given labels, of the sites whose data is on this machine
-    truth: Mapping[str, np.ndarray]  # site -> true labels; empty where no noise was injected
+    # site -> true labels, NO_CLASS for an image of no class; empty where no noise was injected
+    truth: Mapping[str, np.ndarray]
     noise: Mapping[str, SiteNoise]
     test: Samples | None  # None: a coordinator without images, or a hospital that only trains
     val: Samples | None
@@ -95,7 +97,8 @@ def divide(config: Config) -> Division:
     )
     given = give_labels(config, table, rows)
     warnings = _division_warnings(config, table, rows, given)
-    division = Division(table, rows, given.labels, given.noise, warnings)
+    table, rows, notes = replace_images(config, table, rows, given.noise)
+    division = Division(table, rows, given.labels, given.noise, (*warnings, *notes))
     return _without_wrong_labels(division) if config.noise.oracle else division
 
 

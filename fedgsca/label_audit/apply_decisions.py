@@ -22,7 +22,7 @@ from fedgsca.data.label_changes import (
     write_log,
 )
 from fedgsca.data.table import ImageTable
-from fedgsca.errors import DataError, RunFolderError
+from fedgsca.errors import ConfigError, DataError, RunFolderError
 from fedgsca.label_audit.audit_images import content_hash
 from fedgsca.label_audit.audit_table import Audit, find_audits, read_audit
 from fedgsca.label_audit.consensus import Consensus, find_consensus
@@ -83,6 +83,7 @@ def apply_decisions(
     header = audits[0].header
     run = (audits[0].path / header.run).resolve()
     sites = open_sites(run, source=header.data.source, labels=header.data.labels)
+    _check_source_images(sites)
     labels = _given_labels(sites)
     changes: list[LabelChange] = []
     for audit in audits:
@@ -126,6 +127,17 @@ def _given_labels(sites: Mapping[str, SiteData]) -> np.ndarray:
     for site_data in sites.values():
         labels[site_data.rows] = site_data.given
     return labels
+
+
+def _check_source_images(sites: Mapping[str, SiteData]) -> None:
+    """Refuse a simulation with images that the data source does not have."""
+    if any(site_data.table.source_table is not None for site_data in sites.values()):
+        raise ConfigError(
+            "audit.open-set-images",
+            "the run has images of no class (noise O), which are not in the data source, so their"
+            " labels cannot be corrected there",
+            fix="apply decisions to a run without noise O",
+        )
 
 
 def _check_decisions(audit: Audit, site_data: SiteData, outcome: Consensus) -> None:

@@ -13,7 +13,13 @@ from pathlib import Path
 import numpy as np
 
 from fedgsca.config import Config, load_config
-from fedgsca.engine.label_evidence import read_header, write_header, write_judgement
+from fedgsca.engine.label_evidence import (
+    NO_MODEL,
+    read_evidence,
+    read_header,
+    write_header,
+    write_judgement,
+)
 from fedgsca.errors import DataError, RunFolderError
 from fedgsca.evidence import assign_folds
 from fedgsca.experiment.frozen_features import frozen_features
@@ -81,6 +87,13 @@ def audit_folder(
         _write_evidence(folder, name, config, division)
     (audit,) = audit_run(folder, quota=quota, second_opinions=second_opinions)
     return audit
+
+
+def is_folder_audit(folder: Path) -> bool:
+    """Whether this folder was written by `audit_folder`, not by a run or at a site."""
+    for path in sorted((folder / "evidence").glob("*/site.json")):
+        return not read_evidence(folder, path.parent.name).has_model
+    return False
 
 
 def _make_config(
@@ -156,7 +169,7 @@ def _write_evidence(folder: Path, name: str, config: Config, division: Division)
     )
     sums, judgement = collect_local_evidence(local_labels, config.seed)
     place = folder / "evidence" / name
-    Store(place).write(NUM_EPOCHS, sums)
+    Store(place).write(NUM_EPOCHS, {**sums, NO_MODEL: np.array(1)})
     write_judgement(place, NUM_EPOCHS, judgement)
     header = EvidenceHeader(
         site=name,

@@ -37,6 +37,8 @@ from fedgsca.label_audit.similarity import unit_vectors
 from fedgsca.label_audit.site_data import SiteData, check_data
 from fedgsca.support.files import PRIVATE, remove_quietly, write_atomic
 
+# in place of a method's name, in the audit of a folder without a run
+FOLDER_AUDIT = "alone"
 TEST_WARNING = (
     "These are test labels. They decide how good every model looks. Correcting only the labels"
     " that a model doubts improves that model's score without making the model better, and no later"
@@ -171,7 +173,7 @@ def _build_header(assessment: LabelAssessment, run: Path, out: Path, split: str)
         site=site_data.site,
         data=AuditData(site_data.source, site_data.labels, site_data.table.fingerprint),
         classes=assessment.classes,
-        method=config.method,
+        method=config.method if assessment.evidence.has_model else FOLDER_AUDIT,
         rounds=rounds,
         evidence_rounds=assessment.evidence.rounds,
         split=split,

@@ -7,9 +7,10 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from fedgsca.experiment.records import LabelSummary, RankingTruth, WrongEstimate
+from fedgsca.experiment.records import AuditSummary, LabelSummary, RankingTruth, WrongEstimate
 from fedgsca.label_audit.audit_images import AuditImages
 from fedgsca.label_audit.audit_table import Suspect
+from fedgsca.label_audit.build_audit import FOLDER_AUDIT
 from fedgsca.report.elements import (
     CardList,
     ImageCard,
@@ -57,8 +58,7 @@ def build_gallery(images: AuditImages, banner: str = "") -> Page:
         origin = "by the final model"
     else:
         owner = header.site
-        rounds = plural(header.evidence_rounds, "round")
-        origin = f"in {rounds} of {method_title(header.method)}"
+        origin = _describe_origin(header)
     sections = [
         _class_section(summary),
         _confusion_section(summary),
@@ -75,6 +75,14 @@ def build_gallery(images: AuditImages, banner: str = "") -> Page:
         banner=header.warning or banner,
         footer=f"fedgsca {__version__} · {header.site}",
     )
+
+
+def _describe_origin(header: AuditSummary) -> str:
+    """Who judged the labels."""
+    if header.method == FOLDER_AUDIT:
+        return "by evidence heads, each trained on the other images of this folder"
+    rounds = plural(header.evidence_rounds, "round")
+    return f"in {rounds} of {method_title(header.method)}"
 
 
 def _lead_sentences(summary: LabelSummary) -> list[str]:

@@ -257,15 +257,20 @@ def _describe_verdict(
 ) -> str:
     suggestion = int(ranking.suggestion[row])
     probs = ranking.probs[row]
-    votes = evidence.votes[row]
-    rounds = plural(evidence.rounds, "round")
     start = f"given {classes[given]}, the evidence"
     if probs[given] >= probs[suggestion]:
-        return f"{start} agrees with {probs[given]:.2f}, the model in {votes[given]} of {rounds}"
+        return f"{start} agrees with {probs[given]:.2f}{_describe_votes(evidence, row, given)}"
     reason = (
-        f"{start} says {classes[suggestion]} with {probs[suggestion]:.2f}, the model in"
-        f" {votes[suggestion]} of {rounds}"
+        f"{start} says {classes[suggestion]} with {probs[suggestion]:.2f}"
+        f"{_describe_votes(evidence, row, suggestion)}"
     )
     if probs[given] < MIN_NAMED_PROBABILITY:
         return reason
     return f"{reason}; the given label has {probs[given]:.2f}"
+
+
+def _describe_votes(evidence: Evidence, row: int, label: int) -> str:
+    """In how many rounds the model chose this class; nothing where there was no model."""
+    if not evidence.has_model:
+        return ""
+    return f", the model in {evidence.votes[row, label]} of {plural(evidence.rounds, 'round')}"

@@ -46,8 +46,18 @@ Where paper, published code and this file differ:
                trained locally and averaged.
   adjacency    the code freezes the graph of old members of P_k although their features move; here
                it follows them.
-  anchors      in the propagation the members of P_k vote for the label that they have.
-`official` sets the first three as in the code; the other three have no switch.
+  anchors      in the propagation the members of P_k vote for the label that they have; in the code
+               they vote by their predictions, newcomers of this round have no links, and links
+               have half the weight.
+  stack        the code uses a site's own Z_k of this round, and those of the sites before it.
+  epochs       the code evaluates, purifies and takes new centroids before every local epoch, here
+               before every round: the same for one epoch.
+  initial W    N(0, 0.01^2) in the code, uniform within 1/8 here, as all linear layers.
+  neighbours   of a remaining sample: in the code arbitrary samples, because its row of the graph
+               is empty; here samples with the same pseudo-label.
+  BatchNorm    in the code the remaining samples also change its statistics.
+`official` sets the first three as in the code; the others have no switch.
+benchmarks/oracles/fedgp_loop.py has all of them as in the code.
 """
 
 from __future__ import annotations

@@ -8,6 +8,8 @@ classes in `fedgsca.noise.kinds`.
 from fedgsca.noise.base import (
     CLEAN,
     KINDS,
+    NO_CLASS,
+    NO_CLASS_NAME,
     Candidates,
     NoiseContext,
     NoiseKind,
@@ -33,6 +35,8 @@ from fedgsca.noise.transition import (
 __all__ = [
     "CLEAN",
     "KINDS",
+    "NO_CLASS",
+    "NO_CLASS_NAME",
     "Candidates",
     "NoiseContext",
     "NoiseKind",

@@ -17,6 +17,9 @@ import numpy as np
 from fedgsca.errors import ConfigError
 from fedgsca.support.registry import Registry
 
+# the true label of an image that belongs to none of the classes, and its name in files and tables
+NO_CLASS = -1
+NO_CLASS_NAME = "none of the classes"
 # class -> classes it is mistaken for; () or "any": every other class
 Candidates = Mapping[int, Sequence[int] | str]
 
@@ -67,6 +70,11 @@ class SiteNoise:
     def needs_annotators(self) -> bool:
         """Drawing may use the annotators' matrices from a file."""
         return self.definition.needs_annotators
+
+    @property
+    def replaces_images(self) -> bool:
+        """The labels stay, and images of no class take the place of some images."""
+        return self.definition.replaces_images
 
     @property
     def has_matrix(self) -> bool:
@@ -157,6 +165,8 @@ class NoiseKind:
     needs_annotators: ClassVar[bool] = False
     needs_likeness: ClassVar[bool] = False
     needs_groups: ClassVar[bool] = False
+    # the labels stay, but some images are replaced by images of no class; only a simulation can
+    replaces_images: ClassVar[bool] = False
     # False: two images of one class can have different probabilities, so there is no matrix
     has_matrix: ClassVar[bool] = True
 

@@ -11,7 +11,7 @@ from typing import TypedDict
 import numpy as np
 
 from fedgsca.errors import ConfigError, DataError
-from fedgsca.noise.base import Candidates, NoiseContext, SiteNoise
+from fedgsca.noise.base import NO_CLASS, Candidates, NoiseContext, SiteNoise
 
 
 class RealisedNoise(TypedDict):
@@ -20,7 +20,7 @@ class RealisedNoise(TypedDict):
     samples: int
     # share of wrong labels
     rate: float
-    # counts[true][given]
+    # counts[true][given]; a last row for images of none of the classes, if there are any
     counts: list[list[int]]
 
 
@@ -64,6 +64,12 @@ def corrupt(
     `likeness` (n, C) and `groups` (n,) are for the kinds that depend on the image.
     """
     _check_labels(labels, num_classes)
+    if noise.replaces_images:
+        raise ConfigError(
+            "noise.replaces-images",
+            f"noise {noise} replaces images and leaves the labels as they are",
+            fix="use it in a simulation (noise.spec), which has the images",
+        )
     class_counts = np.bincount(labels, minlength=num_classes)
     if noise.has_matrix or noise.definition.is_recorded:
         transitions = transition_matrix(
@@ -129,8 +135,13 @@ def _check_matrix(matrix: np.ndarray) -> None:
 
 
 def realised(true: np.ndarray, given: np.ndarray, num_classes: int) -> RealisedNoise:
-    """What the noise did: number of samples, share of wrong labels, and counts[true][given]."""
-    pairs = true * num_classes + given
-    counts = np.bincount(pairs, minlength=num_classes**2).reshape(num_classes, num_classes)
+    """What the noise did: number of samples, share of wrong labels, and counts[true][given].
+
+    The counts have C rows, and one more at the end where a true label is NO_CLASS.
+    """
+    is_foreign = true == NO_CLASS
+    num_rows = num_classes + int(is_foreign.any())
+    pairs = np.where(is_foreign, num_classes, true) * num_classes + given
+    counts = np.bincount(pairs, minlength=num_rows * num_classes).reshape(num_rows, num_classes)
     rate = float(np.mean(true != given)) if true.size else 0.0
     return {"samples": int(true.size), "rate": rate, "counts": counts.tolist()}

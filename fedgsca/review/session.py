@@ -346,8 +346,8 @@ class Session:
             request=str(body.get("request") or "")[:MAX_REQUEST_ID],
             blind=self.blind,
         )
-        saved = self.decisions.add(decision)
-        item = self._item(suspect, -1, saved, not self.blind or self.is_complete())
+        line = self.decisions.add(decision)
+        item = self._item(suspect, -1, line, not self.blind or self.is_complete())
         return {"saved": True, "item": item.to_json(), "progress": self.progress().to_json()}
 
     def _read_action(

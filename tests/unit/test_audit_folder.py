@@ -10,7 +10,9 @@ import pytest
 from PIL import Image
 
 import fedgsca
+from fedgsca.cli import execute
 from fedgsca.config import Config
+from fedgsca.data.load import load
 from fedgsca.data.table import ImageTable
 from fedgsca.errors import DataError, RunFolderError
 from fedgsca.evidence import assign_folds, label_losses
@@ -105,7 +107,10 @@ def test_all_images_are_audited_and_wrong_ones_found(folder: Path, tmp_path: Pat
     assert sorted(first_ids) == [f"{number:02d}.png" for number in range(5)]
     for path in audit.path.iterdir():
         assert path.stat().st_mode & 0o077 == 0, path.name
-    assert (audit.path / "gallery.html").exists() and audit.path.stat().st_mode & 0o077 == 0
+    assert audit.path.stat().st_mode & 0o077 == 0
+    page = (audit.path / "gallery.html").read_text()
+    assert "judged by evidence heads" in page and "FedGSCA" not in page
+    assert "round" not in next(iter(audit.ranked_labels())).reason
 
 
 def test_decisions_become_corrected_labels_for_the_next_audit(folder: Path, tmp_path: Path) -> None:
@@ -118,8 +123,23 @@ def test_decisions_become_corrected_labels_for_the_next_audit(folder: Path, tmp_
         labels = {row["file"]: row["label"] for row in csv.DictReader(file)}
     assert len(labels) == 60
     assert labels[suspect.id] == suspect.suggestion
+    # a run draws its test images from all of them, and accepts the file all the same
+    for seed in range(5):
+        table = load(str(folder), labels=corrections.file, seed=seed)
+        row = table.ids.tolist().index(suspect.id)
+        assert table.classes[table.labels[row]] == suspect.suggestion
     again = fedgsca.audit_folder(folder, tmp_path / "again", labels=corrections.file)
     assert suspect.id not in [label.id for label in again.ranked_labels()][:4]
+
+
+def test_the_next_command_fits_a_folder(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    audit = fedgsca.audit_folder(folder, tmp_path / "out")
+    suspect = next(iter(audit.ranked_labels()))
+    fedgsca.record_decisions(audit, {suspect.id: suspect.suggestion}, reviewer="M. Rossi")
+    assert execute(["apply", str(audit.path)]) == 0
+    assert f"fedgsca run --data {folder} --labels" in capsys.readouterr().out.replace("\n", " ")
 
 
 def test_the_same_call_reads_the_evidence_again(

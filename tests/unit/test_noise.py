@@ -290,6 +290,7 @@ def test_what_each_kind_needs() -> None:
         "G": (False, False, False, False),
         "A": (False, False, False, False),
         "V": (False, False, False, False),
+        "O": (False, False, False, False),
     }
 
 

@@ -40,7 +40,7 @@ def kind_of(text: str) -> SiteNoise:
     return noise
 
 
-@pytest.mark.parametrize("text", ["R40/10/0", "I30", "G20", "A", "V", "A30x3", "V12.5x5"])
+@pytest.mark.parametrize("text", ["R40/10/0", "I30", "G20", "A", "V", "A30x3", "V12.5x5", "O20"])
 def test_texts_are_read_back(text: str) -> None:
     noise = kind_of(text)
     assert str(noise) == text and read_site_noise(str(noise)) == noise

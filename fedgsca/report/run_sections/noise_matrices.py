@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fedgsca.noise import NO_CLASS_NAME
 from fedgsca.report.elements import (
     MAX_ROWS_AT_ONCE,
     Collapsible,
@@ -9,8 +10,8 @@ from fedgsca.report.elements import (
     MatrixGroup,
     PageElement,
     PageSection,
-    count_matrix,
     matrix_width,
+    row_shares,
 )
 from fedgsca.report.number_text import percent_text
 from fedgsca.report.page_sections import run_section
@@ -48,9 +49,16 @@ def _matrices(run: LoadedRun) -> list[HeatMatrix]:
     matrices = []
     for site in run.sites:
         noise = run.realised_noise(site)
-        if noise is None or not noise.rate or len(noise.counts) != len(run.classes):
+        if noise is None or not noise.rate:
+            continue
+        num_foreign = len(noise.counts) - len(run.classes)  # rows for images of no class
+        if num_foreign not in (0, 1):
             continue
         title = noise_title(site_noise(run, site))
         caption = f"{site}: {title}, {percent_text(noise.rate, 1)} wrong"
-        matrices.append(count_matrix(caption, run.classes, noise.counts, "true ↓ given →"))
+        names = (*run.classes, *[NO_CLASS_NAME] * num_foreign)
+        shares = [row_shares(row) for row in noise.counts]
+        matrices.append(
+            HeatMatrix(caption, names, tuple(run.classes), shares, noise.counts, "true ↓ given →")
+        )
     return matrices
