@@ -12,9 +12,10 @@ import typer
 
 from fedgsca.cli.options import Json
 from fedgsca.support.console import print_json, print_line, print_note
+from fedgsca.support.text import count, plural
 
 if TYPE_CHECKING:
-    from fedgsca.label_audit.apply_decisions import CorrectedLabels
+    from fedgsca.label_audit.apply_decisions import CorrectedLabels, DecisionCounts
 
 Folder = Annotated[
     Path, typer.Argument(metavar="AUDIT", help="RUN/audit/SITE, or RUN for all its reviewed sites")
@@ -53,27 +54,38 @@ def apply_command(
         _print_result(result)
 
 
+def _counts_text(counts: DecisionCounts) -> str:
+    """What becomes of the labels that were reviewed, without the outcomes that do not occur."""
+    parts = []
+    for quantity, singular, plural_form in (
+        (counts.num_changed, "changes", "change"),
+        (counts.num_confirmed, "is confirmed", "are confirmed"),
+        (
+            counts.num_disputed,
+            "is disputed and stays as it is",
+            "are disputed and stay as they are",
+        ),
+        (counts.num_unsure, "stays because nobody could tell", "stay because nobody could tell"),
+    ):
+        if quantity:
+            parts.append(f"{count(quantity)} {singular if quantity == 1 else plural_form}")
+    verb = "was" if counts.num_reviewed == 1 else "were"
+    return f"{plural(counts.num_reviewed, 'label')} {verb} reviewed: {', '.join(parts)}"
+
+
 def _print_result(result: CorrectedLabels) -> None:
     from fedgsca.data.label_changes import log_path
 
-    counts = result.counts
-    print_line(
-        f"{counts.num_reviewed} labels were reviewed: {counts.num_changed} change,"
-        f" {counts.num_confirmed} are confirmed"
-    )
-    if counts.num_disputed or counts.num_unsure:
-        print_line(
-            f"{counts.num_disputed} are disputed and for {counts.num_unsure} nobody could tell:"
-            " these stay as they are"
-        )
+    print_line(_counts_text(result.counts))
     _print_pairs(result)
     if result.file is None:
         print_line("no label changes: nothing was written")
         return
     if result.num_unused:
+        verb, clause = ("is", "it is") if result.num_unused == 1 else ("are", "they are")
         print_note(
-            f"{result.num_unused} lines of the original are for images that the run did not use;"
-            " they are unchanged"
+            f"{plural(result.num_unused, 'line')} of the original {verb} for images that the run"
+            f" did not use; {clause} unchanged"
         )
     print_line(f"labels  {result.file}", "bold")
     print_line(f"log     {log_path(result.file)}")
@@ -84,8 +96,8 @@ def _print_pairs(result: CorrectedLabels) -> None:
     """How often which label became which."""
     pairs = Counter((change.old, change.new) for change in result.changes)
     by_frequency = sorted(pairs.items(), key=lambda item: (-item[1], item[0]))
-    for (old, new), count in by_frequency[:MAX_PAIRS]:
-        print_line(f"  {old} → {new}  {count}")
+    for (old, new), frequency in by_frequency[:MAX_PAIRS]:
+        print_line(f"  {old} → {new}  {frequency}")
     hidden_pairs = by_frequency[MAX_PAIRS:]
     if hidden_pairs:
         total = sum(count for _, count in hidden_pairs)

@@ -158,14 +158,23 @@ def _show_report(report: SourceReport) -> None:
         print_table(make_table(["folder", "images", "published"], rows))
     if report.counts:
         _show_contents(report)
-    for text in report.notes:
-        print_line(f"note: {text}")
     for text in report.warnings:
         print_line(f"warning: {text}", "yellow")
     _show_copies(report)
+    for text in report.notes:
+        print_line(f"note: {text}")
     if report.ok:
-        status = "ready to train on" if report.shape else "complete; no image was decoded"
+        _show_verdict(report)
+
+
+def _show_verdict(report: SourceReport) -> None:
+    status = "ready to train on" if report.shape else "complete; no image was decoded"
+    if not report.warnings:
         print_line(status, "green")
+        return
+    status = "a run would start" if report.shape else status
+    object_text = "the warning" if len(report.warnings) == 1 else "the warnings"
+    print_line(f"{status}, but read {object_text} above first", "yellow")
 
 
 def _show_copies(report: SourceReport) -> None:

@@ -60,7 +60,7 @@ Insecure = Annotated[
     bool, typer.Option("--insecure", help="no encryption and no key: for tests on one machine")
 ]
 
-_STYLES = {"ok": "green", "FAIL": "bold red", "unknown": "yellow"}
+_STYLES = {"ok": "green", "FAIL": "bold red", "unknown": "yellow", "skipped": "yellow"}
 
 group = typer.Typer(no_args_is_help=True, rich_markup_mode="rich")
 

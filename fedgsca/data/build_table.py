@@ -30,7 +30,7 @@ from fedgsca.data.table import ImageTable, check_table, fingerprint
 from fedgsca.errors import DataError
 from fedgsca.support.activity import activity
 from fedgsca.support.digests import sha256_file
-from fedgsca.support.text import plural
+from fedgsca.support.text import join_words, plural
 
 DEFAULT_SIZE = 224  # what the ImageNet backbones expect
 _BLOCK = 64  # images decoded at a time: bounds the memory, keeps all cores busy
@@ -300,7 +300,8 @@ def build_table(
             notes.append(split_note(split, groups, seed))
     given = _class_indices([row.given for row in rows], classes) if "given" in columns else None
     site = np.array([row.site for row in rows]) if "site" in columns else None
-    notes += _table_notes(file_list, images, classes)
+    notes += _table_notes(file_list, images)
+    notes += spelling_warnings(labels, classes)
     entry = images.entry
     return check_table(
         ImageTable(
@@ -329,27 +330,35 @@ def _class_indices(names: list[str], classes: tuple[str, ...]) -> np.ndarray:
     return np.array([index[name] for name in names], dtype=np.int64)
 
 
-def _table_notes(file_list: FileList, images: DecodedImages, classes: tuple[str, ...]) -> list[str]:
+def _table_notes(file_list: FileList, images: DecodedImages) -> list[str]:
     notes = []
     if images.bad_files:
         notes.append(
             f"{len(images.bad_files)} of {len(file_list.rows)} images cannot be read and are left "
             "out"
         )
-    for names in _same_but_for_capitals(classes):
-        notes.append(
-            f"these classes differ only in capitals: {', '.join(names)}; if they are one class,"
-            " write it in one way in labels.csv"
-        )
     return notes
 
 
-def _same_but_for_capitals(classes: tuple[str, ...]) -> list[list[str]]:
-    """The names that are the same apart from capitals, together."""
-    by_spelling: dict[str, list[str]] = {}
-    for name in classes:
-        by_spelling.setdefault(name.casefold(), []).append(name)
-    return [names for names in by_spelling.values() if len(names) > 1]
+def spelling_warnings(labels: np.ndarray, classes: tuple[str, ...]) -> list[str]:
+    """Classes whose names are the same apart from capitals and spaces, with their image counts.
+
+    `labels`: (n,) class indices. One text for each group of such classes.
+    """
+    counts = np.bincount(labels, minlength=len(classes)).tolist()
+    by_spelling: dict[str, list[tuple[str, int]]] = {}
+    for name, count in zip(classes, counts, strict=True):
+        by_spelling.setdefault("".join(name.casefold().split()), []).append((name, count))
+    texts = []
+    for spellings in by_spelling.values():
+        if len(spellings) > 1:
+            spellings.sort(key=lambda spelling: -spelling[1])
+            names = join_words([f"{name} ({count})" for name, count in spellings])
+            texts.append(
+                f"classes that differ only in capitals or spaces: {names}; if they are one class,"
+                " write one name everywhere (in labels.csv or as the folder's name)"
+            )
+    return texts
 
 
 def split_note(split: np.ndarray, groups: np.ndarray | None, seed: int) -> str:

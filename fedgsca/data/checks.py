@@ -19,10 +19,11 @@ from fedgsca.data.build_table import (
     build_table,
     decode_images,
     find_bad_files,
+    spelling_warnings,
     unreadable_error,
 )
 from fedgsca.data.duplicates import CopyFinding, duplicate_warnings, find_copies, write_findings
-from fedgsca.data.file_list import FileList, FolderCount
+from fedgsca.data.file_list import FileList, FolderCount, shorten
 from fedgsca.data.load import complete_table, find_reader, read_table
 from fedgsca.data.partition import leakage_warnings
 from fedgsca.data.reader import Reader, ReaderOptions
@@ -30,8 +31,9 @@ from fedgsca.data.readers.published import published_warnings
 from fedgsca.data.table import SPLITS, ImageTable
 from fedgsca.errors import FedgscaError
 from fedgsca.support.digests import sha256_file
-from fedgsca.support.text import plural
+from fedgsca.support.text import join_words, plural
 
+_MAX_WINDOWLESS = 3  # names of DICOM files without a window
 _MIN_TRAIN_IMAGES = 10  # a class with fewer training images can hardly be learned
 
 Counts = Mapping[str, Mapping[str, int]]  # split -> class (or "all") -> images
@@ -209,7 +211,8 @@ def _check_file_list(
             report = _describe_table(source, complete_table(table, labels), fast, save)
         except FedgscaError as error:
             problems.append(_problem(error))
-        report = replace(report, file_sizes=_count_sizes(images))
+        notes = report.notes + _window_notes(usable, images)
+        report = replace(report, file_sizes=_count_sizes(images), notes=notes)
     report = replace(report, problems=tuple(problems), bad_files=tuple(bad_files))
     return _add_published(report, usable)
 
@@ -217,6 +220,24 @@ def _check_file_list(
 def _count_sizes(images: DecodedImages) -> tuple[tuple[str, int], ...]:
     sizes = [f"{fact.width}x{fact.height}" for fact in images.facts if not fact.problem]
     return tuple(Counter(sizes).most_common())
+
+
+def _window_notes(file_list: FileList, images: DecodedImages) -> tuple[str, ...]:
+    """The first DICOM files without a window by name.
+
+    The notes of a table only count them: they become part of a run's report, which leaves the site.
+    """
+    names = []
+    # --fast inspects no file: there are no facts then
+    for row, fact in zip(file_list.rows, images.facts, strict=False):
+        if fact.needs_stretching and not fact.problem:
+            names.append(shorten(row.file))
+    if not names:
+        return ()
+    examples = names[:_MAX_WINDOWLESS]
+    if len(names) > _MAX_WINDOWLESS:
+        examples.append(f"{len(names) - _MAX_WINDOWLESS} more")
+    return (f"DICOM files without a window: {join_words(examples)}",)
 
 
 def _add_published(report: SourceReport, file_list: FileList) -> SourceReport:
@@ -243,7 +264,8 @@ def _describe_table(
 ) -> SourceReport:
     """Counts and warnings; `fast`: the images are placeholders."""
     counts = _count_images(table)
-    warnings = _class_warnings(counts) + leakage_warnings(table)
+    spelling = spelling_warnings(table.labels, table.classes)
+    warnings = spelling + _class_warnings(counts) + leakage_warnings(table)
     shape: tuple[int, ...] = ()
     if not fast:
         warnings += duplicate_warnings(table) + _flat_image_warnings(table)
@@ -269,7 +291,7 @@ def _describe_table(
         group_word=table.group_word,
         sites=_count_sites(table),
         fingerprint="" if fast else table.fingerprint,
-        notes=table.notes,
+        notes=tuple(note for note in table.notes if note not in spelling),
         warnings=tuple(warnings),
         copies=tuple(copies),
         saved_files=tuple(saved_files),

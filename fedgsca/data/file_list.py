@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections import Counter
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
 from fedgsca.errors import DataError
-from fedgsca.support.text import one_line, plural
+from fedgsca.support.text import join_words, one_line, plural
 
 _MAX_CASES = 5  # examples in one message
 _MAX_CASE = 200  # characters of each
@@ -92,17 +91,34 @@ class FileList:
         """Collect a problem; this is how a reader reports one."""
         self.problems.append(problem)
 
-    def check_duplicates(self) -> None:
-        """Report files that occur in more than one row."""
-        counts = Counter(row.file for row in self.rows if row.file)
-        duplicates = [name for name, count in counts.items() if count > 1]
-        if duplicates:
+    def check_duplicates(self, lines: Sequence[int] | None = None) -> None:
+        """Report files that occur in more than one row.
+
+        `lines` are the line numbers of the rows in a person's own list; a published data set has
+        none, because nobody should edit its lists.
+        """
+        positions: dict[str, list[int]] = {}
+        for position, row in enumerate(self.rows):
+            if row.file:
+                positions.setdefault(row.file, []).append(position)
+        cases = []
+        has_conflict = False
+        for name, repeats in positions.items():
+            if len(repeats) > 1:
+                is_same = len({self.rows[position].label for position in repeats}) == 1
+                has_conflict |= not is_same
+                numbers = None if lines is None else [lines[position] for position in repeats]
+                cases.append(f"{shorten(name)} ({repeats_text(numbers, is_same)})")
+        if cases:
+            fix = "copy the published list again"
+            if lines is not None:
+                fix = repeats_fix(has_conflict)
             self.add_problem(
                 DataError(
                     "data.duplicate-file",
-                    f"{self.root}: {plural(len(duplicates), 'file')} listed more than once: "
-                    f"{show_cases(duplicates)}",
-                    fix="keep one line per image, or copy the published list again",
+                    f"{self.root}: {plural(len(cases), 'file')} listed more than once: "
+                    f"{show_cases(cases)}",
+                    fix=fix,
                 )
             )
 
@@ -133,6 +149,28 @@ def _common_folders(files: list[str]) -> list[str]:
             break
         common.append(parts[0])
     return common
+
+
+def shorten(name: str) -> str:
+    """A name that leaves room for a remark in a case of `show_cases`."""
+    return one_line(name, _MAX_CASE // 2)
+
+
+def repeats_text(lines: Sequence[int] | None, is_same: bool) -> str:
+    """Where the rows of one file are and whether they agree: "lines 2 and 9, the same label"."""
+    labels = "the same label" if is_same else "different labels"
+    if lines is None:
+        return labels
+    numbers = [str(line) for line in lines[:_MAX_CASES]]
+    if len(lines) > _MAX_CASES:
+        numbers.append(f"{len(lines) - _MAX_CASES} more")
+    return f"lines {join_words(numbers)}, {labels}"
+
+
+def repeats_fix(has_conflict: bool) -> str:
+    """What to do about a list that names a file more than once."""
+    choice = "; where the labels differ, keep the correct one" if has_conflict else ""
+    return f"keep one line per image{choice}"
 
 
 def show_cases(cases: Collection[str]) -> str:

@@ -19,7 +19,7 @@ import numpy as np
 from fedgsca.data.table import ImageTable
 from fedgsca.support.csv_table import write_cells
 from fedgsca.support.digests import sha256_file
-from fedgsca.support.files import open_atomic, write_atomic
+from fedgsca.support.files import PRIVATE, open_atomic, write_atomic
 
 VERSION = 1
 
@@ -60,8 +60,9 @@ def write_log(
         **facts,
         "changes": [asdict(change) for change in changes],
     }
-    write_atomic(log_path(labels), json.dumps(log, indent=1, ensure_ascii=False).encode() + b"\n")
-    with open_atomic(log_path(labels, "csv")) as handle:
+    text = json.dumps(log, indent=1, ensure_ascii=False)
+    write_atomic(log_path(labels), text.encode() + b"\n", mode=PRIVATE)
+    with open_atomic(log_path(labels, "csv"), mode=PRIVATE) as handle:
         write_cells(handle, [field.name for field in fields(LabelChange)])
         for change in changes:
             write_cells(handle, list(asdict(change).values()))

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
+from fedgsca.data.file_list import repeats_fix, repeats_text, shorten, show_cases
 from fedgsca.data.table import ImageTable, fingerprint
 from fedgsca.errors import DataError
 from fedgsca.support.csv_table import read_label_lines
@@ -91,17 +92,22 @@ def class_index(value: str, classes: tuple[str, ...]) -> int | None:
 def _read_labels(path: Path) -> dict[str, str]:
     """Image id -> label, as written."""
     labels: dict[str, str] = {}
-    duplicates = []
-    for _, image_id, label in read_label_lines(path):
-        if image_id in labels:
-            duplicates.append(image_id)
-        labels[image_id] = label
-    if duplicates:
+    lines: dict[str, list[int]] = {}
+    conflicts = set()
+    for line, image_id, label in read_label_lines(path):
+        if labels.setdefault(image_id, label) != label:
+            conflicts.add(image_id)
+        lines.setdefault(image_id, []).append(line)
+    cases = []
+    for image_id, numbers in lines.items():
+        if len(numbers) > 1:
+            text = repeats_text(numbers, image_id not in conflicts)
+            cases.append(f"{shorten(image_id)} ({text})")
+    if cases:
         raise DataError(
             "data.duplicate-file",
-            f"{path}: the same image is listed more than once ({len(duplicates)} repeated lines, "
-            f"first: {duplicates[0]})",
-            fix="keep one line per image",
+            f"{path}: {plural(len(cases), 'image')} listed more than once: {show_cases(cases)}",
+            fix=repeats_fix(bool(conflicts)),
         )
     return labels
 

@@ -16,7 +16,7 @@ from fedgsca.support.text import size_text
 
 RESERVE = 1_000_000_000  # bytes for the method's memory, Flower's files and logs
 
-CheckState = Literal["ok", "FAIL", "unknown"]
+CheckState = Literal["ok", "FAIL", "unknown", "skipped"]
 
 
 @dataclass(frozen=True)
@@ -51,6 +51,11 @@ def failed(topic: str, text: str, fix: str) -> CheckResult:
 def undetermined(topic: str, text: str, fix: str) -> CheckResult:
     """The check could not be made; `fix` says how a person can make it."""
     return CheckResult(topic, "unknown", text, fix)
+
+
+def skipped(topic: str, text: str, fix: str) -> CheckResult:
+    """The check needs another one to pass first; `fix` says which."""
+    return CheckResult(topic, "skipped", text, fix)
 
 
 def check_versions(

@@ -21,7 +21,7 @@ from fedgsca.deploy.check import (
     check_versions,
     failed,
     passed,
-    undetermined,
+    skipped,
 )
 from fedgsca.deploy.check_connection import check_connection
 from fedgsca.deploy.check_coordinator import check_coordinator
@@ -134,7 +134,9 @@ def check_site_data(config: Config, settings: SiteSettings) -> Iterator[CheckRes
             yield failed("classes", error.message, error.fix)
         except FedgscaError as error:
             yield failed("data", error.message, error.fix)
-            yield undetermined("classes", "not compared", "fix the data first")
+            yield skipped(
+                "classes", "not compared with the consortium's list", "fix the data first"
+            )
         else:
             num_images = len(table)
             num_train = len(table.rows("train"))

@@ -29,7 +29,7 @@ from fedgsca.label_audit.consensus import Consensus, find_consensus
 from fedgsca.label_audit.decisions import Decision, Decisions
 from fedgsca.label_audit.site_data import SiteData, check_data, open_sites, split_source
 from fedgsca.support.csv_table import CsvTable, read_csv_table
-from fedgsca.support.files import remove_abandoned, write_atomic
+from fedgsca.support.files import PRIVATE, remove_abandoned, write_atomic
 from fedgsca.support.json_record import Record, stored_as
 
 NAME = "labels.corrected"
@@ -99,7 +99,7 @@ def apply_decisions(
     content, num_unused = _render_labels(site_data, labels)
     remove_abandoned(file.parent, f"{glob.escape(file.stem)}*.tmp")
     write_log(file, content, _log_facts(run, outcomes, counts, changes, prefer), changes)
-    write_atomic(file, content)
+    write_atomic(file, content, mode=PRIVATE)
     return CorrectedLabels(run, file, counts, changes, num_unused, has_noise)
 
 

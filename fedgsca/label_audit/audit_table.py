@@ -25,7 +25,14 @@ from fedgsca.errors import RunFolderError
 from fedgsca.experiment.records import AuditSummary, LabelSummary
 from fedgsca.label_audit.decisions import Decisions
 from fedgsca.support.csv_table import write_cells
-from fedgsca.support.files import open_atomic, remove_abandoned, remove_quietly, write_atomic
+from fedgsca.support.files import (
+    PRIVATE,
+    make_private_folder,
+    open_atomic,
+    remove_abandoned,
+    remove_quietly,
+    write_atomic,
+)
 from fedgsca.support.json_record import Record
 from fedgsca.support.text import did_you_mean
 
@@ -246,14 +253,15 @@ def write_audit(
 
     `version`, `num_labels` and `columns` of the header are filled in here.
     """
+    make_private_folder(folder)
     remove_abandoned(folder, "*.tmp")
     remove_quietly(folder / "audit.json")  # an audit that is being replaced is not complete
     class_index = {name: i for i, name in enumerate(header.classes)}
     count = 0
     with (
-        open_atomic(folder / "suspects.jsonl") as lines,
-        open_atomic(folder / "suspects.idx") as index,
-        open_atomic(folder / "audit.csv") as sheet,
+        open_atomic(folder / "suspects.jsonl", mode=PRIVATE) as lines,
+        open_atomic(folder / "suspects.idx", mode=PRIVATE) as index,
+        open_atomic(folder / "audit.csv", mode=PRIVATE) as sheet,
     ):
         offset = 0
         write_cells(sheet, CSV_HEADER)
@@ -268,9 +276,9 @@ def write_audit(
     examples = {}
     for name, entries in clean.items():
         examples[name] = [entry.to_json() for entry in entries]
-    write_atomic(folder / "clean.json", _dump(examples))
+    write_atomic(folder / "clean.json", _dump(examples), mode=PRIVATE)
     header = replace(header, version=VERSION, num_labels=count, columns=COLUMNS)
-    write_atomic(folder / "audit.json", _dump(header.to_json()))
+    write_atomic(folder / "audit.json", _dump(header.to_json()), mode=PRIVATE)
     return Audit(folder, header)
 
 

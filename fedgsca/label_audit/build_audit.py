@@ -35,7 +35,7 @@ from fedgsca.label_audit.ranking_quality import measure_ranking
 from fedgsca.label_audit.second_opinion import SecondOpinion, ask_second_opinion
 from fedgsca.label_audit.similarity import unit_vectors
 from fedgsca.label_audit.site_data import SiteData, check_data
-from fedgsca.support.files import remove_quietly, write_atomic
+from fedgsca.support.files import PRIVATE, remove_quietly, write_atomic
 
 # in place of a method's name, in the audit of a folder without a run
 FOLDER_AUDIT = "alone"
@@ -243,6 +243,5 @@ def _write_features(
         remove_quietly(out / "features.safetensors")
         return
     unit = unit_vectors(features).astype(np.float16)
-    write_atomic(
-        out / "features.safetensors", save({"rows": rows.astype(np.int64), "features": unit})
-    )
+    content = save({"rows": rows.astype(np.int64), "features": unit})
+    write_atomic(out / "features.safetensors", content, mode=PRIVATE)

@@ -26,7 +26,7 @@ from fedgsca.report.elements import (
 )
 from fedgsca.report.number_text import percent_text, ratio_text
 from fedgsca.report.run_facts import method_title
-from fedgsca.support.files import write_atomic
+from fedgsca.support.files import PRIVATE, write_atomic
 from fedgsca.support.text import NBSP, plural
 from fedgsca.support.version import __version__
 
@@ -44,7 +44,8 @@ def write_gallery(images: AuditImages, *, banner: str = "") -> Path:
     from fedgsca.report.html_page import render_page
 
     target = images.audit.path / "gallery.html"
-    write_atomic(target, render_page(build_gallery(images, banner)).encode())
+    page = render_page(build_gallery(images, banner))
+    write_atomic(target, page.encode(), mode=PRIVATE)
     return target
 
 

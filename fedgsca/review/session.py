@@ -98,7 +98,7 @@ class ListItem:
     number: int
     suspect: Suspect
     decision: Decision | None
-    # a blind reviewer sees neither label before the decision
+    # a blind reviewer sees neither label before the end of the list
     shows_labels: bool
 
     def to_json(self) -> dict[str, Any]:
@@ -127,8 +127,11 @@ class ListItem:
             tree["opinions"] = dict(suspect.opinions)
         tree["decision"] = None
         if self.decision is not None:
+            action = self.decision.action
+            if not self.shows_labels and action != "unsure":
+                action = "change"  # accept and keep would tell which label the choice agrees with
             tree["decision"] = {
-                "action": self.decision.action,
+                "action": action,
                 "label": self.decision.final,
                 "reason": self.decision.reason,
             }
@@ -155,7 +158,7 @@ class Session:
     def __init__(
         self, audit: Audit, images: ImageSource, reviewer: str, *, blind: bool = False
     ) -> None:
-        """`blind`: labels and evidence are hidden until the reviewer has decided.
+        """`blind`: labels and evidence are hidden until the reviewer's list is complete.
 
         Images then have random numbers and a random order: the rows of a data set are often sorted
         by class, and the ranking groups similar cases.
@@ -208,18 +211,31 @@ class Session:
 
     def progress(self) -> ReviewProgress:
         """Counts and speed of this reviewer."""
-        rows = self.decisions.by_reviewer(self.reviewer)
-        priority = self.audit.index["priority"] == 1
-        num_done = sum(bool(priority[self._positions[row]]) for row in rows if self.has_row(row))
+        num_done = self._count_decisions(self.audit.index["priority"] == 1)
         speed = images_per_minute(self.decisions.latest(self.reviewer, RECENT))
-        total = int(priority.sum())
+        total = self.audit.num_suspects
         return ReviewProgress(
-            num_decisions=len(rows),
+            num_decisions=len(self.decisions.by_reviewer(self.reviewer)),
             num_priority_decisions=num_done,
             num_priority=total,
             per_minute=speed,
             minutes_left=(total - num_done) / speed if speed else None,
         )
+
+    def _count_decisions(self, selection: np.ndarray) -> int:
+        """Labels of the selection, (labels,) bool, that this reviewer has decided about."""
+        rows = self.decisions.by_reviewer(self.reviewer)
+        return sum(bool(selection[self._positions[row]]) for row in rows if self.has_row(row))
+
+    def is_complete(self) -> bool:
+        """Whether this reviewer has decided about the priority list (all labels if it is empty).
+
+        Until then the decisions of others are hidden, and from a blind reviewer the labels.
+        """
+        selection = self.audit.index["priority"] == 1
+        if not selection.any():
+            selection = np.ones_like(selection)
+        return self._count_decisions(selection) == int(selection.sum())
 
     def has_row(self, row: int) -> bool:
         """Whether the site has a sample with this row number."""
@@ -249,8 +265,10 @@ class Session:
         page = page[page >= start][:count]
         items = []
         suspects = self.audit.at(list_positions[page])
+        is_unblinded = not self.blind or self.is_complete()
         for position, suspect in zip(page.tolist(), suspects, strict=True):
-            items.append(self._item(suspect, position, decisions.get(suspect.row)))
+            decision = decisions.get(suspect.row)
+            items.append(self._item(suspect, position, decision, is_unblinded))
         return ListPage(len(list_positions), int(is_decided.sum()), items)
 
     def _filter(self, list_filter: ListFilter) -> np.ndarray:
@@ -267,8 +285,10 @@ class Session:
             priority=list_filter.priority,
         )
 
-    def _item(self, suspect: Suspect, position: int, decision: Decision | None) -> ListItem:
-        shows_labels = not self.blind or decision is not None
+    def _item(
+        self, suspect: Suspect, position: int, decision: Decision | None, is_unblinded: bool
+    ) -> ListItem:
+        shows_labels = not self.blind or (is_unblinded and decision is not None)
         number = int(self._numbers[suspect.row])
         return ListItem(position, number, suspect, decision, shows_labels)
 
@@ -326,7 +346,8 @@ class Session:
             request=str(body.get("request") or "")[:MAX_REQUEST_ID],
             blind=self.blind,
         )
-        item = self._item(suspect, -1, self.decisions.add(decision))
+        line = self.decisions.add(decision)
+        item = self._item(suspect, -1, line, not self.blind or self.is_complete())
         return {"saved": True, "item": item.to_json(), "progress": self.progress().to_json()}
 
     def _read_action(
@@ -365,15 +386,31 @@ class Session:
         return int(positions[0]) if len(positions) else None
 
     def summarise(self) -> dict[str, Any]:
-        """Counts, speed and agreement of all reviewers.
+        """Counts, speed and agreement of all reviewers; before the end of the list, only one's own.
 
-        Which images others decided differently is hidden during the review.
+        A blind reviewer then gets no counts by action either: they tell how often the choice was
+        the given or the suggested label. Which images others decided differently is always hidden.
         """
         self.decisions.refresh()
         tree = summarise_decisions(self.decisions).to_json()
-        for pair in tree["agreement"]:
-            pair["conflicts"] = len(pair["conflicts"])
-        return {**tree, "progress": self.progress().to_json()}
+        is_complete = self.is_complete()
+        if is_complete:
+            for pair in tree["agreement"]:
+                pair["conflicts"] = len(pair["conflicts"])
+        else:
+            tree["agreement"] = []
+            tree["reviewers"] = self._own_summary(tree["reviewers"])
+        return {**tree, "complete": is_complete, "progress": self.progress().to_json()}
+
+    def _own_summary(self, reviewers: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+        """The part of the summary that a reviewer may see before the list is complete."""
+        if self.reviewer not in reviewers:
+            return {}
+        summary = dict(reviewers[self.reviewer])
+        if self.blind:
+            summary["actions"] = {"unsure": summary["actions"]["unsure"]}
+            summary["confusions"] = []
+        return {self.reviewer: summary}
 
 
 def _read_seconds(value: object) -> float | None:

@@ -19,6 +19,7 @@ from fedgsca.support.text import size_text
 # The disk is full, the quota is used up, or the shell or container limits the size of files.
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _DAY = 24 * 3600.0
+PRIVATE = 0o600  # mode of files with names or images of patients: for the owner only
 
 
 def is_disk_full(error: OSError) -> bool:
@@ -118,6 +119,23 @@ def open_atomic(path: Path, *, size: int | None = None, mode: int = 0o666) -> It
         remove_quietly(temporary)
         raise
     sync_folder(path.parent)
+
+
+def make_private_folder(folder: Path) -> None:
+    """Create a folder, with its parents, that only its owner can open; restrict one that exists.
+
+    A folder of another owner, or on a file system without permissions, stays as it is.
+    """
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise RunFolderError(
+            "file.cannot-write",
+            f"the folder {folder} cannot be made: {error.strerror or error}",
+            fix=f"check that {folder.parent} is a folder that you may write to",
+        ) from None
+    with contextlib.suppress(OSError):
+        folder.chmod(0o700)
 
 
 @contextlib.contextmanager

@@ -295,5 +295,22 @@ def test_a_blind_reviewer_sees_no_label(window: Browser, folder: Path) -> None:
         window.press("a")  # nothing to accept
         window.press("2")
         at(window, 2)
+        saved_text = window.text("#last")
+        assert saved_text.startswith("Saved: ") and "given" not in saved_text
+        window.click("#open-summary")
+        window.wait("document.querySelector('#summary').open")
+        text = window.text("#summary-body")
+        assert "when you have decided about your whole list" in text and "Accepted" not in text
+        window.press("Escape")
+        window.press("z")
+        at(window, 1)
+        assert not window.js("document.querySelector('#labels').checkVisibility()")
+        for number in range(1, 11):
+            at(window, number)
+            window.press("2")
+        window.wait("!document.querySelector('#done').hidden")
         assert "The given label was" in window.text("#last")
-        assert [d["blind"] for d in lines(folder)] == [True]
+        window.press("2")  # there is no image any more
+        assert "wait for the image" not in window.text("body")
+        assert "This list is complete" in window.text("#live")
+        assert all(d["blind"] for d in lines(folder) if d["action"] != "undo")

@@ -14,6 +14,7 @@ import pytest
 
 import fedgsca
 from fedgsca.cli import execute
+from fedgsca.cli.apply import _counts_text
 from fedgsca.cli.run_summary import show_run
 from fedgsca.data.label_changes import log_path, read_log
 from fedgsca.data.load import load
@@ -91,6 +92,34 @@ def decide(
 
 def cells(path: Path) -> list[list[str]]:
     return list(csv.reader(path.read_text().splitlines()))
+
+
+def test_files_with_names_of_images_are_private(audit: Audit) -> None:
+    decide(audit, 0, "accept")
+    file = apply_decisions(audit.path).file
+    assert file is not None
+    files = [*audit.path.iterdir(), file, log_path(file), log_path(file, "csv")]
+    names = {path.name for path in files}
+    assert names > {"audit.csv", "audit.json", "suspects.jsonl", "suspects.idx", "clean.json"}
+    assert {path.name: path.stat().st_mode & 0o777 for path in files} == dict.fromkeys(names, 0o600)
+    assert audit.path.stat().st_mode & 0o777 == 0o700
+
+
+@pytest.mark.parametrize(
+    ("numbers", "text"),
+    [
+        ((12, 11, 1, 0, 0), "12 labels were reviewed: 11 change, 1 is confirmed"),
+        ((1, 1, 0, 0, 0), "1 label was reviewed: 1 changes"),
+        (
+            (4, 0, 2, 1, 1),
+            "4 labels were reviewed: 2 are confirmed, 1 is disputed and stays as it is,"
+            " 1 stays because nobody could tell",
+        ),
+        ((2, 0, 0, 0, 2), "2 labels were reviewed: 2 are disputed and stay as they are"),
+    ],
+)
+def test_counts_are_a_correct_sentence(numbers: tuple[int, ...], text: str) -> None:
+    assert _counts_text(DecisionCounts(*numbers)) == text
 
 
 def test_only_the_labels_that_people_agree_on_change(audit: Audit) -> None:
@@ -374,7 +403,7 @@ def test_apply_that_was_killed_can_be_repeated(
 
     decide(audit, 0, "accept")
 
-    def die(path: Path, content: bytes) -> None:
+    def die(path: Path, content: bytes, *, mode: int) -> None:
         raise KeyboardInterrupt
 
     out = tmp_path / "corrected.csv"

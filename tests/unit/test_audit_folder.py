@@ -105,6 +105,9 @@ def test_all_images_are_audited_and_wrong_ones_found(folder: Path, tmp_path: Pat
     assert audit.summary.labels == 60
     first_ids = [suspect.id for suspect in audit.ranked_labels()][:5]
     assert sorted(first_ids) == [f"{number:02d}.png" for number in range(5)]
+    for path in audit.path.iterdir():
+        assert path.stat().st_mode & 0o077 == 0, path.name
+    assert audit.path.stat().st_mode & 0o077 == 0
     page = (audit.path / "gallery.html").read_text()
     assert "judged by evidence heads" in page and "FedGSCA" not in page
     assert "round" not in next(iter(audit.ranked_labels())).reason

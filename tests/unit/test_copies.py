@@ -56,12 +56,27 @@ def test_copies_are_named_and_saved(root: Path, tmp_path: Path) -> None:
     assert Image.open(tmp_path / "found" / "copies.png").size[0] > 200
 
 
-def test_only_classes_that_differ_in_capitals_are_named(root: Path) -> None:
+def test_classes_that_differ_only_in_capitals_are_the_first_warning(
+    root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     text = (root / "labels.csv").read_text().replace("07.png,b", "07.png,B")
     (root / "labels.csv").write_text(text)
-    notes = [note for note in check_source(str(root)).notes if "capitals" in note]
-    [note] = notes
-    assert note.startswith("these classes differ only in capitals: B, b;")
+    report = check_source(str(root))
+    num_b = text.count(".png,b")
+    expected = f"classes that differ only in capitals or spaces: b ({num_b}) and B (1); "
+    assert report.warnings[0].startswith(expected)
+    assert not any("capitals" in note for note in report.notes)
+    assert execute(["data", "check", str(root)]) == 0
+    output = capsys.readouterr().out
+    assert output.index("warning: classes that differ") == output.index("warning: ")
+    assert "note: " not in output[: output.index("warning: ")]
+    assert "ready" not in output and "a run would start, but read the warning" in output
+
+
+def test_spaces_do_not_make_another_class_but_other_signs_do() -> None:
+    classes = ("HER2", "HER2-", "Polyp  A", "a", "b", "polypa")
+    [text] = build_table.spelling_warnings(np.array([0, 1, 2, 5, 5]), classes)
+    assert "polypa (2) and Polyp  A (1);" in text
 
 
 def test_checksum_does_not_depend_on_the_root() -> None:

@@ -121,7 +121,7 @@ def test_numbers_are_ordered_as_numbers(make: Make) -> None:
             ["a0.png,x", "a1.png,y", "./a0.png,x"],
             "file,label",
             "data.duplicate-file",
-            "1 file listed more than once: a0.png",
+            "1 file listed more than once: a0.png (lines 2 and 4, the same label)",
         ),
         (["a0.png,x", "a1.png,"], "file,label", "data.empty-cell", "'label' of labels.csv: line 3"),
         (
@@ -192,6 +192,16 @@ def test_all_problems_at_once(make: Make) -> None:
     assert caught.value.code == "data.several-problems" and "4 problems" in text
     assert "8 files not found: no0.png, no1.png, no2.png, no3.png, no4.png, ..." in text
     assert text.count(str(root)) == 1  # the place is named once
+
+
+def test_repeated_lines_say_where_they_are_and_whether_they_agree(make: Make) -> None:
+    root = make(["a0.png,x", "a1.png,y", "a0.png,y", *["a1.png,y"] * 6])
+    [problem] = list_folder(root).problems
+    assert "a0.png (lines 2 and 4, different labels)" in problem.message
+    assert "a1.png (lines 3, 5, 6, 7, 8 and 2 more, the same label)" in problem.message
+    assert problem.fix == "keep one line per image; where the labels differ, keep the correct one"
+    [problem] = list_folder(make(["a0.png,x", "a0.png,x"])).problems
+    assert problem.fix == "keep one line per image"
 
 
 def test_missing_folder(tmp_path: Path) -> None:

@@ -275,7 +275,9 @@ def test_lists_that_say_something_else(root: Path) -> None:
     error = refused(root)
     assert error.code == "data.missing-column" and "category" in error.message
     path.write_text(text + text.split("\n")[1])
-    assert refused(root).code == "data.duplicate-file"
+    error = refused(root)
+    assert error.code == "data.duplicate-file" and "(the same label)" in error.message
+    assert error.fix == "copy the published list again"
 
 
 def test_damaged_images(root: Path) -> None:

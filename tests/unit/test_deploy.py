@@ -471,7 +471,7 @@ def test_versions_data_classes_and_disk(plan: Path, tmp_path: Path) -> None:
         f.topic: f
         for f in check_site_data(config, site.model_copy(update={"data": str(tmp_path / "gone")}))
     }
-    assert gone["data"].state == "FAIL" and gone["data"].fix and gone["classes"].state == "unknown"
+    assert gone["data"].state == "FAIL" and gone["data"].fix and gone["classes"].state == "skipped"
     assert (
         check_disk("disk", tmp_path, 10**18).state == "FAIL"
         and check_disk("disk", tmp_path / "new", 1).state == "ok"

@@ -456,6 +456,18 @@ def test_a_folder_of_dicom_files_is_a_data_set(tmp_path: Path, prefix: str) -> N
     assert checks.check_source(f"{prefix}{tmp_path / 'scans'}").ok
 
 
+def test_the_check_names_files_without_a_window_but_a_run_only_counts_them(tmp_path: Path) -> None:
+    root = grey_set(tmp_path)
+    names = sorted(path.name for path in root.rglob("*.dcm"))[:4]
+    for name in names:
+        write_dicom(root / name, np.arange(144, dtype=np.uint16).reshape(12, 12) * 9)
+    notes = checks.check_source(str(root)).notes
+    assert f"DICOM files without a window: {', '.join(names[:3])} and 1 more" in notes
+    assert checks.check_source(str(root), fast=True).ok
+    [note] = [note for note in load(str(root)).notes if "window" in note]
+    assert note.startswith("4 DICOM files without a window: shown between")
+
+
 def test_a_group_column_beats_the_patient(tmp_path: Path) -> None:
     root = grey_set(tmp_path)
     lines = (root / "labels.csv").read_text().splitlines()

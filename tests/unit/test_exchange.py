@@ -276,7 +276,7 @@ def test_the_commands(audit: Audit, tmp_path: Path, capsys: pytest.CaptureFixtur
     review(audit)
     assert cli.execute(["apply", str(audit.path), "--out", str(tmp_path / "new.csv")]) == 0
     output = capsys.readouterr().out
-    assert "4 labels were reviewed: 2 change, 1 are confirmed" in output
+    assert "4 labels were reviewed: 2 change, 1 is confirmed, 1 stays because nobody" in output
     assert "--labels" in output and "--noise 0" in output
     assert cli.execute(["review", str(audit.path), "--summary"]) == 0
     assert "anna" in capsys.readouterr().out

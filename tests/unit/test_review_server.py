@@ -398,7 +398,18 @@ def test_reviewers_do_not_see_each_other_but_their_agreement_is_counted(folder: 
     assert first(bert)[0]["decision"] is None
     for item, action in zip(first(bert, 4), ("accept", "accept", "keep", "unsure"), strict=True):
         decide(bert, item, action)
-    (pair,) = ask(anna, "/api/summary").json["agreement"]
+    for app, own in ((anna, "anna"), (bert, "bert")):  # neither has finished
+        answer = ask(app, "/api/summary")
+        other = "bert" if own == "anna" else "anna"
+        assert not answer.json["complete"] and other not in answer.body.decode()
+        assert list(answer.json["reviewers"]) == [own] and answer.json["agreement"] == []
+        assert answer.json["reviewers"][own]["actions"]["accept"] > 0
+    for item in ask(anna, "/api/items?count=1000&open=1").json["items"]:
+        decide(anna, item, "accept")
+    summary = ask(anna, "/api/summary").json
+    assert summary["complete"] and set(summary["reviewers"]) == {"anna", "bert"}
+    assert not ask(bert, "/api/summary").json["complete"], "bert still has to decide"
+    (pair,) = summary["agreement"]
     assert (pair["both"], pair["n"], pair["agree"], pair["conflicts"]) == (4, 3, 2, 2)
 
 
@@ -440,7 +451,7 @@ def test_a_blind_decision_is_about_the_image_that_was_shown(folder: Path) -> Non
     assert blind_session.undo("x")["undone"] == {"row": item.number}
 
 
-def test_a_blind_reviewer_sees_no_label_before_the_decision(folder: Path) -> None:
+def test_a_blind_reviewer_sees_no_label_before_the_list_is_complete(folder: Path) -> None:
     app = build_app(session(folder, blind=True), port=PORT, token=TOKEN)
     about, item = ask(app, "/api/about").json, first(app)[0]
     assert about["pairs"] == [] and set(item) == {
@@ -452,9 +463,33 @@ def test_a_blind_reviewer_sees_no_label_before_the_decision(folder: Path) -> Non
     }
     examples = ask(app, f"/api/examples/{item['row']}").json["examples"]
     assert [group["label"] for group in examples] == about["classes"]
-    answer = decide(app, item, "change", label=about["classes"][0]).json
+    items = first(app, 1000)
+    for i, item in enumerate(items):
+        answer = decide(app, item, "change", label=about["classes"][i % 2]).json
+        # neither accept nor keep: both would tell what the given or the suggested label is
+        decision = {"action": "change", "label": about["classes"][i % 2], "reason": ""}
+        if i + 1 < len(items):
+            assert answer["item"] == {**item, "position": -1, "decision": decision}
+            assert first(app)[0] == {**items[0], "decision": first(app)[0]["decision"]}
+            own = ask(app, "/api/summary").json["reviewers"]["anna"]
+            assert own["decided"] == i + 1
+            assert own["actions"] == {"unsure": 0} and own["confusions"] == []
     assert answer["item"]["given"] in about["classes"] and "suggested" in answer["item"]
-    assert json.loads((folder / "decisions.jsonl").read_text())["blind"] is True
+    shown_items = first(app, 1000)
+    assert all("given" in item for item in shown_items)
+    assert {item["decision"]["action"] for item in shown_items} & {"accept", "keep"}
+    assert set(ask(app, "/api/summary").json["reviewers"]["anna"]["actions"]) > {"accept", "keep"}
+    lines = (folder / "decisions.jsonl").read_text().splitlines()
+    assert all(json.loads(line)["blind"] for line in lines)
+
+
+def test_with_an_empty_priority_list_all_labels_must_be_decided(folder: Path) -> None:
+    anna = session(folder)
+    anna.audit.index["priority"] = 0
+    assert not anna.is_complete()
+    for item in anna.list_items(ListFilter(priority=False), 0, 1000, open_only=True).items:
+        anna.decide({"row": item.number, "hash": item.suspect.hash, "action": "keep"})
+    assert anna.is_complete()
 
 
 def test_examples_are_clean_images_of_both_classes(app: Guard) -> None:

@@ -121,8 +121,9 @@ def _read_labels_csv(file_list: FileList, path: Path) -> None:
             cells.get("site", ""),
         )
         file_list.rows.append(row)
-    _check_files(file_list)
-    _check_cells(file_list, [line for line, _ in table.rows])
+    lines = [line for line, _ in table.rows]
+    _check_files(file_list, lines)
+    _check_cells(file_list, lines)
     rows = []
     for row in file_list.rows:
         rows.append(replace(row, split=_SPLITS.get(fold_name(row.split), row.split)))
@@ -159,7 +160,7 @@ def _check_header(file_list: FileList, table: CsvTable) -> bool:
     return not missing_columns
 
 
-def _check_files(file_list: FileList) -> None:
+def _check_files(file_list: FileList, lines: list[int]) -> None:
     """Report paths outside the folder, duplicates, missing files and files that are not images."""
     names = list(dict.fromkeys(row.file for row in file_list.rows if row.file))
     outside_paths = dict.fromkeys(name for name in names if _leaves_folder(name))
@@ -184,7 +185,7 @@ def _check_files(file_list: FileList) -> None:
                 fix="write paths relative to the folder of labels.csv, without ..",
             )
         )
-    file_list.check_duplicates()
+    file_list.check_duplicates(lines)
     _check_existence(file_list, [name for name in names if name not in outside_paths])
 
 

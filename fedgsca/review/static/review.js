@@ -3,6 +3,7 @@
 
 import { makeViewer } from "/viewer.js";
 
+const WAIT = "Please wait for the image.";
 const PREFETCH = 4;  // labels whose images are loaded before they are needed
 const byId = (id) => document.getElementById(id);
 const percent = (p) => `${Math.round(100 * p)} %`;
@@ -196,6 +197,7 @@ async function showImage(item, title) {
     image.alt = item.id ? `${title}, ${item.id}` : title;  // a blind reviewer gets no path
     viewer.show(image);
     paintedItem = item;
+    if (byId("live").textContent === WAIT) announce("");
     shownAt = performance.now();
   } catch {
     if (current === item) viewer.empty("The image cannot be displayed.");
@@ -336,8 +338,9 @@ async function oneAtATime(work) {
 }
 
 const decide = (action, label = null) => oneAtATime(async () => {
+  if (!current) return;  // the list is complete
   // nobody decides about an image that was not shown
-  if (!current || paintedItem !== current) return announce("Please wait for the image.");
+  if (paintedItem !== current) return announce(WAIT);
   const item = current;
   const isRetry = attempt && attempt.row === item.row && attempt.action === action
     && attempt.label === label;
@@ -357,7 +360,7 @@ const decide = (action, label = null) => oneAtATime(async () => {
   notes.delete(item.row);
   const saved = answer.item;
   savedText = `Saved: ${labelText(saved.decision)}. `;
-  if (about.blind) {
+  if (about.blind && saved.given !== undefined) {  // not before the list is complete
     savedText += `The given label was ${saved.given}, the model says ${saved.suggested}. `;
   }
   showLastDecision(savedText);
@@ -508,6 +511,12 @@ async function showSummary() {
   const reviewers = Object.entries(summary.reviewers);
   if (reviewers.length) body.append(reviewerTable(reviewers));
   else body.append(element("p", "Nothing has been decided yet."));
+  if (!summary.complete) {
+    let text = "The decisions of other reviewers and the agreement with them appear here when you "
+      + "have decided about your whole list.";
+    if (about.blind) text += " The given and the suggested labels are hidden until then, too.";
+    body.append(element("p", text));
+  }
   const changes = summary.reviewers[about.reviewer]?.confusions ?? [];
   if (changes.length) {
     const rows = changes.slice(0, 12).map((c) => [`${c.given} → ${c.label}`, c.count]);
@@ -522,14 +531,14 @@ async function showSummary() {
 }
 
 function reviewerTable(reviewers) {
-  const head = ["Reviewer", "All", "Accepted", "Kept", "Other class", "Cannot tell", "Per minute"];
-  const rows = reviewers.map(([name, { decided, actions, per_minute: speed }]) => [
+  const names = { accept: "Accepted", keep: "Kept", change: "Other class", unsure: "Cannot tell" };
+  // a blind reviewer does not get all counts before the list is complete
+  const actions = Object.keys(names).filter((action) => action in reviewers[0][1].actions);
+  const head = ["Reviewer", "All", ...actions.map((action) => names[action]), "Per minute"];
+  const rows = reviewers.map(([name, { decided, actions: counts, per_minute: speed }]) => [
     name,
     decided,
-    actions.accept,
-    actions.keep,
-    actions.change,
-    actions.unsure,
+    ...actions.map((action) => counts[action]),
     speed === null ? "–" : speed.toFixed(1),
   ]);
   return table("Decisions", head, rows);
