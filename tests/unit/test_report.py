@@ -21,9 +21,11 @@ import pytest
 from fedgsca.errors import RunFolderError
 from fedgsca.experiment.records import Comparison
 from fedgsca.report import page_sections
+from fedgsca.report.comparison_caution import find_lead
 from fedgsca.report.comparison_tables import compare_rows, to_csv, to_markdown
 from fedgsca.report.elements import BulletList, PageSection
 from fedgsca.report.html_page import write_report
+from fedgsca.report.loaded_comparison import load_comparison
 from fedgsca.report.page_sections import RUN_SECTIONS, run_section
 from fedgsca.report.palette import NUM_COLOURS, assign_slots, method_slot, slot_line_style
 from fedgsca.report.run_facts import describe_noises, method_title, noise_title
@@ -599,6 +601,19 @@ def test_comparison_page(tmp_path: Path) -> None:
     assert "1.25 ×" in text_of_page  # 2.0 s against FedAvg's 1.6 s
     assert "://" not in text and "<b>grade" not in text and "Unfinished" not in text
     assert text.count('<table class="heat') == 3
+
+
+def test_rare_test_classes_widen_what_a_comparison_can_show(tmp_path: Path) -> None:
+    path = make_compare(tmp_path / "c")
+    comparison = load_comparison(path, read_comparison(path))
+    lead = find_lead(comparison, "0-S40")
+    assert lead is not None and lead.images is not None and lead.needed is not None
+    for run in (path / "cells").iterdir():
+        edit_metrics(
+            run, lambda line: line["confusion"].__setitem__(0, [1] + [0] * (len(CLASSES) - 1))
+        )
+    rare = find_lead(load_comparison(path, read_comparison(path)), "0-S40")
+    assert rare is not None and rare.needed is not None and rare.needed > lead.needed
 
 
 @pytest.mark.usefixtures("sketch")
