@@ -116,14 +116,14 @@ def read_search_plan(out: Path) -> SearchPlan | None:
 
 def _check_scored(config: Config) -> None:
     rounds = config.evidence.collection_rounds(config.train.rounds)
-    needed = needed_rounds(config)
-    if config.privacy is None and rounds and config.train.rounds < needed:
+    minimum = needed_rounds(config)
+    if config.privacy is None and rounds and config.train.rounds < minimum:
         raise ConfigError(
             "tune.too-few-rounds",
             f"{config.train.rounds} rounds are too few for a search: the first label is judged in"
             f" round {rounds[0] + 3}, and the score is the mean of {HEADLINE_ROUNDS} rounds after"
             " that",
-            fix=f"use at least --rounds {needed}",
+            fix=f"use at least --rounds {minimum}",
         )
     if config.privacy is None and rounds:
         return

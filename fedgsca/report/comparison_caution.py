@@ -34,7 +34,7 @@ class Lead:
 
     points: float
     # the difference that could be shown; None if neither test images nor seeds tell
-    needed: float | None
+    threshold: float | None
     seeds: int
     # test images; None if no run can be read any more
     images: int | None
@@ -47,14 +47,14 @@ class Lead:
     @property
     def is_within_error(self) -> bool:
         """Whether the difference is not larger than two standard errors."""
-        return self.needed is not None and self.points <= self.needed
+        return self.threshold is not None and self.points <= self.threshold
 
     def caution(self) -> str:
         """A sentence for people, without its capital letter; empty if the difference is shown."""
         seeds = plural(self.seeds, "seed")
         if self.is_shown:
             return ""
-        if not self.is_within_error or self.needed is None:
+        if not self.is_within_error or self.threshold is None:
             return (
                 f"no winner can be named, because {seeds} cannot show whether a difference of"
                 f" {self.points:.1f} points is chance; compare at least {MIN_SEEDS} seeds."
@@ -65,7 +65,7 @@ class Lead:
         return (
             f"no winner can be named, because {basis} cannot show a difference of"
             f" {self.points:.1f} points; it would have to be larger than about"
-            f" {self.needed:.1f} points."
+            f" {self.threshold:.1f} points."
         )
 
 
@@ -92,7 +92,7 @@ def find_lead(comparison: LoadedComparison, noise: str) -> Lead | None:
     counts = _class_counts(comparison, pair)
     return Lead(
         points=_mean_f1(pair[0]) - _mean_f1(pair[1]),
-        needed=_needed_points(pair, counts),
+        threshold=_needed_points(pair, counts),
         seeds=min(row.seeds for row in pair),
         images=sum(counts) if counts else None,
     )

@@ -24,7 +24,7 @@ def make_comparison(**scores: tuple[float, ...]) -> LoadedComparison:
 
 
 def test_few_images_and_one_seed_name_no_winner() -> None:
-    lead = Lead(points=0.4, needed=15.2, seeds=1, images=30)
+    lead = Lead(points=0.4, threshold=15.2, seeds=1, images=30)
     assert not lead.is_shown
     assert lead.caution() == (
         "no winner can be named, because 30 test images and 1 seed cannot show a difference of"
@@ -52,7 +52,7 @@ def test_a_difference_within_the_variation_of_the_seeds_has_none() -> None:
     comparison = make_comparison(fedavg=(50.0, 60.0, 70.0), fedgsca=(55.0, 65.0, 75.0))
     lead = find_lead(comparison, "S40")
     assert lead is not None and lead.is_within_error
-    assert lead.needed == pytest.approx(2 * (2 * 100 / 3) ** 0.5)
+    assert lead.threshold == pytest.approx(2 * (2 * 100 / 3) ** 0.5)
 
 
 @pytest.mark.parametrize("scores", [{"fedavg": (60.0,)}, {"fedavg": (60.0,), "fedgsca": (60.0,)}])

@@ -607,13 +607,13 @@ def test_rare_test_classes_widen_what_a_comparison_can_show(tmp_path: Path) -> N
     path = make_compare(tmp_path / "c")
     comparison = load_comparison(path, read_comparison(path))
     lead = find_lead(comparison, "0-S40")
-    assert lead is not None and lead.images is not None and lead.needed is not None
+    assert lead is not None and lead.images is not None and lead.threshold is not None
     for run in (path / "cells").iterdir():
         edit_metrics(
             run, lambda line: line["confusion"].__setitem__(0, [1] + [0] * (len(CLASSES) - 1))
         )
     rare = find_lead(load_comparison(path, read_comparison(path)), "0-S40")
-    assert rare is not None and rare.needed is not None and rare.needed > lead.needed
+    assert rare is not None and rare.threshold is not None and rare.threshold > lead.threshold
 
 
 @pytest.mark.usefixtures("sketch")
