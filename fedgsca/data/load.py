@@ -135,7 +135,7 @@ def _unknown_source(source: str, path: Path) -> DataError:
     readers = available_readers()
     forms = "; ".join(f"{reader.form} ({reader.summary})" for reader in readers.values())
     suggestion = _suggest_source(source, path)
-    hint = "" if suggestion is None else f"did you mean {suggestion}? "
+    hint = "" if suggestion is None else f"did you mean {suggestion}?\nOr "
     if path.is_file():
         return DataError(
             "data.unknown-source-type",

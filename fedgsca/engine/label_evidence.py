@@ -25,6 +25,7 @@ import numpy as np
 from fedgsca.errors import RunFolderError
 from fedgsca.evidence import Judgement
 from fedgsca.experiment.records import EvidenceHeader
+from fedgsca.experiment.run_folder import read_config
 from fedgsca.selector import LOSS_CAP
 from fedgsca.site_store import Store
 from fedgsca.support.files import write_atomic
@@ -194,13 +195,32 @@ def sites_with_evidence(run: Path) -> list[str]:
     """Names of the sites that have evidence in this folder, at least one."""
     sites = sorted(path.parent.name for path in (run / "evidence").glob("*/site.json"))
     if not sites:
+        _check_window_reached(run)
         raise RunFolderError(
             "audit.no-evidence",
             f"{run} contains no evidence about labels: the run was made with audit.enabled=false"
             " or by an older version, or it has not reached the first round of the window",
-            fix="run it again (`fedgsca run ... --out NEW`), or continue it with `fedgsca resume`",
+            fix="run it again (`fedgsca run ... --out NEW`), or continue it with"
+            f" `fedgsca resume {run}`",
         )
     return sites
+
+
+def _check_window_reached(run: Path) -> None:
+    """Raise the error of a run that stopped before its first round with evidence."""
+    if not (run / "config.toml").is_file():
+        return
+    config = read_config(run)
+    log = run / "metrics.jsonl"
+    num_finished = len(log.read_bytes().splitlines()) if log.is_file() else 0
+    window = config.audit.window(config.train.rounds)
+    if window and num_finished <= window[0]:
+        raise RunFolderError(
+            "audit.no-evidence",
+            f"{run} has {num_finished} of {config.train.rounds} rounds, and the evidence about its"
+            f" labels begins with round {window[0] + 1}",
+            fix=f"continue the run with `fedgsca resume {run}`, then audit again",
+        )
 
 
 def read_header(run: Path, site: str) -> EvidenceHeader:
@@ -231,7 +251,7 @@ def read_evidence(run: Path, site: str, *, before_round: int = ALL_ROUNDS) -> Ev
         raise RunFolderError(
             "audit.no-evidence",
             f"{site} in {run} has no evidence about its labels yet",
-            fix="continue the run with `fedgsca resume`, then audit again",
+            fix=f"continue the run with `fedgsca resume {run}`, then audit again",
         )
     try:
         judgement = _read_judgement(Store(run / "evidence" / site).part(HEADS_FOLDER), before_round)

@@ -8,6 +8,7 @@ on images that it was not trained on. The winner is then trained on all images b
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,7 @@ from fedgsca.config import Config, build, merge
 from fedgsca.errors import ConfigError, RunFolderError
 from fedgsca.experiment.records import RunResult
 from fedgsca.experiment.run_folder import dumps
+from fedgsca.experiment.simulation import divide
 from fedgsca.grid.runner import (
     GridCell,
     GridObserver,
@@ -27,8 +29,10 @@ from fedgsca.grid.runner import (
     raise_failures,
     run_cells,
 )
+from fedgsca.metrics import HEADLINE_ROUNDS
 from fedgsca.support.files import write_atomic
 from fedgsca.support.json_record import Record
+from fedgsca.wire import SMALLEST_GROUP
 
 PLAN_FILE = "search.json"
 SEARCH_FILE = "tune.json"
@@ -36,6 +40,8 @@ SEARCH_FILE = "tune.json"
 SEARCH_HOLDOUT = 0.2
 # points of expected F1 that another learning rate must be better by: less is chance
 MARGIN = 1.0
+# evidence is first collected after a quarter of a run at the latest, so fewer always suffice
+_MAX_NEEDED_ROUNDS = 100
 
 
 @dataclass(frozen=True)
@@ -110,13 +116,52 @@ def read_search_plan(out: Path) -> SearchPlan | None:
 
 def _check_scored(config: Config) -> None:
     rounds = config.evidence.collection_rounds(config.train.rounds)
+    minimum = needed_rounds(config)
+    if config.privacy is None and rounds and config.train.rounds < minimum:
+        raise ConfigError(
+            "tune.too-few-rounds",
+            f"{config.train.rounds} rounds are too few for a search: the first label is judged in"
+            f" round {rounds[0] + 3}, and the score is the mean of {HEADLINE_ROUNDS} rounds after"
+            " that",
+            fix=f"use at least --rounds {minimum}",
+        )
     if config.privacy is None and rounds:
         return
     raise ConfigError(
         "tune.no-evidence",
         "a search without clean labels needs evidence heads, and they are off: they need at least"
         " six rounds, evidence.enabled and no privacy",
-        fix="switch them on for the search, and keep privacy for the final run",
+        fix=f"switch them on for the search with at least {needed_rounds(config)} rounds, and keep"
+        " privacy for the final run",
+    )
+
+
+def needed_rounds(config: Config) -> int:
+    """The fewest rounds with a score.
+
+    The evidence of the first collection scores the model two rounds later, and the score is the
+    mean of HEADLINE_ROUNDS rounds in a row.
+    """
+    for rounds in range(1, _MAX_NEEDED_ROUNDS):
+        collection = config.evidence.collection_rounds(rounds)
+        if collection and rounds >= collection[0] + 2 + HEADLINE_ROUNDS:
+            return rounds
+    return _MAX_NEEDED_ROUNDS
+
+
+def check_holdout(config: Config) -> None:
+    """Refuse a search in which no site holds out enough images, before anything is trained."""
+    sizes = [len(rows) for rows in divide(config).rows.values()]
+    share = config.evidence.holdout
+    if share * max(sizes, default=0) >= SMALLEST_GROUP:
+        return
+    needed_images = math.ceil(SMALLEST_GROUP / share) if share > 0 else 0
+    larger = f"give a site at least {needed_images} images (fewer sites), or " if share > 0 else ""
+    raise ConfigError(
+        "tune.small-holdout",
+        f"the largest of {len(sizes)} sites has {max(sizes, default=0)} training images, and"
+        f" --holdout {share:g} of them are fewer than the {SMALLEST_GROUP} that a score needs",
+        fix=f"{larger}use a larger --holdout, up to 0.5",
     )
 
 
@@ -128,6 +173,8 @@ def search_rates(
     check_folder(cells, out, marker=PLAN_FILE, kind="search")
     write_atomic(out / PLAN_FILE, dumps(plan.to_json()))
     results = finished_cells(cells, out)
+    if len(results) < len(cells):
+        check_holdout(cells[0].config)
     failures = run_cells(
         cells,
         out,
@@ -158,8 +205,9 @@ def _score_of(result: RunResult, name: str) -> float:
     if result.unseen is None:
         raise ConfigError(
             "tune.no-score",
-            f"{name} has no score: the sites hold out too few images, or the run is too short",
-            fix="use more rounds or a larger --holdout",
+            f"{name} has no score: in some of its last rounds no site had {SMALLEST_GROUP}"
+            " held-out images with evidence about them",
+            fix="use more rounds, fewer sites or a larger --holdout",
         )
     return result.unseen.last
 

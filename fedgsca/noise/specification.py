@@ -7,6 +7,8 @@ The letters are those of the registered kinds (`fedgsca/noise/kinds`).
 
 from __future__ import annotations
 
+import re
+
 from fedgsca.errors import ConfigError
 from fedgsca.noise.base import SiteNoise, list_kinds
 
@@ -24,7 +26,7 @@ def parse_noise(spec: str, sites: int) -> list[SiteNoise]:
     for position, part in enumerate(parts, start=1):
         noise = read_site_noise(part)
         if noise is None or noise.definition.is_recorded:
-            problems.append(f"part {position} is {part!r}")
+            problems.append(f"part {position} is {part!r}{_explain_problem(part)}")
         else:
             noises.append(noise)
     if problems:
@@ -44,6 +46,22 @@ def parse_noise(spec: str, sites: int) -> list[SiteNoise]:
             f"site such as {example}",
         )
     return noises * sites if len(noises) == 1 else noises
+
+
+def _explain_problem(part: str) -> str:
+    """Why a part is not a noise, in brackets; empty if there is no simple reason."""
+    match = re.fullmatch(r"([A-Z]+)\s*(\d+(?:\.\d+)?|\.\d+)?\s*%?", part.strip().upper())
+    if match is None:
+        return ""
+    letters, rate = match[1], match[2]
+    kinds = {kind.letter: kind for kind in list_kinds()}
+    if letters not in kinds:
+        return f" (unknown kind {letters})"
+    if kinds[letters].is_recorded or not kinds[letters].has_rate:
+        return ""
+    if rate is None:
+        return " (without a rate in percent)"
+    return f" ({rate} % is above 100 %)" if float(rate) > 100 else ""
 
 
 def fixed_sites(spec: str) -> int | None:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from markupsafe import Markup
 
+from fedgsca.report.comparison_caution import Lead, find_lead
 from fedgsca.report.comparison_tables import BASELINE, ComparisonRow
 from fedgsca.report.loaded_comparison import LoadedComparison
 from fedgsca.report.run_facts import is_selector_idle
@@ -36,7 +37,8 @@ def describe_comparison(comparison: LoadedComparison) -> list[str]:
         first = f"{labels[0]} was trained with {noise_text} and {seeds}."
     sentences = [first]
     for noise in noises[:_MAX_NOISES]:
-        sentences.append(_verdict(noise, [row for row in rows if row.noise == noise]))
+        noise_rows = [row for row in rows if row.noise == noise]
+        sentences.append(_verdict(noise, noise_rows, find_lead(comparison, noise)))
     return sentences + idle_sentences(comparison)
 
 
@@ -57,8 +59,11 @@ def idle_sentences(comparison: LoadedComparison) -> list[str]:
     return sentences
 
 
-def _verdict(noise: str, rows: Sequence[ComparisonRow]) -> str:
-    """The best method under one noise, and FedGSCA compared with the baseline."""
+def _verdict(noise: str, rows: Sequence[ComparisonRow], lead: Lead | None) -> str:
+    """The best method under one noise, and FedGSCA compared with the baseline.
+
+    Where the lead may be chance, no method is called the best, and a sentence says why.
+    """
     winners = [row for row in rows if "f1" in row.best]
     if not winners:
         winners = [max(rows, key=lambda row: row.f1.mean if row.f1 else 0.0)]
@@ -71,9 +76,13 @@ def _verdict(noise: str, rows: Sequence[ComparisonRow]) -> str:
         verb = "reach"
     elif len(rows) > 1:
         verb = "is best with"
+    caution = "" if lead is None else lead.caution()
+    if caution:
+        verb = "has the highest score,"
+        caution = f" {caution[0].upper()}{caution[1:]}"
     text = Markup(template).format(noise, names, verb, top.text())
     is_ours = [row.method for row in winners] == [OURS]
-    return text + _compare_with_baseline(rows, is_subject_clear=is_ours) + "."
+    return text + _compare_with_baseline(rows, is_subject_clear=is_ours) + "." + caution
 
 
 def _compare_with_baseline(rows: Sequence[ComparisonRow], *, is_subject_clear: bool) -> str:

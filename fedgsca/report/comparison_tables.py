@@ -141,7 +141,10 @@ def _recovery(f1: float, baseline: float | None, ceiling: float | None) -> float
 
 
 def _mark_ranks(rows: list[ComparisonRow]) -> list[ComparisonRow]:
-    """Best and second best per score, compared as printed: equal numbers have equal marks."""
+    """Best and second best per score, compared as printed: equal numbers have equal marks.
+
+    Of two methods the second is the last, and has no mark.
+    """
     if len(rows) < 2:
         return rows
     for key in SCORES:
@@ -151,7 +154,7 @@ def _mark_ranks(rows: list[ComparisonRow]) -> list[ComparisonRow]:
         first, second = first_and_second(printed_means)
         for i in first:
             rows[i] = replace(rows[i], best=rows[i].best | {key})
-        for i in second:
+        for i in second if len(rows) > 2 else ():
             rows[i] = replace(rows[i], second=rows[i].second | {key})
     return rows
 

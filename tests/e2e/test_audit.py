@@ -149,6 +149,8 @@ def test_an_unfinished_run_is_audited_with_a_warning(tmp_path: Path) -> None:
     with pytest.raises(RunFolderError) as error:
         audit(tmp_path)
     assert error.value.code == "audit.no-evidence"
+    assert f"has 1 of {config.train.rounds} rounds" in error.value.message
+    assert f"`fedgsca resume {tmp_path}`" in error.value.fix
     run(config, tmp_path, stop_after=3)
     audit(tmp_path, "--site", "site-2")
     assert "not finished" in (tmp_path / "audit" / "site-2" / "gallery.html").read_text()

@@ -196,7 +196,7 @@ def test_missing_file_and_unknown_names(tmp_path: Path) -> None:
     (tmp_path / "slides").mkdir()
     with pytest.raises(DataError) as caught:
         load(str(tmp_path / "slide"))
-    assert caught.value.fix.startswith(f"did you mean {tmp_path / 'slides'}?")
+    assert caught.value.fix.startswith(f"did you mean {tmp_path / 'slides'}?\nOr use one of: ")
     (tmp_path / "x.txt").write_text("")
     with pytest.raises(DataError) as caught:
         load(str(tmp_path / "x.txt"))

@@ -66,6 +66,21 @@ def test_nonsense_is_refused_with_an_example(spec: str) -> None:
     assert repr(spec) in error.value.message and "0-S40-P20-C20" in error.value.fix
 
 
+@pytest.mark.parametrize(
+    ("spec", "reason"),
+    [
+        ("S140", "'S140' (140 % is above 100 %)"),
+        ("X40", "'X40' (unknown kind X)"),
+        ("S", "'S' (without a rate in percent)"),
+    ],
+)
+def test_the_message_says_what_is_wrong_before_the_legend(spec: str, reason: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        parse_noise(spec, 4)
+    assert error.value.message.endswith(f"part 1 is {reason}")
+    assert "S = symmetric" in error.value.fix
+
+
 def test_the_message_points_at_the_bad_part() -> None:
     with pytest.raises(ConfigError) as error:
         parse_noise("0-Z40-P20-S400", 4)

@@ -87,3 +87,36 @@ def test_the_command_chooses_can_be_resumed_and_says_why(
 def test_rates_must_be_numbers(capsys: pytest.CaptureFixture[str]) -> None:
     assert execute(["tune", "--lr", "fast"]) != 0
     assert "tune.invalid-rates" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("rounds", [6, 8])
+def test_too_few_rounds_are_refused_before_training(
+    rounds: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "search"
+    arguments = ["tune", "--data", "synthetic", "--model", "cnn", "--rounds", str(rounds)]
+    assert execute([*arguments, "--out", str(out)]) == 2
+    error = capsys.readouterr().err
+    assert "tune.too-few-rounds" in error and "--rounds 9" in error
+    assert not out.exists()
+
+
+def test_the_fewest_rounds_have_a_score(tmp_path: Path) -> None:
+    arguments = ["tune", "--data", "synthetic", "--model", "cnn", "--rounds", "9", "--quiet"]
+    arguments += ["--methods", "fedavg", "--lr", "0.05", "--set", "train.lr=0.05"]
+    arguments += ["--set", "data.train=120", "--set", "data.test=20", "--set", "data.image_size=16"]
+    arguments += ["--noise", "S20", "--sites", "2", "--holdout", "0.4"]
+    assert execute([*arguments, "--out", str(tmp_path / "search")]) == 0
+
+
+def test_sites_that_hold_out_too_few_images_are_refused_before_training(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "search"
+    arguments = ["tune", "--data", "synthetic", "--model", "cnn", "--rounds", "9", "--sites", "4"]
+    arguments += ["--set", "data.train=80", "--set", "data.test=20", "--set", "data.image_size=16"]
+    assert execute([*arguments, "--noise", "S20", "--out", str(out)]) == 2
+    error = capsys.readouterr().err
+    assert "tune.small-holdout" in error and "20 training images" in error
+    assert "at least 25 images" in error
+    assert not (out / "cells").exists()

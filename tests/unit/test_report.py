@@ -21,9 +21,11 @@ import pytest
 from fedgsca.errors import RunFolderError
 from fedgsca.experiment.records import Comparison
 from fedgsca.report import page_sections
+from fedgsca.report.comparison_caution import find_lead
 from fedgsca.report.comparison_tables import compare_rows, to_csv, to_markdown
 from fedgsca.report.elements import BulletList, PageSection
 from fedgsca.report.html_page import write_report
+from fedgsca.report.loaded_comparison import load_comparison
 from fedgsca.report.page_sections import RUN_SECTIONS, run_section
 from fedgsca.report.palette import NUM_COLOURS, assign_slots, method_slot, slot_line_style
 from fedgsca.report.run_facts import describe_noises, method_title, noise_title
@@ -580,7 +582,8 @@ def test_markdown_and_csv_contain_the_same_rows(tmp_path: Path) -> None:
 def test_comparison_page(tmp_path: Path) -> None:
     text = page(make_compare(tmp_path / "c"))
     text_of_page = words(text)
-    assert "Fedgsca is best with a macro F1 of 78.5 ± 0.7 %" in text_of_page
+    assert "Fedgsca has the highest score, a macro F1 of 78.5 ± 0.7 %" in text_of_page
+    assert "No winner can be named, because" in text_of_page and "2 seeds cannot" in text_of_page
     assert (
         "; it is 7.5 points above Fedavg and recovers 0.75 of the loss caused by the wrong labels"
         in text_of_page
@@ -600,6 +603,19 @@ def test_comparison_page(tmp_path: Path) -> None:
     assert text.count('<table class="heat') == 3
 
 
+def test_rare_test_classes_widen_what_a_comparison_can_show(tmp_path: Path) -> None:
+    path = make_compare(tmp_path / "c")
+    comparison = load_comparison(path, read_comparison(path))
+    lead = find_lead(comparison, "0-S40")
+    assert lead is not None and lead.images is not None and lead.threshold is not None
+    for run in (path / "cells").iterdir():
+        edit_metrics(
+            run, lambda line: line["confusion"].__setitem__(0, [1] + [0] * (len(CLASSES) - 1))
+        )
+    rare = find_lead(load_comparison(path, read_comparison(path)), "0-S40")
+    assert rare is not None and rare.threshold is not None and rare.threshold > lead.threshold
+
+
 @pytest.mark.usefixtures("sketch")
 def test_comparison_admits_that_our_method_loses(tmp_path: Path) -> None:
     text_of_page = words(
@@ -609,7 +625,8 @@ def test_comparison_admits_that_our_method_loses(tmp_path: Path) -> None:
             )
         )
     )
-    assert "Fedavg is best" in text_of_page and "Fedgsca is 5.0 points below Fedavg" in text_of_page
+    assert "Fedavg has the highest score" in text_of_page
+    assert "Fedgsca is 5.0 points below Fedavg" in text_of_page
     assert (
         "recovers" not in text_of_page and "−0.92" in text_of_page
     )  # a negative recovery, in the table

@@ -49,10 +49,9 @@ def learning_comparison_section(comparison: LoadedComparison) -> PageSection | N
         "Macro F1 on the test set, percent, round by round: the line is the mean over the seeds, "
         "the band their range."
     )
-    note = (
-        "The first rounds may lie below the plot. A curve that falls from its peak often belongs "
-        "to a model that memorises wrong labels."
-    )
+    note = "A curve that falls from its peak often belongs to a model that memorises wrong labels."
+    if _has_values_below(comparison):
+        note = f"Some of the first rounds lie below the plot. {note}"
     gallery = _curve_gallery(comparison, pictures, note)
     return PageSection("learning", "Learning curves", intro, [gallery])
 
@@ -141,11 +140,30 @@ def draw_method_curves(
 
 
 def _set_score_range(axes: Axes, curves: Mapping[str, MethodCurves], last_round: int) -> None:
-    """Without the steep first rounds, which would press the differences together."""
-    values = _all_values(curves, last_round / 8) or _all_values(curves)
-    low, high = min(values), max(values)
+    axes.set_ylim(*score_range(curves, last_round))
+
+
+def score_range(curves: Mapping[str, MethodCurves], last_round: int) -> tuple[float, float]:
+    """The lowest and the highest F1 of the plot.
+
+    Low values of the steep first rounds lie below: they would press the differences together.
+    The highest value of any round is always inside.
+    """
+    low = min(_all_values(curves, last_round / 8) or _all_values(curves))
+    high = max(_all_values(curves))
     padding = 0.06 * max(high - low, 4)
-    axes.set_ylim(low - padding, min(high + padding, 101))
+    return low - padding, min(high + padding, 101)
+
+
+def _has_values_below(comparison: LoadedComparison) -> bool:
+    """Whether a value of any plot of F1 is lower than its range."""
+    for noise in comparison.noises:
+        curves = _method_curves(comparison, noise, "f1")
+        if any(len(method.curves) > 1 for method in curves.values()):
+            last_round = max(max(method.curves) for method in curves.values())
+            if min(_all_values(curves)) < score_range(curves, last_round)[0]:
+                return True
+    return False
 
 
 def _all_values(curves: Mapping[str, MethodCurves], after_round: float = 0) -> list[float]:

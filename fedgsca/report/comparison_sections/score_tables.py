@@ -53,10 +53,7 @@ def result_section(comparison: LoadedComparison) -> PageSection | None:
 
 
 def _intro(comparison: LoadedComparison) -> str:
-    sentences = [
-        "Percent, mean ± standard deviation over the seeds; "
-        "the best is bold, the second best underlined."
-    ]
+    sentences = [_explain_numbers(comparison)]
     legend = describe_noises(comparison.noises)
     if legend:
         sentences.append(legend)
@@ -71,6 +68,18 @@ def _intro(comparison: LoadedComparison) -> str:
     if clean_scores:
         sentences.append(f"On clean labels FedAvg reaches {mean_std(clean_scores).text()}.")
     return " ".join(sentences)
+
+
+def _explain_numbers(comparison: LoadedComparison) -> str:
+    """What ±, bold and underlined mean, as far as they occur."""
+    text = "Percent"
+    if any(row.seeds > 1 for row in comparison.rows):
+        text += ", mean ± standard deviation over the seeds"
+    if len(comparison.labels) > 1:
+        text += "; the best is bold"
+    if len(comparison.labels) > 2:
+        text += ", the second best underlined"
+    return f"{text}."
 
 
 def _overview_table(comparison: LoadedComparison) -> PageTable:
