@@ -50,6 +50,9 @@ MAX_COUNT = 10**9  # steps of a BatchNorm counter in one round
 MIN_RESEMBLANCE = -0.2
 _GAP = 0.3  # by which cosine or response must differ from the median of the other sites
 _RESPONSE_ROUNDS = 3  # of a site before its response says something
+# above this cosine with the model that was sent out, an update only scales that model: weight decay
+# does so at all sites alike when no sample has a loss left
+ONLY_SCALED = 1.0 - 1e-6
 _NORM_SITES = 3  # that train in a round, for a comparison of their changes
 _SHARE_SITES = 3  # with fewer sites, one may well have almost all images
 _SIZE_SPREAD = 100  # honest sites are not more than this many times larger than the median
@@ -408,6 +411,9 @@ class UpdateGuard:
             )
 
     def _check_copy(self, facts: UpdateFacts, round_facts: Sequence[UpdateFacts]) -> None:
+        resemblance = facts.parts[MODEL].resemblance
+        if resemblance is not None and resemblance > ONLY_SCALED:
+            return
         for item in round_facts:
             is_copy = bool(facts.digest) and facts.digest == item.digest
             if is_copy and item.site < facts.site:

@@ -14,6 +14,8 @@ from fedgsca.wire import Arrays
 MODEL = "model"
 EXTRAS = "extras"
 PARTS = (MODEL, EXTRAS)
+# smallest usual norm, as a share of the largest one so far
+FLOOR = 0.15
 _LEVELS = 5  # rounds whose norms are remembered
 _DIGEST_ROUNDS = 50  # rounds whose updates are recognised when they are sent again
 _DIGEST_SIZE = 16
@@ -41,14 +43,16 @@ class PartMemory:
 
         The smaller one of two: the largest norm that was ever usual, which a site that always
         exaggerates exceeds; and what is usual of late, also for the site itself, which one that
-        begins to exaggerate exceeds. None in the first round.
+        begins to exaggerate exceeds. But at least FLOOR of the former: near the end of the training
+        the changes of most honest sites nearly vanish, and those of the others look large beside
+        them. None in the first round.
         """
         level = self.level()
         if level is None:
             return None
         own_norms = self.norms.get(site)
         own_norm = float(np.median(own_norms)) if own_norms else 0.0
-        return max(other_norm, min(self.peak, max(level, own_norm)))
+        return max(other_norm, FLOOR * self.peak, min(self.peak, max(level, own_norm)))
 
     def add_level(self, level: float) -> None:
         """Add the median norm of a round."""

@@ -426,13 +426,13 @@ def test_a_full_disk_loses_nothing(
 
 @pytest.fixture
 def tiny_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of two megabytes, where we may mount one."""
+    """A file system of four megabytes, where we may mount one."""
     place = tmp_path / "disk"
     place.mkdir()
     if (
         os.geteuid() != 0
         or subprocess.run(
-            ["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", place], capture_output=True
+            ["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", place], capture_output=True
         ).returncode
     ):
         pytest.skip("mounting needs root")

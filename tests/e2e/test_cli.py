@@ -444,6 +444,7 @@ def test_wire_shows_what_a_run_sends(shell: Shell) -> None:
     beside = {row["name"]: row["shape"] for row in found["deployment"]}
     assert beside == {
         "seconds": [],
+        "memory_since": [],
         "error": None,
         "confusion": [found["classes"]] * 2,
         "test_loss": [],

@@ -53,7 +53,7 @@ def test_a_reader_from_outside_the_package(tmp_path: Path, monkeypatch: pytest.M
     READERS.load()
     __import__("alphabet_reader")
     try:
-        assert list(available_readers())[-1] == "alphabet"
+        assert "alphabet" in available_readers()
         table = load(f"alphabet:{root}", train=8, test=2)
         assert table.classes == ("a", "b") and len(table.rows("train")) == 8
         assert check_source(f"alphabet:{root}").ok

@@ -20,7 +20,7 @@ from fedgsca.robust.base import RuleSettings, make_rule
 from fedgsca.robust.combine import combine_extras, combine_models, scale_change
 from fedgsca.robust.motion import SKETCH_SIZE, SiteMotion, Sketcher
 from fedgsca.robust.spool import UpdateSpool
-from fedgsca.wire import Extra, Update
+from fedgsca.wire import Extra, Payload, Update
 
 EQUAL = np.ones(4)
 
@@ -321,3 +321,32 @@ def test_a_change_that_is_scaled_down_again_and_again_is_an_offence() -> None:
     assert guard.sites_put_aside() == ["d"], "the first time was free"
     guard.readmit(["d"])
     assert guard.memory.scalings == {} and guard.sites_put_aside() == []
+
+
+# ---- the end of a training ----
+
+
+def test_a_change_is_not_large_only_because_the_others_have_stopped() -> None:
+    memory = PartMemory()
+    for norm in (10.0, 8.0, 1.0, 0.1, 0.02, 0.02, 0.02, 0.02):
+        memory.add_level(norm)
+    usual_norm = memory.usual_norm("a", 0.02)
+    assert usual_norm == pytest.approx(1.5)  # 15 % of the largest round
+    assert memory.usual_norm("a", 12.0) == 12.0
+
+
+def test_weight_decay_alone_makes_no_copies() -> None:
+    """Sites whose samples have no loss left all scale the model by the same factor."""
+    guard = UpdateGuard(load_config(method="fedavg"), GuardMemory(("a", "b", "c")))
+    received = {"head.weight": np.linspace(1.0, 2.0, 6, dtype=np.float32)}
+    guard.start_round(Payload(0, received), {})
+    scaled_model = {"head.weight": received["head.weight"] * np.float32(0.999)}
+    other_model = {"head.weight": received["head.weight"][::-1].copy()}
+    for model, is_refused in ((scaled_model, False), (other_model, True)):
+        facts = [guard.examine(Update(site, 10, model, {})) for site in "ab"]
+        if is_refused:
+            with pytest.raises(UpdateError) as error:
+                guard.judge(facts[1], facts[:1])
+            assert error.value.code == "update.copy"
+        else:
+            guard.judge(facts[1], facts[:1])
