@@ -10,16 +10,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
-import torch
-from torch import Tensor, nn
-from torch.nn import functional as F
 
 from fedgsca.models.augment import augment
 from fedgsca.site import Evaluation as Evaluation
 from fedgsca.site import Samples, Site
+from fedgsca.support.lazy_torch import F, Tensor, inference_mode, nn, no_grad, torch
 
 EVAL_BATCH = 256
 
@@ -45,7 +43,8 @@ class Network(Protocol):
     def eval(self) -> object: ...
 
 
-Objective = Callable[[nn.Module, Batch], Tensor]
+# in quotation marks: nn.Module must not be looked up before a site trains
+Objective: TypeAlias = "Callable[[nn.Module, Batch], Tensor]"
 
 
 def cross_entropy(model: nn.Module, batch: Batch) -> Tensor:
@@ -143,7 +142,7 @@ class SGD:
         for parameter in self.parameters:
             parameter.grad = None
 
-    @torch.no_grad()
+    @no_grad
     def step(self) -> None:
         """Move the parameters that have a gradient."""
         parameters: list[Tensor] = []
@@ -195,7 +194,7 @@ def train(
             sgd.step()
 
 
-@torch.inference_mode()
+@inference_mode
 def evaluate(
     model: Network, samples: Samples, device: torch.device, *, features: bool = False
 ) -> Evaluation:

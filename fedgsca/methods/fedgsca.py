@@ -48,9 +48,6 @@ from dataclasses import replace
 from typing import ClassVar
 
 import numpy as np
-import torch
-from torch import Tensor, nn
-from torch.nn import functional as F
 
 from fedgsca.aggregate import WeightedMean
 from fedgsca.credal import beta_at, rcl_loss, ucl_loss
@@ -89,6 +86,7 @@ from fedgsca.selector import (
     nearest_selector,
 )
 from fedgsca.site import LabelEvidence, Site
+from fedgsca.support.lazy_torch import F, Tensor, nn, torch
 from fedgsca.train import Batch, Objective, evaluate_site, train
 from fedgsca.wire import SMALLEST_GROUP, Arrays, Extra, Payload, Update
 

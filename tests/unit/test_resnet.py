@@ -94,7 +94,7 @@ def test_a_training_step_agrees_to_the_last_bit(name: str) -> None:
 
 
 def test_a_wrong_stride_would_be_noticed() -> None:
-    """The comparison can fail: a stride in the bottleneck's first convolution is another network."""
+    """The comparison can fail: a stride in a bottleneck's first convolution is another network."""
     network, reference = make_pair("resnet50")
     block = network.get_submodule("layer2.0")
     block.get_submodule("conv1").stride = (2, 2)  # type: ignore[assignment]
@@ -110,7 +110,7 @@ def test_a_classifier_is_built_without_monai() -> None:
     import sys
 
     program = (
-        "import sys; from fedgsca.models import build_classifier;"
+        "import sys; from fedgsca.models.build import build_classifier;"
         "build_classifier('resnet18', 3, seed=0);"
         "assert not any(name.startswith('monai') for name in sys.modules)"
     )
