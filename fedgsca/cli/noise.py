@@ -20,7 +20,14 @@ from fedgsca.cli.options import (
     Sets,
     Sites,
 )
-from fedgsca.support.console import make_table, print_json, print_line, print_note, print_table
+from fedgsca.support.console import (
+    make_table,
+    print_json,
+    print_line,
+    print_note,
+    print_start,
+    print_table,
+)
 from fedgsca.support.text import percent
 
 if TYPE_CHECKING:
@@ -113,6 +120,7 @@ def preview(
         sites = fixed_sites(spec)
     flags = ExperimentFlags(data=data, noise=spec, seed=seed, sites=sites)
     config = make_run_config(flags, config_file, sets, None, quiet=True)
+    print_start(f"drawing wrong labels for {config.data.source}", quiet=as_json)
     experiment = prepare(config)
     previews = [_preview_site(experiment, name) for name in experiment.sites]
     matrices: dict[str, list[list[float]]] = {}

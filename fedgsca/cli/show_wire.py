@@ -22,7 +22,7 @@ from fedgsca.cli.options import (
     Sets,
     Sites,
 )
-from fedgsca.support.console import make_table, print_json, print_line, print_table
+from fedgsca.support.console import make_table, print_json, print_line, print_start, print_table
 from fedgsca.support.text import plural, size_text
 
 if TYPE_CHECKING:
@@ -68,6 +68,7 @@ def wire(
 
     config = make_run_config(flags, config_file, sets, None, quiet=True)
 
+    print_start(f"{config.method}: two rounds on small images", quiet=as_json)
     measurement = measure_wire(config)
     if as_json:
         print_json(measurement.to_json())
