@@ -15,6 +15,7 @@ from typing import Any, Protocol, TypeAlias
 import numpy as np
 
 from fedgsca.models.augment import augment
+from fedgsca.models.transfer import channel_values, copy_stream, send
 from fedgsca.site import Evaluation as Evaluation
 from fedgsca.site import Samples, Site
 from fedgsca.support.lazy_torch import F, Tensor, inference_mode, nn, no_grad, torch
@@ -80,13 +81,13 @@ def to_tensor(
     """
     inputs = torch.from_numpy(np.asarray(samples.inputs[rows]))
     if not samples.are_images:
-        return inputs.to(device)
+        return send(inputs, device)
     images = inputs.permute(0, 3, 1, 2)  # (b, 3, H, W), channels-last in memory
     if rng is not None:
         images = augment(images, kind, rng)
-    mean = torch.tensor(samples.mean, device=device).view(1, 3, 1, 1)
-    std = torch.tensor(samples.std, device=device).view(1, 3, 1, 1)
-    return images.to(device).float().sub_(mean).div_(std)
+    mean = channel_values(samples.mean, device)
+    std = channel_values(samples.std, device)
+    return send(images, device).float().sub_(mean).div_(std)
 
 
 def batches(
@@ -112,8 +113,10 @@ def batches(
         positions = order[start : start + size]
         if len(positions) < 2:
             continue
-        x = to_tensor(site.samples, rows[positions], site.device, rng, site.hyper.augment)
-        y = torch.from_numpy(labels[positions]).to(site.device)
+        with copy_stream(site.device) as deliver:
+            x = to_tensor(site.samples, rows[positions], site.device, rng, site.hyper.augment)
+            y = send(torch.from_numpy(labels[positions]), site.device)
+            deliver(x, y)
         yield Batch(x, y, rows[positions])
 
 

@@ -119,8 +119,8 @@ def preview(
     if sites is None and config_file is None:
         sites = fixed_sites(spec)
     flags = ExperimentFlags(data=data, noise=spec, seed=seed, sites=sites)
+    print_start(f"drawing wrong labels by {spec}", quiet=as_json)
     config = make_run_config(flags, config_file, sets, None, quiet=True)
-    print_start(f"drawing wrong labels for {config.data.source}", quiet=as_json)
     experiment = prepare(config)
     previews = [_preview_site(experiment, name) for name in experiment.sites]
     matrices: dict[str, list[list[float]]] = {}

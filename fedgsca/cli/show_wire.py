@@ -66,9 +66,9 @@ def wire(
     from fedgsca.cli.chosen_settings import make_run_config
     from fedgsca.cli.measure_wire import measure_wire
 
+    print_start(f"{flags.method}: two rounds with a few images", quiet=as_json)
     config = make_run_config(flags, config_file, sets, None, quiet=True)
 
-    print_start(f"{config.method}: two rounds on small images", quiet=as_json)
     measurement = measure_wire(config)
     if as_json:
         print_json(measurement.to_json())
