@@ -20,7 +20,8 @@ DEVICE = torch.device("meta")
 
 aten: Any = torch.ops.aten
 # these may have tensors of two devices: transfers, and indices on the CPU, as CUDA allows them
-TRANSFERS = {aten.copy_.default, aten._to_copy.default}
+CONVERSIONS = {aten._to_copy, aten.to}
+TRANSFERS = {aten.copy_, *CONVERSIONS}
 INDEXING = {aten.index.Tensor, aten.index_put_.default, aten.index_put.default}
 
 
@@ -57,9 +58,10 @@ class FakeGpu(TorchDispatchMode):
         if not fake:
             return func(*args, **options)
         self.operations += 1
-        if func is aten._to_copy.default and options.get("device", DEVICE).type == "cpu":
+        settings = [*args, *options.values()]
+        if func.overloadpacket in CONVERSIONS and _find(torch.device, settings, DEVICE) != DEVICE:
             self.copies_back += 1
-            return self.invent(fake[0], options.get("dtype"))
+            return self.invent(fake[0], _find(torch.dtype, settings, fake[0].dtype))
         if func is aten._local_scalar_dense.default:
             self.numbers_back += 1
             return 0.5 if fake[0].is_floating_point() else 0
@@ -71,22 +73,26 @@ class FakeGpu(TorchDispatchMode):
             return torch.empty_like(args[0])  # as if the mask were true everywhere
         return func(*args, **options)
 
-    def invent(self, tensor: Tensor, dtype: torch.dtype | None) -> Tensor:
+    def invent(self, tensor: Tensor, dtype: torch.dtype) -> Tensor:
         """A tensor on the CPU with the shape of a fake one."""
-        dtype = dtype or tensor.dtype
         if not dtype.is_floating_point:
             return torch.zeros(tensor.shape, dtype=dtype)
         return torch.rand(tensor.shape, generator=self._generator).to(dtype)
 
     def check_devices(self, func: Any, args: Sequence[Any], tensors: Sequence[Tensor]) -> None:
         """Raise if an array of another device takes part; a single number may."""
-        if func in TRANSFERS:
+        if func.overloadpacket in TRANSFERS:
             return
         if func in INDEXING:
             tensors = [args[0], *(leaf for leaf in args[2:] if isinstance(leaf, Tensor))]
         devices = {tensor.device.type for tensor in tensors if tensor.dim() > 0}
         if len(devices) > 1:
             raise WrongDeviceError(f"{func} has tensors on {sorted(devices)}")
+
+
+def _find(kind: type, settings: Sequence[Any], default: Any) -> Any:
+    """The first setting of this type."""
+    return next((setting for setting in settings if isinstance(setting, kind)), default)
 
 
 def _is_mask(index: Tensor | None) -> bool:

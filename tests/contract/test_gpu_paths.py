@@ -71,7 +71,7 @@ def test_a_round_at_a_site_mixes_no_devices(method: str, inputs: str, tmp_path: 
     assert {name: value.shape for name, value in update.weights.items()} == {
         name: value.shape for name, value in payload.weights.items()
     }
-    assert gpu.operations > 50, "the training did run there"
+    assert gpu.operations > 20, "the training did run there"
 
 
 def test_training_reads_nothing_back(tmp_path: Path) -> None:
