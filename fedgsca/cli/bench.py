@@ -23,7 +23,9 @@ Threads = Annotated[int, typer.Option("--threads", min=1, help="torch threads")]
 Seconds = Annotated[
     float, typer.Option("--seconds", min=0, help="duration of each measurement, about")
 ]
-Compiled = Annotated[bool, typer.Option("--compile", help="compile the networks (train.compile)")]
+CompileNetworks = Annotated[
+    bool, typer.Option("--compile", help="compile the networks (train.compile)")
+]
 Rounds = Annotated[
     bool, typer.Option("--rounds/--no-rounds", help="also time whole rounds of two methods")
 ]
@@ -41,7 +43,7 @@ def bench(
     batch: BatchSize = 32,
     threads: Threads = 2,
     seconds: Seconds = 2.0,
-    compiled: Compiled = False,
+    compile_networks: CompileNetworks = False,
     rounds: Rounds = True,
     as_json: Json = False,
 ) -> None:
@@ -51,7 +53,9 @@ def bench(
     from fedgsca.engine import device_speed
     from fedgsca.models.device import prepare_device
 
-    settings = TrainConfig(device=device, batch_size=batch, threads=threads, compile=compiled)
+    settings = TrainConfig(
+        device=device, batch_size=batch, threads=threads, compile=compile_networks
+    )
     cases = device_speed.DEFAULT_CASES
     if networks is not None:
         cases = device_speed.parse_cases(networks)
@@ -79,10 +83,10 @@ def bench(
 
 
 def _print_facts(facts: DeviceFacts) -> None:
-    compiled = ", compiled" if facts.compiled else ""
+    suffix = ", compiled" if facts.is_compiled else ""
     print_line(
         f"fedgsca {facts.version}, torch {facts.torch}, Python {facts.python}, {facts.device},"
-        f" {facts.threads} threads, {facts.precision}{compiled}"
+        f" {facts.threads} threads, {facts.precision}{suffix}"
     )
     print_line("\n| network:pixels | batch | training, images/s | evaluation, images/s | MB |")
     print_line("|---|---|---|---|---|")

@@ -69,7 +69,7 @@ class DeviceFacts(Record):
     python: str
     threads: int
     precision: str
-    compiled: bool
+    is_compiled: bool
 
 
 @dataclass(frozen=True)
@@ -123,7 +123,7 @@ def describe_device(settings: TrainConfig, device: torch.device) -> DeviceFacts:
         python=platform.python_version(),
         threads=settings.threads,
         precision=str(product.dtype).removeprefix("torch."),
-        compiled=settings.compile,
+        is_compiled=settings.compile,
     )
 
 

@@ -40,13 +40,13 @@ def copy_stream(device: torch.device) -> Iterator[Callable[..., None]]:
     if device.type != "cuda":
         yield lambda *deliveries: None
         return
-    training = torch.cuda.current_stream(device)
-    copying = _stream_of(device)
-    with torch.cuda.stream(copying):
+    training_stream = torch.cuda.current_stream(device)
+    side_stream = _stream_of(device)
+    with torch.cuda.stream(side_stream):
         yield lambda *deliveries: tensors.extend(deliveries)
-    training.wait_stream(copying)
+    training_stream.wait_stream(side_stream)
     for tensor in tensors:
-        tensor.record_stream(training)
+        tensor.record_stream(training_stream)
 
 
 @functools.cache

@@ -180,8 +180,8 @@ def test_a_copy_to_a_gpu_is_pinned_and_has_its_own_stream(monkeypatch: pytest.Mo
         torch.cuda, "current_stream", lambda device: RecordedStream("training", events)
     )
     monkeypatch.setattr(torch.cuda, "stream", lambda stream: stream)
-    copying = RecordedStream("copying", events)
-    monkeypatch.setattr(transfer, "_stream_of", lambda device: copying)
+    side_stream = RecordedStream("copying", events)
+    monkeypatch.setattr(transfer, "_stream_of", lambda device: side_stream)
     device = torch.device("cuda")
     batch: Any = RecordedTensor(events)
     with transfer.copy_stream(device) as deliver:
