@@ -40,7 +40,7 @@ class FakeGpu(TorchDispatchMode):
     _generator: torch.Generator = field(default_factory=lambda: torch.Generator().manual_seed(1))
 
     def __post_init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
 
     def __hash__(self) -> int:
         return id(self)

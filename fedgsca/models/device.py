@@ -54,7 +54,7 @@ def compile_backbone(model: Classifier, train: TrainConfig, device: torch.device
         _require_compiler(device)
     # The batches of an epoch have two sizes, the last one being smaller, and evaluation has more:
     # sizes are variables from the start instead of a new compilation for each of them.
-    model.backbone.compile(backend=COMPILER, dynamic=True)
+    model.backbone.compile(backend=COMPILER, dynamic=True)  # type: ignore[no-untyped-call]
 
 
 def _require_compiler(device: torch.device) -> None:

@@ -51,4 +51,4 @@ def copy_stream(device: torch.device) -> Iterator[Callable[..., None]]:
 
 @functools.cache
 def _stream_of(device: torch.device) -> torch.cuda.Stream:
-    return torch.cuda.Stream(device)
+    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
