@@ -24,8 +24,7 @@ from __future__ import annotations
 import math
 from typing import Literal
 
-import torch
-from torch import Tensor
+from fedgsca.support.lazy_torch import Tensor, torch
 
 Reduction = Literal["mean", "sum", "none"]
 Schedule = Literal["cosine", "linear", "constant"]
