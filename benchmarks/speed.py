@@ -28,7 +28,7 @@ from benchmarks.references import Sites, Tensors, bare_round, published_round
 from fedgsca.config import Config, load_config
 from fedgsca.engine.local import LocalEngine, SiteRunner, open_runner
 from fedgsca.methods.base import ServerState, load_methods
-from fedgsca.models import build_classifier
+from fedgsca.models.build import build_classifier
 from fedgsca.rng import stream
 from fedgsca.site import weights_of
 from fedgsca.train import to_tensor

@@ -24,8 +24,7 @@ from __future__ import annotations
 import math
 from typing import Literal
 
-import torch
-from torch import Tensor
+from fedgsca.support.lazy_torch import Tensor, no_grad, torch
 
 Reduction = Literal["mean", "sum", "none"]
 Schedule = Literal["cosine", "linear", "constant"]
@@ -71,7 +70,7 @@ def ucl_loss(
     return _reduce(_credal_loss(log_p, possible, max(alpha, MIN_ALPHA)), reduction)
 
 
-@torch.no_grad()
+@no_grad
 def credal_gradient(
     logits: Tensor,
     labels: Tensor,
@@ -151,7 +150,7 @@ def _credal_loss(log_p: Tensor, possible: Tensor, alpha: float) -> Tensor:
     return (r * (log_r - log_p)).sum(dim=1)  # Eq. 17
 
 
-@torch.no_grad()
+@no_grad
 def _project(log_p: Tensor, possible: Tensor, alpha: float) -> tuple[Tensor, Tensor]:
     """p^r (Eq. 16), which is 0 inside the credal set, and its logarithm, both (n, C)."""
     # S1 and S0 stay logarithms: S1 may be 1e-170

@@ -24,11 +24,9 @@ from __future__ import annotations
 import math
 
 import numpy as np
-import torch
-from torch import Tensor, nn
-from torch.nn import functional as F
 
 from fedgsca.site import Site
+from fedgsca.support.lazy_torch import F, Tensor, nn, torch
 from fedgsca.train import Batch, cross_entropy_gradient
 
 # of the one-hot label in the reverse cross-entropy

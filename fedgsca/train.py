@@ -10,16 +10,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
-import torch
-from torch import Tensor, nn
-from torch.nn import functional as F
 
 from fedgsca.models.augment import augment
+from fedgsca.models.transfer import channel_values, copy_stream, send
 from fedgsca.site import Evaluation as Evaluation
 from fedgsca.site import Samples, Site
+from fedgsca.support.lazy_torch import F, Tensor, inference_mode, nn, no_grad, torch
 
 EVAL_BATCH = 256
 
@@ -45,7 +44,8 @@ class Network(Protocol):
     def eval(self) -> object: ...
 
 
-Objective = Callable[[nn.Module, Batch], Tensor]
+# in quotation marks: nn.Module must not be looked up before a site trains
+Objective: TypeAlias = "Callable[[nn.Module, Batch], Tensor]"
 
 
 @runtime_checkable
@@ -113,13 +113,13 @@ def to_tensor(
     """
     inputs = torch.from_numpy(np.asarray(samples.inputs[rows]))
     if not samples.are_images:
-        return inputs.to(device)
+        return send(inputs, device)
     images = inputs.permute(0, 3, 1, 2)  # (b, 3, H, W), channels-last in memory
     if rng is not None:
         images = augment(images, kind, rng)
-    mean = torch.tensor(samples.mean, device=device).view(1, 3, 1, 1)
-    std = torch.tensor(samples.std, device=device).view(1, 3, 1, 1)
-    return images.to(device).float().sub_(mean).div_(std)
+    mean = channel_values(samples.mean, device)
+    std = channel_values(samples.std, device)
+    return send(images, device).float().sub_(mean).div_(std)
 
 
 def batches(
@@ -145,8 +145,10 @@ def batches(
         positions = order[start : start + size]
         if len(positions) < 2:
             continue
-        x = to_tensor(site.samples, rows[positions], site.device, rng, site.hyper.augment)
-        y = torch.from_numpy(labels[positions]).to(site.device)
+        with copy_stream(site.device) as deliver:
+            x = to_tensor(site.samples, rows[positions], site.device, rng, site.hyper.augment)
+            y = send(torch.from_numpy(labels[positions]), site.device)
+            deliver(x, y)
         yield Batch(x, y, rows[positions])
 
 
@@ -175,7 +177,7 @@ class SGD:
         for parameter in self.parameters:
             parameter.grad = None
 
-    @torch.no_grad()
+    @no_grad
     def step(self) -> None:
         """Move the parameters that have a gradient."""
         parameters: list[Tensor] = []
@@ -247,7 +249,7 @@ def _linear_head(site: Site) -> nn.Linear | None:
     return head if is_trained else None
 
 
-@torch.inference_mode()
+@inference_mode
 def _train_head(
     head: nn.Linear, sgd: SGD, objective: LogitObjective, epoch: Iterator[Batch]
 ) -> None:
@@ -260,7 +262,7 @@ def _train_head(
         sgd.move([weight, bias], [gradient.t().mm(batch.x), gradient.sum(0)])
 
 
-@torch.inference_mode()
+@inference_mode
 def evaluate(
     model: Network, samples: Samples, device: torch.device, *, features: bool = False
 ) -> Evaluation:

@@ -42,7 +42,7 @@ class SiteRunner:
         self, experiment: Experiment, method: Method, folder: Path, *, is_hospital: bool = False
     ) -> None:
         """`is_hospital`: this machine and this folder belong to a single site of a deployment."""
-        from fedgsca.models.device import prepare_device
+        from fedgsca.models.device import compile_backbone, prepare_device
         from fedgsca.models.initial import build_model
 
         self.experiment = experiment
@@ -60,6 +60,7 @@ class SiteRunner:
             weights=None if config.model.frozen else weights_path(config),
         )
         self.model = model.to(self.device)
+        compile_backbone(self.model, config.train, self.device)
         # what the sites of this machine write in a round
         self.files = FileBatch()
         self._commits_each_site = True

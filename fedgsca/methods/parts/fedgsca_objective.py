@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import numpy as np
-import torch
-from torch import Tensor, nn
-from torch.nn import functional as F
 
 from fedgsca.credal import credal_gradient, rcl_loss, ucl_loss
 from fedgsca.methods.parts.fedgsca_options import FedGSCAOptions
+from fedgsca.support.lazy_torch import F, Tensor, nn, torch
 from fedgsca.train import Batch
 
 
