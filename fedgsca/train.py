@@ -188,7 +188,7 @@ class SGD:
                 gradients.append(parameter.grad)
         self.move(parameters, gradients)
 
-    def move(self, parameters: Sequence[Tensor], gradients: list[Tensor]) -> None:
+    def move(self, parameters: list[Tensor], gradients: list[Tensor]) -> None:
         """Move the parameters by their gradients; without a graph (`torch.no_grad`)."""
         if self.weight_decay:
             gradients = list(torch._foreach_add(gradients, parameters, alpha=self.weight_decay))
