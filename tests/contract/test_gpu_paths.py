@@ -321,7 +321,7 @@ def test_bench_times_whole_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("text", ["resnet19:64", "cnn", "cnn:", "cnn:4", "cnn:12px", "", "cnn:12,"])
 def test_bench_refuses_unknown_networks(text: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert execute(["bench", "--device", "cpu", "--networks", text]) == ConfigError.exit_code
-    assert "bench.invalid-network" in capsys.readouterr().err
+    assert "model.invalid-network-case" in capsys.readouterr().err
 
 
 def test_bench_without_the_gpu_that_was_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
