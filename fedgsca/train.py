@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 
@@ -48,9 +48,41 @@ class Network(Protocol):
 Objective: TypeAlias = "Callable[[nn.Module, Batch], Tensor]"
 
 
+@runtime_checkable
+class LogitObjective(Protocol):
+    """An objective of the logits alone that knows its gradient.
+
+    On frozen features a step is then a few products, without a graph of operations. The gradient
+    has the bits of the one that autograd computes.
+    """
+
+    def __call__(self, model: nn.Module, batch: Batch) -> Tensor: ...
+
+    def logit_gradient(self, logits: Tensor, batch: Batch) -> Tensor:
+        """(b, C): the derivative of the loss of a batch with respect to its logits (b, C)."""
+        ...
+
+    @property
+    def has_gradient(self) -> bool:
+        """Whether `logit_gradient` can be used with the options of this objective."""
+        ...
+
+
 def cross_entropy(model: nn.Module, batch: Batch) -> Tensor:
     """The objective of FedAvg: the mean cross-entropy of a batch, a single number."""
     return F.cross_entropy(model(batch.x), batch.y)
+
+
+def softmax_gradient(gradient: Tensor, log_p: Tensor) -> Tensor:
+    """(b, C): from the derivative with respect to log-softmax to that with respect to logits."""
+    return torch._log_softmax_backward_data(gradient, log_p, 1, log_p.dtype)
+
+
+def cross_entropy_gradient(logits: Tensor, y: Tensor) -> Tensor:
+    """(b, C): the derivative of the mean cross-entropy, (p - onehot) / b."""
+    log_p = torch.log_softmax(logits, 1)
+    gradient = torch.zeros_like(log_p).scatter_(1, y[:, None], -1.0 / len(y))
+    return softmax_gradient(gradient, log_p)
 
 
 def proximal(model: nn.Module, anchor: Sequence[Tensor], mu: float) -> Tensor:
@@ -154,6 +186,10 @@ class SGD:
             if parameter.grad is not None:
                 parameters.append(parameter)
                 gradients.append(parameter.grad)
+        self.move(parameters, gradients)
+
+    def move(self, parameters: Sequence[Tensor], gradients: list[Tensor]) -> None:
+        """Move the parameters by their gradients; without a graph (`torch.no_grad`)."""
         if self.weight_decay:
             gradients = list(torch._foreach_add(gradients, parameters, alpha=self.weight_decay))
         if self.momentum:
@@ -188,6 +224,11 @@ def train(
     """
     site.model.train()
     sgd = optimiser(site, round)
+    head = _linear_head(site)
+    if head is not None and isinstance(objective, LogitObjective) and objective.has_gradient:
+        for epoch in range(site.hyper.epochs):
+            _train_head(head, sgd, objective, batches(site, round, rows, labels, epoch=epoch))
+        return
     for epoch in range(site.hyper.epochs):
         for batch in batches(site, round, rows, labels, epoch=epoch):
             sgd.zero_grad()
@@ -195,6 +236,27 @@ def train(
                 loss = objective(site.model, batch)
             torch.autograd.backward(loss)
             sgd.step()
+
+
+def _linear_head(site: Site) -> nn.Linear | None:
+    """The whole model, if it is one linear layer on frozen features, on a CPU; else None."""
+    head = site.model.head
+    is_whole_model = isinstance(site.model.backbone, nn.Identity) and isinstance(head, nn.Linear)
+    if not is_whole_model or site.device.type != "cpu" or head.bias is None:
+        return None
+    return head if head.weight.requires_grad and head.bias.requires_grad else None
+
+
+@inference_mode
+def _train_head(
+    head: nn.Linear, sgd: SGD, objective: LogitObjective, epoch: Iterator[Batch]
+) -> None:
+    """One pass of `train` over a linear head, with the same bits and without autograd."""
+    weight, bias = head.weight, head.bias
+    for batch in epoch:
+        logits = torch.addmm(bias, batch.x, weight.t())
+        gradient = objective.logit_gradient(logits, batch)
+        sgd.move([weight, bias], [gradient.t().mm(batch.x), gradient.sum(0)])
 
 
 @inference_mode

@@ -7,6 +7,7 @@ import shutil
 from importlib.util import find_spec
 
 import torch
+from threadpoolctl import threadpool_limits
 
 from fedgsca.config import TrainConfig
 from fedgsca.errors import ConfigError
@@ -20,6 +21,9 @@ def prepare_device(train: TrainConfig) -> torch.device:
     """The device of `train.device`, with torch set up for reproducible results on it."""
     # the number of threads changes the order of sums, hence the bytes
     torch.set_num_threads(train.threads)
+    # NumPy's products are small. Several threads of its BLAS would split their sums by the number
+    # of cores, and they wait for each other in a busy loop: on a busy machine for most of a round
+    threadpool_limits(1, user_api="blas")
     name = train.device
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
