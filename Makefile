@@ -26,7 +26,7 @@ demo: $(READY)
 
 # One process per core, four at most. The tests of a file share what was trained for it, so a file stays in one process.
 test: $(READY)
-	$(BIN)/python -m pytest -m "not slow" -n auto --maxprocesses 4 --dist loadfile
+	$(BIN)/python -m pytest -m "not slow" -n logical --maxprocesses 4 --dist loadfile
 
 slow: $(READY)
 	$(BIN)/python -m pytest -m slow
