@@ -50,7 +50,7 @@ class NetworkCase:
         return f"{self.name}:{self.size}"
 
 
-DEFAULT_CASES = (
+DEFAULT_CASES: tuple[NetworkCase, ...] = (
     NetworkCase("cnn", 28),
     NetworkCase("cnn", 64),
     NetworkCase("resnet18", 64),

@@ -128,7 +128,7 @@ def test_bfloat16_is_really_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     types = set()
 
     def objective(model: torch.nn.Module, batch: Any) -> torch.Tensor:
-        logits = model(batch.x)
+        logits: torch.Tensor = model(batch.x)
         types.add((batch.x.dtype, logits.dtype))
         return logits.float().mean()
 
