@@ -100,8 +100,10 @@ def use_bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:
         return torch.autocast("cpu", dtype=torch.bfloat16)
 
     for name, module in list(sys.modules.items()):
+        if not name.startswith("fedgsca."):
+            continue
         function = getattr(module, "precision", None)
-        if name.startswith("fedgsca.") and getattr(function, "__module__", "") == "fedgsca.train":
+        if getattr(function, "__module__", "") == "fedgsca.train":
             monkeypatch.setattr(module, "precision", autocast)
 
 
