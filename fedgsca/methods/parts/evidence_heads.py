@@ -440,9 +440,8 @@ class HeadMemory:
         A posterior that explains nothing would only teach the heads their own opinion. So would one
         that explains less than plain training did.
         """
-        explained = self.share_explained or 0.0
         least = max(MIN_USEFUL, (self.plain_explained or 0.0) - MAX_DECLINE)
-        if self.posterior is None or explained < least:
+        if self.posterior is None or (self.share_explained or 0.0) < least:
             return np.asarray(np.eye(site.num_classes)[site.labels])
         return np.asarray(self.posterior, dtype=np.float64)
 
@@ -477,15 +476,15 @@ def _refresh_posterior(memory: HeadMemory, evidence: Arrays, site: Site) -> Head
     fit = judgement.transition(site.labels)
     opinion = sharpen(judgement.probs, power)
     reference = judgement.references[POWERS.index(power)]
-    explained = explained_across_folds(opinion, site.labels, memory.folds, reference)
+    share_explained = explained_across_folds(opinion, site.labels, memory.folds, reference)
     plain_explained = memory.plain_explained
     return HeadMemory(
         memory.folds,
         np.zeros_like(memory.opinion_sum),
         refresh=refresh,
         posterior=fit.posterior.astype(np.float32),
-        share_explained=explained,
-        plain_explained=explained if plain_explained is None else plain_explained,
+        share_explained=share_explained,
+        plain_explained=share_explained if plain_explained is None else plain_explained,
     )
 
 
