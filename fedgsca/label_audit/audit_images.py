@@ -134,6 +134,22 @@ class AuditImages:
         order = order_by_similarity(unit, features[row])
         return [rows[i] for i in order[:k]]
 
+    @property
+    def group_word(self) -> str:
+        """What a group is: patient, slide, video; "group" if the source does not say."""
+        return self.site_data.table.group_word
+
+    def group_rows(self, row: int) -> list[int]:
+        """The site's rows of the same group (patient, slide, video), ascending; [] without groups.
+
+        The row itself is among them.
+        """
+        groups = self.site_data.table.groups
+        if groups is None or not 0 <= row < len(self.site_data):
+            return []
+        site_groups = groups[self.site_data.rows]
+        return [int(other) for other in np.flatnonzero(site_groups == site_groups[row])]
+
     @cached_property
     def _features(self) -> Mapping[int, np.ndarray]:
         """Row -> unit vector, of the priority list and the clean examples; {} without a model."""

@@ -61,6 +61,8 @@ class Decision:
     request: str = ""
     # neither the given nor the suggested label was shown
     blind: bool = False
+    # by the person who settles disagreements, who has seen the labels of the readers
+    adjudication: bool = False
     time: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="milliseconds"))
 
     @property
@@ -103,6 +105,11 @@ class Decisions:
         with self._thread_lock:
             history = self._history.get(reviewer, {})
             return {row: decisions[-1] for row, decisions in history.items() if decisions}
+
+    def readings(self, reviewer: str) -> dict[int, Decision]:
+        """Row -> the decision that counts, without adjudications of other people's readings."""
+        decisions = self.by_reviewer(reviewer)
+        return {row: decision for row, decision in decisions.items() if not decision.adjudication}
 
     def latest(self, reviewer: str, count: int) -> list[Decision]:
         """The newest decisions that count, the last one last."""
@@ -157,7 +164,15 @@ class Decisions:
                 return earlier
             last = self._history[reviewer][self._order[reviewer][-1]][-1]
             line = Decision(
-                reviewer, last.row, last.id, last.hash, last.given, UNDO, None, request=request
+                reviewer,
+                last.row,
+                last.id,
+                last.hash,
+                last.given,
+                UNDO,
+                None,
+                request=request,
+                adjudication=last.adjudication,
             )
             self._append(handle, line)
             return line
@@ -278,7 +293,8 @@ def _has_valid_types(decision: Decision) -> bool:
         return False
     is_row = isinstance(decision.row, int) and not isinstance(decision.row, bool)
     is_duration = decision.seconds is None or isinstance(decision.seconds, int | float)
-    return is_row and is_duration and decision.action in (*ACTIONS, UNDO)
+    are_flags = isinstance(decision.blind, bool) and isinstance(decision.adjudication, bool)
+    return is_row and is_duration and are_flags and decision.action in (*ACTIONS, UNDO)
 
 
 def _not_saved(path: Path, error: OSError) -> RunFolderError:
