@@ -27,6 +27,7 @@ from fedgsca.cli import (
     data,
     demo,
     deploy,
+    doctor,
     exchange,
     export,
     methods,
@@ -81,6 +82,7 @@ MODULES = (
     privacy,
     methods,
     show_config,
+    doctor,
 )
 COMMAND_ORDER = (
     "demo",
@@ -111,6 +113,7 @@ COMMAND_ORDER = (
     "privacy",
     "methods",
     "config",
+    "doctor",
 )
 
 INTERRUPT_EXIT_CODE = 130  # what a shell reports for Ctrl-C

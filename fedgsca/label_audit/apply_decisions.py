@@ -82,7 +82,8 @@ def apply_decisions(
         )
     header = audits[0].header
     run = (audits[0].path / header.run).resolve()
-    sites = open_sites(run, source=header.data.source, labels=header.data.labels)
+    data = header.data
+    sites = open_sites(run, source=data.source, labels=data.labels, class_names=data.class_names)
     _check_source_images(sites)
     labels = _given_labels(sites)
     changes: list[LabelChange] = []
@@ -306,6 +307,8 @@ def _render_labels(site_data: SiteData, labels: np.ndarray) -> tuple[bytes, int]
             num_unused += 1
         elif table.split[table_row] == "train":
             cells = {**cells, "label": table.classes[labels[table_row]]}
+        else:  # one spelling in the whole file
+            cells = {**cells, "label": table.class_names.get(cells["label"], cells["label"])}
         rows.append([cells[column] for column in original.columns])
     return _render_csv(original.header, rows), num_unused
 

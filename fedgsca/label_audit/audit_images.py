@@ -57,7 +57,12 @@ class AuditImages:
         audit = path if isinstance(path, Audit) else read_audit(path)
         header = audit.header
         data = header.data
-        sites = open_sites(audit.path / header.run, source=data.source, labels=data.labels)
+        sites = open_sites(
+            audit.path / header.run,
+            source=data.source,
+            labels=data.labels,
+            class_names=data.class_names,
+        )
         if header.split == "test":
             site_data = select_test_split(next(iter(sites.values())))
         else:

@@ -747,7 +747,7 @@ def test_the_command_line_makes_lists_and_revokes_links(
     ]
     assert "hash" not in entries[0]
     assert execute(["reviewers", "revoke", place, "ana"]) == ConfigError.exit_code
-    assert "Did you mean" in capsys.readouterr().err
+    assert "did you mean" in capsys.readouterr().err
     assert execute(["reviewers", "revoke", place, "anna"]) == 0
     assert execute(["reviewers", "trail", place]) == 0
     assert "link-revoked" in capsys.readouterr().out
