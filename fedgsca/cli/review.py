@@ -216,6 +216,8 @@ def _serve_network(
 
     def announce(url: str) -> None:
         print_line(f"review  {url}", "bold")
+        if review.links.address != url:
+            print_warning(f"the newest links were made for {review.links.address}")
         for link in review.links.active_links():
             print_line(f"        {link.reviewer} ({link.role}) until {link.expires[:10]}")
         print_note(

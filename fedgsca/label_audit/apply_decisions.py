@@ -235,16 +235,25 @@ def _log_facts(
     for outcome in outcomes.values():
         for decisions in outcome.by_row().values():
             reviewers.update(decision.reviewer for decision in decisions)
+    policy = "unanimous"
+    if any(map(_has_adjudication, outcomes.values())):
+        policy += ", else the adjudication"
+    if prefer is not None:
+        policy += f", else {prefer}"
     previous_run = snapshot_run(run)
     return {
         "made": datetime.now(UTC).isoformat(timespec="seconds"),
         "sites": sorted(outcomes),
-        "policy": "unanimous" if prefer is None else f"unanimous, else {prefer}",
+        "policy": policy,
         "reviewers": sorted(reviewers),
         "counts": counts.to_json(),
         "pairs": count_pairs((change.old, change.new) for change in changes),
         "before": None if previous_run is None else previous_run.to_json(),
     }
+
+
+def _has_adjudication(outcome: Consensus) -> bool:
+    return any(decisions[0].adjudication for decisions in outcome.agreements.values())
 
 
 def _choose_file(site_data: SiteData, run: Path, out: Path | None) -> Path:

@@ -27,8 +27,6 @@ FILE = "reviewers.json"
 VERSION = 1
 READER = "reader"
 ADJUDICATOR = "adjudicator"
-DEFAULT_DAYS = 14
-MAX_DAYS = 180
 _TOKEN_BYTES = 32
 
 

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 DEFAULT_PORT = 8443
 MAX_CONNECTIONS = 400  # of all clients together; a browser opens six
 HANDSHAKE_SECONDS = 10.0
+CIPHERS = "ECDHE+AESGCM:ECDHE+CHACHA20"  # of TLS 1.2, the oldest version that Python accepts
 _HOST_NAME = re.compile(
     r"(?=.{1,253}$)[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?(\.[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?)*"
 )
@@ -214,6 +215,7 @@ def build_network_server(
         http=NetworkProtocol,
         limit_concurrency=MAX_CONNECTIONS,
         loop="fedgsca.review.network:HandshakeTimer",
+        ssl_ciphers=CIPHERS,
         ssl_certfile=None if tls is None else str(tls.certificate),
         ssl_keyfile=None if tls is None else str(tls.key),
     )

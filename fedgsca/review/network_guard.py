@@ -7,6 +7,7 @@ looked up again, so that one that is revoked or has expired ends its open pages.
 
 from __future__ import annotations
 
+import logging
 import secrets
 import time
 from collections import OrderedDict
@@ -30,10 +31,12 @@ from fedgsca.review.request_guard import (
 )
 from fedgsca.review.trail import ReviewTrail
 
+log = logging.getLogger(__name__)
 LINK = "fedgsca.link"  # key of the personal link in the scope of a request that is allowed
 IDLE_SECONDS = 8 * 3600.0  # a page that was left open on Friday does not work on Monday
 MAX_PAGES = 20  # cookies of one link that work at the same time
 _ASK = "Ask the person who sent it for a new one.\n"
+_UNAVAILABLE = "The server cannot check links now. Tell the person who started it.\n"
 _REFUSALS = {
     "unknown": "Open the personal link that you were sent.\n",
     "revoked": f"This link was revoked. {_ASK}",
@@ -121,7 +124,8 @@ class NetworkGuard:
                 return self._judge_token(token, client)
             return self._judge_cookie(headers, client)
         except RunFolderError as error:  # no links, or no trail: nobody gets in
-            return _Verdict(None, PlainTextResponse(f"{error.message}\n", 503))
+            log.warning("%s", error)  # for the person at the terminal; it names paths
+            return _Verdict(None, PlainTextResponse(_UNAVAILABLE, 503))
 
     def _judge_token(self, token: str, client: str) -> _Verdict:
         if self.limit.is_blocked(client):  # the secret is not even compared

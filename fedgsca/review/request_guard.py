@@ -115,7 +115,8 @@ def read_token(scope: Scope) -> str | None:
     if scope["path"] != "/" or scope["method"] != "GET":
         return None
     query = parse_qs(scope.get("query_string", b"").decode("latin-1"))
-    return query.get("token", [None])[0]
+    tokens: list[str] = query.get("token", [])
+    return tokens[0] if tokens else None
 
 
 def read_cookie(headers: Headers, name: str) -> str | None:

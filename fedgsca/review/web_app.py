@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -22,6 +23,7 @@ from fedgsca.errors import FedgscaError, RunFolderError
 from fedgsca.review.request_guard import Guard
 from fedgsca.review.session import ListFilter, Session
 
+log = logging.getLogger(__name__)
 STATIC = Path(__file__).with_name("static")
 FILES = {
     "/": ("index.html", "text/html; charset=utf-8"),
@@ -53,7 +55,8 @@ def build_pages(
     """
     routes = [Route(path, _serve_file(*file), methods=["GET"]) for path, file in FILES.items()]
     routes += [*_api_routes(find_session, is_shared), *_image_routes(find_session), *more_routes]
-    return Starlette(routes=routes, exception_handlers={FedgscaError: _explain_error})
+    handler = _explain_shared_error if is_shared else _explain_error
+    return Starlette(routes=routes, exception_handlers={FedgscaError: handler})
 
 
 def _api_routes(find_session: FindSession, is_shared: bool) -> list[Route]:
@@ -145,6 +148,21 @@ async def _explain_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, FedgscaError)
     is_unsaved = request.method == "POST" and isinstance(error, RunFolderError)
     tree = {"code": error.code, "error": error.message, "fix": error.fix}
+    return JSONResponse(tree, 507 if is_unsaved else 409)
+
+
+async def _explain_shared_error(request: Request, error: Exception) -> Response:
+    """The same for reviewers at other computers: no path of this machine."""
+    assert isinstance(error, FedgscaError)
+    if not isinstance(error, RunFolderError):
+        return await _explain_error(request, error)
+    log.warning("%s", error)
+    is_unsaved = request.method == "POST"
+    message = "the server cannot read or write its files"
+    if is_unsaved:
+        message = f"NOT saved: {message}"
+    fix = "tell the person who started the server, then try again"
+    tree = {"code": error.code, "error": message, "fix": fix}
     return JSONResponse(tree, 507 if is_unsaved else 409)
 
 

@@ -255,7 +255,8 @@ def test_a_damaged_file_of_links_lets_nobody_in(folder: Path) -> None:
     cookie = enter(app, token)
     for content in ("{", "[]", '{"version": 7}', '{"links": [{"revoked": 3}]}'):
         (folder / "reviewers.json").write_text(content)
-        assert ask(app, "/api/about", cookie=cookie).status in (403, 503), content
+        answer = ask(app, "/api/about", cookie=cookie)
+        assert answer.status in (403, 503) and str(folder).encode() not in answer.body, content
         assert ask(app, f"/?token={token}", origin=None).status in (403, 503)
     (folder / "reviewers.json").unlink()
     assert ask(app, "/api/about", cookie=cookie).status == 403
@@ -457,6 +458,9 @@ def test_disagreements_are_settled_by_a_named_person_after_the_readings(folder: 
     result = apply_decisions(folder)
     settled_changes = [change for change in result.changes if change.reviewers == "prof"]
     assert len(settled_changes) == 1 and result.counts.num_disputed == 1
+    assert result.file is not None
+    log = json.loads(result.file.with_name(f"{result.file.stem}.changes.json").read_text())
+    assert log["policy"] == "unanimous, else the adjudication"
     assert ask(app, "/api/undo", cookie=judge, method="POST", body={}).json["undone"] is not None
     assert [line["event"] for line in check_trail(folder).latest][-2:] == ["adjudication", "undo"]
 
@@ -567,6 +571,7 @@ def test_what_cannot_be_recorded_does_not_happen(
         patch.setattr(os, "write", fail)
         answer = decide(app, cookie, item, "keep")
         assert answer.status == 507 and answer.json["error"].startswith("NOT saved")
+        assert str(folder).encode() not in answer.body, "no path leaves the machine"
         assert ask(app, f"/image/{item['row']}", cookie=cookie).status == 409
     assert not (folder / "decisions.jsonl").exists()
     assert decide(app, cookie, item, "keep").status == 200
@@ -700,6 +705,11 @@ def test_a_browser_that_trusts_the_authority_gets_in_and_plain_http_does_not(
     with served_with_tls(folder, tmp_path) as (url, context):
         answer = urllib.request.urlopen(f"{url}/?token={token}", context=context, timeout=20)
         assert answer.status == 200 and "Secure" in answer.headers["set-cookie"]
+        weak = ssl.create_default_context(cafile=tmp_path / "tls" / "ca.crt")
+        weak.maximum_version = ssl.TLSVersion.TLSv1_2
+        weak.set_ciphers("AES128-SHA:AES256-SHA:ECDHE-ECDSA-AES256-SHA")
+        with pytest.raises(urllib.error.URLError):
+            urllib.request.urlopen(f"{url}/", context=weak, timeout=20)
         with pytest.raises(urllib.error.URLError):
             urllib.request.urlopen(f"{url}/?token={token}", timeout=20)  # authority not trusted
         with pytest.raises((urllib.error.URLError, OSError)):
