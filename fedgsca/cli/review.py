@@ -24,7 +24,7 @@ from fedgsca.support.text import number, percent, plural
 if TYPE_CHECKING:
     from fedgsca.label_audit.audit_table import Audit
     from fedgsca.label_audit.consensus import ReviewerAgreement, ReviewSummary
-    from fedgsca.review.network import ServedAddress, TlsFiles
+    from fedgsca.review.network_server import PageAddress, TlsFiles
 
 MAX_CONFLICTS = 20  # printed
 MIN_CERTIFICATE_DAYS = 14  # fewer are worth a warning
@@ -180,7 +180,7 @@ def _serve_network(
     audit: Audit, serve_at: str, listen: str | None, certificate: Path | None, key: Path | None
 ) -> None:
     from fedgsca.label_audit.audit_images import AuditImages
-    from fedgsca.review.network import (
+    from fedgsca.review.network_server import (
         TlsFiles,
         choose_listen_address,
         parse_address,
@@ -190,7 +190,7 @@ def _serve_network(
     from fedgsca.review.serve import require_server_packages
 
     require_server_packages()
-    served = parse_address(serve_at)
+    page_address = parse_address(serve_at)
     if (certificate is None) != (key is None):
         raise ConfigError(
             "cli.conflicting-options",
@@ -200,10 +200,10 @@ def _serve_network(
     tls = None
     if certificate is not None and key is not None:
         tls = TlsFiles(certificate, key)
-    address = choose_listen_address(served, listen)
-    require_tls(served, address, tls)  # before the images are read
+    address = choose_listen_address(page_address, listen)
+    require_tls(page_address, address, tls)  # before the images are read
     if tls is not None:
-        _check_certificate(tls, served)
+        _check_certificate(tls, page_address)
     from fedgsca.review.network_app import SharedReview
 
     review = SharedReview(audit, AuditImages.open(audit))
@@ -225,13 +225,15 @@ def _serve_network(
             f" {audit.path}; Ctrl-C stops the server, the same command continues the review"
         )
 
-    serve_network(review, served, listen=address, tls=tls, who=login_name(), announce=announce)
+    serve_network(
+        review, page_address, listen=address, tls=tls, person=login_name(), announce=announce
+    )
 
 
-def _check_certificate(tls: TlsFiles, served: ServedAddress) -> None:
+def _check_certificate(tls: TlsFiles, page_address: PageAddress) -> None:
     from fedgsca.review.tls import check_certificate
 
-    facts = check_certificate(tls, served)
+    facts = check_certificate(tls, page_address)
     if facts.days_left < MIN_CERTIFICATE_DAYS:
         print_warning(f"the certificate ends in {plural(facts.days_left, 'day')}")
 

@@ -30,7 +30,7 @@ Serve = Annotated[
         help="address of the page, as for `fedgsca review --serve`; needed for the first link",
     ),
 ]
-PageAddress = Annotated[
+ServeAt = Annotated[
     str,
     typer.Option("--serve", metavar="HOST:PORT", help="name or address of the page"),
 ]
@@ -84,7 +84,7 @@ def add_reviewer(
 ) -> None:
     """Make a personal link. It is printed once and stored nowhere; an older one is revoked."""
     from fedgsca.review.links import ADJUDICATOR, READER, LinkBook
-    from fedgsca.review.network import parse_address
+    from fedgsca.review.network_server import parse_address
     from fedgsca.review.trail import ReviewTrail
 
     if adjudicator and blind:
@@ -96,8 +96,8 @@ def add_reviewer(
     opened_audit = _read(audit)
     url = None
     if serve is not None:
-        served = parse_address(serve)
-        url = served.url(has_tls=not served.is_local)
+        page_address = parse_address(serve)
+        url = page_address.url(has_tls=not page_address.is_local)
     book = LinkBook(opened_audit.path)
     role = ADJUDICATOR if adjudicator else READER
     link, token = book.add(name.strip(), role=role, blind=blind, days=days, address=url)
@@ -136,8 +136,8 @@ def list_reviewers(audit: Folder, as_json: Json = False) -> None:
     for entry in entries:
         blind = "yes" if entry["blind"] else "no"
         day = str(entry["expires"])[:10]
-        decided = f"{entry['decided']} of {entry['required']}" if entry["required"] else "–"
-        rows.append([entry["reviewer"], entry["role"], blind, entry["state"], day, decided])
+        count = f"{entry['decided']} of {entry['required']}" if entry["required"] else "–"
+        rows.append([entry["reviewer"], entry["role"], blind, entry["state"], day, count])
     print_table(make_table(head, rows, text_columns=6))
 
 
@@ -186,10 +186,10 @@ def show_trail(audit: Folder, as_json: Json = False) -> None:
 
 @group.command("certificate")
 def make_certificate_command(
-    serve: PageAddress, out: Out = Path("review-certificate"), authority: Authority = None
+    serve: ServeAt, out: Out = Path("review-certificate"), authority: Authority = None
 ) -> None:
     """Make a TLS certificate for the page: server.pem, server.key, and ca.crt for the browsers."""
-    from fedgsca.review.network import parse_address
+    from fedgsca.review.network_server import parse_address
     from fedgsca.review.tls import make_certificate
 
     made_certificate = make_certificate(parse_address(serve), out, authority)
@@ -217,14 +217,14 @@ def _describe(link: PersonalLink) -> dict[str, Any]:
         "role": link.role,
         "blind": link.blind,
         "state": link.find_problem(datetime.now(UTC)) or "active",
-        "created": link.created,
+        "created": link.creation,
         "expires": link.expires,
     }
 
 
 def _describe_progress(audit: Audit, link: PersonalLink) -> dict[str, Any]:
     """How many labels the person has to decide about, and has; of readers only."""
-    from fedgsca.label_audit.progress import count_decided, required_labels
+    from fedgsca.label_audit.review_progress import count_decided, required_labels
     from fedgsca.review.links import READER
 
     decisions = audit.open_decisions()
@@ -238,5 +238,5 @@ def _describe_progress(audit: Audit, link: PersonalLink) -> dict[str, Any]:
 def _entry_text(entry: dict[str, Any]) -> str:
     fixed_keys = ("time", "event", "who", "previous")
     facts = [f"{key} {value}" for key, value in entry.items() if key not in fixed_keys]
-    who = entry["who"] or "unknown"
-    return f"{str(entry['time'])[:19]}  {entry['event']:14} {who}  {', '.join(facts)}"
+    person = entry["who"] or "unknown"
+    return f"{str(entry['time'])[:19]}  {entry['event']:14} {person}  {', '.join(facts)}"

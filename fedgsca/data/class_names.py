@@ -60,27 +60,27 @@ def read_folder_names(root: Path, columns: Sequence[str]) -> FolderNames:
         )
     class_names = _read_pairs(path, tree.get("classes", {}))
     column_names = {}
-    for own, name in _read_pairs(path, tree.get("columns", {})).items():
+    for own_name, name in _read_pairs(path, tree.get("columns", {})).items():
         if name not in columns:
             suggestion = suggest(name, columns)
             hint = "" if suggestion is None else f"did you mean {suggestion}? "
             raise DataError(
                 "data.unknown-column-name",
-                f"{path} gives the column {own!r} the name {name!r}, which is not a column",
+                f"{path} gives the column {own_name!r} the name {name!r}, which is not a column",
                 fix=f"{hint}use one of: {', '.join(columns)}",
             )
-        column_names[fold_name(own)] = name
+        column_names[fold_name(own_name)] = name
     return FolderNames(class_names, column_names)
 
 
 def _read_pairs(path: Path, tree: object) -> dict[str, str]:
     pairs = dict(tree) if isinstance(tree, dict) else {}
-    for own, name in pairs.items():
+    for own_name, name in pairs.items():
         if not isinstance(name, str) or not name.strip():
             raise DataError(
                 "data.invalid-names",
-                f"{path}: the name for {own!r} is not a text",
-                fix=f'write {own} = "name"',
+                f"{path}: the name for {own_name!r} is not a text",
+                fix=f'write {own_name} = "name"',
             )
     if not isinstance(tree, dict):
         raise DataError(
@@ -88,7 +88,7 @@ def _read_pairs(path: Path, tree: object) -> dict[str, str]:
             f"{path}: [classes] and [columns] must be tables",
             fix='write lines such as Gesund = "healthy" below [classes]',
         )
-    return {own.strip(): name.strip() for own, name in pairs.items()}
+    return {own_name.strip(): name.strip() for own_name, name in pairs.items()}
 
 
 def check_class_names(source: object, labels: Sequence[str], names: Mapping[str, str]) -> None:
@@ -96,17 +96,19 @@ def check_class_names(source: object, labels: Sequence[str], names: Mapping[str,
     if not names:
         return
     targets = set(names.values())
-    unmapped = sorted({label for label in labels if label not in names and label not in targets})
-    if not unmapped:
+    unmapped_labels = sorted(
+        {label for label in labels if label not in names and label not in targets}
+    )
+    if not unmapped_labels:
         return
-    shown = ", ".join(one_line(repr(label), 80) for label in unmapped[:_MAX_CASES])
-    more = ", ..." if len(unmapped) > _MAX_CASES else ""
-    suggestion = suggest(unmapped[0], list(names))
+    examples = ", ".join(one_line(repr(label), 80) for label in unmapped_labels[:_MAX_CASES])
+    ellipsis = ", ..." if len(unmapped_labels) > _MAX_CASES else ""
+    suggestion = suggest(unmapped_labels[0], list(names))
     hint = "" if suggestion is None else f"did you mean {suggestion!r}? "
     raise DataError(
         "data.unmapped-class",
-        f"{source}: {plural(len(unmapped), 'class', 'classes')} without a name in [classes]:"
-        f" {shown}{more}",
+        f"{source}: {plural(len(unmapped_labels), 'class', 'classes')} without a name in [classes]:"
+        f" {examples}{ellipsis}",
         fix=f"{hint}add a line for each of them to [classes], or correct the labels",
     )
 

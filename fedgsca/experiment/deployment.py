@@ -98,11 +98,11 @@ def site_table(
 
 
 def _check_targets(class_names: Mapping[str, str], classes: Sequence[str]) -> None:
-    for own, name in class_names.items():
+    for own_name, name in class_names.items():
         if name not in classes:
             raise ClassListError(
                 "site.unknown-class-name",
-                f"[classes] in site.toml gives {own!r} the name {name!r}, which is not a class of"
+                f"[classes] in site.toml gives {own_name!r} the name {name!r}, which is not a class of"
                 " the consortium",
                 fix=f"{did_you_mean(name, classes)}use one of: {', '.join(classes)}",
             )

@@ -153,7 +153,7 @@ class AuditImages:
         if groups is None or not 0 <= row < len(self.site_data):
             return []
         site_groups = groups[self.site_data.rows]
-        return [int(other) for other in np.flatnonzero(site_groups == site_groups[row])]
+        return [int(group_row) for group_row in np.flatnonzero(site_groups == site_groups[row])]
 
     @cached_property
     def _features(self) -> Mapping[int, np.ndarray]:

@@ -17,7 +17,7 @@ from fedgsca.errors import DataError
 from fedgsca.label_audit.audit_table import Audit, Suspect
 from fedgsca.label_audit.consensus import find_disagreements
 from fedgsca.label_audit.decisions import Decision
-from fedgsca.label_audit.progress import count_decided, required_labels
+from fedgsca.label_audit.review_progress import count_decided, required_labels
 from fedgsca.review.session import (
     ImageSource,
     ListFilter,

@@ -12,14 +12,14 @@ import hashlib
 import json
 import secrets
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from fedgsca.errors import ConfigError, RunFolderError
 from fedgsca.label_audit.decisions import Decisions, check_reviewer_name
 from fedgsca.support.files import PRIVATE, write_atomic
-from fedgsca.support.json_record import Record
+from fedgsca.support.json_record import Record, stored_as
 from fedgsca.support.locks import file_lock
 from fedgsca.support.text import did_you_mean
 
@@ -41,13 +41,13 @@ class PersonalLink(Record):
     blind: bool
     # sha256 of the secret in the address
     hash: str
-    created: str
+    creation: str = field(metadata=stored_as("created"))
     expires: str
-    revoked: str | None = None
+    revocation: str | None = field(default=None, metadata=stored_as("revoked"))
 
     def find_problem(self, now: datetime) -> str | None:
         """Why the link does not work any more; None if it works."""
-        if self.revoked is not None:
+        if self.revocation is not None:
             return "revoked"
         try:
             has_expired = datetime.fromisoformat(self.expires) <= now
@@ -162,11 +162,11 @@ class LinkBook:
                 role=role,
                 blind=blind,
                 hash=hash_token(token),
-                created=_time_text(now),
+                creation=_time_text(now),
                 expires=_time_text(now + timedelta(days=days)),
             )
-            others = [self._revoke_link(other, reviewer, now) for other in self.links]
-            self._write(LinkFile(VERSION, address, (*others, link)))
+            old_links = [self._revoke_link(old, reviewer, now) for old in self.links]
+            self._write(LinkFile(VERSION, address, (*old_links, link)))
         return link, token
 
     def revoke(self, reviewer: str) -> list[PersonalLink]:
@@ -182,15 +182,15 @@ class LinkBook:
                     f" {', '.join(names) or '(there is no link yet)'}",
                 )
             now = datetime.now(UTC)
-            revoked = [link for link in self.active_links() if link.reviewer == reviewer]
+            active_links = [link for link in self.active_links() if link.reviewer == reviewer]
             links = tuple(self._revoke_link(link, reviewer, now) for link in self.links)
             self._write(LinkFile(VERSION, self.address, links))
-        return revoked
+        return active_links
 
     def _revoke_link(self, link: PersonalLink, reviewer: str, now: datetime) -> PersonalLink:
-        if link.reviewer != reviewer or link.revoked is not None:
+        if link.reviewer != reviewer or link.revocation is not None:
             return link
-        return replace(link, revoked=_time_text(now))
+        return replace(link, revocation=_time_text(now))
 
     def _write(self, content: LinkFile) -> None:
         data = json.dumps(content.to_json(), indent=1, ensure_ascii=False).encode() + b"\n"

@@ -171,8 +171,8 @@ class NetworkGuard:
 
     def _refuse(self, reason: str, client: str, link: PersonalLink | None) -> _Verdict:
         if self.limit.count_failure(client):  # not every one: nobody can fill the disk with lines
-            who = "" if link is None else link.reviewer
-            self.trail.write("refused", who, reason=reason, address=client)
+            person = "" if link is None else link.reviewer
+            self.trail.write("refused", person, reason=reason, address=client)
         return _Verdict(None, PlainTextResponse(_REFUSALS[reason], 403))
 
 

@@ -15,7 +15,7 @@ from fedgsca.errors import DataError
 from fedgsca.label_audit.audit_table import Audit, Suspect
 from fedgsca.label_audit.consensus import images_per_minute, summarise_decisions
 from fedgsca.label_audit.decisions import ACTIONS, Decision, resolve_action
-from fedgsca.label_audit.progress import count_decided, required_labels
+from fedgsca.label_audit.review_progress import count_decided, required_labels
 from fedgsca.rng import stream
 from fedgsca.support.json_record import Record, stored_as
 
@@ -391,18 +391,20 @@ class Session:
 
         Empty where groups are not known. A blind reviewer gets neither labels nor ranks.
         """
-        group_rows = [other for other in self.images.group_rows(row) if self.has_row(other)]
+        group_rows = [
+            group_row for group_row in self.images.group_rows(row) if self.has_row(group_row)
+        ]
         rows = _select_around(row, group_rows, MAX_PATIENT_IMAGES)
         shows_labels = not self.blind
         if self.blind:  # the order of the data often follows the classes
-            rows.sort(key=lambda other: int(self._numbers[other]))
+            rows.sort(key=lambda group_row: int(self._numbers[group_row]))
         suspects = self.audit.at(self.positions[rows].tolist()) if shows_labels else []
         images = []
-        for i, other in enumerate(rows):
+        for i, group_row in enumerate(rows):
             suspect = suspects[i] if shows_labels else None
             images.append(
                 PatientImage(
-                    row=int(self._numbers[other]),
+                    row=int(self._numbers[group_row]),
                     is_suspect=suspect is not None and suspect.priority,
                     given=None if suspect is None else suspect.given,
                 )

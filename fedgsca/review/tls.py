@@ -16,7 +16,7 @@ from fedgsca.deploy.certificates import (
     make_server,
 )
 from fedgsca.errors import ConfigError, RunFolderError
-from fedgsca.review.network import ServedAddress, TlsFiles
+from fedgsca.review.network_server import PageAddress, TlsFiles
 from fedgsca.support.files import PRIVATE, make_private_folder, write_atomic
 
 
@@ -30,7 +30,7 @@ class MadeCertificate:
     fingerprint: str
 
 
-def check_certificate(files: TlsFiles, served: ServedAddress) -> ServerCertificate:
+def check_certificate(files: TlsFiles, page_address: PageAddress) -> ServerCertificate:
     """Refuse files that a browser would refuse: another name, another key, an expired one."""
     contents = []
     for path in (files.certificate, files.key):
@@ -43,10 +43,10 @@ def check_certificate(files: TlsFiles, served: ServedAddress) -> ServerCertifica
                 fix="correct --certificate and --key; `fedgsca reviewers certificate` makes both",
             ) from None
     certificate = inspect_own_certificate(*contents)
-    if not any(_fits(name, served.host) for name in certificate.hosts):
+    if not any(_fits(name, page_address.host) for name in certificate.hosts):
         raise ConfigError(
             "review.certificate-for-another-host",
-            f"the certificate is for {', '.join(certificate.hosts)}, not for {served.host}",
+            f"the certificate is for {', '.join(certificate.hosts)}, not for {page_address.host}",
             fix="use one of these names in --serve, or get a certificate for this one",
         )
     if certificate.age < 0 or certificate.days_left < 0:
@@ -62,12 +62,14 @@ def _fits(pattern: str, host: str) -> bool:
     """Whether a name in a certificate is this host; *.example.org stands for one more label."""
     pattern = pattern.lower()
     if pattern.startswith("*."):
-        first, dot, rest = host.partition(".")
-        return bool(first and dot) and rest == pattern[2:]
+        first, dot, domain = host.partition(".")
+        return bool(first and dot) and domain == pattern[2:]
     return pattern == host_text(host).lower()
 
 
-def make_certificate(served: ServedAddress, folder: Path, vault: Path | None) -> MadeCertificate:
+def make_certificate(
+    page_address: PageAddress, folder: Path, vault: Path | None
+) -> MadeCertificate:
     """Write server.pem, server.key and ca.crt for this host to a folder.
 
     The authority is that of `vault`, a folder with ca.crt and ca.key such as `authority` of the
@@ -77,14 +79,14 @@ def make_certificate(served: ServedAddress, folder: Path, vault: Path | None) ->
     own_vault = folder if (folder / "ca.key").exists() else None
     source = vault or own_vault
     if source is None:
-        authority = make_authority(f"fedgsca review {served.host}", hosts=[served.host])
+        authority = make_authority(f"fedgsca review {page_address.host}", hosts=[page_address.host])
         write_atomic(folder / "ca.key", authority.key, mode=PRIVATE)
         write_atomic(folder / "ca.crt", authority.certificate)
     else:
         authority = _read_authority(source)
         write_atomic(folder / "ca.crt", authority.certificate)
     try:
-        server = make_server(authority, [served.host])
+        server = make_server(authority, [page_address.host])
     except ValueError as error:
         raise _unusable_authority(source or folder, error) from None
     files = TlsFiles(folder / "server.pem", folder / "server.key")

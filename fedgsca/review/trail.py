@@ -38,14 +38,14 @@ class ReviewTrail:
         self._thread_lock = Lock()
 
     def write(
-        self, event: str, who: str, *, is_flushed: bool = True, **facts: str | int | None
+        self, event: str, person: str, *, is_flushed: bool = True, **facts: str | int | None
     ) -> None:
         """Append one event. Raises RunFolderError if it is not on the disk.
 
         `is_flushed` waits for the disk; without it a power cut may lose the last lines.
         """
         time = datetime.now(UTC).isoformat(timespec="milliseconds")
-        entry: dict[str, Any] = {"time": time, "event": event, "who": who}
+        entry: dict[str, Any] = {"time": time, "event": event, "who": person}
         entry |= {name: value for name, value in facts.items() if value is not None}
         with self._thread_lock, self._open() as handle:
             size = os.fstat(handle).st_size

@@ -38,8 +38,10 @@ from fedgsca.label_audit.audit_table import read_audit
 from fedgsca.label_audit.consensus import find_consensus, summarise_decisions
 from fedgsca.review import attempt_limit, network_guard, timed_protocol
 from fedgsca.review.links import ADJUDICATOR, READER, LinkBook, hash_token
-from fedgsca.review.network import (
-    ServedAddress,
+from fedgsca.review.network_app import SharedReview, build_network_app
+from fedgsca.review.network_guard import NetworkGuard
+from fedgsca.review.network_server import (
+    PageAddress,
     TlsFiles,
     bind_address,
     build_network_server,
@@ -47,8 +49,6 @@ from fedgsca.review.network import (
     parse_address,
     require_tls,
 )
-from fedgsca.review.network_app import SharedReview, build_network_app
-from fedgsca.review.network_guard import NetworkGuard
 from fedgsca.review.tls import check_certificate, make_certificate
 from fedgsca.review.trail import ReviewTrail, check_trail
 
@@ -591,7 +591,7 @@ def test_what_cannot_be_recorded_does_not_happen(
     ],
 )
 def test_addresses_are_read(text: str, host: str, port: int) -> None:
-    assert parse_address(text) == ServedAddress(host, port)
+    assert parse_address(text) == PageAddress(host, port)
 
 
 @pytest.mark.parametrize(
@@ -680,7 +680,7 @@ def test_certificates_of_another_host_or_key_are_refused(tmp_path: Path) -> None
 def served_with_tls(folder: Path, tmp_path: Path) -> Iterator[tuple[str, ssl.SSLContext]]:
     """A real server with TLS on this machine: its address, and the trust of a browser."""
     with bind_address("127.0.0.1", 0) as listener:
-        served = ServedAddress("127.0.0.1", int(listener.getsockname()[1]))
+        served = PageAddress("127.0.0.1", int(listener.getsockname()[1]))
         made_certificate = make_certificate(served, tmp_path / "tls", None)
         audit = read_audit(folder)
         review = SharedReview(audit, AuditImages.open(audit))

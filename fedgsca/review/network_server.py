@@ -33,7 +33,7 @@ _HOST_NAME = re.compile(
 
 
 @dataclass(frozen=True)
-class ServedAddress:
+class PageAddress:
     """The name and port by which browsers call the page."""
 
     host: str
@@ -69,7 +69,7 @@ class TlsFiles:
     key: Path
 
 
-def parse_address(text: str) -> ServedAddress:
+def parse_address(text: str) -> PageAddress:
     """HOST or HOST:PORT; IPv6 in brackets if there is a port."""
     host, port_text = _split_port(text.strip().lower())
     try:
@@ -93,13 +93,13 @@ def parse_address(text: str) -> ServedAddress:
             f"{text!r} is not an address to serve the page at",
             fix=f"write HOST or HOST:PORT, for example review.hospital.example:{DEFAULT_PORT}",
         )
-    return ServedAddress(host, int(port_text))
+    return PageAddress(host, int(port_text))
 
 
 def _split_port(text: str) -> tuple[str, str]:
     if text.startswith("["):
-        host, _, rest = text[1:].partition("]")
-        return host, rest.removeprefix(":") or str(DEFAULT_PORT)
+        host, _, port = text[1:].partition("]")
+        return host, port.removeprefix(":") or str(DEFAULT_PORT)
     if text.count(":") > 1:  # IPv6 without a port
         return text, str(DEFAULT_PORT)
     host, colon, port = text.partition(":")
@@ -112,7 +112,7 @@ def _looks_like_number(host: str) -> bool:
     return last.isdecimal() or last.startswith("0x")
 
 
-def choose_listen_address(served: ServedAddress, listen: str | None) -> str:
+def choose_listen_address(page_address: PageAddress, listen: str | None) -> str:
     """The IP address to listen on: `listen`, or that of the served name."""
     if listen is not None:
         try:
@@ -124,29 +124,29 @@ def choose_listen_address(served: ServedAddress, listen: str | None) -> str:
                 fix="write an address such as 10.1.2.3, or 0.0.0.0 for all of them",
             ) from None
     try:
-        places = socket.getaddrinfo(served.host, served.port, type=socket.SOCK_STREAM)
+        places = socket.getaddrinfo(page_address.host, page_address.port, type=socket.SOCK_STREAM)
     except OSError as error:
         raise ConfigError(
             "review.unknown-host",
-            f"the name {served.host} is not known on this machine: {error.strerror or error}",
+            f"the name {page_address.host} is not known on this machine: {error.strerror or error}",
             fix="correct --serve, or add --listen with the IP address of this machine",
         ) from None
     address = str(places[0][4][0]).partition("%")[0]
-    if _is_loopback(address) and not served.is_local:
+    if _is_loopback(address) and not page_address.is_local:
         raise ConfigError(
             "review.listens-locally",
-            f"on this machine {served.host} means {address}, which no other computer can reach",
+            f"on this machine {page_address.host} means {address}, which no other computer can reach",
             fix="add --listen with the IP address of this machine on the hospital's network",
         )
     return address
 
 
-def require_tls(served: ServedAddress, listen: str, tls: TlsFiles | None) -> None:
+def require_tls(page_address: PageAddress, listen: str, tls: TlsFiles | None) -> None:
     """Refuse to send images over a network without encryption."""
-    if tls is None and not (served.is_local and _is_loopback(listen)):
+    if tls is None and not (page_address.is_local and _is_loopback(listen)):
         raise ConfigError(
             "review.tls-required",
-            f"{served.host} is reached over a network, where images must be encrypted",
+            f"{page_address.host} is reached over a network, where images must be encrypted",
             fix="add --certificate and --key; `fedgsca reviewers certificate` makes them",
         )
 
@@ -188,7 +188,7 @@ class HandshakeTimer(asyncio.SelectorEventLoop):
 
 
 def build_network_server(
-    review: SharedReview, served: ServedAddress, tls: TlsFiles | None, who: str = ""
+    review: SharedReview, page_address: PageAddress, tls: TlsFiles | None, person: str = ""
 ) -> uvicorn.Server:
     """The server, for a socket that listens already. It notes its own end in the trail."""
     import uvicorn
@@ -199,9 +199,9 @@ def build_network_server(
     has_tls = tls is not None
     app = build_network_app(
         review,
-        hosts=served.host_headers(has_tls=has_tls),
+        hosts=page_address.host_headers(has_tls=has_tls),
         scheme="https" if has_tls else "http",
-        port=served.port,
+        port=page_address.port,
     )
     config = uvicorn.Config(
         app,
@@ -214,7 +214,7 @@ def build_network_server(
         ws="none",
         http=NetworkProtocol,
         limit_concurrency=MAX_CONNECTIONS,
-        loop="fedgsca.review.network:HandshakeTimer",
+        loop="fedgsca.review.network_server:HandshakeTimer",
         ssl_ciphers=CIPHERS,
         ssl_certfile=None if tls is None else str(tls.certificate),
         ssl_keyfile=None if tls is None else str(tls.key),
@@ -224,25 +224,28 @@ def build_network_server(
         async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
             """End, by Ctrl-C or by the service manager: uvicorn repeats the signal after this."""
             await super().shutdown(sockets)
-            review.trail.write("server-stopped", who, address=served.url(has_tls=has_tls))
+            review.trail.write("server-stopped", person, address=page_address.url(has_tls=has_tls))
 
     return NotedServer(config)
 
 
 def serve_network(
     review: SharedReview,
-    served: ServedAddress,
+    page_address: PageAddress,
     *,
     listen: str,
     tls: TlsFiles | None,
-    who: str,
+    person: str,
     announce: Callable[[str], None],
 ) -> None:
-    """Answer requests until Ctrl-C. `who` is the person who starts it, for the trail."""
-    require_tls(served, listen, tls)
-    url = served.url(has_tls=tls is not None)
-    with contextlib.suppress(KeyboardInterrupt), bind_address(listen, served.port) as listener:
-        server = build_network_server(review, served, tls, who)
-        review.trail.write("server-started", who, address=url)
+    """Answer requests until Ctrl-C. `person` starts it, for the trail."""
+    require_tls(page_address, listen, tls)
+    url = page_address.url(has_tls=tls is not None)
+    with (
+        contextlib.suppress(KeyboardInterrupt),
+        bind_address(listen, page_address.port) as listener,
+    ):
+        server = build_network_server(review, page_address, tls, person)
+        review.trail.write("server-started", person, address=url)
         announce(url)
         server.run(sockets=[listener])
