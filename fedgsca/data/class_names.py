@@ -96,9 +96,7 @@ def check_class_names(source: object, labels: Sequence[str], names: Mapping[str,
     if not names:
         return
     targets = set(names.values())
-    unmapped_labels = sorted(
-        {label for label in labels if label not in names and label not in targets}
-    )
+    unmapped_labels = sorted(set(labels) - {*names, *targets})
     if not unmapped_labels:
         return
     examples = ", ".join(one_line(repr(label), 80) for label in unmapped_labels[:_MAX_CASES])

@@ -102,8 +102,8 @@ def _check_targets(class_names: Mapping[str, str], classes: Sequence[str]) -> No
         if name not in classes:
             raise ClassListError(
                 "site.unknown-class-name",
-                f"[classes] in site.toml gives {own_name!r} the name {name!r}, which is not a class of"
-                " the consortium",
+                f"[classes] in site.toml gives {own_name!r} the name {name!r}, which is not a class"
+                " of the consortium",
                 fix=f"{did_you_mean(name, classes)}use one of: {', '.join(classes)}",
             )
 

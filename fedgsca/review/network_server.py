@@ -135,7 +135,8 @@ def choose_listen_address(page_address: PageAddress, listen: str | None) -> str:
     if _is_loopback(address) and not page_address.is_local:
         raise ConfigError(
             "review.listens-locally",
-            f"on this machine {page_address.host} means {address}, which no other computer can reach",
+            f"on this machine {page_address.host} means {address}, which no other computer can"
+            " reach",
             fix="add --listen with the IP address of this machine on the hospital's network",
         )
     return address
