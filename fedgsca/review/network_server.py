@@ -121,7 +121,7 @@ def choose_listen_address(page_address: PageAddress, listen: str | None) -> str:
             raise ConfigError(
                 "review.invalid-listen",
                 f"--listen {listen} is not an IP address of this machine",
-                fix="write an address such as 10.1.2.3, or 0.0.0.0 for all of them",
+                fix="write one address of this machine in numbers, not its name",
             ) from None
     try:
         places = socket.getaddrinfo(page_address.host, page_address.port, type=socket.SOCK_STREAM)
