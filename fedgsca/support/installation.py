@@ -12,7 +12,7 @@ import socket
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, requires, version
+from importlib.metadata import PackageNotFoundError, metadata, requires, version
 from typing import TYPE_CHECKING
 
 from fedgsca.support.json_record import Record
@@ -111,31 +111,35 @@ def describe_machine() -> MachineFacts:
 
 def inspect_installation() -> list[ExtraState]:
     """Every extra with the state of its packages, the core first."""
-    by_extra: dict[str, list[PackageState]] = {extra: [] for extra in USES}
-    for extra, requirement in _own_requirements():
-        if extra in by_extra:
-            by_extra[extra] += _inspect_requirement(requirement)
+    requirements = _own_requirements()
     states = []
-    for extra, packages in by_extra.items():
-        states.append(ExtraState(extra, USES[extra], tuple(packages)))
+    for extra in _list_extras():
+        packages: list[PackageState] = []
+        for requirement in requirements:
+            if _belongs_to(requirement, extra):
+                packages += _inspect_requirement(requirement)
+        purpose = USES.get(extra, f"what the extra {extra} is for")
+        states.append(ExtraState(extra, purpose, tuple(packages)))
     return states
 
 
-def _own_requirements() -> list[tuple[str, Requirement]]:
-    """(extra, requirement) of this package; nothing if it runs from a copy of its source only."""
+def _list_extras() -> list[str]:
+    """The core, and every extra that is not for developers only; those of USES first."""
+    try:
+        names = metadata(PACKAGE).get_all("Provides-Extra") or []
+    except PackageNotFoundError:
+        names = []
+    return list(dict.fromkeys([*USES, *(name for name in names if name not in FOR_DEVELOPERS)]))
+
+
+def _own_requirements() -> list[Requirement]:
+    """Those of this package; nothing if it runs from a copy of its source only."""
     from packaging.requirements import Requirement
 
     try:
-        lines = requires(PACKAGE) or []
+        return [Requirement(line) for line in requires(PACKAGE) or []]
     except PackageNotFoundError:
         return []
-    pairs = []
-    for line in lines:
-        requirement = Requirement(line)
-        for extra in USES:
-            if _belongs_to(requirement, extra):
-                pairs.append((extra, requirement))
-    return pairs
 
 
 def _belongs_to(requirement: Requirement, extra: str) -> bool:

@@ -89,7 +89,7 @@ WITHOUT_UNIX = """
 import builtins, importlib, os, pkgutil, signal, socket, sys
 from pathlib import Path
 
-import filelock, matplotlib.pyplot, monai, numpy, starlette, torch, uvicorn
+import filelock, matplotlib.pyplot, numpy, starlette, torch, uvicorn
 
 real_import = builtins.__import__
 
