@@ -26,7 +26,7 @@ from fedgsca.support.text import one_line
 REQUIREMENTS = "requirements.txt"
 CHECKSUMS = "SHA256SUMS"
 _SECONDS = 3600
-_SHOWN_LINES = 3  # of pip's last words in an error
+_SHOWN_LINES = 4  # of pip's reasons in an error
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ def collect_wheels(
 
 
 def _download(requirement: str, folder: Path, constraints: Path, source: Path | None) -> None:
-    command = [sys.executable, "-m", "pip", "download", "--disable-pip-version-check", "--quiet"]
+    command = [sys.executable, "-m", "pip", "download", "--disable-pip-version-check"]
     command += ["--only-binary", ":all:", "--constraint", str(constraints)]
     command += ["--dest", str(folder)]
     if source is not None:
@@ -106,8 +106,19 @@ def _download(requirement: str, folder: Path, constraints: Path, source: Path | 
     except subprocess.TimeoutExpired:
         raise _failed("pip did not end within an hour") from None
     if result.returncode != 0:
-        lines = [line for line in result.stderr.splitlines() if line.strip()]
-        raise _failed(one_line("; ".join(lines[-_SHOWN_LINES:]), 400))
+        raise _failed(_find_reason(result.stdout, result.stderr))
+
+
+def _find_reason(output: str, errors: str) -> str:
+    """What pip says about the failure, without its advice: which package, and who asked for it."""
+    lines = []
+    for line in errors.splitlines():
+        if line.startswith("ERROR:") and "ResolutionImpossible" not in line:
+            lines.append(line.removeprefix("ERROR:").strip())
+    for line in output.splitlines():
+        if " depends on " in line or "The user requested" in line:
+            lines.append(line.strip())
+    return one_line("; ".join(lines[:_SHOWN_LINES]) or "it gave no reason", 500)
 
 
 def _failed(reason: str) -> ConfigError:
