@@ -154,7 +154,7 @@ def _collect_names(schema: object, names: set[str]) -> None:
 
 
 def _read_rounds(path: Path) -> list[dict[str, float]]:
-    rounds = []
+    rounds: list[dict[str, float]] = []
     try:
         lines = path.read_bytes().splitlines()
     except OSError:
@@ -165,7 +165,7 @@ def _read_rounds(path: Path) -> list[dict[str, float]]:
         except (ValueError, RecursionError):
             rounds.append({"damaged": 1})
             continue
-        numbers = {}
+        numbers: dict[str, float] = {}
         for key in _ROUND_KEYS:
             value = entry.get(key) if isinstance(entry, dict) else None
             if isinstance(value, int | float):

@@ -322,6 +322,7 @@ def test_a_blind_reviewer_sees_no_label(window: Browser, folder: Path) -> None:
 def test_brightness_and_contrast_change_the_screen_and_nothing_else(
     window: Browser, folder: Path
 ) -> None:
+    window.messages.clear()  # of tests in which the server was killed
     with served(folder) as address:
         window.open(address)
         at(window, 1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -119,7 +120,7 @@ def test_corrected_labels_may_have_either_name(root: Path, tmp_path: Path) -> No
     assert names[:6] == ["healthy", "healthy", "carcinoma"] * 2
 
 
-SITES = {
+SITES: dict[str, Any] = {
     "data__source": "sites",
     "data__classes": ["healthy", "adenoma", "carcinoma"],
     "data__image_size": 12,

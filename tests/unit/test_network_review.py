@@ -351,7 +351,7 @@ def test_another_host_is_refused(folder: Path, host: str | None) -> None:
     ],
 )
 def test_another_page_can_neither_decide_nor_sign_out(
-    folder: Path, headers: dict[str, str | None]
+    folder: Path, headers: dict[str, Any]
 ) -> None:
     app = open_app(folder)
     cookie = enter(app, add_link(folder, "anna"))
