@@ -322,10 +322,10 @@ def test_a_blind_reviewer_sees_no_label(window: Browser, folder: Path) -> None:
 def test_brightness_and_contrast_change_the_screen_and_nothing_else(
     window: Browser, folder: Path
 ) -> None:
-    window.messages.clear()  # of tests in which the server was killed
     with served(folder) as address:
         window.open(address)
         at(window, 1)
+        window.messages.clear()  # of an earlier page, whose server was stopped
         image_filter = "getComputedStyle(document.querySelector('#viewer img')).filter"
         slope = "Number(document.querySelector('#window-filter feFuncG').getAttribute('slope'))"
         assert window.js(image_filter) == "none", "the image as it is stored"
