@@ -217,13 +217,17 @@ def train(
     objective: Objective,
     rows: np.ndarray | None = None,
     labels: np.ndarray | None = None,
+    *,
+    lr_factor: float = 1.0,
 ) -> None:
     """E local epochs of SGD on the site's model, which already holds the weights to start from.
 
     rows (m,) and labels (m,) are the training set; by default all samples with the given labels.
+    The learning rate of the round is multiplied by `lr_factor`.
     """
     site.model.train()
     sgd = optimiser(site, round)
+    sgd.lr *= lr_factor
     head = _linear_head(site)
     if head is not None and isinstance(objective, LogitObjective) and objective.has_gradient:
         for epoch in range(site.hyper.epochs):
