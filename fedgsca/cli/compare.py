@@ -211,7 +211,7 @@ def run_comparison(
     with resume_hint(out), display(quiet=quiet, runs=num_open) as progress:
         result = run_plan(plan, out, GridDisplay(progress), jobs=jobs)
     if result.comparison.cells:
-        write_tables(out, result.comparison)
+        result = replace(result, comparison=write_tables(out, result.comparison))
         report = write_report(out)
         if as_json:
             extra = {"failed": result.failures, "path": str(out), "report": str(report)}
@@ -241,11 +241,28 @@ def show_table(result: ComparisonResult) -> None:
     if result.comparison.clean:
         scores = list(result.comparison.clean.values())
         print_line(f"FedAvg on clean labels: F1 {sum(scores) / len(scores):.1f}")
+    _show_intervals(result)
     _show_cautions(result)
     print_line(
         "* highest under this noise; recovery: share of the distance from FedAvg to the ceiling",
         "dim",
     )
+
+
+def _show_intervals(result: ComparisonResult) -> None:
+    """What the last models differ by, with 95 % intervals over test images and seeds."""
+    from fedgsca.report.comparison_tables import difference_text
+
+    labels = {row.method: row.label for row in result.rows}
+    for entry in result.comparison.intervals:
+        if entry.difference is not None:
+            reference = labels.get(entry.reference, entry.reference)
+            print_line(
+                f"{labels.get(entry.method, entry.method)} minus {reference} under {entry.noise},"
+                f" last round's F1: {difference_text(entry)}, 95 % interval over test images and"
+                " seeds",
+                "dim",
+            )
 
 
 def _show_cautions(result: ComparisonResult) -> None:
