@@ -27,8 +27,10 @@ from fedgsca.cli.options import (
     Sets,
     Sites,
     SkipUnreadable,
+    Track,
     source_slug,
 )
+from fedgsca.cli.run import check_track
 from fedgsca.engine.progress import Display, display
 from fedgsca.errors import FedgscaError
 from fedgsca.support.console import (
@@ -100,6 +102,7 @@ def compare(
     title: Title = None,
     tuned_file: TunedFile = None,
     jobs: Jobs = 1,
+    track: Track = None,
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
@@ -125,7 +128,9 @@ def compare(
         device=device,
         skip_unreadable=skip_unreadable,
         preset=preset,
+        track=track,
     )
+    check_track(track)
     plan = ComparisonPlan(
         methods=parse_methods(methods),
         noises=parse_noises(noise or ["0-S40-P20-C20"]),
@@ -145,7 +150,7 @@ def compare(
         open_cells = [cell for cell in plan.cells() if not _is_finished(folder, cell)]
         if open_cells:
             announce([cell.config for cell in open_cells], jobs)
-    run_comparison(plan, folder, jobs=jobs, quiet=quiet, as_json=as_json)
+    run_comparison(plan, folder, jobs=jobs, track=track, quiet=quiet, as_json=as_json)
 
 
 def _is_finished(folder: Path, cell: GridCell) -> bool:
@@ -195,12 +200,19 @@ class GridDisplay:
 
 
 def run_comparison(
-    plan: ComparisonPlan, out: Path, *, jobs: int, quiet: bool, as_json: bool
+    plan: ComparisonPlan,
+    out: Path,
+    *,
+    jobs: int,
+    track: str | None = None,
+    quiet: bool,
+    as_json: bool,
 ) -> ComparisonResult:
     """Start or resume a comparison; then tables and report, and an error if runs failed."""
     from fedgsca.grid.comparison import check_folder, run_plan, write_tables
     from fedgsca.grid.runner import finished_cells, raise_failures
     from fedgsca.report.html_page import write_report
+    from fedgsca.tracking.session import find_targets, track_comparison
 
     cells = {cell.name: cell for cell in plan.cells()}
     check_folder(cells.values(), out)
@@ -208,11 +220,21 @@ def run_comparison(
     if finished_runs and not quiet:
         _show_finished(list(finished_runs), len(cells))
     num_open = len(cells) - len(finished_runs)
+    targets = find_targets(track, plan.cells()[0].config, out)
     with resume_hint(out), display(quiet=quiet, runs=num_open) as progress:
-        result = run_plan(plan, out, GridDisplay(progress), jobs=jobs)
+        grid_display = GridDisplay(progress)
+        tracking = track_comparison(grid_display, out, plan, targets, print_warning)
+        try:
+            result = run_plan(plan, out, tracking or grid_display, jobs=jobs)
+        except BaseException:  # Ctrl-C, too
+            if tracking is not None:
+                tracking.finish(None)
+            raise
     if result.comparison.cells:
         result = replace(result, comparison=write_tables(out, result.comparison))
         report = write_report(out)
+        if tracking is not None:
+            tracking.finish(result.comparison)
         if as_json:
             extra = {"failed": result.failures, "path": str(out), "report": str(report)}
             print_json({**result.comparison.to_json(), **extra})
@@ -254,7 +276,7 @@ def _show_intervals(result: ComparisonResult) -> None:
     from fedgsca.report.comparison_tables import difference_text
 
     labels = {row.method: row.label for row in result.rows}
-    for entry in result.comparison.intervals:
+    for entry in result.comparison.intervals or ():
         if entry.difference is not None:
             reference = labels.get(entry.reference, entry.reference)
             print_line(

@@ -608,6 +608,6 @@ class Comparison(Record):
     cells: tuple[ComparisonCell, ...]
     ceiling: Mapping[str, Mapping[str, float]]  # noise -> seed -> F1 without the wrong labels
     clean: Mapping[str, float] | None = None  # seed -> F1 of FedAvg without noise
-    # empty where the runs have no probabilities of their test images
-    intervals: tuple[MethodInterval, ...] = ()
+    # None before the tables are written; empty where no run has probabilities of its test images
+    intervals: tuple[MethodInterval, ...] | None = None
     extra: Mapping[str, Any] = field(default_factory=dict, metadata=REMAINING_KEYS)

@@ -429,7 +429,7 @@ def write_tables(out: Path, comparison: Comparison) -> Comparison:
     """
     comparison = with_intervals(out, comparison)
     rows = compare_rows(comparison)
-    intervals = comparison.intervals
+    intervals = comparison.intervals or ()
     save_comparison(out, comparison)
     markdown = to_markdown(rows) + intervals_to_markdown(intervals, rows)
     write_atomic(out / "compare.md", markdown.encode())

@@ -328,8 +328,8 @@ def test_a_comparison_gets_the_intervals_of_the_runs_that_have_probabilities(
             if method != "fedprox":  # a run of an older version
                 write_predictions_file(tmp_path / path, make_predictions(50, seed=seed))
     comparison = with_intervals(tmp_path, Comparison.from_json({"cells": cells}))
-    assert [entry.method for entry in comparison.intervals] == ["fedavg", "fedgsca"]
-    baseline, other = comparison.intervals
+    assert [entry.method for entry in comparison.intervals or ()] == ["fedavg", "fedgsca"]
+    baseline, other = comparison.intervals or ()
     assert baseline.difference is None and other.reference == "fedavg" and other.seeds == 2
     assert other.difference is not None and other.difference.value == 0.0
     assert with_intervals(tmp_path / "gone", comparison).intervals == ()

@@ -13,7 +13,7 @@ from fedgsca.report.page_sections import comparison_section
 @comparison_section(position=15)
 def interval_section(comparison: LoadedComparison) -> PageSection | None:
     """None where no run has the probabilities of its test images."""
-    intervals = comparison.record.intervals
+    intervals = comparison.record.intervals or ()
     if not intervals:
         return None
     blocks: list[PageElement] = []
