@@ -40,6 +40,7 @@ from fedgsca.cli import (
     show_config,
     show_wire,
     tune,
+    watch,
 )
 from fedgsca.cli.error_output import (
     from_click,
@@ -65,6 +66,7 @@ MODULES = (
     benchmark,
     deploy,
     report,
+    watch,
     audit,
     audit_alone,
     review,
@@ -85,6 +87,7 @@ COMMAND_ORDER = (
     "run",
     "resume",
     "readmit",
+    "watch",
     "compare",
     "tune",
     "table",

@@ -39,6 +39,8 @@ class Guard:
     secret.
     """
 
+    command = "fedgsca review"  # prints the address
+
     def __init__(self, app: ASGIApp, *, port: int, token: str) -> None:
         """Protect `app`, which is served on `port`."""
         self.app = app
@@ -82,7 +84,7 @@ class Guard:
             return PlainTextResponse("This request comes from another page.\n", 403)
         if not (has_token or self._has_cookie(headers)):
             return PlainTextResponse(
-                "Open the address printed by `fedgsca review`: it contains the key.\n", 403
+                f"Open the address printed by `{self.command}`: it contains the key.\n", 403
             )
         if scope["method"] == "POST" and not 0 <= _content_length(headers) <= MAX_BODY:
             return PlainTextResponse("The request is too large or states no length.\n", 413)
