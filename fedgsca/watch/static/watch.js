@@ -2,9 +2,9 @@
 // Everything that comes from a run is text: it is set with textContent, never parsed as HTML.
 
 const SVG = "http://www.w3.org/2000/svg";
-const FAST = 2000, SLOW = 10000, TIMEOUT = 8000; // milliseconds
+const FAST = 2000, SLOW = 10000, TIMEOUT = 8000, REDRAW = 30000; // milliseconds
 const COLOURS = 8;
-let lastText = "";
+let lastText = "", lastShow = 0;
 
 function element(tag, className, text) {
   const node = document.createElement(tag);
@@ -236,7 +236,11 @@ async function update() {
     const text = await answer.text();
     const runs = JSON.parse(text).runs;
     const shown = JSON.stringify(runs, (key, value) => (key === "seconds_silent" ? undefined : value));
-    if (shown !== lastText) show(runs);
+    // "for 11 min" grows although no file has changed
+    if (shown !== lastText || Date.now() - lastShow > REDRAW) {
+      show(runs);
+      lastShow = Date.now();
+    }
     lastText = shown;
     alertBox.hidden = true;
     document.getElementById("clock").textContent = `as of ${new Date().toLocaleTimeString()}`;
