@@ -96,14 +96,14 @@ class WeightedScorer:
         self._cells = np.zeros((n, self.num_classes**2))
         self._cells[np.arange(n), self.labels * self.num_classes + predictions] = 1.0
 
-    def measure(self, weights: np.ndarray) -> ScoreDraws:
-        """The scores under weights (d, n)."""
+    def measure(self, weights: np.ndarray, *, with_ranks: bool = True) -> ScoreDraws:
+        """The scores under weights (d, n); without ranks, AUROC and average precision are NaN."""
         size = self.num_classes
         matrices = (weights @ self._cells).reshape(-1, size, size)
         f1, recall, precision, accuracy = rate_matrices(matrices)
-        auroc = np.empty((len(weights), size))
-        average_precision = np.empty((len(weights), size))
-        for c in range(size):
+        auroc = np.full((len(weights), size), np.nan)
+        average_precision = np.full((len(weights), size), np.nan)
+        for c in range(size if with_ranks else 0):
             auroc[:, c], average_precision[:, c] = rank_scores(
                 self.probs[:, c], self.labels == c, weights
             )
@@ -150,28 +150,36 @@ def rank_scores(
     half. Average precision: the sum over thresholds of precision times gain in recall. NaN where
     there is no positive, or (AUROC) no negative sample.
     """
-    order = np.argsort(score, kind="stable")
-    sorted_scores = score[order]
-    # the last position of every run of equal scores
-    ends = np.flatnonzero(np.append(np.diff(sorted_scores) != 0, True))
-    sorted_weights = weights[:, order]
-    is_positive = positive[order]
-    positive_until = np.cumsum(sorted_weights * is_positive, axis=1)[:, ends]
-    negative_until = np.cumsum(sorted_weights * ~is_positive, axis=1)[:, ends]
+    positive_rows = np.flatnonzero(positive)
+    negative_rows = np.flatnonzero(~positive)
+    positive_rows = positive_rows[np.argsort(score[positive_rows], kind="stable")]
+    negative_rows = negative_rows[np.argsort(score[negative_rows], kind="stable")]
+    thresholds = score[positive_rows]  # ascending; only they change the recall
+    positives = weights[:, positive_rows]  # (d, number of positive samples)
+    positive_until = _cumulate(positives)
+    negative_until = _cumulate(weights[:, negative_rows])
     num_positive = positive_until[:, -1]
     num_negative = negative_until[:, -1]
-    positives = np.diff(positive_until, axis=1, prepend=0.0)  # (d, distinct scores)
-    negatives = np.diff(negative_until, axis=1, prepend=0.0)
-    pairs = (positives * (negative_until - 0.5 * negatives)).sum(axis=1)
+    negative_below = negative_until[:, np.searchsorted(score[negative_rows], thresholds)]
+    negative_upto = negative_until[:, np.searchsorted(score[negative_rows], thresholds, "right")]
+    pairs = (positives * 0.5 * (negative_below + negative_upto)).sum(axis=1)
     # with the threshold at a score, all samples from there upwards count as positive
-    positive_above = num_positive[:, None] - positive_until + positives
-    negative_above = num_negative[:, None] - negative_until + negatives
+    positive_below = positive_until[:, np.searchsorted(thresholds, thresholds)]
+    positive_above = num_positive[:, None] - positive_below
+    negative_above = num_negative[:, None] - negative_below
     precision = _divide(positive_above, positive_above + negative_above)
     area = (positives * precision).sum(axis=1)
     with np.errstate(invalid="ignore", divide="ignore"):
         auroc = 100.0 * pairs / (num_positive * num_negative)
         average_precision = 100.0 * area / num_positive
     return auroc, average_precision
+
+
+def _cumulate(weights: np.ndarray) -> np.ndarray:
+    """(d, m + 1): how much weight the first 0, 1, ... m columns have."""
+    sums = np.zeros((weights.shape[0], weights.shape[1] + 1))
+    np.cumsum(weights, axis=1, out=sums[:, 1:])
+    return sums
 
 
 def average_macro(values: np.ndarray, support: np.ndarray, absent: np.ndarray) -> np.ndarray:

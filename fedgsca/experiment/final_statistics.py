@@ -47,14 +47,16 @@ def summarise_predictions(
     num_units = int(units.max()) + 1
     masks = _site_masks(predictions.sites)
     value = scorer.measure(np.ones((1, n)))
-    site_values = {name: scorer.measure(mask[None, :]) for name, mask in masks.items()}
+    site_values = {}
+    for name, mask in masks.items():
+        site_values[name] = scorer.measure(mask[None, :], with_ranks=False)
     parts: list[ScoreDraws] = []
     site_parts: dict[str, list[ScoreDraws]] = {name: [] for name in masks}
     if num_units >= MIN_UNITS:
         for weights in draw_weights(units):
             parts.append(scorer.measure(weights))
             for name, mask in masks.items():
-                site_parts[name].append(scorer.measure(weights * mask))
+                site_parts[name].append(scorer.measure(weights * mask, with_ranks=False))
     draws = join_draws(parts) if parts else None
     per_site = {}
     for name, mask in masks.items():

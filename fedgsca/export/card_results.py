@@ -140,8 +140,8 @@ def _statistics_lines(run: LoadedRun, rounds: int) -> list[str]:
 def _describe_groups(groups: GroupStatistics) -> str:
     text = (
         f"Averaged over {groups.groups} {groups.word}s, {score_number(groups.mean_accuracy)} % of "
-        f"the images are recognised; for one {groups.word} in ten it is "
-        f"{score_number(groups.worst_tenth)} % or less."
+        f"the images are recognised; for one {groups.word} in ten at most "
+        f"{score_number(groups.worst_tenth)} %."
     )
     if groups.f1 is not None:
         text += f" Macro F1 with one prediction per {groups.word}: {score_number(groups.f1)}."

@@ -51,16 +51,16 @@ def _intro(statistics: FinalStatistics) -> str:
     )
     if not statistics.draws:
         return f"{text}There are too few of them for confidence intervals."
-    drawn_text = "images"
+    units = f"{plural(statistics.units, 'image')} were"
     if statistics.unit != "image":
-        drawn_text = (
-            f"{plural(statistics.units, statistics.unit)}, each with all of its images, because "
-            f"images of one {statistics.unit} resemble each other"
+        units = (
+            f"{plural(statistics.units, statistics.unit)}, each with all of its images (images of "
+            f"one {statistics.unit} resemble each other), were"
         )
     return (
-        f"{text}The range below a score is its 95 % confidence interval by a bootstrap: "
-        f"{count_text(statistics.draws)} times as many {drawn_text} were drawn with replacement "
-        "and scored. It says how much the choice of these test images matters. Another training "
+        f"{text}The small range at a score is its 95 % confidence interval by a bootstrap: "
+        f"{count_text(statistics.draws)} times, {units} drawn with replacement and scored. "
+        "It says how much the choice of these test images matters. Another training "
         "with another seed differs in addition; a comparison over several seeds shows that."
     )
 
@@ -206,7 +206,7 @@ def _group_sentences(groups: GroupStatistics) -> list[str]:
     sentences = [
         f"{plural(groups.groups, word)} with {groups.images_per_group:g} test images each "
         f"(median). Averaged over them, {score_number(groups.mean_accuracy)} % of the images are "
-        f"recognised; for one {word} in ten it is {score_number(groups.worst_tenth)} % or less, "
+        f"recognised; for one {word} in ten at most {score_number(groups.worst_tenth)} %, "
         f"and for {count_text(groups.all_wrong)} none at all."
     ]
     if groups.f1 is not None:
