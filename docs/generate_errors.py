@@ -50,6 +50,8 @@ GROUPS = {
     "report": "Reports",
     "audit": "Label audits",
     "review": "Review of labels",
+    "track": "Tracking",
+    "watch": "The live page",
     "export": "Export of models",
     "predict": "Predictions",
     "privacy": "Privacy",

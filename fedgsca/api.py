@@ -137,7 +137,7 @@ def run(
     """
     from fedgsca.engine.base import find_engine
     from fedgsca.engine.progress import display
-    from fedgsca.tracking.session import find_targets, track_run
+    from fedgsca.tracking.start_tracking import find_targets, track_run
 
     folder = Path(out)
     targets = find_targets(track, config, folder)

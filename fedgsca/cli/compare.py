@@ -212,7 +212,7 @@ def run_comparison(
     from fedgsca.grid.comparison import check_folder, run_plan, write_tables
     from fedgsca.grid.runner import finished_cells, raise_failures
     from fedgsca.report.html_page import write_report
-    from fedgsca.tracking.session import find_targets, track_comparison
+    from fedgsca.tracking.start_tracking import find_targets, track_comparison
 
     cells = {cell.name: cell for cell in plan.cells()}
     check_folder(cells.values(), out)

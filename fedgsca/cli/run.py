@@ -252,7 +252,7 @@ def run_and_report(
     """
     from fedgsca.engine.base import RunObserver, find_engine
     from fedgsca.experiment.run_folder import read_setup
-    from fedgsca.tracking.session import find_targets, track_run
+    from fedgsca.tracking.start_tracking import find_targets, track_run
 
     start = time.monotonic() if start is None else start
     is_finished = (out / "result.json").exists()

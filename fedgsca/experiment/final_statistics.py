@@ -137,8 +137,8 @@ def _draw_matrices(matrix: Matrix, name: str) -> np.ndarray:
 def _score_matrices(matrices: np.ndarray) -> ScoreDraws:
     """Scores of confusion matrices (d, C, C): those that need probabilities are NaN."""
     f1, recall, precision, accuracy = rate_matrices(matrices)
-    unknown = np.full(f1.shape, np.nan)
-    return ScoreDraws(accuracy, f1, recall, precision, unknown, unknown, matrices.sum(axis=2))
+    no_ranks = np.full(f1.shape, np.nan)
+    return ScoreDraws(accuracy, f1, recall, precision, no_ranks, no_ranks, matrices.sum(axis=2))
 
 
 def _site_masks(sites: np.ndarray | None) -> Mapping[str, np.ndarray]:

@@ -66,7 +66,7 @@ class SiteView(Record):
     state: str
     is_online: bool | None  # None: not known, as in a simulation that is not running
     since: str = ""
-    flagged: float | None = None  # share of its labels, 0 to 1
+    flagged_share: float | None = None  # share of its labels, 0 to 1
     selector: SelectorView | None = None
     refusals: int = 0
 
@@ -97,7 +97,7 @@ class RunSnapshot(Record):
     best_f1: float | None
     test: tuple[CurvePoint, ...]
     validation: tuple[CurvePoint, ...]
-    expected: tuple[CurvePoint, ...]
+    forecast: tuple[CurvePoint, ...]
     sites: tuple[SiteView, ...]
     hidden_sites: int  # beyond those that are listed
     refusals: tuple[RefusalView, ...]  # the newest first
@@ -160,7 +160,7 @@ class RunWatch:
             best_f1=None,
             test=(),
             validation=(),
-            expected=(),
+            forecast=(),
             sites=(),
             hidden_sites=0,
             refusals=(),
@@ -227,9 +227,9 @@ def describe_run_folder(
     rounds_done = max((record.round + 1 for record in run.metrics), default=0)
     silence = None if newest is None else max(0.0, now - newest)
     state, detail = _state(status, is_finished, pace, silence)
-    left = None
+    remaining_seconds = None
     if state in ("running", "paused") and pace is not None and run.num_rounds:
-        left = pace * max(0, run.num_rounds - rounds_done)
+        remaining_seconds = pace * max(0, run.num_rounds - rounds_done)
     sites = _site_views(run, status, is_running=state in ("running", "paused"))
     refusals = _refusals(run.metrics)
     tests = _curve([(record.round, record.f1) for record in run.metrics])
@@ -246,13 +246,13 @@ def describe_run_folder(
         best_f1=max((point.value for point in tests), default=None),
         test=_thin(tests),
         validation=_thin(_curve([(record.round, record.val_f1) for record in run.metrics])),
-        expected=_thin(_curve(sorted(expected_scores(run.metrics).items()))),
+        forecast=_thin(_curve(sorted(expected_scores(run.metrics).items()))),
         sites=tuple(sites[:MAX_SITES]),
         hidden_sites=max(0, len(sites) - MAX_SITES),
         refusals=tuple(refusals[:MAX_REFUSALS]),
         num_refusals=len(refusals),
         seconds_per_round=pace,
-        seconds_left=left,
+        seconds_left=remaining_seconds,
         seconds_silent=silence,
         messages=() if status is None else tuple(one_line(text, 300) for text in status.messages),
     )
@@ -330,7 +330,7 @@ def _site_views(run: LoadedRun, status: RunStatus | None, *, is_running: bool) -
                 state=one_line(state, 200),
                 is_online=is_online,
                 since=since,
-                flagged=None if site_record is None else _flagged_share(site_record),
+                flagged_share=None if site_record is None else _flagged_share(site_record),
                 selector=None if site_record is None else _selector(site_record),
                 refusals=counts.get(name, 0),
             )

@@ -21,7 +21,7 @@ from fedgsca.tracking import mlflow_tracker, tensorboard_tracker
 from fedgsca.tracking.base import RunLabel, TrackTarget, parse_targets, safe_name
 from fedgsca.tracking.observers import SafeTrackers, TrackingObserver
 from fedgsca.tracking.round_values import round_values
-from fedgsca.tracking.session import find_targets, track_comparison, track_run
+from fedgsca.tracking.start_tracking import find_targets, track_comparison, track_run
 from tests.toys import RecordingObserver, outcome, toy_config
 
 RESULT = RunResult.from_json({"f1": 71.0})
@@ -362,7 +362,7 @@ def test_the_modules_of_trackers_are_not_imported_without_need() -> None:
     import subprocess
 
     code = (
-        "import sys, fedgsca.tracking.session;"
+        "import sys, fedgsca.tracking.start_tracking;"
         "print([name for name in ('mlflow', 'tensorboard') if name in sys.modules])"
     )
     output = subprocess.run(

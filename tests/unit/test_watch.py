@@ -65,7 +65,7 @@ def test_a_run_in_progress(tmp_path: Path) -> None:
     assert [point.value for point in view.test] == [50.0, 51.0, 52.0]
     assert view.f1 == 52.0 and view.seconds_per_round == 3.0 and view.seconds_left == 15.0
     first, second = view.sites
-    assert first.flagged == 0.25 and first.images == 40 and first.is_online
+    assert first.flagged_share == 0.25 and first.images == 40 and first.is_online
     assert first.selector is not None and first.selector.noisy_share == 0.3
     assert second.selector is None, "no selector was fitted yet"
     assert view.method == "fedgsca" and view.data == "toy"
@@ -321,3 +321,13 @@ def test_the_server_listens_on_this_machine_only(tmp_path: Path) -> None:
         assert address.startswith(f"http://127.0.0.1:{listener.getsockname()[1]}/?token=")
         assert len(address.partition("token=")[2]) >= 40
         assert isinstance(listener, socket.socket)
+
+
+def test_a_file_is_not_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from fedgsca.cli import execute
+
+    (tmp_path / "file").write_text("")
+    assert execute(["watch", str(tmp_path / "file")]) == 7
+    assert "watch.not-a-folder" in capsys.readouterr().err
+    assert execute(["watch", *(["x"] * 101)]) == 7
+    assert "watch.too-many-runs" in capsys.readouterr().err

@@ -98,7 +98,7 @@ function siteTable(run) {
   box.tabIndex = 0;
   const table = element("table"), head = element("tr"), body = element("tbody");
   const hasSelector = run.sites.some((site) => site.selector);
-  const hasFlags = run.sites.some((site) => site.flagged !== undefined && site.flagged !== null);
+  const hasFlags = run.sites.some((site) => site.flagged_share !== undefined && site.flagged_share !== null);
   const names = ["Site", "Now", "Images"];
   if (hasFlags) names.push("Labels flagged");
   if (hasSelector) names.push("Clean loss", "Noisy loss", "Share noisy");
@@ -120,7 +120,7 @@ function siteTable(run) {
     name.append(site.name);
     row.append(name, element("td", "now", site.state + sinceText(site.since)));
     row.append(element("td", "number", site.images === null ? "–" : String(site.images)));
-    if (hasFlags) row.append(element("td", "number", percent(site.flagged)));
+    if (hasFlags) row.append(element("td", "number", percent(site.flagged_share)));
     if (hasSelector) {
       const selector = site.selector;
       row.append(element("td", "number", selector ? selector.clean_mean.toFixed(2) : "–"));
@@ -165,14 +165,14 @@ function runCard(run, index, isSingle) {
   card.append(tiles);
   const lines = [
     { points: run.validation, className: "validation" },
-    { points: run.expected, className: "expected" },
+    { points: run.forecast, className: "expected" },
     { points: run.test, className: `k${index % COLOURS}`, dots: true },
   ];
   const label = `Macro F1 of ${run.name}, ${score(run.f1)} after round ${run.round}`;
   card.append(drawChart(lines, run.rounds, label, isSingle && window.innerWidth > 700));
   const notes = ["solid: test set"];
   if (run.validation.length) notes.push("dashed: validation set");
-  if (run.expected.length) notes.push("dotted: expected without a true label");
+  if (run.forecast.length) notes.push("dotted: expected without a true label");
   card.append(element("p", "note", `Macro F1 in percent over the rounds; ${notes.join(", ")}.`));
   if (run.sites.length) {
     card.append(element("h3", "", "Sites"), siteTable(run));
