@@ -143,7 +143,9 @@ def compare(
     )
     source = plan.cells()[0].config.data.source
     folder = out or Path("runs") / f"compare-{source_slug(source)}"
-    if read_plan(folder) != plan:  # one that was started with other defaults continues with those
+    earlier = read_plan(folder)
+    # one that was started with other defaults continues with those
+    if earlier is None or _without_track(earlier) != _without_track(plan):
         plan = replace(plan, tree=complete_tree(plan.tree, plan.noises, quiet=quiet))
     if not quiet:
         _explain_plan(plan)
@@ -151,6 +153,12 @@ def compare(
         if open_cells:
             announce([cell.config for cell in open_cells], jobs)
     run_comparison(plan, folder, jobs=jobs, track=track, quiet=quiet, as_json=as_json)
+
+
+def _without_track(plan: ComparisonPlan) -> ComparisonPlan:
+    """How a comparison is tracked is not part of it."""
+    tree = {key: value for key, value in plan.tree.items() if key != "track"}
+    return replace(plan, tree=tree)
 
 
 def _is_finished(folder: Path, cell: GridCell) -> bool:

@@ -11,7 +11,9 @@ import pytest
 from sklearn.metrics import f1_score, roc_auc_score
 
 from fedgsca.calibration import scale_probabilities
+from fedgsca.engine.base import Reply
 from fedgsca.engine.rounds import run
+from fedgsca.engine.site_evaluation import pool_scores
 from fedgsca.errors import RunFolderError
 from fedgsca.experiment.final_predictions import (
     FILE,
@@ -28,6 +30,7 @@ from fedgsca.export.write_export import export
 from fedgsca.report.html_page import write_report
 from fedgsca.report.seed_intervals import draw_f1, mean_interval, subtract_scores, with_intervals
 from fedgsca.rng import stream
+from fedgsca.wire import Update
 from tests.toys import CLASSES, digest, toy_config, toy_folder, toy_images, toy_npz
 
 
@@ -180,6 +183,27 @@ def test_counts_of_the_sites_are_enough_for_intervals() -> None:
 
 def matrices_json(matrices: dict[str, tuple[tuple[int, ...], ...]]) -> dict[str, object]:
     return {name: [list(row) for row in matrix] for name, matrix in matrices.items()}
+
+
+@pytest.mark.parametrize(
+    ("counts", "images"),
+    [([[-4, 8], [0, 2]], 6), ([[3, 0], [0, 3]], 60), ([[10**10, 0], [0, 0]], 10**10)],
+)
+def test_a_site_that_lies_about_its_counts_is_not_counted(
+    counts: list[list[int]], images: int
+) -> None:
+    good = np.array([[5, 1], [2, 4]])
+    replies = [make_reply("a", good, 12), make_reply("b", np.array(counts), images)]
+    messages: list[str] = []
+    pooled_scores = pool_scores(iter(replies), {"C": 2}, messages.append)
+    assert pooled_scores is not None and pooled_scores.test_counts == {"a": 12}
+    assert set(pooled_scores.site_confusions or {}) == {"a"}
+    assert len(messages) == 1 and messages[0].startswith("b did not test the model")
+
+
+def make_reply(site: str, counts: np.ndarray, images: int) -> Reply:
+    extras = {"confusion": counts.astype(np.int64), "test_loss": np.array(0.5)}
+    return Reply(site, Update(site, images, {}, extras))
 
 
 def test_a_damaged_file_of_probabilities_is_no_file(folder: Path, tmp_path: Path) -> None:
