@@ -13,6 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
+from threading import Lock
 
 from fedgsca.engine.round_status import read_status
 from fedgsca.experiment.records import RoundRecord, RunStatus, SiteRecord, finite
@@ -30,6 +31,10 @@ _PACE_ROUNDS = 5  # rounds whose median predicts the next ones
 # A run that is silent for so many of its rounds, and at least so many seconds, has probably stopped
 _SILENT_ROUNDS = 10.0
 _SILENT_SECONDS = 120.0
+_SILENT_FIRST_ROUND = 600.0  # before the first round, images are decoded and features computed
+# A coordinator waits for its sites: this much longer than the longest timeout, or this at least
+_SILENT_TIMEOUTS = 1.5
+_SILENT_COORDINATOR = 3600.0
 _FILES = (
     "config.toml",
     "setup.json",
@@ -179,9 +184,14 @@ class WatchList:
         self.paths = list(dict.fromkeys(paths))
         self._watches: dict[Path, RunWatch] = {}
         self._plans: dict[Path, tuple[object, list[str]]] = {}
+        self._lock = Lock()  # requests are answered by several threads
 
     def look(self, now: float | None = None) -> list[RunSnapshot]:
         """All runs at this moment, at most MAX_RUNS."""
+        with self._lock:
+            return self._look(now)
+
+    def _look(self, now: float | None) -> list[RunSnapshot]:
         folders: list[Path] = []
         for path in self.paths:
             folders += self._run_folders(path)
@@ -267,10 +277,20 @@ def _state(
     if status is not None and status.state.startswith(("paused", "stopped")):
         word, _, text = status.state.partition(":")
         return word, one_line(text, 300)
-    limit = max(_SILENT_SECONDS, _SILENT_ROUNDS * (pace or 0.0))
-    if silence is not None and silence > limit:
+    if silence is not None and silence > _longest_silence(status, pace):
         return "silent", "no file has changed for a long time: the run may have stopped"
     return "running", ""
+
+
+def _longest_silence(status: RunStatus | None, pace: float | None) -> float:
+    """Seconds without a new file that a working run may need."""
+    limit = _SILENT_FIRST_ROUND
+    if pace is not None:
+        limit = max(_SILENT_SECONDS, _SILENT_ROUNDS * pace)
+    if status is None:
+        return limit
+    timeouts = [finite(site.timeout) or 0.0 for site in status.sites.values()]
+    return max(limit, _SILENT_COORDINATOR, _SILENT_TIMEOUTS * max(timeouts, default=0.0))
 
 
 def _seconds_per_round(run: LoadedRun) -> float | None:

@@ -124,6 +124,16 @@ def test_a_silent_run_is_not_called_running(tmp_path: Path) -> None:
     assert all(site.is_online is None for site in view.sites)
 
 
+def test_a_coordinator_may_wait_longer_than_a_simulation(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run", 3)
+    sites = {"a": SiteStatus("awaited: an update", "", timeout=7200.0)}
+    status = RunStatus("running", 3, 8, 52.0, sites, ())
+    (folder / "status.json").write_text(json.dumps(status.to_json()))
+    now = (folder / "status.json").stat().st_mtime
+    assert look(folder, now + 10000).state == "running"
+    assert look(folder, now + 11000).state == "silent"
+
+
 def test_a_coordinator_shows_who_is_online_and_why_it_waits(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "run", 3)
     sites = {
