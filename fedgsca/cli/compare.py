@@ -249,6 +249,8 @@ def run_comparison(
         elif not quiet:
             show_table(result)
             print_line(f"report  {report}", "bold")
+    elif tracking is not None:
+        tracking.finish(None)
     raise_failures(result.failures, len(cells), out)
     return result
 

@@ -13,7 +13,6 @@ from pathlib import Path
 
 from fedgsca.config import Config, flatten
 from fedgsca.engine.base import Reply, RunObserver
-from fedgsca.errors import RunFolderError
 from fedgsca.experiment.records import Comparison, RoundRecord, RunResult
 from fedgsca.experiment.run_folder import read_rounds
 from fedgsca.experiment.simulation import Experiment
@@ -71,13 +70,15 @@ class TrackingObserver:
         store: Path,
         parents: dict[str, str] | None = None,
     ) -> None:
-        """`store` is the folder whose runs share one MLflow store; `parents` of a
-        comparison: kind -> the name of its record."""
+        """`store` is the folder whose runs share one MLflow store.
+
+        `parents` are the records of the comparison that the run belongs to, by kind of tracker.
+        """
         self.inner = inner
         self.folder = folder
         self.config = config
         self.name = name
-        self.parents = parents or {}  # kind -> the name of the comparison's record
+        self.parents = parents or {}
         self.targets = tuple(targets)
         self.is_open = False
         pairs = [(target, make_tracker(target, folder, store)) for target in targets]
@@ -112,8 +113,9 @@ class TrackingObserver:
         tree = {"track": ",".join(map(str, self.targets))}
         try:
             write_atomic(self.folder / TRACK_FILE, json.dumps(tree).encode() + b"\n")
-        except RunFolderError as error:
-            self.inner.on_message(f"tracking will not continue by itself: {error.message}")
+        except Exception as error:  # whatever it is, the run must not notice
+            reason = one_line(str(error) or type(error).__name__, 200)
+            self.inner.on_message(f"a resumed run will not be tracked by itself: {reason}")
 
     def on_site_done(self, round_index: int, reply: Reply) -> None:
         """Nothing to track."""
