@@ -197,4 +197,6 @@ def average_macro(values: np.ndarray, support: np.ndarray, absent: np.ndarray) -
 
 def _divide(part: np.ndarray, total: np.ndarray) -> np.ndarray:
     """The quotient; 0 where there is nothing to divide by."""
-    return np.divide(part, total, out=np.zeros_like(part, dtype=np.float64), where=total > 0)
+    quotient = np.zeros_like(part, dtype=np.float64)
+    np.divide(part, total, out=quotient, where=total > 0)
+    return quotient
