@@ -226,7 +226,8 @@ def intervals_to_markdown(
         qualities = [quality_text(row, key) for key in QUALITIES]
         score = f"{entry.f1.value:.1f}"
         lines.append([entry.noise, label, score, bounds, difference_text(entry), *qualities])
-    reference = intervals[0].reference
+    labels = {row.method: row.label for row in rows}
+    reference = labels.get(intervals[0].reference, intervals[0].reference)
     header = ["Noise", "Method", "Last F1", "95 % interval", f"Minus {reference} (95 %)"]
     header += ["AUROC", "Average precision", "Calibration error"]
     text = (
