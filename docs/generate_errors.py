@@ -47,6 +47,7 @@ GROUPS = {
     "tune": "A search for the learning rate",
     "table": "Tables of the paper",
     "benchmark": "Benchmark",
+    "bench": "Speed of this machine",
     "report": "Reports",
     "audit": "Label audits",
     "review": "Review of labels",

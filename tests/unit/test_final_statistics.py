@@ -22,7 +22,7 @@ from fedgsca.experiment.final_predictions import (
     write_predictions_file,
 )
 from fedgsca.experiment.final_statistics import summarise_counts, summarise_predictions
-from fedgsca.experiment.records import Comparison, RoundRecord, RunResult
+from fedgsca.experiment.records import Comparison, Matrix, RoundRecord, RunResult
 from fedgsca.experiment.run_folder import read_result
 from fedgsca.export.exported_model import open_model
 from fedgsca.export.trained_model import as_evaluated, read_trained
@@ -166,7 +166,11 @@ def test_each_site_has_the_scores_of_its_own_test_images(tmp_path: Path) -> None
 
 
 def test_counts_of_the_sites_are_enough_for_intervals() -> None:
-    matrices = {"a": ((30, 10), (5, 15)), "b": ((20, 0), (10, 10)), "c": ((0, 0), (0, 0))}
+    matrices: dict[str, Matrix] = {
+        "a": ((30, 10), (5, 15)),
+        "b": ((20, 0), (10, 10)),
+        "c": ((0, 0), (0, 0)),
+    }
     record = RoundRecord.from_json(
         {"round": 7, "confusion": [[50, 10], [15, 25]], "site_confusions": matrices_json(matrices)}
     )
@@ -181,7 +185,7 @@ def test_counts_of_the_sites_are_enough_for_intervals() -> None:
     assert summarise_counts(RoundRecord.from_json({"round": 1}), ("x", "y")) is None
 
 
-def matrices_json(matrices: dict[str, tuple[tuple[int, ...], ...]]) -> dict[str, object]:
+def matrices_json(matrices: dict[str, Matrix]) -> dict[str, object]:
     return {name: [list(row) for row in matrix] for name, matrix in matrices.items()}
 
 

@@ -106,7 +106,8 @@ def test_draws_are_whole_groups_and_always_the_same() -> None:
         assert (columns == columns[:, :1]).all(), "images of a group are drawn together"
     firsts = [0, 1, 3, 6]  # one image of every group
     assert (weights[:, firsts].sum(axis=1) == 4).all(), "as many groups as there are"
-    assert len(np.unique(weights, axis=0)) > 20
+    # four groups can be drawn in 35 ways, of which 50 draws show about 20
+    assert len(np.unique(weights, axis=0)) > 10
     assert (np.concatenate(list(draw_weights(units, 50))) == weights).all()
     longer = np.concatenate(list(draw_weights(units, 70)))
     assert (longer[:50] == weights).all(), "more draws begin with the same ones"
