@@ -109,7 +109,13 @@ class Run:
 
 
 def run(
-    config: Config, out: PathLike, *, jobs: int = 1, engine: str = "local", progress: bool = False
+    config: Config,
+    out: PathLike,
+    *,
+    jobs: int = 1,
+    engine: str = "local",
+    progress: bool = False,
+    track: str | None = None,
 ) -> Run:
     """Train, or continue the run in this folder; a finished run is returned as it is.
 
@@ -125,14 +131,27 @@ def run(
         A registered engine: "local", "flower-sim", or one of your own.
     progress
         Show progress on stderr.
+    track
+        "tensorboard", "mlflow" or both with a comma; default: the configuration, or what an
+        earlier session of this run used. A finished run is not recorded again.
     """
     from fedgsca.engine.base import find_engine
     from fedgsca.engine.progress import display
+    from fedgsca.tracking.start_tracking import find_targets, track_run
 
     folder = Path(out)
+    targets = find_targets(track, config, folder)
     with display(quiet=not progress) as screen:
         observer = screen.observe(config.method)
-        find_engine(engine).run(config, folder, jobs=jobs, observer=observer)
+        tracking = track_run(observer, folder, config, targets)
+        result = None
+        try:
+            result = find_engine(engine).run(
+                config, folder, jobs=jobs, observer=tracking or observer
+            )
+        finally:
+            if tracking is not None:
+                tracking.finish(result)
     return Run(folder)
 
 

@@ -79,4 +79,7 @@ def announce(configs: Sequence[Config], jobs: int = 1) -> None:
 def _is_started(out: Path, config: Config) -> bool:
     from fedgsca.experiment.run_folder import read_config
 
-    return (out / "config.toml").is_file() and read_config(out) == config
+    if not (out / "config.toml").is_file():
+        return False
+    # how a run is tracked is not part of the experiment
+    return read_config(out).fingerprint() == config.fingerprint()

@@ -138,6 +138,14 @@ EngineName = Annotated[
         " or an engine of a plugin; same result",
     ),
 ]
+Track = Annotated[
+    str | None,
+    typer.Option(
+        "--track",
+        help="record the run with tensorboard, mlflow (local files), mlflow:ADDRESS, or several"
+        " with commas; the run is the same",
+    ),
+]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="print errors only")]
 Json = Annotated[
     bool, typer.Option("--json", help="print one JSON object on stdout and nothing else")
@@ -161,6 +169,7 @@ class ExperimentFlags:
     device: str | None = None
     skip_unreadable: bool = False
     preset: str | None = None
+    track: str | None = None
 
     def overrides(self) -> dict[str, Any]:
         """The flags under the names that load_config takes; those not given are None."""
@@ -178,6 +187,7 @@ class ExperimentFlags:
             "train__device": self.device,
             "data__skip_unreadable": self.skip_unreadable or None,
             "preset": self.preset,
+            "track": self.track,
         }
 
     def make_config(self, config_file: Path | None, sets: Sequence[str] | None) -> Config:

@@ -471,7 +471,10 @@ class AggregationConfig(Section):
 
 
 class Config(Section):
-    """One experiment. Everything that changes the resulting bytes is in here, and nothing else."""
+    """One experiment. Everything that changes the resulting bytes is in here.
+
+    `track` changes none of them, so it is not part of the experiment: `to_tree` leaves it out.
+    """
 
     seed: int = Field(default=0, ge=0, description="seed of every random stream")
     preset: str = Field(
@@ -514,6 +517,11 @@ class Config(Section):
         default=AggregationConfig(),
         description="protection against sites that send wrong updates",
     )
+    track: str | None = Field(
+        default=None,
+        description="record the run with tensorboard, mlflow, or both with a comma; "
+        "mlflow:ADDRESS for a server; not part of the experiment",
+    )
     options: dict[str, Any] = Field(
         default_factory=dict, description="the method's own options, all filled in"
     )
@@ -551,7 +559,9 @@ class Config(Section):
         `aggregation` if it is the default, and so are the options of unused losses and the newer
         keys of `federation`: runs of versions without them remain the same experiment.
         """
-        tree: Tree = json.loads(self.model_dump_json(exclude_none=True, exclude={"options"}))
+        tree: Tree = json.loads(
+            self.model_dump_json(exclude_none=True, exclude={"options", "track"})
+        )
         if self.aggregation == AggregationConfig():
             del tree["aggregation"]
         if self.train.loss == "ce":

@@ -9,6 +9,7 @@ checkpoint/        the last four rounds
 store/<site>/      each site's private memory
 evidence/<site>/   each site's evidence about its own labels; audit/<site>/ the audit
 losses/<site>.npz  simulations: per-sample losses of the newest selection, for the report
+test-probabilities.npz   the final model on every test image of this machine
 model.safetensors, result.json (RunResult), report.html
 
 The JSON files are described by the records in records.py.
@@ -30,6 +31,7 @@ import numpy as np
 from fedgsca.config import Config, build, differences, read_toml, to_toml
 from fedgsca.data.label_changes import labels_in_use
 from fedgsca.errors import RunFolderError
+from fedgsca.experiment.final_predictions import FinalPredictions, write_predictions_file
 from fedgsca.experiment.records import (
     DataSetup,
     LabelsInUse,
@@ -341,10 +343,17 @@ class RunFolder:
 
     # ---- at the end ----
 
-    def finish(self, state: ServerState, experiment: Experiment, method: Method) -> RunResult:
-        """model.safetensors and result.json.
+    def finish(
+        self,
+        state: ServerState,
+        experiment: Experiment,
+        method: Method,
+        predictions: FinalPredictions | None = None,
+    ) -> RunResult:
+        """model.safetensors, test-probabilities.npz and result.json.
 
-        The result is written last: its presence means that the run is complete.
+        The result is written last: its presence means that the run is complete. `predictions` are
+        those of the final model; None: this machine has no test images.
         """
         metadata = {
             "classes": json.dumps(experiment.table.classes),
@@ -352,8 +361,14 @@ class RunFolder:
             "config": to_toml(self.config),
         }
         write_atomic(self.path / "model.safetensors", save_tensors(state.weights, metadata))
+        if predictions is not None:
+            write_predictions_file(self.path, predictions)
         result = summarise_run(
-            read_rounds(self.path), read_timing(self.path), experiment, method.logged
+            read_rounds(self.path),
+            read_timing(self.path),
+            experiment,
+            method.logged,
+            predictions,
         )
         write_atomic(self.path / "result.json", dumps(result.to_json()))
         return result

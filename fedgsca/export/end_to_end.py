@@ -31,6 +31,7 @@ class EndToEndModel(nn.Module):
         self.head = model.head
         self.width = spec.width
         self.frozen = description.frozen
+        self.temperature = description.temperature
         self.register_buffer("mean", torch.tensor(spec.mean).view(1, 3, 1, 1))
         self.register_buffer("std", torch.tensor(spec.std).view(1, 3, 1, 1))
         size = description.feature_size
@@ -49,7 +50,10 @@ class EndToEndModel(nn.Module):
         features = self.backbone((x - self.mean) / self.std)
         if self.frozen:  # as in models/features.py
             features = F.layer_norm(features, (self.width,))
-        return torch.softmax(self.head(features), dim=1)
+        logits = self.head(features)
+        if self.temperature != 1.0:
+            logits = logits / self.temperature
+        return torch.softmax(logits, dim=1)
 
 
 def resize_matrix(old: int, new: int) -> Tensor:

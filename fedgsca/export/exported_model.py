@@ -8,6 +8,7 @@ from pathlib import Path
 from fedgsca.errors import RunFolderError
 from fedgsca.export.formats import FORMATS
 from fedgsca.export.model_json import read_description
+from fedgsca.export.temperature import TemperatureFit
 from fedgsca.export.trained_model import Probabilities, as_evaluated, read_trained
 from fedgsca.support.digests import sha256_file
 
@@ -28,6 +29,8 @@ class LoadedModel:
     fingerprint: str
     # (n, H, W, 3) uint8 -> (n, C)
     probabilities: Probabilities
+    # what was done to them; None: they are those of the run's model
+    calibration: TemperatureFit | None = None
 
 
 def open_model(path: Path) -> LoadedModel:
@@ -88,4 +91,5 @@ def _open_export(path: Path) -> LoadedModel:
         white=description.white_level,
         fingerprint=description.training.fingerprint,
         probabilities=FORMATS[description.format].open(file, description),
+        calibration=description.calibration,
     )

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from fedgsca.data.decode.image_files import VERSION
 from fedgsca.errors import RunFolderError
+from fedgsca.export.temperature import TemperatureFit
 from fedgsca.export.trained_model import TrainedModel
 from fedgsca.support.json_record import Record
 from fedgsca.support.version import __version__
@@ -46,6 +49,13 @@ class ModelDescription:
     feature_size: int | None
     white_level: int | None
     training: TrainingFacts = field(default_factory=lambda: TrainingFacts.from_json({}))
+    # None: the probabilities are those of the run's model
+    calibration: TemperatureFit | None = None
+
+    @property
+    def temperature(self) -> float:
+        """What the logits are divided by."""
+        return 1.0 if self.calibration is None else self.calibration.temperature
 
 
 def describe_model(trained_model: TrainedModel, file_format: str, file: str) -> ModelDescription:
@@ -92,6 +102,7 @@ def to_json(description: ModelDescription) -> bytes:
         "frozen_backbone": description.frozen,
         "backbone_included": True,
         "training": description.training.to_json(),
+        "calibration": _describe_calibration(description),
         "fedgsca": __version__,
     }
     return json.dumps(tree, indent=1, ensure_ascii=False).encode() + b"\n"
@@ -146,8 +157,25 @@ def _describe_inside(description: ModelDescription) -> dict[str, object]:
         "mean": list(spec.mean),
         "std": list(spec.std),
         "features": features,
+        "temperature": description.temperature,
         "softmax": True,
     }
+
+
+def _describe_calibration(description: ModelDescription) -> dict[str, object] | None:
+    fit = description.calibration
+    return None if fit is None else fit.to_json()
+
+
+def _read_calibration(tree: Mapping[str, Any]) -> TemperatureFit | None:
+    """Exports of older versions have none. A temperature that is no number is an error."""
+    fit = tree.get("calibration")
+    if fit is None:
+        return None
+    temperature = fit["temperature"]
+    if not isinstance(temperature, int | float) or not 0.0 < temperature < float("inf"):
+        raise ValueError(f"the temperature is {temperature!r}")
+    return TemperatureFit.from_json(fit)
 
 
 def read_description(folder: Path) -> ModelDescription:
@@ -167,6 +195,7 @@ def read_description(folder: Path) -> ModelDescription:
             feature_size=tree["inside_model"]["resize_to"],
             white_level=tree["preprocessing"]["white_level"],
             training=TrainingFacts.from_json(tree["training"]),
+            calibration=_read_calibration(tree),
         )
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise RunFolderError(

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -39,10 +39,12 @@ from fedgsca.report.comparison_tables import (
     BASELINE,
     ComparisonRow,
     compare_rows,
+    intervals_to_markdown,
     to_csv,
     to_latex,
     to_markdown,
 )
+from fedgsca.report.seed_intervals import with_intervals
 from fedgsca.support.files import write_atomic
 from fedgsca.support.text import join_words, slug
 
@@ -311,7 +313,7 @@ def compare(
     )
     result = run_plan(plan, out, observer or SilentGridObserver(), jobs=jobs)
     if result.comparison.cells:
-        write_tables(out, result.comparison)
+        result = replace(result, comparison=write_tables(out, result.comparison))
     raise_failures(result.failures, len(plan.cells()), out)
     return result
 
@@ -373,6 +375,7 @@ def method_titles(methods: Iterable[str]) -> str:
 
 def _comparison_cell(cell: GridCell, result: RunResult) -> ComparisonCell:
     return ComparisonCell(
+        **final_qualities(result),
         method=cell.config.method,
         label=load_methods()[cell.config.method].title,
         noise=cell.noise,
@@ -386,6 +389,19 @@ def _comparison_cell(cell: GridCell, result: RunResult) -> ComparisonCell:
         bytes_up=result.bytes_per_round.up,
         bytes_down=result.bytes_per_round.down,
     )
+
+
+def final_qualities(result: RunResult) -> dict[str, float | None]:
+    """The fields of a ComparisonCell about the probabilities of the last model."""
+    statistics = result.statistics
+    if statistics is None:
+        return {}
+    auroc, area = statistics.auroc, statistics.average_precision
+    return {
+        "auroc": None if auroc is None else auroc.value,
+        "average_precision": None if area is None else area.value,
+        "ece": None if statistics.calibration is None else statistics.calibration.ece,
+    }
 
 
 def save_comparison(out: Path, comparison: Comparison) -> None:
@@ -406,10 +422,17 @@ def read_comparison(out: Path) -> Comparison:
         ) from None
 
 
-def write_tables(out: Path, comparison: Comparison) -> None:
-    """Write compare.json, and the table as compare.md, compare.csv and compare.tex."""
+def write_tables(out: Path, comparison: Comparison) -> Comparison:
+    """Write compare.json, and the table as compare.md, compare.csv and compare.tex.
+
+    Returns the comparison with the intervals that these have.
+    """
+    comparison = with_intervals(out, comparison)
     rows = compare_rows(comparison)
+    intervals = comparison.intervals or ()
     save_comparison(out, comparison)
-    write_atomic(out / "compare.md", to_markdown(rows).encode())
-    write_atomic(out / "compare.csv", to_csv(rows).encode())
+    markdown = to_markdown(rows) + intervals_to_markdown(intervals, rows)
+    write_atomic(out / "compare.md", markdown.encode())
+    write_atomic(out / "compare.csv", to_csv(rows, intervals).encode())
     write_atomic(out / "compare.tex", to_latex(rows).encode())
+    return comparison
