@@ -11,7 +11,7 @@ setup: $(READY)
 $(READY): pyproject.toml constraints.txt
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "Installing fedgsca and its pinned dependencies into $(VENV) (a few minutes, once) ..."
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[weights,dicom,onnx,review,flower,odir,cleanlab,privacy,docs,dev]'
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[weights,monai,dicom,onnx,review,flower,odir,cleanlab,privacy,docs,dev]'
 	@touch $(READY)
 
 demo: $(READY)

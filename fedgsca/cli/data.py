@@ -198,6 +198,8 @@ def _show_copies(report: SourceReport) -> None:
 def _show_contents(report: SourceReport) -> None:
     total = sum(sum(classes.values()) for classes in report.counts.values())
     pixels = f"{report.shape[1]}x{report.shape[0]} pixels" if report.shape else "not decoded"
+    if report.shape and not report.shape[0]:
+        pixels = "features only"
     print_line(f"{report.name}: {total} images, {pixels}, {len(report.classes)} classes", "bold")
     print_table(_count_table(report))
     if report.file_sizes:

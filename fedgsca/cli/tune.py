@@ -14,6 +14,7 @@ from fedgsca.cli.options import (
     Data,
     Device,
     ExperimentFlags,
+    Features,
     Frozen,
     Jobs,
     Json,
@@ -75,6 +76,7 @@ def tune(
     labels: Labels = None,
     model: Model = None,
     frozen: Frozen = False,
+    features: Features = None,
     device: Device = None,
     skip_unreadable: SkipUnreadable = False,
     config_file: ConfigFile = None,
@@ -99,6 +101,7 @@ def tune(
         labels=labels,
         model=model,
         frozen=frozen,
+        features=features,
         device=device,
         skip_unreadable=skip_unreadable,
     )

@@ -24,7 +24,9 @@ from fedgsca.experiment.simulation import Experiment, prepare
 from fedgsca.experiment.weights_file import weights_path
 from fedgsca.methods.base import Method
 from fedgsca.methods.compose import compose_method
+from fedgsca.models.import_path import is_import_path
 from fedgsca.privacy.mechanism import NormalSource, protect, secret_normals
+from fedgsca.rng import global_torch_stream
 from fedgsca.site import Site
 from fedgsca.site_store import Store
 from fedgsca.support.files import write_atomic
@@ -53,6 +55,7 @@ class SiteRunner:
         model = build_model(
             config.model,
             experiment.table.num_classes,
+            width=experiment.feature_width,
             head=method.head,
             seed=config.seed,
             # a frozen model is its head: the coordinator of a deployment needs no backbone
@@ -79,6 +82,13 @@ class SiteRunner:
 
         An error that is the site's own becomes the reply's reason; a bug is raised.
         """
+        if not is_import_path(self.experiment.config.model.name):
+            return self._run_round(name, payload)
+        # a network of the user's own may draw from torch's generator, as dropout does
+        with global_torch_stream(self.experiment.config.seed, "site", name, payload.round, "model"):
+            return self._run_round(name, payload)
+
+    def _run_round(self, name: str, payload: Payload) -> Reply:
         site = self.site(name)
         start = time.perf_counter()
         evaluation = label_evidence.evaluate_received(site, payload, self.experiment.config)

@@ -274,6 +274,8 @@ class DataSetup(Record):
     shape: tuple[int, ...]  # (n, height, width, channels)
     # the grey value that became white: 16-bit values were divided by it; None: 8-bit images only
     white: int | None
+    # numbers per image, where the model is a head on the user's own features
+    feature_width: int | None = None
 
 
 @dataclass(frozen=True)

@@ -26,8 +26,10 @@ class LoadedModel:
     white: int | None
     # of the training configuration
     fingerprint: str
-    # (n, H, W, 3) uint8 -> (n, C)
+    # (n, H, W, 3) uint8, or (n, D) float32 features -> (n, C)
     probabilities: Probabilities
+    # D, if it takes features instead of images
+    feature_width: int | None = None
 
 
 def open_model(path: Path) -> LoadedModel:
@@ -56,6 +58,7 @@ def open_model(path: Path) -> LoadedModel:
         white=trained_model.white,
         fingerprint=trained_model.config.fingerprint(),
         probabilities=as_evaluated(trained_model),
+        feature_width=trained_model.feature_width,
     )
 
 
@@ -88,4 +91,5 @@ def _open_export(path: Path) -> LoadedModel:
         white=description.white_level,
         fingerprint=description.training.fingerprint,
         probabilities=FORMATS[description.format].open(file, description),
+        feature_width=description.feature_width,
     )
