@@ -26,6 +26,9 @@ Root = Annotated[
     ),
 ]
 NewFolder = Annotated[Path, typer.Argument(help="a folder that does not exist yet")]
+ExampleSeed = Annotated[
+    int, typer.Option("--seed", min=0, help="another number: images of another hospital")
+]
 Split = Annotated[
     str | None,
     typer.Option("--split", help="as data.split: fedgp, frame, video, official-0, published, ..."),
@@ -256,11 +259,11 @@ def _site_text(report: SourceReport, name: str) -> str:
 
 
 @group.command("example")
-def example(folder: NewFolder) -> None:
+def example(folder: NewFolder, seed: ExampleSeed = 0) -> None:
     """Write a folder of artificial images with some wrong labels, to try the commands on."""
     from fedgsca.data.example_folder import NUM_TEST, NUM_TRAIN, write_example_folder
 
-    num_wrong = write_example_folder(folder)
+    num_wrong = write_example_folder(folder, seed)
     print_line(
         f"{NUM_TRAIN + NUM_TEST} artificial images and labels.csv in {folder};"
         f" {num_wrong} of {NUM_TRAIN} training labels are wrong"

@@ -470,11 +470,23 @@ class ComparisonCell(Record):
     seconds_per_round: float
     bytes_up: int | None
     bytes_down: int | None
+    # the network, in a comparison of several
+    model: str | None = None
+
+    @property
+    def condition(self) -> str:
+        """What methods are compared under: the noise and, if there are several, the network."""
+        return join_condition(self.noise, self.model)
+
+
+def join_condition(noise: str, model: str | None) -> str:
+    """The noise and, in a comparison of several networks, the network."""
+    return f"{noise} with {model}" if model else noise
 
 
 @dataclass(frozen=True)
 class Comparison(Record):
-    """Methods x noises x seeds, as far as the runs are finished."""
+    """Methods x noises x networks x seeds, as far as the runs are finished."""
 
     title: str
     data: str
@@ -482,6 +494,17 @@ class Comparison(Record):
     methods: tuple[str, ...]
     seeds: tuple[int, ...]
     cells: tuple[ComparisonCell, ...]
-    ceiling: Mapping[str, Mapping[str, float]]  # noise -> seed -> F1 without the wrong labels
+    # condition (the noise, and the network if there are several) -> seed -> F1 without the wrong
+    # labels
+    ceiling: Mapping[str, Mapping[str, float]]
     clean: Mapping[str, float] | None = None  # seed -> F1 of FedAvg without noise
+    models: tuple[str, ...] | None = None  # networks, if there are several
     extra: Mapping[str, Any] = field(default_factory=dict, metadata=REMAINING_KEYS)
+
+    @property
+    def conditions(self) -> tuple[str, ...]:
+        """Every noise with every network, in the order of tables."""
+        conditions = []
+        for noise in self.noises:
+            conditions += [join_condition(noise, model) for model in self.models or (None,)]
+        return tuple(conditions)

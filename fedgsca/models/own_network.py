@@ -138,7 +138,7 @@ def _check_repeatable(module: nn.Module, network: OwnNetwork, name: str) -> None
     """The same seed must give the same initial values, at every site and after every restart."""
     state = module.state_dict()
     for key, tensor in network.backbone.net.state_dict().items():
-        if not torch.equal(state[key], tensor):
+        if state[key].numpy().tobytes() != tensor.numpy().tobytes():
             raise ConfigError(
                 "model.not-repeatable",
                 f"{name}: {key} has other initial values when the network is built again",
