@@ -26,7 +26,7 @@ Root = Annotated[
     ),
 ]
 NewFolder = Annotated[Path, typer.Argument(help="a folder that does not exist yet")]
-ExampleSeed = Annotated[
+HospitalNumber = Annotated[
     int, typer.Option("--seed", min=0, help="another number: images of another hospital")
 ]
 Split = Annotated[
@@ -259,7 +259,7 @@ def _site_text(report: SourceReport, name: str) -> str:
 
 
 @group.command("example")
-def example(folder: NewFolder, seed: ExampleSeed = 0) -> None:
+def example(folder: NewFolder, seed: HospitalNumber = 0) -> None:
     """Write a folder of artificial images with some wrong labels, to try the commands on."""
     from fedgsca.data.example_folder import NUM_TEST, NUM_TRAIN, write_example_folder
 

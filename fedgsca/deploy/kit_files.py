@@ -12,7 +12,7 @@ from typing import Any
 
 from fedgsca.config import OWN_FEATURES, Config, to_toml
 from fedgsca.deploy.consortium import TEMPLATES, Consortium, Hospital
-from fedgsca.models.import_path import is_import_path
+from fedgsca.support.import_path import is_import_path
 from fedgsca.support.json_record import Record
 from fedgsca.support.markdown import escape_text
 from fedgsca.support.text import one_line, printable

@@ -24,12 +24,12 @@ from fedgsca.experiment.simulation import Experiment, prepare
 from fedgsca.experiment.weights_file import weights_path
 from fedgsca.methods.base import Method
 from fedgsca.methods.compose import compose_method
-from fedgsca.models.import_path import is_import_path
 from fedgsca.privacy.mechanism import NormalSource, protect, secret_normals
 from fedgsca.rng import global_torch_stream
 from fedgsca.site import Site
 from fedgsca.site_store import Store
 from fedgsca.support.files import write_atomic
+from fedgsca.support.import_path import is_import_path
 from fedgsca.wire import Payload, Update
 
 log = logging.getLogger(__name__)

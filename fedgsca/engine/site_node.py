@@ -39,9 +39,9 @@ from fedgsca.errors import (
 from fedgsca.experiment.simulation import Experiment, prepare
 from fedgsca.experiment.weights_file import weights_digest
 from fedgsca.methods.compose import compose_method
-from fedgsca.models.import_path import is_import_path
 from fedgsca.privacy.reply_cache import answer_once
 from fedgsca.support.files import write_atomic
+from fedgsca.support.import_path import is_import_path
 from fedgsca.support.json_record import Record
 from fedgsca.support.text import one_line
 from fedgsca.support.version import __version__

@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from fedgsca.engine.worker_client import ANSWER, ASK_AGAIN, PROBLEM, state_of, worker_folder
 from fedgsca.errors import FedgscaError
-from fedgsca.models.import_path import restrict_imports
+from fedgsca.support.import_path import restrict_imports
 from fedgsca.support.local_socket import (
     LocalConnection,
     MessageTooLongError,

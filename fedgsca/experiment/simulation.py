@@ -25,9 +25,9 @@ from fedgsca.experiment.foreign_images import replace_images
 from fedgsca.experiment.label_noise import GivenLabels, give_labels
 from fedgsca.experiment.site_samples import make_sampler, split_samples
 from fedgsca.experiment.weights_file import brings_weights, weights_digest, weights_path
-from fedgsca.models.import_path import is_import_path
 from fedgsca.noise import SiteNoise
 from fedgsca.site import Samples
+from fedgsca.support.import_path import is_import_path
 
 
 @dataclass(frozen=True)

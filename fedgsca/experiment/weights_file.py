@@ -10,8 +10,8 @@ import numpy as np
 
 from fedgsca.config import Config
 from fedgsca.errors import ConfigError
-from fedgsca.models.import_path import is_import_path
 from fedgsca.support.digests import sha256_file
+from fedgsca.support.import_path import is_import_path
 
 
 def weights_path(config: Config) -> Path | None:

@@ -35,8 +35,6 @@ from fedgsca.grid.runner import (
     run_cells,
 )
 from fedgsca.methods.base import load_methods, paper_methods
-from fedgsca.models.build import spec_of
-from fedgsca.models.import_path import is_import_path
 from fedgsca.noise import parse_noise
 from fedgsca.report.comparison_tables import (
     BASELINE,
@@ -47,6 +45,7 @@ from fedgsca.report.comparison_tables import (
     to_markdown,
 )
 from fedgsca.support.files import write_atomic
+from fedgsca.support.import_path import is_import_path
 from fedgsca.support.text import join_words, slug
 
 
@@ -172,11 +171,11 @@ def parse_models(text: str) -> tuple[str, ...]:
     folders: dict[str, str] = {}
     for model in models:
         model_tree(model)
-        other = folders.setdefault(slug(model), model)
-        if other != model:  # their runs would share a folder
+        earlier_model = folders.setdefault(slug(model), model)
+        if earlier_model != model:  # their runs would share a folder
             raise ConfigError(
                 "grid.similar-models",
-                f"--models: {other} and {model} differ in punctuation only",
+                f"--models: {earlier_model} and {model} differ in punctuation only",
                 fix="rename one of the files or modules",
             )
     return models
@@ -184,6 +183,8 @@ def parse_models(text: str) -> tuple[str, ...]:
 
 def model_tree(text: str) -> Tree:
     """The settings of one network of a comparison: NAME, NAME+frozen, NAME=WEIGHTS."""
+    from fedgsca.models.build import spec_of
+
     name, sign, weights = text.partition("=")
     name, plus, word = name.partition("+")
     if not name or (plus and word != "frozen") or (sign and not weights):

@@ -102,7 +102,7 @@ def _make_config(
 ) -> Config:
     """One site that has all images, and features: the user's own, or of a frozen backbone."""
     wishes = parse_set(settings)
-    model_settings: dict[str, object] = {}
+    model_settings: dict[str, str] = {}
     if "name" not in wishes.get("model", {}):
         model_settings["model__name"] = _choose_model(source, wishes)
     return load_config(

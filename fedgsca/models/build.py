@@ -15,9 +15,9 @@ from torch import Tensor, nn
 
 from fedgsca.config import OWN_FEATURES
 from fedgsca.errors import ConfigError
-from fedgsca.models.import_path import is_import_path
 from fedgsca.models.own_network import cut_network, inspect_network
 from fedgsca.rng import global_torch_stream, torch_stream
+from fedgsca.support.import_path import is_import_path
 from fedgsca.support.text import did_you_mean
 
 

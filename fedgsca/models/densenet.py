@@ -37,8 +37,8 @@ class PooledDenseNet(nn.Module):
         for name, tensor in tensors.items():
             match = _LAYER.fullmatch(name)
             if match is not None:
-                block, kind, number, rest = match.groups()
-                name = f"{block}.layers.{kind}{number}.{rest}"
+                block, kind, number, parameter = match.groups()
+                name = f"{block}.layers.{kind}{number}.{parameter}"
             if not name.startswith("features."):  # a shared prefix that was taken off
                 name = f"features.{name}"
             names[name] = tensor

@@ -8,7 +8,7 @@ about labels needs the features in front of it. The module may say what cannot b
     pixel_mean      per channel, for pixel values 0 to 255; default: those of ImageNet
     pixel_std
 
-Who may import what: import_path.py.
+Who may import what: fedgsca/support/import_path.py.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ import torch
 from torch import Tensor, nn
 
 from fedgsca.errors import ConfigError
-from fedgsca.models.import_path import check_import, remember_import
 from fedgsca.rng import global_torch_stream, torch_stream
+from fedgsca.support.import_path import check_import, remember_import
 from fedgsca.support.text import one_line
 
 IMAGENET_MEAN = (123.675, 116.28, 103.53)

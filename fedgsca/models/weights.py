@@ -122,9 +122,9 @@ def _own_names(contents: Mapping[str, object], target: Mapping[str, Tensor]) -> 
         inner = contents.get(wrapper)
         if isinstance(inner, dict) and not tensors:
             return _own_names(inner, target)
-    others = set(tensors) - set(target)
+    extra_names = set(tensors) - set(target)
     # the head, which the network no longer has, is one layer
-    is_head = len({name.rpartition(".")[0] for name in others}) == 1 and len(others) <= 2
+    is_head = len({name.rpartition(".")[0] for name in extra_names}) == 1 and len(extra_names) <= 2
     if is_head:
         return {name: value for name, value in tensors.items() if name in target}
     return tensors

@@ -18,10 +18,10 @@ from fedgsca.errors import ConfigError, FedgscaError, WeightsError
 from fedgsca.experiment.simulation import prepare
 from fedgsca.export.exported_model import open_model
 from fedgsca.export.write_export import export
-from fedgsca.models import import_path
 from fedgsca.models.build import build_backbone, build_classifier, spec_of
 from fedgsca.models.own_network import check_network
 from fedgsca.site import weights_of
+from fedgsca.support import import_path
 from tests.toys import outcome, toy_config
 
 PREFIX = "tests.own_networks:"
@@ -35,10 +35,10 @@ def own_config(name: str = "build", method: str = "fedavg", **sets: Any) -> Conf
 def no_permissions() -> Iterator[None]:
     """As in a process that has not imported a network; the state is restored afterwards."""
     permissions = import_path._Permissions
-    names, imported = permissions.names, permissions.imported
-    permissions.names, permissions.imported = None, frozenset()
+    names, past_imports = permissions.names, permissions.past_imports
+    permissions.names, permissions.past_imports = None, frozenset()
     yield
-    permissions.names, permissions.imported = names, imported
+    permissions.names, permissions.past_imports = names, past_imports
 
 
 @pytest.mark.parametrize(
@@ -141,7 +141,7 @@ def test_a_model_file_imports_nothing_by_itself(
     export(tmp_path / "run", "safetensors", tmp_path / "export")
     description = json.loads((tmp_path / "export" / "model.json").read_text())
     assert description["architecture"] == PREFIX + "build"
-    import_path._Permissions.imported = frozenset()  # as in a program that only has the export
+    import_path._Permissions.past_imports = frozenset()  # as in a program that only has the export
     with pytest.raises(ConfigError) as caught:
         open_model(tmp_path / "export")
     assert caught.value.code == "model.import-not-allowed"

@@ -22,7 +22,7 @@ class _Permissions:
     """What this process may import; None: whatever its user configures."""
 
     names: frozenset[str] | None = None
-    imported: frozenset[str] = frozenset()
+    past_imports: frozenset[str] = frozenset()
 
 
 def is_import_path(name: str) -> bool:
@@ -48,13 +48,13 @@ def check_import(name: str) -> None:
 
 def remember_import(name: str) -> None:
     """The user of this process has configured this network, so its own files may name it, too."""
-    _Permissions.imported |= {name}
+    _Permissions.past_imports |= {name}
 
 
 def require_permission(name: str, origin: str) -> None:
     """Refuse a network that `origin`, a file from anywhere, names and that nobody here allowed."""
     names = [entry.strip() for entry in os.environ.get(NETWORKS_VARIABLE, "").split(",")]
-    if name in names or name in _Permissions.imported:
+    if name in names or name in _Permissions.past_imports:
         return
     raise ConfigError(
         "model.import-not-allowed",
