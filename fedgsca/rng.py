@@ -47,7 +47,11 @@ def global_torch_stream(seed: int, *path: str | int) -> Iterator[None]:
     import torch
 
     devices = list(range(torch.cuda.device_count()))
+    generator = torch_stream(seed, *path)
     with torch.random.fork_rng(devices=devices):
-        for generator in (torch.default_generator, *torch.cuda.default_generators[: len(devices)]):
-            generator.manual_seed(torch_stream(seed, *path).initial_seed())
+        torch.set_rng_state(generator.get_state())
+        for device in devices:
+            gpu_generator = torch.Generator(f"cuda:{device}")
+            gpu_generator.manual_seed(generator.initial_seed())
+            torch.cuda.set_rng_state(gpu_generator.get_state(), device)
         yield
