@@ -21,6 +21,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from fedgsca.errors import ConfigError
 from fedgsca.rng import global_torch_stream, torch_stream
@@ -182,6 +183,12 @@ def _build_module(name: str, num_classes: int, seed: int) -> nn.Module:
             "model.cannot-build",
             f"{name}({num_classes}) returns a {type(module).__name__}, expected a torch module",
             fix="return an instance of torch.nn.Module",
+        )
+    if any(is_lazy(parameter) for parameter in module.parameters()):
+        raise ConfigError(
+            "model.lazy-layers",
+            f"{name} has lazy layers, whose shapes are unknown before the first image",
+            fix="state their sizes: nn.Linear(256, num_classes) instead of nn.LazyLinear",
         )
     return module
 

@@ -56,6 +56,7 @@ def no_permissions() -> Iterator[None]:
         ("restless", "model.not-repeatable"),
         ("number", "model.cannot-build"),
         ("fails", "model.cannot-build"),
+        ("lazy", "model.lazy-layers"),
         ("large_images_only", "model.cannot-run"),
         ("CONSTANT", "model.cannot-import"),
         ("missing", "model.cannot-import"),
