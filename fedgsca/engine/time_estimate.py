@@ -18,7 +18,7 @@ from fedgsca.experiment.frozen_features import check_images, features_are_cached
 from fedgsca.experiment.simulation import check_model, feature_width_of
 from fedgsca.methods.base import make_method
 from fedgsca.models.build import build_backbone, spec_of
-from fedgsca.models.device import prepare_device
+from fedgsca.models.device import prepare_device, synchronise
 from fedgsca.models.features import extract
 from fedgsca.models.initial import build_model
 from fedgsca.support.files import remove_quietly, temporary_path, write_atomic
@@ -127,6 +127,7 @@ def _seconds_per_step(model: nn.Module, x: torch.Tensor) -> float:
     for _ in range(3):
         start = time.perf_counter()
         F.cross_entropy(model(x), labels).backward()  # type: ignore[no-untyped-call]
+        synchronise(x.device)
         seconds.append(time.perf_counter() - start)
         if seconds[-1] > 5.0:
             break
