@@ -121,8 +121,8 @@ def sample_images(trained_model: TrainedModel) -> CheckImages:
 
 def _random_images(trained_model: TrainedModel, reason: str) -> CheckImages:
     if trained_model.feature_width is not None:
-        shape = (RANDOM_IMAGES, trained_model.feature_width)
-        vectors = stream(0, "export", "check").standard_normal(shape, dtype=np.float32)
+        vector_shape = (RANDOM_IMAGES, trained_model.feature_width)
+        vectors = stream(0, "export", "check").standard_normal(vector_shape, dtype=np.float32)
         return CheckImages(vectors, reason)
     shape = (RANDOM_IMAGES, *trained_model.image_size, 3)
     images = stream(0, "export", "check").integers(0, 256, shape, dtype=np.uint8)

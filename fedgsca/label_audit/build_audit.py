@@ -165,6 +165,7 @@ def _rounded(value: float, digits: int = 4) -> float:
 def _build_header(assessment: LabelAssessment, run: Path, out: Path, split: str) -> AuditSummary:
     site_data = assessment.site_data
     config = site_data.config
+    warning: str | None
     if split == "test":
         rounds = (config.train.rounds, config.train.rounds)
         warning = TEST_WARNING

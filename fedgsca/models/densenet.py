@@ -20,7 +20,7 @@ class PooledDenseNet(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         need_monai("densenet121")
-        from monai.networks.nets import DenseNet121
+        from monai.networks.nets import DenseNet121  # type: ignore[attr-defined]
 
         self.net = DenseNet121(spatial_dims=2, in_channels=3, out_channels=2)
         del self.net.class_layers  # replaced by our own head

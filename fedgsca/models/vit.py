@@ -28,7 +28,7 @@ class ClassTokenViT(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         need_monai("vit-b16")
-        from monai.networks.nets import ViT
+        from monai.networks.nets import ViT  # type: ignore[attr-defined]
 
         self.net = ViT(
             in_channels=3,
@@ -49,7 +49,7 @@ class ClassTokenViT(nn.Module):
         """
         embedding = self.net.patch_embedding
         patches = embedding.patch_embeddings(x)  # (b, 768, H / 16, W / 16)
-        positions = embedding.position_embeddings  # (1, 196, 768)
+        positions: Tensor = embedding.position_embeddings  # (1, 196, 768)
         if patches.shape[2:] != (_GRID, _GRID):
             positions = _resize_positions(positions, patches.shape[2], patches.shape[3])
         tokens = patches.flatten(2).transpose(1, 2) + positions

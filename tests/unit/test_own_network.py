@@ -167,10 +167,10 @@ def test_an_exporter_that_fails_is_explained(
     def fail(*_: object) -> bytes:
         raise RuntimeError("unsupported operator")
 
-    from fedgsca.export import formats, write_export
+    from fedgsca.export import formats
 
     broken = formats.ExportFormat("model.pt", "", fail, formats.FORMATS["torchscript"].open)
-    monkeypatch.setitem(write_export.FORMATS, "torchscript", broken)
+    monkeypatch.setitem(formats.FORMATS, "torchscript", broken)
     with pytest.raises(FedgscaError) as caught:
         export(tmp_path / "run", "torchscript", tmp_path / "export")
     assert caught.value.code == "export.own-network"
