@@ -178,6 +178,7 @@ def compare(
     *,
     out: PathLike,
     noises: Sequence[str] | None = None,
+    models: Sequence[str] = (),
     seeds: int | Sequence[int] = 3,
     ceiling: bool = True,
     jobs: int = 1,
@@ -194,6 +195,9 @@ def compare(
         A folder for the runs and the tables. The same call resumes an interrupted comparison.
     noises
         Such as ["S40", "0-S40-P20-C20"]; default: the noise of `config`.
+    models
+        Networks to compare, such as ["cnn", "efficientnet-lite0+frozen"]; default: that of
+        `config`.
     seeds
         A number of seeds (3 means 0, 1, 2), or the seeds themselves.
     ceiling
@@ -205,7 +209,14 @@ def compare(
     from fedgsca.report.html_page import write_report
 
     result = comparison.compare(
-        methods, config, noises=noises, seeds=seeds, out=Path(out), ceiling=ceiling, jobs=jobs
+        methods,
+        config,
+        noises=noises,
+        models=models,
+        seeds=seeds,
+        out=Path(out),
+        ceiling=ceiling,
+        jobs=jobs,
     )
     write_report(Path(out))
     return result

@@ -15,6 +15,7 @@ from fedgsca.cli.options import (
     Data,
     Device,
     ExperimentFlags,
+    Features,
     Frozen,
     Jobs,
     Json,
@@ -32,7 +33,7 @@ from fedgsca.cli.options import (
 )
 from fedgsca.cli.run import check_track
 from fedgsca.engine.progress import Display, display
-from fedgsca.errors import FedgscaError
+from fedgsca.errors import ConfigError, FedgscaError
 from fedgsca.support.console import (
     make_table,
     print_json,
@@ -55,6 +56,13 @@ if TYPE_CHECKING:
 Methods = Annotated[str, typer.Option("--methods", help="names joined by commas, all or paper")]
 Noises = Annotated[
     list[str] | None, typer.Option("--noise", help="repeatable; default 0-S40-P20-C20")
+]
+Models = Annotated[
+    str | None,
+    typer.Option(
+        "--models",
+        help="compare networks, too: NAME, NAME+frozen or NAME=WEIGHTS, joined by commas",
+    ),
 ]
 Seeds = Annotated[str, typer.Option("--seeds", help="how many (3: seeds 0, 1, 2) or which (0,4,7)")]
 Ceiling = Annotated[
@@ -84,6 +92,7 @@ def add(app: typer.Typer) -> None:
 def compare(
     methods: Methods = "fedavg,fedgsca",
     noise: Noises = None,
+    models: Models = None,
     seeds: Seeds = "3",
     data: Data = None,
     rounds: Rounds = None,
@@ -92,6 +101,7 @@ def compare(
     labels: Labels = None,
     model: Model = None,
     frozen: Frozen = False,
+    features: Features = None,
     device: Device = None,
     skip_unreadable: SkipUnreadable = False,
     config_file: ConfigFile = None,
@@ -109,9 +119,12 @@ def compare(
 ) -> None:
     """`fedgsca compare`."""
     from fedgsca.cli.chosen_settings import announce, complete_tree
+    from fedgsca.config import merge
     from fedgsca.grid.comparison import (
         ComparisonPlan,
+        model_tree,
         parse_methods,
+        parse_models,
         parse_noises,
         parse_seeds,
         read_plan,
@@ -126,12 +139,20 @@ def compare(
         labels=labels,
         model=model,
         frozen=frozen,
+        features=features,
         device=device,
         skip_unreadable=skip_unreadable,
         preset=preset,
         track=track,
     )
     check_track(track)
+    if models is not None and (model is not None or frozen or features is not None):
+        raise ConfigError(
+            "grid.two-model-flags",
+            "--models says which networks to compare, so --model, --frozen and --features do not"
+            " fit",
+            fix="write --models NAME,NAME+frozen and leave the other flags out",
+        )
     plan = ComparisonPlan(
         methods=parse_methods(methods),
         noises=parse_noises(noise or ["0-S40-P20-C20"]),
@@ -141,6 +162,7 @@ def compare(
         clean=clean,
         title=title or "",
         method_settings=read_tuned(tuned_file) if tuned_file else {},
+        models=parse_models(models) if models is not None else (),
     )
     source = plan.cells()[0].config.data.source
     folder = out or Path("runs") / f"compare-{source_slug(source)}"
@@ -148,7 +170,17 @@ def compare(
     earlier = read_plan(folder)
     # one that was started with other defaults continues with those
     if earlier is None or _without_track(earlier) != _without_track(plan):
-        plan = replace(plan, tree=complete_tree(plan.tree, plan.noises, quiet=quiet))
+        tree = plan.tree
+        if plan.models:  # the data need not choose a network
+            tree = merge(tree, model_tree(plan.models[0]))
+        tree = complete_tree(tree, plan.noises, quiet=quiet)
+        if plan.models:
+            tree["model"] = {
+                key: value
+                for key, value in tree["model"].items()
+                if key not in ("name", "frozen", "weights")
+            }
+        plan = replace(plan, tree=tree)
     if not quiet:
         _explain_plan(plan)
         open_cells = [cell for cell in plan.cells() if not _is_finished(folder, cell)]

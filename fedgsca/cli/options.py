@@ -79,7 +79,16 @@ Model = Annotated[
     str | None,
     typer.Option(
         "--model",
-        help="cnn, resnet18, resnet50, efficientnet-lite0, ...",
+        help="cnn, resnet18, resnet50, densenet121, vit-b16, efficientnet-lite0, ...;"
+        " your own: package.module:function, or features",
+        rich_help_panel=_EXPERIMENT_PANEL,
+    ),
+]
+Features = Annotated[
+    str | None,
+    typer.Option(
+        "--features",
+        help="npz with your own features of the images (arrays features and files)",
         rich_help_panel=_EXPERIMENT_PANEL,
     ),
 ]
@@ -166,6 +175,7 @@ class ExperimentFlags:
     labels: str | None = None
     model: str | None = None
     frozen: bool = False
+    features: str | None = None
     device: str | None = None
     skip_unreadable: bool = False
     preset: str | None = None
@@ -184,6 +194,7 @@ class ExperimentFlags:
             "data__labels": self.labels,
             "model__name": self.model,
             "model__frozen": self.frozen or None,
+            "data__features": self.features,
             "train__device": self.device,
             "data__skip_unreadable": self.skip_unreadable or None,
             "preset": self.preset,

@@ -16,6 +16,8 @@ from fedgsca.wire import Extra
 Tree = dict[str, Any]
 # data.source of a deployment in which every site brings its own images
 SITES_SOURCE = "sites"
+# model.name of a head on the user's own features, without a network
+OWN_FEATURES = "features"
 # a shorter run has no evidence heads: they would have nothing to say in time
 MIN_EVIDENCE_ROUNDS = 6
 # of `federation`, left out of config.toml where they have their defaults
@@ -73,6 +75,11 @@ class DataConfig(Section):
     )
     labels: str | None = Field(
         default=None, description="csv (file,label) that replaces the given training labels"
+    )
+    features: str | None = Field(
+        default=None,
+        description="npz with your own features of the images (model features); default: "
+        "features.npz in the image folder",
     )
     sites: int = Field(
         default=4, ge=1, le=10_000, description="number of sites among which the images are divided"
@@ -182,7 +189,9 @@ class ModelConfig(Section):
     """The network and its initial weights."""
 
     name: str = Field(
-        default="cnn", description="network: cnn, resnet18, resnet50, efficientnet-lite0, ..."
+        default="cnn",
+        description="network: cnn, resnet18, resnet50, densenet121, vit-b16, efficientnet-lite0, "
+        "...; your own: package.module:function; features: none, your own features",
     )
     weights: str | None = Field(
         default=None,
@@ -196,6 +205,12 @@ class ModelConfig(Section):
         default=96,
         ge=16,
         description="frozen mode: image size in pixels at the input of the backbone",
+    )
+    feature_width: int | None = Field(
+        default=None,
+        ge=1,
+        description="model features: numbers per image; a deployment needs it, elsewhere the data "
+        "says it",
     )
 
 

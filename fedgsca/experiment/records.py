@@ -380,6 +380,8 @@ class DataSetup(Record):
     shape: tuple[int, ...]  # (n, height, width, channels)
     # the grey value that became white: 16-bit values were divided by it; None: 8-bit images only
     white: int | None
+    # numbers per image, where the model is a head on the user's own features
+    feature_width: int | None = None
 
 
 @dataclass(frozen=True)
@@ -580,11 +582,23 @@ class ComparisonCell(Record):
     auroc: float | None = None
     average_precision: float | None = None
     ece: float | None = None
+    # the network, in a comparison of several
+    model: str | None = None
+
+    @property
+    def condition(self) -> str:
+        """What methods are compared under: the noise and, if there are several, the network."""
+        return join_condition(self.noise, self.model)
+
+
+def join_condition(noise: str, model: str | None) -> str:
+    """The noise and, in a comparison of several networks, the network."""
+    return f"{noise} with {model}" if model else noise
 
 
 @dataclass(frozen=True)
 class MethodInterval(Record):
-    """The last models of a method under one noise: macro F1, mean over the seeds.
+    """The last models of a method under one noise (and network): macro F1, mean over the seeds.
 
     The intervals are over test images and seeds together. `difference` is to the method
     `reference`, over the seeds that both have; None for the reference itself.
@@ -600,7 +614,7 @@ class MethodInterval(Record):
 
 @dataclass(frozen=True)
 class Comparison(Record):
-    """Methods x noises x seeds, as far as the runs are finished."""
+    """Methods x noises x networks x seeds, as far as the runs are finished."""
 
     title: str
     data: str
@@ -608,8 +622,19 @@ class Comparison(Record):
     methods: tuple[str, ...]
     seeds: tuple[int, ...]
     cells: tuple[ComparisonCell, ...]
-    ceiling: Mapping[str, Mapping[str, float]]  # noise -> seed -> F1 without the wrong labels
+    # condition (the noise, and the network if there are several) -> seed -> F1 without the wrong
+    # labels
+    ceiling: Mapping[str, Mapping[str, float]]
     clean: Mapping[str, float] | None = None  # seed -> F1 of FedAvg without noise
     # None before the tables are written; empty where no run has probabilities of its test images
     intervals: tuple[MethodInterval, ...] | None = None
+    models: tuple[str, ...] | None = None  # networks, if there are several
     extra: Mapping[str, Any] = field(default_factory=dict, metadata=REMAINING_KEYS)
+
+    @property
+    def conditions(self) -> tuple[str, ...]:
+        """Every noise with every network, in the order of tables."""
+        conditions = []
+        for noise in self.noises:
+            conditions += [join_condition(noise, model) for model in self.models or (None,)]
+        return tuple(conditions)

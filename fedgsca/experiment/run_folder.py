@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedgsca.config import Config, build, differences, read_toml, to_toml
+from fedgsca.config import OWN_FEATURES, Config, build, differences, read_toml, to_toml
 from fedgsca.data.label_changes import labels_in_use
 from fedgsca.errors import RunFolderError
 from fedgsca.experiment.final_predictions import FinalPredictions, write_predictions_file
@@ -277,6 +277,7 @@ class RunFolder:
     def _make_setup(self, experiment: Experiment, signature: str) -> Setup:
         table = experiment.table
         labels = labels_in_use(self.config.data.labels or self.config.noise.given, table)
+        is_head = self.config.model.name == OWN_FEATURES
         return Setup(
             data=DataSetup(
                 name=table.name,
@@ -284,6 +285,7 @@ class RunFolder:
                 classes=tuple(table.classes),
                 shape=tuple(table.images.shape),
                 white=table.white,
+                feature_width=experiment.feature_width if is_head else None,
             ),
             test=0 if experiment.test is None else len(experiment.test),
             sites={name: _site_setup(experiment, name) for name in experiment.names},

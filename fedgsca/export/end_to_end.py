@@ -56,6 +56,39 @@ class EndToEndModel(nn.Module):
         return torch.softmax(logits, dim=1)
 
 
+class FeatureModel(nn.Module):
+    """(n, D) float32 features of the user's own network -> (n, C) float32 probabilities."""
+
+    def __init__(self, model: Classifier, width: int, temperature: float = 1.0) -> None:
+        super().__init__()
+        self.backbone = model.backbone
+        self.head = model.head
+        self.width = width
+        self.temperature = temperature
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Probabilities (n, C) of features (n, D)."""
+        x = F.layer_norm(features, (self.width,))  # as in models/features.py
+        logits = self.head(x)
+        if self.temperature != 1.0:
+            logits = logits / self.temperature
+        return torch.softmax(logits, dim=1)
+
+
+def make_export_model(model: Classifier, description: ModelDescription) -> nn.Module:
+    """The network that is exported, with everything that an integrator would have to repeat."""
+    if description.feature_width is not None:
+        return FeatureModel(model, description.feature_width, description.temperature).eval()
+    return EndToEndModel(model, description).eval()
+
+
+def example_input(description: ModelDescription) -> Tensor:
+    """Two inputs of zeros, for exporters that follow an example."""
+    if description.feature_width is not None:
+        return torch.zeros((2, description.feature_width))
+    return torch.zeros((2, *description.image_size, 3), dtype=torch.uint8)
+
+
 def resize_matrix(old: int, new: int) -> Tensor:
     """(new, old): the antialiased linear resizing of models/features.py.
 

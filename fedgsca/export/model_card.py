@@ -51,14 +51,20 @@ def _model_section(
     network = description.architecture
     if description.frozen:
         network += f", frozen; it sees images of {description.feature_size} pixels"
+    inputs = (
+        f"uint8 RGB images, (n, {height}, {width}, 3); `model.json` describes how to read and crop"
+        " files"
+    )
+    if description.feature_width is not None:
+        network = "none; a head on features of the user's own network"
+        inputs = (
+            f"float32 features, (n, {description.feature_width}), of the network that computed"
+            " those of the training images"
+        )
     rows = [
         ["File", f"`{description.file}` ({description.format}), sha256 `{description.sha256}`"],
         ["Network", f"{network}; {description.head} head"],
-        [
-            "Input",
-            f"uint8 RGB images, (n, {height}, {width}, 3); `model.json` describes how to read and "
-            "crop files",
-        ],
+        ["Input", inputs],
         [
             "Output",
             f"probabilities of {len(description.classes)} classes: "

@@ -48,6 +48,8 @@ class ModelDescription:
     # pixels at which a frozen backbone sees the image
     feature_size: int | None
     white_level: int | None
+    # numbers per image, if the input is features instead of images
+    feature_width: int | None = None
     training: TrainingFacts = field(default_factory=lambda: TrainingFacts.from_json({}))
     # None: the probabilities are those of the run's model
     calibration: TemperatureFit | None = None
@@ -82,6 +84,7 @@ def describe_model(trained_model: TrainedModel, file_format: str, file: str) -> 
         frozen=config.model.frozen,
         feature_size=config.model.feature_size if config.model.frozen else None,
         white_level=trained_model.white,
+        feature_width=trained_model.feature_width,
         training=training,
     )
 
@@ -100,7 +103,7 @@ def to_json(description: ModelDescription) -> bytes:
         "architecture": description.architecture,
         "head": description.head,
         "frozen_backbone": description.frozen,
-        "backbone_included": True,
+        "backbone_included": description.feature_width is None,
         "training": description.training.to_json(),
         "calibration": _describe_calibration(description),
         "fedgsca": __version__,
@@ -109,6 +112,13 @@ def to_json(description: ModelDescription) -> bytes:
 
 
 def _describe_input(description: ModelDescription) -> dict[str, object]:
+    if description.feature_width is not None:
+        return {
+            "name": "features",
+            "type": "float32",
+            "shape": ["batch", description.feature_width],
+            "batch": "any",
+        }
     height, width = description.image_size
     return {
         "name": "images",
@@ -132,6 +142,8 @@ def _describe_output(description: ModelDescription) -> dict[str, object]:
 
 def _describe_preprocessing(description: ModelDescription) -> dict[str, object]:
     """What a program must do with a file before it calls the model."""
+    if description.feature_width is not None:
+        return {"features": "by the network that computed the training features"}
     size = min(description.image_size)
     return {
         "decoder": VERSION,
@@ -148,6 +160,8 @@ def _describe_inside(description: ModelDescription) -> dict[str, object]:
     """What the model does itself."""
     from fedgsca.models.build import spec_of
 
+    if description.feature_width is not None:
+        return {"features": "each vector to zero mean and unit variance", "softmax": True}
     spec = spec_of(description.architecture)
     features = "as they are"
     if description.frozen:
@@ -183,6 +197,8 @@ def read_description(folder: Path) -> ModelDescription:
     path = folder / "model.json"
     try:
         tree = json.loads(path.read_bytes())
+        inputs = tree["input"]
+        has_features = inputs["name"] == "features"
         return ModelDescription(
             format=str(tree["format"]),
             file=str(tree["file"]),
@@ -190,10 +206,11 @@ def read_description(folder: Path) -> ModelDescription:
             classes=tuple(map(str, tree["classes"])),
             architecture=str(tree["architecture"]),
             head=str(tree["head"]),
-            image_size=(int(tree["input"]["height"]), int(tree["input"]["width"])),
+            image_size=(int(inputs.get("height", 0)), int(inputs.get("width", 0))),
             frozen=bool(tree["frozen_backbone"]),
-            feature_size=tree["inside_model"]["resize_to"],
-            white_level=tree["preprocessing"]["white_level"],
+            feature_size=tree["inside_model"].get("resize_to"),
+            white_level=tree["preprocessing"].get("white_level"),
+            feature_width=int(inputs["shape"][1]) if has_features else None,
             training=TrainingFacts.from_json(tree["training"]),
             calibration=_read_calibration(tree),
         )

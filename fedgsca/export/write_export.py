@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -26,6 +28,8 @@ from fedgsca.export.trained_model import (
 )
 from fedgsca.support.digests import sha256_file
 from fedgsca.support.files import is_abandoned, temporary_path, write_atomic
+from fedgsca.support.import_path import is_import_path
+from fedgsca.support.text import one_line
 
 
 @dataclass(frozen=True)
@@ -61,9 +65,10 @@ def export(
     folder = _temporary_folder(out)
     try:
         folder.mkdir(parents=True)
-        description, check = _write_files(
-            folder, trained_model, file_format, temperature=temperature
-        )
+        with _explain_own_network(trained_model, file_format):
+            description, check = _write_files(
+                folder, trained_model, file_format, temperature=temperature
+            )
         os.replace(folder, out)
     except OSError as error:
         raise RunFolderError(
@@ -74,6 +79,26 @@ def export(
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     return ExportResult(out, description, check)
+
+
+@contextmanager
+def _explain_own_network(trained_model: TrainedModel, file_format: str) -> Iterator[None]:
+    """Exporters fail in many ways on code that they do not know."""
+    name = trained_model.config.model.name
+    try:
+        yield
+    except (FedgscaError, OSError):
+        raise
+    except Exception as error:
+        if not is_import_path(name):
+            raise
+        raise FedgscaError(
+            "export.own-network",
+            f"{name} cannot be written as {file_format}: {type(error).__name__}:"
+            f" {one_line(str(error))}",
+            fix="--format safetensors; or make its forward() work for any batch size without"
+            " Python numbers (x.flatten(1) instead of x.view(len(x), -1))",
+        ) from error
 
 
 def _temporary_folder(out: Path) -> Path:
@@ -112,11 +137,11 @@ def _write_files(
 def _write_model(
     folder: Path, trained_model: TrainedModel, file_format: str, fit: TemperatureFit | None
 ) -> ModelDescription:
-    from fedgsca.export.end_to_end import EndToEndModel
+    from fedgsca.export.end_to_end import make_export_model
 
     kind = FORMATS[file_format]
     description = describe_model(trained_model, file_format, kind.file)
     description = replace(description, calibration=fit)
-    model = EndToEndModel(build_network(trained_model), description).eval()
+    model = make_export_model(build_network(trained_model), description)
     write_atomic(folder / kind.file, kind.write(model, description))
     return replace(description, sha256=sha256_file(folder / kind.file))

@@ -16,6 +16,7 @@ from fedgsca.experiment.records import (
     MethodInterval,
     ScoreInterval,
     finite,
+    join_condition,
 )
 from fedgsca.support.csv_table import render_csv
 from fedgsca.support.latex import escape
@@ -48,7 +49,7 @@ class MeanStd:
 
 @dataclass(frozen=True)
 class ComparisonRow:
-    """One method under one noise."""
+    """One method under one condition: a noise and, in a comparison of several, a network."""
 
     noise: str
     method: str
@@ -62,6 +63,13 @@ class ComparisonRow:
     second: frozenset[str] = frozenset()
     # the ceiling: not ranked, because no method knows which labels are wrong
     reference: bool = False
+    # the network, in a comparison of several: `noise` names it, too
+    model: str = ""
+
+    @property
+    def noise_spec(self) -> str:
+        """The noise without the network."""
+        return self.noise.removesuffix(join_condition("", self.model)) if self.model else self.noise
 
     @property
     def f1(self) -> MeanStd | None:
@@ -83,8 +91,8 @@ def compare_rows(
     """
     cells = [cell for cell in comparison.cells if cell.method and finite(cell.f1) is not None]
     rows: list[ComparisonRow] = []
-    for noise in _in_order(comparison.noises, [cell.noise for cell in cells]):
-        noise_cells = [cell for cell in cells if cell.noise == noise]
+    for noise in _in_order(comparison.conditions, [cell.condition for cell in cells]):
+        noise_cells = [cell for cell in cells if cell.condition == noise]
         ceiling = comparison.ceiling.get(noise, {})
         method_rows = []
         methods = _in_order(comparison.methods, [cell.method for cell in noise_cells])
@@ -96,7 +104,9 @@ def compare_rows(
         if ceiling:
             stats = {"f1": mean_std(list(ceiling.values()))}
             size = len(ceiling)
-            rows.append(ComparisonRow(noise, "ceiling", "Ceiling", size, stats, reference=True))
+            model = next((cell.model or "" for cell in noise_cells), "")
+            row = ComparisonRow(noise, "ceiling", "Ceiling", size, stats, reference=True)
+            rows.append(replace(row, model=model))
     return rows
 
 
@@ -122,7 +132,8 @@ def _make_row(
         if recovery is not None:
             recoveries.append(recovery)
     return ComparisonRow(
-        noise=cells[0].noise,
+        noise=cells[0].condition,
+        model=cells[0].model or "",
         method=method,
         label=cells[0].label or name_method(method),
         seeds=len(cells),
@@ -240,18 +251,23 @@ def intervals_to_markdown(
 def to_markdown(rows: Sequence[ComparisonRow]) -> str:
     """A table for a README: best bold, second best underlined (with <u>)."""
     with_recovery = any(row.recovery is not None for row in rows)
+    with_model = any(row.model for row in rows)
     header = ["Noise", "Method", "Macro F1", "Recall", "Precision", "Best F1"]
+    if with_model:
+        header.insert(1, "Network")
     if with_recovery:
         header.append("Recovery")
     header += ["s/round", "Bytes up/round", "Seeds"]
     lines = []
     for row in rows:
-        cells = [row.noise, f"*{row.label}*" if row.reference else row.label]
+        cells = [row.noise_spec, f"*{row.label}*" if row.reference else row.label]
+        if with_model:
+            cells.insert(1, row.model)
         cells += [_marked_score(row, key) for key in SCORES]
         if with_recovery:
             cells.append(recovery_text(row))
         lines.append([*cells, *_costs(row), str(row.seeds)])
-    return "\n".join(markdown_table(header, lines, text_columns=2, has_markup=True))
+    return "\n".join(markdown_table(header, lines, text_columns=2 + with_model, has_markup=True))
 
 
 def _costs(row: ComparisonRow) -> list[str]:
@@ -311,7 +327,10 @@ def _latex_score(row: ComparisonRow, key: str) -> str:
 
 def to_csv(rows: Sequence[ComparisonRow], intervals: Sequence[MethodInterval] = ()) -> str:
     """All numbers at full precision, one row per method and noise; empty where unknown."""
+    with_model = any(row.model for row in rows)
     header = ["noise", "method", "label", "seeds"]
+    if with_model:
+        header.insert(1, "model")
     keys = (*SCORES, *COSTS, *QUALITIES)
     for key in keys:
         header += [f"{key}_mean", f"{key}_std"]
@@ -327,8 +346,11 @@ def to_csv(rows: Sequence[ComparisonRow], intervals: Sequence[MethodInterval] = 
         entry = entry_of.get((row.noise, row.method))
         numbers += _interval_numbers(None if entry is None else entry.f1)
         numbers += _interval_numbers(None if entry is None else entry.difference)
+        names: list[object] = [row.noise_spec, row.method, row.label, row.seeds]
+        if with_model:
+            names.insert(1, row.model)
         # csv writes None as an empty field
-        lines.append([row.noise, row.method, row.label, row.seeds, *numbers, row.recovery])
+        lines.append([*names, *numbers, row.recovery])
     return render_csv(lines)
 
 

@@ -41,13 +41,13 @@ SeedScores = Mapping[int, np.ndarray]
 def with_intervals(folder: Path, comparison: Comparison) -> Comparison:
     """The comparison with the intervals of all methods whose runs have their probabilities."""
     intervals: list[MethodInterval] = []
-    for noise in dict.fromkeys(cell.noise for cell in comparison.cells):
-        cells = [cell for cell in comparison.cells if cell.noise == noise]
-        intervals += _measure_noise(folder, cells)
+    for condition in dict.fromkeys(cell.condition for cell in comparison.cells):
+        cells = [cell for cell in comparison.cells if cell.condition == condition]
+        intervals += _measure_condition(folder, cells)
     return replace(comparison, intervals=tuple(intervals))
 
 
-def _measure_noise(folder: Path, cells: Sequence[ComparisonCell]) -> list[MethodInterval]:
+def _measure_condition(folder: Path, cells: Sequence[ComparisonCell]) -> list[MethodInterval]:
     scores: dict[str, dict[int, np.ndarray]] = {}
     for cell in cells:
         predictions = read_predictions_file(folder / cell.path)
@@ -64,7 +64,7 @@ def _measure_noise(folder: Path, cells: Sequence[ComparisonCell]) -> list[Method
             difference = subtract_scores(seed_scores, scores[reference])
         intervals.append(
             MethodInterval(
-                noise=cells[0].noise,
+                noise=cells[0].condition,
                 method=method,
                 reference=reference,
                 seeds=len(seed_scores),
