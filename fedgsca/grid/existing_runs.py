@@ -6,6 +6,7 @@ import json
 import os
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from fedgsca.errors import RunFolderError
@@ -57,8 +58,7 @@ def _read_finished(path: Path) -> RunResult:
 
 
 def _cell(result: RunResult, method: str, label: str, path: str) -> ComparisonCell:
-    return ComparisonCell(
-        **final_qualities(result),
+    cell = ComparisonCell(
         method=method,
         label=label,
         noise=result.noise,
@@ -72,6 +72,7 @@ def _cell(result: RunResult, method: str, label: str, path: str) -> ComparisonCe
         bytes_up=result.bytes_per_round.up,
         bytes_down=result.bytes_per_round.down,
     )
+    return replace(cell, **final_qualities(result))
 
 
 def _find_differences(paths: Sequence[Path]) -> list[str]:
