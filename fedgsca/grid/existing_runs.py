@@ -6,7 +6,6 @@ import json
 import os
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from fedgsca.errors import RunFolderError
@@ -58,7 +57,8 @@ def _read_finished(path: Path) -> RunResult:
 
 
 def _cell(result: RunResult, method: str, label: str, path: str) -> ComparisonCell:
-    cell = ComparisonCell(
+    return ComparisonCell(
+        **final_qualities(result),
         method=method,
         label=label,
         noise=result.noise,
@@ -71,8 +71,8 @@ def _cell(result: RunResult, method: str, label: str, path: str) -> ComparisonCe
         seconds_per_round=result.seconds.per_round,
         bytes_up=result.bytes_per_round.up,
         bytes_down=result.bytes_per_round.down,
+        model=None,
     )
-    return replace(cell, **final_qualities(result))
 
 
 def _find_differences(paths: Sequence[Path]) -> list[str]:
