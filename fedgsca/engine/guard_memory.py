@@ -116,6 +116,8 @@ class GuardMemory:
     # the round of the first accepted update
     first_rounds: dict[str, int] = field(default_factory=dict)
     digests: dict[int, list[bytes]] = field(default_factory=dict)  # round -> accepted updates
+    # the newest round with a digest: `digests` in the form in which it is looked up
+    _rounds: dict[bytes, int] = field(default_factory=dict, compare=False, repr=False)
 
     def add_digests(self, round_index: int, digests: list[bytes]) -> None:
         """Remember the updates of a round, and forget those of very old rounds."""
@@ -123,6 +125,14 @@ class GuardMemory:
             self.digests[round_index] = digests
         for old_round in sorted(self.digests)[:-_DIGEST_ROUNDS]:
             del self.digests[old_round]
+        self._rounds.clear()
+
+    def round_of(self, digest: bytes) -> int | None:
+        """The newest round in which an update with this digest was used; None if there is none."""
+        if not self._rounds:
+            for round_index, digests in sorted(self.digests.items()):
+                self._rounds |= dict.fromkeys(digests, round_index)
+        return self._rounds.get(digest)
 
     def forget(self, site: str) -> None:
         """Forget everything about one site but the digests of its updates."""

@@ -29,7 +29,6 @@ from fedgsca.engine.base import (
 )
 from fedgsca.engine.guard import (
     REVERSAL_CODE,
-    UpdateFacts,
     UpdateGuard,
     absurd_array,
     averaged_extras,
@@ -45,6 +44,7 @@ from fedgsca.engine.participation import draw_sites
 from fedgsca.engine.processes import ProcessEngine
 from fedgsca.engine.run_companions import check_companions, describe_companions
 from fedgsca.engine.site_evaluation import ModelScores, pool_scores, score_model
+from fedgsca.engine.update_facts import RoundFacts, UpdateFacts
 from fedgsca.errors import QuorumError, UpdateError
 from fedgsca.experiment.records import (
     PrivacyBudget,
@@ -388,6 +388,7 @@ class UpdateValidator:
         """
         self.guard.start_round(self.payload, self.method.uploads)
         pending_facts = []
+        digests: set[bytes] = set()
         for reply in replies:
             self.observer.on_site_done(self.payload.round, reply)
             self.site_seconds[reply.site] = reply.seconds
@@ -398,11 +399,13 @@ class UpdateValidator:
                 self._refuse(reply.site, error)
                 continue
             streams = len(spool) == 0 and self._can_stream()
-            if streams and self.guard.is_usual(facts, self.facts):
-                self.facts.append(facts)
+            is_usual = self.guard.is_usual(facts, digests)
+            self.facts.append(facts)
+            if facts.digest:
+                digests.add(facts.digest)
+            if streams and is_usual:
                 yield self._use(update, self._bound(update, facts))
             else:
-                self.facts.append(facts)
                 pending_facts.append(facts)
                 spool.add(update)
         yield from self._judge(pending_facts, spool)
@@ -426,8 +429,8 @@ class UpdateValidator:
         """The usable ones among the updates that had to wait."""
         positions = []
         factors: dict[int, dict[str, float]] = {}
+        round_facts = RoundFacts(self.facts)
         for position, facts in enumerate(pending_facts):
-            round_facts = [item for item in self.facts if item is not facts]
             try:
                 factors[position] = self.guard.judge(facts, round_facts)
                 positions.append(position)

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
+import time
+
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from fedgsca.config import load_config
-from fedgsca.engine.guard import (
-    PartFacts,
-    UpdateFacts,
-    UpdateGuard,
-    change_norm,
-    lower_median,
-)
+from fedgsca.engine.guard import UpdateGuard, change_norm, lower_median
 from fedgsca.engine.guard_memory import MODEL, GuardMemory, PartMemory
+from fedgsca.engine.update_facts import OtherValues, PartFacts, RoundFacts, UpdateFacts
 from fedgsca.errors import UpdateError
 from fedgsca.rng import stream
 from fedgsca.robust.base import RuleSettings, make_rule
@@ -203,7 +202,7 @@ def refused_sites(norms: list[float], levels: list[float]) -> list[str]:
     sites = []
     for item in facts:
         try:
-            guard.judge(item, [row for row in facts if row is not item])
+            guard.judge(item, RoundFacts(facts))
         except UpdateError as error:
             assert error.code == "update.change-too-large"
             sites.append(item.site)
@@ -269,7 +268,7 @@ def test_a_claim_is_compared_with_the_other_sites(sizes: list[int], sites: list[
     blamed_sites = []
     for i, item in enumerate(facts):
         try:
-            guard.judge(item, [row for row in facts if row is not item])
+            guard.judge(item, RoundFacts(facts))
         except UpdateError as error:
             assert error.code == "update.share-too-large"
             blamed_sites.append(i)
@@ -314,7 +313,7 @@ def test_a_change_that_is_scaled_down_again_and_again_is_an_offence() -> None:
     for round_index in range(4):
         facts = [make_facts(name) for name in names[:3]]
         large = make_facts("d", 5.0)
-        factors = guard.judge(large, facts)
+        factors = guard.judge(large, RoundFacts([*facts, large]))
         assert factors == {MODEL: pytest.approx(0.2)}
         assert guard.sites_put_aside() == []
         guard.remember(round_index, [*facts, large.scaled(factors)], names, [])
@@ -346,7 +345,55 @@ def test_weight_decay_alone_makes_no_copies() -> None:
         facts = [guard.examine(Update(site, 10, model, {})) for site in "ab"]
         if is_refused:
             with pytest.raises(UpdateError) as error:
-                guard.judge(facts[1], facts[:1])
+                guard.judge(facts[1], RoundFacts(facts))
             assert error.value.code == "update.copy"
         else:
-            guard.judge(facts[1], facts[:1])
+            guard.judge(facts[1], RoundFacts(facts))
+
+
+# ---- many sites ----
+
+
+@settings(deadline=None)
+@given(st.lists(st.integers(0, 9), min_size=3, max_size=9), st.integers(0, 90))
+def test_statistics_of_the_others_are_those_of_the_list_without_one(
+    values: list[int], limit: int
+) -> None:
+    numbers = OtherValues([float(value) for value in values])
+    for position, value in enumerate(values):
+        others = sorted(values[:position] + values[position + 1 :])
+        assert numbers.count(value) == len(others)
+        assert numbers.median(value) == np.median(others)
+        assert numbers.upper_median(value) == others[len(others) // 2]
+        assert numbers.capped_sum(value, limit) == sum(min(other, limit) for other in others)
+    assert numbers.median(None) == np.median(values)
+    assert numbers.count(None) == len(values)
+
+
+def judge_seconds(num_sites: int) -> float:
+    """CPU seconds of the guard for the first round of so many sites."""
+    names = tuple(f"site-{i}" for i in range(num_sites))
+    guard = UpdateGuard(load_config(method="fedavg"), GuardMemory(names))
+    facts = []
+    for i, name in enumerate(names):
+        part = PartFacts(1.0 + i / num_sites, resemblance=0.5 + 0.1 * (i % 3), response=-0.5)
+        facts.append(UpdateFacts(name, 10 + i % 7, {MODEL: part}, name.encode()))
+    start = time.process_time()
+    digests: set[bytes] = set()
+    for item in facts:
+        guard.is_usual(item, digests)
+        digests.add(item.digest)
+    round_facts = RoundFacts(facts)
+    for item in facts:
+        guard.judge(item, round_facts)
+    guard.remember(0, facts, set(names), [])
+    for item in facts:
+        guard.memory.round_of(item.digest[::-1])
+    return time.process_time() - start
+
+
+def test_the_time_of_a_first_round_grows_with_the_number_of_sites() -> None:
+    """Not with its square: 16 times as many sites would then take 256 times as long."""
+    small = min(judge_seconds(250) for _ in range(5))
+    large = min(judge_seconds(4000) for _ in range(3))
+    assert large < 60 * small
