@@ -8,7 +8,8 @@ the largest norm of a change as a multiple of the usual one (in the first round 
 smallest cosine of a model that was sent with the one received, the largest response, and how many
 updates were refused or scaled down. Finished runs are read from FILE, so the same call continues.
 `--data` are the images of the scenes "file" and "file-dirichlet-0.1". FOLDER gets one npz file a
-run with the facts about each update and its sketches, from which other limits can be tried without training again.
+run with the facts about each update and its sketches, from which other limits can be tried without
+training again.
 """
 
 from __future__ import annotations
@@ -93,7 +94,7 @@ class Extremes(UpdateGuard):
         """Note the extremes of the round, then remember as usual."""
         round_facts = RoundFacts(facts)
         for item in facts:
-            if item.is_scaled:
+            if any(row.factor < 1.0 for row in item.parts.values()):
                 self.scaled_updates.append(f"{item.site} in round {round_index + 1}")
             for part in item.parts:
                 self._note(round_index, item, part, round_facts)
@@ -121,6 +122,7 @@ class Extremes(UpdateGuard):
         self.trace.append((numbers, change, model))
         if part_facts.resemblance is not None:
             self._keep(f"{part} cosine", -part_facts.resemblance)
+        self._keep(f"{part} excess", self.memory.parts[part].excess(item.site))
         if part_facts.response is not None:
             self._keep(f"{part} response", part_facts.response)
 
@@ -220,9 +222,7 @@ def main() -> None:
             for method in options.methods.split(","):
                 key = f"{method}|{scene}|{seed}"
                 if key not in cells:
-                    cells[key] = run_once(
-                        method, scene, int(seed), options.data, options.traces
-                    )
+                    cells[key] = run_once(method, scene, int(seed), options.data, options.traces)
                     print(key, cells[key], flush=True)
                     write_atomic(options.out, json.dumps(cells, indent=1).encode())
     print_table(cells)

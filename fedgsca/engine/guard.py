@@ -15,6 +15,8 @@ accepted by `judge`, whatever the others send.
 
     norm        the change is larger than norm_factor times the usual one (PartMemory.usual_norm);
                 from scale_factor times on it is used with the usual norm
+    steady      the changes of all rounds are larger than steady_factor times the others': it is
+                used with their norm
     mirrored    the model points against the one that was sent out, and those of others do not
     reversed    the changes of all rounds push the model further wherever it goes, and those of
                 others do not (robust/motion.py)
@@ -44,6 +46,7 @@ from fedgsca.engine.update_facts import (
     MIN_RESEMBLANCE,
     PartFacts,
     RoundFacts,
+    Scaling,
     UpdateFacts,
 )
 from fedgsca.errors import UpdateError
@@ -53,7 +56,7 @@ from fedgsca.wire import Arrays, Extra, Payload, Update
 MAX_VALUE = 1e8  # no weight of a usable network is larger
 MAX_COUNT = 10**9  # steps of a BatchNorm counter in one round
 _GAP = 0.3  # by which cosine or response must differ from the median of the other sites
-_RESPONSE_ROUNDS = 3  # of a site before its response says something
+_RESPONSE_ROUNDS = 2  # of a site before its response says something
 # above this cosine with the model that was sent out, an update only scales that model: weight decay
 # does so at all sites alike when no sample has a loss left
 ONLY_SCALED = 1.0 - 1e-6
@@ -265,57 +268,76 @@ class UpdateGuard:
         if facts.digest in digests:
             return False
         for part, part_facts in facts.parts.items():
-            if part_facts.points_away(self.max_response):
+            if part_facts.points_away(self.max_response) or self._is_steady(facts.site, part):
                 return False
             usual_norm = self.memory.parts[part].usual_norm(facts.site)
             if usual_norm is None or part_facts.norm > self.settings.scale_factor * usual_norm:
                 return False
         return True
 
-    def judge(self, facts: UpdateFacts, round_facts: RoundFacts) -> dict[str, float]:
+    def judge(self, facts: UpdateFacts, round_facts: RoundFacts) -> Scaling:
         """Raises UpdateError if the update is not usable beside those of the other sites.
 
-        `round_facts` are all updates of the round that passed `examine`. Returns the factors on
-        the changes of parts that are unusually large, but not so large that they are refused.
+        `round_facts` are all updates of the round that passed `examine`. Returns how to scale down
+        changes that are unusually large, but not so large that they are refused.
         """
-        factors: dict[str, float] = {}
         if not self.settings.guard:
-            return factors
-        for part in facts.parts:
-            factor = self._check_norm(facts, part, round_facts)
-            if factor < 1.0:
-                factors[part] = factor
+            return Scaling({})
+        factors: dict[str, float] = {}
+        is_offence = False
+        for part, part_facts in facts.parts.items():
+            limit = self._check_norm(facts, part, round_facts)
+            is_offence = is_offence or part_facts.norm > limit
+            if part_facts.norm > limit or self._is_steady(facts.site, part):
+                factors[part] = self._factor(facts, part, round_facts)
             self._check_direction(facts, part, round_facts)
         self._check_share(facts, round_facts)
         self._check_copy(facts, round_facts)
-        return factors
+        smaller_factors = {part: factor for part, factor in factors.items() if factor < 1.0}
+        return Scaling(smaller_factors, is_offence)
 
     def _check_norm(self, facts: UpdateFacts, part: str, round_facts: RoundFacts) -> float:
-        """The factor on the change: 1, or the one that gives it the usual norm."""
+        """The largest norm that is used as it is; infinite if nothing is known."""
         usual_norm, spread = self._usual(facts, part, round_facts)
+        if usual_norm == 0.0:
+            return math.inf
         norm = facts.parts[part].norm
         factor = spread * self.settings.norm_factor
-        if usual_norm > 0.0 and norm > factor * usual_norm:
+        if norm > factor * usual_norm:
             raise UpdateError(
                 "update.change-too-large",
                 f"its change{_PART_NAMES[part]} has the norm {norm:.4g}; usual is "
                 f"{usual_norm:.4g}, and more than {factor:g} times as much is not accepted",
                 fix=_FIX,
             )
-        if usual_norm > 0.0 and norm > spread * self.settings.scale_factor * usual_norm:
-            return usual_norm / norm
-        return 1.0
+        return spread * self.settings.scale_factor * usual_norm
+
+    def _factor(self, facts: UpdateFacts, part: str, round_facts: RoundFacts) -> float:
+        """On a change that is too large: of a site that is steadily so, nothing is usual."""
+        usual_norm, _ = self._usual(facts, part, round_facts)
+        if self._is_steady(facts.site, part):
+            usual_norm = self._other_norm(facts, part, round_facts)
+        norm = facts.parts[part].norm
+        return usual_norm / norm if 0.0 < usual_norm < norm else 1.0
+
+    def _is_steady(self, site: str, part: str) -> bool:
+        """Whether a site has sent larger changes than the others in most of its rounds."""
+        return self.memory.parts[part].excess(site) > self.settings.steady_factor
+
+    @staticmethod
+    def _other_norm(facts: UpdateFacts, part: str, round_facts: RoundFacts) -> float:
+        """The median norm of the other sites (0: too few), for a site of this size."""
+        other_norm = round_facts.usual_norm(part, facts.parts[part].sent_norm)
+        return other_norm * round_facts.size_factor(facts.num_samples)
 
     def norm_ratio(self, facts: UpdateFacts, part: str, round_facts: RoundFacts) -> float:
         """The norm as a multiple of the usual one."""
         usual_norm, _ = self._usual(facts, part, round_facts)
         return facts.parts[part].norm / usual_norm if usual_norm > 0.0 else 0.0
 
-    def _usual(
-        self, facts: UpdateFacts, part: str, round_facts: RoundFacts
-    ) -> tuple[float, float]:
+    def _usual(self, facts: UpdateFacts, part: str, round_facts: RoundFacts) -> tuple[float, float]:
         """The usual norm for a site (0: unknown), and how much wider the limits are."""
-        other_norm = round_facts.usual_norm(part, facts.parts[part].norm)
+        other_norm = self._other_norm(facts, part, round_facts)
         usual_norm = self.memory.parts[part].usual_norm(facts.site, other_norm)
         if usual_norm is None:
             return other_norm, self.first_round_spread
@@ -388,6 +410,7 @@ class UpdateGuard:
         refusal would improve what is known about the site.
         """
         memory = self.memory
+        round_facts = RoundFacts(facts)
         moving_sites = {*accepted_sites, *reversed_sites}
         usable_facts = [item for item in facts if item.site in accepted_sites]
         for part, part_memory in memory.parts.items():
@@ -398,6 +421,8 @@ class UpdateGuard:
             if len(norms) >= COMPARABLE_SITES:
                 part_memory.add_level(lower_median(norms))
             for item in facts:
+                if part in item.parts:
+                    self._remember_excess(part, item, round_facts)
                 if part in item.parts and item.site in accepted_sites:
                     self._remember_norm(part_memory, item.site, item.parts[part])
                 if part in item.parts and item.site in moving_sites:
@@ -409,13 +434,19 @@ class UpdateGuard:
         for site in [*strikes, *self._repeatedly_scaled(facts)]:
             memory.strikes[site] = memory.strikes.get(site, 0) + 1
         for item in facts:
-            if item.is_scaled:
+            if item.is_exaggerated:
                 memory.scalings[item.site] = memory.scalings.get(item.site, 0) + 1
 
     def _repeatedly_scaled(self, facts: Sequence[UpdateFacts]) -> list[str]:
         """Sites whose change was too large again: once may happen, more often is an offence."""
-        sites = [item.site for item in facts if item.is_scaled]
+        sites = [item.site for item in facts if item.is_exaggerated]
         return [site for site in sites if site in self.memory.scalings]
+
+    def _remember_excess(self, part: str, facts: UpdateFacts, round_facts: RoundFacts) -> None:
+        norm = facts.parts[part].sent_norm
+        other_norm = self._other_norm(facts, part, round_facts)
+        if norm > 0.0 and other_norm > 0.0:
+            self.memory.parts[part].add_excess(facts.site, norm, other_norm)
 
     @staticmethod
     def _remember_norm(memory: PartMemory, site: str, facts: PartFacts) -> None:

@@ -44,7 +44,7 @@ from fedgsca.engine.participation import draw_sites
 from fedgsca.engine.processes import ProcessEngine
 from fedgsca.engine.run_companions import check_companions, describe_companions
 from fedgsca.engine.site_evaluation import ModelScores, pool_scores, score_model
-from fedgsca.engine.update_facts import RoundFacts, UpdateFacts
+from fedgsca.engine.update_facts import RoundFacts, Scaling, UpdateFacts
 from fedgsca.errors import QuorumError, UpdateError
 from fedgsca.experiment.records import (
     PrivacyBudget,
@@ -428,11 +428,11 @@ class UpdateValidator:
     def _judge(self, pending_facts: Sequence[UpdateFacts], spool: UpdateSpool) -> Iterator[Update]:
         """The usable ones among the updates that had to wait."""
         positions = []
-        factors: dict[int, dict[str, float]] = {}
+        scalings: dict[int, Scaling] = {}
         round_facts = RoundFacts(self.facts)
         for position, facts in enumerate(pending_facts):
             try:
-                factors[position] = self.guard.judge(facts, round_facts)
+                scalings[position] = self.guard.judge(facts, round_facts)
                 positions.append(position)
             except UpdateError as error:
                 self._refuse(facts.site, error)
@@ -441,21 +441,22 @@ class UpdateValidator:
             return
         for position in positions:
             update, facts = spool.update(position), pending_facts[position]
-            if factors[position]:
-                update, facts = self._scale(update, facts, factors[position])
+            if scalings[position].factors:
+                update, facts = self._scale(update, facts, scalings[position])
             yield self._use(update, self._bound(update, facts))
 
     def _scale(
-        self, update: Update, facts: UpdateFacts, factors: Mapping[str, float]
+        self, update: Update, facts: UpdateFacts, scaling: Scaling
     ) -> tuple[Update, UpdateFacts]:
         """The update with changes of the usual norm; the guard remembers it like this."""
+        factors = scaling.factors
         times = ", ".join(f"{1.0 / factor:.1f}" for factor in factors.values())
         self.observer.on_message(
             f"round {self.payload.round + 1}: the change of {update.site} is scaled down to the"
             f" usual norm: it was {times} times as large"
         )
         self.scaled_sites[update.site] = min(factors.values())
-        scaled_facts = facts.scaled(factors)
+        scaled_facts = facts.scaled(scaling)
         self.facts[self.facts.index(facts)] = scaled_facts
         for part, factor in factors.items():
             update = self._scale_part(update, part, factor)

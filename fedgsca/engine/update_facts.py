@@ -20,18 +20,32 @@ COMPARABLE_SITES = 3  # that train in a round, for a comparison of their changes
 class PartFacts:
     """What is remembered of one part of an update while its round lasts."""
 
-    norm: float  # L2 norm of the change
+    norm: float  # L2 norm of the change, as it is used
     # sketches of trained parameters: the change, and the model received relative to the first one
     change: np.ndarray | None = None
     model: np.ndarray | None = None
     # cosine of the model sent and the model received; None if either is zero
     resemblance: float | None = None
     response: float | None = None  # SiteMotion.response with this round
+    factor: float = 1.0  # on the change that the site sent
+
+    @property
+    def sent_norm(self) -> float:
+        """L2 norm of the change that the site sent."""
+        return self.norm / self.factor
 
     def points_away(self, max_response: float) -> bool:
         """Whether model or changes have a direction that training does not give them."""
         is_mirrored = self.resemblance is not None and self.resemblance < MIN_RESEMBLANCE
         return is_mirrored or (self.response is not None and self.response > max_response)
+
+
+@dataclass(frozen=True)
+class Scaling:
+    """How the changes of an update are scaled down before they are used."""
+
+    factors: Mapping[str, float]  # by part; without an entry, a part is used as it is
+    is_offence: bool = False  # if it happens again
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,7 +56,7 @@ class UpdateFacts:
     num_samples: int
     parts: Mapping[str, PartFacts]
     digest: bytes
-    is_scaled: bool = False  # its changes are used with the usual norm
+    is_exaggerated: bool = False  # a change was so large that it is an offence if repeated
 
     @property
     def norm(self) -> float:
@@ -54,15 +68,16 @@ class UpdateFacts:
         facts = self.parts[MODEL]
         return replace(self, parts={MODEL: replace(facts, norm=weight * facts.norm)})
 
-    def scaled(self, factors: Mapping[str, float]) -> UpdateFacts:
-        """The facts about an update whose changes are scaled before they are used, by part.
+    def scaled(self, scaling: Scaling) -> UpdateFacts:
+        """The facts about an update whose changes are scaled before they are used.
 
         The response is that of what the site sent.
         """
         parts = {}
         for part, facts in self.parts.items():
-            parts[part] = replace(facts, norm=factors.get(part, 1.0) * facts.norm)
-        return replace(self, parts=parts, is_scaled=True)
+            factor = scaling.factors.get(part, 1.0)
+            parts[part] = replace(facts, norm=factor * facts.norm, factor=factor)
+        return replace(self, parts=parts, is_exaggerated=scaling.is_offence)
 
 
 class OtherValues:
@@ -114,7 +129,8 @@ class RoundFacts:
         parts = {part for item in facts for part in item.parts}
         for part in parts:
             rows = [item.parts[part] for item in facts if part in item.parts]
-            self._norms[part] = OtherValues([row.norm for row in rows if row.norm > 0.0])
+            norms = [row.sent_norm for row in rows if row.norm > 0.0]
+            self._norms[part] = OtherValues(norms)
             self._resemblances[part] = _known_values([row.resemblance for row in rows])
             self._responses[part] = _known_values([row.response for row in rows])
         self._first_sites: dict[bytes, str] = {}
@@ -134,6 +150,15 @@ class RoundFacts:
         if norms.count(own_norm) + 1 < COMPARABLE_SITES:
             return 0.0
         return norms.upper_median(own_norm)
+
+    def size_factor(self, num_samples: int) -> float:
+        """How many times more images than the median of the others a site has; at least 1.
+
+        A site takes as many steps as it has batches, and each step moves the model about as far.
+        """
+        if self.sizes.count(num_samples) + 1 < COMPARABLE_SITES:
+            return 1.0
+        return max(1.0, num_samples / max(1.0, self.sizes.upper_median(num_samples)))
 
     def resemblance_gap(self, part: str, resemblance: float | None) -> float:
         """How much the median of the other sites is above this one; 0 if there are too few."""

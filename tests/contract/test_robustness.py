@@ -90,6 +90,19 @@ def test_a_crude_lie_is_refused_and_does_no_harm(
     assert f1 >= honest - POINTS
 
 
+def test_a_change_that_is_always_a_little_too_large_is_scaled_down(
+    honest: float, tmp_path: Path
+) -> None:
+    """Too small to be refused: from the third round on it has the norm of the others."""
+    f1, records = run_with_liar(study_config(), tmp_path / "run", "change x 3.5")
+    for record in records[2:]:
+        assert LIAR in record.refusals or record.sites[LIAR].number("scaled_down")
+    for record in records:
+        for site, site_record in record.sites.items():
+            assert site == LIAR or site_record.number("scaled_down") is None
+    assert f1 >= honest - POINTS
+
+
 @pytest.mark.parametrize("rule", ["median", "trimmed-mean", "geometric-median"])
 @pytest.mark.parametrize(
     "poison",

@@ -313,13 +313,75 @@ def test_a_change_that_is_scaled_down_again_and_again_is_an_offence() -> None:
     for round_index in range(4):
         facts = [make_facts(name) for name in names[:3]]
         large = make_facts("d", 5.0)
-        factors = guard.judge(large, RoundFacts([*facts, large]))
-        assert factors == {MODEL: pytest.approx(0.2)}
+        scaling = guard.judge(large, RoundFacts([*facts, large]))
+        assert scaling.factors == {MODEL: pytest.approx(0.2)} and scaling.is_offence
         assert guard.sites_put_aside() == []
-        guard.remember(round_index, [*facts, large.scaled(factors)], names, [])
+        guard.remember(round_index, [*facts, large.scaled(scaling)], names, [])
     assert guard.sites_put_aside() == ["d"], "the first time was free"
     guard.readmit(["d"])
     assert guard.memory.scalings == {} and guard.sites_put_aside() == []
+
+
+# ---- a site that always exaggerates a little ----
+
+
+def judge_round(
+    guard: UpdateGuard, round_index: int, norms: list[float], sizes: list[int] | None = None
+) -> list[float]:
+    """The factors on the changes of one round, which the guard then remembers."""
+    facts = []
+    for name, norm, size in zip("abcd", norms, sizes or [10] * 4, strict=True):
+        facts.append(make_facts(name, norm, size))
+    round_facts = RoundFacts(facts)
+    factors = []
+    for i, item in enumerate(facts):
+        scaling = guard.judge(item, round_facts)
+        factors.append(scaling.factors.get(MODEL, 1.0))
+        if scaling.factors:
+            facts[i] = item.scaled(scaling)
+    guard.remember(round_index, facts, "abcd", [])
+    return factors
+
+
+def make_guard() -> UpdateGuard:
+    return UpdateGuard(load_config(method="fedavg"), GuardMemory(tuple("abcd")))
+
+
+def test_a_site_that_always_exaggerates_is_used_with_the_norm_of_the_others() -> None:
+    guard = make_guard()
+    for round_index in range(2):
+        assert judge_round(guard, round_index, [1.0, 1.1, 0.9, 3.0]) == [1.0] * 4
+    for round_index in range(2, 9):
+        *factors, factor = judge_round(guard, round_index, [1.0, 1.1, 0.9, 3.0])
+        assert factors == [1.0] * 3
+        assert factor == pytest.approx(1 / 3), "what it sent counts, not what was used of it"
+    assert guard.sites_put_aside() == [], "its influence is bounded, so nobody has to decide"
+    arrays = guard.memory.to_arrays()
+    copy = GuardMemory.from_arrays(tuple("abcd"), arrays)
+    assert copy.parts[MODEL].excesses == guard.memory.parts[MODEL].excesses
+    guard.readmit(["d"])
+    assert judge_round(guard, 9, [1.0, 1.1, 0.9, 3.0]) == [1.0] * 4
+
+
+def test_a_site_may_exaggerate_now_and_then() -> None:
+    guard = make_guard()
+    for round_index in range(12):
+        norm = 3.0 if round_index % 3 == 0 else 1.0
+        assert judge_round(guard, round_index, [1.0, 1.1, 0.9, norm]) == [1.0] * 4
+
+
+def test_a_site_with_more_images_moves_the_model_further() -> None:
+    guard = make_guard()
+    for round_index in range(6):
+        norms = [1.0, 1.1, 0.9, 5.0]
+        assert judge_round(guard, round_index, norms, [10, 12, 9, 50]) == [1.0] * 4
+    assert judge_round(make_guard(), 0, norms, [10, 12, 9, 10])[3] < 1.0
+
+
+def test_a_change_near_zero_is_compared_without_an_error() -> None:
+    guard = make_guard()
+    for round_index in range(4):
+        assert judge_round(guard, round_index, [1e8, 1e8, 1e8, 5e-324]) == [1.0] * 4
 
 
 # ---- the end of a training ----
