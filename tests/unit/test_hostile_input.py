@@ -33,6 +33,7 @@ from fedgsca.experiment.run_folder import read_rounds
 from fedgsca.label_audit.audit_table import Audit
 from fedgsca.label_audit.decisions import Decisions
 from fedgsca.label_audit.exchange import import_verdicts
+from fedgsca.noise.specification import parse_noise
 from fedgsca.support.console import console, make_table
 from fedgsca.support.csv_table import write_cells
 from fedgsca.support.markdown import markdown_table
@@ -292,6 +293,19 @@ def test_a_nul_in_a_path_of_the_configuration(
     for text in ('[data]\nsource = "a\\u0000b"', weights):
         path.write_text(text)
         assert fails(capfd, "run", "--config", path, "--out", tmp_path / "run")
+
+
+@pytest.mark.parametrize("key", ["data.source", "model.name", "noise.spec", "fedgsca.x"])
+def test_half_characters_in_the_configuration(key: str, capfd: pytest.CaptureFixture[str]) -> None:
+    """A name that is not UTF-8 becomes such a text on the command line."""
+    assert fails(capfd, "config", "--set", f"{key}=a\udcffb").startswith("config.")
+
+
+@pytest.mark.parametrize("spec", ["S" * 100_000, "-".join(["S40"] * 50_000), "S40-Q" * 9000])
+def test_an_endless_noise_is_not_repeated_in_the_error(spec: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        parse_noise(spec, 4)
+    assert len(error.value.message) + len(error.value.fix) < 3000
 
 
 @pytest.mark.parametrize("words", [["methods"], ["config", "--json"]])
