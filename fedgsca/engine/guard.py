@@ -238,6 +238,16 @@ class UpdateGuard:
                 fix=_FIX,
             )
 
+    def check_declaration(self, update: Update, declared_samples: int) -> None:
+        """A site trains on at most the images that it had when it connected."""
+        if self.settings.guard and update.num_samples > declared_samples:
+            raise UpdateError(
+                "update.more-than-declared",
+                f"it claims {update.num_samples:,} images, but {declared_samples:,} when it "
+                "connected",
+                fix=_FIX,
+            )
+
     def _check_repeated(self, digest: bytes) -> None:
         """A round starts from another model and other random draws: no update occurs twice."""
         if not digest:  # an unchanged model: a site that does not train in this round
@@ -470,6 +480,7 @@ def is_blamed(error: UpdateError) -> bool:
         "update.false-count",
         "update.not-clipped",
         "update.size-changed",
+        "update.more-than-declared",
         "update.repeated",
         "update.mirrored-model",
         "update.reversed-changes",

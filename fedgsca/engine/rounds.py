@@ -374,6 +374,7 @@ class UpdateValidator:
     simulation_metrics: dict[str, Mapping[str, float | None]] = field(default_factory=dict)
     asked_sites: tuple[str, ...] | None = None  # None: all
     rounds_late: dict[str, int] = field(default_factory=dict)
+    answered_sites: set[str] = field(default_factory=set)
 
     @property
     def names(self) -> Sequence[str]:
@@ -536,6 +537,7 @@ class UpdateValidator:
             raise UpdateError(
                 "update.no-reply", reply.error or "no reply", fix="see the site's log"
             )
+        self._check_expected(reply)
         if update.site != reply.site:
             raise UpdateError(
                 "update.wrong-site",
@@ -545,7 +547,29 @@ class UpdateValidator:
         check_update(update, self.payload.weights, self.method.uploads, self.experiment.dims)
         if reply.memory_since is not None:
             self.guard.check_memory(reply.site, reply.memory_since)
+        if reply.declared_samples is not None:
+            self.guard.check_declaration(update, reply.declared_samples)
         return update
+
+    def _check_expected(self, reply: Reply) -> None:
+        """Engines ask every site once; a reply that nobody waits for must not count all the same.
+
+        An update for an earlier round may come from a site that this round does not ask.
+        """
+        names = self.names if reply.late_to is None else self.experiment.names
+        if reply.site not in names:
+            raise UpdateError(
+                "update.not-asked",
+                "it was not asked in this round",
+                fix="look at the engine that carries the messages",
+            )
+        if reply.site in self.answered_sites:
+            raise UpdateError(
+                "update.second-reply",
+                "it answered twice in this round; the second answer is left out",
+                fix="look for a second node that runs under the name of this site",
+            )
+        self.answered_sites.add(reply.site)
 
     def check_quorum(self) -> None:
         """Stop the run if too few sites sent a usable update."""

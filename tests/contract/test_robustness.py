@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -295,6 +296,49 @@ def test_a_replay_is_recognised_after_a_restart(tmp_path: Path) -> None:
     run(config, tmp_path / "run", engine=engine, stop_after=1)
     run(config, tmp_path / "run", engine=engine, stop_after=2)
     assert "round 1" in read_rounds(tmp_path / "run")[1].refusals[LIAR]
+
+
+def test_a_declared_number_of_images_is_checked(tmp_path: Path) -> None:
+    """Of a deployment: the engine knows what a site said when it connected."""
+    config = study_config(train__rounds=2)
+
+    def declare(round_index: int, reply: Reply) -> Reply:
+        assert reply.update is not None
+        size = reply.update.num_samples
+        return replace(reply, declared_samples=size - 1 if reply.site == LIAR else size)
+
+    run(config, tmp_path / "run", engine=FaultyEngine(config, tmp_path / "run", declare))
+    for record in read_rounds(tmp_path / "run"):
+        assert list(record.refusals) == [LIAR] and "when it connected" in record.refusals[LIAR]
+
+
+class TwiceEngine(FaultyEngine):
+    """An engine that delivers the update of one site twice, and one that nobody asked for."""
+
+    def exchange(self, payload: Payload, sites: Sequence[str] | None = None) -> Iterator[Reply]:
+        for reply in super().exchange(payload, sites):
+            yield reply
+            if reply.site == LIAR and reply.update is not None:
+                yield reply
+                stranger = replace(reply.update, site="site-9")
+                yield Reply("site-9", stranger)
+
+
+@pytest.mark.parametrize("rule", ["mean", "median"])
+def test_a_second_answer_does_not_count(rule: str, tmp_path: Path) -> None:
+    config = study_config(train__rounds=2, aggregation__rule=rule)
+    observer = RecordingObserver()
+    run(config, tmp_path / "a", engine=TwiceEngine(config, tmp_path / "a"), observer=observer)
+    run(config, tmp_path / "b")
+    models = []
+    for name in ("a", "b"):
+        state = checkpoint.latest(tmp_path / name / "checkpoint", config.fingerprint())
+        assert state is not None
+        models.append(state.weights)
+    assert all(np.array_equal(models[0][key], models[1][key]) for key in models[0])
+    for record in observer.rounds:
+        assert "answered twice" in record.refusals[LIAR]
+        assert "not asked" in record.refusals["site-9"]
 
 
 # ---- a model that is not usable ----
