@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from benchmarks.poisons import CRUDE, POISONS, Liar
+from fedgsca.cli import execute
 from fedgsca.config import Config
 from fedgsca.engine import checkpoint
 from fedgsca.engine.base import Reply
@@ -371,6 +372,21 @@ def test_resume_from_an_earlier_round_gives_the_same_bytes(
     assert len(read_rounds(tmp_path / "run")) == first_round - 1
     run(config, tmp_path / "run")
     assert outcome(tmp_path / "run") == expected
+
+
+def test_the_command_goes_back_to_a_round(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    config = toy_config("fedavg", frozen=True)
+    folder = tmp_path / "run"
+    run(config, folder)
+    expected = outcome(folder)
+    for number in ("0", "-3", "99", "9" * 30, "2"):
+        assert execute(["resume", str(folder), "--from", number]) not in (0, 70)
+        assert "Fix: " in capfd.readouterr().err
+        assert outcome(folder) == expected, "nothing was deleted"
+    assert execute(["resume", str(folder), "--from", "5", "--quiet"]) == 0
+    assert outcome(folder) == expected
 
 
 def test_a_round_whose_checkpoint_is_gone_is_an_error(tmp_path: Path) -> None:
