@@ -22,7 +22,7 @@ from PIL import Image
 from fedgsca import cli
 from fedgsca.data.decode import image_files
 from fedgsca.data.decode.image_files import UnreadableImageError, decode, inspect_image
-from fedgsca.data.file_list import linked_outside
+from fedgsca.data.file_list import FileList, ImageRow, linked_outside
 from fedgsca.data.readers.folder import list_folder
 from fedgsca.data.readers.npz import read_npz
 from fedgsca.engine.base import Reply
@@ -140,6 +140,32 @@ def test_broken_headers_of_an_npz(name: str, tmp_path: Path) -> None:
             target.writestr(member, content)
     with pytest.raises(DataError):
         read_npz(path, cache_dir=tmp_path / "cache")
+
+
+def test_a_device_is_not_read_as_an_archive() -> None:
+    """It would fill the memory."""
+    with pytest.raises(DataError) as error:
+        read_npz(Path("/dev/zero"))
+    assert error.value.code == "data.npz-not-a-file"
+
+
+@pytest.mark.parametrize(
+    ("labels", "code"),
+    [
+        (["a", "x" * 201], "data.class-name-too-long"),
+        ([f"label {i}" for i in range(10_001)], "data.too-many-labels"),
+    ],
+)
+def test_labels_that_are_no_names_of_classes(labels: list[str], code: str, tmp_path: Path) -> None:
+    rows = [ImageRow(f"{i}.png", label) for i, label in enumerate(labels)]
+    file_list = FileList(tmp_path, rows)
+    file_list.check_classes()
+    assert [problem.code for problem in file_list.problems] == [code]
+    assert len(file_list.problems[0].message) < 1000
+    csv_lines = ["file,label", *(f"{row.file},{row.label}" for row in rows)]
+    (tmp_path / "labels.csv").write_text("\n".join(csv_lines) + "\n")
+    codes = [problem.code for problem in list_folder(tmp_path).problems]
+    assert code in codes, "a person's own list is checked"
 
 
 def test_a_list_of_endless_paths_is_checked_in_linear_time(tmp_path: Path) -> None:
