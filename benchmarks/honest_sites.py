@@ -26,7 +26,7 @@ import numpy as np
 from benchmarks.robustness import prepare_once
 from fedgsca.config import Config, Tree, build, merge
 from fedgsca.engine import rounds
-from fedgsca.engine.guard import UpdateGuard
+from fedgsca.engine.guard import UpdateGuard, comparable_rounds
 from fedgsca.engine.update_facts import RoundFacts, UpdateFacts
 from fedgsca.experiment.run_folder import read_rounds
 from fedgsca.grid.demo_plan import RECIPE
@@ -122,7 +122,8 @@ class Extremes(UpdateGuard):
         self.trace.append((numbers, change, model))
         if part_facts.resemblance is not None:
             self._keep(f"{part} cosine", -part_facts.resemblance)
-        self._keep(f"{part} excess", self.memory.parts[part].excess(item.site))
+        rounds = comparable_rounds(item.num_samples)
+        self._keep(f"{part} excess", self.memory.parts[part].excess(item.site, rounds))
         if part_facts.response is not None:
             self._keep(f"{part} response", part_facts.response)
 

@@ -56,7 +56,12 @@ from fedgsca.wire import Arrays, Extra, Payload, Update
 MAX_VALUE = 1e8  # no weight of a usable network is larger
 MAX_COUNT = 10**9  # steps of a BatchNorm counter in one round
 _GAP = 0.3  # by which cosine or response must differ from the median of the other sites
-_RESPONSE_ROUNDS = 2  # of a site before its response says something
+# Rounds of a site before its response or its excess says something. A few images make a few steps,
+# which overshoot: a round of such a site says less.
+_COMPARABLE_ROUNDS = 2
+_SMALL_SITE_ROUNDS = 4
+SMALL_SITE = 100  # images
+_SMALL_SITE_SLACK = 0.2  # on max_response
 # above this cosine with the model that was sent out, an update only scales that model: weight decay
 # does so at all sites alike when no sample has a loss left
 ONLY_SCALED = 1.0 - 1e-6
@@ -68,6 +73,11 @@ _ROUNDING = 1e-4
 _PART_NAMES = {MODEL: "", EXTRAS: " of the extras that are averaged"}
 REVERSAL_CODE = "update.reversed-changes"
 _FIX = 'look at the data and the software of the site; the page "Lying sites" explains the check'
+
+
+def comparable_rounds(num_samples: int) -> int:
+    """After how many rounds what a site sent over its rounds is judged."""
+    return _SMALL_SITE_ROUNDS if num_samples < SMALL_SITE else _COMPARABLE_ROUNDS
 
 
 def averaged_extras(uploads: Mapping[str, Extra], extras: Arrays) -> list[str]:
@@ -191,7 +201,7 @@ class UpdateGuard:
         parts = {}
         for part, arrays in self._parts_of(update).items():
             part_reference = received_arrays(payload, part, arrays)
-            parts[part] = self._part_facts(update.site, part, arrays, part_reference, models[part])
+            parts[part] = self._part_facts(update, part, arrays, part_reference, models[part])
         return UpdateFacts(update.site, update.num_samples, parts, digest)
 
     def _parts_of(self, update: Update) -> dict[str, Arrays]:
@@ -202,14 +212,16 @@ class UpdateGuard:
         return parts
 
     def _part_facts(
-        self, site: str, part: str, arrays: Arrays, reference: Arrays, model: np.ndarray
+        self, update: Update, part: str, arrays: Arrays, reference: Arrays, model: np.ndarray
     ) -> PartFacts:
         norm = change_norm(arrays, reference)
         if norm == 0.0:  # a site that does not train in this round
             return PartFacts(norm)
         change = self._sketch(arrays) - self._sketch(reference)
-        motion = self.memory.parts[part].motions.get(site, SiteMotion.zero()).add(change, model)
-        response = motion.response() if motion.count >= _RESPONSE_ROUNDS else None
+        motion = self.memory.parts[part].motions.get(update.site, SiteMotion.zero())
+        motion = motion.add(change, model)
+        is_known = motion.count >= comparable_rounds(update.num_samples)
+        response = motion.response() if is_known else None
         return PartFacts(norm, change, model, _resemblance(arrays, reference), response)
 
     def _check_clip(self, norm: float, reference: Arrays) -> None:
@@ -278,7 +290,8 @@ class UpdateGuard:
         if facts.digest in digests:
             return False
         for part, part_facts in facts.parts.items():
-            if part_facts.points_away(self.max_response) or self._is_steady(facts.site, part):
+            limit = self._response_limit(facts)
+            if part_facts.points_away(limit) or self._is_steady(facts, part):
                 return False
             usual_norm = self.memory.parts[part].usual_norm(facts.site)
             if usual_norm is None or part_facts.norm > self.settings.scale_factor * usual_norm:
@@ -298,7 +311,7 @@ class UpdateGuard:
         for part, part_facts in facts.parts.items():
             limit = self._check_norm(facts, part, round_facts)
             is_offence = is_offence or part_facts.norm > limit
-            if part_facts.norm > limit or self._is_steady(facts.site, part):
+            if part_facts.norm > limit or self._is_steady(facts, part):
                 factors[part] = self._factor(facts, part, round_facts)
             self._check_direction(facts, part, round_facts)
         self._check_share(facts, round_facts)
@@ -325,14 +338,15 @@ class UpdateGuard:
     def _factor(self, facts: UpdateFacts, part: str, round_facts: RoundFacts) -> float:
         """On a change that is too large: of a site that is steadily so, nothing is usual."""
         usual_norm, _ = self._usual(facts, part, round_facts)
-        if self._is_steady(facts.site, part):
+        if self._is_steady(facts, part):
             usual_norm = self._other_norm(facts, part, round_facts)
         norm = facts.parts[part].norm
         return usual_norm / norm if 0.0 < usual_norm < norm else 1.0
 
-    def _is_steady(self, site: str, part: str) -> bool:
+    def _is_steady(self, facts: UpdateFacts, part: str) -> bool:
         """Whether a site has sent larger changes than the others in most of its rounds."""
-        return self.memory.parts[part].excess(site) > self.settings.steady_factor
+        rounds = comparable_rounds(facts.num_samples)
+        return self.memory.parts[part].excess(facts.site, rounds) > self.settings.steady_factor
 
     @staticmethod
     def _other_norm(facts: UpdateFacts, part: str, round_facts: RoundFacts) -> float:
@@ -365,7 +379,7 @@ class UpdateGuard:
                 f"{resemblance:.2f}, and training keeps it positive",
                 fix=_FIX,
             )
-        limit = self.max_response
+        limit = self._response_limit(facts)
         gap = round_facts.response_gap(part, site_facts.response)
         if site_facts.response is not None and site_facts.response > limit and gap > _GAP:
             rounds = self.memory.parts[part].motions[facts.site].count + 1
@@ -376,6 +390,10 @@ class UpdateGuard:
                 f"training makes it negative, and more than {limit:g} is not accepted",
                 fix=_FIX,
             )
+
+    def _response_limit(self, facts: UpdateFacts) -> float:
+        slack = _SMALL_SITE_SLACK if facts.num_samples < SMALL_SITE else 0.0
+        return min(1.0, self.max_response + slack)
 
     def _check_share(self, facts: UpdateFacts, round_facts: RoundFacts) -> None:
         size, sizes = facts.num_samples, round_facts.sizes

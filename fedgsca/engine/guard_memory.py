@@ -22,7 +22,6 @@ _LEVELS = 5  # rounds whose norms are remembered
 _DIGEST_ROUNDS = 50  # rounds whose updates are recognised when they are sent again
 _DIGEST_SIZE = 16
 _EXCESS_DECAY = 0.9  # of the weight of a round with each later one
-_EXCESS_ROUNDS = 2  # of a site before its excess says something
 # no single round decides, neither a very large change nor a tiny one that hides others
 _EXCESS_RANGE = (0.5, 4.0)
 
@@ -48,8 +47,8 @@ class Excess:
         )
 
     def mean(self) -> float:
-        """The geometric mean; 1 as long as there are too few rounds."""
-        return math.exp(self.log_sum / self.weight) if self.count >= _EXCESS_ROUNDS else 1.0
+        """The geometric mean; 1 before the first round."""
+        return math.exp(self.log_sum / self.weight) if self.count else 1.0
 
 
 @dataclass
@@ -95,9 +94,13 @@ class PartMemory:
         """Add an update that was used."""
         self.norms[site] = [*self.norms.get(site, []), norm][-_LEVELS:]
 
-    def excess(self, site: str) -> float:
-        """How many times larger than the others' the changes of a site usually are."""
-        return self.excesses.get(site, Excess()).mean()
+    def excess(self, site: str, rounds: int) -> float:
+        """How many times larger than the others' the changes of a site usually are.
+
+        1 as long as the site took part in fewer rounds.
+        """
+        excess = self.excesses.get(site, Excess())
+        return excess.mean() if excess.count >= rounds else 1.0
 
     def add_excess(self, site: str, norm: float, other_norm: float) -> None:
         """Add what a site sent; `other_norm` is the median of the other sites, by its size.

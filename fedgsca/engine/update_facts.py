@@ -11,8 +11,9 @@ import numpy as np
 
 from fedgsca.engine.guard_memory import MODEL
 
-# cosine of the model that a site sends with the one it received; honest sites are above 0
-MIN_RESEMBLANCE = -0.2
+# cosine of the model that a site sends with the one it received; training keeps it above 0, unless
+# the learning rate is so large that steps overshoot (-0.3 was seen)
+MIN_RESEMBLANCE = -0.5
 COMPARABLE_SITES = 3  # that train in a round, for a comparison of their changes
 
 

@@ -95,7 +95,7 @@ def test_a_crude_lie_is_refused_and_does_no_harm(
 def test_a_change_that_is_always_a_little_too_large_is_scaled_down(
     honest: float, tmp_path: Path
 ) -> None:
-    """Too small to be refused: from the third round on it has the norm of the others."""
+    """Too small to be refused: after a few rounds it has the norm of the others."""
     f1, records = run_with_liar(study_config(), tmp_path / "run", "change x 3.5")
     assert not any(record.refusals for record in records)
     factors = []
@@ -105,7 +105,7 @@ def test_a_change_that_is_always_a_little_too_large_is_scaled_down(
             assert site == LIAR or factor is None, "no honest site is scaled down"
             if site == LIAR:
                 factors.append(factor)
-    assert factors[:2] == [None, None] and all(factors[2:5]), factors
+    assert factors[:4] == [None] * 4 and all(factors[4:6]), factors
     assert f1 >= honest - POINTS
 
 

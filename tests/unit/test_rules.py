@@ -330,7 +330,7 @@ def judge_round(
 ) -> list[float]:
     """The factors on the changes of one round, which the guard then remembers."""
     facts = []
-    for name, norm, size in zip("abcd", norms, sizes or [10] * 4, strict=True):
+    for name, norm, size in zip("abcd", norms, sizes or [200] * 4, strict=True):
         facts.append(make_facts(name, norm, size))
     round_facts = RoundFacts(facts)
     factors = []
@@ -374,8 +374,16 @@ def test_a_site_with_more_images_moves_the_model_further() -> None:
     guard = make_guard()
     for round_index in range(6):
         norms = [1.0, 1.1, 0.9, 5.0]
-        assert judge_round(guard, round_index, norms, [10, 12, 9, 50]) == [1.0] * 4
-    assert judge_round(make_guard(), 0, norms, [10, 12, 9, 10])[3] < 1.0
+        assert judge_round(guard, round_index, norms, [200, 220, 190, 1000]) == [1.0] * 4
+    assert judge_round(make_guard(), 0, norms, [200, 220, 190, 200])[3] < 1.0
+
+
+def test_a_site_with_few_images_is_judged_after_more_rounds() -> None:
+    guard = make_guard()
+    factors = []
+    for round_index in range(6):
+        factors.append(judge_round(guard, round_index, [1.0, 1.1, 0.9, 3.0], [20] * 4)[3])
+    assert factors[:4] == [1.0] * 4 and factors[4] < 1.0
 
 
 def test_a_change_near_zero_is_compared_without_an_error() -> None:
