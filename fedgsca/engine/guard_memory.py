@@ -16,8 +16,7 @@ MODEL = "model"
 EXTRAS = "extras"
 PARTS = (MODEL, EXTRAS)
 # smallest usual norm, as a share of the largest one so far
-FLOOR = 0.15
-EXCESS_FLOOR = 0.3  # the same, for a comparison over many rounds
+FLOOR = 0.3
 _LEVELS = 5  # rounds whose norms are remembered
 _DIGEST_ROUNDS = 50  # rounds whose updates are recognised when they are sent again
 _DIGEST_SIZE = 16
@@ -107,7 +106,7 @@ class PartMemory:
 
         When a model fits its labels most changes nearly vanish; see `usual_norm`.
         """
-        usual_norm = max(other_norm, EXCESS_FLOOR * self.peak)
+        usual_norm = max(other_norm, FLOOR * self.peak)
         self.excesses[site] = self.excesses.get(site, Excess()).add(norm / usual_norm)
 
     def forget(self, site: str) -> None:

@@ -27,8 +27,8 @@ from fedgsca.wire import Payload, Update
 from tests.toys import FaultyEngine, RecordingObserver, digest, outcome, toy_config, toy_npz
 
 LIAR = "site-2"
-# a share of all images that an honest site may have
-UNSEEN = {"images x 10"}
+# a share of all images that an honest site may have; a change that is scaled down, not refused
+UNSEEN = {"images x 10", "change x 3.5"}
 POINTS = 3.0  # of macro F1
 
 

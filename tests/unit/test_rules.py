@@ -400,7 +400,7 @@ def test_a_change_is_not_large_only_because_the_others_have_stopped() -> None:
     for norm in (10.0, 8.0, 1.0, 0.1, 0.02, 0.02, 0.02, 0.02):
         memory.add_level(norm)
     usual_norm = memory.usual_norm("a", 0.02)
-    assert usual_norm == pytest.approx(1.5)  # 15 % of the largest round
+    assert usual_norm == pytest.approx(3.0)  # 30 % of the largest round
     assert memory.usual_norm("a", 12.0) == 12.0
 
 
