@@ -220,6 +220,41 @@ def test_with_honest_sites_the_guard_changes_no_byte(method: str, tmp_path: Path
     assert all(np.array_equal(models[0][key], models[1][key]) for key in models[0])
 
 
+@pytest.mark.parametrize("method", ["fedavg", "fednoro", "fedcorr", "fedfixer"])
+def test_small_sites_that_are_asked_now_and_then_are_not_blamed(
+    method: str, tmp_path: Path
+) -> None:
+    """Ten sites of 10 to 60 images; a few steps of a small site overshoot."""
+    config = toy_config(
+        method,
+        frozen=True,
+        source=toy_npz(240, 30, 12),
+        seed=1,
+        data__sites=10,
+        data__partition="dirichlet",
+        data__alpha=0.5,
+        noise__spec="S20",
+        federation__participation=0.4,
+        train__rounds=12,
+        train__lr=0.1,
+    )
+    run(config, tmp_path / "run")
+    assert not any(record.refusals for record in read_rounds(tmp_path / "run"))
+
+
+def test_a_learning_rate_that_overshoots_is_no_lie(tmp_path: Path) -> None:
+    config = toy_config(
+        "fedgsca",
+        frozen=True,
+        source=toy_npz(240, 30, 12),
+        seed=1,
+        train__rounds=20,
+        train__lr=0.5,
+    )
+    run(config, tmp_path / "run")
+    assert not any(record.refusals for record in read_rounds(tmp_path / "run"))
+
+
 def test_the_default_is_not_a_part_of_the_experiment() -> None:
     """So runs of versions without a guard can be resumed."""
     assert "aggregation" not in toy_config("fedavg").to_tree()
