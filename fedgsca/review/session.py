@@ -318,9 +318,9 @@ class Session:
         Raises DataError if it makes no sense, RunFolderError if it cannot be saved.
         """
         number = body.get("row")
-        # JSON's true is an int for Python, and a mask for an array
-        is_number = isinstance(number, int) and not isinstance(number, bool)
-        row = self.row_of(number) if is_number else None
+        row = None
+        if isinstance(number, int) and not isinstance(number, bool):  # JSON's true is an int, too
+            row = self.row_of(number)
         if row is None:
             raise DataError(
                 "review.unknown-row",
