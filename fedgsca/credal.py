@@ -24,8 +24,7 @@ from __future__ import annotations
 import math
 from typing import Literal
 
-import torch
-from torch import Tensor
+from fedgsca.support.lazy_torch import Tensor, no_grad, torch
 
 Reduction = Literal["mean", "sum", "none"]
 Schedule = Literal["cosine", "linear", "constant"]
@@ -48,10 +47,7 @@ def rcl_loss(
     that trains on its own confidence can run away, and evidence from elsewhere prevents it.
     """
     log_p = _log_softmax(logits)
-    possible = log_p.detach().exp() >= beta  # Eq. 14: possibility 1 for confident predictions ...
-    if permission is not None:
-        possible = possible & permission
-    possible = possible.scatter(1, labels[:, None], True)  # ... and for the given label, always
+    possible = _robust_set(log_p, labels, beta, permission)
     return _reduce(_credal_loss(log_p, possible, max(alpha, MIN_ALPHA)), reduction)
 
 
@@ -70,13 +66,47 @@ def ucl_loss(
     possible, and the sample costs nothing. For any other label, A = {y}.
     """
     log_p = _log_softmax(logits)
+    possible = _uniform_set(log_p, labels, beta, permission)
+    return _reduce(_credal_loss(log_p, possible, max(alpha, MIN_ALPHA)), reduction)
+
+
+@no_grad
+def credal_gradient(
+    logits: Tensor,
+    labels: Tensor,
+    weights: Tensor,
+    *,
+    alpha: float = 0.05,
+    beta: float = 0.75,
+    permission: Tensor | None = None,
+    uniform: bool = False,
+) -> Tensor:
+    """(n, C): the derivative of sum_i weights_i loss_i, w (p - p^r), with respect to the logits.
+
+    weights (n, 1). With `uniform` that of UCL, else of RCL. The bits are those of autograd.
+    """
+    log_p = _log_softmax(logits)
+    make_set = _uniform_set if uniform else _robust_set
+    r, _ = _project(log_p, make_set(log_p, labels, beta, permission), max(alpha, MIN_ALPHA))
+    return torch._log_softmax_backward_data((r * weights).neg_(), log_p, 1, log_p.dtype)
+
+
+def _robust_set(log_p: Tensor, labels: Tensor, beta: float, permission: Tensor | None) -> Tensor:
+    """(n, C) bool: A of RCL."""
+    possible = log_p.detach().exp() >= beta  # Eq. 14: possibility 1 for confident predictions ...
+    if permission is not None:
+        possible = possible & permission
+    return possible.scatter(1, labels[:, None], True)  # ... and for the given label, always
+
+
+def _uniform_set(log_p: Tensor, labels: Tensor, beta: float, permission: Tensor | None) -> Tensor:
+    """(n, C) bool: A of UCL."""
     is_given = torch.zeros_like(log_p, dtype=torch.bool).scatter(1, labels[:, None], True)
     is_confident = log_p.detach().exp() >= beta
     if permission is not None:
         is_confident = is_confident & permission
     contradiction = (is_confident & ~is_given).any(dim=1, keepdim=True)
-    possible = is_given | contradiction
-    return _reduce(_credal_loss(log_p, possible, max(alpha, MIN_ALPHA)), reduction)
+    return is_given | contradiction
 
 
 def beta_at(
@@ -116,16 +146,21 @@ def _credal_loss(log_p: Tensor, possible: Tensor, alpha: float) -> Tensor:
     and means that the logarithm of an empty sum is never differentiated: masking a finished loss
     would turn log 0 of the samples inside the credal set into NaN gradients.
     """
-    with torch.no_grad():
-        # S1 and S0 stay logarithms: S1 may be 1e-170
-        log_s1 = log_p.masked_fill(~possible, -torch.inf).logsumexp(dim=1, keepdim=True)
-        log_s0 = log_p.masked_fill(possible, -torch.inf).logsumexp(dim=1, keepdim=True)
-        # "not >=", so that a NaN logit reaches the loss instead of hiding as 0
-        outside = ~(log_s1.exp() >= 1.0 - alpha)  # p is not in Q (Eq. 15)
-        scale = torch.where(possible, math.log1p(-alpha) - log_s1, math.log(alpha) - log_s0)
-        log_r = log_p + torch.where(outside, scale, 0.0)  # log p^r (Eq. 16)
-        r = log_r.exp() * outside
+    r, log_r = _project(log_p, possible, alpha)
     return (r * (log_r - log_p)).sum(dim=1)  # Eq. 17
+
+
+@no_grad
+def _project(log_p: Tensor, possible: Tensor, alpha: float) -> tuple[Tensor, Tensor]:
+    """p^r (Eq. 16), which is 0 inside the credal set, and its logarithm, both (n, C)."""
+    # S1 and S0 stay logarithms: S1 may be 1e-170
+    log_s1 = log_p.masked_fill(~possible, -torch.inf).logsumexp(dim=1, keepdim=True)
+    log_s0 = log_p.masked_fill(possible, -torch.inf).logsumexp(dim=1, keepdim=True)
+    # "not >=", so that a NaN logit reaches the loss instead of hiding as 0
+    outside = ~(log_s1.exp() >= 1.0 - alpha)  # p is not in Q (Eq. 15)
+    scale = torch.where(possible, math.log1p(-alpha) - log_s1, math.log(alpha) - log_s0)
+    log_r = log_p + torch.where(outside, scale, 0.0)  # log p^r (Eq. 16)
+    return log_r.exp() * outside, log_r
 
 
 def _reduce(loss: Tensor, reduction: Reduction) -> Tensor:

@@ -254,15 +254,24 @@ def estimate_transition(
     with positive entries that sum to 1. The prior of T has the site's own e: no rate is assumed.
     """
     n, num_classes = opinion.shape
-    onehot = np.eye(num_classes)[given]
-    mix = (onehot.sum(axis=0) + mix_prior * reference) / (n + mix_prior)
+    label_counts = np.bincount(given, minlength=num_classes)
+    mix = (label_counts + mix_prior * reference) / (n + mix_prior)
     matrix = symmetric_matrix(start_rate, num_classes)
+    # (C, n), samples with the same label side by side: a step is a few sums over long rows
+    order = np.argsort(given, kind="stable")
+    columns = np.ascontiguousarray(opinion[order].T)
+    labels = given[order]
+    present = np.flatnonzero(label_counts)
+    starts = (np.cumsum(label_counts) - label_counts)[present]
+    counts = np.zeros((num_classes, num_classes))
     for _ in range(steps):
-        r, _ = _posterior(opinion * (mix / reference), given, matrix)
-        rate = min(float(suspicion(r, given).mean()), MAX_RATE)
-        counts = r.T @ onehot + row_prior * symmetric_matrix(rate, num_classes)
-        matrix = counts / counts.sum(axis=1, keepdims=True)
-        mix = (r.sum(axis=0) + mix_prior * reference) / (n + mix_prior)
+        joint = columns * ((mix / reference)[:, None] * matrix)[:, labels]
+        joint /= np.maximum(joint.sum(axis=0), 1e-300)
+        counts[:, present] = np.add.reduceat(joint, starts, axis=1)
+        rate = min(1.0 - float(counts.trace()) / n, MAX_RATE)
+        mix = (counts.sum(axis=1) + mix_prior * reference) / (n + mix_prior)
+        smooth_counts = counts + row_prior * symmetric_matrix(rate, num_classes)
+        matrix = smooth_counts / smooth_counts.sum(axis=1, keepdims=True)
     r, likelihoods = _posterior(opinion * (mix / reference), given, matrix)
     return Transition(
         matrix=matrix,

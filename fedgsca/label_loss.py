@@ -24,12 +24,10 @@ from __future__ import annotations
 import math
 
 import numpy as np
-import torch
-from torch import Tensor, nn
-from torch.nn import functional as F
 
 from fedgsca.site import Site
-from fedgsca.train import Batch
+from fedgsca.support.lazy_torch import F, Tensor, nn, torch
+from fedgsca.train import Batch, cross_entropy_gradient
 
 # of the one-hot label in the reverse cross-entropy
 LOG_ZERO = math.log(1e-4)
@@ -87,6 +85,15 @@ class LabelLoss:
                 loss + hyper.elr_strength * early_learning_penalty(p, self._update(p, batch)).mean()
             )
         return loss
+
+    @property
+    def has_gradient(self) -> bool:
+        """Cross-entropy has a gradient of its own; the other losses are left to autograd."""
+        return self.hyper.loss == "ce"
+
+    def logit_gradient(self, logits: Tensor, batch: Batch) -> Tensor:
+        """(b, C): the derivative of the mean cross-entropy."""
+        return cross_entropy_gradient(logits, batch.y)
 
     def save(self) -> None:
         """Keep ELR's memory for the next round; call it after the training."""

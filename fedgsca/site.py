@@ -19,7 +19,7 @@ from fedgsca.wire import Arrays
 if TYPE_CHECKING:
     import torch
 
-    from fedgsca.models import Classifier
+    from fedgsca.models.build import Classifier
 
 
 class RowView:

@@ -11,7 +11,9 @@ by 0.2 has neither and is read as it is.
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -19,19 +21,24 @@ import numpy as np
 
 from fedgsca.errors import RunFolderError
 from fedgsca.support.digests import arrays_digest
-from fedgsca.support.files import write_atomic
+from fedgsca.support.files import FileBatch
 from fedgsca.wire import read_metadata, save_tensors
 
 # the coordinator can go back to any of four checkpoints; one more for a round that was cut short
 _MAX_VERSIONS = 5
 _INDEX = "index.json"
+_PREFIX, _SUFFIX = "round-", ".safetensors"
 
 
 class Store:
-    """Named arrays, one version per round in which they were written."""
+    """Named arrays, one version per round in which they were written.
 
-    def __init__(self, folder: Path) -> None:
+    With `files`, a batch of files, a version appears when the batch is committed.
+    """
+
+    def __init__(self, folder: Path, files: FileBatch | None = None) -> None:
         self.folder = folder
+        self.files = files
 
     def read_before(self, round: int) -> Mapping[str, np.ndarray]:
         """The newest arrays that were written in an earlier round; empty if there are none."""
@@ -54,21 +61,29 @@ class Store:
 
     def write(self, round: int, arrays: Mapping[str, np.ndarray]) -> None:
         """Write the version of a round, and delete those that no restart can need."""
+        files = FileBatch() if self.files is None else self.files
         metadata = {"digest": arrays_digest(arrays), "round": round}
-        write_atomic(self._path(round), save_tensors(arrays, metadata))
-        versions = self.versions()
-        current = [version for version in versions if version <= round]
+        files.write(self._path(round), save_tensors(arrays, metadata))
+        older = [version for version in self.versions() if version < round]
         # left behind by an attempt that is being repeated
-        later = [version for version in versions if version > round]
+        later = [version for version in self.versions() if version > round]
+        current = [*older, round]
         index = {"versions": current[-_MAX_VERSIONS:]}
-        write_atomic(self.folder / _INDEX, json.dumps(index).encode())
+        files.write(self.folder / _INDEX, json.dumps(index).encode())
         for version in later + current[:-_MAX_VERSIONS]:
-            self._path(version).unlink(missing_ok=True)
+            files.remove_later(self._path(version))
+        if self.files is None:
+            files.commit()
 
     def versions(self) -> list[int]:
         """The rounds whose memory is on the disk."""
-        numbers = [path.stem.partition("-")[2] for path in self.folder.glob("round-*.safetensors")]
-        return sorted(int(number) for number in numbers if number.isdecimal())
+        versions = []
+        with contextlib.suppress(FileNotFoundError):
+            for name in os.listdir(self.folder):  # noqa: PTH208 - a Path for each takes longer
+                number = name.removeprefix(_PREFIX).removesuffix(_SUFFIX)
+                if number.isdecimal() and name == f"{_PREFIX}{number}{_SUFFIX}":
+                    versions.append(int(number))
+        return sorted(versions)
 
     def _read_version(self, version: int) -> Mapping[str, np.ndarray]:
         from safetensors.numpy import load
@@ -90,7 +105,7 @@ class Store:
 
     def part(self, name: str) -> Store:
         """A memory of its own below this one, for a part that has other arrays."""
-        return Store(self.folder / name)
+        return Store(self.folder / name, self.files)
 
     def _read_index(self) -> list[int]:
         """Versions that must exist; empty for memory of 0.2."""
@@ -108,4 +123,4 @@ class Store:
             ) from None
 
     def _path(self, version: int) -> Path:
-        return self.folder / f"round-{version:06d}.safetensors"
+        return self.folder / f"{_PREFIX}{version:06d}{_SUFFIX}"

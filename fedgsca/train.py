@@ -10,16 +10,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
-import torch
-from torch import Tensor, nn
-from torch.nn import functional as F
 
 from fedgsca.models.augment import augment
+from fedgsca.models.transfer import channel_values, copy_stream, send
 from fedgsca.site import Evaluation as Evaluation
 from fedgsca.site import Samples, Site
+from fedgsca.support.lazy_torch import F, Tensor, inference_mode, nn, no_grad, torch
 
 EVAL_BATCH = 256
 
@@ -45,12 +44,45 @@ class Network(Protocol):
     def eval(self) -> object: ...
 
 
-Objective = Callable[[nn.Module, Batch], Tensor]
+# in quotation marks: nn.Module must not be looked up before a site trains
+Objective: TypeAlias = "Callable[[nn.Module, Batch], Tensor]"
+
+
+@runtime_checkable
+class LogitObjective(Protocol):
+    """An objective of the logits alone that knows its gradient.
+
+    On frozen features a step is then a few products, without a graph of operations. The gradient
+    has the bits of the one that autograd computes.
+    """
+
+    def __call__(self, model: nn.Module, batch: Batch) -> Tensor: ...
+
+    def logit_gradient(self, logits: Tensor, batch: Batch) -> Tensor:
+        """(b, C): the derivative of the loss of a batch with respect to its logits (b, C)."""
+        ...
+
+    @property
+    def has_gradient(self) -> bool:
+        """Whether `logit_gradient` can be used with the options of this objective."""
+        ...
 
 
 def cross_entropy(model: nn.Module, batch: Batch) -> Tensor:
     """The objective of FedAvg: the mean cross-entropy of a batch, a single number."""
     return F.cross_entropy(model(batch.x), batch.y)
+
+
+def softmax_gradient(gradient: Tensor, log_p: Tensor) -> Tensor:
+    """(b, C): from the derivative with respect to log-softmax to that with respect to logits."""
+    return torch._log_softmax_backward_data(gradient, log_p, 1, log_p.dtype)
+
+
+def cross_entropy_gradient(logits: Tensor, y: Tensor) -> Tensor:
+    """(b, C): the derivative of the mean cross-entropy, (p - onehot) / b."""
+    log_p = torch.log_softmax(logits, 1)
+    gradient = torch.zeros_like(log_p).scatter_(1, y[:, None], -1.0 / len(y))
+    return softmax_gradient(gradient, log_p)
 
 
 def proximal(model: nn.Module, anchor: Sequence[Tensor], mu: float) -> Tensor:
@@ -81,13 +113,13 @@ def to_tensor(
     """
     inputs = torch.from_numpy(np.asarray(samples.inputs[rows]))
     if not samples.are_images:
-        return inputs.to(device)
+        return send(inputs, device)
     images = inputs.permute(0, 3, 1, 2)  # (b, 3, H, W), channels-last in memory
     if rng is not None:
         images = augment(images, kind, rng)
-    mean = torch.tensor(samples.mean, device=device).view(1, 3, 1, 1)
-    std = torch.tensor(samples.std, device=device).view(1, 3, 1, 1)
-    return images.to(device).float().sub_(mean).div_(std)
+    mean = channel_values(samples.mean, device)
+    std = channel_values(samples.std, device)
+    return send(images, device).float().sub_(mean).div_(std)
 
 
 def batches(
@@ -113,8 +145,10 @@ def batches(
         positions = order[start : start + size]
         if len(positions) < 2:
             continue
-        x = to_tensor(site.samples, rows[positions], site.device, rng, site.hyper.augment)
-        y = torch.from_numpy(labels[positions]).to(site.device)
+        with copy_stream(site.device) as deliver:
+            x = to_tensor(site.samples, rows[positions], site.device, rng, site.hyper.augment)
+            y = send(torch.from_numpy(labels[positions]), site.device)
+            deliver(x, y)
         yield Batch(x, y, rows[positions])
 
 
@@ -143,7 +177,7 @@ class SGD:
         for parameter in self.parameters:
             parameter.grad = None
 
-    @torch.no_grad()
+    @no_grad
     def step(self) -> None:
         """Move the parameters that have a gradient."""
         parameters: list[Tensor] = []
@@ -152,6 +186,10 @@ class SGD:
             if parameter.grad is not None:
                 parameters.append(parameter)
                 gradients.append(parameter.grad)
+        self.move(parameters, gradients)
+
+    def move(self, parameters: Sequence[Tensor], gradients: list[Tensor]) -> None:
+        """Move the parameters by their gradients; without a graph (`torch.no_grad`)."""
         if self.weight_decay:
             gradients = list(torch._foreach_add(gradients, parameters, alpha=self.weight_decay))
         if self.momentum:
@@ -186,6 +224,11 @@ def train(
     """
     site.model.train()
     sgd = optimiser(site, round)
+    head = _linear_head(site)
+    if head is not None and isinstance(objective, LogitObjective) and objective.has_gradient:
+        for epoch in range(site.hyper.epochs):
+            _train_head(head, sgd, objective, batches(site, round, rows, labels, epoch=epoch))
+        return
     for epoch in range(site.hyper.epochs):
         for batch in batches(site, round, rows, labels, epoch=epoch):
             sgd.zero_grad()
@@ -195,7 +238,28 @@ def train(
             sgd.step()
 
 
-@torch.inference_mode()
+def _linear_head(site: Site) -> nn.Linear | None:
+    """The whole model, if it is one linear layer on frozen features, on a CPU; else None."""
+    head = site.model.head
+    is_whole_model = isinstance(site.model.backbone, nn.Identity) and isinstance(head, nn.Linear)
+    if not is_whole_model or site.device.type != "cpu" or head.bias is None:
+        return None
+    return head if head.weight.requires_grad and head.bias.requires_grad else None
+
+
+@inference_mode
+def _train_head(
+    head: nn.Linear, sgd: SGD, objective: LogitObjective, epoch: Iterator[Batch]
+) -> None:
+    """One pass of `train` over a linear head, with the same bits and without autograd."""
+    weight, bias = head.weight, head.bias
+    for batch in epoch:
+        logits = torch.addmm(bias, batch.x, weight.t())
+        gradient = objective.logit_gradient(logits, batch)
+        sgd.move([weight, bias], [gradient.t().mm(batch.x), gradient.sum(0)])
+
+
+@inference_mode
 def evaluate(
     model: Network, samples: Samples, device: torch.device, *, features: bool = False
 ) -> Evaluation:

@@ -21,6 +21,7 @@ from fedgsca.cli import (
     apply,
     audit,
     audit_alone,
+    bench,
     benchmark,
     cache_command,
     compare,
@@ -77,6 +78,7 @@ MODULES = (
     noise,
     show_wire,
     privacy,
+    bench,
     methods,
     show_config,
 )
@@ -106,6 +108,7 @@ COMMAND_ORDER = (
     "noise",
     "wire",
     "privacy",
+    "bench",
     "methods",
     "config",
 )

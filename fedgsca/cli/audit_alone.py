@@ -9,7 +9,7 @@ import typer
 
 from fedgsca.cli.audit import Opinions, Quota, print_audits
 from fedgsca.cli.options import Json, Quiet, Sets, SkipUnreadable, source_slug, strip_slash
-from fedgsca.support.console import print_json, print_line, print_note
+from fedgsca.support.console import print_json, print_line, print_note, print_start
 from fedgsca.support.text import plural
 
 if TYPE_CHECKING:
@@ -50,10 +50,11 @@ def audit_folder(
     as_json: Json = False,
 ) -> None:
     """`fedgsca audit-folder`."""
+    source = strip_slash(data)
+    print_start(f"auditing the labels of {source}", quiet=quiet or as_json)
     from fedgsca.engine.progress import display
     from fedgsca.label_audit.audit_folder import audit_folder as audit
 
-    source = strip_slash(data)
     with display(quiet=quiet):
         result = audit(
             source,

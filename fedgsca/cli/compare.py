@@ -36,11 +36,12 @@ from fedgsca.support.console import (
     print_json,
     print_line,
     print_note,
+    print_start,
     print_table,
     print_warning,
     resume_hint,
 )
-from fedgsca.support.text import DASH
+from fedgsca.support.text import DASH, plural
 
 if TYPE_CHECKING:
     from fedgsca.engine.base import RunObserver
@@ -138,6 +139,7 @@ def compare(
     )
     source = plan.cells()[0].config.data.source
     folder = out or Path("runs") / f"compare-{source_slug(source)}"
+    print_start(f"{plural(len(plan.cells()), 'run')} on {source}", quiet=quiet or as_json)
     if read_plan(folder) != plan:  # one that was started with other defaults continues with those
         plan = replace(plan, tree=complete_tree(plan.tree, plan.noises, quiet=quiet))
     if not quiet:
@@ -195,9 +197,18 @@ class GridDisplay:
 
 
 def run_comparison(
-    plan: ComparisonPlan, out: Path, *, jobs: int, quiet: bool, as_json: bool
+    plan: ComparisonPlan,
+    out: Path,
+    *,
+    jobs: int,
+    quiet: bool,
+    as_json: bool,
+    cautions: bool = True,
 ) -> ComparisonResult:
-    """Start or resume a comparison; then tables and report, and an error if runs failed."""
+    """Start or resume a comparison; then tables and report, and an error if runs failed.
+
+    `cautions`: print which differences may be chance. The report always has them.
+    """
     from fedgsca.grid.comparison import check_folder, run_plan, write_tables
     from fedgsca.grid.runner import finished_cells, raise_failures
     from fedgsca.report.html_page import write_report
@@ -217,7 +228,7 @@ def run_comparison(
             extra = {"failed": result.failures, "path": str(out), "report": str(report)}
             print_json({**result.comparison.to_json(), **extra})
         elif not quiet:
-            show_table(result)
+            show_table(result, cautions=cautions)
             print_line(f"report  {report}", "bold")
     raise_failures(result.failures, len(cells), out)
     return result
@@ -230,7 +241,7 @@ def _show_finished(names: list[str], num_runs: int) -> None:
     print_note(f"{len(names)} of {num_runs} runs are done{suffix}", "green")
 
 
-def show_table(result: ComparisonResult) -> None:
+def show_table(result: ComparisonResult, *, cautions: bool = True) -> None:
     """A table per noise: mean ± standard deviation over seeds; the best scores are marked."""
     rows = result.rows
     print_line(f"\n{result.comparison.title}", "bold")
@@ -241,21 +252,22 @@ def show_table(result: ComparisonResult) -> None:
     if result.comparison.clean:
         scores = list(result.comparison.clean.values())
         print_line(f"FedAvg on clean labels: F1 {sum(scores) / len(scores):.1f}")
-    _show_cautions(result)
+    _show_cautions(result, chance=cautions)
     print_line(
         "* highest under this noise; recovery: share of the distance from FedAvg to the ceiling",
         "dim",
     )
 
 
-def _show_cautions(result: ComparisonResult) -> None:
-    """Differences that may be chance, and methods that never began to select."""
+def _show_cautions(result: ComparisonResult, *, chance: bool) -> None:
+    """Differences that may be `chance`, if wanted, and methods that never began to select."""
     from fedgsca.report.comparison_caution import caution_sentences
     from fedgsca.report.comparison_sentences import idle_sentences
     from fedgsca.report.loaded_comparison import load_comparison
 
     comparison = load_comparison(result.path, result.comparison)
-    for sentence in [*caution_sentences(comparison), *idle_sentences(comparison)]:
+    sentences = caution_sentences(comparison) if chance else []
+    for sentence in [*sentences, *idle_sentences(comparison)]:
         print_line(sentence, "yellow")
 
 

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from fedgsca.cli.options import Json, Quiet
-from fedgsca.support.console import print_json, print_line, print_warning
+from fedgsca.support.console import print_json, print_line, print_start, print_warning
 from fedgsca.support.text import size_text
 
 
@@ -49,6 +49,7 @@ def export(
     as_json: Json = False,
 ) -> None:
     """`fedgsca export`."""
+    print_start(f"exporting the model of {run}", quiet=quiet or as_json)
     from fedgsca.export.write_export import export as write_export
 
     folder = out or run / f"export-{model_format.value}"

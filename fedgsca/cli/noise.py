@@ -20,7 +20,14 @@ from fedgsca.cli.options import (
     Sets,
     Sites,
 )
-from fedgsca.support.console import make_table, print_json, print_line, print_note, print_table
+from fedgsca.support.console import (
+    make_table,
+    print_json,
+    print_line,
+    print_note,
+    print_start,
+    print_table,
+)
 from fedgsca.support.text import percent
 
 if TYPE_CHECKING:
@@ -112,6 +119,7 @@ def preview(
     if sites is None and config_file is None:
         sites = fixed_sites(spec)
     flags = ExperimentFlags(data=data, noise=spec, seed=seed, sites=sites)
+    print_start(f"drawing wrong labels by {spec}", quiet=as_json)
     config = make_run_config(flags, config_file, sets, None, quiet=True)
     experiment = prepare(config)
     previews = [_preview_site(experiment, name) for name in experiment.sites]

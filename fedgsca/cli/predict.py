@@ -14,7 +14,14 @@ import typer
 
 from fedgsca.cli.options import Json, Quiet
 from fedgsca.errors import ConfigError, DataError
-from fedgsca.support.console import console, make_table, print_json, print_note, print_warning
+from fedgsca.support.console import (
+    console,
+    make_table,
+    print_json,
+    print_note,
+    print_start,
+    print_warning,
+)
 from fedgsca.support.files import open_atomic
 from fedgsca.support.text import number, plural
 
@@ -76,6 +83,7 @@ def predict(
 ) -> None:
     """`fedgsca predict`."""
     _check_options(images, out, score=score, split=split, as_json=as_json)
+    print_start(f"opening the model of {model}", quiet=quiet or as_json)
     from fedgsca.export.exported_model import open_model
     from fedgsca.export.prediction import find_images, find_labelled_images, write_predictions
 

@@ -34,8 +34,8 @@ from fedgsca.cli.options import (
 )
 from fedgsca.engine.progress import display
 from fedgsca.errors import RunFolderError
-from fedgsca.support.console import print_json, print_line, print_note, resume_hint
-from fedgsca.support.text import slug
+from fedgsca.support.console import print_json, print_line, print_note, print_start, resume_hint
+from fedgsca.support.text import plural, slug
 
 if TYPE_CHECKING:
     from fedgsca.config import Config
@@ -128,7 +128,9 @@ def run(
 
     find_engine(engine)  # a typo is reported before any data is read
     start = time.monotonic()
-    folder = out or default_out(flags.make_config(config_file, sets))
+    early_config = flags.make_config(config_file, sets)
+    folder = out or default_out(early_config)
+    print_start(_describe(early_config), quiet=quiet or as_json)
     config = make_run_config(flags, config_file, sets, folder, quiet=quiet)
     if not quiet:
         from fedgsca.cli.show_config import explain_preset
@@ -190,6 +192,8 @@ def resume(
         run_search(search, folder, jobs=jobs, quiet=quiet, as_json=as_json)
         return
     config = read_config(folder)
+    if not (folder / "result.json").exists():
+        print_start(_describe(config), quiet=quiet or as_json)
     if from_round is not None:
         from fedgsca.engine.rewind import rewind
 
@@ -204,6 +208,12 @@ def readmit(folder: Folder, sites: ReadmittedSites) -> None:
     read_config(folder)  # an error if this is not a run folder
     request_readmission(folder, sites)
     print_note(f"{', '.join(sites)} will take part again from the next round on", "green")
+
+
+def _describe(config: Config) -> str:
+    """What a run does, in a few words."""
+    source = source_slug(config.data.source)
+    return f"{config.method} on {source}, {plural(config.train.rounds, 'round')}"
 
 
 def default_out(config: Config) -> Path:

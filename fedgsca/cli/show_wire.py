@@ -22,7 +22,7 @@ from fedgsca.cli.options import (
     Sets,
     Sites,
 )
-from fedgsca.support.console import make_table, print_json, print_line, print_table
+from fedgsca.support.console import make_table, print_json, print_line, print_start, print_table
 from fedgsca.support.text import plural, size_text
 
 if TYPE_CHECKING:
@@ -66,6 +66,7 @@ def wire(
     from fedgsca.cli.chosen_settings import make_run_config
     from fedgsca.cli.measure_wire import measure_wire
 
+    print_start(f"{flags.method}: two rounds with a few images", quiet=as_json)
     config = make_run_config(flags, config_file, sets, None, quiet=True)
 
     measurement = measure_wire(config)

@@ -36,9 +36,11 @@ from fedgsca.support.console import (
     print_json,
     print_line,
     print_note,
+    print_start,
     print_table,
     resume_hint,
 )
+from fedgsca.support.text import plural
 
 if TYPE_CHECKING:
     from fedgsca.grid.rate_search import RateSearch, SearchPlan
@@ -106,6 +108,7 @@ def tune(
     plan = SearchPlan(parse_methods(methods), parse_rates(rates), tree, holdout)
     source = plan.cells()[0].config.data.source
     folder = out or Path("runs") / f"tune-{source_slug(source)}"
+    print_start(f"{plural(len(plan.cells()), 'run')} on {source}", quiet=quiet or as_json)
     plan = replace(plan, tree=complete_tree(tree, quiet=quiet))
     earlier = read_search_plan(folder)
     if earlier is not None and earlier != plan and not quiet:

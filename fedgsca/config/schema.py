@@ -248,6 +248,11 @@ class TrainConfig(Section):
         description="torch threads per site; part of the experiment because it changes the bytes",
     )
     device: str = Field(default="auto", description="auto, cpu, cuda, cuda:1, mps")
+    compile: bool = Field(
+        default=False,
+        description="compile the network with torch.compile: minutes at the start, then faster "
+        "steps on many GPUs; part of the experiment because it changes the bytes",
+    )
 
     def lr_at(self, round: int) -> float:
         """Learning rate of a zero-based round: steps are counted over communication rounds."""

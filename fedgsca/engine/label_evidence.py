@@ -86,9 +86,9 @@ def evaluate_received(site: Site, payload: Payload, config: Config) -> Evaluatio
 def add_to_folder(
     evaluation: Evaluation, site: Site, round_index: int, experiment: Experiment, folder: Path
 ) -> None:
-    """Add a round to the site's sums on disk."""
+    """Add a round to the site's sums on disk, with the files of the site's own memory."""
     place = _open_place(site, experiment, folder)
-    store = Store(place)
+    store = Store(place, site.store.files)
     posterior = site.notes.get("clean_probability")
     sums = add_round(store.read_before(round_index), evaluation.probs, evaluation.losses, posterior)
     store.write(round_index, sums)
@@ -103,7 +103,8 @@ def add_judgement(site: Site, round_index: int, experiment: Experiment, folder: 
         site.notes["evidence_references"],
         float(site.notes["evidence_power"]),
     )
-    write_judgement(_open_place(site, experiment, folder), round_index, judgement)
+    store = Store(_open_place(site, experiment, folder), site.store.files)
+    write_judgement(store, round_index, judgement)
 
 
 def _open_place(site: Site, experiment: Experiment, folder: Path) -> Path:
@@ -128,14 +129,14 @@ def write_header(place: Path, header: EvidenceHeader) -> None:
     write_atomic(place / "site.json", json.dumps(tree, indent=1).encode())
 
 
-def write_judgement(place: Path, round_index: int, judgement: Judgement) -> None:
-    """Store a judgement of the evidence heads in the folder of a site's evidence."""
+def write_judgement(store: Store, round_index: int, judgement: Judgement) -> None:
+    """Store a judgement of the evidence heads; `store` is that of a site's evidence."""
     arrays = {
         "probs": judgement.probs.astype(np.float32),
         "references": judgement.references,
         "power": np.array(judgement.power),
     }
-    Store(place).part(HEADS_FOLDER).write(round_index, arrays)
+    store.part(HEADS_FOLDER).write(round_index, arrays)
 
 
 def add_round(

@@ -10,6 +10,7 @@ import io
 import logging
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ from fedgsca.methods.compose import compose_method
 from fedgsca.privacy.mechanism import NormalSource, protect, secret_normals
 from fedgsca.site import Site
 from fedgsca.site_store import Store
-from fedgsca.support.files import write_atomic
+from fedgsca.support.files import FileBatch
 from fedgsca.wire import Payload, Update
 
 log = logging.getLogger(__name__)
@@ -41,7 +42,7 @@ class SiteRunner:
         self, experiment: Experiment, method: Method, folder: Path, *, is_hospital: bool = False
     ) -> None:
         """`is_hospital`: this machine and this folder belong to a single site of a deployment."""
-        from fedgsca.models.device import prepare_device
+        from fedgsca.models.device import compile_backbone, prepare_device
         from fedgsca.models.initial import build_model
 
         self.experiment = experiment
@@ -59,11 +60,15 @@ class SiteRunner:
             weights=None if config.model.frozen else weights_path(config),
         )
         self.model = model.to(self.device)
+        compile_backbone(self.model, config.train, self.device)
+        # what the sites of this machine write in a round
+        self.files = FileBatch()
+        self._commits_each_site = True
 
     def site(self, name: str) -> Site:
         """The site as its method sees it, with its private memory."""
         experiment = self.experiment
-        store = Store(self.folder / "store" / name)
+        store = Store(self.folder / "store" / name, self.files)
         return Site(
             name,
             experiment.sites[name],
@@ -77,8 +82,36 @@ class SiteRunner:
     def run_round(self, name: str, payload: Payload) -> Reply:
         """A site's round: train on its own data and return the update.
 
-        An error that is the site's own becomes the reply's reason; a bug is raised.
+        An error that is the site's own becomes the reply's reason; a bug is raised. What the site
+        remembers is on the disk before its reply leaves (but see `commit_together`).
         """
+        reply = self._train_site(name, payload)
+        if self._commits_each_site:
+            self.files.commit()
+        return reply
+
+    @contextmanager
+    def commit_together(self) -> Iterator[None]:
+        """Within the block, what sites remember reaches the disk at its end, for all at once.
+
+        For an engine whose replies stay in this process: nobody can have seen one before its
+        site's memory is safe, because the round's checkpoint follows. A round that fails is
+        repeated and needs none of it.
+        """
+        self._commits_each_site = False
+        try:
+            yield
+        except GeneratorExit:  # the method took no more replies
+            self.files.commit()
+            raise
+        except BaseException:
+            self.files.discard()
+            raise
+        finally:
+            self._commits_each_site = True
+        self.files.commit()
+
+    def _train_site(self, name: str, payload: Payload) -> Reply:
         site = self.site(name)
         start = time.perf_counter()
         evaluation = label_evidence.evaluate_received(site, payload, self.experiment.config)
@@ -130,7 +163,7 @@ class SiteRunner:
             arrays["wrong"] = site.labels != truth
         content = io.BytesIO()
         np.savez(content, **arrays)
-        write_atomic(self.folder / "losses" / f"{site.name}.npz", content.getvalue())
+        self.files.write(self.folder / "losses" / f"{site.name}.npz", content.getvalue())
 
 
 def _public_normals(site: Site, round_index: int) -> NormalSource:
@@ -151,8 +184,9 @@ class LocalEngine:
     def exchange(self, payload: Payload, sites: Sequence[str] | None = None) -> Iterator[Reply]:
         """Train a site whenever the round loop takes the next reply."""
         names = self.runner.experiment.sites if sites is None else sites
-        for name in sorted(names):
-            yield self.runner.run_round(name, payload)
+        with self.runner.commit_together():
+            for name in sorted(names):
+                yield self.runner.run_round(name, payload)
 
     def close(self) -> None:
         """Nothing to release."""

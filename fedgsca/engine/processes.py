@@ -13,7 +13,8 @@ import os
 import threading
 import traceback
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -44,9 +45,9 @@ class ProcessEngine:
         self.sites = sorted(sites)
         self.workers: list[tuple[Connection, BaseProcess]] = []
         tree = json.dumps(config.to_tree())
-        for _ in range(min(jobs, len(sites))):
+        for number in range(min(jobs, len(sites))):
             pipe, worker_pipe = context.Pipe()
-            arguments = (worker_pipe, tree, str(folder))
+            arguments = (worker_pipe, tree, str(folder), number)
             process = context.Process(target=_serve_sites, args=arguments, daemon=True)
             process.start()
             worker_pipe.close()
@@ -129,8 +130,11 @@ def _worker_lost(site: str) -> FedgscaError:
 # ---- in the worker ----
 
 
-def _serve_sites(pipe: Connection, tree: str, folder: str) -> None:
-    """The worker's loop: builds the same experiment and serves sites until the pipe closes."""
+def _serve_sites(pipe: Connection, tree: str, folder: str, number: int) -> None:
+    """The worker's loop: builds the same experiment and serves sites until the pipe closes.
+
+    `number` counts the workers from 0; they take turns on the GPUs, if there are any.
+    """
     threading.Thread(target=_exit_with_parent, daemon=True).start()
     runner: SiteRunner | None = None
     payload = Payload(0, {})
@@ -140,20 +144,34 @@ def _serve_sites(pipe: Connection, tree: str, folder: str) -> None:
             if message[:1] == _PAYLOAD:
                 payload = decode_payload(message[1:])
                 continue
-            runner, head, body = _answer(runner, message[1:].decode(), payload, tree, folder)
+            opener = partial(_open_on_gpu, tree, folder, number)
+            runner, head, body = _answer(runner, message[1:].decode(), payload, opener)
             pipe.send_bytes(json.dumps(head).encode())
             pipe.send_bytes(body)
         except (*_LOST_CONNECTION, KeyboardInterrupt):
             return  # the parent has stopped: it is finished, lost another worker, or Ctrl-C
 
 
+def _open_on_gpu(tree: str, folder: str, number: int) -> SiteRunner:
+    """A runner of the experiment. `cuda` without a number is then this worker's GPU."""
+    import torch
+
+    from fedgsca.models.device import pick_gpu
+
+    config = build(json.loads(tree))
+    gpu = pick_gpu(config.train, number)
+    if gpu is not None:
+        torch.cuda.set_device(gpu)
+    return open_runner(config, Path(folder))
+
+
 def _answer(
-    runner: SiteRunner | None, site: str, payload: Payload, tree: str, folder: str
+    runner: SiteRunner | None, site: str, payload: Payload, opener: Callable[[], SiteRunner]
 ) -> tuple[SiteRunner | None, dict[str, Any], bytes]:
     """The runner for the next site, and the two parts of the answer for this one."""
     try:
         if runner is None:
-            runner = open_runner(build(json.loads(tree)), Path(folder))
+            runner = opener()
         reply = runner.run_round(site, payload)
     except FedgscaError as error:
         return runner, {"crash": error.message, **error.to_json()}, b""

@@ -61,7 +61,6 @@ from fedgsca.methods.base import Method, ServerState
 from fedgsca.methods.compose import compose_method
 from fedgsca.methods.parts.holdout import read_score
 from fedgsca.metrics import HEADLINE_ROUNDS, stability
-from fedgsca.models.build import trainable_names
 from fedgsca.privacy.accountant import spent_epsilon
 from fedgsca.robust.base import Rule, RuleSettings, make_rule
 from fedgsca.robust.combine import combine_extras, combine_models, scale_change
@@ -250,6 +249,9 @@ class RoundLoop:
                 -> engine.exchange trains the next site
                   -> SiteRunner.run_round -> method.local_update, at the site
         """
+        # not at the top: it imports torch, and `fedgsca resume` of a finished run needs none
+        from fedgsca.models.build import trainable_names
+
         trainable = trainable_names(self.runner.model)
         settings = self.experiment.config.aggregation
         rule = make_rule(settings.rule, RuleSettings(settings.bound, settings.trim, settings.liars))

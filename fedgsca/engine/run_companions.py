@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -29,8 +30,7 @@ def describe_memory(folder: Path, rounds: int) -> dict[str, int]:
     """The newest memory of the first `rounds` rounds: folder of a site -> version."""
     memory: dict[str, int] = {}
     for kind in _STORES:
-        places = {path.parent for path in (folder / kind).rglob("round-*.safetensors")}
-        for place in sorted(places):
+        for place in sorted(Path(path) for path, _, _ in os.walk(folder / kind)):
             versions = [version for version in Store(place).versions() if version < rounds]
             if versions:
                 memory[place.relative_to(folder).as_posix()] = versions[-1]

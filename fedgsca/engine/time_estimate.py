@@ -17,7 +17,7 @@ from fedgsca.data.table import ImageTable
 from fedgsca.experiment.frozen_features import features_are_cached
 from fedgsca.methods.base import make_method
 from fedgsca.models.build import build_backbone, feature_width, spec_of
-from fedgsca.models.device import prepare_device
+from fedgsca.models.device import prepare_device, synchronise
 from fedgsca.models.features import extract
 from fedgsca.models.initial import build_model
 from fedgsca.support.files import remove_quietly, temporary_path, write_atomic
@@ -118,6 +118,7 @@ def _seconds_per_step(model: nn.Module, x: torch.Tensor) -> float:
     for _ in range(3):
         start = time.perf_counter()
         F.cross_entropy(model(x), labels).backward()  # type: ignore[no-untyped-call]
+        synchronise(x.device)
         seconds.append(time.perf_counter() - start)
         if seconds[-1] > 5.0:
             break

@@ -170,7 +170,7 @@ def _write_evidence(folder: Path, name: str, config: Config, division: Division)
     sums, judgement = collect_local_evidence(local_labels, config.seed)
     place = folder / "evidence" / name
     Store(place).write(NUM_EPOCHS, {**sums, NO_MODEL: np.array(1)})
-    write_judgement(place, NUM_EPOCHS, judgement)
+    write_judgement(Store(place), NUM_EPOCHS, judgement)
     header = EvidenceHeader(
         site=name,
         samples=len(rows),

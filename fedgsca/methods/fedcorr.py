@@ -61,9 +61,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
 import numpy as np
-import torch
 from pydantic import Field
-from torch import Tensor, nn
 
 from fedgsca.aggregate import WeightedMean
 from fedgsca.methods.base import Lateness, Logged, Method, PublishedOptions, ServerState, register
@@ -74,6 +72,7 @@ from fedgsca.methods.parts.mixup import mixup_cross_entropy
 from fedgsca.methods.parts.schedules import rounds_of
 from fedgsca.selector import clean_probability, fit_selector
 from fedgsca.site import Site
+from fedgsca.support.lazy_torch import Tensor, nn, torch
 from fedgsca.train import Batch, Objective, evaluate, evaluate_site, proximal, train
 from fedgsca.wire import Arrays, Extra, Payload, Update
 

@@ -45,9 +45,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import numpy as np
-import torch
 from pydantic import Field
-from torch import Tensor, nn
 
 from fedgsca.methods.base import Lateness, Logged, Method, PublishedOptions, ServerState, register
 from fedgsca.methods.parts.averaging import average_models
@@ -61,6 +59,7 @@ from fedgsca.selector import (
     nearest_selector,
 )
 from fedgsca.site import Evaluation, Site
+from fedgsca.support.lazy_torch import Tensor, nn, torch
 from fedgsca.train import Batch, Objective, evaluate, evaluate_site, train
 from fedgsca.wire import Arrays, Extra, Payload, Update
 

@@ -32,9 +32,7 @@ from dataclasses import replace
 from typing import ClassVar, Literal
 
 import numpy as np
-import torch
 from pydantic import Field
-from torch import Tensor
 
 from fedgsca.methods.base import Lateness, Method, PublishedOptions, ServerState, register
 from fedgsca.methods.fednoro import FedNoRo, distance_weights
@@ -54,6 +52,7 @@ from fedgsca.methods.parts.two_stages import (
     take_stand,
 )
 from fedgsca.site import Site
+from fedgsca.support.lazy_torch import Tensor, torch
 from fedgsca.train import train
 from fedgsca.wire import Arrays, Extra, Payload, Update
 

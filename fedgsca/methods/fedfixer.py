@@ -44,15 +44,13 @@ from collections.abc import Iterable, Mapping
 from typing import ClassVar, Literal
 
 import numpy as np
-import torch
 from pydantic import Field
-from torch import Tensor, nn
-from torch.nn import functional as F
 
 from fedgsca.methods.base import Lateness, Logged, Method, PublishedOptions, ServerState, register
 from fedgsca.methods.parts.averaging import average_models, broadcast_model, start_from
 from fedgsca.methods.parts.statistics import log_prior, masked_mean
 from fedgsca.site import Site, load_weights, weights_of
+from fedgsca.support.lazy_torch import F, Tensor, nn, torch
 from fedgsca.train import SGD, Batch, batches, optimiser, precision, proximal
 from fedgsca.wire import Arrays, Extra, Payload, Update
 

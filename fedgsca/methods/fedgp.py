@@ -6,8 +6,8 @@
                             then the other samples, by negative learning
 
 The classifier is a matrix W of class centroids on an embedding f >= 0 of 64 numbers. A graph
-network G (parts/graph.py) turns the stack of all sites' class centroids {Z_j} into global centroids
-S = G({Z_j}). One round at site k, given theta, W, G and the stack:
+network G (parts/centroid_network.py) turns the stack of all sites' class centroids {Z_j} into
+global centroids S = G({Z_j}). One round at site k, given theta, W, G and the stack:
 
     evaluate  f_i, p_i and cross-entropies of all samples under the received model
     warm-up   Z_k <- EMA of the class means of f
@@ -65,24 +65,24 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import numpy as np
-import torch
 from pydantic import Field
-from torch import Tensor, nn
-from torch.nn import functional as F
 
 from fedgsca.aggregate import WeightedMean
 from fedgsca.methods.base import Lateness, Logged, Method, PublishedOptions, ServerState, register
 from fedgsca.methods.parts import graph
-from fedgsca.methods.parts.graph import CentroidGNN
+from fedgsca.methods.parts.graph import GNN_NAMES, initial_gnn
 from fedgsca.methods.parts.schedules import rounds_of
-from fedgsca.models.build import CentroidHead, Classifier
 from fedgsca.rng import stream
 from fedgsca.site import Site
+from fedgsca.support.lazy_torch import F, Tensor, torch
 from fedgsca.train import Batch, Evaluation, batches, evaluate, optimiser, precision
 from fedgsca.wire import SMALLEST_GROUP, Arrays, Extra, Payload, Update
+
+if TYPE_CHECKING:
+    from fedgsca.methods.parts.centroid_network import CentroidGNN
 
 # stages
 WARM_UP = 0
@@ -201,21 +201,6 @@ class Purified:
     centroids: np.ndarray
 
 
-class Embedded(nn.Module):
-    """The classifier with its embedding as the features, for the evaluation pass."""
-
-    def __init__(self, model: Classifier) -> None:
-        super().__init__()
-        self.model = model
-        assert isinstance(model.head, CentroidHead)
-        self.embedding = model.head
-        self.head = model.head.centroids
-
-    def features(self, x: Tensor) -> Tensor:
-        """(b, DIM): f."""
-        return self.embedding.embed(self.model.features(x))
-
-
 @register
 class FedGP(Method):
     """See the module docstring."""
@@ -273,12 +258,12 @@ class FedGP(Method):
         # runs have the same bytes as in version 0.2, where `start` did not receive the seed.
         digest = hashlib.sha256(np.ascontiguousarray(weights[W]).tobytes()).digest()
         rng = stream(int.from_bytes(digest[:8], "little"), "fedgp", "gnn")
-        extras = {"stage": np.array(self._stage(0)), **CentroidGNN.initial(DIM, rng)}
+        extras = {"stage": np.array(self._stage(0)), **initial_gnn(DIM, rng)}
         return ServerState(0, weights, extras)
 
     def broadcast(self, state: ServerState, round: int) -> Payload:
         """The global model, the stage, the GNN and the stack of centroids."""
-        extras = {name: state.extras[name] for name in ("stage", *CentroidGNN.NAMES)}
+        extras = {name: state.extras[name] for name in ("stage", *GNN_NAMES)}
         names = sorted(name for name in state.extras if name.startswith("centroids/"))
         if names:
             extras["stack"] = stack_centroids([state.extras[name] for name in names])
@@ -292,7 +277,7 @@ class FedGP(Method):
             # the engine has checked the weights; a diverged centroid or GNN would spoil all others
             if not all(np.isfinite(value).all() for value in update.extras.values()):
                 continue
-            gnn = {name: update.extras[name] for name in CentroidGNN.NAMES}
+            gnn = {name: update.extras[name] for name in GNN_NAMES}
             weight = float(update.num_samples) if self.options.weighting == "samples" else 1.0
             mean.add({**update.weights, **gnn}, weight)
             extras[f"centroids/{update.site}"] = update.extras["centroids"]
@@ -300,7 +285,7 @@ class FedGP(Method):
         if result is None:
             weights = dict(state.weights)
         else:
-            for name in CentroidGNN.NAMES:
+            for name in GNN_NAMES:
                 extras[name] = result.pop(name)
             weights = result
         extras["stage"] = np.array(self._stage(state.round + 1))
@@ -312,6 +297,8 @@ class FedGP(Method):
         """Purify the samples, then train the model and the GNN."""
         site.load(payload.weights)
         stage = int(payload.extras["stage"])
+        from fedgsca.methods.parts.centroid_network import Embedded
+
         evaluation = evaluate(Embedded(site.model), site.samples, site.device, features=True)
         memory = site.recall(payload.round)
         w_bar = np.asarray(payload.weights[W], dtype=np.float64)
@@ -345,9 +332,11 @@ class FedGP(Method):
         centroids: np.ndarray,
     ) -> CentroidGNN:
         """Local training of the model in place and of the GNN, which is returned."""
+        from fedgsca.methods.parts.centroid_network import CentroidGNN
+
         stack = np.asarray(payload.extras.get("stack", centroids[None]))
         stack = stack[np.isfinite(stack).all(axis=(1, 2))]
-        parameters = {name: payload.extras[name] for name in CentroidGNN.NAMES}
+        parameters = {name: payload.extras[name] for name in GNN_NAMES}
         gnn = CentroidGNN(parameters, self.options.adjacency).to(site.device)
         is_warm_up = int(payload.extras["stage"]) == WARM_UP
         remaining = np.flatnonzero(~pure.clean)
@@ -465,6 +454,8 @@ class Learner:
 
     def __init__(self, site: Site, round: int, options: FedGPOptions, mask: Tensor) -> None:
         """`mask` (n, C) bool is Ybar of all samples."""
+        from fedgsca.models.build import CentroidHead
+
         head = site.model.head
         assert isinstance(head, CentroidHead)
         self.site = site

@@ -18,7 +18,8 @@ One round at site k, given the global model theta and the global selector S:
             S     <- sum_k n_k/N S_k over the sites with a valid fit (Eq. 4)
 
 Eq. 1-7 are functions of fedgsca/selector.py, Eq. 8-13 of fedgsca/pseudo_label.py, Eq. 14-17 of
-fedgsca/credal.py; the options are in parts/fedgsca_options.py, what a site remembers and logs in
+fedgsca/credal.py; the options are in parts/fedgsca_options.py, the objective of step C in
+parts/fedgsca_objective.py, what a site remembers and logs in
 parts/fedgsca_selection.py, step B with evidence in parts/fedgsca_evidence.py. What the paper
 leaves open and how it is resolved here is in docs/fedgsca.md; preset `paper` takes the equations
 literally. Our additions, listed there with their options:
@@ -48,16 +49,14 @@ from dataclasses import replace
 from typing import ClassVar
 
 import numpy as np
-import torch
-from torch import Tensor, nn
-from torch.nn import functional as F
 
 from fedgsca.aggregate import WeightedMean
-from fedgsca.credal import beta_at, rcl_loss, ucl_loss
+from fedgsca.credal import beta_at
 from fedgsca.errors import UpdateError
 from fedgsca.evidence import label_losses, training_weights
 from fedgsca.methods.base import Lateness, Logged, Method, ServerState, register
 from fedgsca.methods.parts.fedgsca_evidence import select_by_evidence
+from fedgsca.methods.parts.fedgsca_objective import CredalObjective
 from fedgsca.methods.parts.fedgsca_options import FedGSCAOptions
 from fedgsca.methods.parts.fedgsca_selection import (
     Outputs,
@@ -89,7 +88,7 @@ from fedgsca.selector import (
     nearest_selector,
 )
 from fedgsca.site import LabelEvidence, Site
-from fedgsca.train import Batch, Objective, evaluate_site, train
+from fedgsca.train import Objective, evaluate_site, train
 from fedgsca.wire import SMALLEST_GROUP, Arrays, Extra, Payload, Update
 
 # rounds in a row in which the merged selector must be healthy before selection begins
@@ -460,29 +459,4 @@ class FedGSCA(Method):
         )
         if options.credal_after_warmup and not selecting:
             beta = ONLY_GIVEN_LABEL
-
-        def objective(model: nn.Module, batch: Batch) -> Tensor:
-            logits = model(batch.x)
-            losses = sample_losses(logits, batch)
-            if class_weights is None:
-                return losses.mean()
-            weights = torch.from_numpy(class_weights).to(losses)
-            return (losses * weights[batch.y]).mean()
-
-        def sample_losses(logits: Tensor, batch: Batch) -> Tensor:
-            if options.loss == "ce":
-                return F.cross_entropy(logits, batch.y, reduction="none")
-            permitted_classes = None
-            if permission is not None:
-                permitted_classes = torch.from_numpy(permission[batch.rows]).to(logits.device)
-            credal_loss = rcl_loss if options.loss == "rcl" else ucl_loss
-            return credal_loss(
-                logits,
-                batch.y,
-                alpha=options.alpha,
-                beta=beta,
-                reduction="none",
-                permission=permitted_classes,
-            )
-
-        return objective
+        return CredalObjective(options, beta, class_weights, permission)

@@ -32,15 +32,13 @@ from collections.abc import Iterable, Mapping
 from typing import ClassVar, Literal
 
 import numpy as np
-import torch
 from pydantic import Field
-from torch import Tensor, nn
-from torch.nn import functional as F
 
 from fedgsca.methods.base import Lateness, Method, PublishedOptions, ServerState, register
 from fedgsca.methods.parts.averaging import average_models, broadcast_model, start_from
 from fedgsca.methods.parts.schedules import rounds_of
 from fedgsca.site import Site
+from fedgsca.support.lazy_torch import F, Tensor, nn, torch
 from fedgsca.train import Batch, Objective, to_tensor, train
 from fedgsca.wire import Arrays, Payload, Update
 

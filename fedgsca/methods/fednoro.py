@@ -54,10 +54,7 @@ from dataclasses import replace
 from typing import ClassVar, Literal
 
 import numpy as np
-import torch
 from pydantic import Field
-from torch import Tensor, nn
-from torch.nn import functional as F
 
 from fedgsca.methods.base import Lateness, Logged, Method, PublishedOptions, ServerState, register
 from fedgsca.methods.parts.averaging import average_models, start_from
@@ -67,6 +64,7 @@ from fedgsca.methods.parts.mixtures import Mixture, vote_of_mixtures
 from fedgsca.methods.parts.schedules import rampup, rounds_of
 from fedgsca.methods.parts.statistics import class_means, log_prior
 from fedgsca.site import Site
+from fedgsca.support.lazy_torch import F, Tensor, nn, torch
 from fedgsca.train import Batch, Objective, evaluate_site, train
 from fedgsca.wire import SMALLEST_GROUP, Arrays, Extra, Payload, Update
 

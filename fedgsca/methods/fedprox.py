@@ -17,12 +17,12 @@ from collections.abc import Iterable, Mapping
 from typing import ClassVar
 
 from pydantic import Field
-from torch import Tensor, nn
 
 from fedgsca.label_loss import LabelLoss
 from fedgsca.methods.base import Lateness, Method, PublishedOptions, ServerState, register
 from fedgsca.methods.parts.averaging import average_models, broadcast_model, start_from
 from fedgsca.site import Site
+from fedgsca.support.lazy_torch import Tensor, nn
 from fedgsca.train import Batch, proximal, train
 from fedgsca.wire import Arrays, Payload, Update
 

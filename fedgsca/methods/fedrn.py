@@ -37,10 +37,7 @@ from collections.abc import Iterable, Mapping
 from typing import ClassVar
 
 import numpy as np
-import torch
 from pydantic import Field
-from torch import Tensor, nn
-from torch.nn import functional as F
 
 from fedgsca.label_loss import LabelLoss
 from fedgsca.methods.base import Lateness, Logged, Method, MethodOptions, ServerState, register
@@ -50,6 +47,7 @@ from fedgsca.methods.parts.schedules import rounds_of
 from fedgsca.rng import stream
 from fedgsca.selector import clean_probability, fit_selector
 from fedgsca.site import Site, load_weights
+from fedgsca.support.lazy_torch import F, Tensor, nn, torch
 from fedgsca.train import SGD, evaluate, evaluate_site, train
 from fedgsca.wire import Arrays, Extra, Payload, Update
 

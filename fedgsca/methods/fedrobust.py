@@ -43,16 +43,14 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
-import torch
 from pydantic import Field
-from torch import Tensor, nn
-from torch.nn import functional as F
 
 from fedgsca.errors import ConfigError
 from fedgsca.label_loss import LabelLoss
 from fedgsca.methods.base import Lateness, Method, PublishedOptions, ServerState, register
 from fedgsca.methods.parts.averaging import average_models, broadcast_model, start_from
 from fedgsca.site import Site
+from fedgsca.support.lazy_torch import F, Tensor, nn, no_grad, torch
 from fedgsca.train import Batch, train
 from fedgsca.wire import Arrays, Payload, Update
 
@@ -186,7 +184,7 @@ class Affine:
         # a 1 x 1 convolution keeps the channels-last layout
         return F.conv2d(x, full[:, :, None, None], self.shift)
 
-    @torch.no_grad()
+    @no_grad
     def ascend(self) -> None:
         """One step along the gradients that the last backward pass left.
 

@@ -7,9 +7,8 @@ Any-angle rotation (the paper's protocol) resamples the batch with one affine ma
 from __future__ import annotations
 
 import numpy as np
-import torch
-from torch import Tensor
-from torch.nn import functional as F
+
+from fedgsca.support.lazy_torch import F, Tensor, torch
 
 
 def augment(images: Tensor, kind: str, rng: np.random.Generator) -> Tensor:

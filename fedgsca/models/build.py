@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from fedgsca.errors import ConfigError
+from fedgsca.models.resnet import resnet18, resnet50
 from fedgsca.rng import torch_stream
 from fedgsca.support.text import did_you_mean
 
@@ -62,21 +63,6 @@ class PooledEfficientNet(nn.Module):
         return features.mean(dim=(2, 3))
 
 
-def _resnet(name: str) -> nn.Module:
-    """A ResNet with exactly torchvision's names and shapes, so that published files fit."""
-    # not at the top: importing MONAI takes four seconds
-    import monai.networks.nets as nets
-
-    network: nn.Module = getattr(nets, name)(
-        spatial_dims=2,
-        n_input_channels=3,
-        conv1_t_stride=2,
-        bias_downsample=False,
-        feed_forward=False,
-    )
-    return network
-
-
 @dataclass(frozen=True)
 class Spec:
     """How to make a backbone, and the images it expects."""
@@ -96,8 +82,8 @@ _PLAIN = ((127.5,) * 3, (64.0,) * 3)
 MODELS: dict[str, Spec] = {
     "cnn": Spec(SmallCNN, 128, *_PLAIN, 32),
     "cnn-groupnorm": Spec(lambda: SmallCNN("group"), 128, *_PLAIN, 32),
-    "resnet18": Spec(lambda: _resnet("resnet18"), 512, *_IMAGENET, 224),
-    "resnet50": Spec(lambda: _resnet("resnet50"), 2048, *_IMAGENET, 224),
+    "resnet18": Spec(resnet18, 512, *_IMAGENET, 224),
+    "resnet50": Spec(resnet50, 2048, *_IMAGENET, 224),
     "efficientnet-lite0": Spec(PooledEfficientNet, 1280, (127.0,) * 3, (128.0,) * 3, 224),
 }
 

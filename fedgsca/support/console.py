@@ -56,6 +56,15 @@ def print_note(text: str, style: str | None = "dim") -> None:
     console(stderr=True).print(text, style=style, soft_wrap=True)
 
 
+def print_start(text: str, *, quiet: bool) -> None:
+    """Say on stderr what begins, before the data is read and PyTorch is imported.
+
+    Both take seconds in which nobody should look at an empty screen.
+    """
+    if not quiet:
+        print_note(f"{text} ...")
+
+
 def print_warning(text: str) -> None:
     """Print a warning on stderr."""
     print_note(f"warning: {text}", "yellow")

@@ -631,7 +631,10 @@ def test_mistakes(shell: Shell, words: list[str], exit_code: int, code: str, det
     Path("empty").mkdir()
     actual_exit_code, out, err = shell(*words)
     assert (actual_exit_code, out) == (exit_code, "")
-    assert err.startswith(f"Error [{code}]: ")
+    # what needed the data is preceded by the line that the data is being read
+    lines = [line for line in err.splitlines() if not line.endswith(" ...")]
+    assert lines[0].startswith(f"Error [{code}]: ")
+    assert len(lines) >= len(err.splitlines()) - 1
     assert detail in err and "\nFix: " in err and "Traceback" not in err
     # nothing is left that blocks the corrected command
     assert not Path("runs").exists() or not list(Path("runs").iterdir())

@@ -15,13 +15,13 @@ from fedgsca.methods.fedgp import (
     DIM,
     PURIFY,
     SLOTS,
-    Embedded,
     FedGP,
     FedGPOptions,
     core_set,
     purify,
 )
-from fedgsca.methods.parts.graph import CentroidGNN
+from fedgsca.methods.parts.centroid_network import CentroidGNN, Embedded
+from fedgsca.methods.parts.graph import GNN_NAMES, initial_gnn
 from fedgsca.rng import stream
 from fedgsca.train import Evaluation, evaluate
 from fedgsca.wire import Update
@@ -120,15 +120,15 @@ def test_the_gnn_turns_the_stack_into_a_classifier(tmp_path: Path) -> None:
     assert f is not None
 
     def accuracy(extras: dict[str, np.ndarray]) -> float:
-        network = CentroidGNN({name: np.asarray(extras[name]) for name in CentroidGNN.NAMES})
+        network = CentroidGNN({name: np.asarray(extras[name]) for name in GNN_NAMES})
         with torch.no_grad():
             centroids = network(torch.from_numpy(stack)).numpy()
         return float(np.mean((f @ centroids.T).argmax(axis=1) == run.test.labels))
 
     assert accuracy(dict(payload.extras)) > 0.85
-    assert any(
-        not np.array_equal(first.extras[name], state.extras[name]) for name in CentroidGNN.NAMES
-    ), "the GNN is trained"
+    assert any(not np.array_equal(first.extras[name], state.extras[name]) for name in GNN_NAMES), (
+        "the GNN is trained"
+    )
 
 
 def test_the_other_sites_centroids_mend_a_broken_classifier_through_the_gnn(tmp_path: Path) -> None:
@@ -204,7 +204,7 @@ def test_every_switch_makes_a_difference(
 
 
 def update(site: str, value: float) -> Update:
-    gnn = CentroidGNN.initial(DIM, stream(0, "test"))
+    gnn = initial_gnn(DIM, stream(0, "test"))
     extras = {
         "centroids": np.full((CLASSES, DIM), value, np.float32),
         "purified": np.array(3),
@@ -243,7 +243,7 @@ def test_a_diverged_site_does_not_spoil_the_stack() -> None:
     state = method.aggregate(state, iter([update("a", 1.0), update("b", np.nan)]))
     stack = method.broadcast(state, 1).extras["stack"]
     assert np.isfinite(stack[:, 0, 0]).sum() == 1
-    assert all(np.isfinite(state.extras[name]).all() for name in CentroidGNN.NAMES)
+    assert all(np.isfinite(state.extras[name]).all() for name in GNN_NAMES)
 
 
 def test_the_gnn_begins_the_same_for_the_same_experiment_only() -> None:

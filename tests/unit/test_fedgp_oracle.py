@@ -11,7 +11,8 @@ from benchmarks.oracles import fedgp_loop
 from benchmarks.oracles.fedgp_loop import CentroidGraph, Client, Hyper, MainLoop, Outcome
 from fedgsca.methods.fedgp import DIM, core_set
 from fedgsca.methods.parts import graph
-from fedgsca.methods.parts.graph import CentroidGNN
+from fedgsca.methods.parts.centroid_network import CentroidGNN
+from fedgsca.methods.parts.graph import initial_gnn
 from fedgsca.models.build import build_head_only
 from fedgsca.rng import stream
 from tests.helpers import CLASSES, Toy, toy_experiment
@@ -30,7 +31,7 @@ def samples(seed: int = 0) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 def test_the_graph_network_is_the_published_one() -> None:
     """In float64: in float32 the published comparison loses the smallest link that it keeps."""
-    arrays = CentroidGNN.initial(DIM, stream(0, "gnn"))
+    arrays = initial_gnn(DIM, stream(0, "gnn"))
     ours = CentroidGNN(arrays, keep=0.5)
     theirs = CentroidGraph(DIM, 0.5, torch.Generator())
     with torch.no_grad():

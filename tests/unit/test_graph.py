@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 import torch
 
+from fedgsca.methods.parts.centroid_network import CentroidGNN
 from fedgsca.methods.parts.graph import (
-    CentroidGNN,
     complementary,
     degree_centroids,
     embedding_means,
+    initial_gnn,
     nearest_centroid,
     negative_loss,
     neighbour_probs,
@@ -142,7 +143,7 @@ def test_nearest_centroid_ignores_length() -> None:
 
 
 def gnn(dim: int = 6, keep: float = 0.5, **changes: np.ndarray) -> CentroidGNN:
-    return CentroidGNN({**CentroidGNN.initial(dim, stream(0, "test", "gnn")), **changes}, keep)
+    return CentroidGNN({**initial_gnn(dim, stream(0, "test", "gnn")), **changes}, keep)
 
 
 def test_gnn_adjacency_keeps_half_of_the_links_and_is_normalised() -> None:
@@ -195,4 +196,4 @@ def test_gnn_gradients_reach_every_parameter_and_survive_the_wire() -> None:
     assert all(
         torch.equal(a, b) for a, b in zip(network.parameters(), again.parameters(), strict=True)
     )
-    assert sum(a.size for a in CentroidGNN.initial(64, stream(0)).values()) == 8448
+    assert sum(a.size for a in initial_gnn(64, stream(0)).values()) == 8448

@@ -9,6 +9,8 @@ import pytest
 
 from fedgsca.errors import RunFolderError
 from fedgsca.site_store import Store
+from fedgsca.support import files as files_module
+from fedgsca.support.files import FileBatch
 
 
 @pytest.fixture
@@ -79,3 +81,68 @@ def test_damage_is_named(store: Store) -> None:
     with pytest.raises(RunFolderError) as error:
         store.read_before(1)
     assert error.value.code == "site.damaged-memory" and str(path) in error.value.message
+
+
+# ---- a batch of files ----
+
+
+def test_a_batch_appears_with_its_commit_and_not_before(tmp_path: Path) -> None:
+    files = FileBatch()
+    store = Store(tmp_path, files)
+    store.write(3, {"x": np.array(1.0)})
+    store.part("inner").write(3, {"x": np.array(2.0)})
+    assert store.versions() == [] and not (tmp_path / "index.json").exists()
+    files.commit()
+    assert store.versions() == [3] and store.part("inner").versions() == [3]
+    assert value(store, 4) == 1.0 and value(store.part("inner"), 4) == 2.0
+    assert not list(tmp_path.rglob("*.tmp"))
+
+
+def test_a_batch_has_the_files_of_single_writes(tmp_path: Path) -> None:
+    files = FileBatch()
+    batch_store, single_store = Store(tmp_path / "batch", files), Store(tmp_path / "single")
+    for r in (0, 1, 2, 3, 4, 5, 6, 4, 5):  # two rounds are repeated
+        for store in (batch_store, single_store):
+            put(store, r, float(r))
+        files.commit()
+    contents = []
+    for store in (batch_store, single_store):
+        contents.append({path.name: path.read_bytes() for path in store.folder.iterdir()})
+    assert contents[0] == contents[1] and len(contents[0]) == 6
+
+
+def test_the_second_write_of_a_round_counts(tmp_path: Path) -> None:
+    files = FileBatch()
+    store = Store(tmp_path, files)
+    put(store, 0, 1.0)
+    put(store, 0, 2.0)
+    files.commit()
+    assert value(store, 1) == 2.0
+
+
+def test_a_batch_that_fails_changes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = Store(tmp_path)
+    for r in range(5):
+        put(store, r, float(r))
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    files = FileBatch()
+    put(Store(tmp_path, files), 5, 5.0)
+
+    def refuse(handle: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(files_module.os, "fsync", refuse)
+    with pytest.raises(RunFolderError) as error:
+        files.commit()
+    assert error.value.code == "file.disk-full"
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+def test_what_is_discarded_leaves_no_file(tmp_path: Path) -> None:
+    files = FileBatch()
+    put(Store(tmp_path, files), 0, 1.0)
+    files.discard()
+    files.commit()
+    assert list(tmp_path.iterdir()) == []

@@ -10,12 +10,15 @@ import torch
 from torch import Tensor, nn
 
 from fedgsca import train as training
+from fedgsca.label_loss import LabelLoss
+from fedgsca.methods.parts.fedgsca_objective import CredalObjective
+from fedgsca.methods.parts.fedgsca_options import FedGSCAOptions
 from fedgsca.models.augment import augment
-from fedgsca.models.build import build_classifier
+from fedgsca.models.build import build_classifier, build_head_only
 from fedgsca.rng import stream
 from fedgsca.site import Samples, Site, weights_of
 from fedgsca.site_store import Store
-from fedgsca.train import SGD, Batch, batches, cross_entropy, evaluate, train
+from fedgsca.train import SGD, Batch, LogitObjective, batches, cross_entropy, evaluate, train
 from tests.toys import CLASSES, toy_config, toy_images
 
 CPU = torch.device("cpu")
@@ -150,12 +153,57 @@ def test_a_sample_s_result_does_not_depend_on_its_neighbours(
 
 
 def test_features_go_straight_in() -> None:
-    from fedgsca.models.build import build_head_only
-
     features = stream(0, "f").normal(size=(9, 6)).astype(np.float32)
     samples = Samples(features, np.zeros(9, np.int64), CLASSES)
     outputs = evaluate(build_head_only(6, CLASSES, seed=0), samples, CPU, features=True)
     assert outputs.features is not None and np.array_equal(outputs.features, features)
+
+
+# ---- a linear head on frozen features, without autograd ----
+
+
+def frozen_site(folder: Path, num_samples: int = 45) -> Site:
+    features = stream(0, "frozen").normal(size=(num_samples, 20)).astype(np.float32)
+    labels = stream(0, "labels").integers(0, CLASSES, num_samples)
+    hyper = toy_config("fedavg", train__batch_size=8, train__epochs=2, train__lr=0.5).train
+    model = build_head_only(20, CLASSES, seed=0)
+    return Site("north", Samples(features, labels, CLASSES), hyper, 0, model, CPU, Store(folder))
+
+
+def credal_objective(loss: str, num_samples: int) -> CredalObjective:
+    options = FedGSCAOptions.model_validate({"loss": loss})
+    permission = stream(0, "permission").random((num_samples, CLASSES)) < 0.5
+    return CredalObjective(options, 0.4, np.linspace(0.5, 2.0, CLASSES), permission)
+
+
+@pytest.mark.parametrize("name", ["ce", "rcl", "ucl"])
+def test_the_direct_steps_of_a_linear_head_have_the_bits_of_autograd(
+    name: str, tmp_path: Path
+) -> None:
+    weights = []
+    for is_direct in (True, False):
+        site = frozen_site(tmp_path)
+        objective: LogitObjective = LabelLoss(site, 0)
+        if name != "ce":
+            objective = credal_objective(name, site.num_samples)
+        assert objective.has_gradient
+        start = weights_of(site.model)
+        if is_direct:
+            train(site, 0, objective)
+        else:
+            train(site, 0, objective.__call__)
+        weights.append(weights_of(site.model))
+        assert not np.array_equal(start["head.weight"], weights[-1]["head.weight"])
+    assert np.array_equal(weights[0]["head.weight"], weights[1]["head.weight"])
+    assert np.array_equal(weights[0]["head.bias"], weights[1]["head.bias"])
+
+
+def test_other_losses_and_networks_are_left_to_autograd(site: Site, tmp_path: Path) -> None:
+    head_site = frozen_site(tmp_path)
+    head_site.hyper = head_site.hyper.model_copy(update={"loss": "gce"})
+    assert not LabelLoss(head_site, 0).has_gradient
+    assert training._linear_head(head_site) is head_site.model.head
+    assert training._linear_head(site) is None
 
 
 # ---- augmentation ----

@@ -1,19 +1,27 @@
 """FedGP's graphs (Chen et al., Medical Image Analysis 2023).
 
-Cosine neighbourhoods, label propagation, and the centroid GNN. Embeddings f are outputs of a ReLU,
-so all cosines are >= 0, and the cosine matrix of n samples is a product of two thin matrices with
-unit rows. Degrees and propagation therefore need no n x n matrix: M u = F (F^T u). Only the search
-for nearest neighbours compares pairs, and only pairs of one class.
+Cosine neighbourhoods and label propagation; the GNN is in centroid_network.py. Embeddings f are
+outputs of a ReLU, so all cosines are >= 0, and the cosine matrix of n samples is a product of two
+thin matrices with unit rows. Degrees and propagation therefore need no n x n matrix:
+M u = F (F^T u). Only the search for nearest neighbours compares pairs, and only pairs of one class.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import numpy as np
-import torch
-from torch import Tensor, nn
-from torch.nn import functional as F
+
+from fedgsca.support.lazy_torch import Tensor, torch
+
+# the parameters of the GNN on the wire: (d, d) twice, (2, d) twice (scale, shift)
+GNN_NAMES = ("gnn_w1", "gnn_w2", "gnn_norm1", "gnn_norm2")
+
+
+def initial_gnn(dim: int, rng: np.random.Generator) -> dict[str, np.ndarray]:
+    """The parameters of the GNN before training, by name: W1 and W2 are N(0, 0.01^2)."""
+    w1 = rng.normal(0.0, 0.01, (dim, dim)).astype(np.float32)
+    w2 = rng.normal(0.0, 0.01, (dim, dim)).astype(np.float32)
+    norm = np.stack([np.ones(dim), np.zeros(dim)]).astype(np.float32)
+    return dict(zip(GNN_NAMES, (w1, w2, norm, norm.copy()), strict=True))
 
 
 def unit_rows(x: np.ndarray) -> np.ndarray:
@@ -131,64 +139,3 @@ def propagate(
             alpha * (p_scaled @ (r_scaled.T @ u_r) + scale_p**2 * u_p) + b_p,
         )
     return np.asarray(np.maximum(u_r, 0.0).argmax(axis=1))
-
-
-class CentroidGNN(nn.Module):
-    """G: class centroids of all sites (K, C, d) -> global centroids S (C, d).
-
-    Two residual graph convolutions on the K C centroids as nodes:
-
-        X = LN1(stack);  H = relu(LN2(X + A(X) X W1));  O = H + A(H) H W2;  S_c = mean_k O_kc
-
-    A(.) keeps the largest part of all cosines, adds the identity and is normalised symmetrically;
-    W1 and W2 begin at N(0, 0.01^2).
-    """
-
-    # on the wire: (d, d) twice, (2, d) twice (scale, shift)
-    NAMES = ("gnn_w1", "gnn_w2", "gnn_norm1", "gnn_norm2")
-
-    def __init__(self, arrays: Mapping[str, np.ndarray], keep: float = 0.5) -> None:
-        """`keep` is the share of links that the adjacency keeps."""
-        super().__init__()
-        self.keep = keep
-        self.w1, self.w2, self.norm1, self.norm2 = (
-            nn.Parameter(torch.from_numpy(np.array(arrays[name], dtype=np.float32)))
-            for name in self.NAMES
-        )
-
-    @staticmethod
-    def initial(dim: int, rng: np.random.Generator) -> dict[str, np.ndarray]:
-        """Parameters before training, by name."""
-        w1 = rng.normal(0.0, 0.01, (dim, dim)).astype(np.float32)
-        w2 = rng.normal(0.0, 0.01, (dim, dim)).astype(np.float32)
-        norm = np.stack([np.ones(dim), np.zeros(dim)]).astype(np.float32)
-        return dict(zip(CentroidGNN.NAMES, (w1, w2, norm, norm.copy()), strict=True))
-
-    def arrays(self) -> dict[str, np.ndarray]:
-        """The parameters by name, ready to send."""
-        parameters = (self.w1, self.w2, self.norm1, self.norm2)
-        arrays = {}
-        for name, parameter in zip(self.NAMES, parameters, strict=True):
-            arrays[name] = parameter.detach().cpu().numpy().copy()
-        return arrays
-
-    def adjacency(self, x: Tensor) -> Tensor:
-        """(KC, KC): D^-1/2 (relu(largest cosines) + I) D^-1/2; the degrees carry no gradient."""
-        direction = F.normalize(x, dim=1)
-        cosine = direction @ direction.T
-        flat = cosine.detach().flatten()
-        num_links = max(int(self.keep * flat.numel()), 1)
-        smallest = flat.kthvalue(flat.numel() - num_links + 1).values
-        smallest = smallest.clamp_(min=0.0)  # the ReLU: no negative links
-        links = torch.where(cosine >= smallest, cosine, 0.0) + torch.eye(len(x), device=x.device)
-        scale = links.detach().sum(dim=1).rsqrt()
-        return scale[:, None] * links * scale
-
-    def forward(self, stack: Tensor) -> Tensor:
-        """(K, C, d) -> (C, d)."""
-        sites, classes, dim = stack.shape
-        x = F.layer_norm(stack.reshape(sites * classes, dim), (dim,), self.norm1[0], self.norm1[1])
-        residual = x + self.adjacency(x) @ (x @ self.w1)
-        h = torch.relu(F.layer_norm(residual, (dim,), self.norm2[0], self.norm2[1]))
-        out = h + self.adjacency(h) @ (h @ self.w2)
-        return out.view(sites, classes, dim).mean(dim=0)

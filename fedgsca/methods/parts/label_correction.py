@@ -22,11 +22,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-import torch
-from torch import Tensor
-from torch.nn import functional as F
 
 from fedgsca.site import Site
+from fedgsca.support.lazy_torch import F, Tensor, torch
 from fedgsca.train import batches, evaluate, optimiser, precision
 
 # the batch size of the published code, to which lambda belongs

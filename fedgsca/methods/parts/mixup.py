@@ -10,10 +10,8 @@ memorises wrong labels later.
 from __future__ import annotations
 
 import numpy as np
-import torch
-from torch import Tensor, nn
-from torch.nn import functional as F
 
+from fedgsca.support.lazy_torch import F, Tensor, nn, torch
 from fedgsca.train import Batch, Objective
 
 

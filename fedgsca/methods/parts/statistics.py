@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import numpy as np
-from torch import Tensor
+
+from fedgsca.support.lazy_torch import Tensor
 
 
 def log_prior(labels: np.ndarray, num_classes: int) -> np.ndarray:

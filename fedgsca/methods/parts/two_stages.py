@@ -15,14 +15,12 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-import torch
-from torch import Tensor, nn
-from torch.nn import functional as F
 
 from fedgsca.methods.base import ServerState
 from fedgsca.methods.fednoro import grouping, is_noisy
 from fedgsca.methods.parts.statistics import class_means, log_prior
 from fedgsca.site import Site
+from fedgsca.support.lazy_torch import F, Tensor, nn, torch
 from fedgsca.train import Batch, Objective, evaluate_site
 from fedgsca.wire import SMALLEST_GROUP, Arrays, Payload, Update
 
