@@ -181,8 +181,12 @@ def _raise_problems(problems: list[ConfigProblem]) -> None:
 
 def _text_problems(tree: Mapping[str, Any]) -> list[ConfigProblem]:
     """Half characters: a name that is not UTF-8 gets them from the command line."""
-    problems = []
-    for key, value in flatten(tree).items():
+    problems: list[ConfigProblem] = []
+    try:
+        values = flatten(tree)
+    except RecursionError:  # the checks that follow explain it
+        return problems
+    for key, value in values.items():
         if isinstance(value, str) and value != value.encode(errors="replace").decode():
             message = f"{printable(key)}: {printable(value)!r} has characters that are not Unicode"
             problems.append(ConfigProblem("config.invalid-text", message))

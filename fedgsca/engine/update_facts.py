@@ -9,7 +9,7 @@ from itertools import accumulate
 
 import numpy as np
 
-from fedgsca.engine.guard_memory import MODEL
+from fedgsca.engine.guard_memory import MODEL, PARTS
 
 # cosine of the model that a site sends with the one it received; training keeps it above 0, unless
 # the learning rate is so large that steps overshoot (-0.3 was seen)
@@ -127,8 +127,7 @@ class RoundFacts:
         self._norms: dict[str, OtherValues] = {}
         self._resemblances: dict[str, OtherValues] = {}
         self._responses: dict[str, OtherValues] = {}
-        parts = {part for item in facts for part in item.parts}
-        for part in parts:
+        for part in PARTS:
             rows = [item.parts[part] for item in facts if part in item.parts]
             norms = [row.sent_norm for row in rows if row.norm > 0.0]
             self._norms[part] = OtherValues(norms)
