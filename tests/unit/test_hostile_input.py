@@ -173,9 +173,9 @@ def test_a_list_of_endless_paths_is_checked_in_linear_time(tmp_path: Path) -> No
     for i in range(20):
         lines += [f"{'a/' * 60_000}{i}.png,a", f"/{'b/' * 60_000}{i}.png,b"]
     (tmp_path / "labels.csv").write_text("\n".join(lines))
-    start = time.monotonic()
+    start = time.process_time()
     problems = list_folder(tmp_path).problems
-    assert time.monotonic() - start < 5
+    assert time.process_time() - start < 5
     codes = {problem.code for problem in problems}
     assert codes == {"data.path-outside-folder", "data.file-not-found"}
     assert all(len(problem.message) < 3000 for problem in problems)
