@@ -1,7 +1,7 @@
 """Evidence about labels that does not come from the model in training (docs/evidence.md).
 
 A model that trains on a wrong label soon believes it. So a second opinion is trained beside it:
-K = 2 linear *evidence heads* on the features of the images, with small steps, across all sites.
+K = 4 linear *evidence heads* on the features of the images, with small steps, across all sites.
 Head f never trains on the samples of fold f, and every sample is judged by the head of its fold.
 
     site k    f(i)    fold of sample i                                     assign_folds
@@ -11,7 +11,7 @@ Head f never trains on the samples of fold f, and every sample is judged by the 
               T, pi   <- transition matrix and class mix of the site       estimate_transition
               r_i     <- P(true class | image i, given label y_i)
     server    pi      <- class mix of the federation                       class_masses
-              kappa   <- the power with the highest likelihood             best_power
+              kappa   <- the power that explains unseen labels best        best_power
 
 The audit ranks labels by 1 - r_i(y_i) (`suspicion`); wrong_count.py estimates how many are wrong.
 FedGSCA fits its selector to -log r_i(y_i) (`label_losses`) and trains on what
@@ -32,7 +32,7 @@ from dataclasses import dataclass
 import numpy as np
 
 # number of heads and of folds
-NUM_HEADS = 2
+NUM_HEADS = 4
 # learning rate of the heads times D, the squared norm of a normalised feature vector
 STEP = 6.4
 # exponent of the class weights: 0 is none, 1 gives every class the same total weight
@@ -40,7 +40,7 @@ BALANCE = 0.5
 # largest weight of one sample
 MAX_WEIGHT = 10.0
 # values of kappa among which the likelihood chooses
-POWERS = (1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+POWERS = (0.7, 1.0, 1.4, 2.0, 3.0, 4.0)
 # pseudo-samples behind each row of T and behind the class mix
 ROW_PRIOR = 20.0
 MIX_PRIOR = 10.0
@@ -52,6 +52,13 @@ EM_STEPS = 40
 # share of the labels' information across folds that evidence must explain before anything is
 # trained on it
 MIN_USEFUL = 0.01
+# how much less heads that learn from r may explain than they did when they had learnt from given
+# labels only
+MAX_DECLINE = 0.02
+# lr D of a model that is trained on selected labels, on frozen features
+STEP_BOUNDS = (20.0, 40.0)
+# factor on its learning rate as long as nothing can be selected
+FIRST_STEPS = 0.1
 # smallest probability whose logarithm is taken
 TINY = 1e-12
 # samples that are judged at a time: fixed, so that the bytes do not depend on the memory
@@ -294,7 +301,8 @@ def _posterior(
 def best_power(log_likelihoods: np.ndarray, powers: Sequence[float] = POWERS) -> float:
     """kappa: the power with the highest log-likelihood (P,), summed over the sites.
 
-    Heads have not seen the labels that they judge, so memorising cannot raise the likelihood.
+    Neither the heads nor T have seen the labels that they explain (`explain_parts`), so neither
+    memorising nor a T that adapts to its labels can raise the likelihood.
     """
     return float(powers[int(np.argmax(log_likelihoods))])
 
@@ -335,14 +343,19 @@ def explained_across_folds(
 ) -> float:
     """What the images say about labels that neither the heads nor T have seen: at most 1.
 
-    T and the class mix of one fold explain the labels of the other, against the label shares of
-    that fold. Useless opinions give 0 or less, because T cannot adapt to the labels it explains.
+    T and the class mix of one half explain the labels of the other, against the label shares of
+    that half. Useless opinions give 0 or less, because T cannot adapt to the labels it explains.
     opinion (n, C) is q, folds (n,), reference (C,) is pi.
     """
-    log_likelihood, baseline = explain_parts(opinion, given, folds, reference)
+    log_likelihood, baseline = explain_parts(opinion, given, to_halves(folds), reference)
     if baseline >= 0.0:
         return 0.0
     return 1.0 - log_likelihood / baseline
+
+
+def to_halves(folds: np.ndarray) -> np.ndarray:
+    """(n,): 0 or 1; folds (n,) stay whole, so copies of an image and patients do, too."""
+    return np.asarray(folds % 2)
 
 
 def explain_parts(
@@ -445,6 +458,19 @@ def select(
     is_confident = balanced_posterior.max(axis=1) >= zeta
     pseudo = ~keep & is_confident & (guess != given)
     return TrainingSet(keep, pseudo, np.where(pseudo, guess, given))
+
+
+def bound_rate(
+    rate: float, width: int, momentum: float, bounds: tuple[float, float] = STEP_BOUNDS
+) -> float:
+    """The learning rate for a linear head on frozen features of this width, within `bounds`.
+
+    What a step does depends on lr D / (1 - momentum): D is the squared norm of a normalised feature
+    vector. Larger steps memorise the wrong labels that every selection keeps, and a head with more
+    features than images never forgets them; smaller ones do not learn rare classes in time.
+    """
+    scale = (1.0 - momentum) / width
+    return min(max(rate, bounds[0] * scale), bounds[1] * scale)
 
 
 def training_weights(counts: np.ndarray, exponent: float = BALANCE) -> np.ndarray:

@@ -98,6 +98,8 @@ class LabelEvidence:
     own_counts: np.ndarray | None = None
     # share of the labels' entropy that the heads explain; None: unknown
     share_explained: float | None = None
+    # the same at the first refresh, when the heads had learnt from given labels only
+    plain_explained: float | None = None
 
 
 @dataclass

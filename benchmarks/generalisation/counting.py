@@ -38,12 +38,13 @@ from fedgsca.evidence import (
     assign_folds,
     best_power,
     class_masses,
-    estimate_transition,
+    explain_parts,
     explained_across_folds,
     head_targets,
     judge,
     normalise_mix,
     sharpen,
+    to_halves,
     train_heads,
 )
 from fedgsca.experiment.simulation import prepare
@@ -87,7 +88,8 @@ class HeadSite:
         values = []
         for power, reference in zip(POWERS, references, strict=True):
             opinion = sharpen(self.mean_opinion(), power)
-            values.append(estimate_transition(opinion, self.given, reference).log_likelihood)
+            value, _ = explain_parts(opinion, self.given, to_halves(self.folds), reference)
+            values.append(value)
         return np.array(values)
 
     def refresh(self, references: np.ndarray, power: float) -> Judgement:

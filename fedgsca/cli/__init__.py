@@ -28,6 +28,7 @@ from fedgsca.cli import (
     data,
     demo,
     deploy,
+    doctor,
     exchange,
     export,
     methods,
@@ -37,6 +38,7 @@ from fedgsca.cli import (
     privacy,
     report,
     review,
+    reviewers,
     run,
     show_config,
     show_wire,
@@ -69,6 +71,7 @@ MODULES = (
     audit,
     audit_alone,
     review,
+    reviewers,
     apply,
     exchange,
     predict,
@@ -81,6 +84,7 @@ MODULES = (
     bench,
     methods,
     show_config,
+    doctor,
 )
 COMMAND_ORDER = (
     "demo",
@@ -100,6 +104,7 @@ COMMAND_ORDER = (
     "audit",
     "audit-folder",
     "review",
+    "reviewers",
     "apply",
     "exchange",
     "predict",
@@ -111,6 +116,7 @@ COMMAND_ORDER = (
     "bench",
     "methods",
     "config",
+    "doctor",
 )
 
 INTERRUPT_EXIT_CODE = 130  # what a shell reports for Ctrl-C

@@ -31,6 +31,8 @@ _PAPER: Tree = {
         "unseen_class": "zero",
         "credal_after_warmup": False,
         "class_balance": 0.0,
+        "step_bounds": None,
+        "first_steps": 1.0,
         "guard": {"enabled": False},
         "selector": {
             "losses_of": "trained",

@@ -64,6 +64,8 @@ class FileList:
     classes: tuple[str, ...] = ()
     # what a group is: patient, slide, video
     group_word: str = "group"
+    # a class name in the source -> the name in `rows`, where names.toml gives it another one
+    class_names: dict[str, str] = field(default_factory=dict)
     # the folders of a published data set
     folders: list[FolderCount] = field(default_factory=list)
     # files of the source beyond `rows`: they count for the common size and depth of all images

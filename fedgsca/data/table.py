@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -47,6 +47,8 @@ class ImageTable:
     has_drawn_split: bool = False
     # what a group is: patient, slide, video
     group_word: str = "group"
+    # a class name in the source -> the name here, where names.toml or site.toml gives it another
+    class_names: Mapping[str, str] = field(default_factory=dict)
     # sha256 of the images alone, where a cache keeps it; "": not known
     image_digest: str = ""
     # the table of the source, to whose rows open-set noise has appended the last ones of this table

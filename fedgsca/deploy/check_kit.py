@@ -128,7 +128,7 @@ def check_site_data(config: Config, settings: SiteSettings) -> Iterator[CheckRes
     else:
         labels = Path(settings.labels) if settings.labels else None
         try:
-            table = site_table(config, settings.data, labels)
+            table = site_table(config, settings.data, labels, settings.classes)
         except ClassListError as error:
             yield passed("data", f"{settings.data} can be read")
             yield failed("classes", error.message, error.fix)

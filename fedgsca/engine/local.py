@@ -85,10 +85,10 @@ class SiteRunner:
         An error that is the site's own becomes the reply's reason; a bug is raised. What the site
         remembers is on the disk before its reply leaves (but see `commit_together`).
         """
-        reply = self._train_site(name, payload)
-        if self._commits_each_site:
-            self.files.commit()
-        return reply
+        if not self._commits_each_site:
+            return self._train_site(name, payload)
+        with self.commit_together():
+            return self._train_site(name, payload)
 
     @contextmanager
     def commit_together(self) -> Iterator[None]:

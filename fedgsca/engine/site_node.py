@@ -70,6 +70,10 @@ class SiteSettings(Section):
     labels: str | None = Field(
         default=None, description="csv (file,label) that replaces the given training labels"
     )
+    classes: dict[str, str] = Field(
+        default_factory=dict,
+        description="its own class names -> those of the consortium",
+    )
     weights: str | None = Field(
         default=None, description="its own copy of the frozen backbone's weights"
     )
@@ -222,7 +226,7 @@ def _own_experiment(config: Config, settings: SiteSettings) -> Experiment:
             "site.no-data", "the settings of the site name no data", fix="set data in site.toml"
         )
     labels = Path(settings.labels) if settings.labels else None
-    return prepare_site(config, settings.name, settings.data, labels)
+    return prepare_site(config, settings.name, settings.data, labels, settings.classes)
 
 
 def _check_same_data(path: Path, signature: str) -> None:

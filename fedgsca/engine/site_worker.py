@@ -11,7 +11,6 @@ process.
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import logging
@@ -37,6 +36,7 @@ from fedgsca.support.local_socket import (
     listen,
     stop_listening,
 )
+from fedgsca.support.locks import file_lock, process_exists
 
 if TYPE_CHECKING:
     from fedgsca.engine.base import Reply
@@ -84,18 +84,16 @@ class WorkerServer:
 
     def serve(self) -> None:
         """Serve until no message has come for a while, or until the worker is outdated."""
-        lock = os.open(self.folder / "worker.lock", os.O_CREAT | os.O_RDWR, 0o600)
-        fcntl.flock(lock, fcntl.LOCK_EX)  # waits for a worker that is ending; held until the end
-        server = listen(self.folder)
-        try:
-            threading.Thread(target=self._accept_clients, args=(server,), daemon=True).start()
-            if self.prepare is not None:
-                self.prepare()
-            while self._serve_next(server):
-                pass
-        finally:
-            stop_listening(server, self.folder)
-            os.close(lock)
+        with file_lock(self.folder / "worker.lock"):  # waits for a worker that is ending
+            server = listen(self.folder)
+            try:
+                threading.Thread(target=self._accept_clients, args=(server,), daemon=True).start()
+                if self.prepare is not None:
+                    self.prepare()
+                while self._serve_next(server):
+                    pass
+            finally:
+                stop_listening(server, self.folder)
 
     def _serve_next(self, server: socket.socket) -> bool:
         """Answer the next request; False if the worker should end."""
@@ -247,7 +245,7 @@ def end_with(process_id: int) -> None:
         try:
             handle = os.pidfd_open(process_id)
         except (AttributeError, OSError):
-            while is_alive(process_id):
+            while process_exists(process_id):
                 time.sleep(_WATCH_SECONDS)
         else:
             import select
@@ -256,17 +254,6 @@ def end_with(process_id: int) -> None:
         os._exit(0)
 
     threading.Thread(target=watch, daemon=True).start()
-
-
-def is_alive(process_id: int) -> bool:
-    """Whether a process with this id exists."""
-    try:
-        os.kill(process_id, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True
 
 
 def main() -> None:

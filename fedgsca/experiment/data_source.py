@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -67,6 +68,7 @@ def read_source(
     test: int | None = None,
     long_tail: float | None = None,
     need_test: bool = True,
+    class_names: Mapping[str, str] | None = None,
 ) -> ImageTable:
     """Any source, read with the configuration's size, split and rules for a published data set.
 
@@ -88,4 +90,5 @@ def read_source(
         difficulty=data.difficulty,
         test_fraction=data.test_share,
         need_test=need_test,
+        class_names=class_names,
     )

@@ -7,17 +7,19 @@ configuration: then the parties see what a simulation sees.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from fedgsca.config import SITES_SOURCE, Config
 from fedgsca.data.align_classes import align_classes
 from fedgsca.data.partition import leakage_warnings
 from fedgsca.data.table import ImageTable, empty_table
-from fedgsca.errors import ConfigError, ConfigProblem
+from fedgsca.errors import ClassListError, ConfigError, ConfigProblem
 from fedgsca.experiment.data_source import read_source
 from fedgsca.experiment.simulation import Experiment, feature_width_of, prepare
 from fedgsca.experiment.site_samples import make_sampler, split_samples
 from fedgsca.noise import CLEAN
+from fedgsca.support.text import did_you_mean
 
 
 def prepare_coordinator(config: Config) -> Experiment:
@@ -77,17 +79,44 @@ def _deployment_problems(config: Config) -> list[ConfigProblem]:
     return problems
 
 
-def site_table(config: Config, source: str, labels: Path | None = None) -> ImageTable:
-    """A site's own images and labels, with the class numbers of the consortium."""
-    table = read_source(config, source, labels=labels, need_test=False)
+def site_table(
+    config: Config,
+    source: str,
+    labels: Path | None = None,
+    class_names: Mapping[str, str] | None = None,
+) -> ImageTable:
+    """A site's own images and labels, with the class numbers of the consortium.
+
+    `class_names` translates the site's own class names into those of the consortium.
+    """
+    if config.data.classes is not None:
+        _check_targets(class_names or {}, config.data.classes)
+    table = read_source(config, source, labels=labels, need_test=False, class_names=class_names)
     if config.data.classes is None:
         return table
     return align_classes(table, config.data.classes)
 
 
-def prepare_site(config: Config, name: str, source: str, labels: Path | None = None) -> Experiment:
+def _check_targets(class_names: Mapping[str, str], classes: Sequence[str]) -> None:
+    for own_name, name in class_names.items():
+        if name not in classes:
+            raise ClassListError(
+                "site.unknown-class-name",
+                f"[classes] in site.toml gives {own_name!r} the name {name!r}, which is not a class"
+                " of the consortium",
+                fix=f"{did_you_mean(name, classes)}use one of: {', '.join(classes)}",
+            )
+
+
+def prepare_site(
+    config: Config,
+    name: str,
+    source: str,
+    labels: Path | None = None,
+    class_names: Mapping[str, str] | None = None,
+) -> Experiment:
     """The view of one site of a deployment."""
-    table = site_table(config, source, labels)
+    table = site_table(config, source, labels, class_names)
     sampler = make_sampler(config, table)
     rows = table.rows("train")
     return Experiment(

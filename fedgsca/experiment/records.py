@@ -369,6 +369,8 @@ class AuditData(Record):
     source: str
     labels: str | None
     fingerprint: str
+    # [classes] of a hospital's site.toml
+    class_names: Mapping[str, str] | None = None
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import platform
-import resource
 import sys
 from collections.abc import Mapping, Sequence
 
@@ -166,7 +165,11 @@ def realised_rates(experiment: Experiment) -> Mapping[str, float | None]:
 
 
 def peak_memory_mb() -> float:
-    """The largest amount of memory that this process has used."""
+    """The largest amount of memory that this process has used; 0 where this is not known."""
+    try:
+        import resource
+    except ImportError:  # Windows
+        return 0.0
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     unit = 1024**2 if sys.platform == "darwin" else 1024  # bytes on macOS, kilobytes on Linux
     return peak / unit

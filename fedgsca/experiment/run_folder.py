@@ -17,14 +17,13 @@ The JSON files are described by the records in records.py.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import io
 import json
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -53,8 +52,12 @@ from fedgsca.support.files import (
     remove_quietly,
     write_atomic,
 )
+from fedgsca.support.locks import try_lock
 from fedgsca.support.version import __version__
 from fedgsca.wire import save_tensors
+
+if TYPE_CHECKING:
+    from filelock import BaseFileLock
 
 READMISSIONS = "readmit"  # a folder with one empty file per site, until the next checkpoint
 # without them a file is no result; later versions may add others
@@ -166,7 +169,7 @@ class RunFolder:
         self.path = path
         self.config = config
         self.checkpoints = path / "checkpoint"
-        self._lock: int | None = None
+        self._lock: BaseFileLock | None = None
 
     def __enter__(self) -> RunFolder:
         try:
@@ -182,25 +185,22 @@ class RunFolder:
         remove_abandoned(self.path, "**/*.tmp")  # half-written files of a run that was killed
         return self
 
-    def _take_lock(self) -> int:
+    def _take_lock(self) -> BaseFileLock:
         try:
-            handle = os.open(self.path / ".lock", os.O_CREAT | os.O_RDWR)
+            lock = try_lock(self.path / ".lock")
         except OSError as error:
             raise RunFolderError(
                 "run.cannot-write-folder",
                 f"the run folder {self.path} cannot be written: {error.strerror}",
                 fix="free some space there, or choose another --out",
             ) from None
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            os.close(handle)
+        if lock is None:
             raise RunFolderError(
                 "run.folder-in-use",
                 f"another process is running in {self.path}",
                 fix="wait for it, stop it, or choose another --out",
-            ) from None
-        return handle
+            )
+        return lock
 
     def __exit__(
         self,
@@ -214,7 +214,7 @@ class RunFolder:
             with contextlib.suppress(OSError):
                 (self.path / ".lock").unlink()
                 self.path.rmdir()
-        os.close(self._lock)
+        self._lock.release()
 
     def _check_owner(self) -> None:
         """A folder belongs to the experiment in its config.toml, and to no other."""

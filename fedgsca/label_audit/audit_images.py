@@ -57,7 +57,12 @@ class AuditImages:
         audit = path if isinstance(path, Audit) else read_audit(path)
         header = audit.header
         data = header.data
-        sites = open_sites(audit.path / header.run, source=data.source, labels=data.labels)
+        sites = open_sites(
+            audit.path / header.run,
+            source=data.source,
+            labels=data.labels,
+            class_names=data.class_names,
+        )
         if header.split == "test":
             site_data = select_test_split(next(iter(sites.values())))
         else:
@@ -133,6 +138,22 @@ class AuditImages:
         unit = np.stack([features[example_row] for example_row in rows])
         order = order_by_similarity(unit, features[row])
         return [rows[i] for i in order[:k]]
+
+    @property
+    def group_word(self) -> str:
+        """What a group is: patient, slide, video; "group" if the source does not say."""
+        return self.site_data.table.group_word
+
+    def group_rows(self, row: int) -> list[int]:
+        """The site's rows of the same group (patient, slide, video), ascending; [] without groups.
+
+        The row itself is among them.
+        """
+        groups = self.site_data.table.groups
+        if groups is None or not 0 <= row < len(self.site_data):
+            return []
+        site_groups = groups[self.site_data.rows]
+        return [int(group_row) for group_row in np.flatnonzero(site_groups == site_groups[row])]
 
     @cached_property
     def _features(self) -> Mapping[int, np.ndarray]:

@@ -171,7 +171,12 @@ def _build_header(assessment: LabelAssessment, run: Path, out: Path, split: str)
     return AuditSummary(
         run=os.path.relpath(run, out),
         site=site_data.site,
-        data=AuditData(site_data.source, site_data.labels, site_data.table.fingerprint),
+        data=AuditData(
+            site_data.source,
+            site_data.labels,
+            site_data.table.fingerprint,
+            dict(site_data.class_names) or None,
+        ),
         classes=assessment.classes,
         method=config.method if assessment.evidence.has_model else FOLDER_AUDIT,
         rounds=rounds,

@@ -1,8 +1,8 @@
 """Evidence about the labels of one hospital that trains alone.
 
 The same evidence heads as in a federation (fedgsca/evidence.py, docs/evidence.md), with more folds:
-a single hospital has fewer images, so each head sees four fifths of them instead of half. No image
-is judged by a head that was trained on it, or on another image of the same patient.
+a single hospital has fewer images, so each head sees four fifths of them instead of three quarters.
+No image is judged by a head that was trained on it, or on another image of the same patient.
 
     for every epoch t:
         p_i     += opinion of head f(i) about image i          judge
@@ -26,12 +26,13 @@ from fedgsca.evidence import (
     Judgement,
     best_power,
     class_masses,
-    estimate_transition,
+    explain_parts,
     head_targets,
     judge,
     layer_normalise,
     normalise_mix,
     sharpen,
+    to_halves,
     train_heads,
 )
 from fedgsca.rng import stream
@@ -79,7 +80,7 @@ def collect_local_evidence(
                 sums = _add_opinion(sums, opinion, labels.given)
             balanced_targets, weights = head_targets(targets)
             if _is_refresh(epoch):
-                judgement = _make_judgement(opinion_sum, weights, labels.given)
+                judgement = _make_judgement(opinion_sum, weights, labels)
                 targets = judgement.transition(labels.given).posterior
                 opinion_sum = np.zeros_like(opinion_sum)
             order = stream(seed, "local-evidence", epoch).permutation(n)
@@ -100,12 +101,13 @@ def _add_opinion(
     return add_round(sums, opinion, losses, None)
 
 
-def _make_judgement(opinion_sum: np.ndarray, weights: np.ndarray, given: np.ndarray) -> Judgement:
-    """The judgement by the opinions since the last one; kappa by the likelihood of the labels."""
+def _make_judgement(opinion_sum: np.ndarray, weights: np.ndarray, labels: LocalLabels) -> Judgement:
+    """The judgement by the opinions since the last one; kappa by labels that T has not seen."""
     probs = opinion_sum / opinion_sum.sum(axis=1, keepdims=True)
     references = normalise_mix(class_masses(probs, weights))
+    halves = to_halves(labels.folds)
     likelihoods = []
     for power, reference in zip(POWERS, references, strict=True):
-        fit = estimate_transition(sharpen(probs, power), given, reference)
-        likelihoods.append(fit.log_likelihood)
+        value, _ = explain_parts(sharpen(probs, power), labels.given, halves, reference)
+        likelihoods.append(value)
     return Judgement(probs, references, best_power(np.array(likelihoods)))

@@ -38,7 +38,9 @@ rest on r, the probability of each true class under evidence that has not memori
           add a class to the credal set only if r_i(c) >= alpha
 
 Before the first r exists, and where the heads explain too little of the labels for any selection
-(guard.min_explained), sites train on all given labels. Without evidence heads (under
+(guard.min_explained) or less than plain training did (guard.max_decline), sites train on all given
+labels. On frozen features the step is bounded (step_bounds), and small before the first r
+(first_steps): a linear head never forgets a wrong label. Without evidence heads (under
 `privacy`, in very short runs), "evidence" means the same as "received".
 """
 
@@ -53,7 +55,7 @@ import numpy as np
 from fedgsca.aggregate import WeightedMean
 from fedgsca.credal import beta_at
 from fedgsca.errors import UpdateError
-from fedgsca.evidence import label_losses, training_weights
+from fedgsca.evidence import bound_rate, label_losses, training_weights
 from fedgsca.methods.base import Lateness, Logged, Method, ServerState, register
 from fedgsca.methods.parts.fedgsca_evidence import select_by_evidence
 from fedgsca.methods.parts.fedgsca_objective import CredalObjective
@@ -167,7 +169,8 @@ class FedGSCA(Method):
         ),
         "fallback": Extra(
             (),
-            "1 if the site trained on all given labels because the evidence explains too little",
+            "1 if the site trained on all given labels because the evidence explains too little, "
+            "or less than plain training did",
             optional=True,
             low=0,
             high=1,
@@ -182,7 +185,8 @@ class FedGSCA(Method):
         selection=(*Logged.selection, "pseudo_rows", "pseudo_labels"),
         events={
             "guard": "the collapse guard stepped in",
-            "fallback": "the evidence explained too little, so all given labels were used",
+            "fallback": "the evidence explained too little, or less than plain training did, so "
+            "all given labels were used",
         },
         stage="selection",
         stage_ran=lambda values, n: values.get("clean", -1) < n,  # absent: not known
@@ -308,7 +312,9 @@ class FedGSCA(Method):
                 class_weights=training_weights(totals, self.options.class_balance),
                 permission=posterior >= self.options.alpha,
             )
-            train(site, payload.round, objective, selection.rows, selection.labels)
+            rows, labels = selection.rows, selection.labels
+            factor = self._rate_factor(site)
+            train(site, payload.round, objective, rows, labels, lr_factor=factor)
         fit = self._fit(losses, selector)
         if fit is not None:
             memory = replace(memory, selector=fit.to_array())
@@ -319,17 +325,32 @@ class FedGSCA(Method):
         return Update(site.name, site.num_samples, site.weights(), extras)
 
     def _explains_too_little(self, evidence: LabelEvidence) -> bool:
-        """Would a selection by this evidence be arbitrary?"""
+        """Would a selection by this evidence be arbitrary, or worse than plain training?"""
         guard = self.options.guard
-        return (
-            guard.enabled
-            and evidence.share_explained is not None
-            and evidence.share_explained < guard.min_explained
-        )
+        if not guard.enabled or evidence.share_explained is None:
+            return False
+        least = guard.min_explained
+        if evidence.plain_explained is not None:
+            least = max(least, evidence.plain_explained - guard.max_decline)
+        return evidence.share_explained < least
+
+    def _rate_factor(self, site: Site, *, is_first_stage: bool = False) -> float:
+        """Factor on the learning rate of a linear head on frozen features; 1 for a network."""
+        if site.samples.are_images:
+            return 1.0
+        factor = self.options.first_steps if is_first_stage else 1.0
+        bounds = self.options.step_bounds
+        if bounds is None:
+            return factor
+        hyper = site.hyper
+        width = site.samples.inputs.shape[1]
+        return factor * bound_rate(hyper.lr, width, hyper.momentum, bounds) / hyper.lr
 
     def _update_on_given_labels(self, payload: Payload, site: Site, *, is_fallback: bool) -> Update:
         """A round on all given labels: before the heads have an opinion, or if it says nothing."""
-        train(site, payload.round, self._objective(payload.round, selecting=False))
+        factor = self._rate_factor(site, is_first_stage=not is_fallback)
+        objective = self._objective(payload.round, selecting=False)
+        train(site, payload.round, objective, lr_factor=factor)
         extras = {"selector": NO_SELECTOR.copy()}
         if self.options.diagnostics:
             rows = np.arange(site.num_samples)

@@ -78,8 +78,8 @@ MIX = [0.6, 0.3, 0.1]
 def test_a_fold_depends_on_seed_site_and_content_only() -> None:
     contents = [f"image {i}".encode() for i in range(400)]
     folds = assign_folds(0, "berlin", contents)
-    assert set(folds) == {0, 1}
-    assert 150 < folds.sum() < 250
+    assert set(folds) == {0, 1, 2, 3}
+    assert np.bincount(folds).min() > 70
     order = stream(0, "order").permutation(400)
     np.testing.assert_array_equal(
         assign_folds(0, "berlin", [contents[i] for i in order]), folds[order]
@@ -100,7 +100,7 @@ def test_held_out_samples_depend_on_seed_site_and_content_and_not_on_the_fold() 
     assert draw_holdout(0, "berlin", contents, 0.4)[mask].all()
     assert not draw_holdout(0, "berlin", contents, 0.0).any()
     folds = assign_folds(0, "berlin", contents)
-    assert 0.4 < folds[mask].mean() < 0.6
+    assert np.bincount(folds[mask]).min() > 0.2 * mask.sum()
 
 
 def features_of(labels: np.ndarray, seed: int = 0) -> np.ndarray:
@@ -136,9 +136,9 @@ def test_one_step_of_a_head_by_hand() -> None:
     """Two samples of two classes; head 1 sees fold 0, head 0 sees fold 1."""
     features = np.array([[1.0, -1.0], [-1.0, 1.0]])
     targets = np.eye(2)
-    heads = train_heads(
-        Heads.zeros(2, 2), features, targets, np.ones(2), np.array([0, 1]), np.arange(2), step=2.0
-    )
+    folds = np.array([0, 1])
+    heads = Heads.zeros(2, 2, num_heads=2)
+    heads = train_heads(heads, features, targets, np.ones(2), folds, np.arange(2), step=2.0)
     # lr = 2.0 / D = 1; gap = (1/2 - target) * K / (K - 1) = (-1/2, 1/2) * 2, over a batch of 2
     np.testing.assert_allclose(heads.weight[1], [[0.5, -0.5], [-0.5, 0.5]])
     np.testing.assert_allclose(heads.bias[1], [0.5, -0.5])

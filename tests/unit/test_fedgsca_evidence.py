@@ -11,8 +11,12 @@ import pytest
 import torch
 
 from fedgsca.credal import rcl_loss, ucl_loss
+from fedgsca.evidence import bound_rate
+from fedgsca.methods.fedgsca import FedGSCA
 from fedgsca.methods.parts.evidence_heads import add_evidence_heads
+from fedgsca.methods.parts.fedgsca_options import FedGSCAOptions
 from fedgsca.rng import stream
+from fedgsca.site import LabelEvidence, weights_of
 from fedgsca.wire import SMALLEST_GROUP
 from tests.helpers import CLASSES, Toy, toy_experiment
 
@@ -124,3 +128,31 @@ def test_a_confident_model_may_only_add_classes_that_the_evidence_permits(loss: 
     assert losses[0] == 0
     only_given = loss(logits, labels, beta=2.0, reduction="none")
     assert losses[1] == only_given[1] > 1
+
+
+def test_a_step_on_frozen_features_is_bounded_whatever_the_learning_rate() -> None:
+    """20 and 40 are the bounds of lr D / (1 - momentum)."""
+    assert bound_rate(0.05, width=1280, momentum=0.0) == pytest.approx(40 / 1280)
+    assert bound_rate(0.001, width=1280, momentum=0.0) == pytest.approx(20 / 1280)
+    assert bound_rate(0.02, width=1280, momentum=0.0) == 0.02
+    assert bound_rate(0.5, width=1280, momentum=0.9) == pytest.approx(4 / 1280)
+
+
+def test_before_the_first_posterior_a_frozen_head_takes_small_steps(tmp_path: Path) -> None:
+    distances = {}
+    for factor in (1.0, 0.1):
+        toy = toy_with_heads(tmp_path / str(factor), first_steps=factor, step_bounds=None)
+        start = {name: np.array(array) for name, array in weights_of(toy.model).items()}
+        state = toy.run(1)
+        changes = [np.abs(state.weights[name] - start[name]).sum() for name in start]
+        distances[factor] = float(np.sum(changes))
+    assert distances[0.1] < 0.3 * distances[1.0]
+
+
+def test_a_site_whose_heads_explain_less_than_plain_training_did_uses_all_labels() -> None:
+    method = FedGSCA(FedGSCAOptions(), 10)
+    posterior = np.full((4, 2), 0.5)
+    evidence = LabelEvidence(posterior, share_explained=0.20, plain_explained=0.21)
+    assert not method._explains_too_little(evidence)
+    assert method._explains_too_little(replace(evidence, plain_explained=0.25))
+    assert method._explains_too_little(replace(evidence, share_explained=0.005))

@@ -130,9 +130,9 @@ def test_every_part_has_its_share_of_every_class() -> None:
 
 def test_between_two_powers_the_class_mix_is_between_theirs() -> None:
     judgement = judgement_of(site_of(np.eye(3), MIX, n=50).opinion)
-    np.testing.assert_allclose(sharpen_to(judgement, 1.5)[1], judgement.references[1])
-    np.testing.assert_allclose(sharpen_to(judgement, 0.7)[1], judgement.references[0])
-    np.testing.assert_allclose(sharpen_to(judgement, 6.0)[1], judgement.references[5])
-    middle = sharpen_to(judgement, 1.25)[1]
+    np.testing.assert_allclose(sharpen_to(judgement, POWERS[1])[1], judgement.references[1])
+    np.testing.assert_allclose(sharpen_to(judgement, POWERS[0] / 2)[1], judgement.references[0])
+    np.testing.assert_allclose(sharpen_to(judgement, POWERS[-1] * 2)[1], judgement.references[-1])
+    middle = sharpen_to(judgement, (POWERS[0] + POWERS[1]) / 2)[1]
     bounds = np.sort(judgement.references[:2], axis=0)
     assert (middle >= bounds[0] - 1e-3).all() and (middle <= bounds[1] + 1e-3).all()

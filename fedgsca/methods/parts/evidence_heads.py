@@ -24,6 +24,7 @@ import numpy as np
 
 from fedgsca.aggregate import WeightedMean
 from fedgsca.evidence import (
+    MAX_DECLINE,
     MIN_USEFUL,
     NUM_HEADS,
     POWERS,
@@ -33,13 +34,14 @@ from fedgsca.evidence import (
     best_power,
     class_masses,
     draw_holdout,
-    estimate_transition,
+    explain_parts,
     explained_across_folds,
     head_targets,
     judge,
     layer_normalise,
     normalise_mix,
     sharpen,
+    to_halves,
     train_heads,
 )
 from fedgsca.methods.base import Method, ServerState
@@ -57,7 +59,7 @@ WITHHELD = SMALLEST_GROUP / 2
 _HEAD_EXTRAS = {
     "evidence.weight": Extra(
         (NUM_HEADS, "D", "C"),
-        "weights of the two evidence heads, each trained without one half of the images",
+        "weights of the four evidence heads, each trained without a quarter of the images",
         optional=True,
         low=-1e4,
         high=1e4,
@@ -231,6 +233,7 @@ class EvidenceMethod(Method):
             memory.posterior,
             evidence.get("evidence.training_counts"),
             share_explained=memory.share_explained,
+            plain_explained=memory.plain_explained,
         )
         site.evidence = label_evidence
         extras: dict[str, np.ndarray] = {}
@@ -385,6 +388,8 @@ class HeadMemory:
     posterior: np.ndarray | None = None
     # share of the labels' entropy that the opinions behind r explain; None: as r
     share_explained: float | None = None
+    # the same at the first refresh: what plain training on the given labels explained
+    plain_explained: float | None = None
 
     @staticmethod
     def from_arrays(arrays: Arrays, site: Site) -> HeadMemory:
@@ -400,6 +405,7 @@ class HeadMemory:
             int(arrays["refresh"]),
             arrays.get("posterior"),
             float(arrays["explained"]) if "explained" in arrays else None,
+            float(arrays["plain_explained"]) if "plain_explained" in arrays else None,
         )
 
     def to_arrays(self) -> dict[str, np.ndarray]:
@@ -414,6 +420,8 @@ class HeadMemory:
             arrays["posterior"] = self.posterior
         if self.share_explained is not None:
             arrays["explained"] = np.array(self.share_explained)
+        if self.plain_explained is not None:
+            arrays["plain_explained"] = np.array(self.plain_explained)
         return arrays
 
     def add(self, opinion: np.ndarray) -> HeadMemory:
@@ -429,9 +437,11 @@ class HeadMemory:
     def head_labels(self, site: Site) -> np.ndarray:
         """(n, C): what the heads are trained on; the given labels, later the posterior.
 
-        A posterior that explains nothing would only teach the heads their own opinion.
+        A posterior that explains nothing would only teach the heads their own opinion. So would one
+        that explains less than plain training did.
         """
-        if self.posterior is None or (self.share_explained or 0.0) < MIN_USEFUL:
+        least = max(MIN_USEFUL, (self.plain_explained or 0.0) - MAX_DECLINE)
+        if self.posterior is None or (self.share_explained or 0.0) < least:
             return np.asarray(np.eye(site.num_classes)[site.labels])
         return np.asarray(self.posterior, dtype=np.float64)
 
@@ -466,12 +476,15 @@ def _refresh_posterior(memory: HeadMemory, evidence: Arrays, site: Site) -> Head
     fit = judgement.transition(site.labels)
     opinion = sharpen(judgement.probs, power)
     reference = judgement.references[POWERS.index(power)]
+    share_explained = explained_across_folds(opinion, site.labels, memory.folds, reference)
+    plain_explained = memory.plain_explained
     return HeadMemory(
         memory.folds,
         np.zeros_like(memory.opinion_sum),
         refresh=refresh,
         posterior=fit.posterior.astype(np.float32),
-        share_explained=explained_across_folds(opinion, site.labels, memory.folds, reference),
+        share_explained=share_explained,
+        plain_explained=share_explained if plain_explained is None else plain_explained,
     )
 
 
@@ -512,14 +525,18 @@ def _received_heads(evidence: Arrays, width: int, num_classes: int) -> Heads:
 
 
 def _log_likelihoods(memory: HeadMemory, references: np.ndarray, site: Site) -> np.ndarray:
-    """(P,) log-likelihood of the given labels for each power; NaN for a very small site."""
+    """(P,) for each power, the log-likelihood of given labels that T has not seen.
+
+    NaN for a very small site.
+    """
     if site.num_samples < SMALLEST_GROUP:
         return np.full(len(POWERS), np.nan)
     opinion = memory.mean_opinion()
     values = []
     for power, reference in zip(POWERS, references, strict=True):
-        fit = estimate_transition(sharpen(opinion, power), site.labels, reference)
-        values.append(fit.log_likelihood)
+        halves = to_halves(memory.folds)
+        value, _ = explain_parts(sharpen(opinion, power), site.labels, halves, reference)
+        values.append(value)
     return np.array(values)
 
 

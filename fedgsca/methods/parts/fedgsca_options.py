@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from fedgsca.evidence import MIN_USEFUL
+from fedgsca.evidence import FIRST_STEPS, MAX_DECLINE, MIN_USEFUL, STEP_BOUNDS
 from fedgsca.methods.base import MethodOptions
 from fedgsca.selector import LOSS_CAP
 
@@ -76,6 +76,13 @@ class GuardOptions(MethodOptions):
         lt=1,
         description="with evidence: what the heads must explain of a site's labels, from 0 "
         "(nothing) to 1; below it, the site trains on all its labels",
+    )
+    max_decline: float = Field(
+        default=MAX_DECLINE,
+        ge=0,
+        le=1,
+        description="with evidence: how much less the heads may explain than plain training did, "
+        "before anything was selected; beyond it, the site trains on all its labels",
     )
 
 
@@ -156,6 +163,18 @@ class FedGSCAOptions(MethodOptions):
         le=1,
         description="with evidence: exponent of the class weights in the loss, from the labels "
         "that all sites train on; 0: none",
+    )
+    step_bounds: tuple[float, float] | None = Field(
+        default=STEP_BOUNDS,
+        description="with evidence, on frozen features: smallest and largest learning rate times "
+        "number of features, without momentum; none: the learning rate as it is",
+    )
+    first_steps: float = Field(
+        default=FIRST_STEPS,
+        gt=0,
+        le=1,
+        description="with evidence, on frozen features: factor on the learning rate before the "
+        "first selection, because a linear head does not forget",
     )
     diagnostics: bool = Field(
         default=True,
