@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
-EXTRAS := weights,dicom,onnx,review,flower,odir,cleanlab,privacy,docs,dev
+EXTRAS := weights,monai,dicom,onnx,review,tensorboard,mlflow,flower,odir,cleanlab,privacy,docs,dev
 SHELL := /bin/bash
 
 .PHONY: demo test slow lint docs wheel bench setup clean

@@ -43,6 +43,7 @@ from fedgsca.cli import (
     show_config,
     show_wire,
     tune,
+    watch,
 )
 from fedgsca.cli.error_output import (
     from_click,
@@ -68,6 +69,7 @@ MODULES = (
     benchmark,
     deploy,
     report,
+    watch,
     audit,
     audit_alone,
     review,
@@ -91,6 +93,7 @@ COMMAND_ORDER = (
     "run",
     "resume",
     "readmit",
+    "watch",
     "compare",
     "tune",
     "table",

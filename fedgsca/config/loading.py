@@ -10,7 +10,14 @@ from typing import Any, NamedTuple, TypeGuard, get_args
 from pydantic import BaseModel, ValidationError
 
 from fedgsca.config.presets import PRESETS, recommend
-from fedgsca.config.schema import METHODS, SITES_SOURCE, Config, MethodSchema, Tree
+from fedgsca.config.schema import (
+    METHODS,
+    OWN_FEATURES,
+    SITES_SOURCE,
+    Config,
+    MethodSchema,
+    Tree,
+)
 from fedgsca.errors import ConfigError, ConfigProblem
 from fedgsca.robust.base import load_rules
 from fedgsca.support.text import one_line, plural, printable, suggest
@@ -163,6 +170,7 @@ def build(tree: Mapping[str, Any]) -> Config:
         problems += _rule_problems(config)
         problems += _loss_problems(config, method)
         problems += _participation_problems(config)
+        problems += _feature_problems(config)
     except ValidationError as error:
         problems += validation_problems(error, Config)
     _raise_problems(problems)
@@ -335,6 +343,31 @@ def _participation_problems(config: Config) -> list[ConfigProblem]:
             "remove the key"
         )
         problems.append(ConfigProblem("config.lateness-not-simulated", message))
+    return problems
+
+
+def _feature_problems(config: Config) -> list[ConfigProblem]:
+    """Keys that contradict each other about the user's own features."""
+    model = config.model
+    problems = []
+    if model.name != OWN_FEATURES:
+        for key, value in (
+            ("data.features", config.data.features),
+            ("model.feature_width", model.feature_width),
+        ):
+            if value is not None:
+                message = f"{key}: only model.name={OWN_FEATURES} uses it; remove one of the two"
+                problems.append(ConfigProblem("config.features-not-used", message))
+        return problems
+    if not model.frozen or model.weights is not None:
+        message = (
+            f"model: {OWN_FEATURES} trains a head on the features of a file; "
+            "remove model.frozen=false and model.weights"
+        )
+        problems.append(ConfigProblem("config.features-without-network", message))
+    if config.data.features is not None and config.data.source == SITES_SOURCE:
+        message = "data.features: each site has its own file; remove the key"
+        problems.append(ConfigProblem("config.features-at-sites", message))
     return problems
 
 

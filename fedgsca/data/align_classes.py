@@ -38,7 +38,9 @@ def align_classes(table: ImageTable, classes: Sequence[str]) -> ImageTable:
         given=_renumber(table.given, index),
         replaced_labels=_renumber(table.replaced_labels, index),
         classes=tuple(classes),
-        fingerprint=fingerprint(table.images, labels, classes, table.split),
+        fingerprint=fingerprint(
+            table.images, labels, classes, table.split, features=table.features
+        ),
     )
 
 

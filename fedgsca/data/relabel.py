@@ -52,7 +52,9 @@ def replace_labels(table: ImageTable, path: Path, *, is_part: bool = False) -> I
         table,
         labels=labels,
         replaced_labels=table.trained_on,
-        fingerprint=fingerprint(table.images, labels, table.classes, table.split),
+        fingerprint=fingerprint(
+            table.images, labels, table.classes, table.split, features=table.features
+        ),
         notes=notes,
     )
 

@@ -10,8 +10,9 @@ from importlib.metadata import PackageNotFoundError, version
 from platform import python_version_tuple
 from typing import Any
 
-from fedgsca.config import Config, to_toml
+from fedgsca.config import OWN_FEATURES, Config, to_toml
 from fedgsca.deploy.consortium import TEMPLATES, Consortium, Hospital
+from fedgsca.support.import_path import is_import_path
 from fedgsca.support.json_record import Record
 from fedgsca.support.markdown import escape_text
 from fedgsca.support.text import one_line, printable
@@ -213,6 +214,9 @@ def _common_values(
         "evidence": _sends_evidence(config),
         "holdout": _sends_evidence(config) and config.evidence.holdout > 0,
         "frozen": config.model.frozen,
+        "own_features": config.model.name == OWN_FEATURES,
+        "feature_width": config.model.feature_width,
+        "own_network": config.model.name if is_import_path(config.model.name) else None,
         "fingerprint": config.fingerprint(),
     }
 

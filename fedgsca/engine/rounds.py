@@ -43,7 +43,12 @@ from fedgsca.engine.local import LocalEngine, SiteRunner
 from fedgsca.engine.participation import draw_sites
 from fedgsca.engine.processes import ProcessEngine
 from fedgsca.engine.run_companions import check_companions, describe_companions
-from fedgsca.engine.site_evaluation import ModelScores, pool_scores, score_model
+from fedgsca.engine.site_evaluation import (
+    ModelScores,
+    pool_scores,
+    predict_test_images,
+    score_model,
+)
 from fedgsca.engine.update_facts import RoundFacts, Scaling, UpdateFacts
 from fedgsca.errors import QuorumError, UpdateError
 from fedgsca.experiment.records import (
@@ -136,7 +141,8 @@ def run(
                 loop.engine.close()
         if state.round < config.train.rounds:
             return None
-        return folder.finish(state, experiment, method)
+        predictions = predict_test_images(runner, state.weights)
+        return folder.finish(state, experiment, method, predictions)
 
 
 def _run_patiently(loop: RoundLoop, state: ServerState) -> ServerState:
@@ -311,6 +317,7 @@ class RoundLoop:
                 loss=finite(scores.loss),
                 confusion=scores.confusion,
                 test_counts=scores.test_counts,
+                site_confusions=scores.site_confusions,
             )
         if val is not None:
             record = replace(record, val_f1=score_model(self.runner, state.weights, val).f1)

@@ -11,6 +11,7 @@ process.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import logging
@@ -28,6 +29,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from fedgsca.engine.worker_client import ANSWER, ASK_AGAIN, PROBLEM, state_of, worker_folder
+from fedgsca.errors import FedgscaError
+from fedgsca.support.import_path import restrict_imports
 from fedgsca.support.local_socket import (
     LocalConnection,
     MessageTooLongError,
@@ -256,6 +259,16 @@ def end_with(process_id: int) -> None:
     threading.Thread(target=watch, daemon=True).start()
 
 
+def _restrict_imports(settings_path: Path) -> None:
+    """Whatever a message says, this process imports only the networks of its own settings."""
+    from fedgsca.engine.site_node import read_settings
+
+    networks: tuple[str, ...] = ()
+    with contextlib.suppress(FedgscaError):  # reported with the first message
+        networks = read_settings(settings_path).networks
+    restrict_imports(networks)
+
+
 def main() -> None:
     """The command line of the worker."""
     settings_path, guardian = Path(sys.argv[1]), int(sys.argv[2])
@@ -270,6 +283,7 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that started this one
     end_with(guardian)
     site = ResidentSite(settings_path)
+    _restrict_imports(settings_path)
     folder = worker_folder(state_of(settings_path))
     WorkerServer(folder, site.answer, prepare=site.prepare).serve()
 

@@ -10,9 +10,12 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from fedgsca.errors import RunFolderError
+from fedgsca.experiment.final_predictions import FinalPredictions
+from fedgsca.experiment.final_statistics import summarise_counts, summarise_predictions
 from fedgsca.experiment.records import (
     BestRound,
     ClassResult,
+    FinalStatistics,
     LastRound,
     RoundRecord,
     RunResult,
@@ -32,8 +35,12 @@ def summarise_run(
     timing: Sequence[TimingRecord],
     experiment: Experiment,
     log_declaration: Logged,
+    predictions: FinalPredictions | None = None,
 ) -> RunResult:
-    """The content of result.json. `log_declaration` names the method's unusual events."""
+    """The content of result.json. `log_declaration` names the method's unusual events.
+
+    `predictions` are those of the final model; None: this machine has no test images.
+    """
     config, table = experiment.config, experiment.table
     scores = tested_rounds(rounds)
     last = scores[-1]
@@ -62,7 +69,18 @@ def summarise_run(
         machine=describe_machine(),
         unseen=choose_unseen(rounds),
         privacy=last_record.privacy,
+        statistics=summarise_final_model(last_record, experiment, predictions),
     )
+
+
+def summarise_final_model(
+    last_record: RoundRecord, experiment: Experiment, predictions: FinalPredictions | None
+) -> FinalStatistics | None:
+    """Intervals, ranking and calibration; from the sites' counts where there are no images."""
+    table = experiment.table
+    if predictions is None:
+        return summarise_counts(last_record, table.classes)
+    return summarise_predictions(predictions, table.classes, last_record.round, table.group_word)
 
 
 def expected_scores(rounds: Sequence[RoundRecord]) -> dict[int, float]:

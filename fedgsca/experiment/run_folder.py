@@ -9,6 +9,7 @@ checkpoint/        the last four rounds
 store/<site>/      each site's private memory
 evidence/<site>/   each site's evidence about its own labels; audit/<site>/ the audit
 losses/<site>.npz  simulations: per-sample losses of the newest selection, for the report
+test-probabilities.npz   the final model on every test image of this machine
 model.safetensors, result.json (RunResult), report.html
 
 The JSON files are described by the records in records.py.
@@ -27,9 +28,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedgsca.config import Config, build, differences, read_toml, to_toml
+from fedgsca.config import OWN_FEATURES, Config, build, differences, read_toml, to_toml
 from fedgsca.data.label_changes import labels_in_use
 from fedgsca.errors import RunFolderError
+from fedgsca.experiment.final_predictions import FinalPredictions, write_predictions_file
 from fedgsca.experiment.records import (
     DataSetup,
     LabelsInUse,
@@ -292,6 +294,7 @@ class RunFolder:
     def _make_setup(self, experiment: Experiment, signature: str) -> Setup:
         table = experiment.table
         labels = labels_in_use(self.config.data.labels or self.config.noise.given, table)
+        is_head = self.config.model.name == OWN_FEATURES
         return Setup(
             data=DataSetup(
                 name=table.name,
@@ -299,6 +302,7 @@ class RunFolder:
                 classes=tuple(table.classes),
                 shape=tuple(table.images.shape),
                 white=table.white,
+                feature_width=experiment.feature_width if is_head else None,
             ),
             test=0 if experiment.test is None else len(experiment.test),
             sites={name: _site_setup(experiment, name) for name in experiment.names},
@@ -358,10 +362,17 @@ class RunFolder:
 
     # ---- at the end ----
 
-    def finish(self, state: ServerState, experiment: Experiment, method: Method) -> RunResult:
-        """model.safetensors and result.json.
+    def finish(
+        self,
+        state: ServerState,
+        experiment: Experiment,
+        method: Method,
+        predictions: FinalPredictions | None = None,
+    ) -> RunResult:
+        """model.safetensors, test-probabilities.npz and result.json.
 
-        The result is written last: its presence means that the run is complete.
+        The result is written last: its presence means that the run is complete. `predictions` are
+        those of the final model; None: this machine has no test images.
         """
         metadata = {
             "classes": json.dumps(experiment.table.classes),
@@ -369,8 +380,14 @@ class RunFolder:
             "config": to_toml(self.config),
         }
         write_atomic(self.path / "model.safetensors", save_tensors(state.weights, metadata))
+        if predictions is not None:
+            write_predictions_file(self.path, predictions)
         result = summarise_run(
-            read_rounds(self.path), read_timing(self.path), experiment, method.logged
+            read_rounds(self.path),
+            read_timing(self.path),
+            experiment,
+            method.logged,
+            predictions,
         )
         write_atomic(self.path / "result.json", dumps(result.to_json()))
         return result

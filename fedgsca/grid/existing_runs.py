@@ -6,11 +6,13 @@ import json
 import os
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from fedgsca.errors import RunFolderError
 from fedgsca.experiment.records import Comparison, ComparisonCell, RunResult, Setup
 from fedgsca.experiment.run_folder import read_config, read_result
+from fedgsca.grid.comparison import final_qualities
 from fedgsca.methods.base import load_methods
 from fedgsca.support.text import join_words
 
@@ -56,7 +58,7 @@ def _read_finished(path: Path) -> RunResult:
 
 
 def _cell(result: RunResult, method: str, label: str, path: str) -> ComparisonCell:
-    return ComparisonCell(
+    cell = ComparisonCell(
         method=method,
         label=label,
         noise=result.noise,
@@ -70,6 +72,7 @@ def _cell(result: RunResult, method: str, label: str, path: str) -> ComparisonCe
         bytes_up=result.bytes_per_round.up,
         bytes_down=result.bytes_per_round.down,
     )
+    return replace(cell, **final_qualities(result))
 
 
 def _find_differences(paths: Sequence[Path]) -> list[str]:

@@ -172,7 +172,7 @@ def _find_mismatch(decision: Decision, row: int, site_data: SiteData) -> str | N
         return f"(row {row}) has another label in the data"
     if table.split[table_row] != "train":
         return f"is a {table.split[table_row]} image, whose label is locked"
-    if decision.hash != content_hash(site_data.image(row)):
+    if decision.hash != content_hash(site_data.content(row)):
         return "is a different image in the data"
     if decision.final is not None and decision.final not in table.classes:
         return f"gets the class {decision.final!r}, which does not exist"

@@ -27,9 +27,9 @@ JPEG_QUALITY = 85
 
 
 def content_hash(image: np.ndarray) -> str:
-    """sha256 of the shape and bytes of an image, (H, W, 3) uint8.
+    """sha256 of the shape and bytes of a uint8 array: an image (H, W, 3), or a feature vector.
 
-    It identifies the pixels, so that a decision about one image is never applied to another.
+    It identifies the sample, so that a decision about one image is never applied to another.
     """
     digest = hashlib.sha256(repr(tuple(image.shape)).encode())
     digest.update(np.ascontiguousarray(image, dtype=np.uint8).data)
@@ -75,17 +75,21 @@ class AuditImages:
 
     def array(self, row: int) -> np.ndarray:
         """(H, W, 3) uint8: the input of the network."""
+        self._check_row(row)
+        return self.site_data.image(row)
+
+    def hash(self, row: int) -> str:
+        """The content hash of the sample."""
+        self._check_row(row)
+        return content_hash(self.site_data.content(row))
+
+    def _check_row(self, row: int) -> None:
         if not 0 <= row < len(self.site_data):
             raise DataError(
                 "audit.unknown-row",
                 f"the site {self.site_data.site} has no row {row}",
                 fix=f"use a row from 0 to {len(self.site_data) - 1}",
             )
-        return self.site_data.image(row)
-
-    def hash(self, row: int) -> str:
-        """The content hash of the network's input."""
-        return content_hash(self.array(row))
 
     def png(self, row: int, size: int | None = None) -> bytes:
         """The original image if its file can be read, otherwise the network's input, as PNG.

@@ -19,6 +19,7 @@ from fedgsca.engine.label_evidence import read_header, sites_with_evidence
 from fedgsca.errors import ConfigError, DataError, RunFolderError
 from fedgsca.experiment.frozen_features import frozen_features
 from fedgsca.experiment.simulation import divide
+from fedgsca.label_audit.image_note import draw_note
 from fedgsca.support.text import did_you_mean
 
 
@@ -49,8 +50,17 @@ class SiteData:
         return len(self.rows)
 
     def image(self, row: int) -> np.ndarray:
-        """(H, W, 3) uint8: the input of the network."""
+        """(H, W, 3) uint8: the input of the network; a note, where there are features only."""
+        if not self.table.has_images:
+            return draw_note("no image", str(self.table.ids[self.rows[row]]))
         return np.asarray(self.table.images[self.rows[row]])
+
+    def content(self, row: int) -> np.ndarray:
+        """Bytes that identify a sample: its pixels or, without images, its features; uint8."""
+        if self.table.has_images or self.table.features is None:
+            return self.image(row)
+        vector = np.ascontiguousarray(self.table.features[self.rows[row]])
+        return vector.view(np.uint8)
 
     def features(self, rows: np.ndarray, run: Path) -> np.ndarray | None:
         """(m, D) float32 of these rows, (m,); None where the folder contains no model.

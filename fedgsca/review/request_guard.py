@@ -40,6 +40,8 @@ class Guard:
     secret.
     """
 
+    command = "fedgsca review"  # prints the address
+
     def __init__(self, app: ASGIApp, *, port: int, token: str) -> None:
         """Protect `app`, which is served on `port`."""
         self.app = app
@@ -58,7 +60,7 @@ class Guard:
         refusal = refuse_foreign_request(scope, headers, self.hosts, "http")
         if refusal is None and not (has_token or self._has_cookie(headers)):
             refusal = PlainTextResponse(
-                "Open the address printed by `fedgsca review`: it contains the key.\n", 403
+                f"Open the address printed by `{self.command}`: it contains the key.\n", 403
             )
         if refusal is None:
             refusal = refuse_large_body(scope, headers)

@@ -150,7 +150,7 @@ def _read_archive(
         cache_dir,
     )
     labels = np.concatenate(label_blocks)
-    _check_class_count(path, labels)
+    check_class_count(path, labels)
     classes = class_names(path, int(labels.max(initial=-1)) + 1)
     split_column = np.repeat(np.array(splits), counts)
     return check_table(
@@ -169,7 +169,7 @@ def _read_archive(
     )
 
 
-def _check_class_count(path: Path, labels: np.ndarray) -> None:
+def check_class_count(path: Path, labels: np.ndarray) -> None:
     """A single absurd label must not ask for as many classes."""
     largest = int(labels.max(initial=-1))
     if largest >= MAX_CLASSES:
