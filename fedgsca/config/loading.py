@@ -20,7 +20,7 @@ from fedgsca.config.schema import (
 )
 from fedgsca.errors import ConfigError, ConfigProblem
 from fedgsca.robust.base import load_rules
-from fedgsca.support.text import one_line, plural, suggest
+from fedgsca.support.text import one_line, plural, printable, suggest
 from fedgsca.wire import unprotected
 
 # how TOML spells None, which it does not have
@@ -142,7 +142,8 @@ def build(tree: Mapping[str, Any]) -> Config:
     """Check a complete tree: every problem is collected, then all are reported together."""
     methods = METHODS.load()
     tree = dict(tree)
-    problems: list[ConfigProblem] = []
+    problems = _text_problems(tree)
+    _raise_problems(problems)  # such texts can be neither stored nor shown
     name = str(tree.get("method", "fedgsca")).lower()
     preset = str(tree.get("preset", "default"))
     if preset not in PRESETS:
@@ -172,6 +173,11 @@ def build(tree: Mapping[str, Any]) -> Config:
         problems += _feature_problems(config)
     except ValidationError as error:
         problems += validation_problems(error, Config)
+    _raise_problems(problems)
+    return config
+
+
+def _raise_problems(problems: list[ConfigProblem]) -> None:
     if problems:
         raise ConfigError(
             "config.invalid",
@@ -179,7 +185,20 @@ def build(tree: Mapping[str, Any]) -> Config:
             fix="correct the keys above; `fedgsca methods NAME` lists the options of a method",
             problems=problems,
         )
-    return config
+
+
+def _text_problems(tree: Mapping[str, Any]) -> list[ConfigProblem]:
+    """Half characters: a name that is not UTF-8 gets them from the command line."""
+    problems: list[ConfigProblem] = []
+    try:
+        values = flatten(tree)
+    except RecursionError:  # the checks that follow explain it
+        return problems
+    for key, value in values.items():
+        if isinstance(value, str) and value != value.encode(errors="replace").decode():
+            message = f"{printable(key)}: {printable(value)!r} has characters that are not Unicode"
+            problems.append(ConfigProblem("config.invalid-text", message))
+    return problems
 
 
 def _take_method_sections(

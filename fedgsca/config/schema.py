@@ -443,6 +443,12 @@ class AggregationConfig(Section):
         description="guard: a change that is more times larger than usual is scaled down to the "
         "usual norm, and the log says so",
     )
+    steady_factor: float = Field(
+        default=2.3,
+        gt=1,
+        description="guard: a site whose changes are more times larger than those of the others "
+        "over its rounds (geometric mean) is used with their norm",
+    )
     max_response: float = Field(
         default=0.1,
         ge=-1,

@@ -62,6 +62,8 @@ if TYPE_CHECKING:
     from filelock import BaseFileLock
 
 READMISSIONS = "readmit"  # a folder with one empty file per site, until the next checkpoint
+# without them a file is no result; later versions may add others
+_RESULT_KEYS = ("method", "f1", "rounds")
 _SHOWN_CHANGES = 6  # differences between two experiments that an error lists
 
 
@@ -96,8 +98,14 @@ def read_timing(folder: Path) -> list[TimingRecord]:
 
 def read_result(folder: Path) -> RunResult | None:
     """The result of a finished run; None if it is not finished."""
-    tree = _read_object(folder / "result.json")
-    return None if tree is None else RunResult.from_json(tree)
+    path = folder / "result.json"
+    tree = _read_object(path)
+    if tree is None:
+        return None
+    missing_keys = [key for key in _RESULT_KEYS if key not in tree]
+    if missing_keys:  # an empty result would be shown as if the run had ended with it
+        raise _damaged(path, f"it has no {missing_keys[0]}")
+    return RunResult.from_json(tree)
 
 
 def read_setup(folder: Path) -> Setup:
@@ -109,14 +117,23 @@ def _read_object(path: Path) -> dict[str, Any] | None:
     """A JSON object; None if there is no file."""
     if not path.exists():
         return None
+    if not path.is_file():  # a pipe or a device would be read for ever
+        raise _damaged(path, "it is not a regular file")
     try:
-        return dict(json.loads(path.read_bytes()))
-    except (OSError, TypeError, ValueError, RecursionError) as error:
-        raise RunFolderError(
-            "run.damaged-file",
-            f"{path} is damaged: {error}",
-            fix="restore it from a backup, or start again with another --out",
-        ) from None
+        tree = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError) as error:
+        raise _damaged(path, str(error)) from None
+    if not isinstance(tree, dict):
+        raise _damaged(path, "it is not a JSON object")
+    return tree
+
+
+def _damaged(path: Path, reason: str) -> RunFolderError:
+    return RunFolderError(
+        "run.damaged-file",
+        f"{path} is damaged: {reason}",
+        fix="restore it from a backup, or start again with another --out",
+    )
 
 
 def _has_round(line: object) -> bool:

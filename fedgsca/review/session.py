@@ -432,7 +432,9 @@ class Session:
         Raises DataError if it makes no sense, RunFolderError if it cannot be saved.
         """
         number = body.get("row")
-        row = self.row_of(number) if isinstance(number, int) else None
+        row = None
+        if isinstance(number, int) and not isinstance(number, bool):  # JSON's true is an int, too
+            row = self.row_of(number)
         if row is None:
             raise DataError(
                 "review.unknown-row",

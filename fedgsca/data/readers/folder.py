@@ -209,6 +209,7 @@ def _check_files(file_list: FileList, lines: list[int]) -> None:
             )
         )
     file_list.check_duplicates(lines)
+    file_list.check_classes()
     _check_existence(file_list, [name for name in names if name not in outside_paths])
 
 
