@@ -327,10 +327,12 @@ def _show_intervals(result: ComparisonResult) -> None:
     for entry in result.comparison.intervals or ():
         if entry.difference is not None:
             reference = labels.get(entry.reference, entry.reference)
+            remark = "95 % interval over test images and seeds"
+            if entry.difference.low is None:
+                remark = "without an interval: too few test images or patients"
             print_line(
                 f"{labels.get(entry.method, entry.method)} minus {reference} under {entry.noise},"
-                f" last round's F1: {difference_text(entry)}, 95 % interval over test images and"
-                " seeds",
+                f" last round's F1: {difference_text(entry)}, {remark}",
                 "dim",
             )
 

@@ -110,6 +110,8 @@ def add_reviewer(
         print_json({"link": address, **_describe(link)})
         return
     print_line(f"link  {address}", "bold")
+    if address.startswith("http://"):
+        print_note("if you serve the page with a certificate, write https:// instead of http://")
     print_note(
         f"for {link.reviewer} only, as {link.role}, until {link.expires[:10]}. Whoever has it can"
         f" decide in this name: hand it over in person or by encrypted mail. To end it:"

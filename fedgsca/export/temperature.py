@@ -111,10 +111,13 @@ def describe_fit(fit: TemperatureFit) -> str:
     text = f"temperature {fit.temperature:.3g}, fitted on {fit.images} {fit.fitted_on}"
     if fit.test_ece_before is None or fit.test_ece_after is None:
         return text
-    return (
+    text = (
         f"{text}; calibration error on the {fit.test_images} test images"
         f" {fit.test_ece_before:.1f} before, {fit.test_ece_after:.1f} after (percent)"
     )
+    if fit.test_ece_after > fit.test_ece_before:
+        text += "; the scaling made it worse there, so consider an export without --temperature"
+    return text
 
 
 def with_temperature(model: Probabilities, temperature: float) -> Probabilities:

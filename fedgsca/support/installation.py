@@ -33,8 +33,11 @@ USES: Mapping[str, str] = {
     "review": "review, reviewers",
     "cleanlab": "audit --second-opinion cleanlab",
     "privacy": "privacy budgets",
-    "flower": "deploy, run --engine flower",
+    "flower": "deploy",
     "flower-sim": "run --engine flower-sim",
+    "monai": "the networks densenet121 and vit-b16",
+    "tensorboard": "--track tensorboard",
+    "mlflow": "--track mlflow",
 }
 FOR_DEVELOPERS = ("docs", "dev")
 

@@ -27,6 +27,11 @@ def interval_section(comparison: LoadedComparison) -> PageSection | None:
         "difference; with many methods, one in twenty excludes 0 by chance. With two or three "
         "seeds the variation between trainings is hardly known."
     )
+    if all(entry.f1.low is None for entry in intervals):
+        intro = (
+            "The models of the last round, in percent. There are too few test images, or too few "
+            "patients that they come from, for confidence intervals."
+        )
     return PageSection("intervals", "How sure the differences are", intro, blocks)
 
 

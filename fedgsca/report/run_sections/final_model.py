@@ -50,7 +50,8 @@ def _intro(statistics: FinalStatistics) -> str:
         "in percent. "
     )
     if not statistics.draws:
-        return f"{text}There are too few of them for confidence intervals."
+        units = plural(statistics.units, statistics.unit)
+        return f"{text}They come from {units}: too few for confidence intervals."
     units = f"{plural(statistics.units, 'image')} were"
     if statistics.unit != "image":
         units = (
