@@ -172,7 +172,7 @@ class Effect:
     worst_recovery: float
     to_tuned: float
     below_tuned: int
-    # the largest loss against FedAvg without noise
+    # the largest loss against FedAvg without noise; NaN if every setting is noisy
     worst_clean: float
     auroc: float
     precision: float
@@ -270,7 +270,7 @@ def format_row(variant: Variant, effect: Effect, default: Effect) -> str:
         f"{effect.worst_recovery:.2f}",
         f"{effect.to_tuned:+.1f}",
         f"{effect.below_tuned}",
-        f"{effect.worst_clean:+.1f}",
+        "–" if np.isnan(effect.worst_clean) else f"{effect.worst_clean:+.1f}",
         f"{effect.auroc:.3f}",
         f"{effect.precision:.3f}",
         ", ".join(names) or "–",

@@ -138,6 +138,7 @@ class Federation:
 def make_federation(config: Config) -> Federation:
     """The sites of a configuration with frozen features."""
     experiment = prepare(config)
+    assert experiment.test is not None
     num_classes = experiment.table.num_classes
     sites = []
     for name, rows in sorted(experiment.rows.items()):
