@@ -3,10 +3,8 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
-EXTRAS := weights,dicom,onnx,review,flower,odir,cleanlab,privacy,docs,dev
-# a failure of pip must not be hidden by the filter of its output
+EXTRAS := weights,monai,dicom,onnx,review,tensorboard,mlflow,flower,odir,cleanlab,privacy,docs,dev
 SHELL := /bin/bash
-.SHELLFLAGS := -o pipefail -c
 
 .PHONY: demo test slow lint docs wheel bench setup clean
 
@@ -15,7 +13,8 @@ setup: $(READY)
 $(READY): pyproject.toml constraints.txt
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "Installing fedgsca and its pinned dependencies into $(VENV) (a few minutes, once) ..."
-	@$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e '.[$(EXTRAS)]' \
+	@# pipefail: a failure of pip must not be hidden by the filter of its output
+	@set -o pipefail; $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e '.[$(EXTRAS)]' \
 	  | awk '/^Collecting / { sub(/[^A-Za-z0-9_.-].*/, "", $$2); printf "  find     %3d  %s\n", ++found, $$2; fflush() } \
 	         /^ *(Downloading|Using cached) .*\.(whl|tar\.gz) / { $$1 = ""; sub(/^ *(cached )?/, ""); print "  download      " $$0; fflush() } \
 	         /^Installing collected/ { print "  unpack   " found " packages, PyTorch among them: this takes a minute or two ..."; fflush() }'
@@ -26,7 +25,7 @@ demo: $(READY)
 
 # One process per core, four at most. The tests of a file share what was trained for it, so a file stays in one process.
 test: $(READY)
-	$(BIN)/python -m pytest -m "not slow" -n auto --maxprocesses 4 --dist loadfile
+	$(BIN)/python -m pytest -m "not slow" -n logical --maxprocesses 4 --dist loadfile
 
 slow: $(READY)
 	$(BIN)/python -m pytest -m slow

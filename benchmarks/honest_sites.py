@@ -1,12 +1,15 @@
 """How far honest sites are from the limits of the guard, and how often it refuses one.
 
     python -m benchmarks.honest_sites --out FILE.json [--methods fedavg,fedgsca] [--seeds 0,1] \
-        [--scenes demo,demo-dirichlet-0.1]
+        [--scenes demo,demo-dirichlet-0.1] [--data FILE.npz] [--traces FOLDER]
 
 The study behind "False alarms" in docs/robustness.md. Every site is honest. For each run it writes
 the largest norm of a change as a multiple of the usual one (in the first round and later), the
 smallest cosine of a model that was sent with the one received, the largest response, and how many
-updates were refused. Finished runs are read from FILE, so the same call continues.
+updates were refused or scaled down. Finished runs are read from FILE, so the same call continues.
+`--data` are the images of the scenes "file" and "file-dirichlet-0.1". FOLDER gets one npz file a
+run with the facts about each update and its sketches, from which other limits can be tried without
+training again.
 """
 
 from __future__ import annotations
@@ -18,13 +21,17 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import ClassVar
 
+import numpy as np
+
 from benchmarks.robustness import prepare_once
 from fedgsca.config import Config, Tree, build, merge
 from fedgsca.engine import rounds
-from fedgsca.engine.guard import UpdateFacts, UpdateGuard
+from fedgsca.engine.guard import UpdateGuard, comparable_rounds
+from fedgsca.engine.update_facts import RoundFacts, UpdateFacts
 from fedgsca.experiment.run_folder import read_rounds
 from fedgsca.grid.demo_plan import RECIPE
 from fedgsca.methods.base import load_methods
+from fedgsca.robust.motion import SKETCH_SIZE
 from fedgsca.support.files import write_atomic
 
 NOISE = "0-S40-P20-C20"
@@ -51,8 +58,20 @@ SCENES: dict[str, Tree] = {
     "demo-ten": merge(FROZEN, {"data": {"sites": 10}, "noise": {"spec": "S20"}}),
     "demo-clean": merge(FROZEN, {"noise": {"spec": "0"}}),
     "demo-epochs-5": merge(FROZEN, {"train": {"epochs": 5, "rounds": 20}}),
+    "demo-lr-0.5": merge(FROZEN, {"train": {"lr": 0.5}}),
+    "demo-lr-0.01": merge(FROZEN, {"train": {"lr": 0.01}}),
+    "demo-ten-dirichlet-0.1": merge(
+        merge(FROZEN, {"data": {"sites": 10}}), _division("dirichlet", 0.1)
+    ),
+    "demo-partial": merge(
+        merge(FROZEN, {"data": {"sites": 20}, "federation": {"participation": 0.3}}),
+        _division("dirichlet", 0.5),
+    ),
+    "demo-tiny-sites": merge(FROZEN, {"data": {"train": 100}, "noise": {"spec": "S20"}}),
     "cnn": CNN,
     "cnn-dirichlet-0.1": merge(CNN, _division("dirichlet", 0.1)),
+    "file": FROZEN,
+    "file-dirichlet-0.1": merge(FROZEN, _division("dirichlet", 0.1)),
 }
 
 
@@ -60,6 +79,9 @@ class Extremes(UpdateGuard):
     """A guard that keeps the extreme values of the honest sites it sees."""
 
     values: ClassVar[dict[str, float]] = {}  # of the newest run
+    # of the newest run, one entry per part of an update: numbers, change, received model
+    trace: ClassVar[list[tuple[dict[str, object], np.ndarray, np.ndarray]]] = []
+    scaled_updates: ClassVar[list[str]] = []
 
     def remember(
         self,
@@ -70,21 +92,38 @@ class Extremes(UpdateGuard):
         reversed_sites: Collection[str] = (),
     ) -> None:
         """Note the extremes of the round, then remember as usual."""
+        round_facts = RoundFacts(facts)
         for item in facts:
+            if any(row.factor < 1.0 for row in item.parts.values()):
+                self.scaled_updates.append(f"{item.site} in round {round_index + 1}")
             for part in item.parts:
-                self._note(round_index, item, part, facts)
+                self._note(round_index, item, part, round_facts)
         super().remember(round_index, facts, accepted_sites, strikes, reversed_sites)
 
     def _note(
-        self, round_index: int, item: UpdateFacts, part: str, facts: Sequence[UpdateFacts]
+        self, round_index: int, item: UpdateFacts, part: str, round_facts: RoundFacts
     ) -> None:
-        norms = [row.parts[part].norm for row in facts if row is not item and part in row.parts]
-        ratio = self.norm_ratio(item, part, norms)
+        ratio = self.norm_ratio(item, part, round_facts)
         period = "first" if round_index == 0 else "later"
         self._keep(f"{part} norm {period}", ratio)
         part_facts = item.parts[part]
+        numbers: dict[str, object] = {
+            "round": round_index,
+            "site": item.site,
+            "part": part,
+            "num_samples": item.num_samples,
+            "norm": part_facts.norm,
+            "resemblance": part_facts.resemblance,
+            "response": part_facts.response,
+        }
+        zeros = np.zeros(SKETCH_SIZE)
+        change = zeros if part_facts.change is None else part_facts.change
+        model = zeros if part_facts.model is None else part_facts.model
+        self.trace.append((numbers, change, model))
         if part_facts.resemblance is not None:
             self._keep(f"{part} cosine", -part_facts.resemblance)
+        rounds = comparable_rounds(item.num_samples)
+        self._keep(f"{part} excess", self.memory.parts[part].excess(item.site, rounds))
         if part_facts.response is not None:
             self._keep(f"{part} response", part_facts.response)
 
@@ -92,7 +131,7 @@ class Extremes(UpdateGuard):
         self.values[key] = max(value, self.values.get(key, value))
 
 
-def make_config(method: str, scene: str, seed: int) -> Config:
+def make_config(method: str, scene: str, seed: int, data: Path | None = None) -> Config:
     """The configuration of a run."""
     tree: Tree = {
         "method": method,
@@ -102,13 +141,22 @@ def make_config(method: str, scene: str, seed: int) -> Config:
         "train": {"threads": 1, "device": "cpu"},
         "federation": {"keep_losses": False, "eval_every": 20},
     }
-    return build(merge(tree, SCENES[scene]))
+    tree = merge(tree, SCENES[scene])
+    if scene.startswith("file"):
+        if data is None:
+            raise SystemExit(f"the scene {scene} needs --data")
+        tree = merge(tree, {"data": {"source": str(data), "train": None, "test": None}})
+    return build(tree)
 
 
-def run_once(method: str, scene: str, seed: int) -> dict[str, object]:
-    """The extremes of a run, its site-rounds and its refusals."""
-    config = make_config(method, scene, seed)
+def run_once(
+    method: str, scene: str, seed: int, data: Path | None = None, traces: Path | None = None
+) -> dict[str, object]:
+    """The extremes of a run, its site-rounds, its refusals and changes that were scaled down."""
+    config = make_config(method, scene, seed, data)
     Extremes.values.clear()
+    Extremes.trace.clear()
+    Extremes.scaled_updates.clear()
     setattr(rounds, "UpdateGuard", Extremes)  # noqa: B010
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name) / "run"
@@ -119,23 +167,38 @@ def run_once(method: str, scene: str, seed: int) -> dict[str, object]:
         reasons += [
             f"{site} in round {record.round + 1}: {why}" for site, why in record.refusals.items()
         ]
+    if traces is not None:
+        traces.mkdir(exist_ok=True)
+        np.savez_compressed(
+            traces / f"{method}-{scene}-{seed}.npz",
+            rows=json.dumps([row for row, _, _ in Extremes.trace]),
+            changes=np.array([change for _, change, _ in Extremes.trace], np.float32),
+            models=np.array([model for _, _, model in Extremes.trace], np.float32),
+        )
     return {
         "site_rounds": sum(len(record.sites) for record in records) + len(reasons),
         "refusals": reasons,
+        "scaled": list(Extremes.scaled_updates),
         "extremes": dict(Extremes.values),
     }
+
+
+_COUNTS = ("runs", "site-rounds", "refused", "scaled")
 
 
 def print_table(cells: dict[str, dict[str, object]]) -> None:
     """One line per scene: extremes over methods and seeds."""
     scenes: dict[str, dict[str, float]] = {}
     for key, cell in cells.items():
-        row = scenes.setdefault(key.split("|")[1], {"runs": 0, "site-rounds": 0, "refused": 0})
+        row = scenes.setdefault(key.split("|")[1], dict.fromkeys(_COUNTS, 0))
         row["runs"] += 1
         row["site-rounds"] += int(str(cell["site_rounds"]))
-        reasons, extremes = cell["refusals"], cell["extremes"]
-        assert isinstance(reasons, list) and isinstance(extremes, dict)
+        reasons, scaled_updates = cell["refusals"], cell["scaled"]
+        extremes = cell["extremes"]
+        assert isinstance(reasons, list) and isinstance(scaled_updates, list)
+        assert isinstance(extremes, dict)
         row["refused"] += len(reasons)
+        row["scaled"] += len(scaled_updates)
         for name, value in extremes.items():
             row[name] = max(float(value), row.get(name, float(value)))
     for scene, row in scenes.items():
@@ -149,6 +212,8 @@ def main() -> None:
     parser.add_argument("--methods", default=",".join(load_methods()))
     parser.add_argument("--scenes", default=",".join(SCENES))
     parser.add_argument("--seeds", default="0,1")
+    parser.add_argument("--data", type=Path)
+    parser.add_argument("--traces", type=Path)
     options = parser.parse_args()
     cells: dict[str, dict[str, object]] = {}
     if options.out.exists():
@@ -158,7 +223,7 @@ def main() -> None:
             for method in options.methods.split(","):
                 key = f"{method}|{scene}|{seed}"
                 if key not in cells:
-                    cells[key] = run_once(method, scene, int(seed))
+                    cells[key] = run_once(method, scene, int(seed), options.data, options.traces)
                     print(key, cells[key], flush=True)
                     write_atomic(options.out, json.dumps(cells, indent=1).encode())
     print_table(cells)

@@ -71,6 +71,7 @@ for _name, _factor in {
     "change x -1": -1.0,
     "change x -2": -2.0,
     "change x -5": -5.0,
+    "change x 3.5": 3.5,  # below what the guard scales down at once
     "change x -10": -10.0,
     "change x 10": 10.0,
     "change x 100": 100.0,
@@ -121,12 +122,6 @@ def _same_push(liar: Liar) -> Update:
     return _map_floats(
         liar.update, lambda name, value: received[name] - 2.0 * (second[name] - first[name])
     )
-
-
-@_poison("change x 3.5")
-def _below_the_limit(liar: Liar) -> Update:
-    """Just below what the guard scales down."""
-    return _scaled_change(liar, 3.5)
 
 
 @_poison("weights x 100", crude=True)

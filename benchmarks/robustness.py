@@ -1,28 +1,36 @@
 """What lying sites do to a run, without protection, with the guard, and with every rule.
 
-    python -m benchmarks.robustness --out FILE.json [--methods fedavg,fedgsca] \
-        [--rules off,mean,median] [--scenes 1/4,3/10] [--poisons "change x -1,no change"]
+    python -m benchmarks.robustness --out FILE.json                   # the whole study
+    python -m benchmarks.robustness --out FILE.json --print           # only the tables
+    python -m benchmarks.robustness --out FILE.json --methods fedavg,fedgsca \
+        --rules off,mean,median --scenes 1/4,3/10 --poisons "change x -1,no change"
 
-The study behind docs/robustness.md. Built-in images (1,200), frozen features of the demo's
-backbone, 12 rounds, seed 0; four sites with the noises 0, S40, P20 and C20, of which site-2 lies;
-or ten sites with S20, of which the last three lie. "off" is the mean without the guard; all rules
-run with the guard. `honest` is a run without liars, and in `absent` the liars do not answer. Scenes
-other than 1/4 and 3/10 are honest runs on non-identical sites: "dirichlet-0.1", "dirichlet-0.5" and
-"group". Evidence heads are on for FedGSCA, which uses them, and for the poison "extras x -5".
-Finished cells are read from FILE, so the same call continues an interrupted study.
+The study behind docs/robustness.md. Without a selection it measures, in this order: every lie and
+every method with the default guard, one liar of four, then three of ten; honest runs of FedAvg and
+FedGSCA on non-identical sites under every rule; every lie under every rule for these two; the same
+with three liars of ten; and every lie and method without guard.
+
+Built-in images (1,200), frozen features of the demo's backbone, 12 rounds, seed 0; four sites with
+the noises 0, S40, P20 and C20, of which site-2 lies; or ten sites with S20, of which the last three
+lie. "off" is the mean without the guard; all rules run with the guard. `honest` is a run without
+liars, and in `absent` the liars do not answer. Scenes other than 1/4 and 3/10 are honest runs on
+non-identical sites: "dirichlet-0.1", "dirichlet-0.5" and "group". Evidence heads are on for
+FedGSCA, which uses them, and for the poison "extras x -5". Finished cells are read from FILE, so
+the same call continues an interrupted study.
 """
 
 from __future__ import annotations
 
 import argparse
 import functools
+import itertools
 import json
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from benchmarks.poisons import LABEL_POISONS, POISONS, Liar
+from benchmarks.poisons import CRUDE, LABEL_POISONS, POISONS, Liar
 from fedgsca.config import Config, Tree, build, merge
 from fedgsca.engine.base import Reply
 from fedgsca.engine.local import SiteRunner
@@ -34,6 +42,16 @@ from fedgsca.methods.compose import compose_method
 from fedgsca.support.files import write_atomic
 from fedgsca.wire import Payload, Update
 
+METHODS = (
+    "fedavg",
+    "fedgsca",
+    "fednoro",
+    "fedcorr",
+    "fedfixer",
+    "fedgp",
+    "fedprox",
+    "fedrobust",
+)
 HONEST = "honest"
 ABSENT = "absent"
 ROUNDS = 12
@@ -163,49 +181,104 @@ def run_cell(method: str, scene: str, rule: str, poison: str) -> dict[str, objec
     }
 
 
-def print_tables(cells: dict[str, dict[str, object]]) -> None:
-    """One Markdown table per method and scene: poisons x rules."""
-    tables: dict[tuple[str, str], dict[str, dict[str, str]]] = {}
+def cell_text(cell: Mapping[str, object]) -> str:
+    """F1, or "stops" for a run that ended with an error; and refusals of honest sites."""
+    f1 = cell["f1"]
+    text = f"{f1:.1f}" if isinstance(f1, float) else "stops"
+    if cell["refused_honest"]:
+        text += f" ({cell['refused_honest']} honest refused)"
+    return text
+
+
+def print_table(title: str, rows: Mapping[str, Mapping[str, str]], columns: Sequence[str]) -> None:
+    """As Markdown; a dash was not measured."""
+    names = [name for name in columns if any(name in row for row in rows.values())]
+    print(f"\n### {title}\n\n| Lie | {' | '.join(names)} |")
+    print("|---" * (len(names) + 1) + "|")
+    for poison, row in rows.items():
+        print(f"| {poison} | {' | '.join(row.get(name, '-') for name in names)} |")
+
+
+def print_tables(cells: Mapping[str, Mapping[str, object]]) -> None:
+    """Lies x methods with the default guard, then lies x rules for each method."""
+    by_method: dict[str, dict[str, dict[str, str]]] = {}
+    by_rule: dict[tuple[str, str], dict[str, dict[str, str]]] = {}
     for key, cell in cells.items():
         method, scene, rule, poison = key.split("|")
-        f1 = cell["f1"]
-        text = f"{f1:.1f}" if isinstance(f1, float) else str(cell["error"])
-        if cell["refused_honest"]:
-            text += f" ({cell['refused_honest']} honest refused)"
-        tables.setdefault((method, scene), {}).setdefault(poison, {})[rule] = text
-    for (method, scene), rows in tables.items():
-        rules = [rule for rule in RULES if any(rule in row for row in rows.values())]
-        print(f"\n### {method}, {scene}\n\n| Poison | {' | '.join(rules)} |")
-        print("|---" * (len(rules) + 1) + "|")
-        for poison, row in rows.items():
-            print(f"| {poison} | {' | '.join(row.get(rule, '') for rule in rules)} |")
+        text = cell_text(cell)
+        by_rule.setdefault((method, scene), {}).setdefault(poison, {})[rule] = text
+        if rule == "mean":
+            by_method.setdefault(scene, {}).setdefault(poison, {})[method] = text
+    for scene, rows in by_method.items():
+        print_table(f"{scene}, default guard", rows, METHODS)
+    for (method, scene), rows in by_rule.items():
+        print_table(f"{method}, {scene}", rows, RULES)
+
+
+def select_cells(
+    scenes: Sequence[str], methods: Sequence[str], rules: Sequence[str], lies: Sequence[str]
+) -> list[str]:
+    """The keys of cells; a scene without liars has honest runs only."""
+    keys = []
+    for scene, rule in itertools.product(scenes, rules):
+        poisons = lies if scene in LIARS else [HONEST]
+        for poison, method in itertools.product(poisons, methods):
+            keys.append("|".join((method, scene, rule, poison)))
+    return keys
+
+
+def plan_study() -> list[str]:
+    """The keys of all cells of the study, the most important ones first."""
+    lies = [HONEST, ABSENT, *CRUDE, *POISONS, *LABEL_POISONS]
+    lies = list(dict.fromkeys(lies))
+    detailed_methods = METHODS[:2]
+    rules = [rule for rule in RULES if rule not in ("off", "mean")]
+    keys = [
+        *select_cells(["1/4"], METHODS, ["mean"], lies),
+        *select_cells(["3/10"], METHODS, ["mean"], lies),
+        *select_cells(["dirichlet-0.1", "dirichlet-0.5", "group"], detailed_methods, RULES, lies),
+        *select_cells(["1/4"], detailed_methods, rules, lies),
+        *select_cells(["3/10"], detailed_methods, rules, lies),
+        *select_cells(["1/4", "3/10"], METHODS, ["off"], lies),
+    ]
+    return list(dict.fromkeys(keys))
 
 
 def main() -> None:
     """Run the cells that are missing, then print the tables."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--methods", default="fedavg,fedgsca")
-    parser.add_argument("--rules", default=",".join(RULES))
-    parser.add_argument("--scenes", default="1/4,3/10")
-    parser.add_argument("--poisons", default=",".join([HONEST, ABSENT, *POISONS, *LABEL_POISONS]))
+    parser.add_argument("--methods")
+    parser.add_argument("--rules")
+    parser.add_argument("--scenes")
+    parser.add_argument("--poisons")
+    parser.add_argument("--print", action="store_true", help="run nothing")
     options = parser.parse_args()
-    unknown_poisons = set(options.poisons.split(",")) - {HONEST, ABSENT, *POISONS, *LABEL_POISONS}
-    if unknown_poisons:
-        parser.error(f"unknown poisons: {', '.join(sorted(unknown_poisons))}")
+    all_lies = [HONEST, ABSENT, *POISONS, *LABEL_POISONS]
+    lies = options.poisons.split(",") if options.poisons else all_lies
+    unknown_lies = set(lies) - set(all_lies)
+    if unknown_lies:
+        parser.error(f"unknown poisons: {', '.join(sorted(unknown_lies))}")
+    keys = plan_study()
+    if options.methods or options.rules or options.scenes or options.poisons:
+        keys = select_cells(
+            (options.scenes or "1/4,3/10").split(","),
+            (options.methods or "fedavg,fedgsca").split(","),
+            (options.rules or ",".join(RULES)).split(","),
+            lies,
+        )
     cells: dict[str, dict[str, object]] = {}
     if options.out.exists():
         cells = json.loads(options.out.read_text())
-    for scene in options.scenes.split(","):
-        for method in options.methods.split(","):
-            poisons = options.poisons.split(",") if scene in LIARS else [HONEST]
-            for poison in poisons:
-                for rule in options.rules.split(","):
-                    key = "|".join((method, scene, rule, poison))
-                    if key not in cells:
-                        cells[key] = run_cell(method, scene, rule, poison)
-                        print(key, cells[key], flush=True)
-                        write_atomic(options.out, json.dumps(cells, indent=1).encode())
+    for key in keys:
+        if key not in cells and not options.print:
+            method, scene, rule, poison = key.split("|")
+            cells[key] = run_cell(method, scene, rule, poison)
+            print(key, cells[key], flush=True)
+            write_atomic(options.out, json.dumps(cells, indent=1).encode())
+    print(f"{sum(key in cells for key in keys)} of {len(keys)} cells are measured")
     print_tables(cells)
 
 

@@ -40,7 +40,7 @@ main()
 PREPARATION = (
     "data example images",
     "run --data synthetic --set data.train=160 --set data.test=60 --rounds 6 --noise S40"
-    " --set data.image_size=28 --out run --quiet",
+    " --set data.image_size=28 --set train.threads=1 --out run --quiet",
     "audit run --quiet",
 )
 
@@ -69,7 +69,7 @@ COMMANDS = (
     "run --data nowhere.npz",
     "run --method fedsgca",
     "run --data synthetic --set data.train=160 --set data.test=60 --rounds 2 --noise S40"
-    " --set data.image_size=28 --out another",
+    " --set data.image_size=28 --set train.threads=1 --out another",
     "predict run images",
     "deploy status run",
 )

@@ -109,7 +109,13 @@ class Run:
 
 
 def run(
-    config: Config, out: PathLike, *, jobs: int = 1, engine: str = "local", progress: bool = False
+    config: Config,
+    out: PathLike,
+    *,
+    jobs: int = 1,
+    engine: str = "local",
+    progress: bool = False,
+    track: str | None = None,
 ) -> Run:
     """Train, or continue the run in this folder; a finished run is returned as it is.
 
@@ -125,14 +131,27 @@ def run(
         A registered engine: "local", "flower-sim", or one of your own.
     progress
         Show progress on stderr.
+    track
+        "tensorboard", "mlflow" or both with a comma; default: the configuration, or what an
+        earlier session of this run used. A finished run is not recorded again.
     """
     from fedgsca.engine.base import find_engine
     from fedgsca.engine.progress import display
+    from fedgsca.tracking.start_tracking import find_targets, track_run
 
     folder = Path(out)
+    targets = find_targets(track, config, folder)
     with display(quiet=not progress) as screen:
         observer = screen.observe(config.method)
-        find_engine(engine).run(config, folder, jobs=jobs, observer=observer)
+        tracking = track_run(observer, folder, config, targets)
+        result = None
+        try:
+            result = find_engine(engine).run(
+                config, folder, jobs=jobs, observer=tracking or observer
+            )
+        finally:
+            if tracking is not None:
+                tracking.finish(result)
     return Run(folder)
 
 
@@ -159,6 +178,7 @@ def compare(
     *,
     out: PathLike,
     noises: Sequence[str] | None = None,
+    models: Sequence[str] = (),
     seeds: int | Sequence[int] = 3,
     ceiling: bool = True,
     jobs: int = 1,
@@ -175,6 +195,9 @@ def compare(
         A folder for the runs and the tables. The same call resumes an interrupted comparison.
     noises
         Such as ["S40", "0-S40-P20-C20"]; default: the noise of `config`.
+    models
+        Networks to compare, such as ["cnn", "efficientnet-lite0+frozen"]; default: that of
+        `config`.
     seeds
         A number of seeds (3 means 0, 1, 2), or the seeds themselves.
     ceiling
@@ -186,7 +209,14 @@ def compare(
     from fedgsca.report.html_page import write_report
 
     result = comparison.compare(
-        methods, config, noises=noises, seeds=seeds, out=Path(out), ceiling=ceiling, jobs=jobs
+        methods,
+        config,
+        noises=noises,
+        models=models,
+        seeds=seeds,
+        out=Path(out),
+        ceiling=ceiling,
+        jobs=jobs,
     )
     write_report(Path(out))
     return result

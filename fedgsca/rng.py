@@ -8,6 +8,8 @@ hospital asks for the same address and gets the same numbers. Addresses are hash
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -34,3 +36,22 @@ def torch_stream(seed: int, *path: str | int) -> torch.Generator:
     generator = torch.Generator()
     generator.manual_seed(int.from_bytes(_digest(seed, path)[:8], "little") >> 1)
     return generator
+
+
+@contextmanager
+def global_torch_stream(seed: int, *path: str | int) -> Iterator[None]:
+    """torch's global generator follows this address inside the block, and is restored after it.
+
+    Only for code that knows no other generator: constructors of layers, a user's own network.
+    """
+    import torch
+
+    devices = list(range(torch.cuda.device_count()))
+    generator = torch_stream(seed, *path)
+    with torch.random.fork_rng(devices=devices):
+        torch.set_rng_state(generator.get_state())
+        for device in devices:
+            gpu_generator = torch.Generator(f"cuda:{device}")
+            gpu_generator.manual_seed(generator.initial_seed())
+            torch.cuda.set_rng_state(gpu_generator.get_state(), device)
+        yield

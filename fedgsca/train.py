@@ -188,7 +188,7 @@ class SGD:
                 gradients.append(parameter.grad)
         self.move(parameters, gradients)
 
-    def move(self, parameters: Sequence[Tensor], gradients: list[Tensor]) -> None:
+    def move(self, parameters: list[Tensor], gradients: list[Tensor]) -> None:
         """Move the parameters by their gradients; without a graph (`torch.no_grad`)."""
         if self.weight_decay:
             gradients = list(torch._foreach_add(gradients, parameters, alpha=self.weight_decay))
@@ -245,10 +245,12 @@ def train(
 def _linear_head(site: Site) -> nn.Linear | None:
     """The whole model, if it is one linear layer on frozen features, on a CPU; else None."""
     head = site.model.head
-    is_whole_model = isinstance(site.model.backbone, nn.Identity) and isinstance(head, nn.Linear)
-    if not is_whole_model or site.device.type != "cpu" or head.bias is None:
+    if not isinstance(head, nn.Linear) or not isinstance(site.model.backbone, nn.Identity):
         return None
-    return head if head.weight.requires_grad and head.bias.requires_grad else None
+    if site.device.type != "cpu" or head.bias is None:
+        return None
+    is_trained = head.weight.requires_grad and head.bias.requires_grad
+    return head if is_trained else None
 
 
 @inference_mode
@@ -260,6 +262,7 @@ def _train_head(
     for batch in epoch:
         logits = torch.addmm(bias, batch.x, weight.t())
         gradient = objective.logit_gradient(logits, batch)
+        # in the order of torch.optim and of autograd: other products have other last bits
         sgd.move([weight, bias], [gradient.t().mm(batch.x), gradient.sum(0)])
 
 

@@ -20,9 +20,9 @@ os.environ["FEDGSCA_CACHE"] = str(BASE / "cache")  # also seen by the processes 
 def check_descriptor(descriptor: int) -> None:
     """What remains of os.fsync here: an error for a descriptor that is not open.
 
-    A tiny run calls it two hundred times, which took half of the suite's time. It protects against
-    power failures, which no test can simulate; tests of a full disk and of kills put their own
-    function in its place.
+    A tiny run calls it two hundred times: 0.54 of 1.17 s in one profile on a busy disk. It protects
+    against power failures, which no test can simulate; tests of a full disk and of kills put
+    their own function in its place.
     """
     os.fstat(descriptor)
 

@@ -33,6 +33,7 @@ _TOLERANCE = 1e-6  # percent points, of sums in another order
 _GUARD_KEYS = (
     "aggregation.norm_factor",
     "aggregation.scale_factor",
+    "aggregation.steady_factor",
     "aggregation.max_response",
     "aggregation.max_share",
     "aggregation.strikes",

@@ -28,6 +28,7 @@ from fedgsca.cli import (
     data,
     demo,
     deploy,
+    doctor,
     exchange,
     export,
     methods,
@@ -37,10 +38,12 @@ from fedgsca.cli import (
     privacy,
     report,
     review,
+    reviewers,
     run,
     show_config,
     show_wire,
     tune,
+    watch,
 )
 from fedgsca.cli.error_output import (
     from_click,
@@ -66,9 +69,11 @@ MODULES = (
     benchmark,
     deploy,
     report,
+    watch,
     audit,
     audit_alone,
     review,
+    reviewers,
     apply,
     exchange,
     predict,
@@ -81,12 +86,14 @@ MODULES = (
     bench,
     methods,
     show_config,
+    doctor,
 )
 COMMAND_ORDER = (
     "demo",
     "run",
     "resume",
     "readmit",
+    "watch",
     "compare",
     "tune",
     "table",
@@ -100,6 +107,7 @@ COMMAND_ORDER = (
     "audit",
     "audit-folder",
     "review",
+    "reviewers",
     "apply",
     "exchange",
     "predict",
@@ -111,6 +119,7 @@ COMMAND_ORDER = (
     "bench",
     "methods",
     "config",
+    "doctor",
 )
 
 INTERRUPT_EXIT_CODE = 130  # what a shell reports for Ctrl-C

@@ -133,9 +133,9 @@ def print_audits(audits: list[Audit]) -> None:
     explanation = explain_unknown_counts(audits)
     if explanation:
         print_line(explanation)
-    for audit in audits:
-        if audit.header.warning:
-            print_warning(audit.header.warning)
+    for warning in dict.fromkeys(audit.header.warning for audit in audits):
+        if warning:
+            print_warning(warning)
     folder = f"{audits[0].path}"
     if len(audits) > 1:
         folder = f"{audits[0].path.parent}/<site>"

@@ -8,7 +8,15 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fedgsca.cli.audit import Opinions, Quota, print_audits
-from fedgsca.cli.options import Json, Quiet, Sets, SkipUnreadable, source_slug, strip_slash
+from fedgsca.cli.options import (
+    Features,
+    Json,
+    Quiet,
+    Sets,
+    SkipUnreadable,
+    source_slug,
+    strip_slash,
+)
 from fedgsca.support.console import print_json, print_line, print_note, print_start
 from fedgsca.support.text import plural
 
@@ -45,6 +53,7 @@ def audit_folder(
     quota: Quota = 0.1,
     second_opinion: Opinions = None,
     skip_unreadable: SkipUnreadable = False,
+    features: Features = None,
     sets: Sets = None,
     quiet: Quiet = False,
     as_json: Json = False,
@@ -55,6 +64,9 @@ def audit_folder(
     from fedgsca.engine.progress import display
     from fedgsca.label_audit.audit_folder import audit_folder as audit
 
+    settings = [*(sets or ())]
+    if features is not None:
+        settings.append(f"data.features={features}")
     with display(quiet=quiet):
         result = audit(
             source,
@@ -63,7 +75,7 @@ def audit_folder(
             quota=quota,
             second_opinions=second_opinion or (),
             skip_unreadable=skip_unreadable,
-            settings=sets or (),
+            settings=settings,
             on_division=None if quiet or as_json else _announce,
         )
     if as_json:

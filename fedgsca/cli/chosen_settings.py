@@ -11,7 +11,7 @@ from fedgsca.support.console import print_note
 from fedgsca.support.text import duration
 
 if TYPE_CHECKING:
-    from fedgsca.config import Config, Tree
+    from fedgsca.config import Config, ModelConfig, Tree
 
 _WORTH_SAYING = 10.0  # seconds; shorter runs are over before the estimate is read
 
@@ -61,13 +61,21 @@ def announce(configs: Sequence[Config], jobs: int = 1) -> None:
     config = configs[0]
     with display(quiet=False):
         table = load_table(config)
-    speed = measure_speed(config, table)
-    text = describe_frozen(config, table.images.shape[1])
-    if text is not None:
-        print_note(text, None)
-    estimates = [estimate_time(experiment, table, speed) for experiment in configs]
+    estimates = []
+    features = 0.0
+    by_model: dict[ModelConfig, list[Config]] = {}
+    for experiment in configs:
+        by_model.setdefault(experiment.model, []).append(experiment)
+    for experiments in by_model.values():
+        speed = measure_speed(experiments[0], table)
+        text = describe_frozen(experiments[0], table.images.shape[1])
+        if text is not None:
+            print_note(text, None)
+        model_estimates = [estimate_time(one, table, speed) for one in experiments]
+        features += model_estimates[0].features
+        estimates += model_estimates
     rounds = sum(estimate.rounds * estimate.per_round for estimate in estimates)
-    total = estimates[0].features + rounds / min(jobs, len(configs))
+    total = features + rounds / min(jobs, len(configs))
     if total < _WORTH_SAYING:
         return
     if len(configs) > 1:
@@ -79,4 +87,7 @@ def announce(configs: Sequence[Config], jobs: int = 1) -> None:
 def _is_started(out: Path, config: Config) -> bool:
     from fedgsca.experiment.run_folder import read_config
 
-    return (out / "config.toml").is_file() and read_config(out) == config
+    if not (out / "config.toml").is_file():
+        return False
+    # how a run is tracked is not part of the experiment
+    return read_config(out).fingerprint() == config.fingerprint()

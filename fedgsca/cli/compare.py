@@ -15,6 +15,7 @@ from fedgsca.cli.options import (
     Data,
     Device,
     ExperimentFlags,
+    Features,
     Frozen,
     Jobs,
     Json,
@@ -27,10 +28,12 @@ from fedgsca.cli.options import (
     Sets,
     Sites,
     SkipUnreadable,
+    Track,
     source_slug,
 )
+from fedgsca.cli.run import check_track
 from fedgsca.engine.progress import Display, display
-from fedgsca.errors import FedgscaError
+from fedgsca.errors import ConfigError, FedgscaError
 from fedgsca.support.console import (
     make_table,
     print_json,
@@ -53,6 +56,13 @@ if TYPE_CHECKING:
 Methods = Annotated[str, typer.Option("--methods", help="names joined by commas, all or paper")]
 Noises = Annotated[
     list[str] | None, typer.Option("--noise", help="repeatable; default 0-S40-P20-C20")
+]
+Models = Annotated[
+    str | None,
+    typer.Option(
+        "--models",
+        help="compare networks, too: NAME, NAME+frozen or NAME=WEIGHTS, joined by commas",
+    ),
 ]
 Seeds = Annotated[str, typer.Option("--seeds", help="how many (3: seeds 0, 1, 2) or which (0,4,7)")]
 Ceiling = Annotated[
@@ -82,6 +92,7 @@ def add(app: typer.Typer) -> None:
 def compare(
     methods: Methods = "fedavg,fedgsca",
     noise: Noises = None,
+    models: Models = None,
     seeds: Seeds = "3",
     data: Data = None,
     rounds: Rounds = None,
@@ -90,6 +101,7 @@ def compare(
     labels: Labels = None,
     model: Model = None,
     frozen: Frozen = False,
+    features: Features = None,
     device: Device = None,
     skip_unreadable: SkipUnreadable = False,
     config_file: ConfigFile = None,
@@ -101,14 +113,18 @@ def compare(
     title: Title = None,
     tuned_file: TunedFile = None,
     jobs: Jobs = 1,
+    track: Track = None,
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
     """`fedgsca compare`."""
     from fedgsca.cli.chosen_settings import announce, complete_tree
+    from fedgsca.config import merge
     from fedgsca.grid.comparison import (
         ComparisonPlan,
+        model_tree,
         parse_methods,
+        parse_models,
         parse_noises,
         parse_seeds,
         read_plan,
@@ -123,10 +139,20 @@ def compare(
         labels=labels,
         model=model,
         frozen=frozen,
+        features=features,
         device=device,
         skip_unreadable=skip_unreadable,
         preset=preset,
+        track=track,
     )
+    check_track(track)
+    if models is not None and (model is not None or frozen or features is not None):
+        raise ConfigError(
+            "grid.two-model-flags",
+            "--models says which networks to compare, so --model, --frozen and --features do not"
+            " fit",
+            fix="write --models NAME,NAME+frozen and leave the other flags out",
+        )
     plan = ComparisonPlan(
         methods=parse_methods(methods),
         noises=parse_noises(noise or ["0-S40-P20-C20"]),
@@ -136,18 +162,37 @@ def compare(
         clean=clean,
         title=title or "",
         method_settings=read_tuned(tuned_file) if tuned_file else {},
+        models=parse_models(models) if models is not None else (),
     )
     source = plan.cells()[0].config.data.source
     folder = out or Path("runs") / f"compare-{source_slug(source)}"
     print_start(f"{plural(len(plan.cells()), 'run')} on {source}", quiet=quiet or as_json)
-    if read_plan(folder) != plan:  # one that was started with other defaults continues with those
-        plan = replace(plan, tree=complete_tree(plan.tree, plan.noises, quiet=quiet))
+    earlier = read_plan(folder)
+    # one that was started with other defaults continues with those
+    if earlier is None or _without_track(earlier) != _without_track(plan):
+        tree = plan.tree
+        if plan.models:  # the data need not choose a network
+            tree = merge(tree, model_tree(plan.models[0]))
+        tree = complete_tree(tree, plan.noises, quiet=quiet)
+        if plan.models:
+            tree["model"] = {
+                key: value
+                for key, value in tree["model"].items()
+                if key not in ("name", "frozen", "weights")
+            }
+        plan = replace(plan, tree=tree)
     if not quiet:
         _explain_plan(plan)
         open_cells = [cell for cell in plan.cells() if not _is_finished(folder, cell)]
         if open_cells:
             announce([cell.config for cell in open_cells], jobs)
-    run_comparison(plan, folder, jobs=jobs, quiet=quiet, as_json=as_json)
+    run_comparison(plan, folder, jobs=jobs, track=track, quiet=quiet, as_json=as_json)
+
+
+def _without_track(plan: ComparisonPlan) -> ComparisonPlan:
+    """How a comparison is tracked is not part of it."""
+    tree = {key: value for key, value in plan.tree.items() if key != "track"}
+    return replace(plan, tree=tree)
 
 
 def _is_finished(folder: Path, cell: GridCell) -> bool:
@@ -201,6 +246,7 @@ def run_comparison(
     out: Path,
     *,
     jobs: int,
+    track: str | None = None,
     quiet: bool,
     as_json: bool,
     cautions: bool = True,
@@ -212,6 +258,7 @@ def run_comparison(
     from fedgsca.grid.comparison import check_folder, run_plan, write_tables
     from fedgsca.grid.runner import finished_cells, raise_failures
     from fedgsca.report.html_page import write_report
+    from fedgsca.tracking.start_tracking import find_targets, track_comparison
 
     cells = {cell.name: cell for cell in plan.cells()}
     check_folder(cells.values(), out)
@@ -219,17 +266,29 @@ def run_comparison(
     if finished_runs and not quiet:
         _show_finished(list(finished_runs), len(cells))
     num_open = len(cells) - len(finished_runs)
+    targets = find_targets(track, plan.cells()[0].config, out)
     with resume_hint(out), display(quiet=quiet, runs=num_open) as progress:
-        result = run_plan(plan, out, GridDisplay(progress), jobs=jobs)
+        grid_display = GridDisplay(progress)
+        tracking = track_comparison(grid_display, out, plan, targets, print_warning)
+        try:
+            result = run_plan(plan, out, tracking or grid_display, jobs=jobs)
+        except BaseException:  # Ctrl-C, too
+            if tracking is not None:
+                tracking.finish(None)
+            raise
     if result.comparison.cells:
-        write_tables(out, result.comparison)
+        result = replace(result, comparison=write_tables(out, result.comparison))
         report = write_report(out)
+        if tracking is not None:
+            tracking.finish(result.comparison)
         if as_json:
             extra = {"failed": result.failures, "path": str(out), "report": str(report)}
             print_json({**result.comparison.to_json(), **extra})
         elif not quiet:
             show_table(result, cautions=cautions)
             print_line(f"report  {report}", "bold")
+    elif tracking is not None:
+        tracking.finish(None)
     raise_failures(result.failures, len(cells), out)
     return result
 
@@ -252,11 +311,28 @@ def show_table(result: ComparisonResult, *, cautions: bool = True) -> None:
     if result.comparison.clean:
         scores = list(result.comparison.clean.values())
         print_line(f"FedAvg on clean labels: F1 {sum(scores) / len(scores):.1f}")
+    _show_intervals(result)
     _show_cautions(result, chance=cautions)
     print_line(
         "* highest under this noise; recovery: share of the distance from FedAvg to the ceiling",
         "dim",
     )
+
+
+def _show_intervals(result: ComparisonResult) -> None:
+    """What the last models differ by, with 95 % intervals over test images and seeds."""
+    from fedgsca.report.comparison_tables import difference_text
+
+    labels = {row.method: row.label for row in result.rows}
+    for entry in result.comparison.intervals or ():
+        if entry.difference is not None:
+            reference = labels.get(entry.reference, entry.reference)
+            print_line(
+                f"{labels.get(entry.method, entry.method)} minus {reference} under {entry.noise},"
+                f" last round's F1: {difference_text(entry)}, 95 % interval over test images and"
+                " seeds",
+                "dim",
+            )
 
 
 def _show_cautions(result: ComparisonResult, *, chance: bool) -> None:

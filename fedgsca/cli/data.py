@@ -26,6 +26,9 @@ Root = Annotated[
     ),
 ]
 NewFolder = Annotated[Path, typer.Argument(help="a folder that does not exist yet")]
+HospitalNumber = Annotated[
+    int, typer.Option("--seed", min=0, help="another number: images of another hospital")
+]
 Split = Annotated[
     str | None,
     typer.Option("--split", help="as data.split: fedgp, frame, video, official-0, published, ..."),
@@ -198,6 +201,8 @@ def _show_copies(report: SourceReport) -> None:
 def _show_contents(report: SourceReport) -> None:
     total = sum(sum(classes.values()) for classes in report.counts.values())
     pixels = f"{report.shape[1]}x{report.shape[0]} pixels" if report.shape else "not decoded"
+    if report.shape and not report.shape[0]:
+        pixels = "features only"
     print_line(f"{report.name}: {total} images, {pixels}, {len(report.classes)} classes", "bold")
     print_table(_count_table(report))
     if report.file_sizes:
@@ -254,11 +259,11 @@ def _site_text(report: SourceReport, name: str) -> str:
 
 
 @group.command("example")
-def example(folder: NewFolder) -> None:
+def example(folder: NewFolder, seed: HospitalNumber = 0) -> None:
     """Write a folder of artificial images with some wrong labels, to try the commands on."""
     from fedgsca.data.example_folder import NUM_TEST, NUM_TRAIN, write_example_folder
 
-    num_wrong = write_example_folder(folder)
+    num_wrong = write_example_folder(folder, seed)
     print_line(
         f"{NUM_TRAIN + NUM_TEST} artificial images and labels.csv in {folder};"
         f" {num_wrong} of {NUM_TRAIN} training labels are wrong"

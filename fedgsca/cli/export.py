@@ -29,6 +29,13 @@ Out = Annotated[Path | None, typer.Option("--out", help="new folder; default RUN
 Checkpoint = Annotated[
     bool, typer.Option("--checkpoint", help="take the newest model of a run that is not finished")
 ]
+Temperature = Annotated[
+    bool,
+    typer.Option(
+        "--temperature",
+        help="calibrate the probabilities on validation or held-out images; changes no class",
+    ),
+]
 
 
 def add(app: typer.Typer) -> None:
@@ -45,15 +52,20 @@ def export(
     model_format: FormatName = ModelFormat.safetensors,
     out: Out = None,
     checkpoint: Checkpoint = False,
+    temperature: Temperature = False,
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
     """`fedgsca export`."""
     print_start(f"exporting the model of {run}", quiet=quiet or as_json)
+    from fedgsca.export.temperature import GIVEN_LABELS_CAUTION, describe_fit
     from fedgsca.export.write_export import export as write_export
 
     folder = out or run / f"export-{model_format.value}"
-    model_export = write_export(run, model_format.value, folder, checkpoint=checkpoint)
+    model_export = write_export(
+        run, model_format.value, folder, checkpoint=checkpoint, temperature=temperature
+    )
+    fit = model_export.description.calibration
     file = model_export.path / model_export.description.file
     check = model_export.check
     if as_json:
@@ -63,12 +75,17 @@ def export(
                 "file": str(file),
                 "sha256": model_export.description.sha256,
                 "check": check.to_json(),
+                "calibration": None if fit is None else fit.to_json(),
             }
         )
         return
     if check.fallback_reason:
         print_warning(f"checked on random images only: {check.fallback_reason}")
+    if fit is not None and fit.has_given_labels:
+        print_warning(GIVEN_LABELS_CAUTION)
     if not quiet:
+        if fit is not None:
+            print_line(f"scaled  {describe_fit(fit)}")
         print_line(f"model   {file} ({size_text(file.stat().st_size)})", "bold")
         gap = f"largest difference {check.largest_difference:.1e}, limit {check.limit:g}"
         print_line(f"check   {check.images} {check.inputs}: {gap}", "green")

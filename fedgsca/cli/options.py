@@ -79,7 +79,16 @@ Model = Annotated[
     str | None,
     typer.Option(
         "--model",
-        help="cnn, resnet18, resnet50, efficientnet-lite0, ...",
+        help="cnn, resnet18, resnet50, densenet121, vit-b16, efficientnet-lite0, ...;"
+        " your own: package.module:function, or features",
+        rich_help_panel=_EXPERIMENT_PANEL,
+    ),
+]
+Features = Annotated[
+    str | None,
+    typer.Option(
+        "--features",
+        help="npz with your own features of the images (arrays features and files)",
         rich_help_panel=_EXPERIMENT_PANEL,
     ),
 ]
@@ -138,6 +147,14 @@ EngineName = Annotated[
         " or an engine of a plugin; same result",
     ),
 ]
+Track = Annotated[
+    str | None,
+    typer.Option(
+        "--track",
+        help="record the run with tensorboard, mlflow (local files), mlflow:ADDRESS, or several"
+        " with commas; the run is the same",
+    ),
+]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="print errors only")]
 Json = Annotated[
     bool, typer.Option("--json", help="print one JSON object on stdout and nothing else")
@@ -158,9 +175,11 @@ class ExperimentFlags:
     labels: str | None = None
     model: str | None = None
     frozen: bool = False
+    features: str | None = None
     device: str | None = None
     skip_unreadable: bool = False
     preset: str | None = None
+    track: str | None = None
 
     def overrides(self) -> dict[str, Any]:
         """The flags under the names that load_config takes; those not given are None."""
@@ -175,9 +194,11 @@ class ExperimentFlags:
             "data__labels": self.labels,
             "model__name": self.model,
             "model__frozen": self.frozen or None,
+            "data__features": self.features,
             "train__device": self.device,
             "data__skip_unreadable": self.skip_unreadable or None,
             "preset": self.preset,
+            "track": self.track,
         }
 
     def make_config(self, config_file: Path | None, sets: Sequence[str] | None) -> Config:

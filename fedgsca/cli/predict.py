@@ -86,6 +86,7 @@ def predict(
     print_start(f"opening the model of {model}", quiet=quiet or as_json)
     from fedgsca.export.exported_model import open_model
     from fedgsca.export.prediction import find_images, find_labelled_images, write_predictions
+    from fedgsca.export.temperature import describe_fit
 
     loaded_model = open_model(model)
     if score:
@@ -107,6 +108,8 @@ def predict(
         print_json(summary)
     elif not quiet and result.num_images:
         _show_summary(summary)
+        if loaded_model.calibration is not None:
+            print_note(describe_fit(loaded_model.calibration))
     if result.unreadable and not (skip_unreadable and result.num_images):
         acceptance = ", or accept the gaps with --skip-unreadable" if result.num_images else ""
         raise DataError(
@@ -175,6 +178,7 @@ def _summarise(
         "model": str(model.path),
         "format": model.format,
         "fingerprint": model.fingerprint,
+        "calibration": None if model.calibration is None else model.calibration.to_json(),
         "images": result.num_images,
         "predicted": count_by_class(model, result),
         "unreadable": [{"file": file.name, "reason": file.reason} for file in result.unreadable],

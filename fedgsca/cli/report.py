@@ -89,6 +89,6 @@ def _compare_runs(paths: list[Path], out: Path | None) -> None:
     comparison, warnings = compare_existing(paths, folder)
     for warning in warnings:
         print_warning(warning)
-    write_tables(folder, comparison)
+    comparison = write_tables(folder, comparison)
     show_table(ComparisonResult(folder, comparison, {}))
     print_line(f"report  {write_report(folder)}", "bold")

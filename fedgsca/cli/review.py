@@ -1,14 +1,16 @@
-"""`fedgsca review`: the local page for reviewing suspect labels, and the summary of decisions."""
+"""`fedgsca review`: the page for reviewing suspect labels, local or on the hospital's network."""
 
 from __future__ import annotations
 
 import getpass
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from fedgsca.cli.options import Json
+from fedgsca.errors import ConfigError
 from fedgsca.support.console import (
     make_table,
     print_json,
@@ -20,9 +22,13 @@ from fedgsca.support.console import (
 from fedgsca.support.text import number, percent, plural
 
 if TYPE_CHECKING:
+    from fedgsca.label_audit.audit_table import Audit
     from fedgsca.label_audit.consensus import ReviewerAgreement, ReviewSummary
+    from fedgsca.review.network_server import PageAddress, TlsFiles
 
 MAX_CONFLICTS = 20  # printed
+MIN_CERTIFICATE_DAYS = 14  # fewer are worth a warning
+_NETWORK_PANEL = "Several reviewers over the network"
 
 Folder = Annotated[
     Path, typer.Argument(metavar="AUDIT", help="folder of one site's audit, RUN/audit/SITE")
@@ -48,12 +54,46 @@ Summary = Annotated[
     ),
 ]
 
+Serve = Annotated[
+    str | None,
+    typer.Option(
+        "--serve",
+        metavar="HOST:PORT",
+        help="serve the page to other computers under this name or address, for everybody who has a"
+        " personal link (`fedgsca reviewers add`)",
+        rich_help_panel=_NETWORK_PANEL,
+    ),
+]
+Listen = Annotated[
+    str | None,
+    typer.Option(
+        "--listen",
+        metavar="ADDRESS",
+        help="IP address to listen on; default: that of HOST",
+        rich_help_panel=_NETWORK_PANEL,
+    ),
+]
+CertificateFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--certificate",
+        help="certificate of HOST, PEM (`fedgsca reviewers certificate` makes one)",
+        rich_help_panel=_NETWORK_PANEL,
+    ),
+]
+KeyFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--key", help="secret key of the certificate, PEM", rich_help_panel=_NETWORK_PANEL
+    ),
+]
+
 
 def add(app: typer.Typer) -> None:
     """Add the command of this module."""
     app.command(
         "review",
-        help="Review suspect labels on a local page.",
+        help="Review suspect labels on a page: local, or with --serve on the hospital's network.",
         rich_help_panel="Review labels",
     )(review)
 
@@ -63,12 +103,21 @@ def review(
     reviewer: Reviewer = None,
     blind: Blind = False,
     port: Port = None,
+    serve_at: Serve = None,
+    listen: Listen = None,
+    certificate: CertificateFile = None,
+    key: KeyFile = None,
     summary: Summary = False,
     as_json: Json = False,
 ) -> None:
     """`fedgsca review`."""
     from fedgsca.label_audit.audit_table import read_audit
 
+    _check_options(
+        serve_at,
+        local_options=[reviewer, blind or None, port],
+        network_options=[listen, certificate, key],
+    )
     opened_audit = read_audit(audit)
     if summary or as_json:
         from fedgsca.label_audit.consensus import summarise_decisions
@@ -78,6 +127,9 @@ def review(
             print_json(review_summary.to_json())
         else:
             _print_summary(review_summary, opened_audit.path)
+        return
+    if serve_at is not None:
+        _serve_network(opened_audit, serve_at, listen, certificate, key)
         return
     name = reviewer_name(reviewer)
     from fedgsca.review.serve import require_server_packages, serve
@@ -105,16 +157,98 @@ def review(
         _print_next_step(opened_audit.path)
 
 
+def _check_options(
+    serve_at: str | None, local_options: Sequence[object], network_options: Sequence[object]
+) -> None:
+    """Refuse options that the chosen way of serving would ignore."""
+    if serve_at is None and any(value is not None for value in network_options):
+        raise ConfigError(
+            "cli.conflicting-options",
+            "--listen, --certificate and --key belong to a page on the network",
+            fix="add --serve HOST:PORT",
+        )
+    if serve_at is not None and any(value is not None for value in local_options):
+        raise ConfigError(
+            "cli.conflicting-options",
+            "--reviewer, --blind and --port belong to the local page",
+            fix="name reviewers, and who reads blind, with `fedgsca reviewers add`; the port is"
+            " part of --serve",
+        )
+
+
+def _serve_network(
+    audit: Audit, serve_at: str, listen: str | None, certificate: Path | None, key: Path | None
+) -> None:
+    from fedgsca.label_audit.audit_images import AuditImages
+    from fedgsca.review.network_server import (
+        TlsFiles,
+        choose_listen_address,
+        parse_address,
+        require_tls,
+        serve_network,
+    )
+    from fedgsca.review.serve import require_server_packages
+
+    require_server_packages()
+    page_address = parse_address(serve_at)
+    if (certificate is None) != (key is None):
+        raise ConfigError(
+            "cli.conflicting-options",
+            "--certificate and --key are needed together",
+            fix="add the other file",
+        )
+    tls = None
+    if certificate is not None and key is not None:
+        tls = TlsFiles(certificate, key)
+    address = choose_listen_address(page_address, listen)
+    require_tls(page_address, address, tls)  # before the images are read
+    if tls is not None:
+        _check_certificate(tls, page_address)
+    from fedgsca.review.network_app import SharedReview
+
+    review = SharedReview(audit, AuditImages.open(audit))
+    if not review.links.active_links():
+        raise ConfigError(
+            "review.no-links",
+            f"nobody has a link to {audit.path} that works",
+            fix=f"fedgsca reviewers add {audit.path} NAME --serve {serve_at}",
+        )
+
+    def announce(url: str) -> None:
+        print_line(f"review  {url}", "bold")
+        if review.links.address != url:
+            print_warning(f"the newest links were made for {review.links.address}")
+        for link in review.links.active_links():
+            print_line(f"        {link.reviewer} ({link.role}) until {link.expires[:10]}")
+        print_note(
+            f"each person opens their own link; decisions and the audit trail are saved to"
+            f" {audit.path}; Ctrl-C stops the server, the same command continues the review"
+        )
+
+    serve_network(
+        review, page_address, listen=address, tls=tls, person=login_name(), announce=announce
+    )
+
+
+def _check_certificate(tls: TlsFiles, page_address: PageAddress) -> None:
+    from fedgsca.review.tls import check_certificate
+
+    facts = check_certificate(tls, page_address)
+    if facts.days_left < MIN_CERTIFICATE_DAYS:
+        print_warning(f"the certificate ends in {plural(facts.days_left, 'day')}")
+
+
 def reviewer_name(given: str | None) -> str:
     """A name that fits one line of a table."""
     from fedgsca.label_audit.decisions import check_reviewer_name
 
-    name = (given if given is not None else _login()).strip()
+    name = (given if given is not None else login_name()).strip()
     check_reviewer_name(name)
     return name
 
 
-def _login() -> str:
+def login_name() -> str:
+    """The account of the person at the terminal; empty if it has no name."""
     try:
         return getpass.getuser()
     except (OSError, KeyError):  # an account without a name, as in containers

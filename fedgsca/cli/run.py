@@ -14,6 +14,7 @@ from fedgsca.cli.options import (
     Device,
     EngineName,
     ExperimentFlags,
+    Features,
     Frozen,
     Jobs,
     Json,
@@ -30,11 +31,19 @@ from fedgsca.cli.options import (
     Sets,
     Sites,
     SkipUnreadable,
+    Track,
     source_slug,
 )
 from fedgsca.engine.progress import display
 from fedgsca.errors import RunFolderError
-from fedgsca.support.console import print_json, print_line, print_note, print_start, resume_hint
+from fedgsca.support.console import (
+    print_json,
+    print_line,
+    print_note,
+    print_start,
+    print_warning,
+    resume_hint,
+)
 from fedgsca.support.text import plural, slug
 
 if TYPE_CHECKING:
@@ -96,6 +105,7 @@ def run(
     labels: Labels = None,
     model: Model = None,
     frozen: Frozen = False,
+    features: Features = None,
     device: Device = None,
     skip_unreadable: SkipUnreadable = False,
     config_file: ConfigFile = None,
@@ -104,6 +114,7 @@ def run(
     out: Out = None,
     jobs: Jobs = 1,
     engine: EngineName = "local",
+    track: Track = None,
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
@@ -119,14 +130,17 @@ def run(
         labels=labels,
         model=model,
         frozen=frozen,
+        features=features,
         device=device,
         skip_unreadable=skip_unreadable,
         preset=preset,
+        track=track,
     )
     from fedgsca.cli.chosen_settings import announce, make_run_config
     from fedgsca.engine.base import find_engine
 
     find_engine(engine)  # a typo is reported before any data is read
+    check_track(track)
     start = time.monotonic()
     early_config = flags.make_config(config_file, sets)
     folder = out or default_out(early_config)
@@ -139,7 +153,14 @@ def run(
         if not (folder / "result.json").exists():
             announce([config])
     run_and_report(
-        config, folder, jobs=jobs, engine=engine, quiet=quiet, as_json=as_json, start=start
+        config,
+        folder,
+        jobs=jobs,
+        engine=engine,
+        track=track,
+        quiet=quiet,
+        as_json=as_json,
+        start=start,
     )
 
 
@@ -150,6 +171,7 @@ def resume(
     jobs: Jobs = 1,
     engine: EngineName = "local",
     from_round: FromRound = None,
+    track: Track = None,
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
@@ -181,7 +203,7 @@ def resume(
     if plan is not None:
         from fedgsca.cli.compare import run_comparison
 
-        run_comparison(plan, folder, jobs=jobs, quiet=quiet, as_json=as_json)
+        run_comparison(plan, folder, jobs=jobs, track=track, quiet=quiet, as_json=as_json)
         return
     from fedgsca.grid.rate_search import read_search_plan
 
@@ -198,7 +220,9 @@ def resume(
         from fedgsca.engine.rewind import rewind
 
         rewind(folder, from_round)
-    run_and_report(config, folder, jobs=jobs, engine=engine, quiet=quiet, as_json=as_json)
+    run_and_report(
+        config, folder, jobs=jobs, engine=engine, track=track, quiet=quiet, as_json=as_json
+    )
 
 
 def readmit(folder: Folder, sites: ReadmittedSites) -> None:
@@ -208,6 +232,14 @@ def readmit(folder: Folder, sites: ReadmittedSites) -> None:
     read_config(folder)  # an error if this is not a run folder
     request_readmission(folder, sites)
     print_note(f"{', '.join(sites)} will take part again from the next round on", "green")
+
+
+def check_track(track: str | None) -> None:
+    """Report a typo or a missing package before any data is read."""
+    if track:
+        from fedgsca.tracking.base import parse_targets, require_packages
+
+        require_packages(parse_targets(track))
 
 
 def _describe(config: Config) -> str:
@@ -228,22 +260,37 @@ def run_and_report(
     *,
     jobs: int,
     engine: str = "local",
+    track: str | None = None,
     quiet: bool,
     as_json: bool,
     start: float | None = None,
 ) -> None:
     """Run to the end, or say that nothing is left to run; then the report and the summary.
 
-    `start` is when the command started, on the monotonic clock.
+    `start` is when the command started, on the monotonic clock. `track` is the option; without
+    it, the configuration and the earlier sessions of the run decide.
     """
-    from fedgsca.engine.base import find_engine
+    from fedgsca.engine.base import RunObserver, find_engine
+    from fedgsca.experiment.run_folder import read_setup
+    from fedgsca.tracking.start_tracking import find_targets, track_run
 
     start = time.monotonic() if start is None else start
     is_finished = (out / "result.json").exists()
     label = f"{config.method} on {source_slug(config.data.source)}"
+    # a finished run is recorded again only on request
+    targets = find_targets(track, config, out) if track or not is_finished else ()
     with resume_hint(out), display(quiet=quiet) as progress:
         kind = find_engine("local" if is_finished else engine)
-        result = kind.run(config, out, jobs=jobs, observer=progress.observe(label))
+        observer: RunObserver = progress.observe(label)
+        tracking = track_run(observer, out, config, targets)
+        try:
+            result = kind.run(config, out, jobs=jobs, observer=tracking or observer)
+        except BaseException:  # Ctrl-C, too
+            if tracking is not None:
+                tracking.finish(None)
+            raise
+        if tracking is not None and is_finished:
+            tracking.begin(read_setup(out).data.fingerprint)
     assert result is not None  # it is None only for a limited number of rounds
     if is_finished and not quiet:
         print_note(f"{out} is finished: nothing left to run", "green")
@@ -254,6 +301,8 @@ def run_and_report(
 
         compare_with_previous(out)
         write_report(out)
+    if tracking is not None:
+        tracking.finish(result, print_warning)
     if as_json:
         print_json({**result.to_json(), "path": str(out), "report": str(report)})
     elif not quiet:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedgsca.support.console import make_table, print_line, print_table
-from fedgsca.support.text import duration, number, percent, plural, size_text
+from fedgsca.support.text import NBSP, duration, number, percent, plural, size_text
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -76,12 +76,32 @@ def _show_scores(result: RunResult) -> None:
     print_line(scores)
     best = result.best
     print_line(f"best {best.f1:.1f} after round {best.round + 1}, last {result.last.f1:.1f}")
+    _show_statistics(result)
     if result.unseen is not None:
         print_line(
             f"expected F1 {result.unseen.last:.1f} in the last rounds, from held-out images without"
             f" a true label; best until round {result.unseen.round + 1}"
             f" ({result.unseen.expected_f1:.1f})"
         )
+
+
+def _show_statistics(result: RunResult) -> None:
+    """The last round's model with its interval; runs of older versions have none."""
+    from fedgsca.report.number_text import bounds_text
+
+    statistics = result.statistics
+    if statistics is None:
+        return
+    parts = [f"last round's F1 {statistics.f1.value:.1f}"]
+    if statistics.f1.low is not None:
+        parts[0] += f" (95 % interval {bounds_text(statistics.f1)}, by {statistics.unit})"
+    if statistics.auroc is not None:
+        parts.append(f"AUROC {statistics.auroc.value:.1f}")
+    if statistics.average_precision is not None:
+        parts.append(f"average precision {statistics.average_precision.value:.1f}")
+    if statistics.calibration is not None:
+        parts.append(f"calibration error {statistics.calibration.ece:.1f}")
+    print_line("   ".join(parts).replace(NBSP, " "))
 
 
 def _read_setup(out: Path) -> Setup:

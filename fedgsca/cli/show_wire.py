@@ -107,8 +107,11 @@ def _show_measurement(measurement: WireMeasurement, config: Config) -> None:
         "dim",
     )
     print_line(
-        f"A method sends a number per class only if it is based on at least {SMALLEST_GROUP}"
-        " images.",
+        f"A statistic per class is sent only if at least {SMALLEST_GROUP} images of the site stand"
+        " behind it. Exceptions: all weights, which also learn from a class with one image;"
+        " the Gaussians that FedGSCA and FedDiv fit, which belong to no class and may rest on two"
+        " images; totals over all classes, which may be as small as one; and a cell of the"
+        " confusion matrix, if the sites test the model themselves.",
         "dim",
     )
 

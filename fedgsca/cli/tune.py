@@ -14,6 +14,7 @@ from fedgsca.cli.options import (
     Data,
     Device,
     ExperimentFlags,
+    Features,
     Frozen,
     Jobs,
     Json,
@@ -77,6 +78,7 @@ def tune(
     labels: Labels = None,
     model: Model = None,
     frozen: Frozen = False,
+    features: Features = None,
     device: Device = None,
     skip_unreadable: SkipUnreadable = False,
     config_file: ConfigFile = None,
@@ -101,6 +103,7 @@ def tune(
         labels=labels,
         model=model,
         frozen=frozen,
+        features=features,
         device=device,
         skip_unreadable=skip_unreadable,
     )

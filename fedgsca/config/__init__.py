@@ -16,6 +16,7 @@ from fedgsca.config.loading import (
 from fedgsca.config.presets import PRESETS
 from fedgsca.config.schema import (
     METHODS,
+    OWN_FEATURES,
     SITES_SOURCE,
     AggregationConfig,
     AuditConfig,
@@ -34,6 +35,7 @@ from fedgsca.config.schema import (
 
 __all__ = [
     "METHODS",
+    "OWN_FEATURES",
     "PRESETS",
     "SITES_SOURCE",
     "AggregationConfig",

@@ -10,10 +10,17 @@ from typing import Any, NamedTuple, TypeGuard, get_args
 from pydantic import BaseModel, ValidationError
 
 from fedgsca.config.presets import PRESETS, recommend
-from fedgsca.config.schema import METHODS, SITES_SOURCE, Config, MethodSchema, Tree
+from fedgsca.config.schema import (
+    METHODS,
+    OWN_FEATURES,
+    SITES_SOURCE,
+    Config,
+    MethodSchema,
+    Tree,
+)
 from fedgsca.errors import ConfigError, ConfigProblem
 from fedgsca.robust.base import load_rules
-from fedgsca.support.text import one_line, plural, suggest
+from fedgsca.support.text import one_line, plural, printable, suggest
 from fedgsca.wire import unprotected
 
 # how TOML spells None, which it does not have
@@ -135,7 +142,8 @@ def build(tree: Mapping[str, Any]) -> Config:
     """Check a complete tree: every problem is collected, then all are reported together."""
     methods = METHODS.load()
     tree = dict(tree)
-    problems: list[ConfigProblem] = []
+    problems = _text_problems(tree)
+    _raise_problems(problems)  # such texts can be neither stored nor shown
     name = str(tree.get("method", "fedgsca")).lower()
     preset = str(tree.get("preset", "default"))
     if preset not in PRESETS:
@@ -162,8 +170,14 @@ def build(tree: Mapping[str, Any]) -> Config:
         problems += _rule_problems(config)
         problems += _loss_problems(config, method)
         problems += _participation_problems(config)
+        problems += _feature_problems(config)
     except ValidationError as error:
         problems += validation_problems(error, Config)
+    _raise_problems(problems)
+    return config
+
+
+def _raise_problems(problems: list[ConfigProblem]) -> None:
     if problems:
         raise ConfigError(
             "config.invalid",
@@ -171,7 +185,20 @@ def build(tree: Mapping[str, Any]) -> Config:
             fix="correct the keys above; `fedgsca methods NAME` lists the options of a method",
             problems=problems,
         )
-    return config
+
+
+def _text_problems(tree: Mapping[str, Any]) -> list[ConfigProblem]:
+    """Half characters: a name that is not UTF-8 gets them from the command line."""
+    problems: list[ConfigProblem] = []
+    try:
+        values = flatten(tree)
+    except RecursionError:  # the checks that follow explain it
+        return problems
+    for key, value in values.items():
+        if isinstance(value, str) and value != value.encode(errors="replace").decode():
+            message = f"{printable(key)}: {printable(value)!r} has characters that are not Unicode"
+            problems.append(ConfigProblem("config.invalid-text", message))
+    return problems
 
 
 def _take_method_sections(
@@ -316,6 +343,31 @@ def _participation_problems(config: Config) -> list[ConfigProblem]:
             "remove the key"
         )
         problems.append(ConfigProblem("config.lateness-not-simulated", message))
+    return problems
+
+
+def _feature_problems(config: Config) -> list[ConfigProblem]:
+    """Keys that contradict each other about the user's own features."""
+    model = config.model
+    problems = []
+    if model.name != OWN_FEATURES:
+        for key, value in (
+            ("data.features", config.data.features),
+            ("model.feature_width", model.feature_width),
+        ):
+            if value is not None:
+                message = f"{key}: only model.name={OWN_FEATURES} uses it; remove one of the two"
+                problems.append(ConfigProblem("config.features-not-used", message))
+        return problems
+    if not model.frozen or model.weights is not None:
+        message = (
+            f"model: {OWN_FEATURES} trains a head on the features of a file; "
+            "remove model.frozen=false and model.weights"
+        )
+        problems.append(ConfigProblem("config.features-without-network", message))
+    if config.data.features is not None and config.data.source == SITES_SOURCE:
+        message = "data.features: each site has its own file; remove the key"
+        problems.append(ConfigProblem("config.features-at-sites", message))
     return problems
 
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from fedgsca.config.schema import OWN_FEATURES
+
 Tree = dict[str, Any]
 
 _PAPER: Tree = {
@@ -49,6 +51,9 @@ _PAPER: Tree = {
 # the parts of the protocol that need the paper's images and a GPU; its weights are a file of yours
 _PAPER_NETWORK: Tree = {"data": {"image_size": 224}, "model": {"name": "resnet50"}}
 
+# one thread: a linear head has no work for a second one, which would only wait and spin
+_HEAD_TRAINING: Tree = {"lr": 0.05, "momentum": 0.0, "augment": "none", "threads": 1}
+
 PRESETS: dict[str, Tree] = {
     "default": {},
     "paper": _PAPER,
@@ -67,9 +72,11 @@ def recommend(tree: Mapping[str, Any]) -> Tree:
         return {}
     base: Tree = {"data": _published_partition(data)}
     name = str(model.get("name", "cnn"))
-    if model.get("frozen"):
-        # one thread: a linear head has no work for a second one, which would only wait and spin
-        base["train"] = {"lr": 0.05, "momentum": 0.0, "augment": "none", "threads": 1}
+    if name == OWN_FEATURES or ("name" not in model and data.get("features")):
+        base["train"] = dict(_HEAD_TRAINING)
+        base["model"] = {"name": OWN_FEATURES, "frozen": True}
+    elif model.get("frozen"):
+        base["train"] = dict(_HEAD_TRAINING)
         base["model"] = {"name": model.get("name", "efficientnet-lite0")}
         if base["model"]["name"] == "efficientnet-lite0":
             base["model"]["weights"] = "packaged"

@@ -16,6 +16,8 @@ from fedgsca.wire import Extra
 Tree = dict[str, Any]
 # data.source of a deployment in which every site brings its own images
 SITES_SOURCE = "sites"
+# model.name of a head on the user's own features, without a network
+OWN_FEATURES = "features"
 # a shorter run has no evidence heads: they would have nothing to say in time
 MIN_EVIDENCE_ROUNDS = 6
 # of `federation`, left out of config.toml where they have their defaults
@@ -73,6 +75,11 @@ class DataConfig(Section):
     )
     labels: str | None = Field(
         default=None, description="csv (file,label) that replaces the given training labels"
+    )
+    features: str | None = Field(
+        default=None,
+        description="npz with your own features of the images (model features); default: "
+        "features.npz in the image folder",
     )
     sites: int = Field(
         default=4, ge=1, le=10_000, description="number of sites among which the images are divided"
@@ -182,7 +189,9 @@ class ModelConfig(Section):
     """The network and its initial weights."""
 
     name: str = Field(
-        default="cnn", description="network: cnn, resnet18, resnet50, efficientnet-lite0, ..."
+        default="cnn",
+        description="network: cnn, resnet18, resnet50, densenet121, vit-b16, efficientnet-lite0, "
+        "...; your own: package.module:function; features: none, your own features",
     )
     weights: str | None = Field(
         default=None,
@@ -196,6 +205,12 @@ class ModelConfig(Section):
         default=96,
         ge=16,
         description="frozen mode: image size in pixels at the input of the backbone",
+    )
+    feature_width: int | None = Field(
+        default=None,
+        ge=1,
+        description="model features: numbers per image; a deployment needs it, elsewhere the data "
+        "says it",
     )
 
 
@@ -428,6 +443,12 @@ class AggregationConfig(Section):
         description="guard: a change that is more times larger than usual is scaled down to the "
         "usual norm, and the log says so",
     )
+    steady_factor: float = Field(
+        default=2.3,
+        gt=1,
+        description="guard: a site whose changes are more times larger than those of the others "
+        "over its rounds (geometric mean) is used with their norm",
+    )
     max_response: float = Field(
         default=0.1,
         ge=-1,
@@ -471,7 +492,10 @@ class AggregationConfig(Section):
 
 
 class Config(Section):
-    """One experiment. Everything that changes the resulting bytes is in here, and nothing else."""
+    """One experiment. Everything that changes the resulting bytes is in here.
+
+    `track` changes none of them, so it is not part of the experiment: `to_tree` leaves it out.
+    """
 
     seed: int = Field(default=0, ge=0, description="seed of every random stream")
     preset: str = Field(
@@ -514,6 +538,11 @@ class Config(Section):
         default=AggregationConfig(),
         description="protection against sites that send wrong updates",
     )
+    track: str | None = Field(
+        default=None,
+        description="record the run with tensorboard, mlflow, or both with a comma; "
+        "mlflow:ADDRESS for a server; not part of the experiment",
+    )
     options: dict[str, Any] = Field(
         default_factory=dict, description="the method's own options, all filled in"
     )
@@ -551,7 +580,9 @@ class Config(Section):
         `aggregation` if it is the default, and so are the options of unused losses and the newer
         keys of `federation`: runs of versions without them remain the same experiment.
         """
-        tree: Tree = json.loads(self.model_dump_json(exclude_none=True, exclude={"options"}))
+        tree: Tree = json.loads(
+            self.model_dump_json(exclude_none=True, exclude={"options", "track"})
+        )
         if self.aggregation == AggregationConfig():
             del tree["aggregation"]
         if self.train.loss == "ce":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -23,7 +24,9 @@ def align_classes(table: ImageTable, classes: Sequence[str]) -> ImageTable:
             "data.class-not-in-consortium",
             f"{table.name}: {len(unknown_classes)} of {len(table.classes)} classes are not in the "
             f"consortium's list, the first is {unknown_classes[0]!r}",
-            fix=f"rename or remove these labels; use only: {', '.join(classes)}",
+            fix="name each of them in site.toml below [classes], for example"
+            f' {json.dumps(unknown_classes[0], ensure_ascii=False)} = "{classes[0]}"; use only:'
+            f" {', '.join(classes)}",
         )
     if tuple(table.classes) == tuple(classes):
         return table
@@ -35,7 +38,9 @@ def align_classes(table: ImageTable, classes: Sequence[str]) -> ImageTable:
         given=_renumber(table.given, index),
         replaced_labels=_renumber(table.replaced_labels, index),
         classes=tuple(classes),
-        fingerprint=fingerprint(table.images, labels, classes, table.split),
+        fingerprint=fingerprint(
+            table.images, labels, classes, table.split, features=table.features
+        ),
     )
 
 

@@ -317,6 +317,7 @@ def build_table(
             given=given,
             has_drawn_split="split" not in columns,
             group_word=file_list.group_word,
+            class_names=dict(file_list.class_names),
             image_digest=entry.digest,
             notes=tuple(notes),
             white=images.white,

@@ -338,5 +338,7 @@ def _class_warnings(counts: Counts) -> list[str]:
 
 def _flat_image_warnings(table: ImageTable) -> list[str]:
     """Images of one colour only: black frames, failed exports."""
+    if not table.has_images:
+        return []
     count = sum(int(image.min()) == int(image.max()) for image in table.images)
     return [f"{plural(count, 'image')} of a single colour and nothing else"] if count else []

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from fedgsca.data.table import ImageTable
+from fedgsca.errors import DataError
 from fedgsca.rng import stream
 
 _GAP = 2  # white pixels between images
@@ -22,6 +23,12 @@ def contact_sheet(
 
     White gaps separate the images; a class with too few images fills its row only partly.
     """
+    if not table.has_images:
+        raise DataError(
+            "data.no-images-to-show",
+            f"{table.name} has features and no images to look at",
+            fix="leave the contact sheet out",
+        )
     height, width = table.images.shape[1:3]
     sheet = np.full(
         (table.num_classes * (height + gap) + gap, per_class * (width + gap) + gap, 3),
@@ -46,8 +53,8 @@ def save_sheet(table: ImageTable, path: str | Path, *, per_class: int = 8, seed:
     """
     from PIL import Image, ImageDraw, ImageFont
 
-    height = int(table.images.shape[1])
     sheet = contact_sheet(table, per_class=per_class, seed=seed)
+    height = int(table.images.shape[1])
     zoom = max(1, round(64 / height))
     # pixels are repeated, not interpolated: the sheet shows what the network sees
     sheet = sheet.repeat(zoom, axis=0).repeat(zoom, axis=1)

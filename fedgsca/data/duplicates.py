@@ -25,10 +25,13 @@ _BIT_COUNTS = np.array([bin(value).count("1") for value in range(256)], dtype=np
 
 
 def find_duplicates(table: ImageTable) -> list[np.ndarray]:
-    """Row numbers of every set of two or more identical images."""
+    """Row numbers of every set of two or more identical images, or features without images."""
     rows_by_digest: dict[bytes, list[int]] = {}
+    contents = table.images
+    if not table.has_images and table.features is not None:
+        contents = table.features
     for row in range(len(table)):
-        pixels = np.ascontiguousarray(table.images[row]).data
+        pixels = np.ascontiguousarray(contents[row]).data
         digest = hashlib.blake2b(pixels, digest_size=16).digest()
         rows_by_digest.setdefault(digest, []).append(row)
     return [np.array(rows) for rows in rows_by_digest.values() if len(rows) > 1]
@@ -42,7 +45,7 @@ def find_near_duplicates(table: ImageTable) -> list[np.ndarray]:
     sets (more than 20,000 images) are not searched.
     """
     n = len(table)
-    if not 2 <= n <= _MAX_NEAR:
+    if not 2 <= n <= _MAX_NEAR or not table.has_images:
         return []
     small = np.stack([_small_copy(table.images[row]) for row in range(n)])  # (n, 16, 17)
     bits = np.packbits(small[:, :, 1:] > small[:, :, :-1], axis=(1))

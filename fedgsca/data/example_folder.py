@@ -20,8 +20,11 @@ NOISE = "S15"  # wrong labels among the training images
 LIST = "labels.csv"
 
 
-def write_example_folder(folder: Path) -> int:
-    """Write images and labels.csv; returns how many training labels are wrong."""
+def write_example_folder(folder: Path, seed: int = 0) -> int:
+    """Write images and labels.csv; returns how many training labels are wrong.
+
+    Another seed is another hospital: other images, other wrong labels.
+    """
     from PIL import Image
 
     if folder.exists():
@@ -30,9 +33,9 @@ def write_example_folder(folder: Path) -> int:
             f"{folder} exists already",
             fix="choose a folder that does not exist yet",
         )
-    table = render(seed=0, train=NUM_TRAIN, test=NUM_TEST, size=SIZE)
+    table = render(seed=seed, train=NUM_TRAIN, test=NUM_TEST, size=SIZE)
     assert table.groups is not None
-    rng = stream(0, "example folder", "noise")
+    rng = stream(seed, "example folder", "noise")
     noise = parse_noise(NOISE, 1)[0]
     noisy_labels = corrupt(table.labels, noise, num_classes=len(CLASSES), rng=rng)
     labels = np.where(table.split == "train", noisy_labels, table.labels)

@@ -15,6 +15,8 @@ from pathlib import Path, PurePosixPath
 from fedgsca.errors import DataError
 from fedgsca.support.text import join_words, one_line, plural
 
+MAX_CLASSES = 10_000
+MAX_CLASS_NAME = 200  # characters
 _MAX_CASES = 5  # examples in one message
 _MAX_CASE = 200  # characters of each
 _MAX_PATH = 4096  # no longer path can be opened; resolving one takes quadratic time
@@ -62,6 +64,8 @@ class FileList:
     classes: tuple[str, ...] = ()
     # what a group is: patient, slide, video
     group_word: str = "group"
+    # a class name in the source -> the name in `rows`, where names.toml gives it another one
+    class_names: dict[str, str] = field(default_factory=dict)
     # the folders of a published data set
     folders: list[FolderCount] = field(default_factory=list)
     # files of the source beyond `rows`: they count for the common size and depth of all images
@@ -119,6 +123,29 @@ class FileList:
                     f"{self.root}: {plural(len(cases), 'file')} listed more than once: "
                     f"{show_cases(cases)}",
                     fix=fix,
+                )
+            )
+
+    def check_classes(self) -> None:
+        """Report labels that are no names of classes: endless ones, or almost one per image."""
+        names = {row.label for row in self.rows} | {row.given for row in self.rows} - {""}
+        long_names = sorted(name for name in names if len(name) > MAX_CLASS_NAME)
+        if long_names:
+            self.add_problem(
+                DataError(
+                    "data.class-name-too-long",
+                    f"{self.root}: a label has {len(long_names[0]):,} characters, but the name of "
+                    f"a class has at most {MAX_CLASS_NAME}: {one_line(long_names[0], 60)}",
+                    fix="use short names; a quotation mark that is not closed joins many lines",
+                )
+            )
+        if len(names) > MAX_CLASSES:
+            self.add_problem(
+                DataError(
+                    "data.too-many-labels",
+                    f"{self.root}: there are {len(names):,} different labels, but there may be at "
+                    f"most {MAX_CLASSES:,} classes",
+                    fix="check which column contains the labels",
                 )
             )
 

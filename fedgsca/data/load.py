@@ -6,9 +6,11 @@ cannot be recognised by looking. The readers of all sources are in a registry, s
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 from fedgsca.data.build_table import read_file_list
+from fedgsca.data.class_names import rename_classes
 from fedgsca.data.reader import Reader, ReaderOptions, available_readers
 from fedgsca.data.relabel import replace_labels
 from fedgsca.data.subsample import draw_before_decoding, subsample
@@ -36,6 +38,7 @@ def load(
     label: str | None = None,
     splits: Path | str | None = None,
     need_test: bool = True,
+    class_names: Mapping[str, str] | None = None,
 ) -> ImageTable:
     """The table behind a source.
 
@@ -44,7 +47,7 @@ def load(
     `difficulty` is for rendered images. `labels` is a csv of corrected training labels. `split`,
     `label` and `splits` are for the published data sets: which split, which rule for the label, and
     the folder of their lists. `need_test=False` accepts a source without test images: a hospital
-    that only trains.
+    that only trains. `class_names` gives classes of the source other names.
     """
     if image_size is not None and not SMALLEST_SIZE <= image_size <= LARGEST_SIZE:
         raise DataError(
@@ -76,7 +79,7 @@ def load(
     reader, location = find_reader(source)
     reader.check_options(options)
     is_part = any(limit is not None for limit in (train, test, long_tail)) or skip_unreadable
-    table = read_table(reader, location, options)
+    table = rename_classes(read_table(reader, location, options), class_names or {})
     return complete_table(table, labels, need_test, is_part=is_part)
 
 

@@ -21,9 +21,12 @@ def replace_labels(table: ImageTable, path: Path, *, is_part: bool = False) -> I
     that repeats one is accepted, so that a corrected copy of a complete labels.csv can be used. If
     the test images were drawn when the source was read, nobody has chosen them, and the file may
     correct them, too: `fedgsca audit-folder` looks at all images.
+    Labels may be written as in the source or as in the table, where these differ (names.toml).
     `is_part`: the table is a part of its source, so the file may also name other images.
     """
-    names = _read_labels(path)
+    names = {}
+    for image_id, name in _read_labels(path).items():
+        names[image_id] = table.class_names.get(name, name)
     num_others = _check_labels(table, path, names, is_part)
     train = table.rows("train")
     labels = table.trained_on.copy()  # a reference beside the given labels does not change
@@ -49,7 +52,9 @@ def replace_labels(table: ImageTable, path: Path, *, is_part: bool = False) -> I
         table,
         labels=labels,
         replaced_labels=table.trained_on,
-        fingerprint=fingerprint(table.images, labels, table.classes, table.split),
+        fingerprint=fingerprint(
+            table.images, labels, table.classes, table.split, features=table.features
+        ),
         notes=notes,
     )
 

@@ -135,6 +135,7 @@ def take_rows(table: ImageTable, rows: np.ndarray, notes: tuple[str, ...] = ()) 
     images = np.asarray(table.images[rows])
     labels = table.labels[rows]
     split = table.split[rows]
+    features = _take(table.features, rows)
     return replace(
         table,
         images=images,
@@ -145,7 +146,8 @@ def take_rows(table: ImageTable, rows: np.ndarray, notes: tuple[str, ...] = ()) 
         site=_take(table.site, rows),
         given=_take(table.given, rows),
         image_digest="",
-        fingerprint=fingerprint(images, labels, table.classes, split),
+        features=features,
+        fingerprint=fingerprint(images, labels, table.classes, split, features=features),
         notes=table.notes + notes,
     )
 

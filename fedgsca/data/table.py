@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -21,7 +21,7 @@ class ImageTable:
     """
 
     name: str
-    # (n, H, W, 3) uint8, usually a read-only memory map
+    # (n, H, W, 3) uint8, usually a read-only memory map; (n, 0, 0, 3) if there are features only
     images: np.ndarray
     # (n,) int64 class indices; -1 for images of no class, which only open-set noise appends
     labels: np.ndarray
@@ -47,12 +47,21 @@ class ImageTable:
     has_drawn_split: bool = False
     # what a group is: patient, slide, video
     group_word: str = "group"
+    # a class name in the source -> the name here, where names.toml or site.toml gives it another
+    class_names: Mapping[str, str] = field(default_factory=dict)
     # sha256 of the images alone, where a cache keeps it; "": not known
     image_digest: str = ""
     # the table of the source, to whose rows open-set noise has appended the last ones of this table
     source_table: ImageTable | None = None
+    # (n, D) float32: the user's own features, where a file has them
+    features: np.ndarray | None = None
     # what a person should know: skipped files, converted depths
     notes: tuple[str, ...] = ()
+
+    @property
+    def has_images(self) -> bool:
+        """Whether there are pictures to look at, or features only."""
+        return bool(self.images.shape[1])
 
     @property
     def num_classes(self) -> int:
@@ -91,11 +100,12 @@ def fingerprint(
     split: np.ndarray,
     *,
     digest: str | None = None,
+    features: np.ndarray | None = None,
 ) -> str:
     """The name of the data in a result: sha256 over images, labels, classes and split.
 
     `digest` is the sha256 of the images' raw bytes, if the caller has it (the cache keeps it);
-    this saves reading them.
+    this saves reading them. `features` are the user's own, if there are any.
     """
     if digest is None:
         digest = images_digest(images)
@@ -104,6 +114,8 @@ def fingerprint(
     )
     result = hashlib.sha256(parts.encode())
     result.update(np.ascontiguousarray(labels, dtype="<i8").tobytes())
+    if features is not None:
+        result.update(f"{features.shape}|{images_digest(features)}".encode())
     return result.hexdigest()
 
 
@@ -139,7 +151,8 @@ def _check_columns(table: ImageTable) -> None:
             f"got {images.dtype} of shape {images.shape}",
             fix="convert the array, or store the images as files with a labels.csv",
         )
-    for column in (images, table.split, table.ids, table.groups, table.site, table.given):
+    columns = (images, table.split, table.ids, table.groups, table.site, table.given)
+    for column in (*columns, table.features):
         if column is not None and len(column) != n:
             raise DataError(
                 "data.column-length",

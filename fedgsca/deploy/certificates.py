@@ -1,4 +1,4 @@
-"""Certificates and keys. The only file that imports `cryptography` (from the extra [flower]).
+"""Certificates and keys. The only file that imports `cryptography` (extras [flower], [review]).
 
 authority    signs the server's certificate; hospitals trust it and nothing else
 server       for the names that hospitals call; TLS of the SuperLink
@@ -24,7 +24,7 @@ except ImportError as error:
     raise MissingExtraError(
         "extra.flower-missing",
         "certificates and keys need the package cryptography, which is not installed",
-        fix="pip install 'fedgsca[flower]'",
+        fix="pip install 'fedgsca[flower]' or, for the review page, 'fedgsca[review]'",
     ) from error
 
 AUTHORITY_DAYS = 3650
@@ -42,11 +42,22 @@ class CertifiedKey:
 
 
 def make_authority(
-    name: str, *, days: int = AUTHORITY_DAYS, now: datetime.datetime | None = None
+    name: str,
+    *,
+    days: int = AUTHORITY_DAYS,
+    now: datetime.datetime | None = None,
+    hosts: Sequence[str] = (),
 ) -> CertifiedKey:
-    """A certificate that signs itself and others."""
+    """A certificate that signs itself and others.
+
+    With `hosts` it can sign for these names and addresses only. An authority that is imported into
+    browsers needs this limit: with its stolen key, nobody can pretend to be another server.
+    """
     key = ec.generate_private_key(ec.SECP384R1())
     builder = _builder(name, name, key, days, now)
+    if hosts:
+        limits = x509.NameConstraints([_name_constraint(host) for host in hosts], None)
+        builder = builder.add_extension(limits, critical=True)
     certificate = (
         builder.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
@@ -63,8 +74,12 @@ def make_server(
     days: int = SERVER_DAYS,
     now: datetime.datetime | None = None,
 ) -> CertifiedKey:
-    """A certificate for these names and addresses; it never outlives the authority."""
+    """A certificate for these names and addresses; it never outlives the authority.
+
+    Raises ValueError if the authority is damaged or may not sign for one of them.
+    """
     root = x509.load_pem_x509_certificate(authority.certificate)
+    _check_constraints(root, hosts)
     signer = serialization.load_pem_private_key(authority.key, None)
     assert isinstance(signer, ec.EllipticCurvePrivateKey)
     key = ec.generate_private_key(ec.SECP384R1())
@@ -127,6 +142,34 @@ def inspect_certificate(certificate: bytes, key: bytes, authority: bytes) -> Ser
             "server.pem is not signed by the authority of ca.crt",
             fix="make a new certificate with --renew-server",
         ) from None
+    now = datetime.datetime.now(datetime.UTC)
+    return ServerCertificate(
+        hosts=tuple(str(name.value) for name in names),
+        end=leaf.not_valid_after_utc,
+        age=(now - leaf.not_valid_before_utc).total_seconds(),
+        days_left=(leaf.not_valid_after_utc - now).days,
+    )
+
+
+def inspect_own_certificate(certificate: bytes, key: bytes) -> ServerCertificate:
+    """Read a server's certificate (PEM, perhaps with its chain); an error if the key is another."""
+    try:
+        leaf = x509.load_pem_x509_certificates(certificate)[0]
+        public = serialization.load_pem_private_key(key, None).public_key()
+        names = leaf.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    except (ValueError, TypeError, x509.ExtensionNotFound, UnsupportedAlgorithm) as error:
+        raise DataError(
+            "deploy.unusable-certificate",
+            f"the certificate or its key cannot be used ({error})",
+            fix="give PEM files: a certificate with subject alternative names, and its key without"
+            " a passphrase",
+        ) from None
+    if leaf.public_key() != public:
+        raise DataError(
+            "deploy.wrong-certificate-key",
+            "the key does not belong to the certificate",
+            fix="give the key with which the certificate was requested",
+        )
     now = datetime.datetime.now(datetime.UTC)
     return ServerCertificate(
         hosts=tuple(str(name.value) for name in names),
@@ -211,6 +254,23 @@ def host_text(host: str) -> str:
 def _general_name(text: str) -> x509.GeneralName:
     try:
         return x509.IPAddress(ipaddress.ip_address(text))
+    except ValueError:
+        return x509.DNSName(text)
+
+
+def _check_constraints(root: x509.Certificate, hosts: Sequence[str]) -> None:
+    try:
+        limits = root.extensions.get_extension_for_class(x509.NameConstraints).value
+    except x509.ExtensionNotFound:
+        return
+    for host in hosts:
+        if _name_constraint(host) not in (limits.permitted_subtrees or ()):
+            raise ValueError(f"it can sign for other hosts only, not for {host}")
+
+
+def _name_constraint(text: str) -> x509.GeneralName:
+    try:
+        return x509.IPAddress(ipaddress.ip_network(text))
     except ValueError:
         return x509.DNSName(text)
 

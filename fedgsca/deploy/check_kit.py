@@ -11,7 +11,8 @@ import shlex
 from collections.abc import Iterator
 from pathlib import Path
 
-from fedgsca.config import Config, load_config
+from fedgsca.config import OWN_FEATURES, Config, load_config
+from fedgsca.data.table import ImageTable
 from fedgsca.deploy.check import (
     RESERVE,
     CheckResult,
@@ -29,6 +30,7 @@ from fedgsca.deploy.flower_probe import SiteIdentity
 from fedgsca.deploy.kit_files import KEY_FILE, KIT_FILE, CoordinatorKit, HospitalKit
 from fedgsca.engine.site_node import SiteSettings, read_settings
 from fedgsca.errors import ClassListError, ConfigError, FedgscaError
+from fedgsca.support.import_path import is_import_path
 
 
 def check_kit(kit: Path) -> Iterator[CheckResult]:
@@ -117,6 +119,29 @@ def _read_identity(kit: Path) -> SiteIdentity | None:
     return SiteIdentity(key.public, key.sign)
 
 
+def _check_features(table: ImageTable) -> CheckResult:
+    """Whether the features that the experiment trains on are there; their width was checked."""
+    if table.features is None:
+        return failed(
+            "features",
+            "the experiment trains on features, and the data has none",
+            "add features.npz (arrays features and files) to the folder, or name an .npz file with"
+            " features and labels as data in site.toml",
+        )
+    return passed("features", f"{table.features.shape[1]} per image")
+
+
+def _check_network(name: str, settings: SiteSettings) -> CheckResult:
+    """Whether the hospital has decided about the code that the experiment would import."""
+    if name in settings.networks:
+        return passed("network", f"{name} is allowed in site.toml")
+    return failed(
+        "network",
+        f"the experiment imports {name}, which site.toml does not allow",
+        f'read that code; if you trust it, install it and add networks = ["{name}"] to site.toml',
+    )
+
+
 def check_site_data(config: Config, settings: SiteSettings) -> Iterator[CheckResult]:
     """Images and class names as the training reads them, and disk space for what it writes."""
     from fedgsca.data.cache import cache_folder
@@ -128,7 +153,7 @@ def check_site_data(config: Config, settings: SiteSettings) -> Iterator[CheckRes
     else:
         labels = Path(settings.labels) if settings.labels else None
         try:
-            table = site_table(config, settings.data, labels)
+            table = site_table(config, settings.data, labels, settings.classes)
         except ClassListError as error:
             yield passed("data", f"{settings.data} can be read")
             yield failed("classes", error.message, error.fix)
@@ -147,6 +172,10 @@ def check_site_data(config: Config, settings: SiteSettings) -> Iterator[CheckRes
             yield passed(
                 "classes", f"{len(present)} of the consortium's {total} classes, no others"
             )
+            if config.model.name == OWN_FEATURES:
+                yield _check_features(table)
+    if is_import_path(config.model.name):
+        yield _check_network(config.model.name, settings)
     num_bytes = num_images * (config.data.image_size or 0) ** 2 * 3
     yield check_disk("disk for state", Path(settings.state).expanduser(), RESERVE)
     yield check_disk("disk for decoded images", cache_folder(), num_bytes)

@@ -13,6 +13,7 @@ from typing import Any, TypeGuard
 from pydantic import Field, ValidationError
 
 from fedgsca.config import (
+    OWN_FEATURES,
     SITES_SOURCE,
     Config,
     Section,
@@ -73,7 +74,9 @@ class Consortium(Section):
     coordinator: Coordinator
     hospitals: tuple[Hospital, ...] = Field(min_length=1)
     classes: tuple[str, ...] = Field(min_length=2)
-    image_size: int = Field(ge=8, le=1024)
+    image_size: int | None = Field(
+        default=None, ge=8, le=1024, description="pixels; only experiments on features have none"
+    )
     experiment: dict[str, Any] = Field(default_factory=dict)
 
     @property
@@ -113,6 +116,8 @@ def read_consortium(path: Path) -> tuple[Consortium, Config]:
     except ConfigError as error:
         for problem in error.problems:
             problems.append(ConfigProblem(problem.code, f"experiment.{problem.message}"))
+    if consortium is not None and config is not None:
+        problems += _check_inputs(consortium, config)
     if problems or consortium is None or config is None:
         raise ConfigError(
             "deploy.invalid-consortium",
@@ -122,6 +127,22 @@ def read_consortium(path: Path) -> tuple[Consortium, Config]:
             problems=problems,
         )
     return consortium, config
+
+
+def _check_inputs(consortium: Consortium, config: Config) -> list[ConfigProblem]:
+    """What every hospital must bring in the same form: images of one size, or features."""
+    problems = []
+    if config.model.name == OWN_FEATURES:
+        if config.model.feature_width is None:
+            message = (
+                "experiment.model.feature_width: set it to the numbers per image, on which all"
+                " hospitals agree"
+            )
+            problems.append(ConfigProblem("deploy.missing-key", message))
+    elif consortium.image_size is None:
+        message = "image_size: set it to the pixels to which every hospital resizes its images"
+        problems.append(ConfigProblem("deploy.missing-key", message))
+    return problems
 
 
 def _check_experiment(experiment: object) -> list[ConfigProblem]:

@@ -10,8 +10,9 @@ from importlib.metadata import PackageNotFoundError, version
 from platform import python_version_tuple
 from typing import Any
 
-from fedgsca.config import Config, to_toml
+from fedgsca.config import OWN_FEATURES, Config, to_toml
 from fedgsca.deploy.consortium import TEMPLATES, Consortium, Hospital
+from fedgsca.support.import_path import is_import_path
 from fedgsca.support.json_record import Record
 from fedgsca.support.markdown import escape_text
 from fedgsca.support.text import one_line, printable
@@ -102,6 +103,7 @@ def hospital_files(
         "check.sh": KitFile(_render("check.sh.j2", values), SCRIPT_MODE),
         "audit.sh": KitFile(_render("audit.sh.j2", values), SCRIPT_MODE),
         values["unit"]: KitFile(_render("supernode.service.j2", values)),
+        **_container_files(values),
         KIT_FILE: _info_file(info),
         KEY_FILE: KitFile(private, SECRET_MODE),
         f"{KEY_FILE}.pub": KitFile(public),
@@ -168,12 +170,24 @@ def coordinator_files(
         "experiment.toml": KitFile(to_toml(config).encode()),
         "env.sh": KitFile(_render("env.sh.j2", values)),
         values["unit"]: KitFile(_render("superlink.service.j2", values)),
+        **_container_files(values),
     }
     for script in ("check.sh", "superlink.sh", "register-keys.sh", "run.sh"):
         files[script] = KitFile(_render(f"{script}.j2", values), SCRIPT_MODE)
     for name, public in keys.items():
         files[f"keys/{name}.pub"] = KitFile(public)
     return files
+
+
+def _container_files(values: Mapping[str, Any]) -> dict[str, KitFile]:
+    """For parties that run containers instead of a systemd unit."""
+    ignored_files = KitFile(_render("containerignore.j2", values))
+    return {
+        "Containerfile": KitFile(_render("Containerfile.j2", values)),
+        ".containerignore": ignored_files,
+        ".dockerignore": ignored_files,  # Docker knows this name only
+        "compose.yaml": KitFile(_render("compose.yaml.j2", values)),
+    }
 
 
 def _info_file(info: Record) -> KitFile:
@@ -200,6 +214,9 @@ def _common_values(
         "evidence": _sends_evidence(config),
         "holdout": _sends_evidence(config) and config.evidence.holdout > 0,
         "frozen": config.model.frozen,
+        "own_features": config.model.name == OWN_FEATURES,
+        "feature_width": config.model.feature_width,
+        "own_network": config.model.name if is_import_path(config.model.name) else None,
         "fingerprint": config.fingerprint(),
     }
 

@@ -42,6 +42,8 @@ class Reply:
     seconds: float = 0.0
     # deployments only: the round in which the site's memory begins, see site_memory.py
     memory_since: int | None = None
+    # deployments only: how many training images the site had when it connected
+    declared_samples: int | None = None
     # the payload of an earlier round that the update answers, if it is late (lateness.py)
     late_to: Payload | None = None
 

@@ -50,7 +50,7 @@ class NetworkCase:
         return f"{self.name}:{self.size}"
 
 
-DEFAULT_CASES = (
+DEFAULT_CASES: tuple[NetworkCase, ...] = (
     NetworkCase("cnn", 28),
     NetworkCase("cnn", 64),
     NetworkCase("resnet18", 64),
@@ -100,7 +100,7 @@ def parse_cases(text: str) -> tuple[NetworkCase, ...]:
         name, _, size = part.strip().partition(":")
         if name not in MODELS or not size.isdecimal() or not 8 <= int(size) <= 1024:
             raise ConfigError(
-                "bench.invalid-network",
+                "model.invalid-network-case",
                 f"{part.strip()!r} is not a network and an image size of 8 to 1024 pixels",
                 fix=f"use for example --networks cnn:28,resnet18:64; networks: {', '.join(MODELS)}",
             )

@@ -15,6 +15,8 @@ accepted by `judge`, whatever the others send.
 
     norm        the change is larger than norm_factor times the usual one (PartMemory.usual_norm);
                 from scale_factor times on it is used with the usual norm
+    steady      the changes of all rounds are larger than steady_factor times the others': it is
+                used with their norm
     mirrored    the model points against the one that was sent out, and those of others do not
     reversed    the changes of all rounds push the model further wherever it goes, and those of
                 others do not (robust/motion.py)
@@ -33,27 +35,36 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
 
 import numpy as np
 
 from fedgsca.aggregate import is_buffer
 from fedgsca.config import Config
 from fedgsca.engine.guard_memory import EXTRAS, MODEL, GuardMemory, PartMemory
+from fedgsca.engine.update_facts import (
+    COMPARABLE_SITES,
+    MIN_RESEMBLANCE,
+    PartFacts,
+    RoundFacts,
+    Scaling,
+    UpdateFacts,
+)
 from fedgsca.errors import UpdateError
 from fedgsca.robust.motion import SiteMotion, Sketcher
 from fedgsca.wire import Arrays, Extra, Payload, Update
 
 MAX_VALUE = 1e8  # no weight of a usable network is larger
 MAX_COUNT = 10**9  # steps of a BatchNorm counter in one round
-# cosine of the model that a site sends with the one it received; honest sites are above 0
-MIN_RESEMBLANCE = -0.2
 _GAP = 0.3  # by which cosine or response must differ from the median of the other sites
-_RESPONSE_ROUNDS = 3  # of a site before its response says something
+# Rounds of a site before its response or its excess says something. A few images make a few steps,
+# which overshoot: a round of such a site says less.
+_COMPARABLE_ROUNDS = 2
+_SMALL_SITE_ROUNDS = 4
+SMALL_SITE = 100  # images
+_SMALL_SITE_SLACK = 0.2  # on max_response
 # above this cosine with the model that was sent out, an update only scales that model: weight decay
 # does so at all sites alike when no sample has a loss left
 ONLY_SCALED = 1.0 - 1e-6
-_NORM_SITES = 3  # that train in a round, for a comparison of their changes
 _SHARE_SITES = 3  # with fewer sites, one may well have almost all images
 _SIZE_SPREAD = 100  # honest sites are not more than this many times larger than the median
 _DIGEST_SIZE = 16
@@ -64,53 +75,9 @@ REVERSAL_CODE = "update.reversed-changes"
 _FIX = 'look at the data and the software of the site; the page "Lying sites" explains the check'
 
 
-@dataclass(frozen=True, eq=False)
-class PartFacts:
-    """What is remembered of one part of an update while its round lasts."""
-
-    norm: float  # L2 norm of the change
-    # sketches of trained parameters: the change, and the model received relative to the first one
-    change: np.ndarray | None = None
-    model: np.ndarray | None = None
-    # cosine of the model sent and the model received; None if either is zero
-    resemblance: float | None = None
-    response: float | None = None  # SiteMotion.response with this round
-
-    def points_away(self, max_response: float) -> bool:
-        """Whether model or changes have a direction that training does not give them."""
-        is_mirrored = self.resemblance is not None and self.resemblance < MIN_RESEMBLANCE
-        return is_mirrored or (self.response is not None and self.response > max_response)
-
-
-@dataclass(frozen=True, eq=False)
-class UpdateFacts:
-    """What is remembered of an update while its round lasts."""
-
-    site: str
-    num_samples: int
-    parts: Mapping[str, PartFacts]
-    digest: bytes
-    is_scaled: bool = False  # its changes are used with the usual norm
-
-    @property
-    def norm(self) -> float:
-        """L2 norm of the change of the weights."""
-        return self.parts[MODEL].norm
-
-    def discounted(self, weight: float) -> UpdateFacts:
-        """The facts about a late update, of whose extras nothing is averaged (lateness.py)."""
-        facts = self.parts[MODEL]
-        return replace(self, parts={MODEL: replace(facts, norm=weight * facts.norm)})
-
-    def scaled(self, factors: Mapping[str, float]) -> UpdateFacts:
-        """The facts about an update whose changes are scaled before they are used, by part.
-
-        The response is that of what the site sent.
-        """
-        parts = {}
-        for part, facts in self.parts.items():
-            parts[part] = replace(facts, norm=factors.get(part, 1.0) * facts.norm)
-        return replace(self, parts=parts, is_scaled=True)
+def comparable_rounds(num_samples: int) -> int:
+    """After how many rounds what a site sent over its rounds is judged."""
+    return _SMALL_SITE_ROUNDS if num_samples < SMALL_SITE else _COMPARABLE_ROUNDS
 
 
 def averaged_extras(uploads: Mapping[str, Extra], extras: Arrays) -> list[str]:
@@ -177,10 +144,11 @@ class UpdateGuard:
 
     def sites_put_aside(self) -> list[str]:
         """Sites that take part again only when a person says so."""
-        if not self.settings.guard:
-            return []
-        limit = self.settings.strikes
-        return [name for name, strikes in self.memory.strikes.items() if strikes >= limit]
+        return [site for site in self.memory.strikes if self.is_put_aside(site)]
+
+    def is_put_aside(self, site: str) -> bool:
+        """Whether the updates of a site are left out until a person readmits it."""
+        return self.settings.guard and self.memory.strikes.get(site, 0) >= self.settings.strikes
 
     def readmit(self, sites: Collection[str]) -> None:
         """Forget these sites: why they were left out, their sizes and their changes."""
@@ -216,7 +184,7 @@ class UpdateGuard:
         if not self.settings.guard:
             norm = change_norm(update.weights, reference)
             return UpdateFacts(update.site, update.num_samples, {MODEL: PartFacts(norm)}, b"")
-        if update.site in self.sites_put_aside():
+        if self.is_put_aside(update.site):
             raise UpdateError(
                 "update.site-put-aside",
                 f"it was put aside after {self.settings.strikes} refused updates",
@@ -233,7 +201,7 @@ class UpdateGuard:
         parts = {}
         for part, arrays in self._parts_of(update).items():
             part_reference = received_arrays(payload, part, arrays)
-            parts[part] = self._part_facts(update.site, part, arrays, part_reference, models[part])
+            parts[part] = self._part_facts(update, part, arrays, part_reference, models[part])
         return UpdateFacts(update.site, update.num_samples, parts, digest)
 
     def _parts_of(self, update: Update) -> dict[str, Arrays]:
@@ -244,14 +212,16 @@ class UpdateGuard:
         return parts
 
     def _part_facts(
-        self, site: str, part: str, arrays: Arrays, reference: Arrays, model: np.ndarray
+        self, update: Update, part: str, arrays: Arrays, reference: Arrays, model: np.ndarray
     ) -> PartFacts:
         norm = change_norm(arrays, reference)
         if norm == 0.0:  # a site that does not train in this round
             return PartFacts(norm)
         change = self._sketch(arrays) - self._sketch(reference)
-        motion = self.memory.parts[part].motions.get(site, SiteMotion.zero()).add(change, model)
-        response = motion.response() if motion.count >= _RESPONSE_ROUNDS else None
+        motion = self.memory.parts[part].motions.get(update.site, SiteMotion.zero())
+        motion = motion.add(change, model)
+        is_known = motion.count >= comparable_rounds(update.num_samples)
+        response = motion.response() if is_known else None
         return PartFacts(norm, change, model, _resemblance(arrays, reference), response)
 
     def _check_clip(self, norm: float, reference: Arrays) -> None:
@@ -280,17 +250,27 @@ class UpdateGuard:
                 fix=_FIX,
             )
 
+    def check_declaration(self, update: Update, declared_samples: int) -> None:
+        """A site trains on at most the images that it had when it connected."""
+        if self.settings.guard and update.num_samples > declared_samples:
+            raise UpdateError(
+                "update.more-than-declared",
+                f"it claims {update.num_samples:,} images, but {declared_samples:,} when it "
+                "connected",
+                fix=_FIX,
+            )
+
     def _check_repeated(self, digest: bytes) -> None:
         """A round starts from another model and other random draws: no update occurs twice."""
         if not digest:  # an unchanged model: a site that does not train in this round
             return
-        for round_index, digests in self.memory.digests.items():
-            if digest in digests:
-                raise UpdateError(
-                    "update.repeated",
-                    f"it is the same as an update of round {round_index + 1}",
-                    fix=_FIX,
-                )
+        round_index = self.memory.round_of(digest)
+        if round_index is not None:
+            raise UpdateError(
+                "update.repeated",
+                f"it is the same as an update of round {round_index + 1}",
+                fix=_FIX,
+            )
 
     # ---- an update among the others ----
 
@@ -298,94 +278,109 @@ class UpdateGuard:
         """The usual norm of a change: the median of the last rounds; None in the first round."""
         return self.memory.parts[part].level()
 
-    def is_usual(self, facts: UpdateFacts, round_facts: Sequence[UpdateFacts]) -> bool:
-        """Whether `judge` accepts the update, whatever the sites send that have not answered."""
+    def is_usual(self, facts: UpdateFacts, digests: Collection[bytes]) -> bool:
+        """Whether `judge` accepts the update, whatever the sites send that have not answered.
+
+        `digests` are those of the updates of this round that have arrived.
+        """
         if not self.settings.guard:
             return True
         if facts.site not in self.memory.sizes:
             return False
-        if facts.digest and any(facts.digest == item.digest for item in round_facts):
+        if facts.digest in digests:
             return False
         for part, part_facts in facts.parts.items():
-            if part_facts.points_away(self.max_response):
+            limit = self._response_limit(facts)
+            if part_facts.points_away(limit) or self._is_steady(facts, part):
                 return False
             usual_norm = self.memory.parts[part].usual_norm(facts.site)
             if usual_norm is None or part_facts.norm > self.settings.scale_factor * usual_norm:
                 return False
         return True
 
-    def judge(self, facts: UpdateFacts, round_facts: Sequence[UpdateFacts]) -> dict[str, float]:
+    def judge(self, facts: UpdateFacts, round_facts: RoundFacts) -> Scaling:
         """Raises UpdateError if the update is not usable beside those of the other sites.
 
-        `round_facts` are all other updates of the round that passed `examine`. Returns the factors
-        on the changes of parts that are unusually large, but not so large that they are refused.
+        `round_facts` are all updates of the round that passed `examine`. Returns how to scale down
+        changes that are unusually large, but not so large that they are refused.
         """
-        factors: dict[str, float] = {}
         if not self.settings.guard:
-            return factors
-        for part in facts.parts:
-            other_facts = [item.parts[part] for item in round_facts if part in item.parts]
-            factor = self._check_norm(facts, part, [item.norm for item in other_facts])
-            if factor < 1.0:
-                factors[part] = factor
-            self._check_direction(facts, part, other_facts)
-        self._check_share(facts, [item.num_samples for item in round_facts])
+            return Scaling({})
+        factors: dict[str, float] = {}
+        is_offence = False
+        for part, part_facts in facts.parts.items():
+            limit = self._check_norm(facts, part, round_facts)
+            is_offence = is_offence or part_facts.norm > limit
+            if part_facts.norm > limit or self._is_steady(facts, part):
+                factors[part] = self._factor(facts, part, round_facts)
+            self._check_direction(facts, part, round_facts)
+        self._check_share(facts, round_facts)
         self._check_copy(facts, round_facts)
-        return factors
+        smaller_factors = {part: factor for part, factor in factors.items() if factor < 1.0}
+        return Scaling(smaller_factors, is_offence)
 
-    def _check_norm(self, facts: UpdateFacts, part: str, norms: Sequence[float]) -> float:
-        """The factor on the change: 1, or the one that gives it the usual norm."""
-        usual_norm, spread = self._usual(facts.site, part, norms)
+    def _check_norm(self, facts: UpdateFacts, part: str, round_facts: RoundFacts) -> float:
+        """The largest norm that is used as it is; infinite if nothing is known."""
+        usual_norm, spread = self._usual(facts, part, round_facts)
+        if usual_norm == 0.0:
+            return math.inf
         norm = facts.parts[part].norm
         factor = spread * self.settings.norm_factor
-        if usual_norm > 0.0 and norm > factor * usual_norm:
+        if norm > factor * usual_norm:
             raise UpdateError(
                 "update.change-too-large",
                 f"its change{_PART_NAMES[part]} has the norm {norm:.4g}; usual is "
                 f"{usual_norm:.4g}, and more than {factor:g} times as much is not accepted",
                 fix=_FIX,
             )
-        if usual_norm > 0.0 and norm > spread * self.settings.scale_factor * usual_norm:
-            return usual_norm / norm
-        return 1.0
+        return spread * self.settings.scale_factor * usual_norm
 
-    def norm_ratio(self, facts: UpdateFacts, part: str, norms: Sequence[float]) -> float:
-        """The norm as a multiple of the usual one; `norms` are those of the other sites."""
-        usual_norm, _ = self._usual(facts.site, part, norms)
+    def _factor(self, facts: UpdateFacts, part: str, round_facts: RoundFacts) -> float:
+        """On a change that is too large: of a site that is steadily so, nothing is usual."""
+        usual_norm, _ = self._usual(facts, part, round_facts)
+        if self._is_steady(facts, part):
+            usual_norm = self._other_norm(facts, part, round_facts)
+        norm = facts.parts[part].norm
+        return usual_norm / norm if 0.0 < usual_norm < norm else 1.0
+
+    def _is_steady(self, facts: UpdateFacts, part: str) -> bool:
+        """Whether a site has sent larger changes than the others in most of its rounds."""
+        rounds = comparable_rounds(facts.num_samples)
+        return self.memory.parts[part].excess(facts.site, rounds) > self.settings.steady_factor
+
+    @staticmethod
+    def _other_norm(facts: UpdateFacts, part: str, round_facts: RoundFacts) -> float:
+        """The median norm of the other sites (0: too few), for a site of this size."""
+        other_norm = round_facts.usual_norm(part, facts.parts[part].sent_norm)
+        return other_norm * round_facts.size_factor(facts.num_samples)
+
+    def norm_ratio(self, facts: UpdateFacts, part: str, round_facts: RoundFacts) -> float:
+        """The norm as a multiple of the usual one."""
+        usual_norm, _ = self._usual(facts, part, round_facts)
         return facts.parts[part].norm / usual_norm if usual_norm > 0.0 else 0.0
 
-    def _usual(self, site: str, part: str, norms: Sequence[float]) -> tuple[float, float]:
+    def _usual(self, facts: UpdateFacts, part: str, round_facts: RoundFacts) -> tuple[float, float]:
         """The usual norm for a site (0: unknown), and how much wider the limits are."""
-        nonzero_norms = sorted(norm for norm in norms if norm > 0.0)
-        other_norm = 0.0
-        # of two sites that differ, nobody knows which one lies
-        if len(nonzero_norms) + 1 >= _NORM_SITES:
-            # of two values in the middle the larger one: a tiny change must not expel the others
-            other_norm = nonzero_norms[len(nonzero_norms) // 2]
-        usual_norm = self.memory.parts[part].usual_norm(site, other_norm)
+        other_norm = self._other_norm(facts, part, round_facts)
+        usual_norm = self.memory.parts[part].usual_norm(facts.site, other_norm)
         if usual_norm is None:
             return other_norm, self.first_round_spread
         return usual_norm, 1.0
 
-    def _check_direction(
-        self, facts: UpdateFacts, part: str, other_facts: Sequence[PartFacts]
-    ) -> None:
+    def _check_direction(self, facts: UpdateFacts, part: str, round_facts: RoundFacts) -> None:
         """Only the exception is refused: a stage or a liar may turn the honest sites, too."""
         site_facts = facts.parts[part]
-        gap = _gap([item.resemblance for item in other_facts], site_facts.resemblance)
-        if (
-            site_facts.resemblance is not None
-            and site_facts.resemblance < MIN_RESEMBLANCE
-            and gap > _GAP
-        ):
+        resemblance = site_facts.resemblance
+        gap = round_facts.resemblance_gap(part, resemblance)
+        if resemblance is not None and resemblance < MIN_RESEMBLANCE and gap > _GAP:
             raise UpdateError(
                 "update.mirrored-model",
                 f"its model{_PART_NAMES[part]} points against the one it received: their cosine is "
-                f"{site_facts.resemblance:.2f}, and training keeps it positive",
+                f"{resemblance:.2f}, and training keeps it positive",
                 fix=_FIX,
             )
-        limit = self.max_response
-        gap = -_gap([item.response for item in other_facts], site_facts.response)
+        limit = self._response_limit(facts)
+        gap = round_facts.response_gap(part, site_facts.response)
         if site_facts.response is not None and site_facts.response > limit and gap > _GAP:
             rounds = self.memory.parts[part].motions[facts.site].count + 1
             raise UpdateError(
@@ -396,32 +391,36 @@ class UpdateGuard:
                 fix=_FIX,
             )
 
-    def _check_share(self, facts: UpdateFacts, sizes: Sequence[int]) -> None:
-        if len(sizes) + 1 < _SHARE_SITES or facts.site in self.memory.sizes:
+    def _response_limit(self, facts: UpdateFacts) -> float:
+        slack = _SMALL_SITE_SLACK if facts.num_samples < SMALL_SITE else 0.0
+        return min(1.0, self.max_response + slack)
+
+    def _check_share(self, facts: UpdateFacts, round_facts: RoundFacts) -> None:
+        size, sizes = facts.num_samples, round_facts.sizes
+        if sizes.count(size) + 1 < _SHARE_SITES or facts.site in self.memory.sizes:
             return
         # several liars must not hide behind each other's claims
-        limit = _SIZE_SPREAD * sorted(sizes)[len(sizes) // 2]
-        total = facts.num_samples + sum(min(size, limit) for size in sizes)
-        if facts.num_samples > self.settings.max_share * total:
+        limit = _SIZE_SPREAD * sizes.upper_median(size)
+        total = size + int(sizes.capped_sum(size, limit))
+        if size > self.settings.max_share * total:
             raise UpdateError(
                 "update.share-too-large",
-                f"it claims {facts.num_samples:,} of {total:,} images; the largest share "
+                f"it claims {size:,} of {total:,} images; the largest share "
                 f"allowed is {self.settings.max_share:g}",
                 fix="if it has so many images, raise aggregation.max_share",
             )
 
-    def _check_copy(self, facts: UpdateFacts, round_facts: Sequence[UpdateFacts]) -> None:
+    def _check_copy(self, facts: UpdateFacts, round_facts: RoundFacts) -> None:
         resemblance = facts.parts[MODEL].resemblance
         if resemblance is not None and resemblance > ONLY_SCALED:
             return
-        for item in round_facts:
-            is_copy = bool(facts.digest) and facts.digest == item.digest
-            if is_copy and item.site < facts.site:
-                raise UpdateError(
-                    "update.copy",
-                    f"it is the same as the update of {item.site} in this round",
-                    fix=_FIX,
-                )
+        site = round_facts.first_site(facts.digest)
+        if site is not None and site < facts.site:
+            raise UpdateError(
+                "update.copy",
+                f"it is the same as the update of {site} in this round",
+                fix=_FIX,
+            )
 
     # ---- the end of a round ----
 
@@ -439,18 +438,22 @@ class UpdateGuard:
         refusal would improve what is known about the site.
         """
         memory = self.memory
+        round_facts = RoundFacts(facts)
+        moving_sites = {*accepted_sites, *reversed_sites}
         usable_facts = [item for item in facts if item.site in accepted_sites]
         for part, part_memory in memory.parts.items():
             norms = []
             for item in facts:
                 if part in item.parts and item.parts[part].norm > 0.0:
                     norms.append(item.parts[part].norm)
-            if len(norms) >= _NORM_SITES:
+            if len(norms) >= COMPARABLE_SITES:
                 part_memory.add_level(lower_median(norms))
             for item in facts:
+                if part in item.parts:
+                    self._remember_excess(part, item, round_facts)
                 if part in item.parts and item.site in accepted_sites:
                     self._remember_norm(part_memory, item.site, item.parts[part])
-                if part in item.parts and item.site in {*accepted_sites, *reversed_sites}:
+                if part in item.parts and item.site in moving_sites:
                     self._remember_motion(part_memory, item.site, item.parts[part])
         for item in usable_facts:
             memory.sizes.setdefault(item.site, item.num_samples)
@@ -459,13 +462,19 @@ class UpdateGuard:
         for site in [*strikes, *self._repeatedly_scaled(facts)]:
             memory.strikes[site] = memory.strikes.get(site, 0) + 1
         for item in facts:
-            if item.is_scaled:
+            if item.is_exaggerated:
                 memory.scalings[item.site] = memory.scalings.get(item.site, 0) + 1
 
     def _repeatedly_scaled(self, facts: Sequence[UpdateFacts]) -> list[str]:
         """Sites whose change was too large again: once may happen, more often is an offence."""
-        sites = [item.site for item in facts if item.is_scaled]
+        sites = [item.site for item in facts if item.is_exaggerated]
         return [site for site in sites if site in self.memory.scalings]
+
+    def _remember_excess(self, part: str, facts: UpdateFacts, round_facts: RoundFacts) -> None:
+        norm = facts.parts[part].sent_norm
+        other_norm = self._other_norm(facts, part, round_facts)
+        if norm > 0.0 and other_norm > 0.0:
+            self.memory.parts[part].add_excess(facts.site, norm, other_norm)
 
     @staticmethod
     def _remember_norm(memory: PartMemory, site: str, facts: PartFacts) -> None:
@@ -489,20 +498,13 @@ def is_blamed(error: UpdateError) -> bool:
         "update.false-count",
         "update.not-clipped",
         "update.size-changed",
+        "update.more-than-declared",
         "update.repeated",
         "update.mirrored-model",
         "update.reversed-changes",
         "update.change-too-large",
         "update.share-too-large",
     }
-
-
-def _gap(other_values: Sequence[float | None], value: float | None) -> float:
-    """How much the median of the other sites is above a site; 0 if there are too few."""
-    values = [item for item in other_values if item is not None]
-    if value is None or len(values) + 1 < _NORM_SITES:
-        return 0.0
-    return float(np.median(values)) - value
 
 
 def lower_median(values: Sequence[float]) -> float:

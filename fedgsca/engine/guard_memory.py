@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -15,10 +16,38 @@ MODEL = "model"
 EXTRAS = "extras"
 PARTS = (MODEL, EXTRAS)
 # smallest usual norm, as a share of the largest one so far
-FLOOR = 0.15
+FLOOR = 0.3
 _LEVELS = 5  # rounds whose norms are remembered
 _DIGEST_ROUNDS = 50  # rounds whose updates are recognised when they are sent again
 _DIGEST_SIZE = 16
+_EXCESS_DECAY = 0.9  # of the weight of a round with each later one
+# no single round decides, neither a very large change nor a tiny one that hides others
+_EXCESS_RANGE = (0.5, 4.0)
+
+
+@dataclass(frozen=True)
+class Excess:
+    """How many times larger than the others' the changes of a site are, over its rounds.
+
+    The geometric mean: an honest site may be far above the others in some rounds, but not in all.
+    """
+
+    count: int = 0  # rounds
+    weight: float = 0.0  # sum of their weights
+    log_sum: float = 0.0  # weighted sum of the logarithms
+
+    def add(self, ratio: float) -> Excess:
+        """One more round."""
+        low, high = _EXCESS_RANGE
+        return Excess(
+            self.count + 1,
+            _EXCESS_DECAY * self.weight + 1.0,
+            _EXCESS_DECAY * self.log_sum + math.log(min(max(ratio, low), high)),
+        )
+
+    def mean(self) -> float:
+        """The geometric mean; 1 before the first round."""
+        return math.exp(self.log_sum / self.weight) if self.count else 1.0
 
 
 @dataclass
@@ -31,6 +60,7 @@ class PartMemory:
     # last norms of each site, of updates that were used
     norms: dict[str, list[float]] = field(default_factory=dict)
     motions: dict[str, SiteMotion] = field(default_factory=dict)
+    excesses: dict[str, Excess] = field(default_factory=dict)
     # sketch of the model of the first round; None before it
     origin: np.ndarray | None = None
 
@@ -63,9 +93,26 @@ class PartMemory:
         """Add an update that was used."""
         self.norms[site] = [*self.norms.get(site, []), norm][-_LEVELS:]
 
+    def excess(self, site: str, rounds: int) -> float:
+        """How many times larger than the others' the changes of a site usually are.
+
+        1 as long as the site took part in fewer rounds.
+        """
+        excess = self.excesses.get(site, Excess())
+        return excess.mean() if excess.count >= rounds else 1.0
+
+    def add_excess(self, site: str, norm: float, other_norm: float) -> None:
+        """Add what a site sent; `other_norm` is the median of the other sites, by its size.
+
+        When a model fits its labels most changes nearly vanish; see `usual_norm`.
+        """
+        usual_norm = max(other_norm, FLOOR * self.peak)
+        self.excesses[site] = self.excesses.get(site, Excess()).add(norm / usual_norm)
+
     def forget(self, site: str) -> None:
         """Forget everything about one site."""
         self.norms.pop(site, None)
+        self.excesses.pop(site, None)
         self.motions.pop(site, None)
 
     def to_arrays(self, part: str, names: Sequence[str]) -> dict[str, np.ndarray]:
@@ -76,6 +123,10 @@ class PartMemory:
         for position, name in enumerate(names):
             if name in self.norms:
                 arrays[f"{part}/norms/{position}"] = np.array(self.norms[name])
+            if name in self.excesses:
+                excess = self.excesses[name]
+                numbers = [float(excess.count), excess.weight, excess.log_sum]
+                arrays[f"{part}/excess/{position}"] = np.array(numbers)
             if name in self.motions:
                 for key, value in self.motions[name].to_arrays().items():
                     arrays[f"{part}/{key}/{position}"] = value
@@ -92,6 +143,10 @@ class PartMemory:
             norms = arrays.get(f"{part}/norms/{position}")
             if norms is not None:
                 memory.norms[name] = norms.tolist()
+            excess = arrays.get(f"{part}/excess/{position}")
+            if excess is not None:
+                count, weight, log_sum = excess.tolist()
+                memory.excesses[name] = Excess(int(count), weight, log_sum)
             if f"{part}/sums/{position}" in arrays:
                 motion = {key: arrays[f"{part}/{key}/{position}"] for key in ("sums", "numbers")}
                 memory.motions[name] = SiteMotion.from_arrays(motion)
@@ -116,6 +171,8 @@ class GuardMemory:
     # the round of the first accepted update
     first_rounds: dict[str, int] = field(default_factory=dict)
     digests: dict[int, list[bytes]] = field(default_factory=dict)  # round -> accepted updates
+    # the newest round with a digest: `digests` in the form in which it is looked up
+    _rounds: dict[bytes, int] = field(default_factory=dict, compare=False, repr=False)
 
     def add_digests(self, round_index: int, digests: list[bytes]) -> None:
         """Remember the updates of a round, and forget those of very old rounds."""
@@ -123,6 +180,14 @@ class GuardMemory:
             self.digests[round_index] = digests
         for old_round in sorted(self.digests)[:-_DIGEST_ROUNDS]:
             del self.digests[old_round]
+        self._rounds.clear()
+
+    def round_of(self, digest: bytes) -> int | None:
+        """The newest round in which an update with this digest was used; None if there is none."""
+        if not self._rounds:
+            for round_index, digests in sorted(self.digests.items()):
+                self._rounds |= dict.fromkeys(digests, round_index)
+        return self._rounds.get(digest)
 
     def forget(self, site: str) -> None:
         """Forget everything about one site but the digests of its updates."""

@@ -26,9 +26,11 @@ from fedgsca.experiment.weights_file import weights_path
 from fedgsca.methods.base import Method
 from fedgsca.methods.compose import compose_method
 from fedgsca.privacy.mechanism import NormalSource, protect, secret_normals
+from fedgsca.rng import global_torch_stream
 from fedgsca.site import Site
 from fedgsca.site_store import Store
 from fedgsca.support.files import FileBatch
+from fedgsca.support.import_path import is_import_path
 from fedgsca.wire import Payload, Update
 
 log = logging.getLogger(__name__)
@@ -54,6 +56,7 @@ class SiteRunner:
         model = build_model(
             config.model,
             experiment.table.num_classes,
+            width=experiment.feature_width,
             head=method.head,
             seed=config.seed,
             # a frozen model is its head: the coordinator of a deployment needs no backbone
@@ -85,10 +88,10 @@ class SiteRunner:
         An error that is the site's own becomes the reply's reason; a bug is raised. What the site
         remembers is on the disk before its reply leaves (but see `commit_together`).
         """
-        reply = self._train_site(name, payload)
-        if self._commits_each_site:
-            self.files.commit()
-        return reply
+        if not self._commits_each_site:
+            return self._train_site(name, payload)
+        with self.commit_together():
+            return self._train_site(name, payload)
 
     @contextmanager
     def commit_together(self) -> Iterator[None]:
@@ -112,6 +115,14 @@ class SiteRunner:
         self.files.commit()
 
     def _train_site(self, name: str, payload: Payload) -> Reply:
+        if not is_import_path(self.experiment.config.model.name):
+            return self._answer_payload(name, payload)
+        # a network of the user's own may draw from torch's generator, as dropout does
+        address = ("site", name, payload.round, "model")
+        with global_torch_stream(self.experiment.config.seed, *address):
+            return self._answer_payload(name, payload)
+
+    def _answer_payload(self, name: str, payload: Payload) -> Reply:
         site = self.site(name)
         start = time.perf_counter()
         evaluation = label_evidence.evaluate_received(site, payload, self.experiment.config)

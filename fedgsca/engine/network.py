@@ -321,7 +321,8 @@ class NetworkEngine:
                     " finished rounds are kept",
                 )
             reply = read_message(message, site, open_round.kind, open_round.round_index)
-            open_round.replies[site] = reply
+            size = self.registry.sizes.get(site)
+            open_round.replies[site] = replace(reply, declared_samples=size)
 
     def _record_duration(self, request: _SentMessage, message: SiteMessage) -> None:
         if message.error is None:
@@ -335,7 +336,9 @@ class NetworkEngine:
             old_payload = request.payload
             reply = read_message(message, request.site, "train", old_payload.round)
             if reply.update is not None:
-                self.late_replies[request.site] = replace(reply, late_to=old_payload)
+                size = self.registry.sizes.get(request.site)
+                reply = replace(reply, late_to=old_payload, declared_samples=size)
+                self.late_replies[request.site] = reply
                 return
         self.observer.on_message(
             f"{request.site} answered too late for its round; the answer is dropped"
@@ -443,6 +446,8 @@ class NetworkEngine:
         reply = read_message(message, key_name, "hello", 0)
         site = reply.site if reply.update is None else reply.update.site
         reason = self.registry.enter(node, site, key_name, reply.error)
+        if reason is None and reply.update is not None:
+            self.registry.sizes.setdefault(site, reply.update.num_samples)
         if reason is not None:
             self.observer.on_message(f"{site or 'a node'} cannot take part: {reason}")
 

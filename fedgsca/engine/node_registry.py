@@ -15,6 +15,7 @@ class NodeRegistry:
     refusals: dict[int, str] = field(default_factory=dict)  # node -> why it may not take part
     # site -> the same, where the node told its name
     reasons: dict[str, str] = field(default_factory=dict)
+    sizes: dict[str, int] = field(default_factory=dict)  # site -> images that it declared first
 
     def unidentified(self, online: Iterable[int]) -> list[int]:
         """Nodes that have not been asked for their name, or not since they were refused."""

@@ -10,7 +10,7 @@ from fedgsca.experiment.run_folder import RunFolder, read_config
 from fedgsca.support.files import remove_quietly
 
 # written at the end of a run
-_RESULTS = ("result.json", "model.safetensors", "report.html")
+_RESULTS = ("result.json", "model.safetensors", "test-probabilities.npz", "report.html")
 
 
 def rewind(folder: Path, first_round: int) -> None:

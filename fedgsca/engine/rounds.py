@@ -29,7 +29,6 @@ from fedgsca.engine.base import (
 )
 from fedgsca.engine.guard import (
     REVERSAL_CODE,
-    UpdateFacts,
     UpdateGuard,
     absurd_array,
     averaged_extras,
@@ -44,7 +43,13 @@ from fedgsca.engine.local import LocalEngine, SiteRunner
 from fedgsca.engine.participation import draw_sites
 from fedgsca.engine.processes import ProcessEngine
 from fedgsca.engine.run_companions import check_companions, describe_companions
-from fedgsca.engine.site_evaluation import ModelScores, pool_scores, score_model
+from fedgsca.engine.site_evaluation import (
+    ModelScores,
+    pool_scores,
+    predict_test_images,
+    score_model,
+)
+from fedgsca.engine.update_facts import RoundFacts, Scaling, UpdateFacts
 from fedgsca.errors import QuorumError, UpdateError
 from fedgsca.experiment.records import (
     PrivacyBudget,
@@ -136,7 +141,8 @@ def run(
                 loop.engine.close()
         if state.round < config.train.rounds:
             return None
-        return folder.finish(state, experiment, method)
+        predictions = predict_test_images(runner, state.weights)
+        return folder.finish(state, experiment, method, predictions)
 
 
 def _run_patiently(loop: RoundLoop, state: ServerState) -> ServerState:
@@ -311,6 +317,7 @@ class RoundLoop:
                 loss=finite(scores.loss),
                 confusion=scores.confusion,
                 test_counts=scores.test_counts,
+                site_confusions=scores.site_confusions,
             )
         if val is not None:
             record = replace(record, val_f1=score_model(self.runner, state.weights, val).f1)
@@ -376,6 +383,7 @@ class UpdateValidator:
     simulation_metrics: dict[str, Mapping[str, float | None]] = field(default_factory=dict)
     asked_sites: tuple[str, ...] | None = None  # None: all
     rounds_late: dict[str, int] = field(default_factory=dict)
+    answered_sites: set[str] = field(default_factory=set)
 
     @property
     def names(self) -> Sequence[str]:
@@ -390,6 +398,7 @@ class UpdateValidator:
         """
         self.guard.start_round(self.payload, self.method.uploads)
         pending_facts = []
+        digests: set[bytes] = set()
         for reply in replies:
             self.observer.on_site_done(self.payload.round, reply)
             self.site_seconds[reply.site] = reply.seconds
@@ -400,11 +409,13 @@ class UpdateValidator:
                 self._refuse(reply.site, error)
                 continue
             streams = len(spool) == 0 and self._can_stream()
-            if streams and self.guard.is_usual(facts, self.facts):
-                self.facts.append(facts)
+            is_usual = self.guard.is_usual(facts, digests)
+            self.facts.append(facts)
+            if facts.digest:
+                digests.add(facts.digest)
+            if streams and is_usual:
                 yield self._use(update, self._bound(update, facts))
             else:
-                self.facts.append(facts)
                 pending_facts.append(facts)
                 spool.add(update)
         yield from self._judge(pending_facts, spool)
@@ -427,11 +438,11 @@ class UpdateValidator:
     def _judge(self, pending_facts: Sequence[UpdateFacts], spool: UpdateSpool) -> Iterator[Update]:
         """The usable ones among the updates that had to wait."""
         positions = []
-        factors: dict[int, dict[str, float]] = {}
+        scalings: dict[int, Scaling] = {}
+        round_facts = RoundFacts(self.facts)
         for position, facts in enumerate(pending_facts):
-            round_facts = [item for item in self.facts if item is not facts]
             try:
-                factors[position] = self.guard.judge(facts, round_facts)
+                scalings[position] = self.guard.judge(facts, round_facts)
                 positions.append(position)
             except UpdateError as error:
                 self._refuse(facts.site, error)
@@ -440,21 +451,22 @@ class UpdateValidator:
             return
         for position in positions:
             update, facts = spool.update(position), pending_facts[position]
-            if factors[position]:
-                update, facts = self._scale(update, facts, factors[position])
+            if scalings[position].factors:
+                update, facts = self._scale(update, facts, scalings[position])
             yield self._use(update, self._bound(update, facts))
 
     def _scale(
-        self, update: Update, facts: UpdateFacts, factors: Mapping[str, float]
+        self, update: Update, facts: UpdateFacts, scaling: Scaling
     ) -> tuple[Update, UpdateFacts]:
         """The update with changes of the usual norm; the guard remembers it like this."""
+        factors = scaling.factors
         times = ", ".join(f"{1.0 / factor:.1f}" for factor in factors.values())
         self.observer.on_message(
             f"round {self.payload.round + 1}: the change of {update.site} is scaled down to the"
             f" usual norm: it was {times} times as large"
         )
         self.scaled_sites[update.site] = min(factors.values())
-        scaled_facts = facts.scaled(factors)
+        scaled_facts = facts.scaled(scaling)
         self.facts[self.facts.index(facts)] = scaled_facts
         for part, factor in factors.items():
             update = self._scale_part(update, part, factor)
@@ -534,6 +546,7 @@ class UpdateValidator:
             raise UpdateError(
                 "update.no-reply", reply.error or "no reply", fix="see the site's log"
             )
+        self._check_expected(reply)
         if update.site != reply.site:
             raise UpdateError(
                 "update.wrong-site",
@@ -543,7 +556,29 @@ class UpdateValidator:
         check_update(update, self.payload.weights, self.method.uploads, self.experiment.dims)
         if reply.memory_since is not None:
             self.guard.check_memory(reply.site, reply.memory_since)
+        if reply.declared_samples is not None:
+            self.guard.check_declaration(update, reply.declared_samples)
         return update
+
+    def _check_expected(self, reply: Reply) -> None:
+        """Engines ask every site once; a reply that nobody waits for must not count all the same.
+
+        An update for an earlier round may come from a site that this round does not ask.
+        """
+        names = self.names if reply.late_to is None else self.experiment.names
+        if reply.site not in names:
+            raise UpdateError(
+                "update.not-asked",
+                "it was not asked in this round",
+                fix="look at the engine that carries the messages",
+            )
+        if reply.site in self.answered_sites:
+            raise UpdateError(
+                "update.second-reply",
+                "it answered twice in this round; the second answer is left out",
+                fix="look for a second node that runs under the name of this site",
+            )
+        self.answered_sites.add(reply.site)
 
     def check_quorum(self) -> None:
         """Stop the run if too few sites sent a usable update."""

@@ -37,12 +37,13 @@ from fedgsca.errors import (
     WeightsError,
 )
 from fedgsca.experiment.simulation import Experiment, prepare
-from fedgsca.experiment.weights_file import weights_path
+from fedgsca.experiment.weights_file import weights_digest
 from fedgsca.methods.compose import compose_method
 from fedgsca.privacy.reply_cache import answer_once
-from fedgsca.support.digests import sha256_file
 from fedgsca.support.files import write_atomic
+from fedgsca.support.import_path import is_import_path
 from fedgsca.support.json_record import Record
+from fedgsca.support.text import one_line
 from fedgsca.support.version import __version__
 from fedgsca.wire import Payload, Update, check_extras
 
@@ -70,8 +71,17 @@ class SiteSettings(Section):
     labels: str | None = Field(
         default=None, description="csv (file,label) that replaces the given training labels"
     )
+    classes: dict[str, str] = Field(
+        default_factory=dict,
+        description="its own class names -> those of the consortium",
+    )
     weights: str | None = Field(
         default=None, description="its own copy of the frozen backbone's weights"
+    )
+    networks: tuple[str, ...] = Field(
+        default=(),
+        description="import paths of networks (package.module:function) that an experiment may"
+        " use; without them, no message can make this site import code",
     )
     fingerprint: str | None = Field(
         default=None,
@@ -114,7 +124,7 @@ class Terms(Record):
 def terms_of(experiment: Experiment) -> Terms:
     """The terms of the coordinator."""
     config = experiment.config
-    backbone = file_digest(weights_path(config)) if config.model.frozen else ""
+    backbone = (weights_digest(config) or "") if config.model.frozen else ""
     return Terms(
         version=__version__,
         config=config.to_tree(),
@@ -127,13 +137,6 @@ def terms_of(experiment: Experiment) -> Terms:
 def list_digest(names: Sequence[str]) -> str:
     """sha256 of a list of names in their order."""
     return hashlib.sha256(json.dumps(list(names)).encode()).hexdigest()
-
-
-def file_digest(path: Path | None) -> str:
-    """sha256 of a file; empty if there is none."""
-    if path is None or not path.is_file():
-        return ""
-    return sha256_file(path)
 
 
 def _accept_terms(terms: Terms, settings: SiteSettings) -> Config:
@@ -163,6 +166,18 @@ def _accept_terms(terms: Terms, settings: SiteSettings) -> Config:
     return config
 
 
+def _check_network(config: Config, settings: SiteSettings) -> None:
+    """A message never makes a site import code that the site has not named itself."""
+    name = config.model.name
+    if is_import_path(name) and name not in settings.networks:
+        raise UpdateError(
+            "site.network-not-allowed",
+            "the experiment uses a network of its own, which its settings do not allow",
+            fix=f"read the code of {one_line(name)}; if you trust it, add it to networks in"
+            " site.toml",
+        )
+
+
 # ---- the site's data ----
 
 
@@ -180,10 +195,12 @@ class SitePlace:
 
 def _open_runner(config: Config, terms: Terms, place: SitePlace) -> SiteRunner:
     settings = place.settings
+    if place.is_hospital:
+        _check_network(config, settings)
     has_own_images = config.data.source == SITES_SOURCE
     if has_own_images:
         config = _with_own_weights(config, settings)
-    if config.model.frozen and file_digest(weights_path(config)) != terms.backbone:
+    if config.model.frozen and (weights_digest(config) or "") != terms.backbone:
         raise UpdateError(
             "site.other-backbone",
             "its frozen backbone is not the coordinator's",
@@ -222,7 +239,7 @@ def _own_experiment(config: Config, settings: SiteSettings) -> Experiment:
             "site.no-data", "the settings of the site name no data", fix="set data in site.toml"
         )
     labels = Path(settings.labels) if settings.labels else None
-    return prepare_site(config, settings.name, settings.data, labels)
+    return prepare_site(config, settings.name, settings.data, labels, settings.classes)
 
 
 def _check_same_data(path: Path, signature: str) -> None:

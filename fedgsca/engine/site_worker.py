@@ -11,7 +11,7 @@ process.
 
 from __future__ import annotations
 
-import fcntl
+import contextlib
 import hashlib
 import json
 import logging
@@ -29,6 +29,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from fedgsca.engine.worker_client import ANSWER, ASK_AGAIN, PROBLEM, state_of, worker_folder
+from fedgsca.errors import FedgscaError
+from fedgsca.support.import_path import restrict_imports
 from fedgsca.support.local_socket import (
     LocalConnection,
     MessageTooLongError,
@@ -37,6 +39,7 @@ from fedgsca.support.local_socket import (
     listen,
     stop_listening,
 )
+from fedgsca.support.locks import file_lock, process_exists
 
 if TYPE_CHECKING:
     from fedgsca.engine.base import Reply
@@ -84,18 +87,16 @@ class WorkerServer:
 
     def serve(self) -> None:
         """Serve until no message has come for a while, or until the worker is outdated."""
-        lock = os.open(self.folder / "worker.lock", os.O_CREAT | os.O_RDWR, 0o600)
-        fcntl.flock(lock, fcntl.LOCK_EX)  # waits for a worker that is ending; held until the end
-        server = listen(self.folder)
-        try:
-            threading.Thread(target=self._accept_clients, args=(server,), daemon=True).start()
-            if self.prepare is not None:
-                self.prepare()
-            while self._serve_next(server):
-                pass
-        finally:
-            stop_listening(server, self.folder)
-            os.close(lock)
+        with file_lock(self.folder / "worker.lock"):  # waits for a worker that is ending
+            server = listen(self.folder)
+            try:
+                threading.Thread(target=self._accept_clients, args=(server,), daemon=True).start()
+                if self.prepare is not None:
+                    self.prepare()
+                while self._serve_next(server):
+                    pass
+            finally:
+                stop_listening(server, self.folder)
 
     def _serve_next(self, server: socket.socket) -> bool:
         """Answer the next request; False if the worker should end."""
@@ -247,7 +248,7 @@ def end_with(process_id: int) -> None:
         try:
             handle = os.pidfd_open(process_id)
         except (AttributeError, OSError):
-            while is_alive(process_id):
+            while process_exists(process_id):
                 time.sleep(_WATCH_SECONDS)
         else:
             import select
@@ -258,15 +259,14 @@ def end_with(process_id: int) -> None:
     threading.Thread(target=watch, daemon=True).start()
 
 
-def is_alive(process_id: int) -> bool:
-    """Whether a process with this id exists."""
-    try:
-        os.kill(process_id, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True
+def _restrict_imports(settings_path: Path) -> None:
+    """Whatever a message says, this process imports only the networks of its own settings."""
+    from fedgsca.engine.site_node import read_settings
+
+    networks: tuple[str, ...] = ()
+    with contextlib.suppress(FedgscaError):  # reported with the first message
+        networks = read_settings(settings_path).networks
+    restrict_imports(networks)
 
 
 def main() -> None:
@@ -283,6 +283,7 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that started this one
     end_with(guardian)
     site = ResidentSite(settings_path)
+    _restrict_imports(settings_path)
     folder = worker_folder(state_of(settings_path))
     WorkerServer(folder, site.answer, prepare=site.prepare).serve()
 

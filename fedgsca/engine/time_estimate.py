@@ -14,9 +14,10 @@ from torch.nn import functional as F
 from fedgsca.config import Config
 from fedgsca.data.cache import cache_folder
 from fedgsca.data.table import ImageTable
-from fedgsca.experiment.frozen_features import features_are_cached
+from fedgsca.experiment.frozen_features import check_images, features_are_cached
+from fedgsca.experiment.simulation import check_model, feature_width_of
 from fedgsca.methods.base import make_method
-from fedgsca.models.build import build_backbone, feature_width, spec_of
+from fedgsca.models.build import build_backbone, spec_of
 from fedgsca.models.device import prepare_device, synchronise
 from fedgsca.models.features import extract
 from fedgsca.models.initial import build_model
@@ -64,14 +65,22 @@ class MachineSpeed:
 
 def measure_speed(config: Config, table: ImageTable) -> MachineSpeed:
     """Time a training step, the features of a few images and a file, in the shapes of a run."""
+    check_model(config, table)
+    if not config.model.frozen:
+        check_images(config, table)
     device = prepare_device(config.train)
     method = make_method(config.method, config.options, config.train.rounds)
     model = build_model(
-        config.model, table.num_classes, head=method.head, seed=config.seed, weights=None
+        config.model,
+        table.num_classes,
+        width=feature_width_of(config, table),
+        head=method.head,
+        seed=config.seed,
+        weights=None,
     ).to(device)
     batch = config.train.batch_size
     if config.model.frozen:
-        x = torch.zeros(batch, feature_width(config.model.name), device=device)
+        x = torch.zeros(batch, feature_width_of(config, table), device=device)
     else:
         height, width = table.images.shape[1:3]
         x = torch.zeros(batch, 3, height, width, device=device)
@@ -128,7 +137,7 @@ def _seconds_per_step(model: nn.Module, x: torch.Tensor) -> float:
 def _seconds_per_feature(config: Config, table: ImageTable) -> float:
     name = config.model.name
     images = np.asarray(table.images[:_PROBE])
-    out = np.empty((len(images), feature_width(name)), np.float32)
+    out = np.empty((len(images), spec_of(name).width), np.float32)
     backbone = build_backbone(name, seed=config.seed)
     spec = spec_of(name)
     extract(backbone, spec, images[:1], config.model.feature_size, out[:1])  # sets up the libraries

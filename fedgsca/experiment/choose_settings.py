@@ -8,14 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from fedgsca.config import SITES_SOURCE, Config, Tree, build, merge
+from fedgsca.config import OWN_FEATURES, SITES_SOURCE, Config, Tree, build, merge
 from fedgsca.config.presets import recommend
 from fedgsca.data.table import ImageTable
-from fedgsca.experiment.data_source import load_table
+from fedgsca.experiment.data_source import load_table, own_feature_file
 from fedgsca.noise import fixed_sites
 from fedgsca.support.text import join_words, plural
 
@@ -54,16 +55,27 @@ def choose_settings(tree: Mapping[str, Any], noises: tuple[str, ...] = ()) -> Ch
     if needs_partition:
         choices.append(choose_partition(config, table, _wanted_sites(tree, config, noises)))
     image_size = table.images.shape[1]
-    if needs_model:
+    file = own_feature_file(config, config.data.source)
+    if needs_model and (file is not None or not table.has_images):
+        choices.append(_choose_features(config.data.source if file is None else file.name))
+    elif needs_model:
         choices.append(choose_model(image_size, config.train.device))
     result: Tree = {}
     reasons: list[str] = []
     for choice in choices:
         result = merge(result, choice.tree)
         reasons += choice.reasons
-    if may_need_size and build(merge(result, dict(tree))).model.frozen:
+    model = build(merge(result, dict(tree))).model
+    if may_need_size and model.frozen and model.name != OWN_FEATURES:
         result = merge(result, choose_feature_size(image_size))
     return ChosenSettings(result, tuple(reasons))
+
+
+def _choose_features(file: str) -> ChosenSettings:
+    reason = f"model: a head on your own features in {Path(file).name}"
+    return ChosenSettings(
+        {"model": {"name": OWN_FEATURES}}, (f"{reason} (a network instead: --model NAME)",)
+    )
 
 
 def choose_feature_size(image_size: int) -> Tree:
@@ -154,7 +166,7 @@ def choose_model(image_size: int, device: str) -> ChosenSettings:
 
 def describe_frozen(config: Config, image_size: int) -> str | None:
     """At which size the backbone sees the images; None if the model is not frozen."""
-    if not config.model.frozen:
+    if not config.model.frozen or config.model.name == OWN_FEATURES:
         return None
     size = config.model.feature_size
     text = f"the frozen backbone sees images of {size} pixels"

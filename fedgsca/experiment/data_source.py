@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
-from fedgsca.config import SITES_SOURCE, Config
+from fedgsca.config import OWN_FEATURES, SITES_SOURCE, Config
 from fedgsca.data.load import load
+from fedgsca.data.own_features import FILE_NAME, attach_features
 from fedgsca.data.split import split_rows
 from fedgsca.data.table import ImageTable, fingerprint
-from fedgsca.errors import ConfigError
+from fedgsca.errors import ConfigError, DataError
 
 
 def load_table(config: Config) -> ImageTable:
@@ -53,7 +55,7 @@ def hold_out_validation(table: ImageTable, share: float) -> ImageTable:
     parts = split_rows(table.labels[train], groups, share, 0, source=table.name)
     split = np.array(table.split)
     split[train[parts == "test"]] = "val"
-    digest = fingerprint(table.images, table.labels, table.classes, split)
+    digest = fingerprint(table.images, table.labels, table.classes, split, features=table.features)
     return replace(table, split=split, fingerprint=digest)
 
 
@@ -67,13 +69,14 @@ def read_source(
     test: int | None = None,
     long_tail: float | None = None,
     need_test: bool = True,
+    class_names: Mapping[str, str] | None = None,
 ) -> ImageTable:
     """Any source, read with the configuration's size, split and rules for a published data set.
 
     The parameters are those of `fedgsca.data.load.load`; `seed` defaults to the experiment's.
     """
     data = config.data
-    return load(
+    table = load(
         source,
         image_size=data.image_size,
         skip_unreadable=data.skip_unreadable,
@@ -88,4 +91,33 @@ def read_source(
         difficulty=data.difficulty,
         test_fraction=data.test_share,
         need_test=need_test,
+        class_names=class_names,
     )
+    if config.model.name != OWN_FEATURES:
+        return table
+    return _with_own_features(config, table, source)
+
+
+def own_feature_file(config: Config, source: str) -> Path | None:
+    """The file with features beside images: the configured one, or features.npz in the folder."""
+    if config.data.features is not None:
+        return Path(config.data.features).expanduser()
+    _, _, location = source.rpartition(":")
+    path = Path(location).expanduser() / FILE_NAME
+    return path if path.is_file() else None
+
+
+def _with_own_features(config: Config, table: ImageTable, source: str) -> ImageTable:
+    """The table with the user's own features, of the width that the experiment has."""
+    path = own_feature_file(config, source)
+    if table.has_images and path is not None:
+        table = attach_features(table, path)
+    width = config.model.feature_width
+    if table.features is not None and width not in (None, table.features.shape[1]):
+        raise DataError(
+            "data.feature-width",
+            f"{table.name} has {table.features.shape[1]} features per image, and the experiment has"
+            f" {width} (model.feature_width)",
+            fix="compute the features with the network that all parties have agreed on",
+        )
+    return table

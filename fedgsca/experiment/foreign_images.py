@@ -53,6 +53,12 @@ def replace_images(
     names = [name for name in rows if noise[name].replaces_images]
     if not names:
         return table, rows, ()
+    if table.features is not None:
+        raise ConfigError(
+            "noise.open-set-needs-network",
+            "open-set noise replaces images, and there are no features of the new ones",
+            fix="use a network instead of your own features, or other noise",
+        )
     foreign, notes = _read_foreign(config, table)
     plan = []
     for name in names:

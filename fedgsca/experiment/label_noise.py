@@ -169,7 +169,7 @@ def find_candidates(config: Config, table: ImageTable) -> tuple[dict[int, tuple[
     if built_in is not None:
         return built_in, "the built-in table for these classes"
     train = table.rows("train")
-    if choice == "features":
+    if choice == "features" or not table.has_images:
         if not config.model.frozen:
             raise ConfigError(
                 "noise.features-need-frozen-model",

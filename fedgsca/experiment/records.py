@@ -88,6 +88,8 @@ class RoundRecord(Record):
     confusion: Matrix | None = None  # rows: true class
     # site -> number of its test images, where the sites test the model
     test_counts: Mapping[str, int] | None = field(default=None, metadata=stored_as("tested"))
+    # the confusion matrix of each of these sites; `confusion` is their sum
+    site_confusions: Mapping[str, Matrix] | None = None
     val_f1: float | None = None
     # macro F1 that the evidence expects of the model that the sites received in this round, which
     # is that of the round before; only with held-out images
@@ -160,6 +162,108 @@ class ClassResult(Record):
 
 
 @dataclass(frozen=True)
+class ScoreInterval(Record):
+    """A score in percent and its 95 % interval; no interval where there are too few images."""
+
+    value: float
+    low: float | None = None
+    high: float | None = None
+
+
+@dataclass(frozen=True)
+class ClassStatistics(Record):
+    """One class of the final model; the last two compare it with all others together.
+
+    None: the test set has no image of the class, or no other.
+    """
+
+    f1: ScoreInterval
+    recall: ScoreInterval
+    precision: ScoreInterval
+    auroc: ScoreInterval | None
+    average_precision: ScoreInterval | None
+
+
+@dataclass(frozen=True)
+class CalibrationBin(Record):
+    """Test images whose largest probability is above `low` and at most `high`, all in percent."""
+
+    low: float
+    high: float
+    images: int
+    confidence: float | None  # mean of the largest probability; None without images
+    accuracy: float | None
+
+
+@dataclass(frozen=True)
+class CalibrationResult(Record):
+    """How far the probabilities can be taken at their word.
+
+    `chance_ece`: 95 % of perfectly calibrated models have a smaller ECE with as many images.
+    """
+
+    ece: float  # expected calibration error, percent
+    chance_ece: float
+    confidence: float  # mean of the largest probability, percent
+    brier: float  # 0 to 2
+    log_loss: float
+    bins: tuple[CalibrationBin, ...]
+
+
+@dataclass(frozen=True)
+class SubsetScores(Record):
+    """The test images of one site. Macro F1 is over the classes that occur among them."""
+
+    images: int
+    accuracy: ScoreInterval
+    f1: ScoreInterval
+
+
+@dataclass(frozen=True)
+class GroupStatistics(Record):
+    """Patients, slides or videos of the test set; none is named.
+
+    A group's own prediction is the class with the largest mean probability of its images; `f1` is
+    the macro F1 of these predictions, over the `same_label` groups whose images have one label.
+    """
+
+    word: str  # what a group is
+    groups: int
+    images_per_group: float  # median
+    mean_accuracy: float  # percent of right images, averaged over the groups
+    worst_tenth: float  # percent: one group in ten is below
+    all_wrong: int  # groups without any right image
+    same_label: int
+    f1: float | None
+
+
+@dataclass(frozen=True)
+class FinalStatistics(Record):
+    """The model of the last round on the test images, with 95 % bootstrap intervals.
+
+    `unit` is what was drawn: "image", or a group such as "patient". Without test images at the
+    coordinator, only the counts of the sites are known: then there are no probabilities, and
+    `auroc`, `average_precision` and `calibration` are missing.
+    """
+
+    round: int
+    images: int
+    unit: str
+    units: int
+    draws: int
+    accuracy: ScoreInterval
+    f1: ScoreInterval
+    recall: ScoreInterval
+    precision: ScoreInterval
+    per_class: Mapping[str, ClassStatistics]
+    per_site: Mapping[str, SubsetScores]  # empty where test images belong to no site
+    auroc: ScoreInterval | None = None
+    average_precision: ScoreInterval | None = None
+    calibration: CalibrationResult | None = None
+    groups: GroupStatistics | None = None
+
+
+@dataclass(frozen=True)
 class Timing(Record):
     """Seconds: in total, and the median over rounds as a whole and of its three phases."""
 
@@ -205,6 +309,8 @@ class RunResult(Record):
     # only with held-out images (`evidence.holdout`)
     unseen: UnseenChoice | None = None
     privacy: PrivacyBudget | None = None
+    # of the last round's model; None in runs of older versions
+    statistics: FinalStatistics | None = None
     extra: Mapping[str, Any] = field(default_factory=dict, metadata=REMAINING_KEYS)
 
 
@@ -274,6 +380,8 @@ class DataSetup(Record):
     shape: tuple[int, ...]  # (n, height, width, channels)
     # the grey value that became white: 16-bit values were divided by it; None: 8-bit images only
     white: int | None
+    # numbers per image, where the model is a head on the user's own features
+    feature_width: int | None = None
 
 
 @dataclass(frozen=True)
@@ -369,6 +477,8 @@ class AuditData(Record):
     source: str
     labels: str | None
     fingerprint: str
+    # [classes] of a hospital's site.toml
+    class_names: Mapping[str, str] | None = None
 
 
 @dataclass(frozen=True)
@@ -468,11 +578,43 @@ class ComparisonCell(Record):
     seconds_per_round: float
     bytes_up: int | None
     bytes_down: int | None
+    # of the last model, percent; None in runs of older versions
+    auroc: float | None = None
+    average_precision: float | None = None
+    ece: float | None = None
+    # the network, in a comparison of several
+    model: str | None = None
+
+    @property
+    def condition(self) -> str:
+        """What methods are compared under: the noise and, if there are several, the network."""
+        return join_condition(self.noise, self.model)
+
+
+def join_condition(noise: str, model: str | None) -> str:
+    """The noise and, in a comparison of several networks, the network."""
+    return f"{noise} with {model}" if model else noise
+
+
+@dataclass(frozen=True)
+class MethodInterval(Record):
+    """The last models of a method under one noise (and network): macro F1, mean over the seeds.
+
+    The intervals are over test images and seeds together. `difference` is to the method
+    `reference`, over the seeds that both have; None for the reference itself.
+    """
+
+    noise: str
+    method: str
+    reference: str
+    seeds: int
+    f1: ScoreInterval
+    difference: ScoreInterval | None = None
 
 
 @dataclass(frozen=True)
 class Comparison(Record):
-    """Methods x noises x seeds, as far as the runs are finished."""
+    """Methods x noises x networks x seeds, as far as the runs are finished."""
 
     title: str
     data: str
@@ -480,6 +622,19 @@ class Comparison(Record):
     methods: tuple[str, ...]
     seeds: tuple[int, ...]
     cells: tuple[ComparisonCell, ...]
-    ceiling: Mapping[str, Mapping[str, float]]  # noise -> seed -> F1 without the wrong labels
+    # condition (the noise, and the network if there are several) -> seed -> F1 without the wrong
+    # labels
+    ceiling: Mapping[str, Mapping[str, float]]
     clean: Mapping[str, float] | None = None  # seed -> F1 of FedAvg without noise
+    # None before the tables are written; empty where no run has probabilities of its test images
+    intervals: tuple[MethodInterval, ...] | None = None
+    models: tuple[str, ...] | None = None  # networks, if there are several
     extra: Mapping[str, Any] = field(default_factory=dict, metadata=REMAINING_KEYS)
+
+    @property
+    def conditions(self) -> tuple[str, ...]:
+        """Every noise with every network, in the order of tables."""
+        conditions = []
+        for noise in self.noises:
+            conditions += [join_condition(noise, model) for model in self.models or (None,)]
+        return tuple(conditions)

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import os
 import platform
-import resource
 import sys
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from fedgsca.errors import RunFolderError
+from fedgsca.experiment.final_predictions import FinalPredictions
+from fedgsca.experiment.final_statistics import summarise_counts, summarise_predictions
 from fedgsca.experiment.records import (
     BestRound,
     ClassResult,
+    FinalStatistics,
     LastRound,
     RoundRecord,
     RunResult,
@@ -33,8 +35,12 @@ def summarise_run(
     timing: Sequence[TimingRecord],
     experiment: Experiment,
     log_declaration: Logged,
+    predictions: FinalPredictions | None = None,
 ) -> RunResult:
-    """The content of result.json. `log_declaration` names the method's unusual events."""
+    """The content of result.json. `log_declaration` names the method's unusual events.
+
+    `predictions` are those of the final model; None: this machine has no test images.
+    """
     config, table = experiment.config, experiment.table
     scores = tested_rounds(rounds)
     last = scores[-1]
@@ -63,7 +69,18 @@ def summarise_run(
         machine=describe_machine(),
         unseen=choose_unseen(rounds),
         privacy=last_record.privacy,
+        statistics=summarise_final_model(last_record, experiment, predictions),
     )
+
+
+def summarise_final_model(
+    last_record: RoundRecord, experiment: Experiment, predictions: FinalPredictions | None
+) -> FinalStatistics | None:
+    """Intervals, ranking and calibration; from the sites' counts where there are no images."""
+    table = experiment.table
+    if predictions is None:
+        return summarise_counts(last_record, table.classes)
+    return summarise_predictions(predictions, table.classes, last_record.round, table.group_word)
 
 
 def expected_scores(rounds: Sequence[RoundRecord]) -> dict[int, float]:
@@ -166,7 +183,11 @@ def realised_rates(experiment: Experiment) -> Mapping[str, float | None]:
 
 
 def peak_memory_mb() -> float:
-    """The largest amount of memory that this process has used."""
+    """The largest amount of memory that this process has used; 0 where this is not known."""
+    try:
+        import resource
+    except ImportError:  # Windows
+        return 0.0
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     unit = 1024**2 if sys.platform == "darwin" else 1024  # bytes on macOS, kilobytes on Linux
     return peak / unit

@@ -9,6 +9,7 @@ checkpoint/        the last four rounds
 store/<site>/      each site's private memory
 evidence/<site>/   each site's evidence about its own labels; audit/<site>/ the audit
 losses/<site>.npz  simulations: per-sample losses of the newest selection, for the report
+test-probabilities.npz   the final model on every test image of this machine
 model.safetensors, result.json (RunResult), report.html
 
 The JSON files are described by the records in records.py.
@@ -17,20 +18,20 @@ The JSON files are described by the records in records.py.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import io
 import json
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedgsca.config import Config, build, differences, read_toml, to_toml
+from fedgsca.config import OWN_FEATURES, Config, build, differences, read_toml, to_toml
 from fedgsca.data.label_changes import labels_in_use
 from fedgsca.errors import RunFolderError
+from fedgsca.experiment.final_predictions import FinalPredictions, write_predictions_file
 from fedgsca.experiment.records import (
     DataSetup,
     LabelsInUse,
@@ -53,10 +54,16 @@ from fedgsca.support.files import (
     remove_quietly,
     write_atomic,
 )
+from fedgsca.support.locks import try_lock
 from fedgsca.support.version import __version__
 from fedgsca.wire import save_tensors
 
+if TYPE_CHECKING:
+    from filelock import BaseFileLock
+
 READMISSIONS = "readmit"  # a folder with one empty file per site, until the next checkpoint
+# without them a file is no result; later versions may add others
+_RESULT_KEYS = ("method", "f1", "rounds")
 _SHOWN_CHANGES = 6  # differences between two experiments that an error lists
 
 
@@ -91,8 +98,14 @@ def read_timing(folder: Path) -> list[TimingRecord]:
 
 def read_result(folder: Path) -> RunResult | None:
     """The result of a finished run; None if it is not finished."""
-    tree = _read_object(folder / "result.json")
-    return None if tree is None else RunResult.from_json(tree)
+    path = folder / "result.json"
+    tree = _read_object(path)
+    if tree is None:
+        return None
+    missing_keys = [key for key in _RESULT_KEYS if key not in tree]
+    if missing_keys:  # an empty result would be shown as if the run had ended with it
+        raise _damaged(path, f"it has no {missing_keys[0]}")
+    return RunResult.from_json(tree)
 
 
 def read_setup(folder: Path) -> Setup:
@@ -104,14 +117,23 @@ def _read_object(path: Path) -> dict[str, Any] | None:
     """A JSON object; None if there is no file."""
     if not path.exists():
         return None
+    if not path.is_file():  # a pipe or a device would be read for ever
+        raise _damaged(path, "it is not a regular file")
     try:
-        return dict(json.loads(path.read_bytes()))
-    except (OSError, TypeError, ValueError, RecursionError) as error:
-        raise RunFolderError(
-            "run.damaged-file",
-            f"{path} is damaged: {error}",
-            fix="restore it from a backup, or start again with another --out",
-        ) from None
+        tree = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError) as error:
+        raise _damaged(path, str(error)) from None
+    if not isinstance(tree, dict):
+        raise _damaged(path, "it is not a JSON object")
+    return tree
+
+
+def _damaged(path: Path, reason: str) -> RunFolderError:
+    return RunFolderError(
+        "run.damaged-file",
+        f"{path} is damaged: {reason}",
+        fix="restore it from a backup, or start again with another --out",
+    )
 
 
 def _has_round(line: object) -> bool:
@@ -149,7 +171,7 @@ class RunFolder:
         self.path = path
         self.config = config
         self.checkpoints = path / "checkpoint"
-        self._lock: int | None = None
+        self._lock: BaseFileLock | None = None
 
     def __enter__(self) -> RunFolder:
         try:
@@ -165,25 +187,22 @@ class RunFolder:
         remove_abandoned(self.path, "**/*.tmp")  # half-written files of a run that was killed
         return self
 
-    def _take_lock(self) -> int:
+    def _take_lock(self) -> BaseFileLock:
         try:
-            handle = os.open(self.path / ".lock", os.O_CREAT | os.O_RDWR)
+            lock = try_lock(self.path / ".lock")
         except OSError as error:
             raise RunFolderError(
                 "run.cannot-write-folder",
                 f"the run folder {self.path} cannot be written: {error.strerror}",
                 fix="free some space there, or choose another --out",
             ) from None
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            os.close(handle)
+        if lock is None:
             raise RunFolderError(
                 "run.folder-in-use",
                 f"another process is running in {self.path}",
                 fix="wait for it, stop it, or choose another --out",
-            ) from None
-        return handle
+            )
+        return lock
 
     def __exit__(
         self,
@@ -197,7 +216,7 @@ class RunFolder:
             with contextlib.suppress(OSError):
                 (self.path / ".lock").unlink()
                 self.path.rmdir()
-        os.close(self._lock)
+        self._lock.release()
 
     def _check_owner(self) -> None:
         """A folder belongs to the experiment in its config.toml, and to no other."""
@@ -275,6 +294,7 @@ class RunFolder:
     def _make_setup(self, experiment: Experiment, signature: str) -> Setup:
         table = experiment.table
         labels = labels_in_use(self.config.data.labels or self.config.noise.given, table)
+        is_head = self.config.model.name == OWN_FEATURES
         return Setup(
             data=DataSetup(
                 name=table.name,
@@ -282,6 +302,7 @@ class RunFolder:
                 classes=tuple(table.classes),
                 shape=tuple(table.images.shape),
                 white=table.white,
+                feature_width=experiment.feature_width if is_head else None,
             ),
             test=0 if experiment.test is None else len(experiment.test),
             sites={name: _site_setup(experiment, name) for name in experiment.names},
@@ -341,10 +362,17 @@ class RunFolder:
 
     # ---- at the end ----
 
-    def finish(self, state: ServerState, experiment: Experiment, method: Method) -> RunResult:
-        """model.safetensors and result.json.
+    def finish(
+        self,
+        state: ServerState,
+        experiment: Experiment,
+        method: Method,
+        predictions: FinalPredictions | None = None,
+    ) -> RunResult:
+        """model.safetensors, test-probabilities.npz and result.json.
 
-        The result is written last: its presence means that the run is complete.
+        The result is written last: its presence means that the run is complete. `predictions` are
+        those of the final model; None: this machine has no test images.
         """
         metadata = {
             "classes": json.dumps(experiment.table.classes),
@@ -352,8 +380,14 @@ class RunFolder:
             "config": to_toml(self.config),
         }
         write_atomic(self.path / "model.safetensors", save_tensors(state.weights, metadata))
+        if predictions is not None:
+            write_predictions_file(self.path, predictions)
         result = summarise_run(
-            read_rounds(self.path), read_timing(self.path), experiment, method.logged
+            read_rounds(self.path),
+            read_timing(self.path),
+            experiment,
+            method.logged,
+            predictions,
         )
         write_atomic(self.path / "result.json", dumps(result.to_json()))
         return result

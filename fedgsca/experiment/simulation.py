@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fedgsca.config import Config
+from fedgsca.config import OWN_FEATURES, Config
 from fedgsca.data.partition import leakage_warnings, partition, partition_warnings
 from fedgsca.data.table import ImageTable
 from fedgsca.errors import ConfigError
@@ -24,9 +24,10 @@ from fedgsca.experiment.data_source import load_table
 from fedgsca.experiment.foreign_images import replace_images
 from fedgsca.experiment.label_noise import GivenLabels, give_labels
 from fedgsca.experiment.site_samples import make_sampler, split_samples
-from fedgsca.experiment.weights_file import weights_path
+from fedgsca.experiment.weights_file import brings_weights, weights_digest, weights_path
 from fedgsca.noise import SiteNoise
 from fedgsca.site import Samples
+from fedgsca.support.import_path import is_import_path
 
 
 @dataclass(frozen=True)
@@ -57,6 +58,8 @@ class Experiment:
         path = weights_path(self.config)
         if path is not None and path.is_file():
             sha.update(path.read_bytes())
+        elif brings_weights(self.config):
+            sha.update((weights_digest(self.config) or "").encode())
         return sha.hexdigest()
 
     @property
@@ -151,6 +154,7 @@ def prepare(config: Config, only: str | None = None) -> Experiment:
     """
     division = divide(config)
     table = division.table
+    check_model(config, table)
     sampler = make_sampler(config, table)
     test = val = None
     if only is None:
@@ -176,13 +180,40 @@ def prepare(config: Config, only: str | None = None) -> Experiment:
         noise=division.noise,
         test=test,
         val=val,
-        feature_width=feature_width_of(config),
+        feature_width=feature_width_of(config, table),
         warnings=division.warnings,
     )
 
 
-def feature_width_of(config: Config) -> int:
-    """Width of the feature vectors of the configured model."""
+def feature_width_of(config: Config, table: ImageTable) -> int:
+    """Width of the feature vectors of the configured model on this data."""
     from fedgsca.models.build import feature_width
 
-    return feature_width(config.model.name)
+    if config.model.name != OWN_FEATURES:
+        return feature_width(config.model.name)
+    if table.features is not None:
+        return int(table.features.shape[1])
+    return config.model.feature_width or 0
+
+
+def check_model(config: Config, table: ImageTable) -> None:
+    """Refuse a network that cannot process the images, before anything is computed with it."""
+    from fedgsca.models.build import spec_of
+    from fedgsca.models.own_network import check_network
+
+    name = config.model.name
+    if name == OWN_FEATURES or not table.has_images:
+        return  # without images, the sampler says what is wrong
+    height, width = table.images.shape[1:3]
+    if config.model.frozen:
+        height = width = config.model.feature_size
+    if is_import_path(name):
+        check_network(name, table.num_classes, (int(height), int(width)))
+    smallest = spec_of(name).smallest_size
+    if min(height, width) < smallest:
+        raise ConfigError(
+            "model.images-too-small",
+            f"{name} needs images of at least {smallest} pixels, got {width}x{height}",
+            fix=f"--set data.image_size={smallest}, or with --frozen --set"
+            f" model.feature_size={smallest}; or choose another network",
+        )

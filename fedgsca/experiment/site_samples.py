@@ -9,7 +9,7 @@ import numpy as np
 
 from fedgsca.config import Config
 from fedgsca.data.table import ImageTable
-from fedgsca.experiment.frozen_features import frozen_features
+from fedgsca.experiment.frozen_features import check_images, frozen_features
 from fedgsca.site import RowView, Samples
 
 # table rows (n,), labels (n,) -> samples
@@ -23,7 +23,11 @@ def make_sampler(config: Config, table: ImageTable) -> Sampler:
     from fedgsca.models.build import spec_of
 
     spec = spec_of(config.model.name)
-    inputs = frozen_features(config, table) if config.model.frozen else table.images
+    if config.model.frozen:
+        inputs = frozen_features(config, table)
+    else:
+        check_images(config, table)
+        inputs = table.images
 
     def make_samples(rows: np.ndarray, labels: np.ndarray) -> Samples:
         return Samples(

@@ -6,9 +6,10 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from fedgsca.experiment.records import SiteRecord
+from fedgsca.experiment.records import GroupStatistics, SiteRecord
+from fedgsca.export.temperature import GIVEN_LABELS_CAUTION, TemperatureFit, describe_fit
 from fedgsca.metrics import HEADLINE_ROUNDS, per_class
-from fedgsca.report.number_text import count_text, percent_text, score_number
+from fedgsca.report.number_text import count_text, interval_text, percent_text, score_number
 from fedgsca.report.run_facts import (
     headline_scores,
     knows_truth,
@@ -93,4 +94,79 @@ def results_section(run: LoadedRun, rounds: int) -> list[str]:
         *markdown_table(["Class", "Precision", "Recall", "F1", "Test images"], rows),
         f"Macro F1, mean of the last {num_rounds} tested rounds: {f1}.",
         "",
+        *_statistics_lines(run, rounds),
     ]
+
+
+def _statistics_lines(run: LoadedRun, rounds: int) -> list[str]:
+    """Intervals, ranking and calibration; only of the model of a finished run."""
+    statistics = None if run.result is None else run.result.statistics
+    if statistics is None or statistics.round + 1 != rounds:
+        return []
+    lines = ["### Confidence intervals", ""]
+    if statistics.draws:
+        drawn_units = f"{statistics.units} {statistics.unit}s"
+        lines += [
+            f"In brackets: 95 % intervals by a bootstrap over {drawn_units} of the test set, in "
+            "percent. They do not contain the variation between trainings.",
+            "",
+        ]
+    rows = [
+        ["macro F1", interval_text(statistics.f1)],
+        ["macro recall", interval_text(statistics.recall)],
+        ["macro precision", interval_text(statistics.precision)],
+        ["accuracy", interval_text(statistics.accuracy)],
+    ]
+    if statistics.auroc is not None:
+        rows.append(["AUROC, one class versus the others, mean", interval_text(statistics.auroc)])
+        rows.append(["average precision, mean", interval_text(statistics.average_precision)])
+    lines += markdown_table(["Measure", "Score"], rows)
+    class_rows = []
+    for name, entry in statistics.per_class.items():
+        intervals = [entry.f1, entry.auroc, entry.average_precision]
+        class_rows.append([name, *(interval_text(interval) for interval in intervals)])
+    lines += markdown_table(["Class", "F1", "AUROC", "Average precision"], class_rows)
+    if statistics.per_site:
+        site_rows = []
+        for name, site in statistics.per_site.items():
+            scores = [interval_text(site.f1), interval_text(site.accuracy)]
+            site_rows.append([name, *scores, count_text(site.images)])
+        lines += markdown_table(["Site", "Macro F1", "Accuracy", "Test images"], site_rows)
+    if statistics.groups is not None:
+        lines += [_describe_groups(statistics.groups), ""]
+    return lines
+
+
+def _describe_groups(groups: GroupStatistics) -> str:
+    text = (
+        f"Averaged over {groups.groups} {groups.word}s, {score_number(groups.mean_accuracy)} % of "
+        f"the images are recognised; for one {groups.word} in ten at most "
+        f"{score_number(groups.worst_tenth)} %."
+    )
+    if groups.f1 is not None:
+        text += f" Macro F1 with one prediction per {groups.word}: {score_number(groups.f1)}."
+    return text
+
+
+def calibration_section(run: LoadedRun, rounds: int, fit: TemperatureFit | None) -> list[str]:
+    """How far the probabilities can be trusted, before and after temperature scaling."""
+    lines = ["## Calibration", ""]
+    statistics = None if run.result is None else run.result.statistics
+    if statistics is None or statistics.round + 1 != rounds or statistics.calibration is None:
+        lines.append("The calibration of the run's model was not measured.")
+    else:
+        calibration = statistics.calibration
+        lines.append(
+            f"The run's model, on the test set: expected calibration error "
+            f"{score_number(calibration.ece)} % (10 bins; 95 % of perfectly calibrated models stay "
+            f"below {score_number(calibration.chance_ece)} % with as many images), mean confidence "
+            f"{score_number(calibration.confidence)} %, accuracy "
+            f"{score_number(statistics.accuracy.value)} %, Brier score {calibration.brier:.3f}."
+        )
+    lines.append("")
+    if fit is None:
+        return [*lines, "The probabilities of this file are not scaled.", ""]
+    lines += [f"The probabilities of this file are scaled: {describe_fit(fit)}.", ""]
+    if fit.has_given_labels:
+        lines += [f"Note: {GIVEN_LABELS_CAUTION}.", ""]
+    return lines

@@ -31,6 +31,7 @@ class EndToEndModel(nn.Module):
         self.head = model.head
         self.width = spec.width
         self.frozen = description.frozen
+        self.temperature = description.temperature
         self.register_buffer("mean", torch.tensor(spec.mean).view(1, 3, 1, 1))
         self.register_buffer("std", torch.tensor(spec.std).view(1, 3, 1, 1))
         size = description.feature_size
@@ -49,7 +50,43 @@ class EndToEndModel(nn.Module):
         features = self.backbone((x - self.mean) / self.std)
         if self.frozen:  # as in models/features.py
             features = F.layer_norm(features, (self.width,))
-        return torch.softmax(self.head(features), dim=1)
+        logits = self.head(features)
+        if self.temperature != 1.0:
+            logits = logits / self.temperature
+        return torch.softmax(logits, dim=1)
+
+
+class FeatureModel(nn.Module):
+    """(n, D) float32 features of the user's own network -> (n, C) float32 probabilities."""
+
+    def __init__(self, model: Classifier, width: int, temperature: float = 1.0) -> None:
+        super().__init__()
+        self.backbone = model.backbone
+        self.head = model.head
+        self.width = width
+        self.temperature = temperature
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Probabilities (n, C) of features (n, D)."""
+        x = F.layer_norm(features, (self.width,))  # as in models/features.py
+        logits = self.head(x)
+        if self.temperature != 1.0:
+            logits = logits / self.temperature
+        return torch.softmax(logits, dim=1)
+
+
+def make_export_model(model: Classifier, description: ModelDescription) -> nn.Module:
+    """The network that is exported, with everything that an integrator would have to repeat."""
+    if description.feature_width is not None:
+        return FeatureModel(model, description.feature_width, description.temperature).eval()
+    return EndToEndModel(model, description).eval()
+
+
+def example_input(description: ModelDescription) -> Tensor:
+    """Two inputs of zeros, for exporters that follow an example."""
+    if description.feature_width is not None:
+        return torch.zeros((2, description.feature_width))
+    return torch.zeros((2, *description.image_size, 3), dtype=torch.uint8)
 
 
 def resize_matrix(old: int, new: int) -> Tensor:

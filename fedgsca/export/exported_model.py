@@ -8,6 +8,7 @@ from pathlib import Path
 from fedgsca.errors import RunFolderError
 from fedgsca.export.formats import FORMATS
 from fedgsca.export.model_json import read_description
+from fedgsca.export.temperature import TemperatureFit
 from fedgsca.export.trained_model import Probabilities, as_evaluated, read_trained
 from fedgsca.support.digests import sha256_file
 
@@ -26,8 +27,12 @@ class LoadedModel:
     white: int | None
     # of the training configuration
     fingerprint: str
-    # (n, H, W, 3) uint8 -> (n, C)
+    # (n, H, W, 3) uint8, or (n, D) float32 features -> (n, C)
     probabilities: Probabilities
+    # what was done to them; None: they are those of the run's model
+    calibration: TemperatureFit | None = None
+    # D, if it takes features instead of images
+    feature_width: int | None = None
 
 
 def open_model(path: Path) -> LoadedModel:
@@ -56,6 +61,7 @@ def open_model(path: Path) -> LoadedModel:
         white=trained_model.white,
         fingerprint=trained_model.config.fingerprint(),
         probabilities=as_evaluated(trained_model),
+        feature_width=trained_model.feature_width,
     )
 
 
@@ -88,4 +94,6 @@ def _open_export(path: Path) -> LoadedModel:
         white=description.white_level,
         fingerprint=description.training.fingerprint,
         probabilities=FORMATS[description.format].open(file, description),
+        calibration=description.calibration,
+        feature_width=description.feature_width,
     )

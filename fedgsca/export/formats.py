@@ -14,9 +14,10 @@ import numpy as np
 
 from fedgsca.export.model_json import ModelDescription
 from fedgsca.export.trained_model import Probabilities, fill_network
+from fedgsca.support.import_path import is_import_path, require_permission
 
 if TYPE_CHECKING:
-    from fedgsca.export.end_to_end import EndToEndModel
+    from torch import nn
 
 
 def _require_nothing() -> None:
@@ -29,13 +30,13 @@ class ExportFormat:
 
     file: str
     description: str
-    write: Callable[[EndToEndModel, ModelDescription], bytes]
+    write: Callable[[nn.Module, ModelDescription], bytes]
     open: Callable[[Path, ModelDescription], Probabilities]
     # raises if an optional package is missing
     require: Callable[[], None] = _require_nothing
 
 
-def _write_safetensors(model: EndToEndModel, description: ModelDescription) -> bytes:
+def _write_safetensors(model: nn.Module, description: ModelDescription) -> bytes:
     from fedgsca.site import weights_of
     from fedgsca.wire import save_tensors
 
@@ -54,19 +55,27 @@ def _write_safetensors(model: EndToEndModel, description: ModelDescription) -> b
 def _open_safetensors(path: Path, description: ModelDescription) -> Probabilities:
     from safetensors.numpy import load_file
 
-    from fedgsca.export.end_to_end import EndToEndModel
-    from fedgsca.models.build import build_classifier
+    from fedgsca.export.end_to_end import make_export_model
+    from fedgsca.models.build import build_classifier, build_head_only
 
     num_classes = len(description.classes)
-    model = build_classifier(description.architecture, num_classes, seed=0, head=description.head)
+    name, head = description.architecture, description.head
+    if description.feature_width is not None:
+        model = build_head_only(description.feature_width, num_classes, seed=0, head=head)
+    else:
+        if is_import_path(name):
+            require_permission(name, "model.json")
+        model = build_classifier(name, num_classes, seed=0, head=head)
     fill_network(model, load_file(path))
-    return _run_with_torch(EndToEndModel(model, description).eval())
+    return _run_with_torch(make_export_model(model, description))
 
 
-def _write_torchscript(model: EndToEndModel, description: ModelDescription) -> bytes:
+def _write_torchscript(model: nn.Module, description: ModelDescription) -> bytes:
     import torch
 
-    example = torch.zeros((2, *description.image_size, 3), dtype=torch.uint8)
+    from fedgsca.export.end_to_end import example_input
+
+    example = example_input(description)
     buffer = io.BytesIO()
     files = {"classes.json": json.dumps(description.classes)}
     with warnings.catch_warnings(), torch.inference_mode():
@@ -96,7 +105,7 @@ def _run_with_torch(model: Any) -> Probabilities:
     return probabilities
 
 
-def _write_onnx(model: EndToEndModel, description: ModelDescription) -> bytes:
+def _write_onnx(model: nn.Module, description: ModelDescription) -> bytes:
     from fedgsca.export.onnx_format import write_onnx
 
     return write_onnx(model, description)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fedgsca.config import flatten
-from fedgsca.export.card_results import noise_section, results_section
+from fedgsca.export.card_results import calibration_section, noise_section, results_section
 from fedgsca.export.model_json import ModelDescription
 from fedgsca.export.self_check import ExportCheck
 from fedgsca.export.trained_model import TrainedModel
@@ -28,8 +28,9 @@ def model_card(
         _data_section(run),
         noise_section(run),
         results_section(run, trained_model.rounds),
+        calibration_section(run, trained_model.rounds, description.calibration),
         _settings_section(trained_model),
-        _use_section(run),
+        _use_section(run, description),
     ]
     return "\n".join("\n".join(lines) for lines in sections)
 
@@ -50,14 +51,20 @@ def _model_section(
     network = description.architecture
     if description.frozen:
         network += f", frozen; it sees images of {description.feature_size} pixels"
+    inputs = (
+        f"uint8 RGB images, (n, {height}, {width}, 3); `model.json` describes how to read and crop"
+        " files"
+    )
+    if description.feature_width is not None:
+        network = "none; a head on features of the user's own network"
+        inputs = (
+            f"float32 features, (n, {description.feature_width}), of the network that computed"
+            " those of the training images"
+        )
     rows = [
         ["File", f"`{description.file}` ({description.format}), sha256 `{description.sha256}`"],
         ["Network", f"{network}; {description.head} head"],
-        [
-            "Input",
-            f"uint8 RGB images, (n, {height}, {width}, 3); `model.json` describes how to read and "
-            "crop files",
-        ],
+        ["Input", inputs],
         [
             "Output",
             f"probabilities of {len(description.classes)} classes: "
@@ -152,7 +159,13 @@ def _settings_section(trained_model: TrainedModel) -> list[str]:
     return ["## Training settings", "", *markdown_table(["Setting", "Value"], rows)]
 
 
-def _use_section(run: LoadedRun) -> list[str]:
+def _use_section(run: LoadedRun, description: ModelDescription) -> list[str]:
+    probabilities = "- Probabilities are those of the softmax. They are not calibrated."
+    if description.calibration is not None:
+        probabilities = (
+            "- Probabilities are calibrated by one temperature for images like those that it was "
+            "fitted on. For other images they may be too high or too low."
+        )
     lines = [
         "## Intended use",
         "",
@@ -165,7 +178,7 @@ def _use_section(run: LoadedRun) -> list[str]:
         "- Not a medical device. It has not been validated for diagnosis or treatment; a person "
         "must check every prediction.",
         "- It always names one of its classes, even for an image that shows none of them.",
-        "- Probabilities are those of the softmax. They are not calibrated.",
+        probabilities,
         "- It may perform worse on images from other scanners, stains or patients than those in "
         "training; test it on your own images first.",
         "- The test labels were assumed to be correct. Where they are wrong, so are the results "

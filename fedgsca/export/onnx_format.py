@@ -19,7 +19,7 @@ from fedgsca.export.model_json import ModelDescription
 from fedgsca.export.trained_model import Probabilities
 
 if TYPE_CHECKING:
-    from fedgsca.export.end_to_end import EndToEndModel
+    from torch import nn
 
 # the oldest version that torch's exporter writes without converting
 OPSET = 18
@@ -36,13 +36,16 @@ def require_packages(*packages: str) -> None:
         )
 
 
-def write_onnx(model: EndToEndModel, description: ModelDescription) -> bytes:
+def write_onnx(model: nn.Module, description: ModelDescription) -> bytes:
     """The network as an ONNX graph for any batch size; its metadata holds the class names."""
     require_packages("onnx", "onnxscript")
     import onnx
     import torch
 
-    example = torch.zeros((2, *description.image_size, 3), dtype=torch.uint8)
+    from fedgsca.export.end_to_end import example_input
+
+    name = "images" if description.feature_width is None else "features"
+    example = example_input(description)
     with _without_chatter():
         program = torch.onnx.export(
             model,
@@ -50,9 +53,9 @@ def write_onnx(model: EndToEndModel, description: ModelDescription) -> bytes:
             dynamo=True,
             verbose=False,
             opset_version=OPSET,
-            input_names=["images"],
+            input_names=[name],
             output_names=["probabilities"],
-            dynamic_shapes={"images": {0: torch.export.Dim("batch")}},
+            dynamic_shapes=({0: torch.export.Dim("batch")},),
         )
     assert program is not None
     proto = program.model_proto
@@ -71,9 +74,10 @@ def open_onnx(path: Path) -> Probabilities:
     import onnxruntime
 
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    name = session.get_inputs()[0].name
 
     def probabilities(images: np.ndarray) -> np.ndarray:
-        outputs = session.run(["probabilities"], {"images": np.ascontiguousarray(images)})
+        outputs = session.run(["probabilities"], {name: np.ascontiguousarray(images)})
         return np.asarray(outputs[0])
 
     return probabilities

@@ -22,6 +22,7 @@ import numpy as np
 from fedgsca.data.decode.image_files import UnreadableImageError, decode, is_image
 from fedgsca.data.file_facts import WORKERS
 from fedgsca.data.file_list import list_files
+from fedgsca.data.own_features import read_features
 from fedgsca.data.readers.folder import list_folder
 from fedgsca.errors import DataError
 from fedgsca.export.exported_model import LoadedModel, open_model
@@ -229,6 +230,9 @@ def _predict_batches(
     unreadable: list[UnreadableFile],
 ) -> Iterator[tuple[list[ImageFile], np.ndarray]]:
     """The readable files of every batch with their probabilities; adds to `unreadable`."""
+    if model.feature_width is not None:
+        yield from _predict_features(model, model.feature_width, files, batch_size)
+        return
     size, width = model.image_size
     if size != width:
         raise DataError(
@@ -252,6 +256,37 @@ def _predict_batches(
                     images.append(image)
             if images:
                 yield readable_files, model.probabilities(np.stack(images))
+
+
+def _predict_features(
+    model: LoadedModel, width: int, files: Sequence[ImageFile], batch_size: int
+) -> Iterator[tuple[list[ImageFile], np.ndarray]]:
+    """The same for a model that takes features: each file is an .npz, and each row has a name."""
+    for file in files:
+        if file.path.suffix.lower() != ".npz":
+            raise DataError(
+                "predict.needs-features",
+                f"the model takes features of your own network, and {file.name} is not an .npz"
+                " file",
+                fix=f"give an .npz file with an array features of shape (n, {width})",
+            )
+        content = read_features(file.path)
+        features = content.features
+        if features.shape[1] != width:
+            raise DataError(
+                "data.feature-width",
+                f"{file.name} has {features.shape[1]} features per image, and the model takes"
+                f" {width}",
+                fix="compute the features with the network of the training features",
+            )
+        names = content.columns.get("files")
+        for start in range(0, len(features), batch_size):
+            rows = range(start, min(start + batch_size, len(features)))
+            batch_files = []
+            for row in rows:
+                name = f"row/{row}" if names is None else str(names[row])
+                batch_files.append(ImageFile(name, file.path))
+            yield batch_files, model.probabilities(features[rows.start : rows.stop])
 
 
 def _read_image(file: ImageFile, size: int, white: int | None) -> np.ndarray | UnreadableFile:

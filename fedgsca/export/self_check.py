@@ -53,7 +53,10 @@ class ExportCheck(Record):
 
 @dataclass(frozen=True)
 class CheckImages:
-    """(n, H, W, 3) uint8 images for a check, and the reason if they are not test images."""
+    """Inputs for a check, and the reason if they are not test images.
+
+    (n, H, W, 3) uint8 images, or (n, D) float32 features of the user's own.
+    """
 
     images: np.ndarray
     fallback_reason: str = ""
@@ -110,10 +113,17 @@ def sample_images(trained_model: TrainedModel) -> CheckImages:
     if table.fingerprint != trained_model.setup.data.fingerprint:
         return _random_images(trained_model, "the data has changed since the run")
     positions = np.linspace(0, len(rows) - 1, min(MAX_IMAGES, len(rows))).astype(np.int64)
-    return CheckImages(np.asarray(table.images[rows[np.unique(positions)]]))
+    contents = table.images
+    if trained_model.feature_width is not None and table.features is not None:
+        contents = table.features
+    return CheckImages(np.asarray(contents[rows[np.unique(positions)]]))
 
 
 def _random_images(trained_model: TrainedModel, reason: str) -> CheckImages:
+    if trained_model.feature_width is not None:
+        vector_shape = (RANDOM_IMAGES, trained_model.feature_width)
+        vectors = stream(0, "export", "check").standard_normal(vector_shape, dtype=np.float32)
+        return CheckImages(vectors, reason)
     shape = (RANDOM_IMAGES, *trained_model.image_size, 3)
     images = stream(0, "export", "check").integers(0, 256, shape, dtype=np.uint8)
     return CheckImages(images, reason)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fedgsca.config import Config
+from fedgsca.config import OWN_FEATURES, Config
 from fedgsca.errors import RunFolderError, WeightsError
 from fedgsca.experiment.records import Setup
 from fedgsca.wire import Arrays
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from fedgsca.models.build import Classifier
 
-# (n, H, W, 3) uint8 -> (n, C)
+# (n, H, W, 3) uint8, or (n, D) float32 of the user's own features -> (n, C)
 Probabilities = Callable[[np.ndarray], np.ndarray]
 
 _MAX_NAMES = 4  # that an error lists
@@ -49,6 +49,11 @@ class TrainedModel:
         """Height and width of the training images, before the resizing of a frozen backbone."""
         _, height, width, _ = self.setup.data.shape
         return height, width
+
+    @property
+    def feature_width(self) -> int | None:
+        """Numbers per image, if the model is a head on the user's own features, else None."""
+        return self.setup.data.feature_width
 
     @property
     def white(self) -> int | None:
@@ -140,7 +145,12 @@ def build_network(trained_model: TrainedModel) -> Classifier:
 
     A frozen backbone comes from its own file, which must be the one of the run.
     """
-    from fedgsca.models.build import Classifier, build_classifier, build_head_only, feature_width
+    from fedgsca.models.build import (
+        Classifier,
+        build_classifier,
+        build_head_only,
+        feature_width,
+    )
 
     model = trained_model.config.model
     num_classes = len(trained_model.classes)
@@ -149,27 +159,32 @@ def build_network(trained_model: TrainedModel) -> Classifier:
         fill_network(classifier, trained_model.weights)
         return classifier
     backbone = _load_frozen_backbone(trained_model)
-    width = feature_width(model.name)
+    width = trained_model.feature_width or feature_width(model.name)
     head = build_head_only(width, num_classes, seed=0, head=trained_model.head)
     fill_network(head, trained_model.weights)
     return Classifier(backbone, head.head)
 
 
 def _load_frozen_backbone(trained_model: TrainedModel) -> nn.Module:
+    from torch import nn
+
     from fedgsca.experiment.weights_file import weights_digest, weights_path
     from fedgsca.models.build import build_backbone
     from fedgsca.models.weights import load_backbone
 
-    path = weights_path(trained_model.config)
-    assert path is not None  # a frozen run without weights does not start
-    backbone = build_backbone(trained_model.config.model.name, seed=0)
-    load_backbone(backbone, path)
+    config = trained_model.config
+    if config.model.name == OWN_FEATURES:
+        return nn.Identity()
+    path = weights_path(config)
+    backbone = build_backbone(config.model.name, seed=config.seed)
+    if path is not None:  # else it is a network of the user's own, which brings its weights
+        load_backbone(backbone, path)
     digest = trained_model.setup.weights
     if digest is not None and digest != weights_digest(trained_model.config):
         raise WeightsError(
             "weights.other-file",
-            f"{path} is not the weights file that the run started with",
-            fix=f"restore that file; its sha256 is {digest}",
+            f"{path or config.model.name} does not have the weights that the run started with",
+            fix=f"restore that file or module; the sha256 was {digest}",
         )
     return backbone
 
@@ -204,7 +219,7 @@ def as_evaluated(trained_model: TrainedModel) -> Probabilities:
     from torch import nn
 
     from fedgsca.models.build import Classifier, spec_of
-    from fedgsca.models.features import extract
+    from fedgsca.models.features import extract, standardise
     from fedgsca.site import Samples
     from fedgsca.train import evaluate
 
@@ -218,7 +233,10 @@ def as_evaluated(trained_model: TrainedModel) -> Probabilities:
 
     def probabilities(images: np.ndarray) -> np.ndarray:
         inputs = images
-        if frozen:
+        if trained_model.feature_width is not None:
+            inputs = np.empty(images.shape, np.float32)
+            standardise(images, inputs)
+        elif frozen:
             inputs = np.empty((len(images), spec.width), np.float32)
             extract(model.backbone, spec, images, trained_model.config.model.feature_size, inputs)
         labels = np.zeros(len(images), np.int64)

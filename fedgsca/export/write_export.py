@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -17,6 +19,7 @@ from fedgsca.export.formats import FORMATS
 from fedgsca.export.model_card import model_card
 from fedgsca.export.model_json import ModelDescription, describe_model, to_json
 from fedgsca.export.self_check import ExportCheck, compare_models
+from fedgsca.export.temperature import TemperatureFit, fit_to_run, with_temperature
 from fedgsca.export.trained_model import (
     TrainedModel,
     as_evaluated,
@@ -25,6 +28,8 @@ from fedgsca.export.trained_model import (
 )
 from fedgsca.support.digests import sha256_file
 from fedgsca.support.files import is_abandoned, temporary_path, write_atomic
+from fedgsca.support.import_path import is_import_path
+from fedgsca.support.text import one_line
 
 
 @dataclass(frozen=True)
@@ -36,10 +41,18 @@ class ExportResult:
     check: ExportCheck
 
 
-def export(run: Path, file_format: str, out: Path, *, checkpoint: bool = False) -> ExportResult:
+def export(
+    run: Path,
+    file_format: str,
+    out: Path,
+    *,
+    checkpoint: bool = False,
+    temperature: bool = False,
+) -> ExportResult:
     """Write the model of a run to the folder `out`.
 
-    `file_format` is a key of FORMATS; with `checkpoint`, the run may be unfinished.
+    `file_format` is a key of FORMATS; with `checkpoint`, the run may be unfinished; with
+    `temperature`, the probabilities are calibrated on images that took no part in training or test.
     """
     FORMATS[file_format].require()
     trained_model = read_trained(run, checkpoint=checkpoint)
@@ -52,7 +65,10 @@ def export(run: Path, file_format: str, out: Path, *, checkpoint: bool = False) 
     folder = _temporary_folder(out)
     try:
         folder.mkdir(parents=True)
-        description, check = _write_files(folder, trained_model, file_format)
+        with _explain_own_network(trained_model, file_format):
+            description, check = _write_files(
+                folder, trained_model, file_format, temperature=temperature
+            )
         os.replace(folder, out)
     except OSError as error:
         raise RunFolderError(
@@ -65,6 +81,26 @@ def export(run: Path, file_format: str, out: Path, *, checkpoint: bool = False) 
     return ExportResult(out, description, check)
 
 
+@contextmanager
+def _explain_own_network(trained_model: TrainedModel, file_format: str) -> Iterator[None]:
+    """Exporters fail in many ways on code that they do not know."""
+    name = trained_model.config.model.name
+    try:
+        yield
+    except (FedgscaError, OSError):
+        raise
+    except Exception as error:
+        if not is_import_path(name):
+            raise
+        raise FedgscaError(
+            "export.own-network",
+            f"{name} cannot be written as {file_format}: {type(error).__name__}:"
+            f" {one_line(str(error))}",
+            fix="--format safetensors; or make its forward() work for any batch size without"
+            " Python numbers (x.flatten(1) instead of x.view(len(x), -1))",
+        ) from error
+
+
 def _temporary_folder(out: Path) -> Path:
     """A folder to build in; those of exports that were killed are removed."""
     for old in out.parent.glob(f"{out.name}.*.tmp"):
@@ -74,13 +110,16 @@ def _temporary_folder(out: Path) -> Path:
 
 
 def _write_files(
-    folder: Path, trained_model: TrainedModel, file_format: str
+    folder: Path, trained_model: TrainedModel, file_format: str, *, temperature: bool
 ) -> tuple[ModelDescription, ExportCheck]:
-    description = _write_model(folder, trained_model, file_format)
+    reference = as_evaluated(trained_model)
+    fit = None
+    if temperature:
+        fit = fit_to_run(trained_model, reference)
+        reference = with_temperature(reference, fit.temperature)
+    description = _write_model(folder, trained_model, file_format, fit)
     write_atomic(folder / "model.json", to_json(description))
-    check = compare_models(
-        trained_model, as_evaluated(trained_model), open_model(folder).probabilities
-    )
+    check = compare_models(trained_model, reference, open_model(folder).probabilities)
     if not check.passed:
         raise FedgscaError(
             "export.self-check-failed",
@@ -95,11 +134,14 @@ def _write_files(
     return description, check
 
 
-def _write_model(folder: Path, trained_model: TrainedModel, file_format: str) -> ModelDescription:
-    from fedgsca.export.end_to_end import EndToEndModel
+def _write_model(
+    folder: Path, trained_model: TrainedModel, file_format: str, fit: TemperatureFit | None
+) -> ModelDescription:
+    from fedgsca.export.end_to_end import make_export_model
 
     kind = FORMATS[file_format]
     description = describe_model(trained_model, file_format, kind.file)
-    model = EndToEndModel(build_network(trained_model), description).eval()
+    description = replace(description, calibration=fit)
+    model = make_export_model(build_network(trained_model), description)
     write_atomic(folder / kind.file, kind.write(model, description))
     return replace(description, sha256=sha256_file(folder / kind.file))

@@ -1,7 +1,8 @@
 """Comparisons: methods x noises x seeds.
 
     OUT/plan.json          the plan; `fedgsca resume OUT` reads it
-    OUT/cells/<cell>/      one run each: <method>-<noise>-s<seed>, ceiling-<noise>-s<seed>
+    OUT/cells/<cell>/      one run each: <method>-<noise>-s<seed>, ceiling-<noise>-s<seed>;
+                           with several networks, <method>-<noise>-<network>-s<seed>
     OUT/compare.json       the numbers of all finished runs, rewritten after each of them
     OUT/compare.md, compare.csv, compare.tex, report.html
 
@@ -13,13 +14,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from fedgsca.config import Config, Tree, build, differences, merge, read_toml
 from fedgsca.errors import ConfigError, RunFolderError
-from fedgsca.experiment.records import Comparison, ComparisonCell, RunResult
+from fedgsca.experiment.records import Comparison, ComparisonCell, RunResult, join_condition
 from fedgsca.experiment.run_folder import dumps
 from fedgsca.grid import runner
 from fedgsca.grid.runner import (
@@ -39,11 +40,14 @@ from fedgsca.report.comparison_tables import (
     BASELINE,
     ComparisonRow,
     compare_rows,
+    intervals_to_markdown,
     to_csv,
     to_latex,
     to_markdown,
 )
+from fedgsca.report.seed_intervals import with_intervals
 from fedgsca.support.files import write_atomic
+from fedgsca.support.import_path import is_import_path
 from fedgsca.support.text import join_words, slug
 
 
@@ -64,6 +68,8 @@ class ComparisonPlan:
     # method -> settings for its runs only, such as its own learning rate; the ceiling and the
     # clean reference are FedAvg's
     method_settings: Mapping[str, Tree] = field(default_factory=dict)
+    # networks to compare, as NAME, NAME+frozen or NAME=WEIGHTS; empty: the one of the tree
+    models: tuple[str, ...] = ()
 
     def cells(self) -> list[GridCell]:
         """All runs, each with a checked configuration.
@@ -73,27 +79,40 @@ class ComparisonPlan:
         cells: list[GridCell] = []
         for seed in self.seeds:
             for noise in self.noises:
-                cells += [self._cell("method", method, noise, seed) for method in self.methods]
-                if self.ceiling and BASELINE in self.methods and not is_clean(noise):
-                    cells.append(self._cell("ceiling", BASELINE, noise, seed))
+                for model in self.models or (None,):
+                    cells += self._condition_cells(noise, model, seed)
             if self.clean:
-                cells.append(self._cell("clean", BASELINE, "0", seed))
+                model = self.models[0] if self.models else None
+                cells.append(self._cell("clean", BASELINE, "0", seed, model))
         return cells
 
-    def _cell(self, role: Role, method: str, noise: str, seed: int) -> GridCell:
+    def _condition_cells(self, noise: str, model: str | None, seed: int) -> list[GridCell]:
+        """All methods under one noise with one network, and the ceiling."""
+        cells = [self._cell("method", method, noise, seed, model) for method in self.methods]
+        if self.ceiling and BASELINE in self.methods and not is_clean(noise):
+            cells.append(self._cell("ceiling", BASELINE, noise, seed, model))
+        return cells
+
+    def _cell(self, role: Role, method: str, noise: str, seed: int, model: str | None) -> GridCell:
         run_tree: Tree = {"method": method, "seed": seed, "noise": {"spec": noise}}
         row = method
         if role == "ceiling":
             run_tree = merge(run_tree, {"noise": {"oracle": True}})
             row = "ceiling"
+        if model is not None:
+            run_tree = merge(run_tree, model_tree(model))
         config = build(merge(merge(self.tree, self.method_settings.get(method, {})), run_tree))
         if config.data.partition != "column":  # there the data decides the number of sites
             parse_noise(noise, config.data.sites)
-        return GridCell(f"{row}-{slug(noise, keep=' %')}-s{seed}", row, noise, seed, config, role)
+        name = f"{row}-{slug(noise, keep=' %')}"
+        if model is not None:
+            name += f"-{slug(model)}"
+        return GridCell(f"{name}-s{seed}", row, noise, seed, config, role, model)
 
     def to_json(self) -> dict[str, Any]:
         """The content of plan.json."""
-        return {
+        models = {"models": list(self.models)} if self.models else {}
+        return models | {
             "methods": list(self.methods),
             "noises": list(self.noises),
             "seeds": list(self.seeds),
@@ -109,8 +128,8 @@ class ComparisonPlan:
         """The plan from the content of plan.json, of this version or of 0.2.0."""
         fields: dict[str, Any] = dict(tree)
         fields["method_settings"] = fields.pop("tuned", {})
-        for name in ("methods", "noises", "seeds"):
-            fields[name] = tuple(fields[name])
+        for name in ("methods", "noises", "seeds", "models"):
+            fields[name] = tuple(fields.get(name, ()))
         return cls(**fields)
 
 
@@ -146,6 +165,44 @@ def parse_methods(text: str) -> tuple[str, ...]:
         return paper_methods()
     names = [part.strip().lower() for part in text.split(",")]
     return _unique("--methods", names, "fedavg,fedgsca or all")
+
+
+def parse_models(text: str) -> tuple[str, ...]:
+    """Networks of a comparison: "cnn,efficientnet-lite0+frozen,resnet18+frozen=FILE"."""
+    models = _unique("--models", [part.strip() for part in text.split(",")], "cnn,resnet18")
+    folders: dict[str, str] = {}
+    for model in models:
+        model_tree(model)
+        earlier_model = folders.setdefault(slug(model), model)
+        if earlier_model != model:  # their runs would share a folder
+            raise ConfigError(
+                "grid.similar-models",
+                f"--models: {earlier_model} and {model} differ in punctuation only",
+                fix="rename one of the files or modules",
+            )
+    return models
+
+
+def model_tree(text: str) -> Tree:
+    """The settings of one network of a comparison: NAME, NAME+frozen, NAME=WEIGHTS."""
+    from fedgsca.models.build import spec_of
+
+    name, sign, weights = text.partition("=")
+    name, plus, word = name.partition("+")
+    if not name or (plus and word != "frozen") or (sign and not weights):
+        raise ConfigError(
+            "grid.invalid-model",
+            f"--models: {text!r} is not a network",
+            fix="write NAME, NAME+frozen, NAME=WEIGHTS or NAME+frozen=WEIGHTS, joined by commas",
+        )
+    if not is_import_path(name):
+        spec_of(name)  # an unknown name is reported before any run
+    model: Tree = {"name": name}
+    if plus:
+        model["frozen"] = True
+    if weights:
+        model["weights"] = weights
+    return {"model": model}
 
 
 def parse_seeds(text: str) -> tuple[int, ...]:
@@ -216,7 +273,14 @@ def extend(plan: ComparisonPlan, out: Path) -> ComparisonPlan:
         earlier = None
     if earlier is None:
         return plan
+    if bool(earlier.models) != bool(plan.models):
+        raise RunFolderError(
+            "grid.other-models",
+            f"{out} holds another comparison: only one of the two varies the network",
+            fix="choose another --out",
+        )
     joint_plan = ComparisonPlan(
+        models=tuple(dict.fromkeys((*earlier.models, *plan.models))),
         methods=tuple(dict.fromkeys((*earlier.methods, *plan.methods))),
         noises=tuple(dict.fromkeys((*earlier.noises, *plan.noises))),
         seeds=tuple(dict.fromkeys((*earlier.seeds, *plan.seeds))),
@@ -278,6 +342,7 @@ def compare(
     config: Config,
     *,
     noises: Sequence[str] | None = None,
+    models: Sequence[str] = (),
     seeds: int | Sequence[int] = 3,
     out: str | Path,
     ceiling: bool = True,
@@ -291,6 +356,7 @@ def compare(
     methods   names such as ["fedavg", "fedgsca"]
     config    the settings of all runs; its method, seed and noise are replaced
     noises    such as ["S40", "0-S40-P20-C20"]; default: the noise of `config`
+    models    networks to compare: NAME, NAME+frozen, NAME=WEIGHTS; default: that of `config`
     seeds     a number of seeds (3: 0, 1, 2) or the seeds themselves
     out       folder for the runs; the same call resumes an interrupted comparison
     ceiling   also train FedAvg without the wrong labels, which recovery needs
@@ -304,16 +370,28 @@ def compare(
         methods=tuple(dict.fromkeys(methods)),
         noises=parse_noises(noises or [config.noise.spec]),
         seeds=tuple(range(seeds)) if isinstance(seeds, int) else tuple(seeds),
-        tree=config.to_tree(),
+        tree=_without_model(config.to_tree()) if models else config.to_tree(),
         ceiling=ceiling,
         clean=clean,
         title=title,
+        models=parse_models(",".join(models)) if models else (),
     )
     result = run_plan(plan, out, observer or SilentGridObserver(), jobs=jobs)
     if result.comparison.cells:
-        write_tables(out, result.comparison)
+        result = replace(result, comparison=write_tables(out, result.comparison))
     raise_failures(result.failures, len(plan.cells()), out)
     return result
+
+
+def _without_model(tree: Tree) -> Tree:
+    """The tree without the network, and without the training settings that depend on it.
+
+    These are the defaults of every network again, unless they differ from the defaults here.
+    """
+    defaults = build({key: tree[key] for key in ("method", "model")}).to_tree()["train"]
+    changes = {key: value for key, value in tree["train"].items() if value != defaults.get(key)}
+    model = {key: tree["model"][key] for key in ("feature_size",) if key in tree["model"]}
+    return {**tree, "train": changes, "model": model}
 
 
 def run_plan(
@@ -351,7 +429,8 @@ def collect(plan: ComparisonPlan, cells: Iterable[GridCell], results: Results) -
         if cell.role == "method":
             rows.append(_comparison_cell(cell, result))
         elif cell.role == "ceiling":
-            ceiling.setdefault(cell.noise, {})[str(cell.seed)] = result.f1
+            condition = join_condition(cell.noise, cell.model)
+            ceiling.setdefault(condition, {})[str(cell.seed)] = result.f1
         else:
             clean[str(cell.seed)] = result.f1
     return Comparison(
@@ -363,6 +442,7 @@ def collect(plan: ComparisonPlan, cells: Iterable[GridCell], results: Results) -
         cells=tuple(rows),
         ceiling=ceiling,
         clean=clean or None,
+        models=plan.models or None,
     )
 
 
@@ -373,6 +453,7 @@ def method_titles(methods: Iterable[str]) -> str:
 
 def _comparison_cell(cell: GridCell, result: RunResult) -> ComparisonCell:
     return ComparisonCell(
+        **final_qualities(result),
         method=cell.config.method,
         label=load_methods()[cell.config.method].title,
         noise=cell.noise,
@@ -385,7 +466,21 @@ def _comparison_cell(cell: GridCell, result: RunResult) -> ComparisonCell:
         seconds_per_round=result.seconds.per_round,
         bytes_up=result.bytes_per_round.up,
         bytes_down=result.bytes_per_round.down,
+        model=cell.model,
     )
+
+
+def final_qualities(result: RunResult) -> dict[str, float | None]:
+    """The fields of a ComparisonCell about the probabilities of the last model."""
+    statistics = result.statistics
+    if statistics is None:
+        return {}
+    auroc, area = statistics.auroc, statistics.average_precision
+    return {
+        "auroc": None if auroc is None else auroc.value,
+        "average_precision": None if area is None else area.value,
+        "ece": None if statistics.calibration is None else statistics.calibration.ece,
+    }
 
 
 def save_comparison(out: Path, comparison: Comparison) -> None:
@@ -406,10 +501,17 @@ def read_comparison(out: Path) -> Comparison:
         ) from None
 
 
-def write_tables(out: Path, comparison: Comparison) -> None:
-    """Write compare.json, and the table as compare.md, compare.csv and compare.tex."""
+def write_tables(out: Path, comparison: Comparison) -> Comparison:
+    """Write compare.json, and the table as compare.md, compare.csv and compare.tex.
+
+    Returns the comparison with the intervals that these have.
+    """
+    comparison = with_intervals(out, comparison)
     rows = compare_rows(comparison)
+    intervals = comparison.intervals or ()
     save_comparison(out, comparison)
-    write_atomic(out / "compare.md", to_markdown(rows).encode())
-    write_atomic(out / "compare.csv", to_csv(rows).encode())
+    markdown = to_markdown(rows) + intervals_to_markdown(intervals, rows)
+    write_atomic(out / "compare.md", markdown.encode())
+    write_atomic(out / "compare.csv", to_csv(rows, intervals).encode())
     write_atomic(out / "compare.tex", to_latex(rows).encode())
+    return comparison

@@ -11,6 +11,7 @@ from pathlib import Path
 from fedgsca.errors import RunFolderError
 from fedgsca.experiment.records import Comparison, ComparisonCell, RunResult, Setup
 from fedgsca.experiment.run_folder import read_config, read_result
+from fedgsca.grid.comparison import final_qualities
 from fedgsca.methods.base import load_methods
 from fedgsca.support.text import join_words
 
@@ -57,6 +58,7 @@ def _read_finished(path: Path) -> RunResult:
 
 def _cell(result: RunResult, method: str, label: str, path: str) -> ComparisonCell:
     return ComparisonCell(
+        **final_qualities(result),
         method=method,
         label=label,
         noise=result.noise,
@@ -69,6 +71,7 @@ def _cell(result: RunResult, method: str, label: str, path: str) -> ComparisonCe
         seconds_per_round=result.seconds.per_round,
         bytes_up=result.bytes_per_round.up,
         bytes_down=result.bytes_per_round.down,
+        model=None,
     )
 
 

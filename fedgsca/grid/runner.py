@@ -38,6 +38,8 @@ class GridCell:
     seed: int
     config: Config
     role: Role = "method"
+    # the network as it was typed, in a comparison of several
+    model: str | None = None
 
     @property
     def noise(self) -> str:

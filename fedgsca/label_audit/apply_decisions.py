@@ -82,7 +82,8 @@ def apply_decisions(
         )
     header = audits[0].header
     run = (audits[0].path / header.run).resolve()
-    sites = open_sites(run, source=header.data.source, labels=header.data.labels)
+    data = header.data
+    sites = open_sites(run, source=data.source, labels=data.labels, class_names=data.class_names)
     _check_source_images(sites)
     labels = _given_labels(sites)
     changes: list[LabelChange] = []
@@ -171,7 +172,7 @@ def _find_mismatch(decision: Decision, row: int, site_data: SiteData) -> str | N
         return f"(row {row}) has another label in the data"
     if table.split[table_row] != "train":
         return f"is a {table.split[table_row]} image, whose label is locked"
-    if decision.hash != content_hash(site_data.image(row)):
+    if decision.hash != content_hash(site_data.content(row)):
         return "is a different image in the data"
     if decision.final is not None and decision.final not in table.classes:
         return f"gets the class {decision.final!r}, which does not exist"
@@ -234,16 +235,25 @@ def _log_facts(
     for outcome in outcomes.values():
         for decisions in outcome.by_row().values():
             reviewers.update(decision.reviewer for decision in decisions)
+    policy = "unanimous"
+    if any(map(_has_adjudication, outcomes.values())):
+        policy += ", else the adjudication"
+    if prefer is not None:
+        policy += f", else {prefer}"
     previous_run = snapshot_run(run)
     return {
         "made": datetime.now(UTC).isoformat(timespec="seconds"),
         "sites": sorted(outcomes),
-        "policy": "unanimous" if prefer is None else f"unanimous, else {prefer}",
+        "policy": policy,
         "reviewers": sorted(reviewers),
         "counts": counts.to_json(),
         "pairs": count_pairs((change.old, change.new) for change in changes),
         "before": None if previous_run is None else previous_run.to_json(),
     }
+
+
+def _has_adjudication(outcome: Consensus) -> bool:
+    return any(decisions[0].adjudication for decisions in outcome.agreements.values())
 
 
 def _choose_file(site_data: SiteData, run: Path, out: Path | None) -> Path:
@@ -306,6 +316,8 @@ def _render_labels(site_data: SiteData, labels: np.ndarray) -> tuple[bytes, int]
             num_unused += 1
         elif table.split[table_row] == "train":
             cells = {**cells, "label": table.classes[labels[table_row]]}
+        else:  # one spelling in the whole file
+            cells = {**cells, "label": table.class_names.get(cells["label"], cells["label"])}
         rows.append([cells[column] for column in original.columns])
     return _render_csv(original.header, rows), num_unused
 

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import numpy as np
 
-from fedgsca.config import Config, load_config
+from fedgsca.config import OWN_FEATURES, Config, Tree, load_config, parse_set
+from fedgsca.data.own_features import FILE_NAME, has_features
 from fedgsca.engine.label_evidence import (
     NO_MODEL,
     read_evidence,
@@ -99,7 +100,11 @@ def is_folder_audit(folder: Path) -> bool:
 def _make_config(
     source: str, labels: Path | str | None, skip_unreadable: bool, settings: Sequence[str]
 ) -> Config:
-    """One site that has all images, and features of a frozen backbone."""
+    """One site that has all images, and features: the user's own, or of a frozen backbone."""
+    wishes = parse_set(settings)
+    model_settings: dict[str, str] = {}
+    if "name" not in wishes.get("model", {}):
+        model_settings["model__name"] = _choose_model(source, wishes)
     return load_config(
         None,
         settings,
@@ -109,10 +114,19 @@ def _make_config(
         data__partition="stratified",
         data__test_share=0.0,
         data__skip_unreadable=skip_unreadable,
-        model__name="efficientnet-lite0",
         model__frozen=True,
         train__rounds=NUM_EPOCHS,
+        **model_settings,
     )
+
+
+def _choose_model(source: str, wishes: Tree) -> str:
+    """The user's own features where there are any, else the packaged network."""
+    has_file = "features" in wishes.get("data", {})
+    location = Path(source.rpartition(":")[2]).expanduser()
+    if has_file or has_features(location) or (location / FILE_NAME).is_file():
+        return OWN_FEATURES
+    return "efficientnet-lite0"
 
 
 def _check_size(division: Division, name: str) -> None:

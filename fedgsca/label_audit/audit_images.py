@@ -27,9 +27,9 @@ JPEG_QUALITY = 85
 
 
 def content_hash(image: np.ndarray) -> str:
-    """sha256 of the shape and bytes of an image, (H, W, 3) uint8.
+    """sha256 of the shape and bytes of a uint8 array: an image (H, W, 3), or a feature vector.
 
-    It identifies the pixels, so that a decision about one image is never applied to another.
+    It identifies the sample, so that a decision about one image is never applied to another.
     """
     digest = hashlib.sha256(repr(tuple(image.shape)).encode())
     digest.update(np.ascontiguousarray(image, dtype=np.uint8).data)
@@ -57,7 +57,12 @@ class AuditImages:
         audit = path if isinstance(path, Audit) else read_audit(path)
         header = audit.header
         data = header.data
-        sites = open_sites(audit.path / header.run, source=data.source, labels=data.labels)
+        sites = open_sites(
+            audit.path / header.run,
+            source=data.source,
+            labels=data.labels,
+            class_names=data.class_names,
+        )
         if header.split == "test":
             site_data = select_test_split(next(iter(sites.values())))
         else:
@@ -70,17 +75,21 @@ class AuditImages:
 
     def array(self, row: int) -> np.ndarray:
         """(H, W, 3) uint8: the input of the network."""
+        self._check_row(row)
+        return self.site_data.image(row)
+
+    def hash(self, row: int) -> str:
+        """The content hash of the sample."""
+        self._check_row(row)
+        return content_hash(self.site_data.content(row))
+
+    def _check_row(self, row: int) -> None:
         if not 0 <= row < len(self.site_data):
             raise DataError(
                 "audit.unknown-row",
                 f"the site {self.site_data.site} has no row {row}",
                 fix=f"use a row from 0 to {len(self.site_data) - 1}",
             )
-        return self.site_data.image(row)
-
-    def hash(self, row: int) -> str:
-        """The content hash of the network's input."""
-        return content_hash(self.array(row))
 
     def png(self, row: int, size: int | None = None) -> bytes:
         """The original image if its file can be read, otherwise the network's input, as PNG.
@@ -133,6 +142,22 @@ class AuditImages:
         unit = np.stack([features[example_row] for example_row in rows])
         order = order_by_similarity(unit, features[row])
         return [rows[i] for i in order[:k]]
+
+    @property
+    def group_word(self) -> str:
+        """What a group is: patient, slide, video; "group" if the source does not say."""
+        return self.site_data.table.group_word
+
+    def group_rows(self, row: int) -> list[int]:
+        """The site's rows of the same group (patient, slide, video), ascending; [] without groups.
+
+        The row itself is among them.
+        """
+        groups = self.site_data.table.groups
+        if groups is None or not 0 <= row < len(self.site_data):
+            return []
+        site_groups = groups[self.site_data.rows]
+        return [int(group_row) for group_row in np.flatnonzero(site_groups == site_groups[row])]
 
     @cached_property
     def _features(self) -> Mapping[int, np.ndarray]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from fedgsca.engine.label_evidence import sites_with_evidence
@@ -62,7 +62,10 @@ def audit_run(
     check_quota(quota)
     location = locate_evidence(Path(run_folder))
     run = location.folder
-    chosen_sites = _open_chosen_sites(run, sites, data or location.data, labels or location.labels)
+    source = data or location.data
+    chosen_sites = _open_chosen_sites(
+        run, sites, source, labels or location.labels, location.class_names
+    )
     if split == "test":
         chosen_sites = [select_test_split(chosen_sites[0])]
     banner = "" if _is_finished(run) else UNFINISHED_WARNING
@@ -87,11 +90,15 @@ def audit_run(
 
 
 def _open_chosen_sites(
-    run: Path, names: Sequence[str], source: str | None, labels: str | None
+    run: Path,
+    names: Sequence[str],
+    source: str | None,
+    labels: str | None,
+    class_names: Mapping[str, str],
 ) -> list[SiteData]:
     """The data of these sites, or of all sites; a misspelled name is reported first."""
     unknown_names = sorted(set(names) - set(sites_with_evidence(run)))
-    sites = open_sites(run, source=source, labels=labels)
+    sites = open_sites(run, source=source, labels=labels, class_names=class_names)
     return [select_site(run, sites, name) for name in (unknown_names or names or sorted(sites))]
 
 

@@ -45,6 +45,10 @@ TEST_WARNING = (
     " score can be compared with an earlier one. If test labels must be corrected, let people who"
     " do not see the model's opinion label all of them again, or a random sample."
 )
+NO_IMAGES_WARNING = (
+    "This data has features and no images, so there are no pictures here. Find each sample by its"
+    " name in your own system before you decide about its label."
+)
 
 
 @dataclass(frozen=True)
@@ -114,7 +118,7 @@ def _ask_second_opinions(
 
 
 def _clean_examples(site_data: SiteData, rows: np.ndarray) -> list[CleanExample]:
-    return [CleanExample(int(row), content_hash(site_data.image(row))) for row in rows]
+    return [CleanExample(int(row), content_hash(site_data.content(row))) for row in rows]
 
 
 def _list_suspects(assessment: LabelAssessment) -> Iterator[Suspect]:
@@ -139,7 +143,7 @@ def _describe_label(assessment: LabelAssessment, row: int, rank: int) -> Suspect
         rank=rank,
         row=row,
         id=str(site_data.table.ids[site_data.rows[row]]),
-        hash=content_hash(site_data.image(row)),
+        hash=content_hash(site_data.content(row)),
         given=classes[given],
         suggestion=classes[suggestion],
         probability=_rounded(probs[suggestion]),
@@ -161,17 +165,23 @@ def _rounded(value: float, digits: int = 4) -> float:
 def _build_header(assessment: LabelAssessment, run: Path, out: Path, split: str) -> AuditSummary:
     site_data = assessment.site_data
     config = site_data.config
+    warning: str | None
     if split == "test":
         rounds = (config.train.rounds, config.train.rounds)
         warning = TEST_WARNING
     else:
         window = config.audit.window(config.train.rounds)
         rounds = (window.start, window.stop)
-        warning = None
+        warning = None if site_data.table.has_images else NO_IMAGES_WARNING
     return AuditSummary(
         run=os.path.relpath(run, out),
         site=site_data.site,
-        data=AuditData(site_data.source, site_data.labels, site_data.table.fingerprint),
+        data=AuditData(
+            site_data.source,
+            site_data.labels,
+            site_data.table.fingerprint,
+            dict(site_data.class_names) or None,
+        ),
         classes=assessment.classes,
         method=config.method if assessment.evidence.has_model else FOLDER_AUDIT,
         rounds=rounds,

@@ -141,13 +141,16 @@ def measure_agreement(
 
 def summarise_decisions(decisions: Decisions) -> ReviewSummary:
     """Counts and speed per reviewer, agreement per pair of reviewers."""
-    by_reviewer = {name: decisions.by_reviewer(name) for name in decisions.reviewers()}
     summaries = {}
-    for name, rows in by_reviewer.items():
-        summaries[name] = _summarise_reviewer(list(rows.values()))
+    readings = {}
+    for name in decisions.reviewers():
+        summaries[name] = _summarise_reviewer(list(decisions.by_reviewer(name).values()))
+        own_readings = decisions.readings(name)
+        if own_readings:  # who only settles disagreements is not a reader
+            readings[name] = own_readings
     agreement = []
-    for one, two in combinations(by_reviewer, 2):
-        agreement.append(measure_agreement((one, two), by_reviewer[one], by_reviewer[two]))
+    for one, two in combinations(readings, 2):
+        agreement.append(measure_agreement((one, two), readings[one], readings[two]))
     return ReviewSummary(summaries, tuple(agreement), decisions.damaged_lines)
 
 
@@ -168,8 +171,28 @@ def _summarise_reviewer(decisions: Sequence[Decision]) -> ReviewerSummary:
     )
 
 
+def find_disagreements(decisions: Decisions) -> dict[int, tuple[Decision, ...]]:
+    """Row -> the readings of labels about which the readers disagree, settled or not.
+
+    A reader who cannot tell disagrees with one who can.
+    """
+    by_row: dict[int, list[Decision]] = {}
+    for name in decisions.reviewers():
+        for row, decision in decisions.readings(name).items():
+            by_row.setdefault(row, []).append(decision)
+    disagreements = {}
+    for row, readings in sorted(by_row.items()):
+        if len({decision.final for decision in readings}) > 1:
+            disagreements[row] = tuple(readings)
+    return disagreements
+
+
 def find_consensus(decisions: Decisions, *, prefer: str | None = None) -> Consensus:
-    """Sort the reviewed labels by outcome; `prefer` names the reviewer who settles disputes."""
+    """Sort the reviewed labels by outcome.
+
+    Where the readers disagree, the label of an adjudication counts, then that of the reviewer
+    `prefer`. An adjudication of a label that the readers now agree on does not count.
+    """
     names = decisions.reviewers()
     if prefer is not None and prefer not in names:
         raise ConfigError(
@@ -186,14 +209,19 @@ def find_consensus(decisions: Decisions, *, prefer: str | None = None) -> Consen
     disputes = {}
     unsure = {}
     for row, row_decisions in sorted(by_row.items()):
-        labels = {decision.final for decision in row_decisions}
-        own_labels = [d for d in row_decisions if d.reviewer == prefer and d.final is not None]
+        readings = [decision for decision in row_decisions if not decision.adjudication]
+        labels = {decision.final for decision in readings}
+        judges = [d for d in row_decisions if d.adjudication and d.final is not None]
+        if not judges:
+            judges = [d for d in readings if d.reviewer == prefer and d.final is not None]
+        if not readings:  # the readers have undone what was adjudicated
+            continue
         if labels == {None}:
-            unsure[row] = tuple(row_decisions)
+            unsure[row] = tuple(readings)
         elif len(labels) == 1:
-            agreements[row] = tuple(row_decisions)
-        elif own_labels:
-            agreements[row] = tuple(own_labels)
+            agreements[row] = tuple(readings)
+        elif len({decision.final for decision in judges}) == 1:
+            agreements[row] = tuple(judges)
         else:
             disputes[row] = tuple(row_decisions)
     return Consensus(agreements, disputes, unsure)

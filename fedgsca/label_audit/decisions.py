@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import json
 import os
 from collections.abc import Iterator, Sequence
@@ -26,7 +25,8 @@ from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 from fedgsca.errors import ConfigError, DataError, RunFolderError
-from fedgsca.support.files import is_disk_full
+from fedgsca.support.files import GROWING_FILE, PRIVATE, is_disk_full, read_bytes_from
+from fedgsca.support.locks import wait_for_lock
 from fedgsca.support.text import did_you_mean
 
 if TYPE_CHECKING:
@@ -61,6 +61,8 @@ class Decision:
     request: str = ""
     # neither the given nor the suggested label was shown
     blind: bool = False
+    # by the person who settles disagreements, who has seen the labels of the readers
+    adjudication: bool = False
     time: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="milliseconds"))
 
     @property
@@ -95,17 +97,25 @@ class Decisions:
 
     def reviewers(self) -> list[str]:
         """Names of the people with decisions that count."""
-        return sorted(name for name, rows in self._history.items() if any(rows.values()))
+        with self._thread_lock:
+            return sorted(name for name, rows in self._history.items() if any(rows.values()))
 
     def by_reviewer(self, reviewer: str) -> dict[int, Decision]:
         """Row -> the decision that counts, in the order in which the rows were first decided."""
-        history = self._history.get(reviewer, {})
-        return {row: decisions[-1] for row, decisions in history.items() if decisions}
+        with self._thread_lock:
+            history = self._history.get(reviewer, {})
+            return {row: decisions[-1] for row, decisions in history.items() if decisions}
+
+    def readings(self, reviewer: str) -> dict[int, Decision]:
+        """Row -> the decision that counts, without adjudications of other people's readings."""
+        decisions = self.by_reviewer(reviewer)
+        return {row: decision for row, decision in decisions.items() if not decision.adjudication}
 
     def latest(self, reviewer: str, count: int) -> list[Decision]:
         """The newest decisions that count, the last one last."""
-        rows = list(dict.fromkeys(reversed(self._order.get(reviewer, ()))))[:count]
-        return [self._history[reviewer][row][-1] for row in reversed(rows)]
+        with self._thread_lock:
+            rows = list(dict.fromkeys(reversed(self._order.get(reviewer, ()))))[:count]
+            return [self._history[reviewer][row][-1] for row in reversed(rows)]
 
     def record(
         self, suspect: Suspect, label: str | None, *, reviewer: str, reason: str = ""
@@ -154,7 +164,15 @@ class Decisions:
                 return earlier
             last = self._history[reviewer][self._order[reviewer][-1]][-1]
             line = Decision(
-                reviewer, last.row, last.id, last.hash, last.given, UNDO, None, request=request
+                reviewer,
+                last.row,
+                last.id,
+                last.hash,
+                last.given,
+                UNDO,
+                None,
+                request=request,
+                adjudication=last.adjudication,
             )
             self._append(handle, line)
             return line
@@ -166,16 +184,16 @@ class Decisions:
     @contextlib.contextmanager
     def _locked(self) -> Iterator[int]:
         """Open the file for one writer at a time, and read everything that others wrote."""
-        try:
-            handle = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
-        except OSError as error:
-            raise _not_saved(self.path, error) from error
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX)
+        with contextlib.ExitStack() as stack:
+            try:
+                lock = wait_for_lock(self.path.with_name(f"{FILE}.lock"))
+                stack.callback(lock.release)
+                handle = os.open(self.path, GROWING_FILE, PRIVATE)
+                stack.callback(os.close, handle)
+            except OSError as error:
+                raise _not_saved(self.path, error) from error
             self._read_new_lines(handle)
             yield handle
-        finally:
-            os.close(handle)  # also releases the lock
 
     def _append(self, handle: int, decision: Decision) -> None:
         size = os.fstat(handle).st_size
@@ -201,11 +219,7 @@ class Decisions:
                 f"{self.path} has become shorter since it was opened",
                 fix="restore it from a backup and start the review again",
             )
-        data = b""
-        while piece := os.pread(
-            handle, size - self._bytes_read - len(data), self._bytes_read + len(data)
-        ):
-            data += piece
+        data = read_bytes_from(handle, self._bytes_read, size)
         end = data.rfind(b"\n") + 1  # of the last complete line
         self._bytes_read += end
         for line in data[:end].split(b"\n"):
@@ -279,7 +293,8 @@ def _has_valid_types(decision: Decision) -> bool:
         return False
     is_row = isinstance(decision.row, int) and not isinstance(decision.row, bool)
     is_duration = decision.seconds is None or isinstance(decision.seconds, int | float)
-    return is_row and is_duration and decision.action in (*ACTIONS, UNDO)
+    are_flags = isinstance(decision.blind, bool) and isinstance(decision.adjudication, bool)
+    return is_row and is_duration and are_flags and decision.action in (*ACTIONS, UNDO)
 
 
 def _not_saved(path: Path, error: OSError) -> RunFolderError:

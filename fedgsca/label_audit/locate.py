@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from fedgsca.engine.site_node import SiteSettings, read_settings, state_folder
@@ -18,6 +19,7 @@ class EvidenceLocation:
     folder: Path
     data: str | None = None
     labels: str | None = None
+    class_names: Mapping[str, str] = field(default_factory=dict)
 
 
 def locate_evidence(path: Path) -> EvidenceLocation:
@@ -26,7 +28,8 @@ def locate_evidence(path: Path) -> EvidenceLocation:
     if settings.is_file():
         site = read_settings(settings)
         labels = str(Path(site.labels).expanduser()) if site.labels else site.labels
-        return EvidenceLocation(_folder_of_site(site, settings), site.data, labels)
+        folder = _folder_of_site(site, settings)
+        return EvidenceLocation(folder, site.data, labels, site.classes)
     if not path.is_dir():
         raise RunFolderError(
             "run.folder-not-found",

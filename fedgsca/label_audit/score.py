@@ -17,13 +17,15 @@ import numpy as np
 from fedgsca import evidence as heads
 from fedgsca.engine.label_evidence import Evidence
 from fedgsca.selector import class_relative, clean_probability, fit_selector
-from fedgsca.support.text import plural
+from fedgsca.support.text import percent
 from fedgsca.wrong_count import CountModels, estimate_wrong, fit_models
 
 # share of labels that a model may doubt although they are correct; from the study
 DOUBT_SLACK = 0.05
 # 90 % of a normal distribution lies within this many standard deviations
 Z_90 = 1.645
+# the smallest share of rounds -> how often that is
+FREQUENCIES = ((0.8, "almost every time"), (0.5, "most times"), (1e-9, "only sometimes when"))
 # the given label is named in a reason if the model gives it at least this probability
 MIN_NAMED_PROBABILITY = 0.1
 MIN_PER_CLASS = 3  # labels of every class on the priority list, if the model doubts so many
@@ -237,19 +239,17 @@ def describe_reason(
     evidence: Evidence, row: int, given: int, suggestion: int, classes: tuple[str, ...]
 ) -> str:
     """The reason in a run without evidence heads."""
-    votes = evidence.votes[row]
     probs = evidence.probs[row]
-    rounds = plural(evidence.rounds, "round")
-    start = f"given {classes[given]}, the model"
     if probs[given] >= probs[suggestion]:
-        return f"{start} agrees (mean probability {probs[given]:.2f}, {votes[given]} of {rounds})"
+        frequency = describe_frequency(int(evidence.votes[row, given]), evidence.rounds)
+        agreement = f"the model agrees ({percent(probs[given], 0)}){frequency}"
+        return f"labelled {classes[given]}; {agreement}"
+    frequency = describe_frequency(int(evidence.votes[row, suggestion]), evidence.rounds)
     reason = (
-        f"{start} says {classes[suggestion]} with {probs[suggestion]:.2f}"
-        f" in {votes[suggestion]} of {rounds}"
+        f"labelled {classes[given]}; the model says {classes[suggestion]}"
+        f" ({percent(probs[suggestion], 0)}){frequency}"
     )
-    if probs[given] < MIN_NAMED_PROBABILITY:
-        return reason
-    return f"{reason}, the given label with {probs[given]:.2f}"
+    return reason + _describe_given(float(probs[given]), classes[given])
 
 
 def _describe_verdict(
@@ -257,20 +257,41 @@ def _describe_verdict(
 ) -> str:
     suggestion = int(ranking.suggestion[row])
     probs = ranking.probs[row]
-    start = f"given {classes[given]}, the evidence"
     if probs[given] >= probs[suggestion]:
-        return f"{start} agrees with {probs[given]:.2f}{_describe_votes(evidence, row, given)}"
+        start = f"labelled {classes[given]}; the evidence agrees ({percent(probs[given], 0)})"
+        return f"{start}{_describe_votes(evidence, row, given)}"
     reason = (
-        f"{start} says {classes[suggestion]} with {probs[suggestion]:.2f}"
-        f"{_describe_votes(evidence, row, suggestion)}"
+        f"labelled {classes[given]}; the evidence says {classes[suggestion]}"
+        f" ({percent(probs[suggestion], 0)}){_describe_votes(evidence, row, suggestion)}"
     )
-    if probs[given] < MIN_NAMED_PROBABILITY:
-        return reason
-    return f"{reason}; the given label has {probs[given]:.2f}"
+    return reason + _describe_given(float(probs[given]), classes[given])
+
+
+def _describe_given(probability: float, name: str) -> str:
+    if probability < MIN_NAMED_PROBABILITY:
+        return ""
+    return f"; {percent(probability, 0)} for {name}"
 
 
 def _describe_votes(evidence: Evidence, row: int, label: int) -> str:
-    """In how many rounds the model chose this class; nothing where there was no model."""
+    """How often the model chose this class; nothing where there was no model."""
     if not evidence.has_model:
         return ""
-    return f", the model in {evidence.votes[row, label]} of {plural(evidence.rounds, 'round')}"
+    frequency = describe_frequency(int(evidence.votes[row, label]), evidence.rounds)
+    return f"; the model said so{frequency.removeprefix(',')}"
+
+
+def describe_frequency(votes: int, rounds: int) -> str:
+    """How often the model chose a class, in words: it looked at the image once in every round.
+
+    Nothing if it looked only once or never.
+    """
+    if rounds < 2:
+        return ""
+    share = votes / rounds
+    if share == 1:
+        return ", every time it looked at the image"
+    for least, words in FREQUENCIES:
+        if share >= least:
+            return f", {words} it looked at the image"
+    return ", never when it looked at the image"

@@ -7,7 +7,7 @@ a hospital of its own.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +19,7 @@ from fedgsca.engine.label_evidence import read_header, sites_with_evidence
 from fedgsca.errors import ConfigError, DataError, RunFolderError
 from fedgsca.experiment.frozen_features import frozen_features
 from fedgsca.experiment.simulation import divide
+from fedgsca.label_audit.image_note import draw_note
 from fedgsca.support.text import did_you_mean
 
 
@@ -42,13 +43,24 @@ class SiteData:
     given: np.ndarray
     # (n,) class indices, where noise was injected
     truth: np.ndarray | None
+    # [classes] of a hospital's site.toml
+    class_names: Mapping[str, str] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.rows)
 
     def image(self, row: int) -> np.ndarray:
-        """(H, W, 3) uint8: the input of the network."""
+        """(H, W, 3) uint8: the input of the network; a note, where there are features only."""
+        if not self.table.has_images:
+            return draw_note("no image", str(self.table.ids[self.rows[row]]))
         return np.asarray(self.table.images[self.rows[row]])
+
+    def content(self, row: int) -> np.ndarray:
+        """Bytes that identify a sample: its pixels or, without images, its features; uint8."""
+        if self.table.has_images or self.table.features is None:
+            return self.image(row)
+        vector = np.ascontiguousarray(self.table.features[self.rows[row]])
+        return vector.view(np.uint8)
 
     def features(self, rows: np.ndarray, run: Path) -> np.ndarray | None:
         """(m, D) float32 of these rows, (m,); None where the folder contains no model.
@@ -70,17 +82,22 @@ class SiteData:
 
 
 def open_sites(
-    run: Path, *, source: str | None = None, labels: str | None = None
+    run: Path,
+    *,
+    source: str | None = None,
+    labels: str | None = None,
+    class_names: Mapping[str, str] | None = None,
 ) -> dict[str, SiteData]:
     """Open all sites with evidence in a run's folder, or in the folder of a hospital's own state.
 
     `source` and `labels` name the data of a hospital, or the new place of data that was moved since
-    the run.
+    the run; `class_names` are a hospital's own names of classes.
     """
     names = sites_with_evidence(run)
     config = build(read_header(run, names[0]).config)
     if config.data.source == SITES_SOURCE:
-        return {name: _open_hospital(config, name, source, labels) for name in names}
+        own_names = class_names or {}
+        return {name: _open_hospital(config, name, source, labels, own_names) for name in names}
     if source is None:
         _check_source_exists(config.data.source)
     changes = {}
@@ -117,7 +134,13 @@ def _check_source_exists(source: str) -> None:
         )
 
 
-def _open_hospital(config: Config, name: str, source: str | None, labels: str | None) -> SiteData:
+def _open_hospital(
+    config: Config,
+    name: str,
+    source: str | None,
+    labels: str | None,
+    class_names: Mapping[str, str],
+) -> SiteData:
     from fedgsca.experiment.deployment import site_table
 
     if source is None:
@@ -126,7 +149,7 @@ def _open_hospital(config: Config, name: str, source: str | None, labels: str | 
             f"the site {name} has its own images, and the run does not say where they are",
             fix="add --data FOLDER",
         )
-    table = site_table(config, source, Path(labels) if labels else None)
+    table = site_table(config, source, Path(labels) if labels else None, class_names)
     rows = table.rows("train")
     return SiteData(
         config=config,
@@ -137,6 +160,7 @@ def _open_hospital(config: Config, name: str, source: str | None, labels: str | 
         rows=rows,
         given=table.trained_on[rows],
         truth=None,
+        class_names=class_names,
     )
 
 

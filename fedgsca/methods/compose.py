@@ -9,7 +9,7 @@ from fedgsca.methods.base import Method, make_method
 def compose_method(config: Config) -> Method:
     """The configured method, with evidence heads beside it unless they are off.
 
-    Under `privacy` they are off: two heads and class masses per round would need noise of their
+    Under `privacy` they are off: four heads and class masses per round would need noise of their
     own, which would leave nothing of the evidence.
     """
     method = make_method(config.method, config.options, config.train.rounds)

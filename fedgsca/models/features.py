@@ -31,7 +31,9 @@ def extract(
     """
     num_threads = torch.get_num_threads()
     torch.set_num_threads(THREADS)
-    backbone = backbone.to(memory_format=torch.channels_last).eval()  # type: ignore[call-overload]
+    backbone.eval()
+    if spec.channels_last:
+        backbone = backbone.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     mean = torch.tensor(spec.mean).view(1, 3, 1, 1)
     std = torch.tensor(spec.std).view(1, 3, 1, 1)
     with activity("computing features", len(images)) as advance:
@@ -42,6 +44,14 @@ def extract(
             out[start : start + batch] = F.layer_norm(features, features.shape[1:]).numpy()
             advance(len(pixels))
     torch.set_num_threads(num_threads)
+
+
+@torch.inference_mode()
+def standardise(features: np.ndarray, out: np.ndarray, *, batch: int = 4096) -> None:
+    """Fill out (n, D) with a user's own features, each vector standardised as in `extract`."""
+    for start in range(0, len(features), batch):
+        vectors = torch.from_numpy(np.array(features[start : start + batch], dtype=np.float32))
+        out[start : start + batch] = F.layer_norm(vectors, vectors.shape[1:]).numpy()
 
 
 def _resize(x: Tensor, size: int) -> Tensor:

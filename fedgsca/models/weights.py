@@ -13,10 +13,11 @@ import torch
 from torch import Tensor, nn
 
 from fedgsca.errors import WeightsError
+from fedgsca.models.own_network import OwnBackbone
 
 _WRAPPERS = ("state_dict", "model_state_dict", "model", "net")
 _PREFIXES = ("module.", "backbone.", "encoder.", "model.", "net.")
-_HEADS = ("fc.", "head.", "classifier.", "_fc.")
+_HEADS = ("fc.", "head.", "classifier.", "_fc.", "class_layers.", "classification_head.")
 # names that are printed of each kind of mismatch
 _MAX_NAMES = 4
 
@@ -85,8 +86,14 @@ def _common_prefix(names: Mapping[str, Tensor]) -> str | None:
 def load_backbone(backbone: nn.Module, path: Path) -> None:
     """Fill the backbone from a file. Every name and shape must fit; mismatches are listed."""
     target = getattr(backbone, "net", backbone)  # EfficientNet is one level down
-    tensors = plain_names(_read_file(path))
+    contents = _read_file(path)
     target_state = target.state_dict()
+    tensors = plain_names(contents)
+    if isinstance(backbone, OwnBackbone):
+        tensors = _own_names(contents, target_state)
+    rename = getattr(backbone, "rename_weights", None)
+    if rename is not None:
+        tensors = rename(tensors)
     counters = {name for name in target_state if name.endswith("num_batches_tracked")}
     missing = sorted(set(target_state) - set(tensors) - counters)
     unknown_names = sorted(set(tensors) - set(target_state))
@@ -106,6 +113,21 @@ def load_backbone(backbone: nn.Module, path: Path) -> None:
             fix="choose the model that the file was made for (--set model.name=...)",
         )
     target.load_state_dict({**{name: target_state[name] for name in counters}, **tensors})
+
+
+def _own_names(contents: Mapping[str, object], target: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Tensors of a user's own network, saved with or without its head, or as a backbone."""
+    tensors = {name: value for name, value in contents.items() if isinstance(value, Tensor)}
+    for wrapper in _WRAPPERS:
+        inner = contents.get(wrapper)
+        if isinstance(inner, dict) and not tensors:
+            return _own_names(inner, target)
+    extra_names = set(tensors) - set(target)
+    # the head, which the network no longer has, is one layer
+    is_head = len({name.rpartition(".")[0] for name in extra_names}) == 1 and len(extra_names) <= 2
+    if is_head:
+        return {name: value for name, value in tensors.items() if name in target}
+    return tensors
 
 
 def _list_names(title: str, names: Sequence[str]) -> list[str]:

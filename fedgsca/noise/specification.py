@@ -11,6 +11,7 @@ import re
 
 from fedgsca.errors import ConfigError
 from fedgsca.noise.base import SiteNoise, list_kinds
+from fedgsca.support.text import one_line
 
 
 def parse_noise(spec: str, sites: int) -> list[SiteNoise]:
@@ -32,7 +33,8 @@ def parse_noise(spec: str, sites: int) -> list[SiteNoise]:
     if problems:
         raise ConfigError(
             "noise.invalid-specification",
-            f"the noise specification {spec!r} is not valid: {', '.join(problems)}",
+            f"the noise specification {one_line(spec)!r} is not valid: "
+            f"{one_line(', '.join(problems))}",
             fix=f"write for example {explain_specification()}",
         )
     if is_repeated:
@@ -41,9 +43,10 @@ def parse_noise(spec: str, sites: int) -> list[SiteNoise]:
         example = "-".join(["0", *["S40"] * (sites - 1)])
         raise ConfigError(
             "noise.wrong-number-of-parts",
-            f"the noise specification {spec!r} has {len(parts)} parts for {sites} site(s)",
-            fix=f"repeat the parts with {spec}*, or write one part for all sites, or one part per "
-            f"site such as {example}",
+            f"the noise specification {one_line(spec)!r} has {len(parts)} parts for {sites} "
+            "site(s)",
+            fix=f"repeat the parts with {one_line(spec)}*, or write one part for all sites, or one "
+            f"part per site such as {example}",
         )
     return noises * sites if len(noises) == 1 else noises
 

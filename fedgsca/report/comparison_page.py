@@ -26,7 +26,7 @@ _MAX_NOISES = 4
 def build_comparison_page(path: Path, record: Comparison) -> Page:
     """The page of the comparison in the folder `path`, finished or not."""
     comparison = load_comparison(path, record)
-    num_planned = len(record.methods) * len(record.noises) * len(record.seeds)
+    num_planned = len(record.methods) * len(record.conditions) * len(record.seeds)
     num_finished = len(comparison.cells)
     banner = ""
     if num_finished < num_planned:
@@ -69,7 +69,7 @@ def _tiles(comparison: LoadedComparison) -> list[Tile]:
     selection = ranking[:_MAX_TILES]
     note = "mean macro F1"
     if len(comparison.noises) > 1:
-        note = f"mean macro F1 of {len(comparison.noises)} noises"
+        note = f"mean macro F1 of {len(comparison.noises)} {comparison.condition_word}s"
     tiles = []
     for method, label in comparison.labels.items():
         if method in selection:

@@ -29,6 +29,10 @@ def describe_comparison(comparison: LoadedComparison) -> list[str]:
     noise_text = f"{len(noises)} kinds of label noise"
     if len(noises) == 1:
         noise_text = f"noise {noises[0]}"
+    elif comparison.record.models:
+        num_noises = len(dict.fromkeys(row.noise_spec for row in rows))
+        networks = plural(len(dict.fromkeys(row.model for row in rows)), "network")
+        noise_text = f"{plural(num_noises, 'kind')} of label noise, {networks}"
     first = (
         f"{join_words(labels)} were trained on the same data with the same wrong labels: "
         f"{noise_text}, {seeds}."

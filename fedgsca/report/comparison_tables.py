@@ -10,17 +10,26 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean, stdev
 
-from fedgsca.experiment.records import Comparison, ComparisonCell, finite
+from fedgsca.experiment.records import (
+    Comparison,
+    ComparisonCell,
+    MethodInterval,
+    ScoreInterval,
+    finite,
+    join_condition,
+)
 from fedgsca.support.csv_table import render_csv
 from fedgsca.support.latex import escape
 from fedgsca.support.markdown import markdown_table
-from fedgsca.support.text import DASH, MINUS, size_text
+from fedgsca.support.text import DASH, MINUS, signed, size_text
 
 BASELINE = "fedavg"
 # fields of ComparisonCell in percent, where more is better
 SCORES = ("f1", "recall", "precision", "best_f1")
 # fields of ComparisonCell that a run costs
 COSTS = ("seconds_per_round", "bytes_up", "bytes_down")
+# fields of ComparisonCell about the last model's probabilities
+QUALITIES = ("auroc", "average_precision", "ece")
 # Points of F1. Where wrong labels cost FedAvg less, a ratio to that cost would be chance.
 MIN_LOSS = 1.0
 
@@ -40,13 +49,13 @@ class MeanStd:
 
 @dataclass(frozen=True)
 class ComparisonRow:
-    """One method under one noise."""
+    """One method under one condition: a noise and, in a comparison of several, a network."""
 
     noise: str
     method: str
     label: str
     seeds: int
-    # keys of SCORES and COSTS, as far as they are known
+    # keys of SCORES, COSTS and QUALITIES, as far as they are known
     stats: Mapping[str, MeanStd]
     recovery: float | None = None
     # keys of SCORES in which this method is the first of its noise, ties included
@@ -54,6 +63,13 @@ class ComparisonRow:
     second: frozenset[str] = frozenset()
     # the ceiling: not ranked, because no method knows which labels are wrong
     reference: bool = False
+    # the network, in a comparison of several: `noise` names it, too
+    model: str = ""
+
+    @property
+    def noise_spec(self) -> str:
+        """The noise without the network."""
+        return self.noise.removesuffix(join_condition("", self.model)) if self.model else self.noise
 
     @property
     def f1(self) -> MeanStd | None:
@@ -75,8 +91,8 @@ def compare_rows(
     """
     cells = [cell for cell in comparison.cells if cell.method and finite(cell.f1) is not None]
     rows: list[ComparisonRow] = []
-    for noise in _in_order(comparison.noises, [cell.noise for cell in cells]):
-        noise_cells = [cell for cell in cells if cell.noise == noise]
+    for noise in _in_order(comparison.conditions, [cell.condition for cell in cells]):
+        noise_cells = [cell for cell in cells if cell.condition == noise]
         ceiling = comparison.ceiling.get(noise, {})
         method_rows = []
         methods = _in_order(comparison.methods, [cell.method for cell in noise_cells])
@@ -88,7 +104,9 @@ def compare_rows(
         if ceiling:
             stats = {"f1": mean_std(list(ceiling.values()))}
             size = len(ceiling)
-            rows.append(ComparisonRow(noise, "ceiling", "Ceiling", size, stats, reference=True))
+            model = next((cell.model or "" for cell in noise_cells), "")
+            row = ComparisonRow(noise, "ceiling", "Ceiling", size, stats, reference=True)
+            rows.append(replace(row, model=model))
     return rows
 
 
@@ -114,7 +132,8 @@ def _make_row(
         if recovery is not None:
             recoveries.append(recovery)
     return ComparisonRow(
-        noise=cells[0].noise,
+        noise=cells[0].condition,
+        model=cells[0].model or "",
         method=method,
         label=cells[0].label or name_method(method),
         seeds=len(cells),
@@ -124,9 +143,9 @@ def _make_row(
 
 
 def _statistics(cells: Sequence[ComparisonCell]) -> dict[str, MeanStd]:
-    """Of every score and cost that any cell has."""
+    """Of every score, cost and quality that any cell has."""
     stats = {}
-    for key in (*SCORES, *COSTS):
+    for key in (*SCORES, *COSTS, *QUALITIES):
         numbers = [finite(getattr(cell, key)) for cell in cells]
         values = [value for value in numbers if value is not None]
         if values:
@@ -185,21 +204,70 @@ def recovery_text(row: ComparisonRow) -> str:
     return f"{row.recovery:.2f}".replace("-", MINUS)
 
 
+def quality_text(row: ComparisonRow | None, key: str) -> str:
+    """One of QUALITIES for people: "96.4 ± 0.5", or a dash."""
+    return DASH if row is None or key not in row.stats else row.stats[key].text()
+
+
+def difference_text(entry: MethodInterval) -> str:
+    """The difference to the reference with its interval: "+3.1 (0.4 to 5.9)", or a dash."""
+    difference = entry.difference
+    if difference is None:
+        return DASH
+    text = signed(difference.value)
+    if difference.low is None or difference.high is None:
+        return text
+    return f"{text} ({signed(difference.low)} to {signed(difference.high)})"
+
+
+def intervals_to_markdown(
+    intervals: Sequence[MethodInterval], rows: Sequence[ComparisonRow]
+) -> str:
+    """The last models with their 95 % intervals; empty if there are none."""
+    if not intervals:
+        return ""
+    row_of = {(row.noise, row.method): row for row in rows}
+    lines = []
+    for entry in intervals:
+        row = row_of.get((entry.noise, entry.method))
+        label = entry.method if row is None else row.label
+        bounds = DASH
+        if entry.f1.low is not None and entry.f1.high is not None:
+            bounds = f"{entry.f1.low:.1f} to {entry.f1.high:.1f}"
+        qualities = [quality_text(row, key) for key in QUALITIES]
+        score = f"{entry.f1.value:.1f}"
+        lines.append([entry.noise, label, score, bounds, difference_text(entry), *qualities])
+    labels = {row.method: row.label for row in rows}
+    reference = labels.get(intervals[0].reference, intervals[0].reference)
+    header = ["Noise", "Method", "Last F1", "95 % interval", f"Minus {reference} (95 %)"]
+    header += ["AUROC", "Average precision", "Calibration error"]
+    text = (
+        "The models of the last round, in percent; 95 % bootstrap intervals over test images and"
+        " seeds.\n\n"
+    )
+    return "\n" + text + "\n".join(markdown_table(header, lines, text_columns=2))
+
+
 def to_markdown(rows: Sequence[ComparisonRow]) -> str:
     """A table for a README: best bold, second best underlined (with <u>)."""
     with_recovery = any(row.recovery is not None for row in rows)
+    with_model = any(row.model for row in rows)
     header = ["Noise", "Method", "Macro F1", "Recall", "Precision", "Best F1"]
+    if with_model:
+        header.insert(1, "Network")
     if with_recovery:
         header.append("Recovery")
     header += ["s/round", "Bytes up/round", "Seeds"]
     lines = []
     for row in rows:
-        cells = [row.noise, f"*{row.label}*" if row.reference else row.label]
+        cells = [row.noise_spec, f"*{row.label}*" if row.reference else row.label]
+        if with_model:
+            cells.insert(1, row.model)
         cells += [_marked_score(row, key) for key in SCORES]
         if with_recovery:
             cells.append(recovery_text(row))
         lines.append([*cells, *_costs(row), str(row.seeds)])
-    return "\n".join(markdown_table(header, lines, text_columns=2, has_markup=True))
+    return "\n".join(markdown_table(header, lines, text_columns=2 + with_model, has_markup=True))
 
 
 def _costs(row: ComparisonRow) -> list[str]:
@@ -257,17 +325,36 @@ def _latex_score(row: ComparisonRow, key: str) -> str:
     return text
 
 
-def to_csv(rows: Sequence[ComparisonRow]) -> str:
+def to_csv(rows: Sequence[ComparisonRow], intervals: Sequence[MethodInterval] = ()) -> str:
     """All numbers at full precision, one row per method and noise; empty where unknown."""
+    with_model = any(row.model for row in rows)
     header = ["noise", "method", "label", "seeds"]
-    for key in (*SCORES, *COSTS):
+    if with_model:
+        header.insert(1, "model")
+    keys = (*SCORES, *COSTS, *QUALITIES)
+    for key in keys:
         header += [f"{key}_mean", f"{key}_std"]
+    for name in ("last_f1", "difference"):
+        header += [name, f"{name}_low", f"{name}_high"]
+    entry_of = {(entry.noise, entry.method): entry for entry in intervals}
     lines: list[list[object]] = [[*header, "recovery"]]
     for row in rows:
         numbers: list[float | None] = []
-        for key in (*SCORES, *COSTS):
+        for key in keys:
             stat = row.stats.get(key)
             numbers += (None, None) if stat is None else (stat.mean, stat.std)
+        entry = entry_of.get((row.noise, row.method))
+        numbers += _interval_numbers(None if entry is None else entry.f1)
+        numbers += _interval_numbers(None if entry is None else entry.difference)
+        names: list[object] = [row.noise_spec, row.method, row.label, row.seeds]
+        if with_model:
+            names.insert(1, row.model)
         # csv writes None as an empty field
-        lines.append([row.noise, row.method, row.label, row.seeds, *numbers, row.recovery])
+        lines.append([*names, *numbers, row.recovery])
     return render_csv(lines)
+
+
+def _interval_numbers(interval: ScoreInterval | None) -> list[float | None]:
+    if interval is None:
+        return [None, None, None]
+    return [interval.value, interval.low, interval.high]

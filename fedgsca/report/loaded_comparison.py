@@ -34,8 +34,13 @@ class LoadedComparison:
 
     @property
     def noises(self) -> list[str]:
-        """Noise specifications, in the order of the rows."""
+        """The conditions, in the order of the rows: noises, and networks if there are several."""
         return list(dict.fromkeys(row.noise for row in self.rows))
+
+    @property
+    def condition_word(self) -> str:
+        """What the conditions differ in, as one word."""
+        return "condition" if self.record.models else "noise"
 
     @property
     def labels(self) -> dict[str, str]:
@@ -91,5 +96,5 @@ def _read_runs(path: Path, record: Comparison) -> dict[tuple[str, str], list[Loa
         except RunFolderError:
             # moved or deleted: its numbers are in compare.json, its curves are not
             continue
-        runs.setdefault((cell.noise, cell.method), []).append(run)
+        runs.setdefault((cell.condition, cell.method), []).append(run)
     return runs

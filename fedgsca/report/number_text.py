@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from fedgsca.experiment.records import finite
+from fedgsca.experiment.records import ScoreInterval, finite
 from fedgsca.support.text import DASH, NBSP, number, percent
 
 
@@ -16,6 +16,22 @@ def percent_text(share: float | None, digits: int = 0) -> str:
 def score_number(value: float | None) -> str:
     """A score in percent without the sign: 71.3; a dash if there is none."""
     return number(finite(value))
+
+
+def bounds_text(interval: ScoreInterval | None) -> str:
+    """The ends of an interval: 80.1 to 88.0; a dash if there is none."""
+    if interval is None or interval.low is None or interval.high is None:
+        return DASH
+    return f"{interval.low:.1f}{NBSP}to{NBSP}{interval.high:.1f}"
+
+
+def interval_text(interval: ScoreInterval | None) -> str:
+    """A score with its interval: 84.2 (80.1 to 88.0); a dash if there is no score."""
+    if interval is None or finite(interval.value) is None:
+        return DASH
+    if interval.low is None:
+        return score_number(interval.value)
+    return f"{score_number(interval.value)} ({bounds_text(interval)})"
 
 
 def ratio_text(value: float | None) -> str:

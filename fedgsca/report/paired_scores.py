@@ -152,6 +152,7 @@ def _predict_test_images(path: Path) -> _TestPredictions | None:
     from fedgsca.config import SITES_SOURCE
     from fedgsca.experiment.data_source import load_table
     from fedgsca.experiment.run_folder import read_config
+    from fedgsca.experiment.simulation import feature_width_of
     from fedgsca.experiment.site_samples import make_sampler, split_samples
     from fedgsca.methods.base import load_methods
     from fedgsca.models.device import prepare_device
@@ -171,6 +172,7 @@ def _predict_test_images(path: Path) -> _TestPredictions | None:
     model = build_model(
         config.model,
         table.num_classes,
+        width=feature_width_of(config, table),
         head=load_methods()[config.method].head,
         seed=config.seed,
         weights=None,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from statistics import median
 
 from fedgsca.report.elements import Page, Tile
-from fedgsca.report.number_text import percent_text, score_number, seconds_text
+from fedgsca.report.number_text import bounds_text, percent_text, score_number, seconds_text
 from fedgsca.report.page_sections import RUN_SECTIONS, build_sections
 from fedgsca.report.run_facts import (
     best_round,
@@ -75,6 +75,11 @@ def _score_tiles(run: LoadedRun) -> list[Tile]:
         tiles.append(Tile("Best round", score_number(best.f1), "%", note))
         note = f"precision {score_number(scores.precision)} %"
         tiles.append(Tile("Recall", score_number(scores.recall), "%", note))
+    statistics = None if run.result is None else run.result.statistics
+    if statistics is not None and statistics.auroc is not None:
+        interval = statistics.auroc
+        note = "" if interval.low is None else f"95 % interval {bounds_text(interval)}"
+        tiles.append(Tile("AUROC", score_number(interval.value), "%", note))
     return tiles
 
 

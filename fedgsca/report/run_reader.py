@@ -134,6 +134,23 @@ class LoadedRun:
         return len(self.metrics)
 
     @property
+    def damage(self) -> list[str]:
+        """What is missing in the folder although it must be there, in sentences."""
+        sentences = []
+        for name in ("config.toml", "setup.json", "result.json"):
+            path = self.path / name
+            read = _read_text if name == "config.toml" else read_json
+            if path.exists() and not read(path):
+                sentences.append(f"{name} cannot be read: this report lacks what it contains.")
+        missing_rounds = self.num_rounds - len(self.metrics)
+        if self.result is not None and missing_rounds > 0:
+            sentences.append(
+                f"The run is finished, but metrics.jsonl has {len(self.metrics)} of its"
+                f" {self.num_rounds} rounds: the others are missing in this report."
+            )
+        return sentences
+
+    @property
     def data_name(self) -> str:
         """The name of the data set; the source in the configuration if there is none."""
         if self.setup.data.name:
@@ -246,9 +263,11 @@ def read_run(path: Path, *, with_losses: bool = True) -> LoadedRun:
 
 def read_json(path: Path) -> dict[str, Any] | None:
     """A JSON object; None if the file is missing or damaged."""
+    if not path.is_file():  # a pipe or a device would be read for ever
+        return None
     try:
         value = json.loads(path.read_bytes())
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None
     return value if isinstance(value, dict) else None
 

@@ -15,11 +15,13 @@ from fedgsca.errors import DataError
 from fedgsca.label_audit.audit_table import Audit, Suspect
 from fedgsca.label_audit.consensus import images_per_minute, summarise_decisions
 from fedgsca.label_audit.decisions import ACTIONS, Decision, resolve_action
+from fedgsca.label_audit.review_progress import count_decided, required_labels
 from fedgsca.rng import stream
 from fedgsca.support.json_record import Record, stored_as
 
 NUM_EXAMPLES = 5  # clean images of one class beside a suspect
 RECENT = 30  # decisions from which the speed is computed
+MAX_PATIENT_IMAGES = 60  # of one patient beside each other
 MAX_NOTE = 2000  # characters
 MAX_REQUEST_ID = 100  # characters
 
@@ -34,6 +36,21 @@ class ImageSource(Protocol):
     def hash(self, row: int) -> str: ...
 
     def similar(self, row: int, label: str, k: int) -> list[int]: ...
+
+    def group_rows(self, row: int) -> list[int]: ...  # images of the same patient; [] if unknown
+
+    @property
+    def group_word(self) -> str: ...  # what a group is: patient, slide, video
+
+
+class ReviewObserver(Protocol):
+    """Who is told what a reviewer sees and decides, before it happens: the audit trail."""
+
+    def note_image(self, row: int) -> None: ...
+
+    def note_decision(self, decision: Decision) -> None: ...
+
+    def note_undo(self) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -67,6 +84,32 @@ class ClassPair(Record):
 
 
 @dataclass(frozen=True)
+class OpenReading(Record):
+    """A reader who has not finished, while an adjudicator waits."""
+
+    reader: str
+    num_decisions: int = field(metadata=stored_as("decided"))
+    num_required: int = field(metadata=stored_as("required"))
+
+
+@dataclass(frozen=True)
+class Reading(Record):
+    """What one of the readers said about a label; None: cannot tell. Without the name."""
+
+    label: str | None
+    reason: str
+
+
+@dataclass(frozen=True)
+class PatientImage(Record):
+    """An image of the same patient; `given` is None where labels are hidden."""
+
+    row: int
+    is_suspect: bool = field(metadata=stored_as("suspect"))
+    given: str | None = None
+
+
+@dataclass(frozen=True)
 class SessionHeader(Record):
     """What the page shows around the list."""
 
@@ -78,6 +121,10 @@ class SessionHeader(Record):
     labels: int
     priority: int
     progress: ReviewProgress
+    # reading, or settling the disagreements of the readers
+    adjudication: bool = False
+    # for an adjudicator: the readers who have not finished
+    open_readings: tuple[OpenReading, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -100,6 +147,8 @@ class ListItem:
     decision: Decision | None
     # a blind reviewer sees neither label before the end of the list
     shows_labels: bool
+    # for an adjudicator: what the readers said
+    readings: tuple[Reading, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """The item for the page; without labels and evidence if these must not be shown.
@@ -125,6 +174,8 @@ class ListItem:
             tree["votes"] = suspect.votes
             tree["reason"] = suspect.reason
             tree["opinions"] = dict(suspect.opinions)
+        if self.readings:
+            tree["readings"] = [reading.to_json() for reading in self.readings]
         tree["decision"] = None
         if self.decision is not None:
             action = self.decision.action
@@ -155,8 +206,16 @@ class ListPage:
 class Session:
     """One reviewer's work on one audit."""
 
+    is_adjudication = False
+
     def __init__(
-        self, audit: Audit, images: ImageSource, reviewer: str, *, blind: bool = False
+        self,
+        audit: Audit,
+        images: ImageSource,
+        reviewer: str,
+        *,
+        blind: bool = False,
+        observer: ReviewObserver | None = None,
     ) -> None:
         """`blind`: labels and evidence are hidden until the reviewer's list is complete.
 
@@ -167,13 +226,14 @@ class Session:
         self.images = images
         self.reviewer = reviewer
         self.blind = blind
+        self.observer = observer
         self.decisions = audit.open_decisions()
         rows = audit.index["row"].astype(np.int64)
-        # row -> position in the full list, -1 for a row that is not in it
-        self._positions = np.full(int(rows.max(initial=-1)) + 1, -1, np.int64)
-        self._positions[rows] = np.arange(len(rows))
+        # (rows,) row -> position in the full list, -1 for a row that is not in it
+        self.positions = np.full(int(rows.max(initial=-1)) + 1, -1, np.int64)
+        self.positions[rows] = np.arange(len(rows))
         # row -> number on the page, and back; always the same, so that an open page stays valid
-        self._numbers = np.arange(len(self._positions))
+        self._numbers = np.arange(len(self.positions))
         self._order = np.arange(len(rows))  # position in the full list -> place in the shown order
         if blind:
             self._numbers = stream(0, "blind review", "numbers").permutation(self._numbers)
@@ -188,11 +248,17 @@ class Session:
             classes=self.audit.classes,
             blind=self.blind,
             # a filter by class pair would reveal the labels
-            pairs=() if self.blind else self._class_pairs(),
+            pairs=() if self.blind or self.is_adjudication else self._class_pairs(),
             labels=len(self.audit),
-            priority=self.audit.num_suspects,
+            priority=int(self._priority().sum()),
             progress=self.progress(),
+            adjudication=self.is_adjudication,
+            open_readings=self.open_readings(),
         )
+
+    def open_readings(self) -> tuple[OpenReading, ...]:
+        """The readers for whom an adjudicator has to wait; a reader waits for nobody."""
+        return ()
 
     def _class_pairs(self) -> tuple[ClassPair, ...]:
         """Given and suggested classes that occur, the pair with the most labels to review first."""
@@ -211,9 +277,10 @@ class Session:
 
     def progress(self) -> ReviewProgress:
         """Counts and speed of this reviewer."""
-        num_done = self._count_decisions(self.audit.index["priority"] == 1)
+        selection = self._priority()
+        num_done = self._count_decisions(selection)
         speed = images_per_minute(self.decisions.latest(self.reviewer, RECENT))
-        total = self.audit.num_suspects
+        total = int(selection.sum())
         return ReviewProgress(
             num_decisions=len(self.decisions.by_reviewer(self.reviewer)),
             num_priority_decisions=num_done,
@@ -225,21 +292,28 @@ class Session:
     def _count_decisions(self, selection: np.ndarray) -> int:
         """Labels of the selection, (labels,) bool, that this reviewer has decided about."""
         rows = self.decisions.by_reviewer(self.reviewer)
-        return sum(bool(selection[self._positions[row]]) for row in rows if self.has_row(row))
+        return count_decided(self.audit, rows, selection)
+
+    def _priority(self) -> np.ndarray:
+        """(labels,) bool: the list that the progress is about."""
+        is_priority: np.ndarray = self.audit.index["priority"] == 1
+        return is_priority
+
+    def _required(self) -> np.ndarray:
+        """(labels,) bool: what this reviewer has to decide about."""
+        return required_labels(self.audit)
 
     def is_complete(self) -> bool:
         """Whether this reviewer has decided about the priority list (all labels if it is empty).
 
         Until then the decisions of others are hidden, and from a blind reviewer the labels.
         """
-        selection = self.audit.index["priority"] == 1
-        if not selection.any():
-            selection = np.ones_like(selection)
+        selection = self._required()
         return self._count_decisions(selection) == int(selection.sum())
 
     def has_row(self, row: int) -> bool:
         """Whether the site has a sample with this row number."""
-        return 0 <= row < len(self._positions) and bool(self._positions[row] >= 0)
+        return 0 <= row < len(self.positions) and bool(self.positions[row] >= 0)
 
     def row_of(self, number: int) -> int | None:
         """The row of the image with this number on the page; None if there is none."""
@@ -258,7 +332,7 @@ class Session:
         list_positions = self._filter(list_filter)
         decisions = self.decisions.by_reviewer(self.reviewer)
         rows = [row for row in decisions if self.has_row(row)]
-        is_decided = np.isin(list_positions, self._positions[rows])
+        is_decided = np.isin(list_positions, self.positions[rows])
         page = np.arange(len(list_positions))
         if open_only:
             page = np.flatnonzero(~is_decided)
@@ -293,7 +367,7 @@ class Session:
         return ListItem(position, number, suspect, decision, shows_labels)
 
     def _suspect(self, row: int) -> Suspect:
-        return self.audit.at([int(self._positions[row])])[0]
+        return self.audit.at([int(self.positions[row])])[0]
 
     def list_examples(self, row: int) -> list[ExampleGroup]:
         """Clean images to compare with, the most similar first.
@@ -312,13 +386,55 @@ class Session:
             groups.append(ExampleGroup(name, tuple(self._numbers[rows].tolist())))
         return groups
 
+    def list_patient(self, row: int) -> dict[str, Any]:
+        """All images of the same patient, slide or video, in the order of the data.
+
+        Empty where groups are not known. A blind reviewer gets neither labels nor ranks.
+        """
+        group_rows = [
+            group_row for group_row in self.images.group_rows(row) if self.has_row(group_row)
+        ]
+        rows = _select_around(row, group_rows, MAX_PATIENT_IMAGES)
+        shows_labels = not self.blind
+        if self.blind:  # the order of the data often follows the classes
+            rows.sort(key=lambda group_row: int(self._numbers[group_row]))
+        suspects = self.audit.at(self.positions[rows].tolist()) if shows_labels else []
+        images = []
+        for i, group_row in enumerate(rows):
+            suspect = suspects[i] if shows_labels else None
+            images.append(
+                PatientImage(
+                    row=int(self._numbers[group_row]),
+                    is_suspect=suspect is not None and suspect.priority,
+                    given=None if suspect is None else suspect.given,
+                )
+            )
+        trees = [image.to_json() for image in images]
+        return {"images": trees, "total": len(group_rows), "word": self.images.group_word}
+
+    def png(self, row: int) -> bytes:
+        """The large image of a row."""
+        self._note_image(row)
+        return self.images.png(row)
+
+    def thumbnail(self, row: int, size: int) -> bytes:
+        """The small image of a row, as JPEG."""
+        self._note_image(row)
+        return self.images.thumbnail(row, size)
+
+    def _note_image(self, row: int) -> None:
+        if self.observer is not None:
+            self.observer.note_image(row)
+
     def decide(self, body: Mapping[str, Any]) -> dict[str, Any]:
         """Check and write one decision, the JSON `body` of a request.
 
         Raises DataError if it makes no sense, RunFolderError if it cannot be saved.
         """
         number = body.get("row")
-        row = self.row_of(number) if isinstance(number, int) else None
+        row = None
+        if isinstance(number, int) and not isinstance(number, bool):  # JSON's true is an int, too
+            row = self.row_of(number)
         if row is None:
             raise DataError(
                 "review.unknown-row",
@@ -345,7 +461,10 @@ class Session:
             seconds=_read_seconds(body.get("seconds")),
             request=str(body.get("request") or "")[:MAX_REQUEST_ID],
             blind=self.blind,
+            adjudication=self.is_adjudication,
         )
+        if self.observer is not None:  # first: what is not in the trail does not happen
+            self.observer.note_decision(decision)
         line = self.decisions.add(decision)
         item = self._item(suspect, -1, line, not self.blind or self.is_complete())
         return {"saved": True, "item": item.to_json(), "progress": self.progress().to_json()}
@@ -374,6 +493,8 @@ class Session:
 
     def undo(self, request: str) -> dict[str, Any]:
         """Undo this reviewer's newest decision; the answer names the row to go back to."""
+        if self.observer is not None:
+            self.observer.note_undo()
         line = self.decisions.undo(self.reviewer, request[:MAX_REQUEST_ID])
         undone_row = None if line is None else {"row": int(self._numbers[line.row])}
         return {"undone": undone_row, "progress": self.progress().to_json()}
@@ -382,7 +503,7 @@ class Session:
         """The position of a row in the filtered list; None if it is not in it."""
         if not self.has_row(row):
             return None
-        positions = np.flatnonzero(self._filter(list_filter) == self._positions[row])
+        positions = np.flatnonzero(self._filter(list_filter) == self.positions[row])
         return int(positions[0]) if len(positions) else None
 
     def summarise(self) -> dict[str, Any]:
@@ -411,6 +532,14 @@ class Session:
             summary["actions"] = {"unsure": summary["actions"]["unsure"]}
             summary["confusions"] = []
         return {self.reviewer: summary}
+
+
+def _select_around(row: int, rows: Sequence[int], count: int) -> list[int]:
+    """Up to `count` of the sorted rows, those around `row`."""
+    if row not in rows:
+        return []
+    start = max(0, min(rows.index(row) - count // 2, len(rows) - count))
+    return list(rows[start : start + count])
 
 
 def _read_seconds(value: object) -> float | None:

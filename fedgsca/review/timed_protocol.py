@@ -7,11 +7,14 @@ end of its head. The limit for the body is in web_app.py.
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
+from typing import ClassVar
 
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 HEAD_SECONDS = 10.0
+MAX_CLIENT_CONNECTIONS = 40  # of one address; a browser opens six
 
 
 class TimedProtocol(H11Protocol):
@@ -49,3 +52,29 @@ class TimedProtocol(H11Protocol):
     def _close(self) -> None:
         if not self.transport.is_closing():
             self.transport.close()
+
+
+class NetworkProtocol(TimedProtocol):
+    """The same with a limit per client: one computer cannot use up all connections."""
+
+    # address -> its open connections, in the one event loop of the server
+    num_connections: ClassVar[Counter[str]] = Counter()
+    _address: str | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Count the connection; one too many is closed at once."""
+        super().connection_made(transport)
+        peer = transport.get_extra_info("peername")
+        self._address = str(peer[0]) if peer else ""
+        self.num_connections[self._address] += 1
+        if self.num_connections[self._address] > MAX_CLIENT_CONNECTIONS:
+            self._close()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Count the connection no longer."""
+        if self._address is not None:
+            self.num_connections[self._address] -= 1
+            if self.num_connections[self._address] <= 0:
+                del self.num_connections[self._address]
+            self._address = None
+        super().connection_lost(exc)

@@ -1,13 +1,14 @@
 """The routes of the review server. Images are addressed by row; no path reaches the browser.
 
-Besides request_guard.py and serve.py, this is the only file that imports starlette.
+starlette is imported here, in the two guards and in network_app.py only.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable
+import logging
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -22,12 +23,14 @@ from fedgsca.errors import FedgscaError, RunFolderError
 from fedgsca.review.request_guard import Guard
 from fedgsca.review.session import ListFilter, Session
 
+log = logging.getLogger(__name__)
 STATIC = Path(__file__).with_name("static")
 FILES = {
     "/": ("index.html", "text/html; charset=utf-8"),
     "/style.css": ("style.css", "text/css; charset=utf-8"),
     "/review.js": ("review.js", "text/javascript; charset=utf-8"),
     "/viewer.js": ("viewer.js", "text/javascript; charset=utf-8"),
+    "/window.js": ("window.js", "text/javascript; charset=utf-8"),
     "/icon.svg": ("icon.svg", "image/svg+xml"),
 }
 THUMBNAIL_PIXELS = 192
@@ -35,22 +38,35 @@ MAX_ITEMS = 50  # in one answer
 BODY_SECONDS = 10.0  # in which the body of a request must have arrived
 
 Endpoint: TypeAlias = Callable[[Request], Awaitable[Response]]
+FindSession: TypeAlias = Callable[[Request], Session]
 
 
 def build_app(session: Session, *, port: int, token: str) -> Guard:
-    """The application behind its guard, for one reviewer."""
+    """The application behind its guard, for one reviewer on this machine."""
+    return Guard(build_pages(lambda _: session), port=port, token=token)
+
+
+def build_pages(
+    find_session: FindSession, more_routes: Sequence[Route] = (), *, is_shared: bool = False
+) -> Starlette:
+    """The application without a guard; `find_session` knows whose request it is.
+
+    `is_shared` tells the page that it is served to several people: it then offers to sign out.
+    """
     routes = [Route(path, _serve_file(*file), methods=["GET"]) for path, file in FILES.items()]
-    routes += [*_api_routes(session), *_image_routes(session)]
-    app = Starlette(routes=routes, exception_handlers={FedgscaError: _explain_error})
-    return Guard(app, port=port, token=token)
+    routes += [*_api_routes(find_session, is_shared), *_image_routes(find_session), *more_routes]
+    handler = _explain_shared_error if is_shared else _explain_error
+    return Starlette(routes=routes, exception_handlers={FedgscaError: handler})
 
 
-def _api_routes(session: Session) -> list[Route]:
-    async def about(_: Request) -> Response:
+def _api_routes(find_session: FindSession, is_shared: bool) -> list[Route]:
+    async def about(request: Request) -> Response:
+        session = find_session(request)
         header = await run_in_threadpool(session.describe)
-        return JSONResponse(header.to_json())
+        return JSONResponse({**header.to_json(), "shared": is_shared})
 
     async def items(request: Request) -> Response:
+        session = find_session(request)
         query = request.query_params
         page = await run_in_threadpool(
             session.list_items,
@@ -62,6 +78,7 @@ def _api_routes(session: Session) -> list[Route]:
         return JSONResponse(page.to_json())
 
     async def place(request: Request) -> Response:
+        session = find_session(request)
         row = session.row_of(int(request.path_params["row"]))
         if row is None:
             return JSONResponse({"position": None})
@@ -69,40 +86,49 @@ def _api_routes(session: Session) -> list[Route]:
         return JSONResponse({"position": position})
 
     async def examples(request: Request) -> Response:
+        session = find_session(request)
         groups = await run_in_threadpool(session.list_examples, _read_row(session, request))
         return JSONResponse({"examples": [group.to_json() for group in groups]})
 
+    async def patient(request: Request) -> Response:
+        session = find_session(request)
+        row = _read_row(session, request)
+        return JSONResponse(await run_in_threadpool(session.list_patient, row))
+
     async def decide(request: Request) -> Response:
         body = await _read_body(request)
-        return JSONResponse(await run_in_threadpool(session.decide, body))
+        return JSONResponse(await run_in_threadpool(find_session(request).decide, body))
 
     async def undo(request: Request) -> Response:
         body = await _read_body(request)
         request_id = str(body.get("request") or "")
-        return JSONResponse(await run_in_threadpool(session.undo, request_id))
+        return JSONResponse(await run_in_threadpool(find_session(request).undo, request_id))
 
-    async def summary(_: Request) -> Response:
-        return JSONResponse(await run_in_threadpool(session.summarise))
+    async def summary(request: Request) -> Response:
+        return JSONResponse(await run_in_threadpool(find_session(request).summarise))
 
     return [
         Route("/api/about", about),
         Route("/api/items", items),
         Route("/api/place/{row:int}", place),
         Route("/api/examples/{row:int}", examples),
+        Route("/api/patient/{row:int}", patient),
         Route("/api/summary", summary),
         Route("/api/decide", decide, methods=["POST"]),
         Route("/api/undo", undo, methods=["POST"]),
     ]
 
 
-def _image_routes(session: Session) -> list[Route]:
+def _image_routes(find_session: FindSession) -> list[Route]:
     async def image(request: Request) -> Response:
-        data = await run_in_threadpool(session.images.png, _read_row(session, request))
+        session = find_session(request)
+        data = await run_in_threadpool(session.png, _read_row(session, request))
         return Response(data, media_type="image/png")
 
     async def thumbnail(request: Request) -> Response:
+        session = find_session(request)
         row = _read_row(session, request)
-        data = await run_in_threadpool(session.images.thumbnail, row, THUMBNAIL_PIXELS)
+        data = await run_in_threadpool(session.thumbnail, row, THUMBNAIL_PIXELS)
         return Response(data, media_type="image/jpeg")
 
     return [Route("/image/{row:int}", image), Route("/thumbnail/{row:int}", thumbnail)]
@@ -122,6 +148,21 @@ async def _explain_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, FedgscaError)
     is_unsaved = request.method == "POST" and isinstance(error, RunFolderError)
     tree = {"code": error.code, "error": error.message, "fix": error.fix}
+    return JSONResponse(tree, 507 if is_unsaved else 409)
+
+
+async def _explain_shared_error(request: Request, error: Exception) -> Response:
+    """The same for reviewers at other computers: no path of this machine."""
+    assert isinstance(error, FedgscaError)
+    if not isinstance(error, RunFolderError):
+        return await _explain_error(request, error)
+    log.warning("%s", error)
+    is_unsaved = request.method == "POST"
+    message = "the server cannot read or write its files"
+    if is_unsaved:
+        message = f"NOT saved: {message}"
+    fix = "tell the person who started the server, then try again"
+    tree = {"code": error.code, "error": message, "fix": fix}
     return JSONResponse(tree, 507 if is_unsaved else 409)
 
 

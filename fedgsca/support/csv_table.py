@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, NamedTuple
@@ -74,6 +74,24 @@ def read_csv_table(path: Path) -> CsvTable:
         missing_cells = [""] * (len(columns) - len(cells))
         rows.append(CsvRow(line, dict(zip(columns, cells + missing_cells, strict=False))))
     return CsvTable(tuple(columns), tuple(header), tuple(rows), notes)
+
+
+def rename_columns(table: CsvTable, names: Mapping[str, str]) -> CsvTable:
+    """The table with other names for some columns; `names` are folded name -> new name."""
+    columns = tuple(names.get(column, column) for column in table.columns)
+    for i, name in enumerate(columns):
+        if name in columns[:i]:
+            raise DataError(
+                "data.duplicate-column",
+                f"two columns are both called {name!r}: {table.header[columns.index(name)]!r} and"
+                f" {table.header[i]!r}",
+                fix="remove one of them, or its line in names.toml",
+            )
+    rows = []
+    for row in table.rows:
+        cells = {names.get(column, column): cell for column, cell in row.cells.items()}
+        rows.append(CsvRow(row.line, cells))
+    return CsvTable(columns, table.header, tuple(rows), table.notes)
 
 
 def read_label_lines(path: Path) -> list[LabelLine]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import os
 import platform
 import threading
@@ -14,11 +13,14 @@ from pathlib import Path
 from typing import IO
 
 from fedgsca.errors import RunFolderError
+from fedgsca.support.locks import process_exists
 from fedgsca.support.text import size_text
 
 # The disk is full, the quota is used up, or the shell or container limits the size of files.
-_DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_DISK_FULL = (errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC), errno.EFBIG)
 _DAY = 24 * 3600.0
+# Flags of a file that only grows, for os.open; Windows would change line ends without O_BINARY.
+GROWING_FILE = os.O_RDWR | os.O_CREAT | os.O_APPEND | getattr(os, "O_BINARY", 0)
 PRIVATE = 0o600  # mode of files with names or images of patients: for the owner only
 
 
@@ -49,12 +51,9 @@ def is_abandoned(temporary: Path) -> bool:
         machine, process_id, _ = temporary.name.rsplit("-", 2)
         if not machine.endswith(f".{platform.node()}"):
             return False
-        os.kill(int(process_id), 0)  # signal 0 only checks whether the process exists
-    except ProcessLookupError:
-        return True
+        return not process_exists(int(process_id))
     except (OSError, ValueError):
         return False
-    return False
 
 
 def remove_abandoned(folder: Path, pattern: str) -> None:
@@ -212,27 +211,13 @@ def make_private_folder(folder: Path) -> None:
         folder.chmod(0o700)
 
 
-@contextlib.contextmanager
-def file_lock(path: Path) -> Iterator[None]:
-    """Let one process at a time run the block: wait until no other process holds this lock file.
-
-    The lock of a process that dies is released.
-    """
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle = os.open(path, os.O_CREAT | os.O_RDWR)
-    except OSError as error:
-        raise RunFolderError(
-            "file.cannot-write",
-            f"the lock file {path} cannot be written: {error.strerror}",
-            fix=f"check that {path.parent} is a folder that you may write to, or choose another"
-            " folder with --out",
-        ) from None
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(handle)
+def read_bytes_from(handle: int, start: int, end: int) -> bytes:
+    """The bytes from `start` to `end` of an open file; fewer if it ends before."""
+    os.lseek(handle, start, os.SEEK_SET)
+    data = b""
+    while piece := os.read(handle, end - start - len(data)):
+        data += piece
+    return data
 
 
 def remove_quietly(path: Path) -> None:

@@ -514,6 +514,10 @@ def test_hospitals_train_and_test_on_their_own_images(tmp_path: Path) -> None:
     assert rounds[-1].test_counts == dict.fromkeys(NAMES, 6)
     assert np.sum(rounds[-1].confusion or ()) == 18
     assert result.f1 > 0
+    statistics = result.statistics
+    assert statistics is not None and statistics.images == 18 and statistics.auroc is None
+    assert set(statistics.per_site) == set(NAMES), "from the counts that the sites send anyway"
+    assert statistics.f1.low is not None and not (out / "test-probabilities.npz").exists()
     assert observer.messages == []
     assert not (out / "store").exists(), "what concerns single images stays at the sites"
     assert not (out / "losses").exists()

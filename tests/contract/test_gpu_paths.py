@@ -100,8 +100,10 @@ def use_bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:
         return torch.autocast("cpu", dtype=torch.bfloat16)
 
     for name, module in list(sys.modules.items()):
+        if not name.startswith("fedgsca."):
+            continue
         function = getattr(module, "precision", None)
-        if name.startswith("fedgsca.") and getattr(function, "__module__", "") == "fedgsca.train":
+        if getattr(function, "__module__", "") == "fedgsca.train":
             monkeypatch.setattr(module, "precision", autocast)
 
 
@@ -128,7 +130,7 @@ def test_bfloat16_is_really_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     types = set()
 
     def objective(model: torch.nn.Module, batch: Any) -> torch.Tensor:
-        logits = model(batch.x)
+        logits: torch.Tensor = model(batch.x)
         types.add((batch.x.dtype, logits.dtype))
         return logits.float().mean()
 
@@ -321,7 +323,7 @@ def test_bench_times_whole_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("text", ["resnet19:64", "cnn", "cnn:", "cnn:4", "cnn:12px", "", "cnn:12,"])
 def test_bench_refuses_unknown_networks(text: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert execute(["bench", "--device", "cpu", "--networks", text]) == ConfigError.exit_code
-    assert "bench.invalid-network" in capsys.readouterr().err
+    assert "model.invalid-network-case" in capsys.readouterr().err
 
 
 def test_bench_without_the_gpu_that_was_asked_for(capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 
 from benchmarks.poisons import CRUDE, POISONS, Liar
+from fedgsca.cli import execute
 from fedgsca.config import Config
 from fedgsca.engine import checkpoint
 from fedgsca.engine.base import Reply
@@ -25,8 +27,8 @@ from fedgsca.wire import Payload, Update
 from tests.toys import FaultyEngine, RecordingObserver, digest, outcome, toy_config, toy_npz
 
 LIAR = "site-2"
-# a share of all images that an honest site may have
-UNSEEN = {"images x 10"}
+# a share of all images that an honest site may have; a change that is scaled down, not refused
+UNSEEN = {"images x 10", "change x 3.5"}
 POINTS = 3.0  # of macro F1
 
 
@@ -87,6 +89,23 @@ def test_a_crude_lie_is_refused_and_does_no_harm(
     refusals = [record.refusals for record in records if record.refusals]
     assert refusals
     assert all(set(sites) == {LIAR} for sites in refusals), "no honest site is blamed"
+    assert f1 >= honest - POINTS
+
+
+def test_a_change_that_is_always_a_little_too_large_is_scaled_down(
+    honest: float, tmp_path: Path
+) -> None:
+    """Too small to be refused: after a few rounds it has the norm of the others."""
+    f1, records = run_with_liar(study_config(), tmp_path / "run", "change x 3.5")
+    assert not any(record.refusals for record in records)
+    factors = []
+    for record in records:
+        for site, site_record in record.sites.items():
+            factor = site_record.number("scaled_down")
+            assert site == LIAR or factor is None, "no honest site is scaled down"
+            if site == LIAR:
+                factors.append(factor)
+    assert factors[:4] == [None] * 4 and all(factors[4:6]), factors
     assert f1 >= honest - POINTS
 
 
@@ -201,6 +220,41 @@ def test_with_honest_sites_the_guard_changes_no_byte(method: str, tmp_path: Path
     assert all(np.array_equal(models[0][key], models[1][key]) for key in models[0])
 
 
+@pytest.mark.parametrize("method", ["fedavg", "fednoro", "fedcorr", "fedfixer"])
+def test_small_sites_that_are_asked_now_and_then_are_not_blamed(
+    method: str, tmp_path: Path
+) -> None:
+    """Ten sites of 10 to 60 images; a few steps of a small site overshoot."""
+    config = toy_config(
+        method,
+        frozen=True,
+        source=toy_npz(240, 30, 12),
+        seed=1,
+        data__sites=10,
+        data__partition="dirichlet",
+        data__alpha=0.5,
+        noise__spec="S20",
+        federation__participation=0.4,
+        train__rounds=12,
+        train__lr=0.1,
+    )
+    run(config, tmp_path / "run")
+    assert not any(record.refusals for record in read_rounds(tmp_path / "run"))
+
+
+def test_a_learning_rate_that_overshoots_is_no_lie(tmp_path: Path) -> None:
+    config = toy_config(
+        "fedgsca",
+        frozen=True,
+        source=toy_npz(240, 30, 12),
+        seed=1,
+        train__rounds=20,
+        train__lr=0.5,
+    )
+    run(config, tmp_path / "run")
+    assert not any(record.refusals for record in read_rounds(tmp_path / "run"))
+
+
 def test_the_default_is_not_a_part_of_the_experiment() -> None:
     """So runs of versions without a guard can be resumed."""
     assert "aggregation" not in toy_config("fedavg").to_tree()
@@ -284,6 +338,51 @@ def test_a_replay_is_recognised_after_a_restart(tmp_path: Path) -> None:
     assert "round 1" in read_rounds(tmp_path / "run")[1].refusals[LIAR]
 
 
+def test_a_declared_number_of_images_is_checked(tmp_path: Path) -> None:
+    """Of a deployment: the engine knows what a site said when it connected."""
+    config = study_config()
+
+    def declare(round_index: int, reply: Reply) -> Reply:
+        assert reply.update is not None
+        size = reply.update.num_samples
+        return replace(reply, declared_samples=size - 1 if reply.site == LIAR else size)
+
+    engine = FaultyEngine(config, tmp_path / "run", declare)
+    run(config, tmp_path / "run", engine=engine, stop_after=2)
+    for record in read_rounds(tmp_path / "run"):
+        assert list(record.refusals) == [LIAR] and "when it connected" in record.refusals[LIAR]
+
+
+class TwiceEngine(FaultyEngine):
+    """An engine that delivers the update of one site twice, and one that nobody asked for."""
+
+    def exchange(self, payload: Payload, sites: Sequence[str] | None = None) -> Iterator[Reply]:
+        for reply in super().exchange(payload, sites):
+            yield reply
+            if reply.site == LIAR and reply.update is not None:
+                yield reply
+                stranger = replace(reply.update, site="site-9")
+                yield Reply("site-9", stranger)
+
+
+@pytest.mark.parametrize("rule", ["mean", "median"])
+def test_a_second_answer_does_not_count(rule: str, tmp_path: Path) -> None:
+    config = study_config(aggregation__rule=rule)
+    observer = RecordingObserver()
+    engine = TwiceEngine(config, tmp_path / "a")
+    run(config, tmp_path / "a", engine=engine, observer=observer, stop_after=2)
+    run(config, tmp_path / "b", stop_after=2)
+    models = []
+    for name in ("a", "b"):
+        state = checkpoint.latest(tmp_path / name / "checkpoint", config.fingerprint())
+        assert state is not None
+        models.append(state.weights)
+    assert all(np.array_equal(models[0][key], models[1][key]) for key in models[0])
+    for record in observer.rounds:
+        assert "answered twice" in record.refusals[LIAR]
+        assert "not asked" in record.refusals["site-9"]
+
+
 # ---- a model that is not usable ----
 
 
@@ -314,6 +413,21 @@ def test_resume_from_an_earlier_round_gives_the_same_bytes(
     assert len(read_rounds(tmp_path / "run")) == first_round - 1
     run(config, tmp_path / "run")
     assert outcome(tmp_path / "run") == expected
+
+
+def test_the_command_goes_back_to_a_round(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    config = toy_config("fedavg", frozen=True)
+    folder = tmp_path / "run"
+    run(config, folder)
+    expected = outcome(folder)
+    for number in ("0", "-3", "99", "9" * 30, "2"):
+        assert execute(["resume", str(folder), "--from", number]) not in (0, 70)
+        assert "Fix: " in capfd.readouterr().err
+        assert outcome(folder) == expected, "nothing was deleted"
+    assert execute(["resume", str(folder), "--from", "5", "--quiet"]) == 0
+    assert outcome(folder) == expected
 
 
 def test_a_round_whose_checkpoint_is_gone_is_an_error(tmp_path: Path) -> None:

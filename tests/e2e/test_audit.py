@@ -217,6 +217,49 @@ def test_a_hospital_audits_from_its_own_folder(tmp_path: Path) -> None:
     assert len(AuditImages.open(site_audit.path).png(0)) > 0
 
 
+def test_a_hospital_with_its_own_class_names_audits_and_corrects(tmp_path: Path) -> None:
+    """[classes] of site.toml holds for training, audit, review, apply and the corrected labels."""
+    from fedgsca.config import build, merge
+    from fedgsca.engine.local import SiteRunner
+    from fedgsca.experiment.deployment import prepare_site, site_table
+    from fedgsca.label_audit.apply_decisions import apply_decisions
+    from fedgsca.methods.base import make_method
+    from fedgsca.site import weights_of
+
+    data = toy_folder("five_samples")
+    names = {"class 0": "healthy", "class 1": "adenoma", "class 2": "carcinoma"}
+    changes = {
+        "data": {"source": "sites", "classes": [*names.values(), "polyp"], "image_size": 12},
+        "noise": {"spec": "0"},
+        "federation": {"sites": ["north", "south"]},
+        "train": {"rounds": 2},
+    }
+    config = build(merge(toy_config("fedavg").to_tree(), changes))
+    experiment = prepare_site(config, "north", str(data), None, names)
+    runner = SiteRunner(experiment, make_method("fedavg", {}, 4), tmp_path / "state" / "a")
+    state = runner.method.start(weights_of(runner.model), seed=0)
+    for round_index in range(2):
+        reply = runner.run_round("north", runner.method.broadcast(state, round_index))
+        assert reply.update is not None
+        state = runner.method.aggregate(state, iter([reply.update]))
+    table = "".join(f'"{own}" = "{name}"\n' for own, name in names.items())
+    (tmp_path / "site.toml").write_text(
+        f'name = "north"\nstate = "{tmp_path / "state"}"\ndata = "{data}"\n[classes]\n{table}'
+    )
+    audit(tmp_path)
+    site_audit = read_audit(tmp_path / "state" / "a")
+    assert site_audit.classes == (*names.values(), "polyp")
+    assert len(AuditImages.open(site_audit.path).png(0)) > 0
+    suspect = next(site_audit.ranked_labels())
+    new_label = "healthy" if suspect.given != "healthy" else "adenoma"
+    site_audit.open_decisions().record(suspect, new_label, reviewer="anna")
+    result = apply_decisions(site_audit.path, out=tmp_path / "corrected.csv")
+    assert [(change.old, change.new) for change in result.changes] == [(suspect.given, new_label)]
+    assert "class " not in (tmp_path / "corrected.csv").read_text(), "one spelling in the file"
+    corrected = site_table(config, str(data), tmp_path / "corrected.csv", names)
+    assert int((corrected.labels != experiment.table.labels).sum()) == 1
+
+
 def test_a_hospital_gives_its_kit_or_its_settings_instead_of_a_folder(tmp_path: Path) -> None:
     state, kit = tmp_path / "state", tmp_path / "kit"
     kit.mkdir()

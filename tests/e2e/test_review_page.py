@@ -314,3 +314,121 @@ def test_a_blind_reviewer_sees_no_label(window: Browser, folder: Path) -> None:
         assert "wait for the image" not in window.text("body")
         assert "This list is complete" in window.text("#live")
         assert all(d["blind"] for d in lines(folder) if d["action"] != "undo")
+
+
+# ---- brightness, patients, several people ----
+
+
+def test_brightness_and_contrast_change_the_screen_and_nothing_else(
+    window: Browser, folder: Path
+) -> None:
+    with served(folder) as address:
+        window.open(address)
+        at(window, 1)
+        window.messages.clear()  # of an earlier page, whose server was stopped
+        image_filter = "getComputedStyle(document.querySelector('#viewer img')).filter"
+        slope = "Number(document.querySelector('#window-filter feFuncG').getAttribute('slope'))"
+        assert window.js(image_filter) == "none", "the image as it is stored"
+        window.press("w")
+        assert window.js("document.querySelector('#contrast').checkVisibility()")
+        for key in "mmbi":
+            window.press(key)
+        assert "window-filter" in window.js(image_filter)
+        assert window.js(slope) < -1.2, "inverted, with more contrast"
+        assert window.text("#brightness-value") == "8" and window.text("#contrast-value") == "16"
+        window.press("i")
+        window.js("document.querySelector('#contrast').value = -60")
+        window.js("document.querySelector('#contrast').dispatchEvent(new Event('input'))")
+        assert 0 < window.js(slope) < 0.5
+        window.press("n")
+        at(window, 2)
+        assert "window-filter" in window.js(image_filter), "it stays for the next image"
+        window.press("e")
+        assert window.js(image_filter) == "none"
+        assert not (folder / "decisions.jsonl").exists()
+        # a window on grey values: the middle stays, twice the contrast is twice the slope
+        change = "import('/window.js').then(m => m.linearChange(%s))"
+        assert window.js(change % "0, 0, false") == [1, 0]
+        assert window.js(change % "0, 33, false") == [2, -0.5]
+        assert window.js(change % "0, 0, true") == [-1, 1]
+        assert not window.messages
+
+
+def test_all_images_of_a_patient_are_side_by_side(window: Browser, tmp_path: Path) -> None:
+    from PIL import Image
+
+    (tmp_path / "data").mkdir()
+    lines = ["file,label,group,split"]
+    for i, picture in enumerate(toy_images(np.arange(60) % 3)):
+        Image.fromarray(picture).save(tmp_path / "data" / f"{i}.png")
+        lines.append(f"{i}.png,class {i % 3},patient {i // 4},{'test' if i >= 48 else 'train'}")
+    (tmp_path / "data" / "labels.csv").write_text("\n".join(lines) + "\n")
+    sets = {"data__sites": 1, "data__partition": "stratified", "noise__spec": "0"}
+    folder = toy_audit(tmp_path / "run", "site-1", tmp_path / "data", **sets).path
+    is_offered = "!document.querySelector('#open-patient').hidden"
+    for blind in (False, True):
+        with served(folder, blind=blind) as address:
+            window.open(address)
+            at(window, 1)
+            window.wait(is_offered)
+            assert window.text("#open-patient").startswith("Same patient or slide (4)")
+            window.press("s")
+            window.wait("document.querySelector('#patient').open")
+            assert window.js("document.querySelectorAll('#patient-images img').length") == 4
+            assert ("class 1" in window.text("#patient-images")) == (not blind)
+            window.js("document.querySelector('#patient-images button:not(.this)').click()")
+            window.wait("!document.querySelector('#comparing').hidden")
+            assert "another image of the same" in window.text("#comparing")
+            window.press("Escape")
+            window.wait("document.querySelector('#comparing').hidden")
+
+
+def test_two_readers_and_a_judge_over_the_network(window: Browser, folder: Path) -> None:
+    from fedgsca.review.links import ADJUDICATOR, READER, LinkBook
+    from fedgsca.review.network_app import SharedReview
+    from fedgsca.review.network_server import PageAddress, bind_address, build_network_server
+
+    with bind_address("127.0.0.1", 0) as listener:
+        address = PageAddress("127.0.0.1", int(listener.getsockname()[1]))
+        url = address.url(has_tls=False)
+        links = {}
+        for name, role in (("anna", READER), ("bert", READER), ("prof", ADJUDICATOR)):
+            book = LinkBook(folder)
+            _, token = book.add(name, role=role, blind=False, days=1, address=url)
+            links[name] = f"{url}/?token={token}"
+        audit = read_audit(folder)
+        running = build_network_server(SharedReview(audit, AuditImages.open(audit)), address, None)
+        thread = Thread(target=running.run, kwargs={"sockets": [listener]})
+        thread.start()
+        try:
+            window.open(links["prof"])
+            window.wait("document.querySelector('#done')?.hidden === false")
+            assert "anna (0 of 10), bert (0 of 10)" in window.text("#done-text")
+            for name, keys in (("anna", "a" * 10), ("bert", "aaaaaaaakk")):
+                window.open(links[name])
+                for number, key in enumerate(keys, start=1):
+                    at(window, number)
+                    assert "anna" not in window.text("main") and "bert" not in window.text("main")
+                    window.press(key)
+                window.wait("document.querySelector('#done')?.hidden === false")
+            window.open(links["prof"])
+            at(window, 1)
+            assert "Image 1 of 2" in window.text("#item-title")
+            assert "Reading 1" in window.text("#readings")
+            window.press("k")
+            at(window, 2)
+            LinkBook(folder).revoke("prof")
+            window.press("k")
+            window.wait("!document.querySelector('#alert').hidden")
+            assert "NOT saved. This link was revoked." in window.text("#alert")
+            window.open(links["anna"])
+            window.wait("document.querySelector('#leave')?.hidden === false")
+            window.click("#leave")
+            window.wait("document.querySelector('#alert').innerText.includes('signed out')")
+        finally:
+            running.should_exit = True
+            thread.join()
+            window.messages.clear()  # the browser reports the refused request
+    decisions = lines(folder)
+    assert [d["reviewer"] for d in decisions].count("anna") == 10
+    assert [d["adjudication"] for d in decisions[-2:]] == [False, True]

@@ -84,7 +84,7 @@ def test_the_heads_decide_where_a_run_has_them() -> None:
     assert total == pytest.approx(errors.count)
     row = int(top[0])
     reason = score.describe_label(observations, ranking, row, int(given[row]), CLASSES)
-    assert reason.startswith(f"given {CLASSES[given[row]]}, the evidence says")
+    assert reason.startswith(f"labelled {CLASSES[given[row]]}; the evidence says")
     for label, rows in score.select_clean_examples(observations, given, ranking).items():
         assert (given[rows] == label).all()
         assert np.mean(truth[rows] == label) > 0.9
@@ -159,12 +159,28 @@ def test_the_reason_is_a_sentence() -> None:
     )
     assert (
         score.describe_reason(observations, 0, 1, 2, CLASSES)
-        == "given serrated, the model says adenoma with 0.93 in 11 of 12 rounds"
+        == "labelled serrated; the model says adenoma (93 %), almost every time it looked at the"
+        " image"
     )
     assert (
         score.describe_reason(observations, 1, 1, 0, CLASSES)
-        == "given serrated, the model agrees (mean probability 0.70, 10 of 12 rounds)"
+        == "labelled serrated; the model agrees (70 %), almost every time it looked at the image"
     )
+
+
+@pytest.mark.parametrize(
+    ("votes", "words"),
+    [
+        (17, "every time it looked at the image"),
+        (16, "almost every time it looked at the image"),
+        (9, "most times it looked at the image"),
+        (1, "only sometimes when it looked at the image"),
+        (0, "never when it looked at the image"),
+    ],
+)
+def test_a_pathologist_reads_how_often_the_model_said_so(votes: int, words: str) -> None:
+    assert score.describe_frequency(votes, 17) == f", {words}"
+    assert score.describe_frequency(votes, 1) == ""
 
 
 def test_clean_examples_are_agreed_upon_in_every_round() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import fedgsca.grid.runner as runner
-from fedgsca.config import Config, build
+from fedgsca.config import Config, Tree, build
 from fedgsca.engine.base import RunObserver, SilentObserver
 from fedgsca.errors import ConfigError, FedgscaError, QuorumError, RunFolderError
 from fedgsca.experiment.records import Comparison, RunResult
@@ -19,17 +19,22 @@ from fedgsca.grid.comparison import (
     check_folder,
     collect,
     compare,
+    model_tree,
     parse_methods,
+    parse_models,
     parse_noises,
     parse_seeds,
     read_comparison,
     read_plan,
     read_tuned,
     run_plan,
+    write_tables,
 )
-from fedgsca.grid.runner import GridCell
+from fedgsca.grid.runner import GridCell, SilentGridObserver
 from fedgsca.methods.base import load_methods
+from fedgsca.report.html_page import write_report
 from tests.ninth_method import ninth_method
+from tests.toys import toy_npz
 
 PLAN = ComparisonPlan(("fedavg", "fedgsca"), ("S40", "0-S40-P20-C20"), (0, 1), title="a test")
 
@@ -441,3 +446,52 @@ def test_a_comparison_of_version_0_2_0_is_readable(tmp_path: Path) -> None:
     assert isinstance(comparison, Comparison)
     assert comparison.cells[0].f1 == 61.5
     assert comparison.to_json() == content
+
+
+# ---- networks as rows ----
+
+
+def test_networks_are_rows_with_their_own_ranks_and_ceilings(tmp_path: Path) -> None:
+    models = ("cnn", "tests.own_networks:build")
+    tree: Tree = {
+        "data": {"source": str(toy_npz())},
+        "train": {"rounds": 1, "batch_size": 16, "threads": 1},
+    }
+    plan = ComparisonPlan(("fedavg", "fedprox"), ("S40",), (0,), tree, models=models)
+    assert ComparisonPlan.from_json(json.loads(json.dumps(plan.to_json()))) == plan
+    result = run_plan(plan, tmp_path, SilentGridObserver())
+    assert not result.failures
+    conditions = [f"S40 with {model}" for model in models]
+    rows = [(row.noise, row.method) for row in result.rows]
+    methods = ("fedavg", "fedprox", "ceiling")
+    assert rows == [(condition, method) for condition in conditions for method in methods]
+    write_tables(tmp_path, result.comparison)
+    table = (tmp_path / "compare.md").read_text()
+    assert table.startswith("| Noise | Network | Method |")
+    assert "| S40 | tests.own_networks:build | FedProx |" in table
+    assert (tmp_path / "compare.csv").read_text().startswith("noise,model,method,")
+    write_report(tmp_path)
+    page = (tmp_path / "report.html").read_text()
+    assert "Macro F1 of every network under noise S40" in page
+    assert "2 networks" in page
+    other = ComparisonPlan(("fedavg",), ("S40",), (0,), tree)
+    with pytest.raises(RunFolderError) as caught:
+        run_plan(other, tmp_path, SilentGridObserver())
+    assert caught.value.code == "grid.other-models"
+
+
+def test_networks_of_a_comparison_are_checked_before_any_run() -> None:
+    assert model_tree("resnet18+frozen=a.pth") == {
+        "model": {"name": "resnet18", "frozen": True, "weights": "a.pth"}
+    }
+    assert parse_models(" cnn, cnn ,resnet18") == ("cnn", "resnet18")
+    for text, code in (
+        ("", "grid.empty-list"),
+        ("cnn+cold", "grid.invalid-model"),
+        ("cnn=", "grid.invalid-model"),
+        ("cmn", "model.unknown"),
+        ("cnn=a/b,cnn=a-b", "grid.similar-models"),
+    ):
+        with pytest.raises(ConfigError) as caught:
+            parse_models(text)
+        assert caught.value.code == code, text

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +14,10 @@ from fedgsca.engine import checkpoint
 from fedgsca.engine.label_evidence import read_evidence, read_header
 from fedgsca.engine.rounds import run
 from fedgsca.errors import RunFolderError
+from fedgsca.experiment.run_folder import read_result
 from fedgsca.label_audit.decisions import Decision, Decisions
+from fedgsca.report.run_reader import read_run
+from fedgsca.report.run_sections.unusual_events import event_section
 from fedgsca.wire import pack, read_metadata, unpack
 from tests.toys import outcome, toy_config
 
@@ -201,3 +205,50 @@ def test_an_odd_line_is_skipped_and_later_ones_are_read(key: str, tmp_path: Path
     for reader in (decisions, Decisions(tmp_path)):
         reader.refresh()
         assert set(reader.by_reviewer("anna")) == {1, 2} and reader.damaged_lines == 2
+
+
+# ---- the result and the report ----
+
+RESULT = {"method": "fedavg", "f1": 50.0, "rounds": 3}
+
+
+@pytest.mark.parametrize(
+    "text", ["[]", "{}", '"x"', "[[]]", '{"f1": NaN}', '{"a":' * 50_000, '{"method": "fedavg"}']
+)
+def test_a_damaged_result_is_no_result(text: str, tmp_path: Path) -> None:
+    (tmp_path / "result.json").write_text(text)
+    with pytest.raises(RunFolderError) as error:
+        read_result(tmp_path)
+    assert error.value.code == "run.damaged-file"
+
+
+def test_a_pipe_is_not_read(tmp_path: Path) -> None:
+    """Whoever opens it would wait for ever."""
+    os.mkfifo(tmp_path / "result.json")
+    (tmp_path / "metrics.jsonl").touch()
+    with pytest.raises(RunFolderError, match="not a regular file"):
+        read_result(tmp_path)
+    assert read_run(tmp_path).result is None
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("metrics.jsonl", "", "has 0 of its 3 rounds"),
+        ("result.json", "[]", "result.json cannot be read"),
+        ("result.json", '{"a":' * 50_000, "result.json cannot be read"),
+        ("setup.json", "{", "setup.json cannot be read"),
+        ("config.toml", "", "config.toml cannot be read"),
+    ],
+)
+def test_a_report_says_which_files_are_damaged(
+    name: str, content: str, words: str, tmp_path: Path
+) -> None:
+    (tmp_path / "config.toml").write_text("[train]\nrounds = 3\n")
+    (tmp_path / "result.json").write_text(json.dumps(RESULT))
+    lines = [json.dumps({"round": i}) for i in range(3)]
+    (tmp_path / "metrics.jsonl").write_text("\n".join(lines) + "\n")
+    assert event_section(read_run(tmp_path)) is None
+    (tmp_path / name).write_text(content)
+    section = event_section(read_run(tmp_path))
+    assert section is not None and words in str(section.blocks[0])

@@ -26,3 +26,11 @@ def test_an_existing_folder_stays(tmp_path: Path) -> None:
     with pytest.raises(RunFolderError) as error:
         write_example_folder(tmp_path)
     assert error.value.code == "data.example-exists"
+
+
+def test_another_seed_is_another_hospital(tmp_path: Path) -> None:
+    for name, seed in (("a", "0"), ("b", "1"), ("c", "1")):
+        assert execute(["data", "example", str(tmp_path / name), "--seed", seed]) == 0
+    first, second, same = (load(str(tmp_path / name)).fingerprint for name in "abc")
+    assert first != second
+    assert second == same

@@ -156,3 +156,9 @@ def test_a_site_whose_heads_explain_less_than_plain_training_did_uses_all_labels
     assert not method._explains_too_little(evidence)
     assert method._explains_too_little(replace(evidence, plain_explained=0.25))
     assert method._explains_too_little(replace(evidence, share_explained=0.005))
+
+
+@pytest.mark.parametrize("bounds", [(40.0, 20.0), (0.0, 1.0), (-1.0, 1.0)])
+def test_bounds_of_the_step_are_positive_and_in_order(bounds: tuple[float, float]) -> None:
+    with pytest.raises(ValueError, match="smaller one first"):
+        FedGSCAOptions(step_bounds=bounds)

@@ -37,6 +37,14 @@ def test_points_on_a_line_have_a_smaller_lid_than_points_in_space() -> None:
     assert mean_lid(rng.random((300, 5))) > 2.5
 
 
+def test_distances_that_are_equal_up_to_rounding_have_no_dimension() -> None:
+    """A site's mean was 8e11 because of one such sample, and its update was refused."""
+    distances = 0.7 * (1.0 + 1e-11 * np.arange(20.0))[None]
+    assert np.isnan(lid_from_distances(distances)).all()
+    ordinary = np.linspace(0.1, 1.0, 20)[None]
+    assert np.isfinite(lid_from_distances(np.concatenate([distances, ordinary]))[1])
+
+
 def test_duplicates_are_survived() -> None:
     points = np.repeat(np.eye(3), 10, axis=0)
     assert math.isnan(mean_lid(points, 5))  # nothing but duplicates: no dimension

@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
-from fedgsca.engine.network import SiteMessage, read_message
+from fedgsca.config import load_config
+from fedgsca.engine.guard import UpdateGuard
+from fedgsca.engine.guard_memory import GuardMemory
+from fedgsca.engine.network import NetworkEngine, SiteMessage, read_message
 from fedgsca.engine.node_registry import NodeRegistry
+from fedgsca.engine.site_node import MessageKind
+from fedgsca.errors import UpdateError
+from fedgsca.wire import Payload
 
 GOOD_HEADER: dict[str, Any] = {
     "kind": "train",
@@ -82,3 +89,49 @@ def test_refused_nodes_are_asked_again_and_absent_ones_forgotten() -> None:
     registry.forget_absent([2])
     assert registry.nodes == {}
     assert registry.enter(2, "a", "", None) is None
+
+
+class LyingTransport:
+    """Nodes that say "7 images" when they connect, and later what `claims` says."""
+
+    def __init__(self, claims: dict[str, int]) -> None:
+        self.claims = claims
+        self.names = dict(enumerate(claims))
+
+    def online(self) -> dict[int, str]:
+        return dict.fromkeys(self.names, "")
+
+    def send(
+        self, kind: MessageKind, payload: Payload, nodes: Sequence[int], seconds: float | None
+    ) -> dict[str, int]:
+        return {f"{kind} {payload.round} {node}": node for node in nodes}
+
+    def collect(self, message_ids: Sequence[str]) -> list[SiteMessage]:
+        messages = []
+        for message_id in message_ids:
+            kind, round_index, node = message_id.split()
+            site = self.names[int(node)]
+            header = {
+                **GOOD_HEADER,
+                "kind": kind,
+                "round": int(round_index),
+                "site": site,
+                "num_samples": 7 if kind == "hello" else self.claims[site],
+            }
+            messages.append(SiteMessage(message_id, header, {}, {}))
+        return messages
+
+
+def test_a_site_claims_at_most_the_images_that_it_declared() -> None:
+    claims = {"a": 7, "b": 6, "c": 8}  # b holds one out
+    engine = NetworkEngine(LyingTransport(claims), list(claims), deadline=30.0)
+    guard = UpdateGuard(load_config(method="fedavg"), GuardMemory(tuple(claims)))
+    liars = []
+    for reply in engine.exchange(Payload(0, {})):
+        assert reply.update is not None and reply.declared_samples == 7
+        try:
+            guard.check_declaration(reply.update, reply.declared_samples)
+        except UpdateError as error:
+            assert error.code == "update.more-than-declared"
+            liars.append(reply.site)
+    assert liars == ["c"]

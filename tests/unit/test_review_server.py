@@ -576,3 +576,10 @@ def send_raw(app: Guard, path: str, data: bytes, *, is_slow: bool = False) -> An
 
     asyncio.run(app(scope, receive, send))
     return Answer(parts[0]["status"], {}, b"".join(part.get("body", b"") for part in parts))
+
+
+@pytest.mark.parametrize("row", [True, False, None, 1.0, "1", [], 10**30, -1])
+def test_a_row_that_is_no_number_of_the_list_is_refused(app: Guard, row: Any) -> None:
+    body = {"row": row, "hash": "x", "action": "keep"}
+    answer = ask(app, "/api/decide", method="POST", body=body)
+    assert answer.status == 409 and answer.json["code"] == "review.unknown-row"

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
+from fedgsca.data.class_names import FILE as NAMES_FILE
+from fedgsca.data.class_names import FolderNames, check_class_names, read_folder_names
 from fedgsca.data.decode.image_files import SUFFIXES, is_image
 from fedgsca.data.file_list import (
     FileList,
@@ -17,12 +19,16 @@ from fedgsca.data.file_list import (
 )
 from fedgsca.data.reader import READERS, Reader, ReaderOptions
 from fedgsca.errors import DataError
-from fedgsca.support.csv_table import CsvTable, read_csv_table
+from fedgsca.support.csv_table import CsvTable, read_csv_table, rename_columns
 from fedgsca.support.text import fold_name, plural, suggest
 
 COLUMNS = ("file", "label", "group", "split", "site")
 # what other programs call them
 _OTHER_NAMES = {
+    **dict.fromkeys(("datei", "bild", "dateiname", "pfad"), "file"),
+    **dict.fromkeys(("klasse", "befund", "diagnose"), "label"),
+    **dict.fromkeys(("fall", "patientennummer", "praeparat", "präparat"), "group"),
+    **dict.fromkeys(("klinik", "krankenhaus", "standort"), "site"),
     **dict.fromkeys(("image", "images", "filename", "file name", "path", "image_path"), "file"),
     **dict.fromkeys(("class", "diagnosis", "dx", "target", "category", "finding"), "label"),
     **dict.fromkeys(("patient", "patient_id", "patientid", "patient id", "slide"), "group"),
@@ -58,15 +64,31 @@ def list_folder(root: Path, options: ReaderOptions | None = None) -> FileList:
         )
         return file_list
     try:
+        names = read_folder_names(root, COLUMNS)
         table = find_labels_csv(root)
         if table is not None:
-            _read_labels_csv(file_list, table)
+            _read_labels_csv(file_list, table, names)
         else:
             _read_class_folders(file_list)
         _check_encoding(file_list)
+        _rename_labels(file_list, names)
     except DataError as error:  # a csv that cannot be read at all
         file_list.add_problem(error)
     return file_list
+
+
+def _rename_labels(file_list: FileList, names: FolderNames) -> None:
+    """Give the classes the names of names.toml."""
+    if not names.classes:
+        return
+    labels = [row.label for row in file_list.rows if row.label]
+    check_class_names(file_list.root, labels, names.classes)
+    rows = []
+    for row in file_list.rows:
+        rows.append(replace(row, label=names.classes.get(row.label, row.label)))
+    file_list.rows = rows
+    file_list.class_names = dict(names.classes)
+    file_list.notes.append(f"class names from {NAMES_FILE}")
 
 
 def _check_encoding(file_list: FileList) -> None:
@@ -98,8 +120,8 @@ def find_labels_csv(root: Path) -> Path | None:
 # ---- labels.csv ----
 
 
-def _read_labels_csv(file_list: FileList, path: Path) -> None:
-    table = read_csv_table(path)
+def _read_labels_csv(file_list: FileList, path: Path, names: FolderNames) -> None:
+    table = rename_columns(read_csv_table(path), names.columns)
     file_list.notes.extend(table.notes)
     file_list.columns = tuple(name for name in COLUMNS if name in table.columns)
     if not _check_header(file_list, table):
@@ -144,7 +166,8 @@ def _check_header(file_list: FileList, table: CsvTable) -> bool:
                 "data.unknown-column",
                 f"{file_list.root}: {plural(len(unknown_columns), 'unknown column')} in labels.csv:"
                 f" {show_cases(unknown_columns)}",
-                fix=f"rename or remove these columns; use only {', '.join(COLUMNS)}",
+                fix=f"rename or remove these columns, or name them in {NAMES_FILE} below [columns];"
+                f" use only {', '.join(COLUMNS)}",
             )
         )
     missing_columns = [name for name in ("file", "label") if name not in table.columns]
@@ -186,6 +209,7 @@ def _check_files(file_list: FileList, lines: list[int]) -> None:
             )
         )
     file_list.check_duplicates(lines)
+    file_list.check_classes()
     _check_existence(file_list, [name for name in names if name not in outside_paths])
 
 

@@ -18,6 +18,7 @@ import numpy as np
 from fedgsca.data.cache import Extra, cached_rows
 from fedgsca.data.decode.image_files import UnreadableImageError, check_shape, fit
 from fedgsca.data.file_facts import measure_files
+from fedgsca.data.file_list import MAX_CLASSES
 from fedgsca.data.reader import READERS, Reader, ReaderOptions
 from fedgsca.data.table import SPLITS, ImageTable, check_table, fingerprint
 from fedgsca.errors import DataError
@@ -27,7 +28,6 @@ from fedgsca.support.text import one_line
 VERSION = "npz-1"  # part of the cache key: raise it whenever the pixels that come out change
 _BLOCK = 256  # images in memory at a time, fewer if they are large
 _BLOCK_BYTES = 2**28
-_MAX_CLASSES = 10_000
 
 _ORGANS = (
     "bladder, femur-left, femur-right, heart, kidney-left, kidney-right, liver, lung-left, "
@@ -77,6 +77,12 @@ def read_npz(
     path: Path, *, image_size: int | None = None, cache_dir: Path | None = None
 ) -> ImageTable:
     """A table of all splits in the file; ids are "train/17"."""
+    if path.exists() and not path.is_file():  # a device would be read until the memory is full
+        raise DataError(
+            "data.npz-not-a-file",
+            f"{path} is not a regular file",
+            fix="check the path given with --data",
+        )
     try:
         with zipfile.ZipFile(path) as archive:
             return _read_archive(path, archive, image_size, cache_dir)
@@ -144,7 +150,7 @@ def _read_archive(
         cache_dir,
     )
     labels = np.concatenate(label_blocks)
-    _check_class_count(path, labels)
+    check_class_count(path, labels)
     classes = class_names(path, int(labels.max(initial=-1)) + 1)
     split_column = np.repeat(np.array(splits), counts)
     return check_table(
@@ -163,13 +169,13 @@ def _read_archive(
     )
 
 
-def _check_class_count(path: Path, labels: np.ndarray) -> None:
+def check_class_count(path: Path, labels: np.ndarray) -> None:
     """A single absurd label must not ask for as many classes."""
     largest = int(labels.max(initial=-1))
-    if largest >= _MAX_CLASSES:
+    if largest >= MAX_CLASSES:
         raise DataError(
             "data.too-many-classes",
-            f"{path}: the largest label is {largest:,}, but there may be at most {_MAX_CLASSES:,}"
+            f"{path}: the largest label is {largest:,}, but there may be at most {MAX_CLASSES:,}"
             " classes",
             fix="number the classes 0, 1, 2, ... without gaps",
         )

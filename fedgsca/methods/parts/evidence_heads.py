@@ -46,7 +46,7 @@ from fedgsca.evidence import (
 )
 from fedgsca.methods.base import Method, ServerState
 from fedgsca.methods.parts import holdout
-from fedgsca.site import LabelEvidence, Site
+from fedgsca.site import LabelEvidence, Samples, Site
 from fedgsca.train import evaluate_site
 from fedgsca.wire import SMALLEST_GROUP, Arrays, Extra, Payload, Update
 
@@ -267,13 +267,8 @@ class EvidenceMethod(Method):
         return replace(update, num_samples=site.num_samples), part.evidence.own_counts
 
     def _holdout(self, site: Site) -> np.ndarray:
-        """(n,) bool; empty at a site that would keep too few samples to train on."""
-        mask = np.zeros(site.num_samples, bool)
-        if self.holdout_share > 0:
-            mask = draw_holdout(site.seed, site.name, _read_contents(site), self.holdout_share)
-        if np.count_nonzero(~mask) < SMALLEST_GROUP:
-            mask[:] = False
-        return mask
+        """(n,) bool: the samples that no model trains on."""
+        return find_holdout(site.seed, site.name, site.samples, self.holdout_share)
 
     def _train_heads(
         self, memory: HeadMemory, evidence: Arrays, payload: Payload, site: Site
@@ -396,7 +391,7 @@ class HeadMemory:
         """The memory as it was stored; without any, that of a site at its start."""
         shape = (site.num_samples, site.num_classes)
         if not arrays:
-            folds = assign_folds(site.seed, site.name, _read_contents(site))
+            folds = assign_folds(site.seed, site.name, _read_contents(site.samples))
             return HeadMemory(folds, np.zeros(shape, np.float32))
         return HeadMemory(
             arrays["folds"].astype(np.int64),
@@ -440,9 +435,8 @@ class HeadMemory:
         A posterior that explains nothing would only teach the heads their own opinion. So would one
         that explains less than plain training did.
         """
-        explained = self.share_explained or 0.0
         least = max(MIN_USEFUL, (self.plain_explained or 0.0) - MAX_DECLINE)
-        if self.posterior is None or explained < least:
+        if self.posterior is None or (self.share_explained or 0.0) < least:
             return np.asarray(np.eye(site.num_classes)[site.labels])
         return np.asarray(self.posterior, dtype=np.float64)
 
@@ -477,26 +471,36 @@ def _refresh_posterior(memory: HeadMemory, evidence: Arrays, site: Site) -> Head
     fit = judgement.transition(site.labels)
     opinion = sharpen(judgement.probs, power)
     reference = judgement.references[POWERS.index(power)]
-    explained = explained_across_folds(opinion, site.labels, memory.folds, reference)
+    share_explained = explained_across_folds(opinion, site.labels, memory.folds, reference)
     plain_explained = memory.plain_explained
     return HeadMemory(
         memory.folds,
         np.zeros_like(memory.opinion_sum),
         refresh=refresh,
         posterior=fit.posterior.astype(np.float32),
-        share_explained=explained,
-        plain_explained=explained if plain_explained is None else plain_explained,
+        share_explained=share_explained,
+        plain_explained=share_explained if plain_explained is None else plain_explained,
     )
 
 
-def _read_contents(site: Site) -> Iterator[bytes]:
+def find_holdout(seed: int, site: str, samples: Samples, share: float) -> np.ndarray:
+    """(n,) bool; nothing at a site that would keep too few samples to train on."""
+    mask = np.zeros(len(samples), bool)
+    if share > 0:
+        mask = draw_holdout(seed, site, _read_contents(samples), share)
+    if np.count_nonzero(~mask) < SMALLEST_GROUP:
+        mask[:] = False
+    return mask
+
+
+def _read_contents(samples: Samples) -> Iterator[bytes]:
     """What decides about the fold of every sample: its group, or else the bytes of its input."""
-    groups = site.samples.groups
-    for row in range(site.num_samples):
+    groups = samples.groups
+    for row in range(len(samples)):
         if groups is not None and str(groups[row]):
             yield str(groups[row]).encode()
         else:
-            yield np.ascontiguousarray(site.samples.inputs[np.array([row])]).tobytes()
+            yield np.ascontiguousarray(samples.inputs[np.array([row])]).tobytes()
 
 
 def _read_features(payload: Payload, site: Site) -> np.ndarray | None:

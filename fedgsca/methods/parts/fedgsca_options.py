@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from fedgsca.evidence import FIRST_STEPS, MAX_DECLINE, MIN_USEFUL, STEP_BOUNDS
 from fedgsca.methods.base import MethodOptions
@@ -188,3 +188,11 @@ class FedGSCAOptions(MethodOptions):
         default=GuardOptions(),
         description="the guard against collapse",
     )
+
+    @field_validator("step_bounds")
+    @classmethod
+    def check_order(cls, bounds: tuple[float, float] | None) -> tuple[float, float] | None:
+        """Two positive numbers, the smaller one first."""
+        if bounds is not None and not 0 < bounds[0] <= bounds[1]:
+            raise ValueError("the bounds must be two positive numbers, the smaller one first")
+        return bounds

@@ -14,6 +14,8 @@ import numpy as np
 
 # duplicates have distance 0, whose logarithm is not finite
 MIN_DISTANCE = 1e-12
+# mean logarithm of distances that are equal up to rounding: no dimension can be read from them
+SMALLEST_LOG = 1e-6
 # distances are computed for this many samples at a time: memory stays at 512 x n
 _CHUNK = 512
 
@@ -21,12 +23,12 @@ _CHUNK = 512
 def lid_from_distances(distances: np.ndarray) -> np.ndarray:
     """(n,): -[mean_j log(r_j / r_m)]^-1 from the ascending distances (n, m) to the m nearest.
 
-    NaN where all distances are equal.
+    NaN where all distances are equal up to rounding: it would be a LID of 1e6 and more.
     """
     r = np.maximum(distances, MIN_DISTANCE)
     mean_log = np.log(r / r[:, -1:]).mean(axis=1)  # <= 0
     with np.errstate(divide="ignore"):
-        return np.where(mean_log < -1e-12, -1.0 / mean_log, np.nan)
+        return np.where(mean_log < -SMALLEST_LOG, -1.0 / mean_log, np.nan)
 
 
 def nearest_distances(points: np.ndarray, neighbours: int) -> np.ndarray:

@@ -25,7 +25,8 @@ def run_list_section(comparison: LoadedComparison) -> PageSection | None:
     for cell in comparison.cells:
         label = comparison.labels.get(cell.method, cell.label or cell.method)
         scores = [score_number(cell.f1), score_number(cell.best_f1)]
-        rows.append([label, cell.noise, str(cell.seed), *scores, _run_link(comparison, cell.path)])
+        link = _run_link(comparison, cell.path)
+        rows.append([label, cell.condition, str(cell.seed), *scores, link])
     if not rows:
         return None
     head = ["Method", "Noise", "Seed", "Macro F1", "Best", "Folder"]

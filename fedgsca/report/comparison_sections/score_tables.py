@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fedgsca.experiment.records import finite
+from fedgsca.experiment.records import finite, join_condition
 from fedgsca.report.comparison_tables import (
     SCORES,
     ComparisonRow,
@@ -41,7 +41,9 @@ def result_section(comparison: LoadedComparison) -> PageSection | None:
     if not comparison.rows:
         return None
     blocks: list[PageElement] = []
-    if len(comparison.noises) > 1:
+    if comparison.record.models:
+        blocks += _network_tables(comparison)
+    elif len(comparison.noises) > 1:
         blocks.append(_overview_table(comparison))
     for noise in comparison.noises:
         table = _score_table(comparison, noise)
@@ -54,7 +56,7 @@ def result_section(comparison: LoadedComparison) -> PageSection | None:
 
 def _intro(comparison: LoadedComparison) -> str:
     sentences = [_explain_numbers(comparison)]
-    legend = describe_noises(comparison.noises)
+    legend = describe_noises(dict.fromkeys(row.noise_spec for row in comparison.rows))
     if legend:
         sentences.append(legend)
     if comparison.has_ceiling:
@@ -90,7 +92,29 @@ def _overview_table(comparison: LoadedComparison) -> PageTable:
         rows.append([name, *_f1_cells(comparison, method)])
     if comparison.has_ceiling:
         rows.append([TableCell("Ceiling"), *_f1_cells(comparison, "ceiling")])
-    return PageTable("Macro F1 under every noise", ["Method", *comparison.noises], rows)
+    caption = f"Macro F1 under every {comparison.condition_word}"
+    return PageTable(caption, ["Method", *comparison.noises], rows)
+
+
+def _network_tables(comparison: LoadedComparison) -> list[PageTable]:
+    """Networks by methods for every noise, F1 only: does the ranking depend on the network?"""
+    methods = comparison.labels
+    head = ["Network", *methods.values()]
+    names = list(methods)
+    if comparison.has_ceiling:
+        head.append("Ceiling")
+        names.append("ceiling")
+    tables = []
+    for noise in comparison.record.noises:
+        rows = []
+        for model in comparison.record.models or ():
+            cells = [TableCell(model)]
+            for method in names:
+                row = comparison.find_row(method, join_condition(noise, model))
+                cells.append(TableCell(DASH) if row is None else _score_cell(row, "f1"))
+            rows.append(cells)
+        tables.append(PageTable(f"Macro F1 of every network under noise {noise}", head, rows))
+    return tables
 
 
 def _f1_cells(comparison: LoadedComparison, method: str) -> list[TableCell]:

@@ -19,7 +19,10 @@ from fedgsca.report.run_reader import LoadedRun
 @run_section(position=120)
 def event_section(run: LoadedRun) -> PageSection | None:
     """Absent if nothing unusual happened."""
-    blocks: list[PageElement] = [*_event_tables(run), *_rejection_tables(run)]
+    blocks: list[PageElement] = []
+    if run.damage:
+        blocks.append(BulletList(run.damage, "Damaged files"))
+    blocks += [*_event_tables(run), *_rejection_tables(run), *_scaling_tables(run)]
     if run.setup.warnings:
         blocks.append(BulletList(run.setup.warnings, "Warnings and notes about the data"))
     if not blocks:
@@ -58,4 +61,19 @@ def _rejection_tables(run: LoadedRun) -> list[PageTable | Collapsible]:
     note = "A refused update is left out of the average; the round continues with the other sites."
     head = ["Site", "Reason", "Rounds"]
     table = PageTable("Refused updates", head, rows, words=(1, 2), note=note)
+    return [fold_long_table(table)]
+
+
+def _scaling_tables(run: LoadedRun) -> list[PageTable | Collapsible]:
+    """Changes that the guard used with a smaller norm."""
+    rounds = event_rounds(run, "scaled_down")
+    if not rounds:
+        return []
+    rows = [
+        [site, range_text(numbers), count_text(len(numbers))] for site, numbers in rounds.items()
+    ]
+    note = "The guard uses a change that is unusually large with the norm of the other sites."
+    table = PageTable(
+        "Changes scaled down", ["Site", "Rounds", "Times"], rows, words=(1,), note=note
+    )
     return [fold_long_table(table)]

@@ -2,6 +2,7 @@
 // for "saved" before it shows the next one.
 
 import { makeViewer } from "/viewer.js";
+import { makeWindow } from "/window.js";
 
 const WAIT = "Please wait for the image.";
 const PREFETCH = 4;  // labels whose images are loaded before they are needed
@@ -33,6 +34,15 @@ const viewer = makeViewer(byId("viewer"), (scale, smooth) => {
   document.querySelector('[data-view="smooth"]').setAttribute("aria-pressed", smooth);
 });
 
+const windowLevel = makeWindow(byId("viewer"), byId("window-filter"), {
+  brightness: byId("brightness"),
+  contrast: byId("contrast"),
+  brightnessValue: byId("brightness-value"),
+  contrastValue: byId("contrast-value"),
+  invert: byId("invert"),
+  reset: byId("reset-window"),
+}, (isChanged) => byId("open-window").setAttribute("aria-pressed", isChanged));
+
 // ---- requests ----
 
 async function request(path, body) {
@@ -48,16 +58,23 @@ async function request(path, body) {
   } catch {
     throw {
       error: "The review server does not answer.",
-      fix: "Run `fedgsca review` again and open the address that it prints. "
-        + "Saved decisions are not lost.",
+      fix: about?.shared
+        ? "Try again in a moment, or ask the person who started it. Saved decisions are not lost."
+        : "Run `fedgsca review` again and open the address that it prints. "
+          + "Saved decisions are not lost.",
     };
   }
   if (answer.ok) return answer.json();
-  if (answer.status === 403) {
+  if (answer.status === 403 && !about?.shared) {
     throw {
       error: "This page belongs to an earlier start of the server.",
       fix: "Open the address that `fedgsca review` printed last.",
     };
+  }
+  if (answer.status === 403 || answer.status === 429) {  // the server says why, in two sentences
+    const text = (await answer.text().catch(() => "")).trim();
+    const end = text.indexOf(". ") + 1;
+    throw { error: text.slice(0, end) || text, fix: text.slice(end).trim() || "Open your link." };
   }
   const problem = await answer.json().catch(() => ({}));
   throw {
@@ -186,6 +203,7 @@ function showItem(item) {
     if (current === item) byId("examples").replaceChildren(...groups.flat());
   };
   loadExamples(item.row).then(showExamples, () => {});
+  offerPatient(item);
   prefetch();
 }
 
@@ -229,8 +247,19 @@ function describeItem(item) {
     announcement += `Given ${item.given}, suggested ${item.suggested} with ${probability}. `;
     announcement += asSentence(item.reason);
   }
+  showReadings(item.readings ?? []);
   announce(`${savedText}${announcement}`);
   savedText = "";
+}
+
+function showReadings(readings) {  // what an adjudicator has to settle; without names
+  byId("readings").hidden = !readings.length;
+  byId("readings").replaceChildren(...readings.map((reading, i) => {
+    const line = element("li", `Reading ${i + 1}: `);
+    line.append(element("strong", labelText(reading)));
+    if (reading.reason) line.append(element("span", ` – ${reading.reason}`));
+    return line;
+  }));
 }
 
 function showOpinions(opinions) {
@@ -292,12 +321,15 @@ async function showExample(row, label, button) {
     return;
   }
   if (!isPressed(button)) return;
+  showForComparison(image, `a clean ${label}`);
+}
+
+function showForComparison(image, text) {
   viewer.show(image);
-  const text = `For comparison: a clean ${label}. Back `;
-  byId("comparing").replaceChildren(text, element("kbd", "Esc"));
+  byId("comparing").replaceChildren(`For comparison: ${text}. Back `, element("kbd", "Esc"));
   byId("comparing").hidden = false;
   byId("viewer").scrollIntoView({ block: "nearest" });
-  announce(`The large view shows a clean ${label}. Press Escape to go back.`);
+  announce(`The large view shows ${text}. Press Escape to go back.`);
 }
 
 function endComparison() {
@@ -317,12 +349,68 @@ function showDone(page) {
   queue = [];
   byId("work").hidden = true;
   byId("done").hidden = false;
-  const text = page.total
-    ? `All ${page.total} labels in this list are decided and saved.`
-    : "There are no labels in this list.";
+  const [title, text] = doneText(page);
+  byId("done-title").textContent = title;
   byId("done-text").textContent = text;
-  announce(`${savedText}This list is complete. ${text}`);
+  announce(`${savedText}${title}. ${text}`);
   savedText = "";
+}
+
+function doneText(page) {
+  const complete = "This list is complete";
+  if (page.total) return [complete, `All ${page.total} labels in this list are decided and saved.`];
+  if (!about.adjudication) return [complete, "There are no labels in this list."];
+  if (!about.open_readings.length) return [complete, "The readers agree about every label."];
+  const names = about.open_readings.map((r) => `${r.reader} (${r.decided} of ${r.required})`);
+  return ["The readers have not finished",
+    `You can settle their disagreements when all have. Still reading: ${names.join(", ")}.`];
+}
+
+// ---- all images of a patient ----
+
+const GROUP_WORDS = { group: "patient or slide" };
+
+async function offerPatient(item) {
+  byId("open-patient").hidden = true;
+  const group = await request(`/api/patient/${item.row}`).catch(() => null);
+  if (current !== item || !group || group.total < 2) return;
+  const word = GROUP_WORDS[group.word] ?? group.word;
+  byId("open-patient").querySelector("span").textContent = `Same ${word} (${group.total})`;
+  byId("open-patient").hidden = false;
+  byId("open-patient").onclick = () => showPatient(item, group, word);
+}
+
+function showPatient(item, group, word) {
+  byId("patient-title").textContent = `All images of the same ${word}`;
+  const part = group.images.length < group.total
+    ? `${group.images.length} of ${group.total} images, those around this one. ` : "";
+  byId("patient-text").textContent = `${part}Click an image to see it in the large view.`;
+  byId("patient-images").replaceChildren(...group.images.map((image) => {
+    const isThis = image.row === item.row;
+    const words = [isThis ? "this image" : "", image.given ?? "",
+      image.suspect && !isThis ? "also on the list" : ""].filter(Boolean).join(", ");
+    const button = element("button", "", { type: "button", class: isThis ? "this" : "" });
+    const picture = element("img", "", { src: `/image/${image.row}`, alt: "", loading: "lazy" });
+    button.append(picture, element("span", words || "another image"));
+    button.addEventListener("click", () => {
+      byId("patient").close();
+      if (isThis) showSuspect();
+      else showOther(image.row, `another image of the same ${word}`);
+    });
+    return button;
+  }));
+  byId("patient").showModal();
+}
+
+async function showOther(row, text) {
+  endComparison();
+  const image = element("img", "", { alt: text, src: `/image/${row}`, draggable: "false" });
+  try {
+    await image.decode();
+  } catch {
+    return;
+  }
+  showForComparison(image, text);
 }
 
 // ---- decisions ----
@@ -597,6 +685,14 @@ const KEYS = {
   0: viewer.fit,
   o: viewer.original,
   x: viewer.smooth,
+  w: () => toggleWindowTools(),
+  b: windowLevel.brighter,
+  d: windowLevel.darker,
+  m: windowLevel.more,
+  l: windowLevel.less,
+  i: windowLevel.invert,
+  e: windowLevel.reset,
+  s: () => !byId("open-patient").hidden && byId("open-patient").click(),
   r: () => byId("note").focus(),
   "?": () => byId("help").showModal(),
 };
@@ -606,11 +702,12 @@ const NO_REPEAT = "akcuznp0123456789";  // a key that is held down must not run 
 document.addEventListener("keydown", (event) => {
   if (event.ctrlKey || event.altKey || event.metaKey) return;
   if (document.querySelector("dialog[open]")) return;
-  const isTyping = event.target.matches("input, select, textarea");
+  const isTyping = event.target.matches("input:not([type=range]), select, textarea");
   if (event.key === "Escape") return isTyping ? event.target.blur() : showSuspect();
   if (isTyping) return;
   const isOnImage = document.activeElement === byId("viewer");
-  if (ARROWS[event.key] && (viewer.isZoomed || isOnImage)) {
+  const isOnSlider = event.target.matches("input[type=range]");  // arrows move the slider
+  if (ARROWS[event.key] && !isOnSlider && (viewer.isZoomed || isOnImage)) {
     event.preventDefault();
     return viewer.pan(...ARROWS[event.key]);
   }
@@ -642,6 +739,28 @@ for (const button of document.querySelectorAll("[data-view]")) {
 for (const button of document.querySelectorAll("[data-close]")) {
   button.addEventListener("click", () => button.closest("dialog").close());
 }
+function toggleWindowTools() {
+  const isOpen = byId("window-tools").hidden;
+  byId("window-tools").hidden = !isOpen;
+  byId("open-window").setAttribute("aria-expanded", isOpen);
+}
+
+async function leave() {
+  try {
+    await request("/api/leave", {});
+  } catch (problem) {
+    return showError(problem, "You are still signed in.");
+  }
+  for (const id of ["work", "done"]) byId(id).hidden = true;
+  document.querySelector("header").hidden = true;
+  current = null;
+  viewer.empty("");
+  byId("examples").replaceChildren();
+  showError({ error: "You have signed out.", fix: "Your personal link opens the page again." });
+}
+
+byId("open-window").addEventListener("click", toggleWindowTools);
+byId("leave").addEventListener("click", leave);
 byId("open-help").addEventListener("click", () => byId("help").showModal());
 byId("comparing").addEventListener("click", showSuspect);
 byId("open-summary").addEventListener("click", showSummary);
@@ -705,7 +824,10 @@ function prepareBlindReview() {
 async function start() {
   about = await request("/api/about");
   about.total = 0;
-  const mode = about.blind ? " · blind" : "";
+  let mode = about.blind ? " · blind" : "";
+  if (about.adjudication) mode = " · settles disagreements";
+  byId("leave").hidden = !about.shared;
+  if (about.adjudication) byId("filter").closest("label").hidden = true;
   byId("where").textContent = `${about.site} · ${about.reviewer}${mode}`;
   document.title = `Label review, ${about.site}`;
   const irrelevant = about.blind ? "[data-open-only]" : "[data-blind-only]";

@@ -1,0 +1,123 @@
+"""`fedgsca doctor`: what is installed, what is missing for which command, and a bug report."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from fedgsca.cli.options import Json
+from fedgsca.errors import ConfigError
+from fedgsca.support.console import print_json, print_line, print_note
+from fedgsca.support.text import size_text
+
+if TYPE_CHECKING:
+    from fedgsca.support.installation import ExtraState, MachineFacts
+
+Run = Annotated[
+    Path | None,
+    typer.Argument(metavar="RUN", help="with --bundle: the run that the report is about"),
+]
+Bundle = Annotated[
+    Path | None,
+    typer.Option(
+        "--bundle",
+        metavar="FILE.zip",
+        help="write a bundle for a bug report, without names, paths, images or labels",
+    ),
+]
+_MIN_FREE = 2 * 1024**3  # bytes on the disk of the cache: fewer are worth a line
+_OK, _MISSING = "green", "yellow"
+
+
+def add(app: typer.Typer) -> None:
+    """Add the command of this module."""
+    app.command(
+        "doctor",
+        help="What is installed, what is missing for which command; a bundle for a bug report.",
+        rich_help_panel="Understand",
+    )(doctor)
+
+
+def doctor(run: Run = None, bundle: Bundle = None, as_json: Json = False) -> None:
+    """`fedgsca doctor`. The exit code is 1 if what every command needs is not complete."""
+    from fedgsca.support.installation import describe_machine, inspect_installation
+
+    if run is not None and bundle is None:
+        raise ConfigError(
+            "cli.conflicting-options",
+            "a run is looked at for a bug report only",
+            fix="add --bundle FILE.zip",
+        )
+    machine = describe_machine()
+    states = inspect_installation()
+    files = []
+    if bundle is not None:
+        from fedgsca.deploy.bug_report import write_bundle
+
+        files = write_bundle(bundle, run)
+    if as_json:
+        extras = [state.to_json() | {"problems": state.problems} for state in states]
+        print_json({"machine": machine.to_json(), "extras": extras, "bundle": files})
+    else:
+        _print_machine(machine)
+        for state in states:
+            _print_extra(state)
+        _print_disk()
+        if bundle is not None:
+            _print_bundle(bundle, files)
+    if states[0].problems:
+        raise typer.Exit(1)
+
+
+def _print_machine(machine: MachineFacts) -> None:
+    print_line(
+        f"fedgsca {machine.version}, Python {machine.python}, {machine.system} {machine.release}"
+        f" ({machine.machine}), {machine.cores} cores",
+        "bold",
+    )
+    if not machine.has_unix_sockets:
+        print_line(
+            "missing  deploy node: a hospital's machine in a federation needs Linux or macOS",
+            _MISSING,
+        )
+
+
+def _print_extra(state: ExtraState) -> None:
+    if not state.packages:
+        print_line(f"unknown  {state.purpose}: fedgsca is not installed as a package", _MISSING)
+        return
+    name = f" [{state.extra}]" if state.extra else ""
+    if not state.problems:
+        versions = ", ".join(f"{package.name} {package.version}" for package in state.packages)
+        print_line(f"ok       {state.purpose}{name}", _OK)
+        print_line(f"         {versions}")
+        return
+    print_line(f"missing  {state.purpose}{name}: {'; '.join(state.problems)}", _MISSING)
+    print_line(f"         Fix: {state.fix}")
+
+
+def _print_disk() -> None:
+    import shutil
+
+    from fedgsca.data.cache import cache_folder
+
+    folder = cache_folder()
+    while not folder.exists():
+        folder = folder.parent
+    free = shutil.disk_usage(folder).free
+    remark = "" if free >= _MIN_FREE else " (little: decoded images are stored there)"
+    print_line(f"cache    {cache_folder()}: {size_text(free)} free{remark}")
+
+
+def _print_bundle(bundle: Path, files: list[str]) -> None:
+    from fedgsca.deploy.bug_report import CONTENTS
+
+    print_line(f"bundle   {bundle}", "bold")
+    for name in files:
+        print_line(f"         {name}: {CONTENTS[name]}")
+    print_note(
+        "Look into it before you send it. Add the message that you saw, with its code in brackets,"
+        " but no file names."
+    )

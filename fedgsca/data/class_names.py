@@ -1,0 +1,130 @@
+"""A hospital's own words for classes and columns: names.toml beside labels.csv.
+
+    [classes]
+    Gesund = "healthy"
+    "Karzinom G1" = "carcinoma"
+
+    [columns]
+    Datei = "file"
+    Befund = "label"
+
+Everything that reads the folder then uses the names on the right. site.toml of a deployment may
+have the same table [classes], for data that must not be touched.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+
+from fedgsca.data.table import ImageTable, fingerprint
+from fedgsca.errors import DataError
+from fedgsca.support.text import fold_name, one_line, plural, suggest
+
+FILE = "names.toml"
+_MAX_CASES = 5  # names in one message
+
+
+@dataclass(frozen=True)
+class FolderNames:
+    """The content of names.toml: the own name -> the name to use."""
+
+    classes: Mapping[str, str] = field(default_factory=dict)
+    # by folded name, see fold_name
+    columns: Mapping[str, str] = field(default_factory=dict)
+
+
+def read_folder_names(root: Path, columns: Sequence[str]) -> FolderNames:
+    """names.toml of a folder; empty if it has none. `columns` are the columns of a labels.csv."""
+    path = root / FILE
+    try:
+        tree = tomllib.loads(path.read_text("utf-8"))
+    except FileNotFoundError:
+        return FolderNames()
+    except (OSError, ValueError, RecursionError) as error:
+        raise DataError(
+            "data.invalid-names",
+            f"{path} cannot be read: {error}",
+            fix='write lines such as Gesund = "healthy" below [classes], in UTF-8',
+        ) from None
+    unknown_tables = sorted(set(tree) - {"classes", "columns"})
+    if unknown_tables:
+        raise DataError(
+            "data.invalid-names",
+            f"{path} contains {', '.join(map(repr, unknown_tables))}, which means nothing there",
+            fix="use the tables [classes] and [columns] only",
+        )
+    class_names = _read_pairs(path, tree.get("classes", {}))
+    column_names = {}
+    for own_name, name in _read_pairs(path, tree.get("columns", {})).items():
+        if name not in columns:
+            suggestion = suggest(name, columns)
+            hint = "" if suggestion is None else f"did you mean {suggestion}? "
+            raise DataError(
+                "data.unknown-column-name",
+                f"{path} gives the column {own_name!r} the name {name!r}, which is not a column",
+                fix=f"{hint}use one of: {', '.join(columns)}",
+            )
+        column_names[fold_name(own_name)] = name
+    return FolderNames(class_names, column_names)
+
+
+def _read_pairs(path: Path, tree: object) -> dict[str, str]:
+    pairs = dict(tree) if isinstance(tree, dict) else {}
+    for own_name, name in pairs.items():
+        if not isinstance(name, str) or not name.strip():
+            raise DataError(
+                "data.invalid-names",
+                f"{path}: the name for {own_name!r} is not a text",
+                fix=f'write {own_name} = "name"',
+            )
+    if not isinstance(tree, dict):
+        raise DataError(
+            "data.invalid-names",
+            f"{path}: [classes] and [columns] must be tables",
+            fix='write lines such as Gesund = "healthy" below [classes]',
+        )
+    return {own_name.strip(): name.strip() for own_name, name in pairs.items()}
+
+
+def check_class_names(source: object, labels: Sequence[str], names: Mapping[str, str]) -> None:
+    """Refuse labels that have no name in the table, unless they are such a name themselves."""
+    if not names:
+        return
+    targets = set(names.values())
+    unmapped_labels = sorted(set(labels) - {*names, *targets})
+    if not unmapped_labels:
+        return
+    examples = ", ".join(one_line(repr(label), 80) for label in unmapped_labels[:_MAX_CASES])
+    ellipsis = ", ..." if len(unmapped_labels) > _MAX_CASES else ""
+    suggestion = suggest(unmapped_labels[0], list(names))
+    hint = "" if suggestion is None else f"did you mean {suggestion!r}? "
+    raise DataError(
+        "data.unmapped-class",
+        f"{source}: {plural(len(unmapped_labels), 'class', 'classes')} without a name in [classes]:"
+        f" {examples}{ellipsis}",
+        fix=f"{hint}add a line for each of them to [classes], or correct the labels",
+    )
+
+
+def rename_classes(table: ImageTable, names: Mapping[str, str]) -> ImageTable:
+    """The same images with other class names; several own names may become one class."""
+    if not names:
+        return table
+    check_class_names(table.name, table.classes, names)
+    new_names = [names.get(name, name) for name in table.classes]
+    classes = tuple(dict.fromkeys(new_names))
+    index = np.array([classes.index(name) for name in new_names], np.int64)
+    labels = index[table.labels]
+    return replace(
+        table,
+        labels=labels,
+        given=None if table.given is None else index[table.given],
+        classes=classes,
+        class_names={**table.class_names, **names},
+        fingerprint=fingerprint(table.images, labels, classes, table.split),
+    )

@@ -1,0 +1,72 @@
+"""From `--track`, the configuration or an earlier session to the trackers of a run."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from fedgsca.config import Config
+from fedgsca.engine.base import RunObserver
+from fedgsca.grid.comparison import ComparisonPlan
+from fedgsca.grid.runner import GridObserver
+from fedgsca.tracking.base import TrackTarget, parse_targets, require_packages
+from fedgsca.tracking.observers import (
+    TRACK_FILE,
+    TrackingGridObserver,
+    TrackingObserver,
+    experiment_name,
+)
+
+
+def find_targets(track: str | None, config: Config, folder: Path) -> tuple[TrackTarget, ...]:
+    """What to track with: the option, else the configuration, else as in the earlier session.
+
+    A tracker that is not installed is an error here, before anything runs.
+    """
+    text = track or config.track or _read_earlier(folder)
+    targets = parse_targets(text)
+    require_packages(targets)
+    return targets
+
+
+def _read_earlier(folder: Path) -> str | None:
+    try:
+        tree = json.loads((folder / TRACK_FILE).read_bytes())
+    except (OSError, ValueError):
+        return None
+    track = tree.get("track") if isinstance(tree, dict) else None
+    return track if isinstance(track, str) else None
+
+
+def track_run(
+    inner: RunObserver, folder: Path, config: Config, targets: tuple[TrackTarget, ...]
+) -> TrackingObserver | None:
+    """The observer of a run that writes to trackers; None if there are none."""
+    if not targets:
+        return None
+    name = folder.resolve().name
+    return TrackingObserver(inner, folder, config, targets, name=name, store=folder.parent)
+
+
+def track_comparison(
+    inner: GridObserver,
+    out: Path,
+    plan: ComparisonPlan,
+    targets: tuple[TrackTarget, ...],
+    warn: Callable[[str], None],
+) -> TrackingGridObserver | None:
+    """The observer of a comparison that writes to trackers; None if there are none."""
+    if not targets:
+        return None
+    experiment = experiment_name(plan.cells()[0].config)
+    return TrackingGridObserver(
+        inner, out, targets, warn, experiment=experiment, settings=_plan_settings(plan)
+    )
+
+
+def _plan_settings(plan: ComparisonPlan) -> dict[str, str]:
+    tree: Mapping[str, Any] = plan.to_json()
+    keys = ("methods", "noises", "seeds", "ceiling", "clean")
+    return {key: str(tree[key]) for key in keys}

@@ -1,0 +1,177 @@
+"""The tutorials, executed: every command of a `sh` block, in order, in an empty folder.
+
+Blocks with a title are files that the reader saves; `console` blocks need a person and are only
+shown. The fast tests use fewer rounds and seeds than the page; the slow one is a real deployment.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from fedgsca.label_audit.audit_table import read_audit
+from fedgsca.label_audit.decisions import Decisions
+from tests.deployment import OFFLINE, free_port
+
+pytest.importorskip("efficientnet_lite_pytorch")
+
+ROOT = Path(__file__).parents[2]
+TUTORIALS = ROOT / "docs" / "tutorials"
+BIN = Path(sys.executable).parent
+FENCE = re.compile(r"^```(\w*)(?: title=\"([^\"]+)\")?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+@dataclass(frozen=True)
+class Block:
+    """A fenced block of a page."""
+
+    language: str
+    # the file that the reader saves; empty for others
+    title: str
+    content: str
+
+
+def read_blocks(name: str) -> list[Block]:
+    text = (TUTORIALS / f"{name}.md").read_text("utf-8")
+    return [Block(*match) for match in FENCE.findall(text)]
+
+
+def shorten(script: str) -> str:
+    """The same commands with fewer rounds and one seed."""
+    script = re.sub(r"--rounds \d+", "--rounds 2", script)
+    return re.sub(r"--seeds \d+", "--seeds 1", script)
+
+
+def execute(script: str, folder: Path, *, timeout: float = 600) -> str:
+    """Run a script with bash; returns its output, or fails with it. Nothing is left running."""
+    env = {**os.environ, **OFFLINE, "PATH": f"{BIN}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
+    process = subprocess.Popen(
+        ["bash", "-euc", script],
+        cwd=folder,
+        env=env,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+    )
+    try:
+        output, _ = process.communicate(timeout=timeout)
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+    assert process.returncode == 0, output
+    return str(output)
+
+
+def save_files(blocks: list[Block], folder: Path) -> None:
+    for block in blocks:
+        if block.title:
+            (folder / block.title).write_text(block.content, "utf-8")
+
+
+def shell_script(blocks: list[Block]) -> str:
+    return "\n".join(block.content for block in blocks if block.language == "sh")
+
+
+def test_every_block_of_commands_is_executed_or_needs_a_person() -> None:
+    """A command in a block of another kind would escape these tests."""
+    for path in sorted(TUTORIALS.glob("*.md")):
+        for block in read_blocks(path.stem):
+            has_command = re.search(r"^(\$ )?fedgsca ", block.content, re.MULTILINE)
+            if block.language not in ("sh", "console"):
+                assert not has_command, path.name
+            elif block.language == "console":
+                assert all(line.startswith("$ ") for line in block.content.splitlines())
+
+
+def test_the_researcher_compares_methods(tmp_path: Path) -> None:
+    output = execute(shorten(shell_script(read_blocks("researcher"))), tmp_path)
+    assert "ready to train on" in output
+    for name in ("compare", "networks"):
+        assert (tmp_path / "runs" / name / "report.html").is_file()
+    assert "| S40 | cnn | FedGSCA |" in (tmp_path / "runs/networks/compare.md").read_text()
+
+
+def test_the_hospital_audits_its_labels(tmp_path: Path) -> None:
+    blocks = read_blocks("hospital")
+    review = [block.language for block in blocks].index("console")
+    execute(shell_script(blocks[:review]), tmp_path)
+    audit = read_audit(tmp_path / "audits/mine/audit/site-1")
+    assert (audit.path / "gallery.html").is_file()
+    decisions = Decisions(audit.path, audit.classes)  # in place of the person at the review page
+    suspects = [suspect for suspect in audit.window(0, 20) if suspect.given != suspect.suggestion]
+    for suspect in suspects:
+        decisions.record(suspect, suspect.suggestion, reviewer="YOU")
+    execute(shell_script(blocks[review:]), tmp_path)
+    second = read_audit(tmp_path / "audits/second/audit/site-1")
+    before = audit.header.summary.estimated_wrong.count
+    assert second.header.summary.estimated_wrong.count < before
+
+
+def test_the_developer_adds_a_method(tmp_path: Path) -> None:
+    blocks = read_blocks("developer")
+    save_files(blocks, tmp_path)
+    output = execute(shorten(shell_script(blocks)), tmp_path)
+    assert "FedTrim" in output
+    assert "FedTrim" in (tmp_path / "runs/compare/compare.md").read_text()
+    ruff = shutil.which("ruff", path=str(BIN))
+    if ruff is not None:
+        # in the repository, where ruff knows which imports are our own
+        options = ["--config", "pyproject.toml", "--no-cache", str(tmp_path / "fedtrim.py")]
+        for command in ("check", "format --check"):
+            subprocess.run([ruff, *command.split(), *options], cwd=ROOT, check=True)
+
+
+def test_the_coordinator_plans(tmp_path: Path) -> None:
+    """Up to the start of the first server."""
+    blocks = read_blocks("coordinator")
+    save_files(blocks, tmp_path)
+    script = shell_script(blocks)
+    execute(shorten(script[: script.index("export FEDGSCA_PYTHON")]), tmp_path)
+    names = {path.name for path in (tmp_path / "kits/hospitals").glob("*.zip")}
+    assert names == {"berlin.zip", "lyon.zip"}
+
+
+def test_the_hospital_part_two_is_what_the_coordinator_executes() -> None:
+    script = shell_script(read_blocks("coordinator"))
+    part_two = [block for block in read_blocks("hospital") if block.language == "console"][-1]
+    for line in part_two.content.splitlines():
+        command = line.removeprefix("$ ").partition("#")[0].split()[0]
+        assert command in script, line
+
+
+@pytest.fixture
+def free_folder(tmp_path: Path) -> Iterator[Path]:
+    """Whatever happens, processes that were started with this folder as FLWR_HOME are ended."""
+    yield tmp_path
+    for entry in Path("/proc").glob("[0-9]*/environ"):
+        try:
+            if f"FLWR_HOME={tmp_path}/".encode() in entry.read_bytes():
+                os.kill(int(entry.parent.name), signal.SIGKILL)
+        except OSError:
+            continue
+
+
+@pytest.mark.slow
+def test_the_coordinator_starts_and_watches(free_folder: Path) -> None:
+    pytest.importorskip("flwr")
+    blocks = read_blocks("coordinator")
+    save_files(blocks, free_folder)
+    port = str(free_port())
+    plan = free_folder / "consortium.toml"
+    plan.write_text(plan.read_text().replace("8123", port).replace("rounds = 12", "rounds = 6"))
+    output = execute(shorten(shell_script(blocks)), free_folder, timeout=1500)
+    assert "berlin: registered" in output
+    assert "finished" in output
+    assert (free_folder / "kits/coordinator/run/report.html").is_file()
+    assert list((free_folder / "berlin/state").glob("*/audit/berlin/gallery.html"))
