@@ -119,8 +119,15 @@ class Federation:
 
     def start_weights(self) -> Arrays:
         """The head with which the product starts, too."""
+        config = self.config
+        width = self.test_features.shape[1]
         model = build_model(
-            self.config.model, self.num_classes, head="linear", seed=self.config.seed, weights=None
+            config.model,
+            self.num_classes,
+            width=width,
+            head="linear",
+            seed=config.seed,
+            weights=None,
         )
         head = model.head
         assert isinstance(head, torch.nn.Linear)
