@@ -88,6 +88,10 @@ class SiteSettings(Section):
         description="the only experiment in which it takes part; without it, any experiment",
     )
 
+    def __hash__(self) -> int:
+        """By all values, class names included: the runner of a site is cached by its settings."""
+        return hash(self.model_dump_json())
+
 
 def read_settings(path: Path) -> SiteSettings:
     """Read and check site.toml."""

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from fedgsca.engine.site_node import SiteSettings
 from fedgsca.engine.site_worker import WorkerServer, source_stamp
 from fedgsca.engine.worker_client import WorkerClient, state_of
 from fedgsca.errors import ConfigError, RunFolderError, UpdateError
@@ -288,3 +289,12 @@ def test_a_changed_file_changes_the_stamp(tmp_path: Path) -> None:
     (folder / "labels.csv").write_text("file,label\na.png,x\n")
     assert source_stamp(str(folder)) != before
     assert source_stamp(str(folder / "labels.csv")) != source_stamp(None) == ""
+
+
+def test_settings_with_class_names_can_be_a_key_of_the_cache() -> None:
+    """The runner of a site is cached by its settings; a dictionary alone could not be hashed."""
+    settings = SiteSettings(name="lyon", state="state", classes={"Gesund": "healthy"})
+    equal_settings = SiteSettings(name="lyon", state="state", classes={"Gesund": "healthy"})
+    other_settings = SiteSettings(name="lyon", state="state", classes={"Krank": "healthy"})
+    assert {settings: 1}[equal_settings] == 1
+    assert other_settings not in {settings: 1}
