@@ -18,8 +18,8 @@ FedGSCA fits its selector to -log r_i(y_i) (`label_losses`) and trains on what
 `select` returns.
 
 Symbols: n samples of one site, C classes, D features, K heads; `given` (n,) are the labels y.
-Constants were chosen by a study on validation images; docs/evidence.md shows that half and twice
-their values lead to the same conclusions.
+Constants were chosen by a study on validation images; docs/results.md shows what half and twice
+their values change.
 """
 
 from __future__ import annotations

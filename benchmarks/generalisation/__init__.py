@@ -10,6 +10,8 @@
     summary.py      recovery, ranks, distances, audit against cleanlab: pure functions
     tables.py       the page
     correction.py   F1 before and after the first tenth of the audit's list is corrected
-    sensitivity.py  every constant and option halved and doubled
+    simulator.py    FedAvg and FedGSCA on frozen features without an engine, in a second
+    simulate.py     every constant and option halved and doubled, with the simulator
+    variants.py, effects.py    what it varies, and what that changes
     constants.py    another value of a constant of the package, for one process
 """

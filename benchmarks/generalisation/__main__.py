@@ -7,11 +7,11 @@ Studies:
 
     suite         all methods in all settings; the page is DIR/PART/table.md
     correct       F1 before and after the first tenth of the audit's list is corrected
-    sensitivity   every constant of the evidence and every option of FedGSCA halved and doubled
 
 Part "validation" is for choosing: it cannot see test images. Part "test" has other seeds and is for
 one look at the end. Data sets whose files are not given are left out. Finished runs are read from
-DIR, so the same command continues an interrupted study and rewrites the page.
+DIR, so the same command continues an interrupted study and rewrites the page. Half and twice the
+constants: benchmarks.generalisation.simulate.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--part", choices=("validation", "test"), default="validation")
-    parser.add_argument("--study", choices=("suite", "correct", "sensitivity"), default="suite")
+    parser.add_argument("--study", choices=("suite", "correct"), default="suite")
     parser.add_argument("--pathmnist", type=Path, help="MedMNIST-style .npz file")
     parser.add_argument("--ham", type=Path, help="folder with labels.csv (file,label,group,split)")
     parser.add_argument(
@@ -83,10 +83,6 @@ def main(arguments: list[str] | None = None) -> None:
         from benchmarks.generalisation.correction import run_correction
 
         run_correction(options)
-    elif options.study == "sensitivity":
-        from benchmarks.generalisation.sensitivity import run_sensitivity
-
-        run_sensitivity(options)
     else:
         run_suite(options)
 

@@ -13,7 +13,7 @@ import importlib.util
 import sys
 from pathlib import Path
 
-# modules whose constants the sensitivity study varies
+# modules whose constants can be replaced by --constant
 MODULES = ("fedgsca.evidence", "fedgsca.wrong_count")
 # the number of heads is part of the design; the smallest probability only prevents log(0)
 EXCLUDED = ("NUM_HEADS", "TINY")
@@ -40,16 +40,20 @@ def _target(node: ast.Assign) -> str:
     return target.id if isinstance(target, ast.Name) else ""
 
 
-def use_constant(module: str, name: str, value: float | int) -> None:
-    """Load `module` with another value of a constant. It must not have been imported."""
+def use_constant(module: str, name: str, value: object) -> None:
+    """Load `module` with another value of a constant. It must not have been imported.
+
+    The value is a number or a tuple of numbers.
+    """
     if module in sys.modules:
         raise RuntimeError(f"{module} is imported already")
-    if name not in list_constants(module):
-        raise KeyError(f"{module} has no constant {name}")
     tree = _syntax_tree(module)
-    for node in tree.body:
-        if isinstance(node, ast.Assign) and _target(node) == name:
-            node.value = ast.copy_location(ast.Constant(value), node.value)
+    nodes = [node for node in tree.body if isinstance(node, ast.Assign) and _target(node) == name]
+    if not nodes:
+        raise KeyError(f"{module} has no constant {name}")
+    for node in nodes:
+        node.value = ast.parse(repr(value), mode="eval").body
+    ast.fix_missing_locations(tree)
     spec = importlib.util.find_spec(module)
     assert spec is not None and spec.origin is not None
     loaded_module = importlib.util.module_from_spec(spec)

@@ -31,7 +31,6 @@ from benchmarks.generalisation.plan import (
     plan_cells,
 )
 from benchmarks.generalisation.results import CellResult, RankingScore, ResultFolder, SiteAudit
-from benchmarks.generalisation.sensitivity import half_and_double, list_variants
 from benchmarks.generalisation.sources import Recipe, choose_rows, open_suite_table
 from benchmarks.generalisation.suite import Suite
 from benchmarks.generalisation.summary import (
@@ -319,7 +318,7 @@ def test_the_page_shows_a_dash_for_what_is_not_finished() -> None:
     assert "| ham10000 | frozen | 0-S40-P20-C20 | stratified | – |" in text
 
 
-# ---- correction and sensitivity ----
+# ---- correction and constants ----
 
 
 def test_the_first_tenth_of_the_list_is_corrected() -> None:
@@ -328,22 +327,6 @@ def test_the_first_tenth_of_the_list_is_corrected() -> None:
     labels = correct_first_tenth({"a": np.arange(20)[::-1]}, given, truth)
     assert labels["a"].sum() == 2 and labels["a"][-2:].tolist() == [1, 1]
     assert given["a"].sum() == 0
-
-
-def test_half_and_double_stay_within_bounds() -> None:
-    assert half_and_double(0.8, 0.0, 1.0) == [0.4, 1.0]
-    assert half_and_double(1, 1, None) == [2]
-    assert half_and_double(5) == [2, 10]
-    assert half_and_double(1.0, None, 1.0) == [0.5]
-
-
-def test_every_variant_differs_from_the_default_and_is_listed_once() -> None:
-    variants = list_variants()
-    assert len({variant.folder for variant in variants}) == len(variants)
-    assert all(variant.value != variant.default for variant in variants[1:])
-    names = {variant.name for variant in variants}
-    assert set(list_constants("fedgsca.evidence")) <= names
-    assert "fedgsca.class_balance" in names and "evidence.first" in names
 
 
 def test_another_constant_applies_to_defaults_of_parameters() -> None:
