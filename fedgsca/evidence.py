@@ -58,7 +58,7 @@ MAX_DECLINE = 0.02
 # lr D of a model that is trained on selected labels, on frozen features
 STEP_BOUNDS = (20.0, 40.0)
 # factor on its learning rate as long as nothing can be selected
-FIRST_STEPS = 0.1
+FIRST_STEPS = 0.3
 # smallest probability whose logarithm is taken
 TINY = 1e-12
 # samples that are judged at a time: fixed, so that the bytes do not depend on the memory

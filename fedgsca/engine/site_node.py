@@ -90,7 +90,8 @@ class SiteSettings(Section):
 
     def __hash__(self) -> int:
         """By all values, class names included: the runner of a site is cached by its settings."""
-        return hash(self.model_dump_json())
+        digest = hashlib.sha256(self.model_dump_json().encode()).digest()
+        return int.from_bytes(digest[:7], "big")
 
 
 def read_settings(path: Path) -> SiteSettings:
