@@ -289,8 +289,8 @@ def _print_reviewers(summary: ReviewSummary) -> None:
 def _print_agreement(pair: ReviewerAgreement) -> None:
     share = pair.num_equal / pair.num_labelled if pair.num_labelled else None
     print_line(
-        f"{' and '.join(pair.reviewers)}: {pair.num_labelled} labels by both, {percent(share)}"
-        f" the same, Cohen's kappa {number(pair.kappa, 2)}"
+        f"{' and '.join(pair.reviewers)}: {plural(pair.num_labelled, 'label')} by both,"
+        f" {percent(share)} the same, Cohen's kappa {number(pair.kappa, 2)}"
     )
     for conflict in pair.conflicts[:MAX_CONFLICTS]:
         labels = " / ".join(label or "cannot tell" for label in conflict.labels)
