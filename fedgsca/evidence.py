@@ -57,8 +57,9 @@ MIN_USEFUL = 0.01
 MAX_DECLINE = 0.02
 # lr D of a model that is trained on selected labels, on frozen features
 STEP_BOUNDS = (20.0, 40.0)
-# factor on its learning rate as long as nothing can be selected
-FIRST_STEPS = 0.3
+# factor on its learning rate as long as nothing can be selected; smaller steps help a little, but
+# the jump at the first selection can make the guard take an honest site for a liar
+FIRST_STEPS = 1.0
 # smallest probability whose logarithm is taken
 TINY = 1e-12
 # samples that are judged at a time: fixed, so that the bytes do not depend on the memory

@@ -34,7 +34,7 @@ OPTIONS: Mapping[str, tuple[Value, Value]] = {
     # a decade, because nobody can tune it without clean labels
     LEARNING_RATE: (0.005, 0.5),
     "step_bounds": ((10.0, 20.0), (40.0, 80.0)),
-    "first_steps": (0.05, 0.2),
+    "first_steps": (0.1, 0.3),
     "noise_level": (0.05, 0.2),
     "class_balance": (0.25, 1.0),
     # probabilities: twice the value is cut at a bound; with beta = 1 no class joins the credal set

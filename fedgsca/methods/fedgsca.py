@@ -39,8 +39,8 @@ rest on r, the probability of each true class under evidence that has not memori
 
 Before the first r exists, and where the heads explain too little of the labels for any selection
 (guard.min_explained) or less than plain training did (guard.max_decline), sites train on all given
-labels. On frozen features the step is bounded (step_bounds), and small before the first r
-(first_steps): a linear head never forgets a wrong label. Without evidence heads (under
+labels. On frozen features the step is bounded (step_bounds; on request also smaller before the
+first r, first_steps): a linear head never forgets a wrong label. Without evidence heads (under
 `privacy`, in very short runs), "evidence" means the same as "received".
 """
 

@@ -36,7 +36,7 @@ READERS.register(
 
 
 def test_readers_are_listed_in_their_order() -> None:
-    names = ["synthetic", "npz", "folder", "dicom", "kvasir", "odir", "chaoyang"]
+    names = ["synthetic", "features", "npz", "folder", "dicom", "kvasir", "odir", "chaoyang"]
     assert list(available_readers())[: len(names)] == names
 
 

@@ -7,6 +7,7 @@ Unix, and that the commands work when fcntl, resource and some functions of `os`
 from __future__ import annotations
 
 import ast
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -147,5 +148,8 @@ def test_audit_review_and_predict_work_without_unix(tmp_path: Path) -> None:
     script = tmp_path / "without_unix.py"
     script.write_text(WITHOUT_UNIX.replace("UNIX_MODULES", repr(sorted(MODULES))))
     command = [sys.executable, str(script), str(tmp_path)]
-    result = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    result = subprocess.run(
+        command, capture_output=True, text=True, cwd=ROOT, env=environment, check=False
+    )
     assert "everything worked" in result.stdout, result.stdout + result.stderr
