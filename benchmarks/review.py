@@ -18,6 +18,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from threading import Thread
 from urllib.parse import urlsplit
@@ -30,8 +31,9 @@ from fedgsca.experiment.records import AuditSummary
 from fedgsca.label_audit.audit_images import AuditImages
 from fedgsca.label_audit.audit_table import Audit, Suspect, write_audit
 from fedgsca.label_audit.site_data import SiteData
-from fedgsca.review.serve import bind, build_server
+from fedgsca.review.serve import bind, build_page_server
 from fedgsca.review.session import Session
+from fedgsca.review.web_app import build_app
 from fedgsca.rng import stream
 
 CLASSES = tuple(f"class {i}" for i in range(9))
@@ -124,7 +126,7 @@ def measure_opening(audit: Audit, site_data: SiteData) -> OpeningTimes:
     start = time.perf_counter()
     session = Session(audit, AuditImages(site_data, audit), "benchmark")
     with bind(None) as listener:
-        server, address = build_server(session, listener)
+        server, address = build_page_server(partial(build_app, session), listener)
         thread = Thread(target=server.run, kwargs={"sockets": [listener]})
         thread.start()
         try:

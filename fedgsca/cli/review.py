@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import getpass
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -132,11 +133,12 @@ def review(
         _serve_network(opened_audit, serve_at, listen, certificate, key)
         return
     name = reviewer_name(reviewer)
-    from fedgsca.review.serve import require_server_packages, serve
+    from fedgsca.review.serve import require_server_packages, serve_page
 
     require_server_packages()  # before the images are read
     from fedgsca.label_audit.audit_images import AuditImages
     from fedgsca.review.session import Session
+    from fedgsca.review.web_app import build_app
 
     session = Session(opened_audit, AuditImages.open(opened_audit), name, blind=blind)
 
@@ -147,7 +149,7 @@ def review(
             " the same command continues the review"
         )
 
-    serve(session, port, announce)
+    serve_page(partial(build_app, session), port, announce)
     progress = session.progress()
     print_line(
         f"\n{progress.num_priority_decisions} of {progress.num_priority} labels of the priority"

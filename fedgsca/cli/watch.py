@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -35,11 +36,11 @@ def add(app: typer.Typer) -> None:
 
 def watch(folders: WatchedFolders, port: WatchPort = None) -> None:
     """`fedgsca watch`."""
-    from fedgsca.review.serve import require_server_packages
+    from fedgsca.review.serve import require_server_packages, serve_page
 
     require_server_packages()
     from fedgsca.watch.snapshot import MAX_RUNS, WatchList
-    from fedgsca.watch.watch_server import serve_watch
+    from fedgsca.watch.watch_app import build_watch_app
 
     for folder in folders:
         if folder.exists() and not folder.is_dir():
@@ -62,4 +63,4 @@ def watch(folders: WatchedFolders, port: WatchPort = None) -> None:
             f"{plural(len(folders), 'folder')}; the page only reads; Ctrl-C stops it, not the runs"
         )
 
-    serve_watch(watches, port, announce)
+    serve_page(partial(build_watch_app, watches), port, announce)

@@ -195,6 +195,7 @@ def build_network_server(
     import uvicorn
 
     from fedgsca.review.network_app import build_network_app
+    from fedgsca.review.serve import server_config
     from fedgsca.review.timed_protocol import NetworkProtocol
 
     has_tls = tls is not None
@@ -204,15 +205,8 @@ def build_network_server(
         scheme="https" if has_tls else "http",
         port=page_address.port,
     )
-    config = uvicorn.Config(
+    config = server_config(
         app,
-        log_level="warning",
-        access_log=False,
-        lifespan="off",
-        server_header=False,
-        proxy_headers=False,
-        timeout_graceful_shutdown=1,
-        ws="none",
         http=NetworkProtocol,
         limit_concurrency=MAX_CONNECTIONS,
         loop="fedgsca.review.network_server:HandshakeTimer",

@@ -1,4 +1,4 @@
-"""Start the review server on 127.0.0.1, and on no other address."""
+"""Start a local page, such as the review, on 127.0.0.1 and on no other address."""
 
 from __future__ import annotations
 
@@ -7,14 +7,13 @@ import secrets
 import socket
 from collections.abc import Callable
 from importlib.util import find_spec
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol
 
 from fedgsca.errors import ConfigError, MissingExtraError
 
 if TYPE_CHECKING:
     import uvicorn
-
-    from fedgsca.review.session import Session
+    from starlette.types import ASGIApp
 
 HOST = "127.0.0.1"
 FIRST_PORT = 8765
@@ -67,17 +66,21 @@ def require_server_packages() -> None:
         )
 
 
-def build_server(session: Session, listener: socket.socket) -> tuple[uvicorn.Server, str]:
-    """The server for a listening socket, and the address that opens the page."""
+class MakeApp(Protocol):
+    """Makes the application of a page behind its guard."""
+
+    def __call__(self, *, port: int, token: str) -> ASGIApp: ...
+
+
+def server_config(app: ASGIApp, **options: Any) -> uvicorn.Config:
+    """What every page of ours is served with: nothing is logged, announced or trusted.
+
+    `options` are those in which a server differs.
+    """
     import uvicorn
 
-    from fedgsca.review.timed_protocol import TimedProtocol
-    from fedgsca.review.web_app import build_app
-
-    port = int(listener.getsockname()[1])
-    token = secrets.token_urlsafe(32)
-    config = uvicorn.Config(
-        build_app(session, port=port, token=token),
+    return uvicorn.Config(
+        app,
         log_level="warning",
         access_log=False,
         lifespan="off",
@@ -85,6 +88,20 @@ def build_server(session: Session, listener: socket.socket) -> tuple[uvicorn.Ser
         proxy_headers=False,
         timeout_graceful_shutdown=1,
         ws="none",
+        **options,
+    )
+
+
+def build_page_server(make_app: MakeApp, listener: socket.socket) -> tuple[uvicorn.Server, str]:
+    """A server of this machine only, for a listening socket, and the address of its page."""
+    import uvicorn
+
+    from fedgsca.review.timed_protocol import TimedProtocol
+
+    port = int(listener.getsockname()[1])
+    token = secrets.token_urlsafe(32)
+    config = server_config(
+        make_app(port=port, token=token),
         http=TimedProtocol,
         limit_concurrency=MAX_CONNECTIONS,
         loop="asyncio",
@@ -92,9 +109,9 @@ def build_server(session: Session, listener: socket.socket) -> tuple[uvicorn.Ser
     return uvicorn.Server(config), f"http://{HOST}:{port}/?token={token}"
 
 
-def serve(session: Session, port: int | None, announce: Callable[[str], None]) -> None:
+def serve_page(make_app: MakeApp, port: int | None, announce: Callable[[str], None]) -> None:
     """Answer requests until Ctrl-C. `announce` gets the address as soon as the port is ours."""
     with contextlib.suppress(KeyboardInterrupt), bind(port) as listener:
-        server, address = build_server(session, listener)
+        server, address = build_page_server(make_app, listener)
         announce(address)
         server.run(sockets=[listener])

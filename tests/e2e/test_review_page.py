@@ -12,6 +12,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from threading import Thread
 from typing import Any
@@ -26,8 +27,9 @@ from tests.toys import toy_images, toy_npz
 pytest.importorskip("starlette")
 from fedgsca.label_audit.audit_images import AuditImages
 from fedgsca.label_audit.audit_table import read_audit
-from fedgsca.review.serve import bind, build_server
+from fedgsca.review.serve import bind, build_page_server
 from fedgsca.review.session import Session
+from fedgsca.review.web_app import build_app
 
 pytestmark = pytest.mark.skipif(
     chromium() is None, reason="no Chromium is installed (Debian: apt-get install chromium)"
@@ -57,9 +59,8 @@ def served(folder: Path, *, blind: bool = False) -> Iterator[str]:
     """The same in a thread of this process, which saves the imports."""
     audit = read_audit(folder)
     with bind(None) as place:
-        running, address = build_server(
-            Session(audit, AuditImages.open(audit), "anna", blind=blind), place
-        )
+        session = Session(audit, AuditImages.open(audit), "anna", blind=blind)
+        running, address = build_page_server(partial(build_app, session), place)
         thread = Thread(target=running.run, kwargs={"sockets": [place]})
         thread.start()
         try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import socket
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,6 @@ from fedgsca.watch.snapshot import (
     WatchList,
 )
 from fedgsca.watch.watch_app import FILES, STATIC, WatchGuard, build_watch_app
-from fedgsca.watch.watch_server import build_watch_server
 from tests.unit.test_review_server import HOST, PORT, TOKEN, Answer, ask
 
 CONFIG = 'method = "fedgsca"\n[train]\nrounds = 8\n[data]\nsource = "synthetic"\n'
@@ -323,10 +323,11 @@ def test_hostile_names_are_only_text(tmp_path: Path) -> None:
 
 
 def test_the_server_listens_on_this_machine_only(tmp_path: Path) -> None:
-    from fedgsca.review.serve import bind
+    from fedgsca.review.serve import bind, build_page_server
 
+    make_app = partial(build_watch_app, WatchList([tmp_path]))
     with bind(None) as listener:
-        _, address = build_watch_server(WatchList([tmp_path]), listener)
+        _, address = build_page_server(make_app, listener)
         assert listener.getsockname()[0] == "127.0.0.1"
         assert address.startswith(f"http://127.0.0.1:{listener.getsockname()[1]}/?token=")
         assert len(address.partition("token=")[2]) >= 40
