@@ -162,8 +162,9 @@ class NetworkGuard:
         problem = "revoked" if link is None else link.find_problem(datetime.now(UTC))
         if problem is None and self._clock() - page.last_use > IDLE_SECONDS:
             problem = "signed-out"
-        if problem is not None:
+        if problem == "signed-out":
             del self._pages[key]
+        if problem is not None:  # a page of a revoked link stays known: it may ask again for why
             return self._refuse(problem, client, link)
         page.last_use = self._clock()
         self._pages.move_to_end(key)
