@@ -59,12 +59,21 @@ SCENES: dict[str, Tree] = {
     "demo-clean": merge(FROZEN, {"noise": {"spec": "0"}}),
     "demo-epochs-5": merge(FROZEN, {"train": {"epochs": 5, "rounds": 20}}),
     "demo-lr-0.5": merge(FROZEN, {"train": {"lr": 0.5}}),
+    "demo-lr-0.005": merge(FROZEN, {"train": {"lr": 0.005}}),
     "demo-lr-0.01": merge(FROZEN, {"train": {"lr": 0.01}}),
     "demo-ten-dirichlet-0.1": merge(
-        merge(FROZEN, {"data": {"sites": 10}}), _division("dirichlet", 0.1)
+        merge(FROZEN, {"data": {"sites": 10}, "noise": {"spec": NOISE + "*"}}),
+        _division("dirichlet", 0.1),
     ),
     "demo-partial": merge(
-        merge(FROZEN, {"data": {"sites": 20}, "federation": {"participation": 0.3}}),
+        merge(
+            FROZEN,
+            {
+                "data": {"sites": 20},
+                "noise": {"spec": NOISE + "*"},
+                "federation": {"participation": 0.3},
+            },
+        ),
         _division("dirichlet", 0.5),
     ),
     "demo-tiny-sites": merge(FROZEN, {"data": {"train": 100}, "noise": {"spec": "S20"}}),
@@ -126,6 +135,9 @@ class Extremes(UpdateGuard):
         self._keep(f"{part} excess", self.memory.parts[part].excess(item.site, rounds))
         if part_facts.response is not None:
             self._keep(f"{part} response", part_facts.response)
+        common_loss = round_facts.common_loss(part, part_facts)
+        retreat = self._retreat(item.site, part, part_facts, common_loss)
+        self._keep(f"{part} retreat", retreat)
 
     def _keep(self, key: str, value: float) -> None:
         self.values[key] = max(value, self.values.get(key, value))

@@ -35,6 +35,7 @@ _GUARD_KEYS = (
     "aggregation.scale_factor",
     "aggregation.steady_factor",
     "aggregation.max_response",
+    "aggregation.max_retreat",
     "aggregation.max_share",
     "aggregation.strikes",
 )

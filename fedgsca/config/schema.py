@@ -456,6 +456,13 @@ class AggregationConfig(Section):
         description="guard: largest correlation of a site's changes with the models it received; "
         "training makes it negative, a reversed change positive; 1 switches the check off",
     )
+    max_retreat: float = Field(
+        default=1.2,
+        gt=0,
+        description="guard: how far a site may move away from the model that it sent before, as a "
+        "multiple of its usual step, added up over its rounds; a site that begins to send its "
+        "change reversed exceeds it",
+    )
     max_share: float = Field(
         default=0.75,
         gt=0,

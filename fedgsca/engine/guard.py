@@ -17,14 +17,17 @@ accepted by `judge`, whatever the others send.
                 from scale_factor times on it is used with the usual norm
     steady      the changes of all rounds are larger than steady_factor times the others': it is
                 used with their norm
+    trust       a site of which an update was refused is used with at most the norm of the others
     mirrored    the model points against the one that was sent out, and those of others do not
     reversed    the changes of all rounds push the model further wherever it goes, and those of
                 others do not (robust/motion.py)
+    retreat     the site moves away from the model that it sent before, and others do not
+                (robust/anchor.py): it begins to send its change reversed
     share       more than max_share of all images
     copy        the bytes of another site's update in this round
 
 The weights are one part of an update; the extras of which the server takes the mean, such as
-evidence heads, are another one. Norm, mirrored and reversed are judged for each part.
+evidence heads, are another one. Norm, mirrored, reversed and retreat are judged for each part.
 
 Whether a change points in the direction of the others is not judged: honest sites with different
 classes or labels pull in opposite directions (docs/robustness.md has the measurements).
@@ -35,6 +38,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -50,6 +54,7 @@ from fedgsca.engine.update_facts import (
     UpdateFacts,
 )
 from fedgsca.errors import UpdateError
+from fedgsca.robust.anchor import SiteAnchor
 from fedgsca.robust.motion import SiteMotion, Sketcher
 from fedgsca.wire import Arrays, Extra, Payload, Update
 
@@ -62,6 +67,8 @@ _COMPARABLE_ROUNDS = 2
 _SMALL_SITE_ROUNDS = 4
 SMALL_SITE = 100  # images
 _SMALL_SITE_SLACK = 0.2  # on max_response
+# on max_response: heads are trained towards judgements of the labels, which a refresh replaces
+_EXTRAS_SLACK = 0.2
 # above this cosine with the model that was sent out, an update only scales that model: weight decay
 # does so at all sites alike when no sample has a loss left
 ONLY_SCALED = 1.0 - 1e-6
@@ -104,12 +111,14 @@ class UpdateGuard:
         *,
         first_round_spread: float = 1.0,
         response_slack: float = 0.0,
+        retreat_slack: float = 0.0,
     ) -> None:
-        """`first_round_spread` and `response_slack` are what the method declares."""
+        """`first_round_spread` and the slacks are what the method declares."""
         self.config = config
         self.first_round_spread = first_round_spread
         self.settings = config.aggregation
         self.max_response = min(1.0, self.settings.max_response + response_slack)
+        self.max_retreat = self.settings.max_retreat + retreat_slack
         self.memory = memory
         self.payload = Payload(0, {})
         self.uploads: Mapping[str, Extra] = {}
@@ -222,7 +231,15 @@ class UpdateGuard:
         motion = motion.add(change, model)
         is_known = motion.count >= comparable_rounds(update.num_samples)
         response = motion.response() if is_known else None
-        return PartFacts(norm, change, model, _resemblance(arrays, reference), response)
+        resemblance = _resemblance(arrays, reference)
+        facts = PartFacts(norm, change, model, resemblance, response)
+        anchor = self.memory.parts[part].anchors.get(update.site)
+        if anchor is None:
+            return facts
+        approach = anchor.approach(change, model)
+        usual = anchor.usual_approach
+        loss = None if usual is None else usual - approach
+        return replace(facts, approach=approach, approach_loss=loss)
 
     def _check_clip(self, norm: float, reference: Arrays) -> None:
         """Under `privacy`, every site clips: a larger change was not made by this software."""
@@ -290,8 +307,10 @@ class UpdateGuard:
         if facts.digest in digests:
             return False
         for part, part_facts in facts.parts.items():
-            limit = self._response_limit(facts)
-            if part_facts.points_away(limit) or self._is_steady(facts, part):
+            limit = self._response_limit(facts, part)
+            if part_facts.points_away(limit) or self._is_bounded(facts, part):
+                return False
+            if self._retreat(facts.site, part, part_facts) > self.max_retreat:
                 return False
             usual_norm = self.memory.parts[part].usual_norm(facts.site)
             if usual_norm is None or part_facts.norm > self.settings.scale_factor * usual_norm:
@@ -311,9 +330,10 @@ class UpdateGuard:
         for part, part_facts in facts.parts.items():
             limit = self._check_norm(facts, part, round_facts)
             is_offence = is_offence or part_facts.norm > limit
-            if part_facts.norm > limit or self._is_steady(facts, part):
+            if part_facts.norm > limit or self._is_bounded(facts, part):
                 factors[part] = self._factor(facts, part, round_facts)
             self._check_direction(facts, part, round_facts)
+            self._check_retreat(facts, part, round_facts)
         self._check_share(facts, round_facts)
         self._check_copy(facts, round_facts)
         smaller_factors = {part: factor for part, factor in factors.items() if factor < 1.0}
@@ -336,15 +356,20 @@ class UpdateGuard:
         return spread * self.settings.scale_factor * usual_norm
 
     def _factor(self, facts: UpdateFacts, part: str, round_facts: RoundFacts) -> float:
-        """On a change that is too large: of a site that is steadily so, nothing is usual."""
+        """On a change that is too large: of a site that is bounded, only the others' are usual."""
         usual_norm, _ = self._usual(facts, part, round_facts)
-        if self._is_steady(facts, part):
+        if self._is_bounded(facts, part):
             usual_norm = self._other_norm(facts, part, round_facts)
         norm = facts.parts[part].norm
         return usual_norm / norm if 0.0 < usual_norm < norm else 1.0
 
-    def _is_steady(self, facts: UpdateFacts, part: str) -> bool:
-        """Whether a site has sent larger changes than the others in most of its rounds."""
+    def _is_bounded(self, facts: UpdateFacts, part: str) -> bool:
+        """Whether a site may not send larger changes than the others.
+
+        It has a strike, or has sent larger ones in most of its rounds.
+        """
+        if self.memory.strikes.get(facts.site, 0) > 0:
+            return True
         rounds = comparable_rounds(facts.num_samples)
         return self.memory.parts[part].excess(facts.site, rounds) > self.settings.steady_factor
 
@@ -379,7 +404,7 @@ class UpdateGuard:
                 f"{resemblance:.2f}, and training keeps it positive",
                 fix=_FIX,
             )
-        limit = self._response_limit(facts)
+        limit = self._response_limit(facts, part)
         gap = round_facts.response_gap(part, site_facts.response)
         if site_facts.response is not None and site_facts.response > limit and gap > _GAP:
             rounds = self.memory.parts[part].motions[facts.site].count + 1
@@ -391,8 +416,37 @@ class UpdateGuard:
                 fix=_FIX,
             )
 
-    def _response_limit(self, facts: UpdateFacts) -> float:
+    def _retreat(
+        self, site: str, part: str, facts: PartFacts, common_loss: float | None = 0.0
+    ) -> float:
+        """The evidence that a site moves away from what it sent before, with this round.
+
+        That of the rounds before if there are too few other sites to compare with.
+        """
+        anchor = self.memory.parts[part].anchors.get(site)
+        if anchor is None or facts.approach is None:
+            return 0.0
+        if common_loss is None:
+            return anchor.evidence
+        return anchor.evidence_with(facts.approach, common_loss)
+
+    def _check_retreat(self, facts: UpdateFacts, part: str, round_facts: RoundFacts) -> None:
+        site_facts = facts.parts[part]
+        common_loss = round_facts.common_loss(part, site_facts)
+        retreat = self._retreat(facts.site, part, site_facts, common_loss)
+        if common_loss is not None and retreat > self.max_retreat:
+            raise UpdateError(
+                "update.retreat",
+                f"its changes{_PART_NAMES[part]} lead away from the model that it sent before: "
+                f"added up, {retreat:.2f} times its usual step; training leads back to it, and "
+                f"more than {self.max_retreat:g} is not accepted",
+                fix=_FIX,
+            )
+
+    def _response_limit(self, facts: UpdateFacts, part: str) -> float:
         slack = _SMALL_SITE_SLACK if facts.num_samples < SMALL_SITE else 0.0
+        if part == EXTRAS:
+            slack += _EXTRAS_SLACK
         return min(1.0, self.max_response + slack)
 
     def _check_share(self, facts: UpdateFacts, round_facts: RoundFacts) -> None:
@@ -455,6 +509,9 @@ class UpdateGuard:
                     self._remember_norm(part_memory, item.site, item.parts[part])
                 if part in item.parts and item.site in moving_sites:
                     self._remember_motion(part_memory, item.site, item.parts[part])
+                if part in item.parts:
+                    is_accepted = item.site in accepted_sites
+                    self._remember_anchor(part, item, round_facts, is_accepted=is_accepted)
         for item in usable_facts:
             memory.sizes.setdefault(item.site, item.num_samples)
             memory.first_rounds.setdefault(item.site, round_index)
@@ -488,6 +545,26 @@ class UpdateGuard:
             memory.motions[site] = motion.add(facts.change, facts.model)
 
 
+    def _remember_anchor(
+        self, part: str, item: UpdateFacts, round_facts: RoundFacts, *, is_accepted: bool
+    ) -> None:
+        """The anchor is a model that was used; a refusal leaves the evidence at the limit."""
+        anchors = self.memory.parts[part].anchors
+        facts, anchor = item.parts[part], anchors.get(item.site)
+        if facts.change is None or facts.model is None:
+            return
+        if anchor is None and is_accepted:
+            anchors[item.site] = SiteAnchor.start(facts.change, facts.model)
+        if anchor is None or facts.approach is None:
+            return
+        common_loss = round_facts.common_loss(part, facts)
+        retreat = min(self._retreat(item.site, part, facts, common_loss), self.max_retreat)
+        if is_accepted:
+            anchors[item.site] = anchor.add(facts.change, facts.model, facts.approach, retreat)
+        else:
+            anchors[item.site] = replace(anchor, evidence=max(anchor.evidence, retreat))
+
+
 def is_blamed(error: UpdateError) -> bool:
     """Whether a refusal counts towards `strikes`: only what no accident explains.
 
@@ -502,6 +579,7 @@ def is_blamed(error: UpdateError) -> bool:
         "update.repeated",
         "update.mirrored-model",
         "update.reversed-changes",
+        "update.retreat",
         "update.change-too-large",
         "update.share-too-large",
     }

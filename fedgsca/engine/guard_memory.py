@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from fedgsca.robust.anchor import SiteAnchor
 from fedgsca.robust.motion import SiteMotion
 from fedgsca.wire import Arrays
 
@@ -60,6 +61,7 @@ class PartMemory:
     # last norms of each site, of updates that were used
     norms: dict[str, list[float]] = field(default_factory=dict)
     motions: dict[str, SiteMotion] = field(default_factory=dict)
+    anchors: dict[str, SiteAnchor] = field(default_factory=dict)
     excesses: dict[str, Excess] = field(default_factory=dict)
     # sketch of the model of the first round; None before it
     origin: np.ndarray | None = None
@@ -114,6 +116,7 @@ class PartMemory:
         self.norms.pop(site, None)
         self.excesses.pop(site, None)
         self.motions.pop(site, None)
+        self.anchors.pop(site, None)
 
     def to_arrays(self, part: str, names: Sequence[str]) -> dict[str, np.ndarray]:
         """As arrays for a checkpoint; sites by their position in `names`."""
@@ -127,9 +130,10 @@ class PartMemory:
                 excess = self.excesses[name]
                 numbers = [float(excess.count), excess.weight, excess.log_sum]
                 arrays[f"{part}/excess/{position}"] = np.array(numbers)
-            if name in self.motions:
-                for key, value in self.motions[name].to_arrays().items():
-                    arrays[f"{part}/{key}/{position}"] = value
+            for record in (self.motions.get(name), self.anchors.get(name)):
+                if record is not None:
+                    for key, value in record.to_arrays().items():
+                        arrays[f"{part}/{key}/{position}"] = value
         return arrays
 
     @classmethod
@@ -150,6 +154,9 @@ class PartMemory:
             if f"{part}/sums/{position}" in arrays:
                 motion = {key: arrays[f"{part}/{key}/{position}"] for key in ("sums", "numbers")}
                 memory.motions[name] = SiteMotion.from_arrays(motion)
+            if f"{part}/anchor/{position}" in arrays:
+                anchor = {key: arrays[f"{part}/{key}/{position}"] for key in ("anchor", "way")}
+                memory.anchors[name] = SiteAnchor.from_arrays(anchor)
         return memory
 
 

@@ -121,6 +121,7 @@ def run(
             GuardMemory.from_arrays(experiment.names, newest.guard),
             first_round_spread=method.first_round_spread,
             response_slack=method.response_slack,
+            retreat_slack=method.retreat_slack,
         )
         folder.cut_metrics(state.round)
         observer.on_start(experiment, state.round)

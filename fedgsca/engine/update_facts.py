@@ -28,6 +28,8 @@ class PartFacts:
     # cosine of the model sent and the model received; None if either is zero
     resemblance: float | None = None
     response: float | None = None  # SiteMotion.response with this round
+    approach: float | None = None  # SiteAnchor.approach; None in the first round of a site
+    approach_loss: float | None = None  # how much less than usual
     factor: float = 1.0  # on the change that the site sent
 
     @property
@@ -127,12 +129,17 @@ class RoundFacts:
         self._norms: dict[str, OtherValues] = {}
         self._resemblances: dict[str, OtherValues] = {}
         self._responses: dict[str, OtherValues] = {}
+        self._approaches: dict[str, OtherValues] = {}
+        self._approach_losses: dict[str, OtherValues] = {}
         for part in PARTS:
             rows = [item.parts[part] for item in facts if part in item.parts]
             norms = [row.sent_norm for row in rows if row.norm > 0.0]
             self._norms[part] = OtherValues(norms)
             self._resemblances[part] = _known_values([row.resemblance for row in rows])
             self._responses[part] = _known_values([row.response for row in rows])
+            self._approaches[part] = _known_values([row.approach for row in rows])
+            losses = [row.approach_loss for row in rows]
+            self._approach_losses[part] = _known_values(losses)
         self._first_sites: dict[bytes, str] = {}
         for item in facts:
             if item.digest:
@@ -167,6 +174,19 @@ class RoundFacts:
     def response_gap(self, part: str, response: float | None) -> float:
         """How much this one is above the median of the other sites; 0 if there are too few."""
         return -_gap(self._responses[part], response)
+
+    def common_loss(self, part: str, facts: PartFacts) -> float | None:
+        """How much less than usual, or than nothing, the other sites approach their anchors.
+
+        The larger one of the two medians, at least 0; None if there are too few other sites.
+        """
+        approaches, losses = self._approaches[part], self._approach_losses[part]
+        if approaches.count(facts.approach) + 1 < COMPARABLE_SITES:
+            return None
+        common_loss = max(0.0, -approaches.median(facts.approach))
+        if losses.count(facts.approach_loss):
+            common_loss = max(common_loss, losses.median(facts.approach_loss))
+        return common_loss
 
     def first_site(self, digest: bytes) -> str | None:
         """The first name, in alphabetical order, that sent these bytes."""

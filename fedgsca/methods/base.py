@@ -124,6 +124,8 @@ class Method(Protocol):
     first_round_spread: ClassVar[float] = 1.0
     # added to `aggregation.max_response`: a method that replaces labels changes what a site wants
     response_slack: ClassVar[float] = 0.0
+    # likewise, added to `aggregation.max_retreat`
+    retreat_slack: ClassVar[float] = 0.0
     uploads: ClassVar[Mapping[str, Extra]] = {}
     downloads: ClassVar[Mapping[str, Extra]] = {}
     logged: ClassVar[Logged] = Logged()

@@ -139,6 +139,7 @@ _COPIED_ATTRIBUTES = (
     "passes",
     "first_round_spread",
     "response_slack",
+    "retreat_slack",
     "logged",
     "late",
     "Options",
