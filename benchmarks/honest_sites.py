@@ -135,9 +135,7 @@ class Extremes(UpdateGuard):
         self._keep(f"{part} excess", self.memory.parts[part].excess(item.site, rounds))
         if part_facts.response is not None:
             self._keep(f"{part} response", part_facts.response)
-        common_loss = round_facts.common_loss(part, part_facts)
-        retreat = self._retreat(item.site, part, part_facts, common_loss)
-        self._keep(f"{part} retreat", retreat)
+        self._keep(f"{part} retreat", self.retreat(item, part, round_facts))
 
     def _keep(self, key: str, value: float) -> None:
         self.values[key] = max(value, self.values.get(key, value))

@@ -444,7 +444,7 @@ class AggregationConfig(Section):
         "usual norm, and the log says so",
     )
     steady_factor: float = Field(
-        default=2.3,
+        default=3.1,
         gt=1,
         description="guard: a site whose changes are more times larger than those of the others "
         "over its rounds (geometric mean) is used with their norm",
@@ -457,11 +457,11 @@ class AggregationConfig(Section):
         "training makes it negative, a reversed change positive; 1 switches the check off",
     )
     max_retreat: float = Field(
-        default=1.2,
+        default=0.8,
         gt=0,
-        description="guard: how far a site may move away from the model that it sent before, as a "
-        "multiple of its usual step, added up over its rounds; a site that begins to send its "
-        "change reversed exceeds it",
+        description="guard: how far a site may move away from the models that it sent before, in "
+        "usual steps, added up over its rounds; a site that begins to reverse its change exceeds "
+        "it",
     )
     max_share: float = Field(
         default=0.75,

@@ -21,7 +21,7 @@ accepted by `judge`, whatever the others send.
     mirrored    the model points against the one that was sent out, and those of others do not
     reversed    the changes of all rounds push the model further wherever it goes, and those of
                 others do not (robust/motion.py)
-    retreat     the site moves away from the model that it sent before, and others do not
+    retreat     the site moves away from the models that it sent before, and others do not
                 (robust/anchor.py): it begins to send its change reversed
     share       more than max_share of all images
     copy        the bytes of another site's update in this round
@@ -38,7 +38,6 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
 
 import numpy as np
 
@@ -232,14 +231,10 @@ class UpdateGuard:
         is_known = motion.count >= comparable_rounds(update.num_samples)
         response = motion.response() if is_known else None
         resemblance = _resemblance(arrays, reference)
-        facts = PartFacts(norm, change, model, resemblance, response)
+        step = float(np.linalg.norm(change))
         anchor = self.memory.parts[part].anchors.get(update.site)
-        if anchor is None:
-            return facts
-        approach = anchor.approach(change, model)
-        usual = anchor.usual_approach
-        loss = None if usual is None else usual - approach
-        return replace(facts, approach=approach, approach_loss=loss)
+        pull = None if anchor is None else anchor.pull(change, model)
+        return PartFacts(norm, change, model, resemblance, response, step=step, pull=pull)
 
     def _check_clip(self, norm: float, reference: Arrays) -> None:
         """Under `privacy`, every site clips: a larger change was not made by this software."""
@@ -310,8 +305,11 @@ class UpdateGuard:
             limit = self._response_limit(facts, part)
             if part_facts.points_away(limit) or self._is_bounded(facts, part):
                 return False
-            if self._retreat(facts.site, part, part_facts) > self.max_retreat:
-                return False
+            # other sites only make the step of this one, and so the evidence, smaller
+            if part_facts.pull is not None and part_facts.pull.product < 0.0:
+                approach = part_facts.pull.approach()
+                if self._evidence(facts.site, part, approach, 0.0) > self.max_retreat:
+                    return False
             usual_norm = self.memory.parts[part].usual_norm(facts.site)
             if usual_norm is None or part_facts.norm > self.settings.scale_factor * usual_norm:
                 return False
@@ -416,29 +414,33 @@ class UpdateGuard:
                 fix=_FIX,
             )
 
-    def _retreat(
-        self, site: str, part: str, facts: PartFacts, common_loss: float | None = 0.0
+    def _evidence(
+        self, site: str, part: str, approach: float | None, common_loss: float | None
     ) -> float:
+        anchor = self.memory.parts[part].anchors.get(site)
+        if anchor is None:
+            return 0.0
+        if approach is None or common_loss is None:
+            return anchor.evidence
+        return anchor.evidence_with(approach, common_loss)
+
+    def retreat(self, facts: UpdateFacts, part: str, round_facts: RoundFacts) -> float:
         """The evidence that a site moves away from what it sent before, with this round.
 
         That of the rounds before if there are too few other sites to compare with.
         """
-        anchor = self.memory.parts[part].anchors.get(site)
-        if anchor is None or facts.approach is None:
-            return 0.0
-        if common_loss is None:
-            return anchor.evidence
-        return anchor.evidence_with(facts.approach, common_loss)
+        part_facts = facts.parts[part]
+        approach = round_facts.approach(part, part_facts)
+        common_loss = round_facts.common_loss(part, part_facts)
+        return self._evidence(facts.site, part, approach, common_loss)
 
     def _check_retreat(self, facts: UpdateFacts, part: str, round_facts: RoundFacts) -> None:
-        site_facts = facts.parts[part]
-        common_loss = round_facts.common_loss(part, site_facts)
-        retreat = self._retreat(facts.site, part, site_facts, common_loss)
-        if common_loss is not None and retreat > self.max_retreat:
+        retreat = self.retreat(facts, part, round_facts)
+        if retreat > self.max_retreat:
             raise UpdateError(
                 "update.retreat",
-                f"its changes{_PART_NAMES[part]} lead away from the model that it sent before: "
-                f"added up, {retreat:.2f} times its usual step; training leads back to it, and "
+                f"its changes{_PART_NAMES[part]} lead away from the models that it sent before: "
+                f"added up, {retreat:.2f} times a usual step; training leads back to them, and "
                 f"more than {self.max_retreat:g} is not accepted",
                 fix=_FIX,
             )
@@ -555,14 +557,14 @@ class UpdateGuard:
             return
         if anchor is None and is_accepted:
             anchors[item.site] = SiteAnchor.start(facts.change, facts.model)
-        if anchor is None or facts.approach is None:
+        approach = round_facts.approach(part, facts)
+        if anchor is None or approach is None:
             return
-        common_loss = round_facts.common_loss(part, facts)
-        retreat = min(self._retreat(item.site, part, facts, common_loss), self.max_retreat)
+        retreat = min(self.retreat(item, part, round_facts), self.max_retreat)
         if is_accepted:
-            anchors[item.site] = anchor.add(facts.change, facts.model, facts.approach, retreat)
+            anchors[item.site] = anchor.add(facts.change, facts.model, approach, retreat)
         else:
-            anchors[item.site] = replace(anchor, evidence=max(anchor.evidence, retreat))
+            anchors[item.site] = anchor.refuse(retreat)
 
 
 def is_blamed(error: UpdateError) -> bool:

@@ -83,7 +83,7 @@ class PartMemory:
         if level is None:
             return None
         own_norms = self.norms.get(site)
-        own_norm = float(np.median(own_norms)) if own_norms else 0.0
+        own_norm = max(own_norms) if own_norms else 0.0
         return max(other_norm, FLOOR * self.peak, min(self.peak, max(level, own_norm)))
 
     def add_level(self, level: float) -> None:

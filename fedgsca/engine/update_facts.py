@@ -10,6 +10,7 @@ from itertools import accumulate
 import numpy as np
 
 from fedgsca.engine.guard_memory import MODEL, PARTS
+from fedgsca.robust.anchor import Pull
 
 # cosine of the model that a site sends with the one it received; training keeps it above 0, unless
 # the learning rate is so large that steps overshoot (-0.3 was seen)
@@ -28,8 +29,8 @@ class PartFacts:
     # cosine of the model sent and the model received; None if either is zero
     resemblance: float | None = None
     response: float | None = None  # SiteMotion.response with this round
-    approach: float | None = None  # SiteAnchor.approach; None in the first round of a site
-    approach_loss: float | None = None  # how much less than usual
+    step: float = 0.0  # L2 norm of `change`
+    pull: Pull | None = None  # towards the site's anchor; None in the first round of the site
     factor: float = 1.0  # on the change that the site sent
 
     @property
@@ -129,6 +130,7 @@ class RoundFacts:
         self._norms: dict[str, OtherValues] = {}
         self._resemblances: dict[str, OtherValues] = {}
         self._responses: dict[str, OtherValues] = {}
+        self._steps: dict[str, OtherValues] = {}
         self._approaches: dict[str, OtherValues] = {}
         self._approach_losses: dict[str, OtherValues] = {}
         for part in PARTS:
@@ -137,8 +139,9 @@ class RoundFacts:
             self._norms[part] = OtherValues(norms)
             self._resemblances[part] = _known_values([row.resemblance for row in rows])
             self._responses[part] = _known_values([row.response for row in rows])
-            self._approaches[part] = _known_values([row.approach for row in rows])
-            losses = [row.approach_loss for row in rows]
+            self._steps[part] = OtherValues([row.step for row in rows if row.change is not None])
+            self._approaches[part] = _known_values([self.approach(part, row) for row in rows])
+            losses = [self._approach_loss(part, row) for row in rows]
             self._approach_losses[part] = _known_values(losses)
         self._first_sites: dict[bytes, str] = {}
         for item in facts:
@@ -175,17 +178,33 @@ class RoundFacts:
         """How much this one is above the median of the other sites; 0 if there are too few."""
         return -_gap(self._responses[part], response)
 
+    def approach(self, part: str, facts: PartFacts) -> float | None:
+        """How far a site moves towards its anchor; None in its first round."""
+        if facts.pull is None:
+            return None
+        steps = self._steps[part]
+        has_others = steps.count(facts.step) > 0
+        return facts.pull.approach(steps.median(facts.step) if has_others else 0.0)
+
+    def _approach_loss(self, part: str, facts: PartFacts) -> float | None:
+        """How much less than usual a site moves towards its anchor."""
+        approach = self.approach(part, facts)
+        if facts.pull is None or approach is None or facts.pull.usual_approach is None:
+            return None
+        return facts.pull.usual_approach - approach
+
     def common_loss(self, part: str, facts: PartFacts) -> float | None:
         """How much less than usual, or than nothing, the other sites approach their anchors.
 
         The larger one of the two medians, at least 0; None if there are too few other sites.
         """
         approaches, losses = self._approaches[part], self._approach_losses[part]
-        if approaches.count(facts.approach) + 1 < COMPARABLE_SITES:
+        approach, loss = self.approach(part, facts), self._approach_loss(part, facts)
+        if approaches.count(approach) + 1 < COMPARABLE_SITES:
             return None
-        common_loss = max(0.0, -approaches.median(facts.approach))
-        if losses.count(facts.approach_loss):
-            common_loss = max(common_loss, losses.median(facts.approach_loss))
+        common_loss = max(0.0, -approaches.median(approach))
+        if losses.count(loss):
+            common_loss = max(common_loss, losses.median(loss))
         return common_loss
 
     def first_site(self, digest: bytes) -> str | None:
