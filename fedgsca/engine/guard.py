@@ -546,7 +546,6 @@ class UpdateGuard:
             motion = memory.motions.get(site, SiteMotion.zero())
             memory.motions[site] = motion.add(facts.change, facts.model)
 
-
     def _remember_anchor(
         self, part: str, item: UpdateFacts, round_facts: RoundFacts, *, is_accepted: bool
     ) -> None:

@@ -174,6 +174,8 @@ def test_the_proximal_term_holds_noisy_sites_back(tmp_path: Path) -> None:
 
     free = moved(beta=0.0)
     assert moved(beta=5.0, prox="squared") < free
+    # a step of more than twice the distance would double it each time; the guard then refuses it
+    assert moved(beta=5000.0, prox="squared") < free
     assert (
         moved(beta=0.5, prox="norm") < free
     )  # a norm pulls with the same force however near: more would overshoot
