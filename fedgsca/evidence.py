@@ -245,6 +245,7 @@ def estimate_transition(
     given: np.ndarray,
     reference: np.ndarray,
     *,
+    checked: np.ndarray | None = None,
     row_prior: float = ROW_PRIOR,
     mix_prior: float = MIX_PRIOR,
     start_rate: float = START_RATE,
@@ -260,15 +261,23 @@ def estimate_transition(
 
     opinion (n, C) is q, the sharpened judgement; reference (C,) is pi, the federation's class mix,
     with positive entries that sum to 1. The prior of T has the site's own e: no rate is assumed.
+    checked (n,) bool: for labels that a person has checked, r_i is the given label. They count in
+    pi_k, and not in e, in T or in the likelihood: they say nothing about labels that nobody has
+    checked.
     """
     n, num_classes = opinion.shape
-    label_counts = np.bincount(given, minlength=num_classes)
-    mix = (label_counts + mix_prior * reference) / (n + mix_prior)
+    doubtful, doubtful_labels = opinion, given
+    certain_counts = np.zeros(num_classes, np.int64)
+    if checked is not None:
+        doubtful, doubtful_labels = opinion[~checked], given[~checked]
+        certain_counts = np.bincount(given[checked], minlength=num_classes)
+    label_counts = np.bincount(doubtful_labels, minlength=num_classes)
+    mix = (label_counts + certain_counts + mix_prior * reference) / (n + mix_prior)
     matrix = symmetric_matrix(start_rate, num_classes)
     # (C, n), samples with the same label side by side: a step is a few sums over long rows
-    order = np.argsort(given, kind="stable")
-    columns = np.ascontiguousarray(opinion[order].T)
-    labels = given[order]
+    order = np.argsort(doubtful_labels, kind="stable")
+    columns = np.ascontiguousarray(doubtful[order].T)
+    labels = doubtful_labels[order]
     present = np.flatnonzero(label_counts)
     starts = (np.cumsum(label_counts) - label_counts)[present]
     counts = np.zeros((num_classes, num_classes))
@@ -276,11 +285,14 @@ def estimate_transition(
         joint = columns * ((mix / reference)[:, None] * matrix)[:, labels]
         joint /= np.maximum(joint.sum(axis=0), 1e-300)
         counts[:, present] = np.add.reduceat(joint, starts, axis=1)
-        rate = min(1.0 - float(counts.trace()) / n, MAX_RATE)
-        mix = (counts.sum(axis=1) + mix_prior * reference) / (n + mix_prior)
+        rate = min(1.0 - float(counts.trace()) / max(len(labels), 1), MAX_RATE)
+        mix = (counts.sum(axis=1) + certain_counts + mix_prior * reference) / (n + mix_prior)
         smooth_counts = counts + row_prior * symmetric_matrix(rate, num_classes)
         matrix = smooth_counts / smooth_counts.sum(axis=1, keepdims=True)
     r, likelihoods = _posterior(opinion * (mix / reference), given, matrix)
+    if checked is not None:
+        r[checked] = np.eye(num_classes)[given[checked]]
+        likelihoods[checked] = 1.0
     return Transition(
         matrix=matrix,
         mix=mix,
@@ -333,22 +345,30 @@ class Judgement:
     # kappa, one of POWERS
     power: float
 
-    def transition(self, given: np.ndarray) -> Transition:
-        """T, class mix and posterior for the given labels (n,)."""
+    def transition(self, given: np.ndarray, checked: np.ndarray | None = None) -> Transition:
+        """T, class mix and posterior for the given labels (n,); checked (n,) as in EM."""
         index = POWERS.index(self.power)
-        return estimate_transition(sharpen(self.probs, self.power), given, self.references[index])
+        opinion = sharpen(self.probs, self.power)
+        return estimate_transition(opinion, given, self.references[index], checked=checked)
 
 
 def explained_across_folds(
-    opinion: np.ndarray, given: np.ndarray, folds: np.ndarray, reference: np.ndarray
+    opinion: np.ndarray,
+    given: np.ndarray,
+    folds: np.ndarray,
+    reference: np.ndarray,
+    checked: np.ndarray | None = None,
 ) -> float:
     """What the images say about labels that neither the heads nor T have seen: at most 1.
 
     T and the class mix of one half explain the labels of the other, against the label shares of
     that half. Useless opinions give 0 or less, because T cannot adapt to the labels it explains.
-    opinion (n, C) is q, folds (n,), reference (C,) is pi.
+    opinion (n, C) is q, folds (n,), reference (C,) is pi; labels that a person has `checked`, (n,)
+    bool, are not explained.
     """
-    log_likelihood, baseline = explain_parts(opinion, given, to_halves(folds), reference)
+    log_likelihood, baseline = explain_parts(
+        opinion, given, to_halves(folds), reference, checked=checked
+    )
     if baseline >= 0.0:
         return 0.0
     return 1.0 - log_likelihood / baseline
@@ -365,26 +385,35 @@ def explain_parts(
     parts: np.ndarray,
     reference: np.ndarray,
     *,
+    checked: np.ndarray | None = None,
     row_prior: float = ROW_PRIOR,
 ) -> tuple[float, float]:
     """Log-likelihoods of the labels of each part, by the other parts: by their T, by their shares.
 
-    opinion (n, C) is q, parts (n,), reference (C,) is pi.
+    opinion (n, C) is q, parts (n,), reference (C,) is pi. Labels that a person has `checked`, (n,)
+    bool, are not explained, and of the other parts they count in the class mix only.
     """
+    is_doubtful = np.ones(len(given), bool) if checked is None else ~checked
     num_classes = opinion.shape[1]
     log_likelihood = 0.0
     baseline = 0.0
     for part in np.unique(parts):
-        rows, other_rows = np.flatnonzero(parts == part), np.flatnonzero(parts != part)
+        rows = np.flatnonzero((parts == part) & is_doubtful)
+        other_rows = np.flatnonzero(parts != part)
         if not len(other_rows):
             continue
         fit = estimate_transition(
-            opinion[other_rows], given[other_rows], reference, row_prior=row_prior
+            opinion[other_rows],
+            given[other_rows],
+            reference,
+            checked=None if checked is None else checked[other_rows],
+            row_prior=row_prior,
         )
         own_opinion = opinion[rows] * (fit.mix / reference)
         _, likelihoods = _posterior(own_opinion, given[rows], fit.matrix)
         log_likelihood += float(np.log(likelihoods).sum())
-        counts = np.bincount(given[other_rows], minlength=num_classes) + 1.0
+        other_labels = given[other_rows[is_doubtful[other_rows]]]
+        counts = np.bincount(other_labels, minlength=num_classes) + 1.0
         baseline += float(np.log(counts / counts.sum())[given[rows]].sum())
     return log_likelihood, baseline
 
@@ -440,6 +469,7 @@ def select(
     *,
     noise_level: float = 0.1,
     zeta: float = 0.8,
+    checked: np.ndarray | None = None,
 ) -> TrainingSet:
     """D_hat of one site from the posterior r (n, C) and the selector's verdict `clean` (n,) bool.
 
@@ -447,12 +477,15 @@ def select(
     of delta_k, Eq. 8). Otherwise a label stays if the selector calls it clean or if it is among the
     expected number of correct labels of its class. Of the others, those get a pseudo-label whose
     class-balanced posterior, r_i(c) / share of c, normalised, is at least zeta (Eq. 11-12: dividing
-    by the share is the adaptive threshold). The rest is not used in this round.
+    by the share is the adaptive threshold). The rest is not used in this round. Labels that a
+    person has `checked`, (n,) bool, always stay.
     """
     n = len(given)
     if float(suspicion(posterior, given).mean()) < noise_level:
         return TrainingSet(np.ones(n, bool), np.zeros(n, bool), given.copy())
     keep = clean | expected_right(posterior, given)
+    if checked is not None:
+        keep |= checked
     balanced_posterior = posterior / (posterior.mean(axis=0) + 1.0 / n)
     balanced_posterior /= balanced_posterior.sum(axis=1, keepdims=True)
     guess = balanced_posterior.argmax(axis=1)

@@ -50,6 +50,8 @@ class Samples:
     std: tuple[float, float, float] = (64.0, 64.0, 64.0)
     # (n,) names of patients or lesions, where the source has them
     groups: np.ndarray | None = None
+    # (n,) bool: labels that a person has checked; None: none of them. It never leaves the site
+    checked: np.ndarray | None = None
 
     def __len__(self) -> int:
         return int(self.labels.shape[0])
@@ -62,8 +64,10 @@ class Samples:
     def part(self, rows: np.ndarray) -> Samples:
         """The samples of some rows (m,), in their order; inputs are not copied."""
         groups = None if self.groups is None else self.groups[rows]
+        checked = None if self.checked is None else self.checked[rows]
         view: np.ndarray = RowView(self.inputs, rows)  # type: ignore[assignment]
-        return replace(self, inputs=view, labels=self.labels[rows], groups=groups)
+        labels = self.labels[rows]
+        return replace(self, inputs=view, labels=labels, groups=groups, checked=checked)
 
 
 @dataclass(frozen=True)
@@ -130,6 +134,11 @@ class Site:
     def labels(self) -> np.ndarray:
         """(n,): the given labels."""
         return self.samples.labels
+
+    @property
+    def checked(self) -> np.ndarray | None:
+        """(n,) bool: labels that a person has checked; None: none of them."""
+        return self.samples.checked
 
     @property
     def num_classes(self) -> int:

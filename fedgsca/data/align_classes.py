@@ -39,7 +39,12 @@ def align_classes(table: ImageTable, classes: Sequence[str]) -> ImageTable:
         replaced_labels=_renumber(table.replaced_labels, index),
         classes=tuple(classes),
         fingerprint=fingerprint(
-            table.images, labels, classes, table.split, features=table.features
+            table.images,
+            labels,
+            classes,
+            table.split,
+            features=table.features,
+            checked=table.checked,
         ),
     )
 

@@ -26,7 +26,7 @@ from fedgsca.data.file_facts import WORKERS, measure_files
 from fedgsca.data.file_list import FileList, ImageRow, is_file, show_cases
 from fedgsca.data.reader import ReaderOptions
 from fedgsca.data.split import split_rows
-from fedgsca.data.table import ImageTable, check_table, fingerprint
+from fedgsca.data.table import ImageTable, any_checked, check_table, fingerprint
 from fedgsca.errors import DataError
 from fedgsca.support.activity import activity
 from fedgsca.support.digests import sha256_file
@@ -300,6 +300,7 @@ def build_table(
             notes.append(split_note(split, groups, seed))
     given = _class_indices([row.given for row in rows], classes) if "given" in columns else None
     site = np.array([row.site for row in rows]) if "site" in columns else None
+    checked = any_checked([row.checked for row in rows])
     notes += _table_notes(file_list, images)
     notes += spelling_warnings(labels, classes)
     entry = images.entry
@@ -311,7 +312,9 @@ def build_table(
             classes=classes,
             split=split,
             ids=np.array([row.name or row.file for row in rows]),
-            fingerprint=fingerprint(entry.array, labels, classes, split, digest=entry.digest),
+            fingerprint=fingerprint(
+                entry.array, labels, classes, split, digest=entry.digest, checked=checked
+            ),
             groups=groups,
             site=site,
             given=given,
@@ -321,6 +324,7 @@ def build_table(
             image_digest=entry.digest,
             notes=tuple(notes),
             white=images.white,
+            checked=checked,
         )
     )
 

@@ -126,5 +126,7 @@ def rename_classes(table: ImageTable, names: Mapping[str, str]) -> ImageTable:
         given=None if table.given is None else index[table.given],
         classes=classes,
         class_names={**table.class_names, **names},
-        fingerprint=fingerprint(table.images, labels, classes, table.split),
+        fingerprint=fingerprint(
+            table.images, labels, classes, table.split, checked=table.checked
+        ),
     )

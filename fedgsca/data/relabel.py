@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
 from fedgsca.data.file_list import repeats_fix, repeats_text, shorten, show_cases
-from fedgsca.data.table import ImageTable, fingerprint
+from fedgsca.data.table import ImageTable, any_checked, fingerprint
 from fedgsca.errors import DataError
-from fedgsca.support.csv_table import read_label_lines
+from fedgsca.support.csv_table import LabelLine, read_label_lines
 from fedgsca.support.text import plural
 
 
 def replace_labels(table: ImageTable, path: Path, *, is_part: bool = False) -> ImageTable:
-    """The table with its training labels replaced, by id, from a csv (columns file or id, label).
+    """The table with its training labels replaced, by id, from a csv.
 
-    Every training image must be in the file once. Labels of val and test images are locked: a line
+    Its columns are file or id, label and, on request, checked. Every training image must be in the file once. Labels of val and test images are locked: a line
     that repeats one is accepted, so that a corrected copy of a complete labels.csv can be used. If
     the test images were drawn when the source was read, nobody has chosen them, and the file may
     correct them, too: `fedgsca audit-folder` looks at all images.
@@ -25,8 +26,10 @@ def replace_labels(table: ImageTable, path: Path, *, is_part: bool = False) -> I
     `is_part`: the table is a part of its source, so the file may also name other images.
     """
     names = {}
-    for image_id, name in _read_labels(path).items():
-        names[image_id] = table.class_names.get(name, name)
+    marks = {}
+    for image_id, line in _read_labels(path).items():
+        names[image_id] = table.class_names.get(line.label, line.label)
+        marks[image_id] = line.checked
     num_others = _check_labels(table, path, names, is_part)
     train = table.rows("train")
     labels = table.trained_on.copy()  # a reference beside the given labels does not change
@@ -46,17 +49,37 @@ def replace_labels(table: ImageTable, path: Path, *, is_part: bool = False) -> I
         )
     if num_others:
         notes += (f"{plural(num_others, 'line')} of {path.name} for images that are not used here",)
+    checked = _replace_marks(table, marks, labels)
+    table = replace(table, replaced_labels=table.trained_on, checked=checked, notes=notes)
     if table.given is not None:
-        return replace(table, given=labels, replaced_labels=table.trained_on, notes=notes)
-    return replace(
-        table,
-        labels=labels,
-        replaced_labels=table.trained_on,
-        fingerprint=fingerprint(
-            table.images, labels, table.classes, table.split, features=table.features
-        ),
-        notes=notes,
+        return replace(table, given=labels)
+    digest = fingerprint(
+        table.images,
+        labels,
+        table.classes,
+        table.split,
+        features=table.features,
+        checked=checked,
     )
+    return replace(table, labels=labels, fingerprint=digest)
+
+
+def _replace_marks(
+    table: ImageTable, marks: Mapping[str, bool | None], labels: np.ndarray
+) -> np.ndarray | None:
+    """Which labels a person has checked: as the file says.
+
+    A file without the column says nothing: what the source says stays true of labels (n,) that did
+    not change.
+    """
+    checked = np.zeros(len(table), bool)
+    if table.checked is not None:
+        checked = table.checked & (labels == table.trained_on)
+    for row, image_id in enumerate(table.ids):
+        mark = marks.get(str(image_id))
+        if mark is not None:
+            checked[row] = mark
+    return any_checked(checked)
 
 
 def _replace_drawn(table: ImageTable, names: dict[str, str], labels: np.ndarray) -> int:
@@ -94,15 +117,16 @@ def class_index(value: str, classes: tuple[str, ...]) -> int | None:
     return None
 
 
-def _read_labels(path: Path) -> dict[str, str]:
-    """Image id -> label, as written."""
-    labels: dict[str, str] = {}
+def _read_labels(path: Path) -> dict[str, LabelLine]:
+    """Image id -> its line."""
+    labels: dict[str, LabelLine] = {}
     lines: dict[str, list[int]] = {}
     conflicts = set()
-    for line, image_id, label in read_label_lines(path):
-        if labels.setdefault(image_id, label) != label:
+    for line in read_label_lines(path):
+        image_id = line.image_id
+        if labels.setdefault(image_id, line).label != line.label:
             conflicts.add(image_id)
-        lines.setdefault(image_id, []).append(line)
+        lines.setdefault(image_id, []).append(line.line)
     cases = []
     for image_id, numbers in lines.items():
         if len(numbers) > 1:

@@ -55,6 +55,8 @@ class ImageTable:
     source_table: ImageTable | None = None
     # (n, D) float32: the user's own features, where a file has them
     features: np.ndarray | None = None
+    # (n,) bool: a person has checked the label that sites train on; None: nobody has checked any
+    checked: np.ndarray | None = None
     # what a person should know: skipped files, converted depths
     notes: tuple[str, ...] = ()
 
@@ -101,11 +103,13 @@ def fingerprint(
     *,
     digest: str | None = None,
     features: np.ndarray | None = None,
+    checked: np.ndarray | None = None,
 ) -> str:
     """The name of the data in a result: sha256 over images, labels, classes and split.
 
     `digest` is the sha256 of the images' raw bytes, if the caller has it (the cache keeps it);
-    this saves reading them. `features` are the user's own, if there are any.
+    this saves reading them. `features` are the user's own, `checked` says which labels a person has
+    checked, if there are any.
     """
     if digest is None:
         digest = images_digest(images)
@@ -116,7 +120,15 @@ def fingerprint(
     result.update(np.ascontiguousarray(labels, dtype="<i8").tobytes())
     if features is not None:
         result.update(f"{features.shape}|{images_digest(features)}".encode())
+    if checked is not None:
+        result.update(b"checked" + np.packbits(checked).tobytes())
     return result.hexdigest()
+
+
+def any_checked(marks: Sequence[bool] | np.ndarray) -> np.ndarray | None:
+    """(n,) bool for `ImageTable.checked`: None if no label is checked, as without the column."""
+    checked = np.asarray(marks, dtype=bool)
+    return checked if checked.any() else None
 
 
 def images_digest(images: np.ndarray) -> str:
@@ -152,7 +164,7 @@ def _check_columns(table: ImageTable) -> None:
             fix="convert the array, or store the images as files with a labels.csv",
         )
     columns = (images, table.split, table.ids, table.groups, table.site, table.given)
-    for column in (*columns, table.features):
+    for column in (*columns, table.features, table.checked):
         if column is not None and len(column) != n:
             raise DataError(
                 "data.column-length",

@@ -149,6 +149,8 @@ def _append_images(
     no_class = np.full(len(names), NO_CLASS)
     labels = np.concatenate([table.labels, no_class])
     split = np.concatenate([table.split, np.full(len(names), "train")])
+    # nobody has checked a label of an image of no class
+    checked = _extend(table.checked, np.zeros(len(names), bool))
     return replace(
         table,
         images=entry.array,
@@ -159,14 +161,17 @@ def _append_images(
         groups=None if table.groups is None else np.concatenate([table.groups, names]),
         site=None if table.site is None else np.concatenate([table.site, [""] * len(names)]),
         replaced_labels=_extend(table.replaced_labels, no_class),
-        fingerprint=fingerprint(entry.array, labels, table.classes, split, digest=entry.digest),
+        checked=checked,
+        fingerprint=fingerprint(
+            entry.array, labels, table.classes, split, digest=entry.digest, checked=checked
+        ),
         image_digest=entry.digest,
         source_table=table,
     )
 
 
-def _extend(labels: np.ndarray | None, extra_labels: np.ndarray) -> np.ndarray | None:
-    return None if labels is None else np.concatenate([labels, extra_labels])
+def _extend(column: np.ndarray | None, extra_values: np.ndarray) -> np.ndarray | None:
+    return None if column is None else np.concatenate([column, extra_values])
 
 
 def _make_image(

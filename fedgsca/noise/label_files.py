@@ -85,10 +85,11 @@ def read_annotators(name: str, num_classes: int) -> np.ndarray:
 
 def read_given(
     path: Path, ids: np.ndarray, classes: tuple[str, ...], labels: np.ndarray
-) -> np.ndarray:
+) -> tuple[np.ndarray, np.ndarray]:
     """(n,) given labels from a csv with the columns file and label (a class name or its number).
 
     `ids` (n,) are the names of the images. Images that the file does not name keep `labels` (n,).
+    Also (n,) bool: the labels that a person has checked, by the column checked, if there is one.
     """
     try:
         lines = read_label_lines(path)
@@ -107,7 +108,10 @@ def read_given(
             fix="use the file and class names that `fedgsca data check` lists",
             problems=problems[:_MAX_PROBLEMS],
         )
-    return given
+    checked = np.zeros(len(ids), bool)
+    for line in lines:
+        checked[row_of[line.image_id]] = bool(line.checked)
+    return given, checked
 
 
 def _number_classes(classes: tuple[str, ...]) -> dict[str, int]:
@@ -127,7 +131,7 @@ def _apply_labels(
     """The labels with those of the file, and the lines that name no image or no class."""
     given = labels.copy()
     problems = []
-    for line, file, label in lines:
+    for line, file, label, _ in lines:
         if file not in row_of:
             message = f"line {line}: unknown image {file!r}"
             problems.append(ConfigProblem("noise.unknown-image", message))

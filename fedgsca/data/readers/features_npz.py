@@ -11,7 +11,7 @@ from fedgsca.data.own_features import FeatureFile, has_features, read_features, 
 from fedgsca.data.reader import READERS, Reader, ReaderOptions
 from fedgsca.data.readers.npz import check_class_count
 from fedgsca.data.split import split_rows
-from fedgsca.data.table import ImageTable, check_table
+from fedgsca.data.table import ImageTable, any_checked, check_table
 from fedgsca.errors import DataError
 from fedgsca.support.text import one_line, plural
 
@@ -43,6 +43,7 @@ def _read_source(location: str, options: ReaderOptions) -> ImageTable:
         groups=groups,
         site=columns.get("site"),
         has_drawn_split="split" not in columns,
+        checked=any_checked(columns.get("checked", ())),
         notes=tuple(notes),
     )
     return check_table(with_features(table, file.features, file.path))

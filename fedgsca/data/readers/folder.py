@@ -19,10 +19,10 @@ from fedgsca.data.file_list import (
 )
 from fedgsca.data.reader import READERS, Reader, ReaderOptions
 from fedgsca.errors import DataError
-from fedgsca.support.csv_table import CsvTable, read_csv_table, rename_columns
+from fedgsca.support.csv_table import CsvTable, parse_checked, read_csv_table, rename_columns
 from fedgsca.support.text import fold_name, plural, suggest
 
-COLUMNS = ("file", "label", "group", "split", "site")
+COLUMNS = ("file", "label", "group", "split", "site", "checked")
 # what other programs call them
 _OTHER_NAMES = {
     **dict.fromkeys(("datei", "bild", "dateiname", "pfad"), "file"),
@@ -35,6 +35,7 @@ _OTHER_NAMES = {
     **dict.fromkeys(("case", "case_id", "lesion", "lesion_id", "video"), "group"),
     **dict.fromkeys(("set", "subset", "partition", "fold"), "split"),
     **dict.fromkeys(("hospital", "center", "centre", "clinic", "institution"), "site"),
+    **dict.fromkeys(("reviewed", "verified", "confirmed"), "checked"),
 }
 _SPLITS = {
     "train": "train",
@@ -134,13 +135,15 @@ def _read_labels_csv(file_list: FileList, path: Path, names: FolderNames) -> Non
                 fix="add one line per image",
             )
         )
-    for _, cells in table.rows:
+    marks = _read_checked(file_list, path, table)
+    for (_, cells), mark in zip(table.rows, marks, strict=True):
         row = ImageRow(
             normal_path(cells["file"]),
             cells["label"],
             cells.get("group", ""),
             cells.get("split", ""),
             cells.get("site", ""),
+            checked=mark,
         )
         file_list.rows.append(row)
     lines = [line for line, _ in table.rows]
@@ -150,6 +153,16 @@ def _read_labels_csv(file_list: FileList, path: Path, names: FolderNames) -> Non
     for row in file_list.rows:
         rows.append(replace(row, split=_SPLITS.get(fold_name(row.split), row.split)))
     file_list.rows = rows
+
+
+def _read_checked(file_list: FileList, path: Path, table: CsvTable) -> list[bool]:
+    """Which labels a person has checked; invalid cells are a problem of the list."""
+    if "checked" in table.columns:
+        try:
+            return parse_checked(path, table.rows)
+        except DataError as error:
+            file_list.add_problem(error)
+    return [False] * len(table.rows)
 
 
 def _check_header(file_list: FileList, table: CsvTable) -> bool:
@@ -177,7 +190,7 @@ def _check_header(file_list: FileList, table: CsvTable) -> bool:
                 "data.missing-column",
                 f"{file_list.root}: {plural(len(missing_columns), 'missing column')} in labels.csv:"
                 f" {show_cases(missing_columns)}",
-                fix="write file,label[,group][,split][,site] in the first line of labels.csv",
+                fix="write file,label[,group][,split][,site][,checked] in the first line of labels.csv",
             )
         )
     return not missing_columns

@@ -27,12 +27,15 @@ def select_by_evidence(
         monotone = options.selector.monotone
         clean_posterior = clean_probability(losses, selector, monotone=monotone)
     clean = clean_posterior >= 0.5
+    if site.checked is not None:
+        clean |= site.checked
     chosen_set = select(
         posterior,
         given,
         clean,
         noise_level=options.noise_level,
         zeta=options.zeta if options.pseudo_labels else np.inf,
+        checked=site.checked,
     )
     rows = chosen_set.rows
     labels = chosen_set.labels[rows]
