@@ -31,6 +31,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from fedgsca.checked_labels import NO_ORIGINAL, CheckedLabels
+
 # number of heads and of folds
 NUM_HEADS = 4
 # learning rate of the heads times D, the squared norm of a normalised feature vector
@@ -245,7 +247,7 @@ def estimate_transition(
     given: np.ndarray,
     reference: np.ndarray,
     *,
-    checked: np.ndarray | None = None,
+    checked: CheckedLabels | None = None,
     row_prior: float = ROW_PRIOR,
     mix_prior: float = MIX_PRIOR,
     start_rate: float = START_RATE,
@@ -261,18 +263,21 @@ def estimate_transition(
 
     opinion (n, C) is q, the sharpened judgement; reference (C,) is pi, the federation's class mix,
     with positive entries that sum to 1. The prior of T has the site's own e: no rate is assumed.
-    checked (n,) bool: for labels that a person has checked, r_i is the given label. They count in
-    pi_k, and not in e, in T or in the likelihood: they say nothing about labels that nobody has
-    checked.
+    A label that a person has `checked` is the truth: r_i is the given label. In e, T and the
+    likelihood, it counts with the label that it was before; if that is not known, not at all.
     """
     n, num_classes = opinion.shape
     doubtful, doubtful_labels = opinion, given
-    certain_counts = np.zeros(num_classes, np.int64)
+    # of checked labels: true classes, and true classes by the label before the check
+    true_counts, pair_counts = np.zeros(num_classes), np.zeros((num_classes, num_classes))
     if checked is not None:
-        doubtful, doubtful_labels = opinion[~checked], given[~checked]
-        certain_counts = np.bincount(given[checked], minlength=num_classes)
+        doubtful, doubtful_labels = opinion[~checked.mask], given[~checked.mask]
+        true_counts += np.bincount(given[checked.mask], minlength=num_classes)
+        has_original = checked.original != NO_ORIGINAL
+        np.add.at(pair_counts, (given[has_original], checked.original[has_original]), 1.0)
+    num_labels = max(len(doubtful_labels) + float(pair_counts.sum()), 1.0)
     label_counts = np.bincount(doubtful_labels, minlength=num_classes)
-    mix = (label_counts + certain_counts + mix_prior * reference) / (n + mix_prior)
+    mix = (label_counts + true_counts + mix_prior * reference) / (n + mix_prior)
     matrix = symmetric_matrix(start_rate, num_classes)
     # (C, n), samples with the same label side by side: a step is a few sums over long rows
     order = np.argsort(doubtful_labels, kind="stable")
@@ -285,14 +290,16 @@ def estimate_transition(
         joint = columns * ((mix / reference)[:, None] * matrix)[:, labels]
         joint /= np.maximum(joint.sum(axis=0), 1e-300)
         counts[:, present] = np.add.reduceat(joint, starts, axis=1)
-        rate = min(1.0 - float(counts.trace()) / max(len(labels), 1), MAX_RATE)
-        mix = (counts.sum(axis=1) + certain_counts + mix_prior * reference) / (n + mix_prior)
-        smooth_counts = counts + row_prior * symmetric_matrix(rate, num_classes)
+        label_pairs = counts + pair_counts
+        rate = min(1.0 - float(label_pairs.trace()) / num_labels, MAX_RATE)
+        mix = (counts.sum(axis=1) + true_counts + mix_prior * reference) / (n + mix_prior)
+        smooth_counts = label_pairs + row_prior * symmetric_matrix(rate, num_classes)
         matrix = smooth_counts / smooth_counts.sum(axis=1, keepdims=True)
-    r, likelihoods = _posterior(opinion * (mix / reference), given, matrix)
+    first_labels = given if checked is None else checked.first_labels(given)
+    r, likelihoods = _posterior(opinion * (mix / reference), first_labels, matrix)
     if checked is not None:
-        r[checked] = np.eye(num_classes)[given[checked]]
-        likelihoods[checked] = 1.0
+        r[checked.mask] = np.eye(num_classes)[given[checked.mask]]
+        likelihoods[first_labels == NO_ORIGINAL] = 1.0
     return Transition(
         matrix=matrix,
         mix=mix,
@@ -345,8 +352,8 @@ class Judgement:
     # kappa, one of POWERS
     power: float
 
-    def transition(self, given: np.ndarray, checked: np.ndarray | None = None) -> Transition:
-        """T, class mix and posterior for the given labels (n,); checked (n,) as in EM."""
+    def transition(self, given: np.ndarray, checked: CheckedLabels | None = None) -> Transition:
+        """T, class mix and posterior for the given labels (n,)."""
         index = POWERS.index(self.power)
         opinion = sharpen(self.probs, self.power)
         return estimate_transition(opinion, given, self.references[index], checked=checked)
@@ -357,14 +364,13 @@ def explained_across_folds(
     given: np.ndarray,
     folds: np.ndarray,
     reference: np.ndarray,
-    checked: np.ndarray | None = None,
+    checked: CheckedLabels | None = None,
 ) -> float:
     """What the images say about labels that neither the heads nor T have seen: at most 1.
 
     T and the class mix of one half explain the labels of the other, against the label shares of
     that half. Useless opinions give 0 or less, because T cannot adapt to the labels it explains.
-    opinion (n, C) is q, folds (n,), reference (C,) is pi; labels that a person has `checked`, (n,)
-    bool, are not explained.
+    opinion (n, C) is q, folds (n,), reference (C,) is pi; `checked` as in `explain_parts`.
     """
     log_likelihood, baseline = explain_parts(
         opinion, given, to_halves(folds), reference, checked=checked
@@ -385,20 +391,20 @@ def explain_parts(
     parts: np.ndarray,
     reference: np.ndarray,
     *,
-    checked: np.ndarray | None = None,
+    checked: CheckedLabels | None = None,
     row_prior: float = ROW_PRIOR,
 ) -> tuple[float, float]:
     """Log-likelihoods of the labels of each part, by the other parts: by their T, by their shares.
 
-    opinion (n, C) is q, parts (n,), reference (C,) is pi. Labels that a person has `checked`, (n,)
-    bool, are not explained, and of the other parts they count in the class mix only.
+    opinion (n, C) is q, parts (n,), reference (C,) is pi. Of a label that a person has `checked`,
+    the label before is explained, if it is known.
     """
-    is_doubtful = np.ones(len(given), bool) if checked is None else ~checked
+    first_labels = given if checked is None else checked.first_labels(given)
     num_classes = opinion.shape[1]
     log_likelihood = 0.0
     baseline = 0.0
     for part in np.unique(parts):
-        rows = np.flatnonzero((parts == part) & is_doubtful)
+        rows = np.flatnonzero((parts == part) & (first_labels != NO_ORIGINAL))
         other_rows = np.flatnonzero(parts != part)
         if not len(other_rows):
             continue
@@ -406,19 +412,31 @@ def explain_parts(
             opinion[other_rows],
             given[other_rows],
             reference,
-            checked=None if checked is None else checked[other_rows],
+            checked=None if checked is None else checked.part(other_rows),
             row_prior=row_prior,
         )
         own_opinion = opinion[rows] * (fit.mix / reference)
-        _, likelihoods = _posterior(own_opinion, given[rows], fit.matrix)
+        _, likelihoods = _posterior(own_opinion, first_labels[rows], fit.matrix)
         log_likelihood += float(np.log(likelihoods).sum())
-        other_labels = given[other_rows[is_doubtful[other_rows]]]
+        other_labels = first_labels[other_rows]
+        other_labels = other_labels[other_labels != NO_ORIGINAL]
         counts = np.bincount(other_labels, minlength=num_classes) + 1.0
-        baseline += float(np.log(counts / counts.sum())[given[rows]].sum())
+        baseline += float(np.log(counts / counts.sum())[first_labels[rows]].sum())
     return log_likelihood, baseline
 
 
 # ---- selection for training ----
+
+
+def wrong_share(
+    posterior: np.ndarray, given: np.ndarray, checked: CheckedLabels | None = None
+) -> float:
+    """delta_k: the expected share of wrong labels, before any of them was checked and corrected."""
+    doubt = suspicion(posterior, given)
+    if checked is not None:
+        has_original = checked.original != NO_ORIGINAL
+        doubt[has_original] = (checked.original != given)[has_original]
+    return float(doubt.mean())
 
 
 def label_losses(posterior: np.ndarray, given: np.ndarray) -> np.ndarray:
@@ -469,7 +487,7 @@ def select(
     *,
     noise_level: float = 0.1,
     zeta: float = 0.8,
-    checked: np.ndarray | None = None,
+    checked: CheckedLabels | None = None,
 ) -> TrainingSet:
     """D_hat of one site from the posterior r (n, C) and the selector's verdict `clean` (n,) bool.
 
@@ -478,14 +496,14 @@ def select(
     expected number of correct labels of its class. Of the others, those get a pseudo-label whose
     class-balanced posterior, r_i(c) / share of c, normalised, is at least zeta (Eq. 11-12: dividing
     by the share is the adaptive threshold). The rest is not used in this round. Labels that a
-    person has `checked`, (n,) bool, always stay.
+    person has `checked` always stay.
     """
     n = len(given)
-    if float(suspicion(posterior, given).mean()) < noise_level:
+    if wrong_share(posterior, given, checked) < noise_level:
         return TrainingSet(np.ones(n, bool), np.zeros(n, bool), given.copy())
     keep = clean | expected_right(posterior, given)
     if checked is not None:
-        keep |= checked
+        keep |= checked.mask
     balanced_posterior = posterior / (posterior.mean(axis=0) + 1.0 / n)
     balanced_posterior /= balanced_posterior.sum(axis=1, keepdims=True)
     guess = balanced_posterior.argmax(axis=1)

@@ -2,8 +2,8 @@
 
 The reviewer of this study is perfect: it replaces a wrong label by the true one, and confirms a
 correct one. Before and after have the same images, sites and seeds; FedAvg and FedGSCA are trained
-again from the start. Afterwards FedGSCA knows which labels were checked (the column `checked`);
-"unmarked" is what it reaches with the same labels if nobody tells it. FedAvg does not use the marks.
+again from the start. Afterwards FedGSCA knows which labels were checked, and what they were before;
+"unmarked" is what it reaches with the same labels if nobody tells it. FedAvg makes no use of this.
 """
 
 from __future__ import annotations
@@ -98,13 +98,16 @@ def write_labels(
     marks: Mapping[str, np.ndarray],
     path: Path,
 ) -> None:
-    """A csv for noise.given."""
+    """A csv for noise.given, like that of `fedgsca apply`."""
     table = experiment.table
-    lines = ["file,label,checked"]
+    lines = ["file,label,checked,original"]
     for name, rows in experiment.rows.items():
-        columns = (rows.tolist(), labels[name].tolist(), marks[name].tolist())
-        for row, label, mark in zip(*columns, strict=True):
-            lines.append(f"{table.ids[row]},{table.classes[label]},{int(mark)}")
+        given = experiment.sites[name].labels
+        for i, row in enumerate(rows.tolist()):
+            cells = [table.ids[row], table.classes[labels[name][i]], "", ""]
+            if marks[name][i]:
+                cells[2:] = ["1", table.classes[given[i]]]
+            lines.append(",".join(cells))
     write_atomic(path, "\n".join(lines).encode() + b"\n")
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from fedgsca.checked_labels import NO_ORIGINAL, CheckedLabels, mark_checked
 from fedgsca.data.cache import CacheEntry, Extra, cached_rows
 from fedgsca.data.decode.dicom import number_patients
 from fedgsca.data.decode.image_files import (
@@ -26,7 +27,7 @@ from fedgsca.data.file_facts import WORKERS, measure_files
 from fedgsca.data.file_list import FileList, ImageRow, is_file, show_cases
 from fedgsca.data.reader import ReaderOptions
 from fedgsca.data.split import split_rows
-from fedgsca.data.table import ImageTable, any_checked, check_table, fingerprint
+from fedgsca.data.table import ImageTable, check_table, fingerprint
 from fedgsca.errors import DataError
 from fedgsca.support.activity import activity
 from fedgsca.support.digests import sha256_file
@@ -300,7 +301,7 @@ def build_table(
             notes.append(split_note(split, groups, seed))
     given = _class_indices([row.given for row in rows], classes) if "given" in columns else None
     site = np.array([row.site for row in rows]) if "site" in columns else None
-    checked = any_checked([row.checked for row in rows])
+    checked = _checked_labels(rows, classes)
     notes += _table_notes(file_list, images)
     notes += spelling_warnings(labels, classes)
     entry = images.entry
@@ -333,6 +334,13 @@ def _class_indices(names: list[str], classes: tuple[str, ...]) -> np.ndarray:
     """(n,) int64"""
     index = {name: i for i, name in enumerate(classes)}
     return np.array([index[name] for name in names], dtype=np.int64)
+
+
+def _checked_labels(rows: list[ImageRow], classes: tuple[str, ...]) -> CheckedLabels | None:
+    """Which labels a person has checked; original labels that no image has any more are unknown."""
+    index = {name: i for i, name in enumerate(classes)}
+    original = [index.get(row.original, NO_ORIGINAL) for row in rows]
+    return mark_checked(np.array([row.checked for row in rows]), np.array(original))
 
 
 def _table_notes(file_list: FileList, images: DecodedImages) -> list[str]:

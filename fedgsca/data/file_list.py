@@ -37,6 +37,8 @@ class ImageRow:
     name: str = ""
     # a person has checked the label
     checked: bool = False
+    # the label before the check
+    original: str = ""
 
 
 @dataclass(frozen=True)
@@ -91,7 +93,7 @@ class FileList:
             file = "/".join(row.file.split("/")[num_common:])
             cells = [file, row.label, row.given, row.group, row.split, row.site]
             if row.checked:
-                cells.append("checked")
+                cells += ["checked", row.original]
             lines.append("\t".join(cells))
         return hashlib.sha256("\n".join(lines).encode("utf-8", "surrogateescape")).hexdigest()
 

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import numpy as np
 
+from fedgsca.checked_labels import NO_ORIGINAL, CheckedLabels, mark_checked
 from fedgsca.data.file_list import repeats_fix, repeats_text, shorten, show_cases
-from fedgsca.data.table import ImageTable, any_checked, fingerprint
+from fedgsca.data.table import ImageTable, fingerprint
 from fedgsca.errors import DataError
 from fedgsca.support.csv_table import LabelLine, read_label_lines
 from fedgsca.support.text import plural
@@ -18,19 +19,20 @@ from fedgsca.support.text import plural
 def replace_labels(table: ImageTable, path: Path, *, is_part: bool = False) -> ImageTable:
     """The table with its training labels replaced, by id, from a csv.
 
-    Its columns are file or id, label and, on request, checked. Every training image must be in the file once. Labels of val and test images are locked: a line
+    Its columns are file or id, label and, if labels were checked, checked and original.
+    Every training image must be in the file once. Labels of val and test images are locked: a line
     that repeats one is accepted, so that a corrected copy of a complete labels.csv can be used. If
     the test images were drawn when the source was read, nobody has chosen them, and the file may
     correct them, too: `fedgsca audit-folder` looks at all images.
     Labels may be written as in the source or as in the table, where these differ (names.toml).
     `is_part`: the table is a part of its source, so the file may also name other images.
     """
+    lines = _read_labels(path)
     names = {}
-    marks = {}
-    for image_id, line in _read_labels(path).items():
+    for image_id, line in lines.items():
         names[image_id] = table.class_names.get(line.label, line.label)
-        marks[image_id] = line.checked
-    num_others = _check_labels(table, path, names, is_part)
+    originals = {table.class_names.get(line.original, line.original) for line in lines.values()}
+    num_others = _check_labels(table, path, names, originals - {""}, is_part)
     train = table.rows("train")
     labels = table.trained_on.copy()  # a reference beside the given labels does not change
     for row in train:
@@ -49,7 +51,7 @@ def replace_labels(table: ImageTable, path: Path, *, is_part: bool = False) -> I
         )
     if num_others:
         notes += (f"{plural(num_others, 'line')} of {path.name} for images that are not used here",)
-    checked = _replace_marks(table, marks, labels)
+    checked = _replace_checked(table, lines, labels)
     table = replace(table, replaced_labels=table.trained_on, checked=checked, notes=notes)
     if table.given is not None:
         return replace(table, given=labels)
@@ -64,22 +66,27 @@ def replace_labels(table: ImageTable, path: Path, *, is_part: bool = False) -> I
     return replace(table, labels=labels, fingerprint=digest)
 
 
-def _replace_marks(
-    table: ImageTable, marks: Mapping[str, bool | None], labels: np.ndarray
-) -> np.ndarray | None:
+def _replace_checked(
+    table: ImageTable, lines: Mapping[str, LabelLine], labels: np.ndarray
+) -> CheckedLabels | None:
     """Which labels a person has checked: as the file says.
 
     A file without the column says nothing: what the source says stays true of labels (n,) that did
     not change.
     """
-    checked = np.zeros(len(table), bool)
+    mask = np.zeros(len(table), bool)
+    original = np.full(len(table), NO_ORIGINAL)
     if table.checked is not None:
-        checked = table.checked & (labels == table.trained_on)
+        mask = table.checked.mask & (labels == table.trained_on)
+        original = table.checked.original.copy()
     for row, image_id in enumerate(table.ids):
-        mark = marks.get(str(image_id))
-        if mark is not None:
-            checked[row] = mark
-    return any_checked(checked)
+        line = lines.get(str(image_id))
+        if line is not None and line.checked is not None:
+            mask[row] = line.checked
+            name = table.class_names.get(line.original, line.original)
+            index = class_index(name, table.classes)
+            original[row] = NO_ORIGINAL if index is None else index
+    return mark_checked(mask, original)
 
 
 def _replace_drawn(table: ImageTable, names: dict[str, str], labels: np.ndarray) -> int:
@@ -141,10 +148,13 @@ def _read_labels(path: Path) -> dict[str, LabelLine]:
     return labels
 
 
-def _check_labels(table: ImageTable, path: Path, names: dict[str, str], is_part: bool) -> int:
+def _check_labels(
+    table: ImageTable, path: Path, names: dict[str, str], originals: set[str], is_part: bool
+) -> int:
     """All problems of the file at once: ids, classes, missing images, locked labels.
 
-    Returns the number of lines for images that a part of a data set does not have.
+    `originals` are labels before a check. Returns the number of lines for images that a part of a
+    data set does not have.
     """
     classes = table.classes
     index = {str(image_id): row for row, image_id in enumerate(table.ids)}
@@ -170,7 +180,7 @@ def _check_labels(table: ImageTable, path: Path, names: dict[str, str], is_part:
         num_others = len(id_cases)
         id_cases.clear()
         names = {image_id: name for image_id, name in names.items() if image_id in index}
-    for name in sorted(set(names.values())):
+    for name in sorted(originals.union(names.values())):
         if class_index(name, classes) is None:
             class_cases.append(name)
     problems = []

@@ -11,7 +11,7 @@ from fedgsca.data.build_table import order_classes, split_note
 from fedgsca.data.file_list import FileList
 from fedgsca.data.reader import ReaderOptions
 from fedgsca.data.split import split_rows
-from fedgsca.data.table import ImageTable, any_checked, fingerprint
+from fedgsca.data.table import ImageTable, fingerprint
 from fedgsca.errors import DataError
 from fedgsca.rng import stream
 
@@ -136,7 +136,7 @@ def take_rows(table: ImageTable, rows: np.ndarray, notes: tuple[str, ...] = ()) 
     labels = table.labels[rows]
     split = table.split[rows]
     features = _take(table.features, rows)
-    checked = None if table.checked is None else any_checked(table.checked[rows])
+    checked = None if table.checked is None else table.checked.part(rows)
     return replace(
         table,
         images=images,

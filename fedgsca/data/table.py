@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from fedgsca.checked_labels import CheckedLabels
 from fedgsca.errors import DataError
 
 SPLITS = ("train", "val", "test")
@@ -55,8 +56,8 @@ class ImageTable:
     source_table: ImageTable | None = None
     # (n, D) float32: the user's own features, where a file has them
     features: np.ndarray | None = None
-    # (n,) bool: a person has checked the label that sites train on; None: nobody has checked any
-    checked: np.ndarray | None = None
+    # labels, of those that sites train on, that a person has checked; None: none of them
+    checked: CheckedLabels | None = None
     # what a person should know: skipped files, converted depths
     notes: tuple[str, ...] = ()
 
@@ -103,12 +104,12 @@ def fingerprint(
     *,
     digest: str | None = None,
     features: np.ndarray | None = None,
-    checked: np.ndarray | None = None,
+    checked: CheckedLabels | None = None,
 ) -> str:
     """The name of the data in a result: sha256 over images, labels, classes and split.
 
     `digest` is the sha256 of the images' raw bytes, if the caller has it (the cache keeps it);
-    this saves reading them. `features` are the user's own, `checked` says which labels a person has
+    this saves reading them. `features` are the user's own, `checked` the labels that a person has
     checked, if there are any.
     """
     if digest is None:
@@ -121,14 +122,8 @@ def fingerprint(
     if features is not None:
         result.update(f"{features.shape}|{images_digest(features)}".encode())
     if checked is not None:
-        result.update(b"checked" + np.packbits(checked).tobytes())
+        result.update(checked.to_bytes())
     return result.hexdigest()
-
-
-def any_checked(marks: Sequence[bool] | np.ndarray) -> np.ndarray | None:
-    """(n,) bool for `ImageTable.checked`: None if no label is checked, as without the column."""
-    checked = np.asarray(marks, dtype=bool)
-    return checked if checked.any() else None
 
 
 def images_digest(images: np.ndarray) -> str:

@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from fedgsca.checked_labels import NO_ORIGINAL, mark_checked
 from fedgsca.config import Config
 from fedgsca.data.cache import Extra, cached_rows
 from fedgsca.data.load import load
@@ -150,7 +151,10 @@ def _append_images(
     labels = np.concatenate([table.labels, no_class])
     split = np.concatenate([table.split, np.full(len(names), "train")])
     # nobody has checked a label of an image of no class
-    checked = _extend(table.checked, np.zeros(len(names), bool))
+    checked = None
+    if table.checked is not None:
+        original = np.concatenate([table.checked.original, np.full(len(names), NO_ORIGINAL)])
+        checked = mark_checked(_extend(table.checked.mask, no_class >= 0), original)
     return replace(
         table,
         images=entry.array,

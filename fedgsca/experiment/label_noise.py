@@ -8,8 +8,9 @@ from pathlib import Path
 
 import numpy as np
 
+from fedgsca.checked_labels import CheckedLabels
 from fedgsca.config import Config
-from fedgsca.data.table import ImageTable, any_checked
+from fedgsca.data.table import ImageTable
 from fedgsca.errors import ConfigError
 from fedgsca.experiment.frozen_features import frozen_features
 from fedgsca.noise import SiteNoise, corrupt, parse_noise
@@ -29,8 +30,8 @@ class GivenLabels:
     noise: Mapping[str, SiteNoise]
     labels: Mapping[str, np.ndarray]  # site -> (n,) given labels
     notes: tuple[str, ...] = ()  # for the run's warnings
-    # (n,) bool by table row: labels that a person has checked, where a file of given labels says so
-    checked: np.ndarray | None = None
+    # by table row: labels that a person has checked, where a file of given labels says so
+    checked: CheckedLabels | None = None
 
 
 def give_labels(config: Config, table: ImageTable, rows: Rows) -> GivenLabels:
@@ -60,7 +61,7 @@ def give_labels(config: Config, table: ImageTable, rows: Rows) -> GivenLabels:
             )
         path = Path(config.noise.given)
         labels, checked = read_given(path, table.ids, table.classes, table.labels)
-        return replace(_recorded_labels(table, labels, rows), checked=any_checked(checked))
+        return replace(_recorded_labels(table, labels, rows), checked=checked)
     return _draw_labels(config, table, rows, noise)
 
 
@@ -101,7 +102,7 @@ def _draw_labels(
         )
         if table.checked is not None:
             # noise is what nobody has noticed: a label that a person has checked stays correct
-            is_checked = table.checked[site_rows]
+            is_checked = table.checked.mask[site_rows]
             labels[name] = np.where(is_checked, table.labels[site_rows], labels[name])
     return GivenLabels(noise, labels, notes)
 

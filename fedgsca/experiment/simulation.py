@@ -57,7 +57,7 @@ class Experiment:
             sha.update(self.sites[name].labels.tobytes())
             checked = self.sites[name].checked
             if checked is not None:
-                sha.update(checked.tobytes())
+                sha.update(checked.to_bytes())
         path = weights_path(self.config)
         if path is not None and path.is_file():
             sha.update(path.read_bytes())

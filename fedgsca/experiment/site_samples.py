@@ -8,7 +8,7 @@ from typing import TypeAlias
 import numpy as np
 
 from fedgsca.config import Config
-from fedgsca.data.table import ImageTable, any_checked
+from fedgsca.data.table import ImageTable
 from fedgsca.experiment.frozen_features import check_images, frozen_features
 from fedgsca.site import RowView, Samples
 
@@ -37,7 +37,7 @@ def make_sampler(config: Config, table: ImageTable) -> Sampler:
             spec.mean,
             spec.std,
             None if table.groups is None else table.groups[rows],
-            None if table.checked is None else any_checked(table.checked[rows]),
+            None if table.checked is None else table.checked.part(rows),
         )
 
     return make_samples

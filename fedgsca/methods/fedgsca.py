@@ -109,14 +109,14 @@ def read_selector(update: Update) -> Selector | None:
 
 def _without_checked(losses: np.ndarray, site: Site) -> np.ndarray:
     """(m,): losses (n,) of labels that no person has checked; only those tell right from wrong."""
-    return losses if site.checked is None else losses[~site.checked]
+    return losses if site.checked is None else losses[~site.checked.mask]
 
 
 def _permit_doubtful(site: Site) -> np.ndarray | None:
     """(n, C) bool: no class may join the credal set of a label that a person has checked."""
     if site.checked is None:
         return None
-    return np.repeat(~site.checked[:, None], site.num_classes, axis=1)
+    return np.repeat(~site.checked.mask[:, None], site.num_classes, axis=1)
 
 
 @register
@@ -438,7 +438,7 @@ class FedGSCA(Method):
         cut = tau if options.doubtful == "flag" else min(tau, 1.0 - tau)
         clean = clean_subset(posterior, cut)  # Eq. 7; with the doubtful labels unless flagged
         if site.checked is not None:
-            clean |= site.checked
+            clean |= site.checked.mask
         delta = noise_level(clean)  # Eq. 8
         thresholds, support = self._class_thresholds(outputs.probs, clean_subset(posterior, tau))
         limits = thresholds if options.pseudo_labels else np.full(site.num_classes, np.inf)

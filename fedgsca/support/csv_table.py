@@ -43,6 +43,8 @@ class LabelLine(NamedTuple):
     label: str
     # a person has checked the label; None: the file has no column `checked`
     checked: bool | None = None
+    # the label before the check; "": not known
+    original: str = ""
 
 
 def read_csv_table(path: Path) -> CsvTable:
@@ -99,9 +101,9 @@ def rename_columns(table: CsvTable, names: Mapping[str, str]) -> CsvTable:
 
 
 def read_label_lines(path: Path) -> list[LabelLine]:
-    """Read labels from a csv with the columns file (or id), label and, on request, checked.
+    """Read labels from a csv with the columns file (or id) and label.
 
-    Other columns are ignored.
+    The columns checked and original are optional; other columns are ignored.
 
     This is the only reader of such files: the same spellings, separators and encodings work
     wherever labels are given.
@@ -119,7 +121,8 @@ def read_label_lines(path: Path) -> list[LabelLine]:
         marks = parse_checked(path, table.rows)
     lines = []
     for (line, cells), mark in zip(table.rows, marks, strict=True):
-        lines.append(LabelLine(line, cells[id_columns[0]], cells["label"], mark))
+        original = cells.get("original", "") if mark else ""
+        lines.append(LabelLine(line, cells[id_columns[0]], cells["label"], mark, original))
     return lines
 
 
@@ -135,7 +138,7 @@ def parse_checked(path: Path, rows: Sequence[CsvRow]) -> list[bool]:
     if cases:
         raise DataError(
             "data.checked-value",
-            f"{path}: {len(cases)} of {len(rows)} values in the column checked are neither yes nor no,"
+            f"{path}: {len(cases)} of {len(rows)} values in the column checked cannot be read,"
             f" first: {cases[0]}",
             fix="write 1 or true for a label that a person has checked, and 0, false or nothing for"
             " any other",

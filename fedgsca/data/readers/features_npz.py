@@ -6,12 +6,13 @@ from pathlib import Path
 
 import numpy as np
 
+from fedgsca.checked_labels import mark_checked
 from fedgsca.data.build_table import order_classes, split_note
 from fedgsca.data.own_features import FeatureFile, has_features, read_features, with_features
 from fedgsca.data.reader import READERS, Reader, ReaderOptions
 from fedgsca.data.readers.npz import check_class_count
 from fedgsca.data.split import split_rows
-from fedgsca.data.table import ImageTable, any_checked, check_table
+from fedgsca.data.table import ImageTable, check_table
 from fedgsca.errors import DataError
 from fedgsca.support.text import one_line, plural
 
@@ -43,7 +44,7 @@ def _read_source(location: str, options: ReaderOptions) -> ImageTable:
         groups=groups,
         site=columns.get("site"),
         has_drawn_split="split" not in columns,
-        checked=any_checked(columns.get("checked", ())),
+        checked=mark_checked(columns.get("checked", np.zeros(len(labels)))),
         notes=tuple(notes),
     )
     return check_table(with_features(table, file.features, file.path))

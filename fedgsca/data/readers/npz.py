@@ -17,13 +17,14 @@ from typing import IO, Any
 
 import numpy as np
 
+from fedgsca.checked_labels import mark_checked
 from fedgsca.data.cache import Extra, cached_rows
 from fedgsca.data.decode.image_files import UnreadableImageError, check_shape, fit
 from fedgsca.data.file_facts import measure_files
 from fedgsca.data.file_list import MAX_CLASSES
 from fedgsca.data.own_features import check_marks
 from fedgsca.data.reader import READERS, Reader, ReaderOptions
-from fedgsca.data.table import SPLITS, ImageTable, any_checked, check_table, fingerprint
+from fedgsca.data.table import SPLITS, ImageTable, check_table, fingerprint
 from fedgsca.errors import DataError
 from fedgsca.support.digests import sha256_file
 from fedgsca.support.text import one_line
@@ -158,7 +159,7 @@ def _read_archive(
     check_class_count(path, labels)
     classes = class_names(path, int(labels.max(initial=-1)) + 1)
     split_column = np.repeat(np.array(splits), counts)
-    checked = any_checked(np.concatenate(marks))
+    checked = mark_checked(np.concatenate(marks))
     return check_table(
         ImageTable(
             name=path.stem,
