@@ -214,7 +214,7 @@ def _show_contents(report: SourceReport) -> None:
         print_line(f"{report.group_word + 's':<7} {report.groups}")
     if report.num_checked:
         text = plural(report.num_checked, "label was", "labels were")
-        print_line(f"checked {text} checked by a person")
+        print_line(f"{text} checked by a person")
     if report.sites:
         print_line("sites   " + ", ".join(_site_text(report, name) for name in report.sites))
     for digest in report.lists:

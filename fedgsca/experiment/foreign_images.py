@@ -153,8 +153,9 @@ def _append_images(
     # nobody has checked a label of an image of no class
     checked = None
     if table.checked is not None:
+        mask = np.concatenate([table.checked.mask, np.zeros(len(names), bool)])
         original = np.concatenate([table.checked.original, np.full(len(names), NO_ORIGINAL)])
-        checked = mark_checked(_extend(table.checked.mask, no_class >= 0), original)
+        checked = mark_checked(mask, original)
     return replace(
         table,
         images=entry.array,
