@@ -175,8 +175,8 @@ def _append_images(
     )
 
 
-def _extend(column: np.ndarray | None, extra_values: np.ndarray) -> np.ndarray | None:
-    return None if column is None else np.concatenate([column, extra_values])
+def _extend(labels: np.ndarray | None, extra_labels: np.ndarray) -> np.ndarray | None:
+    return None if labels is None else np.concatenate([labels, extra_labels])
 
 
 def _make_image(
