@@ -116,6 +116,7 @@ class Size:
     cleanlab_seeds: int = 2
     lr_seeds: int = 1
     methods: tuple[str, ...] = ()
+    sites: int = 4
 
     def rivals(self) -> tuple[str, ...]:
         """Methods other than FedAvg and FedGSCA."""
@@ -236,8 +237,8 @@ def cell_config(
     tree: Tree = {
         "method": BASELINE if cell.method in (CEILING, CLEANLAB) else cell.method,
         "seed": cell.seed,
-        "data": {"source": dataset.source, "sites": 4, "partition": setting.partition},
-        "noise": {"spec": setting.noise, "oracle": cell.method == CEILING},
+        "data": {"source": dataset.source, "sites": size.sites, "partition": setting.partition},
+        "noise": {"spec": f"{setting.noise}*", "oracle": cell.method == CEILING},
         "model": {"frozen": True} if setting.model == FROZEN else {"name": "cnn"},
         "train": {"rounds": rounds, "lr": cell.lr, "threads": 1},
         "federation": {"eval_every": rounds, "keep_losses": False},
