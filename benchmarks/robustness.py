@@ -2,6 +2,7 @@
 
     python -m benchmarks.robustness --out FILE.json                   # the whole study
     python -m benchmarks.robustness --out FILE.json --print           # only the tables
+    python -m benchmarks.robustness --out FILE.json --docs docs/robustness.md   # into the page
     python -m benchmarks.robustness --out FILE.json --methods fedavg,fedgsca \
         --rules off,mean,median --scenes 1/4,3/10 --poisons "change x -1,no change"
 
@@ -215,6 +216,58 @@ def print_tables(cells: Mapping[str, Mapping[str, object]]) -> None:
         print_table(f"{method}, {scene}", rows, RULES)
 
 
+def docs_tables(cells: Mapping[str, Mapping[str, object]]) -> dict[str, str]:
+    """The tables of docs/robustness.md by the name of their place; a dash was not measured."""
+    texts = {tuple(key.split("|")): cell_text(cell) for key, cell in cells.items()}
+    lies = list(dict.fromkeys([HONEST, ABSENT, *POISONS, *LABEL_POISONS]))
+    tables = {}
+    for scene in LIARS:
+        columns = [("fedavg", "off"), *[(method, "mean") for method in METHODS]]
+        heads = [f"{method} off" if rule == "off" else method for method, rule in columns]
+        rows = {}
+        for lie in lies:
+            rows[lie] = [texts.get((method, scene, rule, lie), "-") for method, rule in columns]
+        tables[f"guard {scene}"] = _markdown("Lie", heads, rows)
+    rules = RULES[1:]
+    rows = {}
+    for method, lie in itertools.product(METHODS[:2], lies):
+        row = [texts.get((method, "1/4", rule, lie), "-") for rule in rules]
+        if set(row[1:]) != {"-"}:
+            rows[f"{method}, {lie}"] = row
+    tables["rules 1/4"] = _markdown("Method, lie", rules, rows)
+    rows = {}
+    for method, scene in itertools.product(
+        METHODS[:2], [name for name in SCENES if "/" not in name]
+    ):
+        rows[f"{method}, {scene}"] = [
+            texts.get((method, scene, rule, HONEST), "-") for rule in rules
+        ]
+    tables["honest"] = _markdown("Method, division", rules, rows)
+    return tables
+
+
+def _markdown(title: str, heads: Sequence[str], rows: Mapping[str, Sequence[str]]) -> str:
+    """Without columns of which nothing was measured."""
+    positions = [i for i in range(len(heads)) if any(row[i] != "-" for row in rows.values())]
+    lines = [f"| {title} | " + " | ".join(heads[i] for i in positions) + " |"]
+    lines.append("|---" * (len(positions) + 1) + "|")
+    for name, row in rows.items():
+        lines.append(f"| {name} | " + " | ".join(row[i] for i in positions) + " |")
+    return "\n".join(lines)
+
+
+def write_docs(page: Path, cells: Mapping[str, Mapping[str, object]]) -> None:
+    """Replace the tables between `<!-- table NAME -->` and `<!-- end of table -->`."""
+    text = page.read_text()
+    for name, table in docs_tables(cells).items():
+        start, end = f"<!-- table {name} -->", "<!-- end of table -->"
+        before, _, rest = text.partition(start)
+        if not rest:
+            raise SystemExit(f"{page} has no {start}")
+        text = before + start + "\n\n" + table + "\n\n" + end + rest.partition(end)[2]
+    page.write_text(text)
+
+
 def select_cells(
     scenes: Sequence[str], methods: Sequence[str], rules: Sequence[str], lies: Sequence[str]
 ) -> list[str]:
@@ -255,6 +308,7 @@ def main() -> None:
     parser.add_argument("--scenes")
     parser.add_argument("--poisons")
     parser.add_argument("--print", action="store_true", help="run nothing")
+    parser.add_argument("--docs", type=Path, help="run nothing; write the tables into this page")
     options = parser.parse_args()
     all_lies = [HONEST, ABSENT, *POISONS, *LABEL_POISONS]
     lies = options.poisons.split(",") if options.poisons else all_lies
@@ -273,12 +327,15 @@ def main() -> None:
     if options.out.exists():
         cells = json.loads(options.out.read_text())
     for key in keys:
-        if key not in cells and not options.print:
+        if key not in cells and not options.print and not options.docs:
             method, scene, rule, poison = key.split("|")
             cells[key] = run_cell(method, scene, rule, poison)
             print(key, cells[key], flush=True)
             write_atomic(options.out, json.dumps(cells, indent=1).encode())
     print(f"{sum(key in cells for key in keys)} of {len(keys)} cells are measured")
+    if options.docs:
+        write_docs(options.docs, cells)
+        return
     print_tables(cells)
 
 

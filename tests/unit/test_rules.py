@@ -350,23 +350,23 @@ def make_guard() -> UpdateGuard:
 def test_a_site_that_always_exaggerates_is_used_with_the_norm_of_the_others() -> None:
     guard = make_guard()
     for round_index in range(2):
-        assert judge_round(guard, round_index, [1.0, 1.1, 0.9, 3.0]) == [1.0] * 4
+        assert judge_round(guard, round_index, [1.0, 1.1, 0.9, 3.6]) == [1.0] * 4
     for round_index in range(2, 9):
-        *factors, factor = judge_round(guard, round_index, [1.0, 1.1, 0.9, 3.0])
+        *factors, factor = judge_round(guard, round_index, [1.0, 1.1, 0.9, 3.6])
         assert factors == [1.0] * 3
-        assert factor == pytest.approx(1 / 3), "what it sent counts, not what was used of it"
+        assert factor == pytest.approx(1 / 3.6), "what it sent counts, not what was used of it"
     assert guard.sites_put_aside() == [], "its influence is bounded, so nobody has to decide"
     arrays = guard.memory.to_arrays()
     copy = GuardMemory.from_arrays(tuple("abcd"), arrays)
     assert copy.parts[MODEL].excesses == guard.memory.parts[MODEL].excesses
     guard.readmit(["d"])
-    assert judge_round(guard, 9, [1.0, 1.1, 0.9, 3.0]) == [1.0] * 4
+    assert judge_round(guard, 9, [1.0, 1.1, 0.9, 3.6]) == [1.0] * 4
 
 
 def test_a_site_may_exaggerate_now_and_then() -> None:
     guard = make_guard()
     for round_index in range(12):
-        norm = 3.0 if round_index % 3 == 0 else 1.0
+        norm = 3.6 if round_index % 3 == 0 else 1.0
         assert judge_round(guard, round_index, [1.0, 1.1, 0.9, norm]) == [1.0] * 4
 
 
@@ -382,7 +382,7 @@ def test_a_site_with_few_images_is_judged_after_more_rounds() -> None:
     guard = make_guard()
     factors = []
     for round_index in range(6):
-        factors.append(judge_round(guard, round_index, [1.0, 1.1, 0.9, 3.0], [20] * 4)[3])
+        factors.append(judge_round(guard, round_index, [1.0, 1.1, 0.9, 3.6], [20] * 4)[3])
     assert factors[:4] == [1.0] * 4 and factors[4] < 1.0
 
 
