@@ -1,4 +1,4 @@
-"""For all tests: a cache folder of their own, one thread, and no waiting for the disk."""
+"""For all tests: a cache folder of their own, one thread, no waiting for the disk, no chance."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 # before torch is imported anywhere: on a busy machine several threads are much slower than one
 for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
@@ -27,8 +28,20 @@ def check_descriptor(descriptor: int) -> None:
     os.fstat(descriptor)
 
 
+# Examples that do not depend on chance, and no time limits, which a busy machine exceeds: a change
+# that breaks nothing must not fail. tests/unit/test_fuzz.py searches further (make slow).
+settings.register_profile(
+    "repeatable",
+    deadline=None,
+    derandomize=True,
+    database=None,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+
+
 def pytest_configure() -> None:
     os.fsync = check_descriptor  # type: ignore[assignment]
+    settings.load_profile("repeatable")
 
 
 def pytest_unconfigure() -> None:

@@ -289,11 +289,11 @@ def impatient_engine(transport: SlowTransport) -> NetworkEngine:
         transport,
         ["a", "b"],
         quorum=lambda sites: 2,
-        deadline=5.0,
+        deadline=600.0,
         poll=0.001,
         staleness=1,
         timeouts=SiteTimeouts(0.03, 0.0),
-        patience=60.0,
+        patience=600.0,
         first_pause=0.001,
     )
 
