@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import shutil
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -54,3 +56,28 @@ def one_thread() -> None:
     import torch
 
     torch.set_num_threads(1)
+
+
+# What a worker process of a run imports, by itself or at the first use of torch.
+PRELOAD = ["torch", "numpy", "fedgsca.engine.processes", "fedgsca.engine.rounds"]
+
+
+@pytest.fixture(scope="session")
+def fork_server() -> Iterator[multiprocessing.context.ForkServerContext]:
+    """A process that has imported torch once, and of which workers are copies."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(PRELOAD)
+    yield context
+    from multiprocessing import forkserver
+
+    forkserver._forkserver._stop()  # type: ignore[attr-defined]
+
+
+@pytest.fixture
+def cheap_processes(
+    fork_server: multiprocessing.context.ForkServerContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Workers of `jobs=2` that do not import torch one by one. The kill tests start real ones."""
+    monkeypatch.setattr(
+        "fedgsca.engine.processes.multiprocessing.get_context", lambda kind: fork_server
+    )

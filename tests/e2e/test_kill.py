@@ -118,7 +118,7 @@ def is_alive(process_id: int) -> bool:
 
 @pytest.mark.parametrize(("jobs", "rounds"), [(1, 1), (1, 6), (2, 3)])
 def test_a_killed_command_is_resumed(
-    long_run: tuple[Config, Path], jobs: int, rounds: int, tmp_path: Path
+    long_run: tuple[Config, Path], jobs: int, rounds: int, tmp_path: Path, cheap_processes: None
 ) -> None:
     config, reference = long_run
     log = tmp_path / "log"
@@ -129,11 +129,7 @@ def test_a_killed_command_is_resumed(
     assert not (folder / "result.json").exists()
     assert jobs == 1 or len(workers) >= jobs
     wait_for(lambda: not any(map(is_alive, workers)), "the workers to exit: no orphans")
-    if jobs == 1:
-        run(config, folder)
-    else:
-        resume = start_command(log, "resume", str(folder), "--jobs", str(jobs))
-        assert resume.wait(timeout=300) == 0, log.read_text()
+    run(config, folder, jobs=jobs)
     assert outcome(folder) == outcome(reference)
     assert not list(folder.rglob("*.tmp")), "no temporary files are left"
 
