@@ -435,6 +435,12 @@ def test_two_readers_and_a_judge_over_the_network(window: Browser, folder: Path)
             window.wait("document.querySelector('#leave')?.hidden === false")
             window.click("#leave")
             window.wait("document.querySelector('#alert').innerText.includes('signed out')")
+            # requests that are refused later do not hide it, and keys do nothing any more
+            window.js("document.querySelector('#filter').dispatchEvent(new Event('change'))")
+            window.press("z")
+            assert window.js("fetch('/api/about').then(answer => answer.status)") == 403
+            assert "signed out" in window.text("#alert")
+            assert not window.js("document.querySelector('#work').checkVisibility()")
         finally:
             running.should_exit = True
             thread.join()
