@@ -33,7 +33,8 @@ import numpy as np
 
 # number of heads and of folds
 NUM_HEADS = 4
-# learning rate of the heads times D, the squared norm of a normalised feature vector
+# learning rate of the heads times D, the squared norm of a normalised feature vector, if few sites
+# train them
 STEP = 6.4
 # exponent of the class weights: 0 is none, 1 gives every class the same total weight
 BALANCE = 0.5
@@ -55,11 +56,9 @@ MIN_USEFUL = 0.01
 # how much less heads that learn from r may explain than they did when they had learnt from given
 # labels only
 MAX_DECLINE = 0.02
-# lr D of a model that is trained on selected labels, on frozen features
-STEP_BOUNDS = (20.0, 40.0)
-# factor on its learning rate as long as nothing can be selected; smaller steps help a little, but
-# the jump at the first selection can make the guard take an honest site for a liar
-FIRST_STEPS = 1.0
+# numbers of sites between which steps grow with the number, because the mean divides by it
+FEW_SITES = 4
+MANY_SITES = 32
 # smallest probability whose logarithm is taken
 TINY = 1e-12
 # samples that are judged at a time: fixed, so that the bytes do not depend on the memory
@@ -143,6 +142,7 @@ def train_heads(
     folds: np.ndarray,
     order: np.ndarray,
     *,
+    num_sites: int = FEW_SITES,
     batch_size: int = 32,
     step: float = STEP,
 ) -> Heads:
@@ -150,7 +150,8 @@ def train_heads(
 
     features (n, D) normalised, targets (n, C), weights (n,), folds (n,), order (n,) a permutation.
     The weights of the samples that a head sees are scaled by K / (K - 1): the heads move as far as
-    one that sees all samples. The server averages heads like any other weights.
+    one that sees all samples. The server averages heads like any other weights; the more sites
+    share the images, the fewer steps each of them takes, and the larger a step is.
     """
     num_heads, width, num_classes = heads.weight.shape
     # (D, K C): one product for all heads
@@ -160,7 +161,7 @@ def train_heads(
     scale = num_heads / (num_heads - 1)
     sample_weights = (weights[:, None] * is_seen * scale).astype(np.float32)
     soft_labels = targets.astype(np.float32)
-    lr = np.float32(step / width)
+    lr = np.float32(step * count_sites(num_sites) / FEW_SITES / width)
     for start in range(0, len(order), batch_size):
         rows = order[start : start + batch_size]
         if len(rows) < 2:
@@ -461,17 +462,13 @@ def select(
     return TrainingSet(keep, pseudo, np.where(pseudo, guess, given))
 
 
-def bound_rate(
-    rate: float, width: int, momentum: float, bounds: tuple[float, float] = STEP_BOUNDS
-) -> float:
-    """The learning rate for a linear head on frozen features of this width, within `bounds`.
+def count_sites(num_sites: int) -> int:
+    """The number of sites as far as the size of steps depends on it.
 
-    What a step does depends on lr D / (1 - momentum): D is the squared norm of a normalised feature
-    vector. Larger steps memorise the wrong labels that every selection keeps, and a head with more
-    features than images never forgets them; smaller ones do not learn rare classes in time.
+    Each site takes its steps on its own part of the images, and the server takes the mean. So with
+    five times as many sites a label moves the model of all sites a fifth as far.
     """
-    scale = (1.0 - momentum) / width
-    return min(max(rate, bounds[0] * scale), bounds[1] * scale)
+    return min(max(num_sites, FEW_SITES), MANY_SITES)
 
 
 def training_weights(counts: np.ndarray, exponent: float = BALANCE) -> np.ndarray:

@@ -113,6 +113,8 @@ class Site:
     model: Classifier
     device: torch.device
     store: Store
+    # that a round asks: the server's mean divides what one of them has learnt by this number
+    num_sites: int = 1
     # per-sample observations of the method in this round; they stay on this machine
     notes: dict[str, np.ndarray] = field(default_factory=dict)
     # outputs of the model as loaded, until training changes it

@@ -39,9 +39,9 @@ rest on r, the probability of each true class under evidence that has not memori
 
 Before the first r exists, and where the heads explain too little of the labels for any selection
 (guard.min_explained) or less than plain training did (guard.max_decline), sites train on all given
-labels. On frozen features the step is bounded (step_bounds; on request also smaller before the
-first r, first_steps): a linear head never forgets a wrong label. Without evidence heads (under
-`privacy`, in very short runs), "evidence" means the same as "received".
+labels. On frozen features the sum of the steps is bounded (step_bounds): a linear head never
+forgets a wrong label. Without evidence heads (under `privacy`, in very short runs), "evidence"
+means the same as "received".
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ import numpy as np
 from fedgsca.aggregate import WeightedMean
 from fedgsca.credal import beta_at
 from fedgsca.errors import UpdateError
-from fedgsca.evidence import bound_rate, label_losses, training_weights
+from fedgsca.evidence import label_losses, training_weights
 from fedgsca.methods.base import Lateness, Logged, Method, ServerState, register
 from fedgsca.methods.parts.fedgsca_evidence import select_by_evidence
 from fedgsca.methods.parts.fedgsca_objective import CredalObjective
@@ -67,6 +67,7 @@ from fedgsca.methods.parts.fedgsca_selection import (
     collapse_reason,
     diagnostics,
 )
+from fedgsca.methods.parts.fedgsca_steps import bound_rate
 from fedgsca.pseudo_label import (
     assign,
     class_thresholds,
@@ -334,23 +335,19 @@ class FedGSCA(Method):
             least = max(least, evidence.plain_explained - guard.max_decline)
         return evidence.share_explained < least
 
-    def _rate_factor(self, site: Site, *, is_first_stage: bool = False) -> float:
+    def _rate_factor(self, site: Site) -> float:
         """Factor on the learning rate of a linear head on frozen features; 1 for a network."""
-        if site.samples.are_images:
-            return 1.0
-        factor = self.options.first_steps if is_first_stage else 1.0
         bounds = self.options.step_bounds
-        if bounds is None:
-            return factor
-        hyper = site.hyper
+        if site.samples.are_images or bounds is None:
+            return 1.0
         width = site.samples.inputs.shape[1]
-        return factor * bound_rate(hyper.lr, width, hyper.momentum, bounds) / hyper.lr
+        rate = bound_rate(site.hyper, self.rounds, width, site.num_sites, bounds)
+        return rate / site.hyper.lr
 
     def _update_on_given_labels(self, payload: Payload, site: Site, *, is_fallback: bool) -> Update:
         """A round on all given labels: before the heads have an opinion, or if it says nothing."""
-        factor = self._rate_factor(site, is_first_stage=not is_fallback)
         objective = self._objective(payload.round, selecting=False)
-        train(site, payload.round, objective, lr_factor=factor)
+        train(site, payload.round, objective, lr_factor=self._rate_factor(site))
         extras = {"selector": NO_SELECTOR.copy()}
         if self.options.diagnostics:
             rows = np.arange(site.num_samples)

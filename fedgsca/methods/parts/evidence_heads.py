@@ -300,6 +300,7 @@ class EvidenceMethod(Method):
             weights,
             memory.folds,
             site.rng(round, "evidence").permutation(site.num_samples),
+            num_sites=site.num_sites,
         )
         extras |= {"evidence.weight": heads.weight, "evidence.bias": heads.bias}
         return memory, extras
