@@ -7,6 +7,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterator
+from multiprocessing.context import ForkServerContext
 from pathlib import Path
 
 import pytest
@@ -63,7 +64,7 @@ PRELOAD = ["torch", "numpy", "fedgsca.engine.processes", "fedgsca.engine.rounds"
 
 
 @pytest.fixture(scope="session")
-def fork_server() -> Iterator[multiprocessing.context.ForkServerContext]:
+def fork_server() -> Iterator[ForkServerContext]:
     """A process that has imported torch once, and of which workers are copies."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(PRELOAD)
@@ -74,9 +75,7 @@ def fork_server() -> Iterator[multiprocessing.context.ForkServerContext]:
 
 
 @pytest.fixture
-def cheap_processes(
-    fork_server: multiprocessing.context.ForkServerContext, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def cheap_processes(fork_server: ForkServerContext, monkeypatch: pytest.MonkeyPatch) -> None:
     """Workers of `jobs=2` that do not import torch one by one. The kill tests start real ones."""
     monkeypatch.setattr(
         "fedgsca.engine.processes.multiprocessing.get_context", lambda kind: fork_server
