@@ -108,6 +108,18 @@ def read_selector(update: Update) -> Selector | None:
         return None
 
 
+def _without_checked(losses: np.ndarray, site: Site) -> np.ndarray:
+    """(m,): losses (n,) of labels that no person has checked; only those tell right from wrong."""
+    return losses if site.checked is None else losses[~site.checked.mask]
+
+
+def _permit_doubtful(site: Site) -> np.ndarray | None:
+    """(n, C) bool: no class may join the credal set of a label that a person has checked."""
+    if site.checked is None:
+        return None
+    return np.repeat(~site.checked.mask[:, None], site.num_classes, axis=1)
+
+
 @register
 class FedGSCA(Method):
     """See the module docstring."""
@@ -267,13 +279,14 @@ class FedGSCA(Method):
         selection = self._select(site, losses, outputs, selector if selecting else None)
         # C: theta_k
         if len(selection.rows) >= 2 and (selection.guard or selection.clean.any()):
-            objective = self._objective(payload.round, selecting)
+            permission = _permit_doubtful(site)
+            objective = self._objective(payload.round, selecting, permission=permission)
             train(site, payload.round, objective, selection.rows, selection.labels)
         weights = site.weights()
         # D: S_k
         if self.options.selector.losses_of == "trained":
             losses = self._selector_losses(evaluate_site(site).losses, site)
-        fit = self._fit(losses, selector)
+        fit = self._fit(_without_checked(losses, site), selector)
         if fit is not None:
             memory = replace(memory, selector=fit.to_array())
         site.remember(payload.round, **memory.to_arrays())
@@ -284,7 +297,11 @@ class FedGSCA(Method):
 
     def _update_without_selection(self, payload: Payload, site: Site) -> Update:
         """FedAvg with the credal loss, for `selection = false`."""
-        objective = self._objective(payload.round, payload.round >= self.options.warmup)
+        objective = self._objective(
+            payload.round,
+            payload.round >= self.options.warmup,
+            permission=_permit_doubtful(site),
+        )
         train(site, payload.round, objective)
         extras = {"selector": NO_SELECTOR.copy()}
         return Update(site.name, site.num_samples, site.weights(), extras)
@@ -316,7 +333,7 @@ class FedGSCA(Method):
             rows, labels = selection.rows, selection.labels
             factor = self._rate_factor(site)
             train(site, payload.round, objective, rows, labels, lr_factor=factor)
-        fit = self._fit(losses, selector)
+        fit = self._fit(_without_checked(losses, site), selector)
         if fit is not None:
             memory = replace(memory, selector=fit.to_array())
         site.remember(payload.round, **memory.to_arrays())
@@ -417,6 +434,8 @@ class FedGSCA(Method):
         posterior = clean_probability(losses, selector, monotone=options.selector.monotone)  # Eq. 6
         cut = tau if options.doubtful == "flag" else min(tau, 1.0 - tau)
         clean = clean_subset(posterior, cut)  # Eq. 7; with the doubtful labels unless flagged
+        if site.checked is not None:
+            clean |= site.checked.mask
         delta = noise_level(clean)  # Eq. 8
         thresholds, support = self._class_thresholds(outputs.probs, clean_subset(posterior, tau))
         limits = thresholds if options.pseudo_labels else np.full(site.num_classes, np.inf)

@@ -469,10 +469,12 @@ def _refresh_posterior(memory: HeadMemory, evidence: Arrays, site: Site) -> Head
         evidence_references=judgement.references,
         evidence_power=np.array(power),
     )
-    fit = judgement.transition(site.labels)
+    fit = judgement.transition(site.labels, site.checked)
     opinion = sharpen(judgement.probs, power)
     reference = judgement.references[POWERS.index(power)]
-    share_explained = explained_across_folds(opinion, site.labels, memory.folds, reference)
+    share_explained = explained_across_folds(
+        opinion, site.labels, memory.folds, reference, site.checked
+    )
     plain_explained = memory.plain_explained
     return HeadMemory(
         memory.folds,
@@ -541,7 +543,9 @@ def _log_likelihoods(memory: HeadMemory, references: np.ndarray, site: Site) -> 
     values = []
     for power, reference in zip(POWERS, references, strict=True):
         halves = to_halves(memory.folds)
-        value, _ = explain_parts(sharpen(opinion, power), site.labels, halves, reference)
+        value, _ = explain_parts(
+            sharpen(opinion, power), site.labels, halves, reference, checked=site.checked
+        )
         values.append(value)
     return np.array(values)
 
