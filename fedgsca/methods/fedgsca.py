@@ -247,6 +247,11 @@ class FedGSCA(Method):
 
     # ---- site ----
 
+    def records_training(self) -> bool:
+        """With evidence, a selection does not need the received model's opinion of this round."""
+        options = self.options
+        return options.passes == "one" and options.selector.losses_of == "evidence"
+
     def local_update(self, payload: Payload, site: Site) -> Update:
         """Steps A to D at one site."""
         site.load(payload.weights)

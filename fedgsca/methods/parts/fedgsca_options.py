@@ -176,6 +176,11 @@ class FedGSCAOptions(MethodOptions):
         description="with evidence, on frozen features: factor on the learning rate before the "
         "first selection, because a linear head does not forget",
     )
+    passes: Literal["one", "two"] = Field(
+        default="two",
+        description="with evidence, for a network that is trained: take the features and outputs "
+        "of images from the training pass, or from a pass of their own before it",
+    )
     diagnostics: bool = Field(
         default=True,
         description="also send delta, tau, thresholds, counts and guard (numbers for the log)",
