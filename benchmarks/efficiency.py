@@ -115,23 +115,28 @@ def compare_times(curves: Mapping[str, Curve], target: float) -> dict[str, float
 
 
 def format_ratio(values: Sequence[float], reference: Sequence[float]) -> str:
-    """The median of the ratios; a run that never arrives counts as infinite."""
+    """The median of the ratios to FedAvg, or of the CPU seconds where FedAvg never arrives.
+
+    A run that never arrives counts as infinite.
+    """
     ratios = []
     for value, base in zip(values, reference, strict=True):
         if np.isfinite(base):
             ratios.append(value / base)
-    if not ratios:
-        return "FedAvg never"
-    middle = median(ratios)
-    return f"{middle:.2f}" if np.isfinite(middle) else "never"
+    middle = median(ratios or values)
+    if not np.isfinite(middle):
+        return "–"
+    return f"{middle:.2f}" if ratios else f"{middle:.2f} s"
 
 
 def count_arrivals(values: Sequence[float]) -> str:
     return f"{sum(bool(np.isfinite(value)) for value in values)}/{len(values)}"
 
 
-def print_table(groups: Mapping[str, Sequence[Mapping[str, Curve]]], methods: Sequence[str]) -> None:
-    """One table per data set and noise; columns are medians over the seeds."""
+def print_table(
+    groups: Mapping[str, Sequence[Mapping[str, Curve]]], methods: Sequence[str]
+) -> None:
+    """One table per data set and noise; times are medians over the seeds."""
     titles = {name: method.title for name, method in load_methods().items()}
     for title, runs in groups.items():
         best = [max(run[BASELINE].f1) for run in runs]
@@ -140,7 +145,9 @@ def print_table(groups: Mapping[str, Sequence[Mapping[str, Curve]]], methods: Se
         to_share = [compare_times(run, target) for run, target in zip(runs, ceilings, strict=True)]
         print(f"\n{title}: FedAvg's best F1 {np.mean(best):.1f}, ", end="")
         print(f"95 % of the ceiling {np.mean(ceilings):.1f}; {len(runs)} seeds\n")
-        print("| method | F1 at the end | time of a round | time to FedAvg's best | reached |", end="")
+        print(
+            "| method | F1 at the end | time of a round | time to FedAvg's best | reached |", end=""
+        )
         print(" time to 95 % of the ceiling | reached |")
         print("|---" * 7 + "|")
         for method in methods:

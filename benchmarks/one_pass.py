@@ -2,9 +2,10 @@
 
     python -m benchmarks.one_pass --out DIR [--ham ham10000_small] [--seeds 1 2]
 
-Small CNN at 32 pixels, 4 stratified sites, 20 rounds. Images are those of benchmarks.generalisation:
-scores are macro F1 on validation images that are cut from the training part. Both versions of a run
-differ in `fedgsca.passes` only. Finished runs are read from DIR, so the same command continues.
+Small CNN at 32 pixels, 4 stratified sites, 20 rounds, with the images of benchmarks.generalisation,
+fewer balanced and more long-tailed ones among them. Scores are macro F1 on validation images that
+are cut from the training part. Both versions of a run differ in `fedgsca.passes` only. Finished
+runs are read from DIR, so the same command continues.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from pathlib import Path
 
 import numpy as np
 
+from benchmarks.generalisation import sources
 from benchmarks.generalisation.measure import measure_cell
 from benchmarks.generalisation.plan import (
     CNN,
@@ -31,15 +33,31 @@ from benchmarks.generalisation.plan import (
     find_datasets,
 )
 from benchmarks.generalisation.results import CellResult
+from benchmarks.generalisation.sources import Recipe
 from fedgsca.support.files import write_atomic
 
-DATA = ("built-in", "built-in-long-tail", "ham10000")
+DATA = ("built-in", "built-in-small", "built-in-long-tail", "built-in-long-tail-large", "ham10000")
+# is it the number of images, or their imbalance?
+MORE_RECIPES = {
+    "built-in-small": Recipe(train=1200, test=600, limit=360),
+    "built-in-long-tail-large": Recipe(train=6400, test=600, difficulty=1.0, long_tail=50),
+}
 NOISES = (MIXED, "S40")
 PASSES = ("two", "one")
 PIXELS = 32
 
 # F1, then AUROC, precision in the first tenth and error of the count, means over noisy sites
 Scores = Mapping[str, float]
+
+
+def find_study_data(ham: Path | None) -> list[Dataset]:
+    """The data sets of the study, in the order of DATA."""
+    sources.RECIPES = {**sources.RECIPES, **MORE_RECIPES}
+    datasets = find_datasets("validation", pathmnist=None, ham=ham)
+    for name in MORE_RECIPES:
+        datasets.append(Dataset(name, sources.source_name("validation", name), True))
+    datasets = [replace(item, cnn_pixels=PIXELS) for item in datasets if item.name in DATA]
+    return sorted(datasets, key=lambda item: DATA.index(item.name))
 
 
 def summarise(result: CellResult) -> dict[str, float]:
@@ -94,8 +112,7 @@ def main() -> None:
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
     torch.set_num_threads(1)
-    datasets = find_datasets("validation", pathmnist=None, ham=options.ham)
-    datasets = [replace(item, cnn_pixels=PIXELS) for item in datasets if item.name in DATA]
+    datasets = find_study_data(options.ham)
     rows: dict[tuple[str, str], dict[str, list[Scores]]] = {}
     for seed, noise, dataset in product(options.seeds, NOISES, datasets):
         setting = Setting(dataset.name, CNN, noise, "stratified")

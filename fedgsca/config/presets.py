@@ -35,6 +35,7 @@ _PAPER: Tree = {
         "class_balance": 0.0,
         "step_bounds": None,
         "first_steps": 1.0,
+        "passes": "two",
         "guard": {"enabled": False},
         "selector": {
             "losses_of": "trained",

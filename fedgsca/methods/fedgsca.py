@@ -37,6 +37,9 @@ rest on r, the probability of each true class under evidence that has not memori
     C     the loss is class-balanced by the federation's training labels; RCL may
           add a class to the credal set only if r_i(c) >= alpha
 
+The network's features, which the heads need, come from a pass over all images before the training
+(passes = "two") or from the training pass itself (passes = "one", docs/evidence.md).
+
 Before the first r exists, and where the heads explain too little of the labels for any selection
 (guard.min_explained) or less than plain training did (guard.max_decline), sites train on all given
 labels. On frozen features the step is bounded (step_bounds; on request also smaller before the

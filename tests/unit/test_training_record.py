@@ -1,4 +1,4 @@
-"""What the training pass sees of every sample, in the place of an evaluation of the received model."""
+"""What the training pass sees of every sample, in the place of an evaluation before it."""
 
 from __future__ import annotations
 
@@ -219,10 +219,7 @@ def test_a_site_that_was_away_evaluates_the_received_model_once(
     def count_evaluations(site: Site, *, features: bool = False) -> Evaluation:
         if site.evaluation is None:
             calls.append(site.name)
-        evaluation = site.evaluation or evaluate(
-            site.model, site.samples, site.device, features=features
-        )
-        return evaluation
+        return site.evaluation or evaluate(site.model, site.samples, site.device, features=features)
 
     monkeypatch.setattr(evidence_heads, "evaluate_site", count_evaluations)
     state = toy.round(state)
@@ -305,7 +302,7 @@ def test_without_heads_there_are_two_passes(tmp_path: Path) -> None:
 def test_a_diverged_model_gives_no_evidence(tmp_path: Path) -> None:
     toy = toy_with_heads(tmp_path)
     state = toy.run(1)
-    weights = {name: np.full_like(array, np.nan) for name, array in state.weights.items()}
+    weights = {name: array * np.nan for name, array in state.weights.items()}
     payload = toy.method.broadcast(state, state.round)
     update = toy.method.local_update(Payload(1, weights, payload.extras), toy.site("site-1"))
     assert "evidence.weight" not in update.extras
