@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeAlias, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 
@@ -19,6 +19,9 @@ from fedgsca.models.transfer import channel_values, copy_stream, send
 from fedgsca.site import Evaluation as Evaluation
 from fedgsca.site import RecordBatch, Samples, Site, TrainingRecord
 from fedgsca.support.lazy_torch import F, Tensor, inference_mode, nn, no_grad, torch
+
+if TYPE_CHECKING:
+    from fedgsca.models.build import Classifier
 
 EVAL_BATCH = 256
 
@@ -301,7 +304,7 @@ def _record_others(
 
 
 @no_grad
-def _pass_forward(model: nn.Module, x: Tensor, device: torch.device) -> tuple[Tensor, Tensor]:
+def _pass_forward(model: Classifier, x: Tensor, device: torch.device) -> tuple[Tensor, Tensor]:
     """Features and logits in the mode that the model is in, without a change of its buffers."""
     buffers = list(model.buffers())
     values = [buffer.clone() for buffer in buffers]
