@@ -35,6 +35,7 @@ VAGUE_NAMES = frozenset(_VAGUE_WORDS.split())
 # Words that end like a participle but are nouns or terms of the field or of the file format.
 _NOUNS = (
     "seed feed need speed embed bed shed weed hundred red given frozen predicted enabled logged"
+    " checked"
 )
 ALLOWED_NAMES = frozenset(_NOUNS.split())
 

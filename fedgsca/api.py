@@ -312,8 +312,8 @@ def apply_decisions(source: Run | Audit | PathLike) -> CorrectedLabels:
     """Write the corrected labels beside the old ones, with a log of the changes.
 
     `source` is a run, which applies the decisions of all its sites, or the audit of one site.
-    `result.file` is a csv for `Config.load(..., labels=...)`, None if no label changed. Nothing is
-    overwritten.
+    `result.file` is a csv for `Config.load(..., labels=...)`, None if no label changed and none was
+    confirmed. It marks the labels that were checked. Nothing is overwritten.
     """
     from fedgsca.label_audit import apply_decisions as decisions
     from fedgsca.label_audit.audit_table import Audit

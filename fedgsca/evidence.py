@@ -31,9 +31,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from fedgsca.checked_labels import NO_ORIGINAL, CheckedLabels
+
 # number of heads and of folds
 NUM_HEADS = 4
-# learning rate of the heads times D, the squared norm of a normalised feature vector
+# learning rate of the heads times D, the squared norm of a normalised feature vector, if few sites
+# train them
 STEP = 6.4
 # exponent of the class weights: 0 is none, 1 gives every class the same total weight
 BALANCE = 0.5
@@ -55,11 +58,9 @@ MIN_USEFUL = 0.01
 # how much less heads that learn from r may explain than they did when they had learnt from given
 # labels only
 MAX_DECLINE = 0.02
-# lr D of a model that is trained on selected labels, on frozen features
-STEP_BOUNDS = (20.0, 40.0)
-# factor on its learning rate as long as nothing can be selected; smaller steps help a little, but
-# the jump at the first selection can make the guard take an honest site for a liar
-FIRST_STEPS = 1.0
+# numbers of sites between which steps grow with the number, because the mean divides by it
+FEW_SITES = 4
+MANY_SITES = 32
 # smallest probability whose logarithm is taken
 TINY = 1e-12
 # samples that are judged at a time: fixed, so that the bytes do not depend on the memory
@@ -143,6 +144,7 @@ def train_heads(
     folds: np.ndarray,
     order: np.ndarray,
     *,
+    num_sites: int = FEW_SITES,
     batch_size: int = 32,
     step: float = STEP,
 ) -> Heads:
@@ -150,7 +152,8 @@ def train_heads(
 
     features (n, D) normalised, targets (n, C), weights (n,), folds (n,), order (n,) a permutation.
     The weights of the samples that a head sees are scaled by K / (K - 1): the heads move as far as
-    one that sees all samples. The server averages heads like any other weights.
+    one that sees all samples. The server averages heads like any other weights; the more sites
+    share the images, the fewer steps each of them takes, and the larger a step is.
     """
     num_heads, width, num_classes = heads.weight.shape
     # (D, K C): one product for all heads
@@ -160,7 +163,7 @@ def train_heads(
     scale = num_heads / (num_heads - 1)
     sample_weights = (weights[:, None] * is_seen * scale).astype(np.float32)
     soft_labels = targets.astype(np.float32)
-    lr = np.float32(step / width)
+    lr = np.float32(step * count_sites(num_sites) / FEW_SITES / width)
     for start in range(0, len(order), batch_size):
         rows = order[start : start + batch_size]
         if len(rows) < 2:
@@ -245,6 +248,7 @@ def estimate_transition(
     given: np.ndarray,
     reference: np.ndarray,
     *,
+    checked: CheckedLabels | None = None,
     row_prior: float = ROW_PRIOR,
     mix_prior: float = MIX_PRIOR,
     start_rate: float = START_RATE,
@@ -260,15 +264,26 @@ def estimate_transition(
 
     opinion (n, C) is q, the sharpened judgement; reference (C,) is pi, the federation's class mix,
     with positive entries that sum to 1. The prior of T has the site's own e: no rate is assumed.
+    A label that a person has `checked` is the truth: r_i is the given label. In e, T and the
+    likelihood, it counts with the label that it was before; if that is not known, not at all.
     """
     n, num_classes = opinion.shape
-    label_counts = np.bincount(given, minlength=num_classes)
-    mix = (label_counts + mix_prior * reference) / (n + mix_prior)
+    doubtful, doubtful_labels = opinion, given
+    # of checked labels: true classes, and true classes by the label before the check
+    true_counts, pair_counts = np.zeros(num_classes), np.zeros((num_classes, num_classes))
+    if checked is not None:
+        doubtful, doubtful_labels = opinion[~checked.mask], given[~checked.mask]
+        true_counts += np.bincount(given[checked.mask], minlength=num_classes)
+        has_original = checked.original != NO_ORIGINAL
+        np.add.at(pair_counts, (given[has_original], checked.original[has_original]), 1.0)
+    num_labels = max(len(doubtful_labels) + float(pair_counts.sum()), 1.0)
+    label_counts = np.bincount(doubtful_labels, minlength=num_classes)
+    mix = (label_counts + true_counts + mix_prior * reference) / (n + mix_prior)
     matrix = symmetric_matrix(start_rate, num_classes)
     # (C, n), samples with the same label side by side: a step is a few sums over long rows
-    order = np.argsort(given, kind="stable")
-    columns = np.ascontiguousarray(opinion[order].T)
-    labels = given[order]
+    order = np.argsort(doubtful_labels, kind="stable")
+    columns = np.ascontiguousarray(doubtful[order].T)
+    labels = doubtful_labels[order]
     present = np.flatnonzero(label_counts)
     starts = (np.cumsum(label_counts) - label_counts)[present]
     counts = np.zeros((num_classes, num_classes))
@@ -276,11 +291,16 @@ def estimate_transition(
         joint = columns * ((mix / reference)[:, None] * matrix)[:, labels]
         joint /= np.maximum(joint.sum(axis=0), 1e-300)
         counts[:, present] = np.add.reduceat(joint, starts, axis=1)
-        rate = min(1.0 - float(counts.trace()) / n, MAX_RATE)
-        mix = (counts.sum(axis=1) + mix_prior * reference) / (n + mix_prior)
-        smooth_counts = counts + row_prior * symmetric_matrix(rate, num_classes)
+        label_pairs = counts + pair_counts
+        rate = min(1.0 - float(label_pairs.trace()) / num_labels, MAX_RATE)
+        mix = (counts.sum(axis=1) + true_counts + mix_prior * reference) / (n + mix_prior)
+        smooth_counts = label_pairs + row_prior * symmetric_matrix(rate, num_classes)
         matrix = smooth_counts / smooth_counts.sum(axis=1, keepdims=True)
-    r, likelihoods = _posterior(opinion * (mix / reference), given, matrix)
+    first_labels = given if checked is None else checked.first_labels(given)
+    r, likelihoods = _posterior(opinion * (mix / reference), first_labels, matrix)
+    if checked is not None:
+        r[checked.mask] = np.eye(num_classes)[given[checked.mask]]
+        likelihoods[first_labels == NO_ORIGINAL] = 1.0
     return Transition(
         matrix=matrix,
         mix=mix,
@@ -333,22 +353,29 @@ class Judgement:
     # kappa, one of POWERS
     power: float
 
-    def transition(self, given: np.ndarray) -> Transition:
+    def transition(self, given: np.ndarray, checked: CheckedLabels | None = None) -> Transition:
         """T, class mix and posterior for the given labels (n,)."""
         index = POWERS.index(self.power)
-        return estimate_transition(sharpen(self.probs, self.power), given, self.references[index])
+        opinion = sharpen(self.probs, self.power)
+        return estimate_transition(opinion, given, self.references[index], checked=checked)
 
 
 def explained_across_folds(
-    opinion: np.ndarray, given: np.ndarray, folds: np.ndarray, reference: np.ndarray
+    opinion: np.ndarray,
+    given: np.ndarray,
+    folds: np.ndarray,
+    reference: np.ndarray,
+    checked: CheckedLabels | None = None,
 ) -> float:
     """What the images say about labels that neither the heads nor T have seen: at most 1.
 
     T and the class mix of one half explain the labels of the other, against the label shares of
     that half. Useless opinions give 0 or less, because T cannot adapt to the labels it explains.
-    opinion (n, C) is q, folds (n,), reference (C,) is pi.
+    opinion (n, C) is q, folds (n,), reference (C,) is pi; `checked` as in `explain_parts`.
     """
-    log_likelihood, baseline = explain_parts(opinion, given, to_halves(folds), reference)
+    log_likelihood, baseline = explain_parts(
+        opinion, given, to_halves(folds), reference, checked=checked
+    )
     if baseline >= 0.0:
         return 0.0
     return 1.0 - log_likelihood / baseline
@@ -365,31 +392,52 @@ def explain_parts(
     parts: np.ndarray,
     reference: np.ndarray,
     *,
+    checked: CheckedLabels | None = None,
     row_prior: float = ROW_PRIOR,
 ) -> tuple[float, float]:
     """Log-likelihoods of the labels of each part, by the other parts: by their T, by their shares.
 
-    opinion (n, C) is q, parts (n,), reference (C,) is pi.
+    opinion (n, C) is q, parts (n,), reference (C,) is pi. Of a label that a person has `checked`,
+    the label before is explained, if it is known.
     """
+    first_labels = given if checked is None else checked.first_labels(given)
     num_classes = opinion.shape[1]
     log_likelihood = 0.0
     baseline = 0.0
     for part in np.unique(parts):
-        rows, other_rows = np.flatnonzero(parts == part), np.flatnonzero(parts != part)
+        rows = np.flatnonzero((parts == part) & (first_labels != NO_ORIGINAL))
+        other_rows = np.flatnonzero(parts != part)
         if not len(other_rows):
             continue
         fit = estimate_transition(
-            opinion[other_rows], given[other_rows], reference, row_prior=row_prior
+            opinion[other_rows],
+            given[other_rows],
+            reference,
+            checked=None if checked is None else checked.part(other_rows),
+            row_prior=row_prior,
         )
         own_opinion = opinion[rows] * (fit.mix / reference)
-        _, likelihoods = _posterior(own_opinion, given[rows], fit.matrix)
+        _, likelihoods = _posterior(own_opinion, first_labels[rows], fit.matrix)
         log_likelihood += float(np.log(likelihoods).sum())
-        counts = np.bincount(given[other_rows], minlength=num_classes) + 1.0
-        baseline += float(np.log(counts / counts.sum())[given[rows]].sum())
+        other_labels = first_labels[other_rows]
+        other_labels = other_labels[other_labels != NO_ORIGINAL]
+        counts = np.bincount(other_labels, minlength=num_classes) + 1.0
+        baseline += float(np.log(counts / counts.sum())[first_labels[rows]].sum())
     return log_likelihood, baseline
 
 
 # ---- selection for training ----
+
+
+def wrong_share(
+    posterior: np.ndarray, given: np.ndarray, checked: CheckedLabels | None = None
+) -> float:
+    """delta_k: the expected share of wrong labels, before any of them was checked and corrected."""
+    doubt = suspicion(posterior, given)
+    if checked is not None:
+        has_original = checked.original != NO_ORIGINAL
+        doubt[has_original] = (checked.original != given)[has_original]
+    return float(doubt.mean())
 
 
 def label_losses(posterior: np.ndarray, given: np.ndarray) -> np.ndarray:
@@ -440,6 +488,7 @@ def select(
     *,
     noise_level: float = 0.1,
     zeta: float = 0.8,
+    checked: CheckedLabels | None = None,
 ) -> TrainingSet:
     """D_hat of one site from the posterior r (n, C) and the selector's verdict `clean` (n,) bool.
 
@@ -447,12 +496,15 @@ def select(
     of delta_k, Eq. 8). Otherwise a label stays if the selector calls it clean or if it is among the
     expected number of correct labels of its class. Of the others, those get a pseudo-label whose
     class-balanced posterior, r_i(c) / share of c, normalised, is at least zeta (Eq. 11-12: dividing
-    by the share is the adaptive threshold). The rest is not used in this round.
+    by the share is the adaptive threshold). The rest is not used in this round. Labels that a
+    person has `checked` always stay.
     """
     n = len(given)
-    if float(suspicion(posterior, given).mean()) < noise_level:
+    if wrong_share(posterior, given, checked) < noise_level:
         return TrainingSet(np.ones(n, bool), np.zeros(n, bool), given.copy())
     keep = clean | expected_right(posterior, given)
+    if checked is not None:
+        keep |= checked.mask
     balanced_posterior = posterior / (posterior.mean(axis=0) + 1.0 / n)
     balanced_posterior /= balanced_posterior.sum(axis=1, keepdims=True)
     guess = balanced_posterior.argmax(axis=1)
@@ -461,17 +513,13 @@ def select(
     return TrainingSet(keep, pseudo, np.where(pseudo, guess, given))
 
 
-def bound_rate(
-    rate: float, width: int, momentum: float, bounds: tuple[float, float] = STEP_BOUNDS
-) -> float:
-    """The learning rate for a linear head on frozen features of this width, within `bounds`.
+def count_sites(num_sites: int) -> int:
+    """The number of sites as far as the size of steps depends on it.
 
-    What a step does depends on lr D / (1 - momentum): D is the squared norm of a normalised feature
-    vector. Larger steps memorise the wrong labels that every selection keeps, and a head with more
-    features than images never forgets them; smaller ones do not learn rare classes in time.
+    Each site takes its steps on its own part of the images, and the server takes the mean. So with
+    five times as many sites a label moves the model of all sites a fifth as far.
     """
-    scale = (1.0 - momentum) / width
-    return min(max(rate, bounds[0] * scale), bounds[1] * scale)
+    return min(max(num_sites, FEW_SITES), MANY_SITES)
 
 
 def training_weights(counts: np.ndarray, exponent: float = BALANCE) -> np.ndarray:

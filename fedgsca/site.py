@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from fedgsca.checked_labels import CheckedLabels
 from fedgsca.config import TrainConfig
 from fedgsca.rng import stream
 from fedgsca.site_store import Store
@@ -50,6 +51,8 @@ class Samples:
     std: tuple[float, float, float] = (64.0, 64.0, 64.0)
     # (n,) names of patients or lesions, where the source has them
     groups: np.ndarray | None = None
+    # labels that a person has checked; None: none of them. It never leaves the site
+    checked: CheckedLabels | None = None
 
     def __len__(self) -> int:
         return int(self.labels.shape[0])
@@ -62,8 +65,10 @@ class Samples:
     def part(self, rows: np.ndarray) -> Samples:
         """The samples of some rows (m,), in their order; inputs are not copied."""
         groups = None if self.groups is None else self.groups[rows]
+        checked = None if self.checked is None else self.checked.part(rows)
         view: np.ndarray = RowView(self.inputs, rows)  # type: ignore[assignment]
-        return replace(self, inputs=view, labels=self.labels[rows], groups=groups)
+        labels = self.labels[rows]
+        return replace(self, inputs=view, labels=labels, groups=groups, checked=checked)
 
 
 @dataclass(frozen=True)
@@ -168,6 +173,8 @@ class Site:
     model: Classifier
     device: torch.device
     store: Store
+    # that a round asks: the server's mean divides what one of them has learnt by this number
+    num_sites: int = 1
     # per-sample observations of the method in this round; they stay on this machine
     notes: dict[str, np.ndarray] = field(default_factory=dict)
     # outputs of the model as loaded, until training changes it
@@ -187,6 +194,11 @@ class Site:
     def labels(self) -> np.ndarray:
         """(n,): the given labels."""
         return self.samples.labels
+
+    @property
+    def checked(self) -> CheckedLabels | None:
+        """Labels that a person has checked; None: none of them."""
+        return self.samples.checked
 
     @property
     def num_classes(self) -> int:

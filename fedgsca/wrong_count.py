@@ -23,6 +23,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from fedgsca.checked_labels import CheckedLabels
 from fedgsca.evidence import (
     MIN_USEFUL,
     POWERS,
@@ -78,6 +79,8 @@ class CountModels:
     log_weights: np.ndarray
     # what the best model explains of labels that it has not seen; 0 or less: nothing
     share_explained: float
+    # (n,) bool: labels that a person has checked, which are right; None: none of them
+    certain: np.ndarray | None = None
 
     def weights(self, widen: float = 1.0) -> np.ndarray:
         """(M,): sum 1."""
@@ -85,14 +88,18 @@ class CountModels:
         return np.asarray(exponentials / exponentials.sum())
 
 
-def fit_models(judgement: Judgement, given: np.ndarray) -> CountModels:
+def fit_models(
+    judgement: Judgement, given: np.ndarray, checked: CheckedLabels | None = None
+) -> CountModels:
     """Fit the grid to the labels (n,) of one site, and weigh its models."""
     n = len(given)
+    certain = None if checked is None else checked.mask
     if len(np.unique(given)) < 2:
         # nothing to explain
-        return CountModels(np.zeros((1, n)), np.zeros(1), 0.0)
+        return CountModels(np.zeros((1, n)), np.zeros(1), 0.0, certain)
     rows = np.arange(0, n, math.ceil(n / MAX_WEIGHED))
-    likelihoods, baseline = _explain_grid(judgement, given, rows)
+    part = None if checked is None else checked.part(rows)
+    likelihoods, baseline = _explain_grid(judgement, given, rows, part)
     # the strongest prior of T is the simplest model
     simplicity = SIMPLICITY * np.arange(len(COUNT_PRIORS))
     log_weights = (likelihoods * n / len(rows) + simplicity).ravel()
@@ -102,16 +109,21 @@ def fit_models(judgement: Judgement, given: np.ndarray) -> CountModels:
         power_index, prior_index = divmod(int(index), len(COUNT_PRIORS))
         opinion, reference = sharpen_to(judgement, COUNT_POWERS[power_index])
         row_prior = COUNT_PRIORS[prior_index]
-        fit = estimate_transition(opinion, given, reference, row_prior=row_prior)
+        fit = estimate_transition(opinion, given, reference, checked=checked, row_prior=row_prior)
         suspicions.append(suspicion(fit.posterior, given))
-    share_explained = 1.0 - float(likelihoods.max()) / baseline
-    return CountModels(np.stack(suspicions), log_weights[likely], share_explained)
+    share_explained = 0.0
+    if baseline < 0.0:
+        share_explained = 1.0 - float(likelihoods.max()) / baseline
+    return CountModels(np.stack(suspicions), log_weights[likely], share_explained, certain)
 
 
 def _explain_grid(
-    judgement: Judgement, given: np.ndarray, rows: np.ndarray
+    judgement: Judgement, given: np.ndarray, rows: np.ndarray, checked: CheckedLabels | None
 ) -> tuple[np.ndarray, float]:
-    """Log-likelihoods of the labels in `rows` by power and prior, and by the label shares alone."""
+    """Log-likelihoods of the labels in `rows` by power and prior, and by the label shares alone.
+
+    `checked` are those in `rows` that a person has checked.
+    """
     labels = given[rows]
     parts = assign_parts(labels)
     likelihoods = np.empty((len(COUNT_POWERS), len(COUNT_PRIORS)))
@@ -120,7 +132,7 @@ def _explain_grid(
         opinion, reference = sharpen_to(replace(judgement, probs=judgement.probs[rows]), power)
         for j, row_prior in enumerate(COUNT_PRIORS):
             likelihoods[i, j], baseline = explain_parts(
-                opinion, labels, parts, reference, row_prior=row_prior
+                opinion, labels, parts, reference, checked=checked, row_prior=row_prior
             )
     return likelihoods, baseline
 
@@ -149,12 +161,33 @@ def sharpen_to(judgement: Judgement, power: float) -> tuple[np.ndarray, np.ndarr
 def estimate_wrong(models: CountModels, mask: np.ndarray | None = None) -> WrongShare:
     """The share of wrong labels among those in `mask` (n,) bool; default: all.
 
-    Whether one can tell is decided for the site as a whole.
+    Whether one can tell is decided for the site as a whole. Labels that a person has checked count
+    as right.
     """
-    site = _estimate(models.suspicions, models)
+    site = _estimate_part(models, None)
     can_tell = models.share_explained >= MIN_USEFUL and site.high - site.low <= MAX_WIDTH
-    part = site if mask is None else _estimate(models.suspicions[:, mask], models)
+    if models.certain is not None and models.certain.all():
+        can_tell = True
+    part = site if mask is None else _estimate_part(models, mask)
     return replace(part, can_tell=can_tell)
+
+
+def _estimate_part(models: CountModels, mask: np.ndarray | None) -> WrongShare:
+    """Share and interval of the labels in `mask` (n,) bool; None: of all."""
+    if models.certain is None:
+        suspicions = models.suspicions
+        return _estimate(suspicions if mask is None else suspicions[:, mask], models)
+    if mask is None:
+        mask = np.ones(len(models.certain), bool)
+    doubtful = mask & ~models.certain
+    estimate = _estimate(models.suspicions[:, doubtful], models)
+    factor = int(doubtful.sum()) / max(int(mask.sum()), 1)
+    return replace(
+        estimate,
+        share=factor * estimate.share,
+        low=factor * estimate.low,
+        high=factor * estimate.high,
+    )
 
 
 def _estimate(suspicions: np.ndarray, models: CountModels) -> WrongShare:

@@ -1,7 +1,9 @@
 """F1 before and after a reviewer corrects the first tenth of the audit's list, in all and by class.
 
-The reviewer of this study is perfect: it replaces a wrong label by the true one. Before and after
-have the same images, sites and seeds; FedAvg and FedGSCA are trained again from the start.
+The reviewer of this study is perfect: it replaces a wrong label by the true one, and confirms a
+correct one. Before and after have the same images, sites and seeds; FedAvg and FedGSCA are trained
+again from the start. Afterwards FedGSCA knows which labels were checked, and what they were before;
+"unmarked" is what it reaches with the same labels if nobody tells it. FedAvg makes no use of this.
 """
 
 from __future__ import annotations
@@ -64,6 +66,8 @@ class Correction:
     wrong_share_after: float
     support: Mapping[str, int]
     before: Mapping[str, ClassScores]
+    # FedGSCA with corrected labels and without knowing which ones were checked
+    unmarked: ClassScores
     after: Mapping[str, ClassScores]
 
 
@@ -71,24 +75,39 @@ def correct_first_tenth(
     orders: Mapping[str, np.ndarray],
     given: Mapping[str, np.ndarray],
     truth: Mapping[str, np.ndarray],
-) -> dict[str, np.ndarray]:
-    """Site -> (n,) labels, of which the first tenth of the list (`orders`, rows) are true."""
+) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+    """Site -> (n,) labels, of which the first tenth of the list (`orders`, rows) are true.
+
+    Also site -> (n,) bool: those of the first tenth.
+    """
     labels = {}
+    marks = {}
     for name, order in orders.items():
         site_labels = given[name].copy()
         rows = order[: first_tenth(len(order))]
         site_labels[rows] = truth[name][rows]
         labels[name] = site_labels
-    return labels
+        marks[name] = np.zeros(len(site_labels), bool)
+        marks[name][rows] = True
+    return labels, marks
 
 
-def write_labels(experiment: Experiment, labels: Mapping[str, np.ndarray], path: Path) -> None:
-    """A csv for noise.given."""
+def write_labels(
+    experiment: Experiment,
+    labels: Mapping[str, np.ndarray],
+    marks: Mapping[str, np.ndarray],
+    path: Path,
+) -> None:
+    """A csv for noise.given, like that of `fedgsca apply`."""
     table = experiment.table
-    lines = ["file,label"]
+    lines = ["file,label,checked,original"]
     for name, rows in experiment.rows.items():
-        for row, label in zip(rows.tolist(), labels[name].tolist(), strict=True):
-            lines.append(f"{table.ids[row]},{table.classes[label]}")
+        given = experiment.sites[name].labels
+        for i, row in enumerate(rows.tolist()):
+            cells = [table.ids[row], table.classes[labels[name][i]], "", ""]
+            if marks[name][i]:
+                cells[2:] = ["1", table.classes[given[i]]]
+            lines.append(",".join(cells))
     write_atomic(path, "\n".join(lines).encode() + b"\n")
 
 
@@ -109,14 +128,15 @@ def measure_correction(
     orders = {}
     for name in given:
         orders[name] = rank_labels(read_evidence(scratch / OURS, name), given[name]).order
-    labels = correct_first_tenth(orders, given, truth)
-    path = scratch / "labels.csv"
-    write_labels(experiment, labels, path)
+    labels, marks = correct_first_tenth(orders, given, truth)
+    no_marks = {name: np.zeros_like(mask) for name, mask in marks.items()}
+    write_labels(experiment, labels, no_marks, scratch / "unmarked.csv")
+    write_labels(experiment, labels, marks, scratch / "labels.csv")
+    unmarked = _train_again(configs[OURS], scratch / "unmarked.csv", scratch / "unmarked")
     after = {}
     for method in METHODS:
-        changes = {"noise": {"spec": "0", "given": str(path)}}
-        config = build(merge(configs[method].to_tree(), changes))
-        after[method] = _scores(_run(config, scratch / f"{method}-after"))
+        folder = scratch / f"{method}-after"
+        after[method] = _train_again(configs[method], scratch / "labels.csv", folder)
     support = {name: score.support for name, score in result.per_class.items()}
     return Correction(
         setting,
@@ -125,8 +145,14 @@ def measure_correction(
         _wrong_share(labels, truth),
         support,
         before,
+        unmarked,
         after,
     )
+
+
+def _train_again(config: Config, labels: Path, folder: Path) -> ClassScores:
+    changes = {"noise": {"spec": "0", "given": str(labels)}}
+    return _scores(_run(build(merge(config.to_tree(), changes)), folder))
 
 
 def _run(config: Config, folder: Path) -> RunResult:
@@ -147,8 +173,8 @@ def _wrong_share(labels: Mapping[str, np.ndarray], truth: Mapping[str, np.ndarra
 def correction_table(corrections: Sequence[Correction]) -> list[str]:
     """Means over the seeds: a line for the macro F1 and one for every class."""
     lines = [
-        "| noise | class | images | FedAvg before | after | FedGSCA before | after |",
-        "|---" * 7 + "|",
+        "| noise | class | images | FedAvg before | after | FedGSCA before | unmarked | after |",
+        "|---" * 8 + "|",
     ]
     for setting in dict.fromkeys(item.setting for item in corrections):
         items = [item for item in corrections if item.setting == setting]
@@ -165,11 +191,17 @@ def correction_table(corrections: Sequence[Correction]) -> list[str]:
 
 
 def _pick(item: Correction, name: str | None) -> list[float]:
-    """F1 of FedAvg before and after, then of FedGSCA; of a class, or (None) in all."""
+    """F1 by the columns of the table; of a class, or (None) in all."""
+    columns = (
+        item.before[BASELINE],
+        item.after[BASELINE],
+        item.before[OURS],
+        item.unmarked,
+        item.after[OURS],
+    )
     values = []
-    for method in METHODS:
-        for scores in (item.before[method], item.after[method]):
-            values.append(scores.f1 if name is None else scores.per_class[name])
+    for scores in columns:
+        values.append(scores.f1 if name is None else scores.per_class[name])
     return values
 
 
@@ -205,6 +237,7 @@ def read_correction(path: Path) -> Correction:
     """A finished seed."""
     tree = json.loads(path.read_bytes())
     tree["setting"] = Setting(**tree["setting"])
+    tree["unmarked"] = ClassScores(**tree["unmarked"])
     for key in ("before", "after"):
         tree[key] = {method: ClassScores(**scores) for method, scores in tree[key].items()}
     return Correction(**tree)

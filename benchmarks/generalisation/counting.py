@@ -127,7 +127,9 @@ def train_all(sites: Sequence[HeadSite], seed: int) -> list[Judgement]:
             elif since == 1:
                 log_likelihoods.append(site.log_likelihoods(references))
             order = stream(seed, site.name, round, "ev").permutation(len(site.given))
-            own = train_heads(heads, site.features, targets, weights, site.folds, order)
+            own = train_heads(
+                heads, site.features, targets, weights, site.folds, order, num_sites=len(sites)
+            )
             weight += own.weight * np.float32(len(site.given) / total)
             bias += own.bias * np.float32(len(site.given) / total)
         heads = Heads(weight, bias)

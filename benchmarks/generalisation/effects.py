@@ -73,6 +73,10 @@ def list_runs(options: argparse.Namespace) -> list[tuple[Setting, Dataset, Size,
         "validation", pathmnist=options.pathmnist, ham=options.ham, quick=options.quick
     )
     size = QUICK if options.quick else FULL
+    if options.rounds is not None:
+        size = replace(size, rounds={**size.rounds, FROZEN: options.rounds})
+    if options.sites is not None:
+        size = replace(size, sites=options.sites)
     runs = []
     noises = options.noises or size.noises
     for seed, partition, noise in product(options.seeds, options.partitions, noises):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +19,7 @@ from benchmarks.generalisation.results import (
 from benchmarks.generalisation.sources import share_features
 from fedgsca.engine.label_evidence import Evidence, read_evidence
 from fedgsca.engine.rounds import run
+from fedgsca.experiment.records import RoundRecord
 from fedgsca.experiment.run_folder import read_rounds
 from fedgsca.experiment.simulation import Experiment, prepare
 from fedgsca.label_audit.cleanlab_scores import label_quality, out_of_sample_probs
@@ -45,8 +46,9 @@ def measure_cell(
     try:
         result = run(config, folder, experiment=experiment)
         assert result is not None  # the run is not stopped early
-        records = read_rounds(folder)[-HEADLINE_ROUNDS:]
-        scores = [record.val_f1 for record in records if record.val_f1 is not None]
+        records = read_rounds(folder)
+        last_scores = [record.val_f1 for record in records[-HEADLINE_ROUNDS:]]
+        scores = [score for score in last_scores if score is not None]
         sites = audit_sites(experiment, folder) if cell.method == OURS else ()
     finally:
         shutil.rmtree(folder, ignore_errors=True)
@@ -58,7 +60,17 @@ def measure_cell(
         version=package_version(),
         sites=sites,
         per_class={name: score.f1 for name, score in result.per_class.items()},
+        notes=list_refusals(records),
     )
+
+
+def list_refusals(records: Sequence[RoundRecord]) -> tuple[str, ...]:
+    """What the coordinator's guard refused: all sites are honest, so each is a false alarm."""
+    notes = []
+    for record in records:
+        for name, reason in record.refusals.items():
+            notes.append(f"round {record.round}: {name}: {reason}")
+    return tuple(notes)
 
 
 def true_labels(experiment: Experiment) -> dict[str, np.ndarray]:

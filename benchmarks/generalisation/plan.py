@@ -32,7 +32,7 @@ CEILING = "ceiling"
 CLEANLAB = "cleanlab"
 # the middle one is the default
 LEARNING_RATES: Mapping[str, tuple[float, ...]] = {FROZEN: (0.005, 0.05, 0.5), CNN: (0.02,)}
-SEEDS: Mapping[str, tuple[int, ...]] = {"validation": (1, 2, 3), "test": (301, 302, 303)}
+SEEDS: Mapping[str, tuple[int, ...]] = {"validation": (1, 2, 3), "test": (401, 402, 403)}
 
 
 def default_lr(model: str) -> float:
@@ -116,6 +116,7 @@ class Size:
     cleanlab_seeds: int = 2
     lr_seeds: int = 1
     methods: tuple[str, ...] = ()
+    sites: int = 4
 
     def rivals(self) -> tuple[str, ...]:
         """Methods other than FedAvg and FedGSCA."""
@@ -236,8 +237,8 @@ def cell_config(
     tree: Tree = {
         "method": BASELINE if cell.method in (CEILING, CLEANLAB) else cell.method,
         "seed": cell.seed,
-        "data": {"source": dataset.source, "sites": 4, "partition": setting.partition},
-        "noise": {"spec": setting.noise, "oracle": cell.method == CEILING},
+        "data": {"source": dataset.source, "sites": size.sites, "partition": setting.partition},
+        "noise": {"spec": f"{setting.noise}*", "oracle": cell.method == CEILING},
         "model": {"frozen": True} if setting.model == FROZEN else {"name": "cnn"},
         "train": {"rounds": rounds, "lr": cell.lr, "threads": 1},
         "federation": {"eval_every": rounds, "keep_losses": False},

@@ -41,6 +41,9 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     parser.add_argument("--quick", action="store_true", help="tiny images, to see that it works")
     parser.add_argument("--table", action="store_true", help="only print the table")
     parser.add_argument("--noises", nargs="+", help="default: all of the suite")
+    parser.add_argument("--rounds", type=int, help="default: as the suite")
+    parser.add_argument("--sites", type=int, help="default: as the suite")
+    parser.add_argument("--only", nargs="+", help="the constants and options to vary")
     parser.add_argument("--partitions", nargs="+", default=["stratified", "dirichlet"])
     return parser.parse_args(arguments)
 
@@ -55,16 +58,24 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def run_groups(options: argparse.Namespace) -> None:
     """All variants; a group of variants is a process, at most --processes at a time."""
-    groups = [[DEFAULT]]
-    if options.sensitivity:
-        groups = [list_option_variants()]
-        groups += [[variant] for variant in list_constant_variants()]
+    groups = [[DEFAULT, *choose_variants(list_option_variants(), options)]]
+    groups += [[variant] for variant in choose_variants(list_constant_variants(), options)]
     # processes that have loaded torch, which takes seconds, but nothing that has a constant
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["torch"])
     with context.Pool(options.processes, maxtasksperchild=1) as pool:
         for names in pool.imap(partial(run_group, options), groups, chunksize=1):
             print(f"finished: {names}", flush=True)
+
+
+def choose_variants(variants: Sequence[Variant], options: argparse.Namespace) -> list[Variant]:
+    """Those that the command line asks for, without the default."""
+    if not options.sensitivity:
+        return []
+    chosen_variants = [variant for variant in variants if variant != DEFAULT]
+    if options.only:
+        chosen_variants = [variant for variant in chosen_variants if variant.name in options.only]
+    return chosen_variants
 
 
 def run_group(options: argparse.Namespace, variants: Sequence[Variant]) -> str:
@@ -89,9 +100,8 @@ def print_table(options: argparse.Namespace) -> None:
     from benchmarks.generalisation.effects import list_runs, make_table
     from fedgsca.support.files import write_atomic
 
-    variants = [DEFAULT]
-    if options.sensitivity:
-        variants = [*list_option_variants(), *list_constant_variants()]
+    all_variants = [*list_option_variants(), *list_constant_variants()]
+    variants = [DEFAULT, *choose_variants(all_variants, options)]
     runs = [(setting, seed) for setting, _, _, seed in list_runs(options)]
     text = "\n".join(make_table(options.out, runs, variants)) + "\n"
     write_atomic(options.out / "table.md", text.encode())

@@ -30,7 +30,6 @@ from fedgsca.evidence import (
     Judgement,
     assign_folds,
     best_power,
-    bound_rate,
     explained_across_folds,
     head_targets,
     judge,
@@ -47,6 +46,7 @@ from fedgsca.methods.fedgsca import ONLY_GIVEN_LABEL
 from fedgsca.methods.parts.evidence_heads import FIRST_JUDGED_ROUND, WITHHELD
 from fedgsca.methods.parts.fedgsca_objective import CredalObjective
 from fedgsca.methods.parts.fedgsca_options import FedGSCAOptions
+from fedgsca.methods.parts.fedgsca_steps import bound_rate
 from fedgsca.metrics import HEADLINE_ROUNDS, confusion, headline, scores
 from fedgsca.models.initial import build_model
 from fedgsca.pseudo_label import guard_reason
@@ -189,7 +189,9 @@ def train_evidence(federation: Federation) -> dict[int, list[Opinion]]:
             if round - 1 in collections:
                 log_likelihoods.append(site.log_likelihoods(references))
             order = _stream(config, site, round, "evidence").permutation(len(site.given))
-            own = train_heads(heads, site.features, targets, weights, site.folds, order)
+            own = train_heads(
+                heads, site.features, targets, weights, site.folds, order, num_sites=len(sites)
+            )
             mean.add({"weight": own.weight, "bias": own.bias}, float(len(site.given)))
         arrays = mean.result()
         assert arrays is not None
@@ -347,11 +349,10 @@ def _plan_round(
     train = federation.config.train
     factor = 1.0
     if options.step_bounds is not None:
-        width = site.features.shape[1]
-        factor = bound_rate(train.lr, width, train.momentum, options.step_bounds) / train.lr
+        width, num_sites = site.features.shape[1], len(federation.sites)
+        rate = bound_rate(train, train.rounds, width, num_sites, options.step_bounds)
+        factor = rate / train.lr
     if opinion is None or _falls_back(opinion, options):
-        if opinion is None:
-            factor *= options.first_steps
         objective = CredalObjective(options, ONLY_GIVEN_LABEL)
         rows = np.arange(len(site.given))
         return LocalWork(rows, site.given, objective.logit_gradient, factor), None

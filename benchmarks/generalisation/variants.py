@@ -28,13 +28,15 @@ CONSTANTS: Mapping[str, tuple[Value, Value]] = {
     "EM_STEPS": (20, 80),
     "START_RATE": (0.05, 0.2),
     "MAX_WEIGHT": (5.0, 20.0),
+    # with four sites only the first matters
+    "FEW_SITES": (2, 8),
+    "MANY_SITES": (16, 64),
 }
 # options of FedGSCA, separated by commas where they belong together -> (half, twice)
 OPTIONS: Mapping[str, tuple[Value, Value]] = {
     # a decade, because nobody can tune it without clean labels
     LEARNING_RATE: (0.005, 0.5),
-    "step_bounds": ((10.0, 20.0), (40.0, 80.0)),
-    "first_steps": (0.1, 0.3),
+    "step_bounds": ((2.5, 5.0), (10.0, 20.0)),
     "noise_level": (0.05, 0.2),
     "class_balance": (0.25, 1.0),
     # probabilities: twice the value is cut at a bound; with beta = 1 no class joins the credal set

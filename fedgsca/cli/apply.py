@@ -79,7 +79,7 @@ def _print_result(result: CorrectedLabels) -> None:
     print_line(_counts_text(result.counts))
     _print_pairs(result)
     if result.file is None:
-        print_line("no label changes: nothing was written")
+        print_line("no label changes and none is confirmed: nothing was written")
         return
     if result.num_unused:
         verb, clause = ("is", "it is") if result.num_unused == 1 else ("are", "they are")
@@ -87,6 +87,8 @@ def _print_result(result: CorrectedLabels) -> None:
             f"{plural(result.num_unused, 'line')} of the original {verb} for images that the run"
             f" did not use; {clause} unchanged"
         )
+    verb = "label is" if result.num_checked == 1 else "labels are"
+    print_line(f"{count(result.num_checked)} {verb} marked as checked")
     print_line(f"labels  {result.file}", "bold")
     print_line(f"log     {log_path(result.file)}")
     print_line(f"retrain {_retraining_hint(result)}")

@@ -133,6 +133,10 @@ def print_audits(audits: list[Audit]) -> None:
     explanation = explain_unknown_counts(audits)
     if explanation:
         print_line(explanation)
+    num_checked = sum(audit.header.num_checked or 0 for audit in audits)
+    if num_checked:
+        text = plural(num_checked, "label was", "labels were")
+        print_line(f"{text} checked by a person before and left out of the list")
     for warning in dict.fromkeys(audit.header.warning for audit in audits):
         if warning:
             print_warning(warning)

@@ -11,7 +11,7 @@ import typer
 from fedgsca.cli.options import Json
 from fedgsca.errors import DataError, RunFolderError
 from fedgsca.support.console import make_table, print_json, print_line, print_table
-from fedgsca.support.text import printable
+from fedgsca.support.text import plural, printable
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -212,6 +212,9 @@ def _show_contents(report: SourceReport) -> None:
         print_line(f"files   {', '.join(sizes)}")
     if report.groups is not None:
         print_line(f"{report.group_word + 's':<7} {report.groups}")
+    if report.num_checked:
+        text = plural(report.num_checked, "label was", "labels were")
+        print_line(f"{text} checked by a person")
     if report.sites:
         print_line("sites   " + ", ".join(_site_text(report, name) for name in report.sites))
     for digest in report.lists:

@@ -34,7 +34,6 @@ _PAPER: Tree = {
         "credal_after_warmup": False,
         "class_balance": 0.0,
         "step_bounds": None,
-        "first_steps": 1.0,
         "passes": "two",
         "guard": {"enabled": False},
         "selector": {

@@ -32,14 +32,21 @@ def align_classes(table: ImageTable, classes: Sequence[str]) -> ImageTable:
         return table
     index = np.array([list(classes).index(name) for name in table.classes], np.int64)
     labels = index[table.labels]
+    checked = None if table.checked is None else table.checked.renumber(index)
     return replace(
         table,
         labels=labels,
         given=_renumber(table.given, index),
         replaced_labels=_renumber(table.replaced_labels, index),
         classes=tuple(classes),
+        checked=checked,
         fingerprint=fingerprint(
-            table.images, labels, classes, table.split, features=table.features
+            table.images,
+            labels,
+            classes,
+            table.split,
+            features=table.features,
+            checked=checked,
         ),
     )
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from fedgsca.checked_labels import NO_ORIGINAL, CheckedLabels, mark_checked
 from fedgsca.data.cache import CacheEntry, Extra, cached_rows
 from fedgsca.data.decode.dicom import number_patients
 from fedgsca.data.decode.image_files import (
@@ -300,6 +301,7 @@ def build_table(
             notes.append(split_note(split, groups, seed))
     given = _class_indices([row.given for row in rows], classes) if "given" in columns else None
     site = np.array([row.site for row in rows]) if "site" in columns else None
+    checked = _checked_labels(rows, classes)
     notes += _table_notes(file_list, images)
     notes += spelling_warnings(labels, classes)
     entry = images.entry
@@ -311,7 +313,9 @@ def build_table(
             classes=classes,
             split=split,
             ids=np.array([row.name or row.file for row in rows]),
-            fingerprint=fingerprint(entry.array, labels, classes, split, digest=entry.digest),
+            fingerprint=fingerprint(
+                entry.array, labels, classes, split, digest=entry.digest, checked=checked
+            ),
             groups=groups,
             site=site,
             given=given,
@@ -321,6 +325,7 @@ def build_table(
             image_digest=entry.digest,
             notes=tuple(notes),
             white=images.white,
+            checked=checked,
         )
     )
 
@@ -329,6 +334,13 @@ def _class_indices(names: list[str], classes: tuple[str, ...]) -> np.ndarray:
     """(n,) int64"""
     index = {name: i for i, name in enumerate(classes)}
     return np.array([index[name] for name in names], dtype=np.int64)
+
+
+def _checked_labels(rows: list[ImageRow], classes: tuple[str, ...]) -> CheckedLabels | None:
+    """Which labels a person has checked; original labels that no image has any more are unknown."""
+    index = {name: i for i, name in enumerate(classes)}
+    original = [index.get(row.original, NO_ORIGINAL) for row in rows]
+    return mark_checked(np.array([row.checked for row in rows]), np.array(original))
 
 
 def _table_notes(file_list: FileList, images: DecodedImages) -> list[str]:

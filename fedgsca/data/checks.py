@@ -73,6 +73,8 @@ class SourceReport:
     # site -> images
     sites: Mapping[str, int] = field(default_factory=dict)
     fingerprint: str = ""
+    # labels that a person has checked
+    num_checked: int = 0
     notes: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
     problems: tuple[SourceProblem, ...] = ()
@@ -117,6 +119,7 @@ class SourceReport:
             "group_word": self.group_word,
             "sites": self.sites,
             "fingerprint": self.fingerprint,
+            "checked": self.num_checked,
             "notes": self.notes,
             "warnings": self.warnings,
             "problems": [asdict(problem) for problem in self.problems],
@@ -291,6 +294,7 @@ def _describe_table(
         group_word=table.group_word,
         sites=_count_sites(table),
         fingerprint="" if fast else table.fingerprint,
+        num_checked=0 if table.checked is None else table.checked.count,
         notes=tuple(note for note in table.notes if note not in spelling),
         warnings=tuple(warnings),
         copies=tuple(copies),

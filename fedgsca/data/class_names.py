@@ -120,11 +120,13 @@ def rename_classes(table: ImageTable, names: Mapping[str, str]) -> ImageTable:
     classes = tuple(dict.fromkeys(new_names))
     index = np.array([classes.index(name) for name in new_names], np.int64)
     labels = index[table.labels]
+    checked = None if table.checked is None else table.checked.renumber(index)
     return replace(
         table,
         labels=labels,
         given=None if table.given is None else index[table.given],
         classes=classes,
+        checked=checked,
         class_names={**table.class_names, **names},
-        fingerprint=fingerprint(table.images, labels, classes, table.split),
+        fingerprint=fingerprint(table.images, labels, classes, table.split, checked=checked),
     )

@@ -35,6 +35,10 @@ class ImageRow:
     given: str = ""
     # the image's id, where the name of the file would reveal the label
     name: str = ""
+    # a person has checked the label
+    checked: bool = False
+    # the label before the check
+    original: str = ""
 
 
 @dataclass(frozen=True)
@@ -87,7 +91,9 @@ class FileList:
         lines = []
         for row in sorted(self.rows, key=lambda row: row.file):
             file = "/".join(row.file.split("/")[num_common:])
-            cells = (file, row.label, row.given, row.group, row.split, row.site)
+            cells = [file, row.label, row.given, row.group, row.split, row.site]
+            if row.checked:
+                cells += ["checked", row.original]
             lines.append("\t".join(cells))
         return hashlib.sha256("\n".join(lines).encode("utf-8", "surrogateescape")).hexdigest()
 

@@ -7,6 +7,7 @@ These make it a source of its own, without images (readers/features_npz.py):
 
     labels    (n,) class names, or class numbers 0, 1, 2, ...
     classes   (C,) names of numbered classes; optional, as are groups, split and site, (n,) each
+    checked   (n,) bool, the labels that a person has checked; optional
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from fedgsca.support.text import one_line, plural
 # the file that is found by itself in a folder of images
 FILE_NAME = "features.npz"
 MAX_WIDTH = 65_536
-_COLUMNS = ("files", "labels", "groups", "split", "site", "classes")
+_COLUMNS = ("files", "labels", "groups", "split", "site", "classes", "checked")
 _MAX_NAMES = 3  # that an error lists
 
 
@@ -149,6 +150,8 @@ def _check_column(path: Path, name: str, column: np.ndarray, count: int) -> np.n
             f" {plural(count, 'feature vector')}",
             fix="store one entry per row of features",
         )
+    if name == "checked":
+        return check_marks(path, name, column, count)
     if name == "labels" and column.dtype.kind in "iu":
         return column.astype(np.int64)
     if name == "labels" and column.dtype.kind not in "US":
@@ -160,6 +163,25 @@ def _check_column(path: Path, name: str, column: np.ndarray, count: int) -> np.n
     if column.dtype.kind == "S":
         return np.char.decode(column, "utf-8", "replace")
     return column.astype(str)
+
+
+def check_marks(path: Path, name: str, marks: np.ndarray, count: int) -> np.ndarray:
+    """(n,) bool from an array of an .npz file that says which labels a person has checked."""
+    if marks.ndim == 2 and marks.shape[1] == 1:
+        marks = marks[:, 0]
+    if marks.shape != (count,):
+        raise DataError(
+            "data.column-length",
+            f"{path}: {name} has the shape {marks.shape}, but there are {plural(count, 'label')}",
+            fix="store one entry per label, True for those that a person has checked",
+        )
+    if marks.dtype.kind not in "biu" or not np.isin(marks, (0, 1)).all():
+        raise DataError(
+            "data.checked-value",
+            f"{path}: {name} has values other than 0 and 1",
+            fix="store True or 1 for a label that a person has checked, False or 0 for any other",
+        )
+    return marks.astype(bool)
 
 
 # ---- features beside images ----
@@ -214,5 +236,6 @@ def with_features(table: ImageTable, features: np.ndarray, path: Path) -> ImageT
         table.split,
         digest=table.image_digest or None,
         features=features,
+        checked=table.checked,
     )
     return replace(table, features=features, fingerprint=digest, notes=(*table.notes, *notes))

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
+from fedgsca.checked_labels import NO_ORIGINAL, CheckedLabels, mark_checked
 from fedgsca.data.file_list import repeats_fix, repeats_text, shorten, show_cases
 from fedgsca.data.table import ImageTable, fingerprint
 from fedgsca.errors import DataError
-from fedgsca.support.csv_table import read_label_lines
+from fedgsca.support.csv_table import LabelLine, read_label_lines
 from fedgsca.support.text import plural
 
 
 def replace_labels(table: ImageTable, path: Path, *, is_part: bool = False) -> ImageTable:
-    """The table with its training labels replaced, by id, from a csv (columns file or id, label).
+    """The table with its training labels replaced, by id, from a csv.
 
+    Its columns are file or id, label and, if labels were checked, checked and original.
     Every training image must be in the file once. Labels of val and test images are locked: a line
     that repeats one is accepted, so that a corrected copy of a complete labels.csv can be used. If
     the test images were drawn when the source was read, nobody has chosen them, and the file may
@@ -24,10 +27,12 @@ def replace_labels(table: ImageTable, path: Path, *, is_part: bool = False) -> I
     Labels may be written as in the source or as in the table, where these differ (names.toml).
     `is_part`: the table is a part of its source, so the file may also name other images.
     """
+    lines = _read_labels(path)
     names = {}
-    for image_id, name in _read_labels(path).items():
-        names[image_id] = table.class_names.get(name, name)
-    num_others = _check_labels(table, path, names, is_part)
+    for image_id, line in lines.items():
+        names[image_id] = table.class_names.get(line.label, line.label)
+    originals = {table.class_names.get(line.original, line.original) for line in lines.values()}
+    num_others = _check_labels(table, path, names, originals - {""}, is_part)
     train = table.rows("train")
     labels = table.trained_on.copy()  # a reference beside the given labels does not change
     for row in train:
@@ -46,17 +51,42 @@ def replace_labels(table: ImageTable, path: Path, *, is_part: bool = False) -> I
         )
     if num_others:
         notes += (f"{plural(num_others, 'line')} of {path.name} for images that are not used here",)
+    checked = _replace_checked(table, lines, labels)
+    table = replace(table, replaced_labels=table.trained_on, checked=checked, notes=notes)
     if table.given is not None:
-        return replace(table, given=labels, replaced_labels=table.trained_on, notes=notes)
-    return replace(
-        table,
-        labels=labels,
-        replaced_labels=table.trained_on,
-        fingerprint=fingerprint(
-            table.images, labels, table.classes, table.split, features=table.features
-        ),
-        notes=notes,
+        return replace(table, given=labels)
+    digest = fingerprint(
+        table.images,
+        labels,
+        table.classes,
+        table.split,
+        features=table.features,
+        checked=checked,
     )
+    return replace(table, labels=labels, fingerprint=digest)
+
+
+def _replace_checked(
+    table: ImageTable, lines: Mapping[str, LabelLine], labels: np.ndarray
+) -> CheckedLabels | None:
+    """Which labels a person has checked: as the file says.
+
+    A file without the column says nothing: what the source says stays true of labels (n,) that did
+    not change.
+    """
+    mask = np.zeros(len(table), bool)
+    original = np.full(len(table), NO_ORIGINAL)
+    if table.checked is not None:
+        mask = table.checked.mask & (labels == table.trained_on)
+        original = table.checked.original.copy()
+    for row, image_id in enumerate(table.ids):
+        line = lines.get(str(image_id))
+        if line is not None and line.checked is not None:
+            mask[row] = line.checked
+            name = table.class_names.get(line.original, line.original)
+            index = class_index(name, table.classes)
+            original[row] = NO_ORIGINAL if index is None else index
+    return mark_checked(mask, original)
 
 
 def _replace_drawn(table: ImageTable, names: dict[str, str], labels: np.ndarray) -> int:
@@ -94,15 +124,16 @@ def class_index(value: str, classes: tuple[str, ...]) -> int | None:
     return None
 
 
-def _read_labels(path: Path) -> dict[str, str]:
-    """Image id -> label, as written."""
-    labels: dict[str, str] = {}
+def _read_labels(path: Path) -> dict[str, LabelLine]:
+    """Image id -> its line."""
+    labels: dict[str, LabelLine] = {}
     lines: dict[str, list[int]] = {}
     conflicts = set()
-    for line, image_id, label in read_label_lines(path):
-        if labels.setdefault(image_id, label) != label:
+    for line in read_label_lines(path):
+        image_id = line.image_id
+        if labels.setdefault(image_id, line).label != line.label:
             conflicts.add(image_id)
-        lines.setdefault(image_id, []).append(line)
+        lines.setdefault(image_id, []).append(line.line)
     cases = []
     for image_id, numbers in lines.items():
         if len(numbers) > 1:
@@ -117,10 +148,13 @@ def _read_labels(path: Path) -> dict[str, str]:
     return labels
 
 
-def _check_labels(table: ImageTable, path: Path, names: dict[str, str], is_part: bool) -> int:
+def _check_labels(
+    table: ImageTable, path: Path, names: dict[str, str], originals: set[str], is_part: bool
+) -> int:
     """All problems of the file at once: ids, classes, missing images, locked labels.
 
-    Returns the number of lines for images that a part of a data set does not have.
+    `originals` are labels before a check. Returns the number of lines for images that a part of a
+    data set does not have.
     """
     classes = table.classes
     index = {str(image_id): row for row, image_id in enumerate(table.ids)}
@@ -146,7 +180,7 @@ def _check_labels(table: ImageTable, path: Path, names: dict[str, str], is_part:
         num_others = len(id_cases)
         id_cases.clear()
         names = {image_id: name for image_id, name in names.items() if image_id in index}
-    for name in sorted(set(names.values())):
+    for name in sorted(originals.union(names.values())):
         if class_index(name, classes) is None:
             class_cases.append(name)
     problems = []

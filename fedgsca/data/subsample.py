@@ -136,6 +136,7 @@ def take_rows(table: ImageTable, rows: np.ndarray, notes: tuple[str, ...] = ()) 
     labels = table.labels[rows]
     split = table.split[rows]
     features = _take(table.features, rows)
+    checked = None if table.checked is None else table.checked.part(rows)
     return replace(
         table,
         images=images,
@@ -147,7 +148,10 @@ def take_rows(table: ImageTable, rows: np.ndarray, notes: tuple[str, ...] = ()) 
         given=_take(table.given, rows),
         image_digest="",
         features=features,
-        fingerprint=fingerprint(images, labels, table.classes, split, features=features),
+        checked=checked,
+        fingerprint=fingerprint(
+            images, labels, table.classes, split, features=features, checked=checked
+        ),
         notes=table.notes + notes,
     )
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from fedgsca.checked_labels import CheckedLabels
 from fedgsca.errors import DataError
 
 SPLITS = ("train", "val", "test")
@@ -55,6 +56,8 @@ class ImageTable:
     source_table: ImageTable | None = None
     # (n, D) float32: the user's own features, where a file has them
     features: np.ndarray | None = None
+    # labels, of those that sites train on, that a person has checked; None: none of them
+    checked: CheckedLabels | None = None
     # what a person should know: skipped files, converted depths
     notes: tuple[str, ...] = ()
 
@@ -101,11 +104,13 @@ def fingerprint(
     *,
     digest: str | None = None,
     features: np.ndarray | None = None,
+    checked: CheckedLabels | None = None,
 ) -> str:
     """The name of the data in a result: sha256 over images, labels, classes and split.
 
     `digest` is the sha256 of the images' raw bytes, if the caller has it (the cache keeps it);
-    this saves reading them. `features` are the user's own, if there are any.
+    this saves reading them. `features` are the user's own, `checked` the labels that a person has
+    checked, if there are any.
     """
     if digest is None:
         digest = images_digest(images)
@@ -116,6 +121,8 @@ def fingerprint(
     result.update(np.ascontiguousarray(labels, dtype="<i8").tobytes())
     if features is not None:
         result.update(f"{features.shape}|{images_digest(features)}".encode())
+    if checked is not None:
+        result.update(checked.to_bytes())
     return result.hexdigest()
 
 
@@ -152,7 +159,7 @@ def _check_columns(table: ImageTable) -> None:
             fix="convert the array, or store the images as files with a labels.csv",
         )
     columns = (images, table.split, table.ids, table.groups, table.site, table.given)
-    for column in (*columns, table.features):
+    for column in (*columns, table.features, table.checked):
         if column is not None and len(column) != n:
             raise DataError(
                 "data.column-length",

@@ -19,6 +19,7 @@ import numpy as np
 from fedgsca.config import Config
 from fedgsca.engine import label_evidence
 from fedgsca.engine.base import Reply
+from fedgsca.engine.participation import num_asked
 from fedgsca.engine.simulation_metrics import measure_decisions
 from fedgsca.errors import UpdateError
 from fedgsca.experiment.simulation import Experiment, prepare
@@ -80,6 +81,7 @@ class SiteRunner:
             self.model,
             self.device,
             store,
+            num_asked(experiment.config.federation, len(experiment.names)),
         )
 
     def run_round(self, name: str, payload: Payload) -> Reply:

@@ -55,7 +55,14 @@ def hold_out_validation(table: ImageTable, share: float) -> ImageTable:
     parts = split_rows(table.labels[train], groups, share, 0, source=table.name)
     split = np.array(table.split)
     split[train[parts == "test"]] = "val"
-    digest = fingerprint(table.images, table.labels, table.classes, split, features=table.features)
+    digest = fingerprint(
+        table.images,
+        table.labels,
+        table.classes,
+        split,
+        features=table.features,
+        checked=table.checked,
+    )
     return replace(table, split=split, fingerprint=digest)
 
 

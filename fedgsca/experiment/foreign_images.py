@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from fedgsca.checked_labels import NO_ORIGINAL, mark_checked
 from fedgsca.config import Config
 from fedgsca.data.cache import Extra, cached_rows
 from fedgsca.data.load import load
@@ -149,6 +150,12 @@ def _append_images(
     no_class = np.full(len(names), NO_CLASS)
     labels = np.concatenate([table.labels, no_class])
     split = np.concatenate([table.split, np.full(len(names), "train")])
+    # nobody has checked a label of an image of no class
+    checked = None
+    if table.checked is not None:
+        mask = np.concatenate([table.checked.mask, np.zeros(len(names), bool)])
+        original = np.concatenate([table.checked.original, np.full(len(names), NO_ORIGINAL)])
+        checked = mark_checked(mask, original)
     return replace(
         table,
         images=entry.array,
@@ -159,7 +166,10 @@ def _append_images(
         groups=None if table.groups is None else np.concatenate([table.groups, names]),
         site=None if table.site is None else np.concatenate([table.site, [""] * len(names)]),
         replaced_labels=_extend(table.replaced_labels, no_class),
-        fingerprint=fingerprint(entry.array, labels, table.classes, split, digest=entry.digest),
+        checked=checked,
+        fingerprint=fingerprint(
+            entry.array, labels, table.classes, split, digest=entry.digest, checked=checked
+        ),
         image_digest=entry.digest,
         source_table=table,
     )

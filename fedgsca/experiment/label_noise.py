@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
+from fedgsca.checked_labels import CheckedLabels
 from fedgsca.config import Config
 from fedgsca.data.table import ImageTable
 from fedgsca.errors import ConfigError
@@ -29,6 +30,8 @@ class GivenLabels:
     noise: Mapping[str, SiteNoise]
     labels: Mapping[str, np.ndarray]  # site -> (n,) given labels
     notes: tuple[str, ...] = ()  # for the run's warnings
+    # by table row: labels that a person has checked, where a file of given labels says so
+    checked: CheckedLabels | None = None
 
 
 def give_labels(config: Config, table: ImageTable, rows: Rows) -> GivenLabels:
@@ -57,8 +60,8 @@ def give_labels(config: Config, table: ImageTable, rows: Rows) -> GivenLabels:
                 fix="leave noise.spec at 0: the file has the labels as given",
             )
         path = Path(config.noise.given)
-        labels = read_given(path, table.ids, table.classes, table.labels)
-        return _recorded_labels(table, labels, rows)
+        labels, checked = read_given(path, table.ids, table.classes, table.labels)
+        return replace(_recorded_labels(table, labels, rows), checked=checked)
     return _draw_labels(config, table, rows, noise)
 
 
@@ -97,6 +100,10 @@ def _draw_labels(
             groups=groups,
             rng=stream(config.seed, "noise", name),
         )
+        if table.checked is not None:
+            # noise is what nobody has noticed: a label that a person has checked stays correct
+            is_checked = table.checked.mask[site_rows]
+            labels[name] = np.where(is_checked, table.labels[site_rows], labels[name])
     return GivenLabels(noise, labels, notes)
 
 

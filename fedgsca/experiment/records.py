@@ -556,6 +556,8 @@ class AuditSummary(Record):
     version: int
     num_labels: int = field(metadata=stored_as("scored"))  # in the list
     columns: tuple[str, ...]
+    # labels that a person had checked before and that are not in the list; None: none of them
+    num_checked: int | None = field(default=None, metadata=stored_as("checked"))
     extra: Mapping[str, Any] = field(default_factory=dict, metadata=REMAINING_KEYS)
 
 

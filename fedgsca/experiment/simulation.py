@@ -55,6 +55,9 @@ class Experiment:
         for name in sorted(self.sites):
             sha.update("\0".join([name, *map(str, self.table.ids[self.rows[name]])]).encode())
             sha.update(self.sites[name].labels.tobytes())
+            checked = self.sites[name].checked
+            if checked is not None:
+                sha.update(checked.to_bytes())
         path = weights_path(self.config)
         if path is not None and path.is_file():
             sha.update(path.read_bytes())
@@ -99,6 +102,8 @@ def divide(config: Config) -> Division:
         seed=config.seed,
     )
     given = give_labels(config, table, rows)
+    if config.noise.given:  # the file has other labels than the source, and its own marks
+        table = replace(table, checked=given.checked)
     warnings = _division_warnings(config, table, rows, given)
     table, rows, notes = replace_images(config, table, rows, given.noise)
     division = Division(table, rows, given.labels, given.noise, (*warnings, *notes))

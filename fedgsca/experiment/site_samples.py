@@ -37,6 +37,7 @@ def make_sampler(config: Config, table: ImageTable) -> Sampler:
             spec.mean,
             spec.std,
             None if table.groups is None else table.groups[rows],
+            None if table.checked is None else table.checked.part(rows),
         )
 
     return make_samples

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from fedgsca.checked_labels import NO_ORIGINAL, CheckedLabels
 from fedgsca.data.file_list import normal_path
 from fedgsca.data.label_changes import (
     LabelChange,
@@ -33,6 +34,7 @@ from fedgsca.support.files import PRIVATE, remove_abandoned, write_atomic
 from fedgsca.support.json_record import Record, stored_as
 
 NAME = "labels.corrected"
+_MARK_COLUMNS = ("checked", "original")
 
 
 @dataclass(frozen=True)
@@ -52,7 +54,7 @@ class CorrectedLabels:
 
     # folder of the run that was audited
     run: Path
-    # the corrected labels; None: no label changes, nothing was written
+    # the corrected labels; None: no label changes and none was confirmed, nothing was written
     file: Path | None
     counts: DecisionCounts
     changes: Sequence[LabelChange]
@@ -60,6 +62,8 @@ class CorrectedLabels:
     num_unused: int
     # noise was injected into the run's labels
     has_noise: bool
+    # labels that the file marks as checked, with those of earlier reviews
+    num_checked: int = 0
 
 
 def apply_decisions(
@@ -67,8 +71,9 @@ def apply_decisions(
 ) -> CorrectedLabels:
     """Write the corrected labels of one audit, or of all audits of a run.
 
-    Labels that all reviewers agree on are changed; labels that nobody reviewed, disputed labels and
-    labels that nobody could tell stay as given. `prefer` names the reviewer who settles disputes,
+    Labels that all reviewers agree on are changed, and they are marked as checked, also if they do
+    not change; labels that nobody reviewed, disputed labels and labels that nobody could tell stay
+    as given. `prefer` names the reviewer who settles disputes,
     `out` the file to write (default: labels.corrected.csv beside the original). Nothing is
     overwritten.
     """
@@ -86,22 +91,25 @@ def apply_decisions(
     sites = open_sites(run, source=data.source, labels=data.labels, class_names=data.class_names)
     _check_source_images(sites)
     labels = _given_labels(sites)
+    checked = _checked_labels(sites)
+    num_checked = checked.count
     changes: list[LabelChange] = []
     for audit in audits:
         if audit.site in outcomes:
             _check_decisions(audit, sites[audit.site], outcomes[audit.site])
+            _mark_labels(sites[audit.site], outcomes[audit.site], labels, checked)
             changes += _change_labels(sites[audit.site], outcomes[audit.site], labels)
     counts = _count_outcomes(outcomes, len(changes))
     site_data = next(iter(sites.values()))
     has_noise = site_data.truth is not None
-    if not changes:
+    if not changes and checked.count == num_checked:
         return CorrectedLabels(run, None, counts, changes, 0, has_noise)
     file = _choose_file(site_data, run, None if out is None else Path(out))
-    content, num_unused = _render_labels(site_data, labels)
+    content, num_unused = _render_labels(site_data, labels, checked)
     remove_abandoned(file.parent, f"{glob.escape(file.stem)}*.tmp")
     write_log(file, content, _log_facts(run, outcomes, counts, changes, prefer), changes)
     write_atomic(file, content, mode=PRIVATE)
-    return CorrectedLabels(run, file, counts, changes, num_unused, has_noise)
+    return CorrectedLabels(run, file, counts, changes, num_unused, has_noise, checked.count)
 
 
 def _find_outcomes(audits: Sequence[Audit], prefer: str | None) -> dict[str, Consensus]:
@@ -128,6 +136,25 @@ def _given_labels(sites: Mapping[str, SiteData]) -> np.ndarray:
     for site_data in sites.values():
         labels[site_data.rows] = site_data.given
     return labels
+
+
+def _checked_labels(sites: Mapping[str, SiteData]) -> CheckedLabels:
+    """Of the full table, as earlier reviews left them; `_mark_labels` adds to it."""
+    table = next(iter(sites.values())).table
+    if table.checked is None:
+        return CheckedLabels(np.zeros(len(table), bool), np.full(len(table), NO_ORIGINAL))
+    return CheckedLabels(table.checked.mask.copy(), table.checked.original.copy())
+
+
+def _mark_labels(
+    site_data: SiteData, outcome: Consensus, labels: np.ndarray, checked: CheckedLabels
+) -> None:
+    """Mark the labels that reviewers agree on; `labels` are still those before the review."""
+    for row in outcome.agreements:
+        table_row = site_data.rows[row]
+        if not checked.mask[table_row]:
+            checked.mask[table_row] = True
+            checked.original[table_row] = labels[table_row]
 
 
 def _check_source_images(sites: Mapping[str, SiteData]) -> None:
@@ -299,27 +326,45 @@ def _unused_name(path: Path) -> Path:
     return candidate
 
 
-def _render_labels(site_data: SiteData, labels: np.ndarray) -> tuple[bytes, int]:
+def _render_labels(
+    site_data: SiteData, labels: np.ndarray, checked: CheckedLabels
+) -> tuple[bytes, int]:
     """The corrected file, and how many of its lines are for images that the run did not use."""
     table = site_data.table
     original = _read_original(site_data)
     if original is None:
         train = table.rows("train")
-        rows = [[str(table.ids[row]), table.classes[labels[row]]] for row in train]
-        return _render_csv(("file", "label"), rows), 0
+        rows = []
+        for row in train:
+            marks = _render_marks(table, row, checked)
+            rows.append([str(table.ids[row]), table.classes[labels[row]], *marks.values()])
+        return _render_csv(("file", "label", *_MARK_COLUMNS), rows), 0
     position = {str(name): row for row, name in enumerate(table.ids)}
+    new_columns = [name for name in _MARK_COLUMNS if name not in original.columns]
     rows = []
     num_unused = 0
     for _, cells in original.rows:
+        cells = {**dict.fromkeys(new_columns, ""), **cells}
         table_row = position.get(normal_path(cells["file"]))
+        if table_row is not None:
+            cells |= _render_marks(table, table_row, checked)
         if table_row is None:
             num_unused += 1
         elif table.split[table_row] == "train":
             cells = {**cells, "label": table.classes[labels[table_row]]}
         else:  # one spelling in the whole file
             cells = {**cells, "label": table.class_names.get(cells["label"], cells["label"])}
-        rows.append([cells[column] for column in original.columns])
-    return _render_csv(original.header, rows), num_unused
+        rows.append([cells[column] for column in (*original.columns, *new_columns)])
+    return _render_csv((*original.header, *new_columns), rows), num_unused
+
+
+def _render_marks(table: ImageTable, row: int, checked: CheckedLabels) -> dict[str, str]:
+    """The cells that say whether a person has checked a label, and what it was before."""
+    original = int(checked.original[row])
+    return {
+        "checked": "1" if checked.mask[row] else "",
+        "original": "" if original == NO_ORIGINAL else table.classes[original],
+    }
 
 
 def _read_original(site_data: SiteData) -> CsvTable | None:

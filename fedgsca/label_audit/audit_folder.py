@@ -180,6 +180,7 @@ def _write_evidence(folder: Path, name: str, config: Config, division: Division)
         given=division.given[name],
         folds=assign_folds(config.seed, name, contents, NUM_FOLDS),
         num_classes=table.num_classes,
+        checked=None if table.checked is None else table.checked.part(rows),
     )
     sums, judgement = collect_local_evidence(local_labels, config.seed)
     place = folder / "evidence" / name

@@ -91,7 +91,7 @@ def audit_site(
             f" has {len(site_data)}",
             fix="restore the data and the configuration of the run",
         )
-    ranking = score.rank_labels(evidence, site_data.given, quota)
+    ranking = score.rank_labels(evidence, site_data.given, quota, site_data.checked)
     second_opinions = _ask_second_opinions(opinions, site_data, run)
     assessment = LabelAssessment(site_data, evidence, ranking, second_opinions)
     clean_rows = score.select_clean_examples(evidence, site_data.given, ranking)
@@ -164,6 +164,7 @@ def _rounded(value: float, digits: int = 4) -> float:
 
 def _build_header(assessment: LabelAssessment, run: Path, out: Path, split: str) -> AuditSummary:
     site_data = assessment.site_data
+    checked = assessment.ranking.checked
     config = site_data.config
     warning: str | None
     if split == "test":
@@ -192,6 +193,7 @@ def _build_header(assessment: LabelAssessment, run: Path, out: Path, split: str)
         version=VERSION,
         num_labels=len(site_data),
         columns=COLUMNS,
+        num_checked=None if checked is None else checked.count,
     )
 
 
@@ -202,7 +204,10 @@ def summarise_labels(assessment: LabelAssessment) -> LabelSummary:
     errors = score.count_errors(assessment.evidence, site_data.given, ranking)
     truth = None
     if site_data.truth is not None:
-        truth = measure_ranking(ranking.order, site_data.given != site_data.truth)
+        # rows of the listed labels, ascending: the list is measured by itself
+        rows = np.sort(ranking.order)
+        wrong = (site_data.given != site_data.truth)[rows]
+        truth = measure_ranking(np.searchsorted(rows, ranking.order), wrong)
     return LabelSummary(
         labels=len(site_data),
         estimated_wrong=_round_estimate(errors),

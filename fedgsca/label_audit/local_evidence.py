@@ -18,6 +18,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from fedgsca.checked_labels import CheckedLabels
 from fedgsca.engine.label_evidence import add_round
 from fedgsca.evidence import (
     POWERS,
@@ -59,6 +60,8 @@ class LocalLabels:
     # (n,) the fold of each image, 0 to NUM_FOLDS - 1
     folds: np.ndarray
     num_classes: int
+    # None: nobody has checked a label
+    checked: CheckedLabels | None = None
 
 
 def collect_local_evidence(
@@ -81,7 +84,7 @@ def collect_local_evidence(
             balanced_targets, weights = head_targets(targets)
             if _is_refresh(epoch):
                 judgement = _make_judgement(opinion_sum, weights, labels)
-                targets = judgement.transition(labels.given).posterior
+                targets = judgement.transition(labels.given, labels.checked).posterior
                 opinion_sum = np.zeros_like(opinion_sum)
             order = stream(seed, "local-evidence", epoch).permutation(n)
             heads = train_heads(heads, features, balanced_targets, weights, labels.folds, order)
@@ -108,6 +111,8 @@ def _make_judgement(opinion_sum: np.ndarray, weights: np.ndarray, labels: LocalL
     halves = to_halves(labels.folds)
     likelihoods = []
     for power, reference in zip(POWERS, references, strict=True):
-        value, _ = explain_parts(sharpen(probs, power), labels.given, halves, reference)
+        value, _ = explain_parts(
+            sharpen(probs, power), labels.given, halves, reference, checked=labels.checked
+        )
         likelihoods.append(value)
     return Judgement(probs, references, best_power(np.array(likelihoods)))

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from fedgsca import evidence as heads
+from fedgsca.checked_labels import CheckedLabels
 from fedgsca.engine.label_evidence import Evidence
 from fedgsca.selector import class_relative, clean_probability, fit_selector
 from fedgsca.support.text import percent
@@ -45,7 +46,7 @@ class HeadVerdict:
 class LabelRanking:
     """The labels of one site, ordered by suspicion."""
 
-    # (n,) rows, the most suspicious first
+    # (m,) rows, the most suspicious first; without labels that a person has checked
     order: np.ndarray
     # (n,) 0 to 1 by row, higher is worse; never rises along `order`
     suspicion: np.ndarray
@@ -57,6 +58,8 @@ class LabelRanking:
     probs: np.ndarray
     # None: the run has no evidence heads
     verdict: HeadVerdict | None = None
+    # None: nobody has checked a label
+    checked: CheckedLabels | None = None
 
 
 @dataclass(frozen=True)
@@ -69,12 +72,18 @@ class ErrorEstimate:
     can_tell: bool = True
 
 
-def rank_labels(evidence: Evidence, given: np.ndarray, quota: float = 0.1) -> LabelRanking:
+def rank_labels(
+    evidence: Evidence,
+    given: np.ndarray,
+    quota: float = 0.1,
+    checked: CheckedLabels | None = None,
+) -> LabelRanking:
     """Rank the labels `given`, (n,), by the evidence against them.
 
-    `quota` is the share of the labels on the priority list, see `review_mask`.
+    `quota` is the share of the labels on the priority list, see `review_mask`. Labels that a person
+    has `checked` are right and not listed.
     """
-    verdict = judge_labels(evidence, given)
+    verdict = judge_labels(evidence, given, checked)
     if verdict is None:
         probs = evidence.probs
         scores = relative_losses(evidence, given)
@@ -85,20 +94,25 @@ def rank_labels(evidence: Evidence, given: np.ndarray, quota: float = 0.1) -> La
         # near 1 the suspicion has too few digits for an order
         scores = heads.label_losses(probs, given)
     order = np.lexsort((np.arange(len(given)), -scores))
+    if checked is not None:
+        order = order[~checked.mask[order]]
+        suspicion = np.where(checked.mask, 0.0, suspicion)
     other_probs = probs.copy()
     other_probs[np.arange(len(given)), given] = -1.0
     suggestion = other_probs.argmax(axis=1)
     priority = review_mask(order, probs, given, quota)
-    return LabelRanking(order, suspicion, suggestion, priority, probs, verdict)
+    return LabelRanking(order, suspicion, suggestion, priority, probs, verdict, checked)
 
 
-def judge_labels(evidence: Evidence, given: np.ndarray) -> HeadVerdict | None:
+def judge_labels(
+    evidence: Evidence, given: np.ndarray, checked: CheckedLabels | None = None
+) -> HeadVerdict | None:
     """The verdict of the evidence heads; None if the run has none."""
     judgement = evidence.judgement
     if judgement is None:
         return None
-    posterior = judgement.transition(given).posterior
-    return HeadVerdict(posterior, fit_models(judgement, given))
+    posterior = judgement.transition(given, checked).posterior
+    return HeadVerdict(posterior, fit_models(judgement, given, checked))
 
 
 def relative_losses(evidence: Evidence, given: np.ndarray) -> np.ndarray:
@@ -168,6 +182,9 @@ def count_errors(
     """Estimate how many labels (of those in `mask`, (n,) bool; default all) are wrong."""
     verdict = ranking.verdict
     if verdict is None:
+        if ranking.checked is not None:
+            doubtful = ~ranking.checked.mask
+            mask = doubtful if mask is None else mask & doubtful
         return estimate_errors(evidence, given, ranking.suspicion, mask)
     estimate = estimate_wrong(verdict.models, mask)
     n = len(given) if mask is None else int(mask.sum())
@@ -218,6 +235,9 @@ def select_clean_examples(
     else:
         agreement = ranking.probs.argmax(axis=1) == given
         scores = ranking.suspicion
+    if ranking.checked is not None:
+        # right, but they were checked because they did not look like it
+        agreement = agreement & ~ranking.checked.mask
     examples = {}
     for label in range(ranking.probs.shape[1]):
         rows = np.flatnonzero((given == label) & agreement)

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
+from fedgsca.checked_labels import CheckedLabels
 from fedgsca.config import SITES_SOURCE, Config, build, merge
 from fedgsca.data.reader import available_readers
 from fedgsca.data.table import ImageTable
@@ -73,6 +74,11 @@ class SiteData:
 
         evaluation = evaluate_rows(self, rows, run)
         return None if evaluation is None else evaluation.features
+
+    @property
+    def checked(self) -> CheckedLabels | None:
+        """Labels that a person has checked; None: none of them."""
+        return None if self.table.checked is None else self.table.checked.part(self.rows)
 
     @property
     def root(self) -> Path | None:

@@ -42,9 +42,9 @@ The network's features, which the heads need, come from a pass over all images b
 
 Before the first r exists, and where the heads explain too little of the labels for any selection
 (guard.min_explained) or less than plain training did (guard.max_decline), sites train on all given
-labels. On frozen features the step is bounded (step_bounds; on request also smaller before the
-first r, first_steps): a linear head never forgets a wrong label. Without evidence heads (under
-`privacy`, in very short runs), "evidence" means the same as "received".
+labels. On frozen features the sum of the steps is bounded (step_bounds): a linear head never
+forgets a wrong label. Without evidence heads (under `privacy`, in very short runs), "evidence"
+means the same as "received".
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ import numpy as np
 from fedgsca.aggregate import WeightedMean
 from fedgsca.credal import beta_at
 from fedgsca.errors import UpdateError
-from fedgsca.evidence import bound_rate, label_losses, training_weights
+from fedgsca.evidence import label_losses, training_weights
 from fedgsca.methods.base import Lateness, Logged, Method, ServerState, register
 from fedgsca.methods.parts.fedgsca_evidence import select_by_evidence
 from fedgsca.methods.parts.fedgsca_objective import CredalObjective
@@ -70,6 +70,7 @@ from fedgsca.methods.parts.fedgsca_selection import (
     collapse_reason,
     diagnostics,
 )
+from fedgsca.methods.parts.fedgsca_steps import bound_rate
 from fedgsca.pseudo_label import (
     assign,
     class_thresholds,
@@ -108,6 +109,18 @@ def read_selector(update: Update) -> Selector | None:
         return Selector.from_array(update.extras["selector"])
     except UpdateError:
         return None
+
+
+def _without_checked(losses: np.ndarray, site: Site) -> np.ndarray:
+    """(m,): losses (n,) of labels that no person has checked; only those tell right from wrong."""
+    return losses if site.checked is None else losses[~site.checked.mask]
+
+
+def _permit_doubtful(site: Site) -> np.ndarray | None:
+    """(n, C) bool: no class may join the credal set of a label that a person has checked."""
+    if site.checked is None:
+        return None
+    return np.repeat(~site.checked.mask[:, None], site.num_classes, axis=1)
 
 
 @register
@@ -274,13 +287,14 @@ class FedGSCA(Method):
         selection = self._select(site, losses, outputs, selector if selecting else None)
         # C: theta_k
         if len(selection.rows) >= 2 and (selection.guard or selection.clean.any()):
-            objective = self._objective(payload.round, selecting)
+            permission = _permit_doubtful(site)
+            objective = self._objective(payload.round, selecting, permission=permission)
             train(site, payload.round, objective, selection.rows, selection.labels)
         weights = site.weights()
         # D: S_k
         if self.options.selector.losses_of == "trained":
             losses = self._selector_losses(evaluate_site(site).losses, site)
-        fit = self._fit(losses, selector)
+        fit = self._fit(_without_checked(losses, site), selector)
         if fit is not None:
             memory = replace(memory, selector=fit.to_array())
         site.remember(payload.round, **memory.to_arrays())
@@ -291,7 +305,11 @@ class FedGSCA(Method):
 
     def _update_without_selection(self, payload: Payload, site: Site) -> Update:
         """FedAvg with the credal loss, for `selection = false`."""
-        objective = self._objective(payload.round, payload.round >= self.options.warmup)
+        objective = self._objective(
+            payload.round,
+            payload.round >= self.options.warmup,
+            permission=_permit_doubtful(site),
+        )
         train(site, payload.round, objective)
         extras = {"selector": NO_SELECTOR.copy()}
         return Update(site.name, site.num_samples, site.weights(), extras)
@@ -323,7 +341,7 @@ class FedGSCA(Method):
             rows, labels = selection.rows, selection.labels
             factor = self._rate_factor(site)
             train(site, payload.round, objective, rows, labels, lr_factor=factor)
-        fit = self._fit(losses, selector)
+        fit = self._fit(_without_checked(losses, site), selector)
         if fit is not None:
             memory = replace(memory, selector=fit.to_array())
         site.remember(payload.round, **memory.to_arrays())
@@ -342,23 +360,19 @@ class FedGSCA(Method):
             least = max(least, evidence.plain_explained - guard.max_decline)
         return evidence.share_explained < least
 
-    def _rate_factor(self, site: Site, *, is_first_stage: bool = False) -> float:
+    def _rate_factor(self, site: Site) -> float:
         """Factor on the learning rate of a linear head on frozen features; 1 for a network."""
-        if site.samples.are_images:
-            return 1.0
-        factor = self.options.first_steps if is_first_stage else 1.0
         bounds = self.options.step_bounds
-        if bounds is None:
-            return factor
-        hyper = site.hyper
+        if site.samples.are_images or bounds is None:
+            return 1.0
         width = site.samples.inputs.shape[1]
-        return factor * bound_rate(hyper.lr, width, hyper.momentum, bounds) / hyper.lr
+        rate = bound_rate(site.hyper, self.rounds, width, site.num_sites, bounds)
+        return rate / site.hyper.lr
 
     def _update_on_given_labels(self, payload: Payload, site: Site, *, is_fallback: bool) -> Update:
         """A round on all given labels: before the heads have an opinion, or if it says nothing."""
-        factor = self._rate_factor(site, is_first_stage=not is_fallback)
         objective = self._objective(payload.round, selecting=False)
-        train(site, payload.round, objective, lr_factor=factor)
+        train(site, payload.round, objective, lr_factor=self._rate_factor(site))
         extras = {"selector": NO_SELECTOR.copy()}
         if self.options.diagnostics:
             rows = np.arange(site.num_samples)
@@ -428,6 +442,8 @@ class FedGSCA(Method):
         posterior = clean_probability(losses, selector, monotone=options.selector.monotone)  # Eq. 6
         cut = tau if options.doubtful == "flag" else min(tau, 1.0 - tau)
         clean = clean_subset(posterior, cut)  # Eq. 7; with the doubtful labels unless flagged
+        if site.checked is not None:
+            clean |= site.checked.mask
         delta = noise_level(clean)  # Eq. 8
         thresholds, support = self._class_thresholds(outputs.probs, clean_subset(posterior, tau))
         limits = thresholds if options.pseudo_labels else np.full(site.num_classes, np.inf)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
+from fedgsca.checked_labels import NO_ORIGINAL, CheckedLabels, mark_checked
 from fedgsca.errors import ConfigError, ConfigProblem, DataError
 from fedgsca.support.csv_table import LabelLine, read_label_lines
 
@@ -85,10 +86,11 @@ def read_annotators(name: str, num_classes: int) -> np.ndarray:
 
 def read_given(
     path: Path, ids: np.ndarray, classes: tuple[str, ...], labels: np.ndarray
-) -> np.ndarray:
+) -> tuple[np.ndarray, CheckedLabels | None]:
     """(n,) given labels from a csv with the columns file and label (a class name or its number).
 
     `ids` (n,) are the names of the images. Images that the file does not name keep `labels` (n,).
+    Also the labels that a person has checked, by the columns checked and original.
     """
     try:
         lines = read_label_lines(path)
@@ -107,7 +109,14 @@ def read_given(
             fix="use the file and class names that `fedgsca data check` lists",
             problems=problems[:_MAX_PROBLEMS],
         )
-    return given
+    index = _number_classes(classes)
+    mask = np.zeros(len(ids), bool)
+    original = np.full(len(ids), NO_ORIGINAL)
+    for line in lines:
+        row = row_of[line.image_id]
+        mask[row] = bool(line.checked)
+        original[row] = index.get(line.original, NO_ORIGINAL)
+    return given, mark_checked(mask, original)
 
 
 def _number_classes(classes: tuple[str, ...]) -> dict[str, int]:
@@ -127,10 +136,13 @@ def _apply_labels(
     """The labels with those of the file, and the lines that name no image or no class."""
     given = labels.copy()
     problems = []
-    for line, file, label in lines:
+    for line, file, label, _, original in lines:
         if file not in row_of:
             message = f"line {line}: unknown image {file!r}"
             problems.append(ConfigProblem("noise.unknown-image", message))
+        elif original and original not in index:
+            message = f"line {line}: unknown class {original!r} in the column original"
+            problems.append(ConfigProblem("noise.unknown-class", message))
         elif label not in index:
             message = f"line {line}: unknown class {label!r}"
             problems.append(ConfigProblem("noise.unknown-class", message))

@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import IO, NamedTuple
 
 from fedgsca.errors import DataError
-from fedgsca.support.text import fold_name
+from fedgsca.support.text import fold_name, one_line
 
+# What the column `checked` may contain, in any capitals.
+_CHECK_MARKS = {"1": True, "true": True, "0": False, "false": False, "": False}
 # A spreadsheet takes a cell that begins with one of these for a formula.
 _FORMULA_SIGNS = ("=", "+", "-", "@", "\t", "\r")
 
@@ -39,6 +41,10 @@ class LabelLine(NamedTuple):
     line: int
     image_id: str
     label: str
+    # a person has checked the label; None: the file has no column `checked`
+    checked: bool | None = None
+    # the label before the check; "": not known
+    original: str = ""
 
 
 def read_csv_table(path: Path) -> CsvTable:
@@ -95,7 +101,9 @@ def rename_columns(table: CsvTable, names: Mapping[str, str]) -> CsvTable:
 
 
 def read_label_lines(path: Path) -> list[LabelLine]:
-    """Read labels from a csv with the columns file (or id) and label; other columns are ignored.
+    """Read labels from a csv with the columns file (or id) and label.
+
+    The columns checked and original are optional; other columns are ignored.
 
     This is the only reader of such files: the same spellings, separators and encodings work
     wherever labels are given.
@@ -108,10 +116,34 @@ def read_label_lines(path: Path) -> list[LabelLine]:
             f"{path} must have the columns file and label, but it has: {', '.join(table.header)}",
             fix="write file,label in the first line",
         )
+    marks: Sequence[bool | None] = [None] * len(table.rows)
+    if "checked" in table.columns:
+        marks = parse_checked(path, table.rows)
     lines = []
-    for line, cells in table.rows:
-        lines.append(LabelLine(line, cells[id_columns[0]], cells["label"]))
+    for (line, cells), mark in zip(table.rows, marks, strict=True):
+        original = cells.get("original", "") if mark else ""
+        lines.append(LabelLine(line, cells[id_columns[0]], cells["label"], mark, original))
     return lines
+
+
+def parse_checked(path: Path, rows: Sequence[CsvRow]) -> list[bool]:
+    """The column `checked` of a csv of labels: whether a person has checked each label."""
+    marks = []
+    cases = []
+    for line, cells in rows:
+        mark = _CHECK_MARKS.get(cells["checked"].lower())
+        if mark is None:
+            cases.append(f"{one_line(cells['checked'], 40)!r} in line {line}")
+        marks.append(bool(mark))
+    if cases:
+        raise DataError(
+            "data.checked-value",
+            f"{path}: {len(cases)} of {len(rows)} values in the column checked cannot be read,"
+            f" first: {cases[0]}",
+            fix="write 1 or true for a label that a person has checked, and 0, false or nothing for"
+            " any other",
+        )
+    return marks
 
 
 def render_csv(rows: Iterable[Sequence[object]]) -> str:

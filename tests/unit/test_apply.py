@@ -139,8 +139,9 @@ def test_only_the_labels_that_people_agree_on_change(audit: Audit) -> None:
         num_reviewed=4, num_changed=1, num_confirmed=1, num_unsure=1, num_disputed=1
     )
     old_rows = [line.split(";") for line in original.decode().splitlines()]
-    new_rows = cells(result.file)
-    assert new_rows[0] == old_rows[0], "the columns are those of the original"
+    all_rows = cells(result.file)
+    assert all_rows[0] == [*old_rows[0], "checked", "original"]
+    new_rows = [row[:-2] for row in all_rows]
     differing = [(a, b) for a, b in zip(old_rows, new_rows, strict=True) if a != b]
     assert differing == [
         (
@@ -175,12 +176,49 @@ def test_only_the_labels_that_people_agree_on_change(audit: Audit) -> None:
     ]
 
 
+def marks(path: Path) -> dict[str, tuple[str, str]]:
+    """Image -> checked and original, where one of them is not empty."""
+    rows = {row[0]: (row[-2], row[-1]) for row in cells(path)[1:]}
+    return {name: mark for name, mark in rows.items() if any(mark)}
+
+
+def test_labels_that_people_agree_on_are_marked_as_checked(audit: Audit) -> None:
+    changed = decide(audit, 0, "accept")
+    confirmed = decide(audit, 1, "keep")
+    decide(audit, 2, "unsure")
+    decide(audit, 3, "accept")
+    decide(audit, 3, "keep", reviewer="bert")
+    result = apply_decisions(audit.path)
+    assert result.file is not None and result.num_checked == 2
+    assert marks(result.file) == {
+        changed.id: ("1", changed.given),
+        confirmed.id: ("1", confirmed.given),
+    }
+    table = load(str(result.file.parent), labels=result.file)
+    assert table.checked is not None
+    assert set(table.ids[table.checked.mask]) == {changed.id, confirmed.id}
+    row = table.ids.tolist().index(changed.id)
+    assert table.classes[table.labels[row]] == changed.suggestion
+    assert table.classes[table.checked.original[row]] == changed.given
+    # the file can also take the place of labels.csv
+    shutil.move(result.file, result.file.parent / "labels.csv")
+    again = load(str(result.file.parent))
+    assert again.checked is not None
+    np.testing.assert_array_equal(again.checked.mask, table.checked.mask)
+    np.testing.assert_array_equal(again.checked.original, table.checked.original)
+
+
+def test_a_label_that_nobody_could_tell_is_not_marked(audit: Audit) -> None:
+    decide(audit, 0, "unsure")
+    assert apply_decisions(audit.path).file is None
+
+
 def test_a_preferred_reviewer_settles_disputes(audit: Audit) -> None:
     suspect = decide(audit, 0, "accept")
     decide(audit, 0, "keep", reviewer="bert")
-    assert apply_decisions(audit.path, prefer="bert").file is None, (
-        "nothing changes, so nothing is written"
-    )
+    result = apply_decisions(audit.path, prefer="bert")
+    assert not result.changes and result.file is not None
+    assert marks(result.file) == {suspect.id: ("1", suspect.given)}, "confirmed: nothing changes"
     assert [change.new for change in apply_decisions(audit.path, prefer="anna").changes] == [
         suspect.suggestion
     ]
@@ -277,7 +315,7 @@ def test_a_corrected_folder_is_used_and_its_test_labels_are_locked(audit: Audit)
     )
     assert np.flatnonzero(table.replaced_labels != table.labels).tolist() == [row]
     lines = file.read_text().splitlines()
-    test_line = next(i for i, line in enumerate(lines) if line.endswith(",test"))
+    test_line = next(i for i, line in enumerate(lines) if ",test," in line)
     cells = lines[test_line].split(",")
     cells[1] = next(name for name in table.classes if name != cells[1])
     lines[test_line] = ",".join(cells)

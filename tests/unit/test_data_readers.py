@@ -118,7 +118,8 @@ def test_one_reader_of_labels_for_all_spellings(
 ) -> None:
     path = tmp_path / "labels.csv"
     path.write_text(f"{column}{separator}Label\na.png{separator}x\n\nb.png{separator}y\n")
-    assert read_label_lines(path) == [(2, "a.png", "x"), (4, "b.png", "y")]
+    lines = [line[:3] for line in read_label_lines(path)]
+    assert lines == [(2, "a.png", "x"), (4, "b.png", "y")]
 
 
 def test_labels_without_the_columns_are_refused(tmp_path: Path) -> None:

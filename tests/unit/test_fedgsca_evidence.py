@@ -10,13 +10,15 @@ import numpy as np
 import pytest
 import torch
 
+from fedgsca.config import TrainConfig
 from fedgsca.credal import rcl_loss, ucl_loss
-from fedgsca.evidence import bound_rate
+from fedgsca.evidence import Heads, train_heads
 from fedgsca.methods.fedgsca import FedGSCA
 from fedgsca.methods.parts.evidence_heads import add_evidence_heads
 from fedgsca.methods.parts.fedgsca_options import FedGSCAOptions
+from fedgsca.methods.parts.fedgsca_steps import bound_rate
 from fedgsca.rng import stream
-from fedgsca.site import LabelEvidence, weights_of
+from fedgsca.site import LabelEvidence
 from fedgsca.wire import SMALLEST_GROUP
 from tests.helpers import CLASSES, Toy, toy_experiment
 
@@ -130,23 +132,55 @@ def test_a_confident_model_may_only_add_classes_that_the_evidence_permits(loss: 
     assert losses[1] == only_given[1] > 1
 
 
-def test_a_step_on_frozen_features_is_bounded_whatever_the_learning_rate() -> None:
-    """20 and 40 are the bounds of lr D / (1 - momentum)."""
-    assert bound_rate(0.05, width=1280, momentum=0.0) == pytest.approx(40 / 1280)
-    assert bound_rate(0.001, width=1280, momentum=0.0) == pytest.approx(20 / 1280)
-    assert bound_rate(0.02, width=1280, momentum=0.0) == 0.02
-    assert bound_rate(0.5, width=1280, momentum=0.9) == pytest.approx(4 / 1280)
+@pytest.mark.parametrize(
+    ("rounds", "num_sites", "lr", "momentum", "expected"),
+    [
+        (60, 4, 0.05, 0.0, 10 * 32 * 4 / 60),  # the upper bound
+        (60, 2, 0.05, 0.0, 10 * 32 * 4 / 60),  # few sites count as four
+        (60, 4, 0.001, 0.0, 5 * 32 * 4 / 60),  # the lower bound
+        (60, 4, 0.012, 0.0, 0.012 * 1280),  # between them
+        (120, 4, 0.05, 0.0, 10 * 32 * 4 / 120),  # twice as long, half as large
+        (60, 8, 0.05, 0.0, 10 * 32 * 8 / 60),  # the mean of twice as many sites
+        (60, 1000, 5.0, 0.0, 10 * 32 * 32 / 60),
+        (10, 20, 0.001, 0.0, 40.0),  # never raised beyond this
+        (60, 4, 0.05, 0.9, 10 * 32 * 4 / 60 * 0.1),
+    ],
+)
+def test_the_steps_on_frozen_features_are_bounded(
+    rounds: int, num_sites: int, lr: float, momentum: float, expected: float
+) -> None:
+    """`expected` is the learning rate times the number of features."""
+    train = TrainConfig(rounds=rounds, lr=lr, momentum=momentum, batch_size=32)
+    rate = bound_rate(train, rounds, width=1280, num_sites=num_sites)
+    assert rate * 1280 == pytest.approx(expected)
 
 
-def test_before_the_first_posterior_a_frozen_head_takes_small_steps(tmp_path: Path) -> None:
-    distances = {}
-    for factor in (1.0, 0.1):
-        toy = toy_with_heads(tmp_path / str(factor), first_steps=factor, step_bounds=None)
-        start = {name: np.array(array) for name, array in weights_of(toy.model).items()}
-        state = toy.run(1)
-        changes = [np.abs(state.weights[name] - start[name]).sum() for name in start]
-        distances[factor] = float(np.sum(changes))
-    assert distances[0.1] < 0.3 * distances[1.0]
+def test_more_local_epochs_and_smaller_batches_mean_smaller_steps() -> None:
+    train = TrainConfig(lr=0.05, momentum=0.0, batch_size=16, epochs=2)
+    usual = TrainConfig(lr=0.05, momentum=0.0, batch_size=32, epochs=1)
+    rates = [bound_rate(settings, 60, 1280, 4) for settings in (train, usual)]
+    assert rates[0] == pytest.approx(rates[1] / 4)
+
+
+def test_the_heads_of_many_sites_take_larger_steps() -> None:
+    """The mean over the sites makes them smaller again."""
+    features = np.eye(4, 8, dtype=np.float32)
+    targets, weights = np.eye(2)[[0, 1, 0, 1]], np.ones(4)
+    biases = {}
+    for num_sites in (1, 4, 20, 32, 1000):
+        heads = train_heads(
+            Heads.zeros(8, 2),
+            features,
+            targets,
+            weights,
+            np.arange(4),
+            np.arange(3),
+            num_sites=num_sites,
+        )
+        biases[num_sites] = heads.bias
+    assert np.array_equal(biases[1], biases[4])
+    np.testing.assert_allclose(biases[20], 5 * biases[4], rtol=1e-6)
+    assert np.array_equal(biases[32], biases[1000])
 
 
 def test_a_site_whose_heads_explain_less_than_plain_training_did_uses_all_labels() -> None:

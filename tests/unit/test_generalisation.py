@@ -324,8 +324,9 @@ def test_the_page_shows_a_dash_for_what_is_not_finished() -> None:
 def test_the_first_tenth_of_the_list_is_corrected() -> None:
     given = {"a": np.zeros(20, np.int64)}
     truth = {"a": np.ones(20, np.int64)}
-    labels = correct_first_tenth({"a": np.arange(20)[::-1]}, given, truth)
+    labels, marks = correct_first_tenth({"a": np.arange(20)[::-1]}, given, truth)
     assert labels["a"].sum() == 2 and labels["a"][-2:].tolist() == [1, 1]
+    assert np.flatnonzero(marks["a"]).tolist() == [18, 19]
     assert given["a"].sum() == 0
 
 

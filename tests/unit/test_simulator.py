@@ -123,9 +123,6 @@ def test_evidence_may_decline_a_little() -> None:
 def test_every_constant_of_the_evidence_is_halved_and_doubled() -> None:
     options = FedGSCAOptions()
     for name, value in list_constants(MODULE).items():
-        if name == "FIRST_STEPS":  # an option at its bound: smaller values are tried
-            assert OPTIONS["first_steps"] == (0.1, 0.3)
-            continue
         half, double = CONSTANTS[name]
         assert half == value / 2
         assert double == value * 2 or name == "MAX_RATE"

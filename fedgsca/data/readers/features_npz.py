@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
+from fedgsca.checked_labels import mark_checked
 from fedgsca.data.build_table import order_classes, split_note
 from fedgsca.data.own_features import FeatureFile, has_features, read_features, with_features
 from fedgsca.data.reader import READERS, Reader, ReaderOptions
@@ -43,6 +44,7 @@ def _read_source(location: str, options: ReaderOptions) -> ImageTable:
         groups=groups,
         site=columns.get("site"),
         has_drawn_split="split" not in columns,
+        checked=mark_checked(columns.get("checked", np.zeros(len(labels)))),
         notes=tuple(notes),
     )
     return check_table(with_features(table, file.features, file.path))

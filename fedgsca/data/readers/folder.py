@@ -19,10 +19,10 @@ from fedgsca.data.file_list import (
 )
 from fedgsca.data.reader import READERS, Reader, ReaderOptions
 from fedgsca.errors import DataError
-from fedgsca.support.csv_table import CsvTable, read_csv_table, rename_columns
+from fedgsca.support.csv_table import CsvTable, parse_checked, read_csv_table, rename_columns
 from fedgsca.support.text import fold_name, plural, suggest
 
-COLUMNS = ("file", "label", "group", "split", "site")
+COLUMNS = ("file", "label", "group", "split", "site", "checked", "original")
 # what other programs call them
 _OTHER_NAMES = {
     **dict.fromkeys(("datei", "bild", "dateiname", "pfad"), "file"),
@@ -35,6 +35,7 @@ _OTHER_NAMES = {
     **dict.fromkeys(("case", "case_id", "lesion", "lesion_id", "video"), "group"),
     **dict.fromkeys(("set", "subset", "partition", "fold"), "split"),
     **dict.fromkeys(("hospital", "center", "centre", "clinic", "institution"), "site"),
+    **dict.fromkeys(("reviewed", "verified", "confirmed"), "checked"),
 }
 _SPLITS = {
     "train": "train",
@@ -85,7 +86,9 @@ def _rename_labels(file_list: FileList, names: FolderNames) -> None:
     check_class_names(file_list.root, labels, names.classes)
     rows = []
     for row in file_list.rows:
-        rows.append(replace(row, label=names.classes.get(row.label, row.label)))
+        label = names.classes.get(row.label, row.label)
+        original = names.classes.get(row.original, row.original)
+        rows.append(replace(row, label=label, original=original))
     file_list.rows = rows
     file_list.class_names = dict(names.classes)
     file_list.notes.append(f"class names from {NAMES_FILE}")
@@ -134,13 +137,16 @@ def _read_labels_csv(file_list: FileList, path: Path, names: FolderNames) -> Non
                 fix="add one line per image",
             )
         )
-    for _, cells in table.rows:
+    marks = _read_checked(file_list, path, table)
+    for (_, cells), mark in zip(table.rows, marks, strict=True):
         row = ImageRow(
             normal_path(cells["file"]),
             cells["label"],
             cells.get("group", ""),
             cells.get("split", ""),
             cells.get("site", ""),
+            checked=mark,
+            original=cells.get("original", "") if mark else "",
         )
         file_list.rows.append(row)
     lines = [line for line, _ in table.rows]
@@ -150,6 +156,16 @@ def _read_labels_csv(file_list: FileList, path: Path, names: FolderNames) -> Non
     for row in file_list.rows:
         rows.append(replace(row, split=_SPLITS.get(fold_name(row.split), row.split)))
     file_list.rows = rows
+
+
+def _read_checked(file_list: FileList, path: Path, table: CsvTable) -> list[bool]:
+    """Which labels a person has checked; invalid cells are a problem of the list."""
+    if "checked" in table.columns:
+        try:
+            return parse_checked(path, table.rows)
+        except DataError as error:
+            file_list.add_problem(error)
+    return [False] * len(table.rows)
 
 
 def _check_header(file_list: FileList, table: CsvTable) -> bool:
@@ -177,7 +193,8 @@ def _check_header(file_list: FileList, table: CsvTable) -> bool:
                 "data.missing-column",
                 f"{file_list.root}: {plural(len(missing_columns), 'missing column')} in labels.csv:"
                 f" {show_cases(missing_columns)}",
-                fix="write file,label[,group][,split][,site] in the first line of labels.csv",
+                fix="write file,label[,group][,split][,site][,checked][,original] in the first line"
+                " of labels.csv",
             )
         )
     return not missing_columns
@@ -268,6 +285,17 @@ def _check_cells(file_list: FileList, lines: list[int]) -> None:
                 f"{file_list.root}: {plural(len(unknown_splits), 'unknown split')} in labels.csv: "
                 f"{show_cases(unknown_splits)}",
                 fix="use one of: train, val, test",
+            )
+        )
+    labels = {row.label for row in file_list.rows}
+    unknown_originals = {row.original for row in file_list.rows} - labels - {""}
+    if unknown_originals:
+        file_list.add_problem(
+            DataError(
+                "data.unknown-original",
+                f"{file_list.root}: {plural(len(unknown_originals), 'class', 'classes')} in"
+                f" column 'original' that no image has: {show_cases(sorted(unknown_originals))}",
+                fix="write the names of classes as in the column label, or leave these cells empty",
             )
         )
     ungrouped_cells = _empty_cells(file_list, "group", lines)

@@ -1,5 +1,7 @@
 """MedMNIST-style .npz files: {train,val,test}_images and {train,val,test}_labels.
 
+Optional: {train,val,test}_checked, (n,) bool, the labels that a person has checked.
+
 Members are streamed out of the zip archive block by block, so that the 12 GB files of the 224-pixel
 edition pass through a small memory into the cache.
 """
@@ -15,10 +17,12 @@ from typing import IO, Any
 
 import numpy as np
 
+from fedgsca.checked_labels import mark_checked
 from fedgsca.data.cache import Extra, cached_rows
 from fedgsca.data.decode.image_files import UnreadableImageError, check_shape, fit
 from fedgsca.data.file_facts import measure_files
 from fedgsca.data.file_list import MAX_CLASSES
+from fedgsca.data.own_features import check_marks
 from fedgsca.data.reader import READERS, Reader, ReaderOptions
 from fedgsca.data.table import SPLITS, ImageTable, check_table, fingerprint
 from fedgsca.errors import DataError
@@ -129,8 +133,10 @@ def _read_archive(
     splits = [split for split in SPLITS if f"{split}_images" in members]
     images = [members[f"{split}_images"] for split in splits]
     label_blocks = []
+    marks = []
     for split, member in zip(splits, images, strict=True):
         label_blocks.append(_read_labels(path, archive, members[f"{split}_labels"], member))
+        marks.append(_read_marks(path, archive, members.get(f"{split}_checked"), member))
     file_size = _image_size(path, images)
     size = (image_size, image_size) if image_size else file_size
 
@@ -153,6 +159,7 @@ def _read_archive(
     check_class_count(path, labels)
     classes = class_names(path, int(labels.max(initial=-1)) + 1)
     split_column = np.repeat(np.array(splits), counts)
+    checked = mark_checked(np.concatenate(marks))
     return check_table(
         ImageTable(
             name=path.stem,
@@ -162,8 +169,9 @@ def _read_archive(
             split=split_column,
             ids=_number_images(splits, counts),
             fingerprint=fingerprint(
-                entry.array, labels, classes, split_column, digest=entry.digest
+                entry.array, labels, classes, split_column, digest=entry.digest, checked=checked
             ),
+            checked=checked,
             notes=(*entry.notes, *_conversion_notes(images, file_size, size)),
         )
     )
@@ -204,7 +212,7 @@ def _conversion_notes(
 
 
 def _read_members(path: Path, archive: zipfile.ZipFile) -> dict[str, NpzMember]:
-    """The headers of images and labels by key; validation images are optional."""
+    """The headers of the arrays by key; validation images and {split}_checked are optional."""
     available = {name.removesuffix(".npy") for name in archive.namelist()}
     members = {}
     missing_keys = []
@@ -217,6 +225,8 @@ def _read_members(path: Path, archive: zipfile.ZipFile) -> dict[str, NpzMember]:
                 members[key] = _read_member(path, archive, key)
             else:
                 missing_keys.append(key)
+        if f"{split}_checked" in available:
+            members[f"{split}_checked"] = _read_member(path, archive, f"{split}_checked")
     if missing_keys:
         content = ", ".join(sorted(available)[:12]) or "nothing"
         raise DataError(
@@ -326,6 +336,17 @@ def _read_labels(
             fix="store labels as 0, 1, 2, ...",
         )
     return labels
+
+
+def _read_marks(
+    path: Path, archive: zipfile.ZipFile, member: NpzMember | None, images: NpzMember
+) -> np.ndarray:
+    """(n,) bool: which labels a person has checked; without the array, none."""
+    if member is None:
+        return np.zeros(images.shape[0], bool)
+    with archive.open(f"{member.name}.npy") as handle:
+        marks = np.lib.format.read_array(handle, allow_pickle=False)
+    return check_marks(path, member.name, marks, images.shape[0])
 
 
 def _read_blocks(archive: zipfile.ZipFile, member: NpzMember) -> Iterator[np.ndarray]:

@@ -331,6 +331,7 @@ class EvidenceMethod(Method):
             weights,
             memory.folds,
             site.rng(round, "evidence").permutation(site.num_samples),
+            num_sites=site.num_sites,
         )
         extras |= {"evidence.weight": heads.weight, "evidence.bias": heads.bias}
         return memory, extras
@@ -499,10 +500,12 @@ def _refresh_posterior(memory: HeadMemory, evidence: Arrays, site: Site) -> Head
         evidence_references=judgement.references,
         evidence_power=np.array(power),
     )
-    fit = judgement.transition(site.labels)
+    fit = judgement.transition(site.labels, site.checked)
     opinion = sharpen(judgement.probs, power)
     reference = judgement.references[POWERS.index(power)]
-    share_explained = explained_across_folds(opinion, site.labels, memory.folds, reference)
+    share_explained = explained_across_folds(
+        opinion, site.labels, memory.folds, reference, site.checked
+    )
     plain_explained = memory.plain_explained
     return HeadMemory(
         memory.folds,
@@ -576,7 +579,9 @@ def _log_likelihoods(memory: HeadMemory, references: np.ndarray, site: Site) -> 
     values = []
     for power, reference in zip(POWERS, references, strict=True):
         halves = to_halves(memory.folds)
-        value, _ = explain_parts(sharpen(opinion, power), site.labels, halves, reference)
+        value, _ = explain_parts(
+            sharpen(opinion, power), site.labels, halves, reference, checked=site.checked
+        )
         values.append(value)
     return np.array(values)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from fedgsca.evidence import expected_right, select, suspicion
+from fedgsca.evidence import expected_right, select, wrong_share
 from fedgsca.methods.parts.fedgsca_options import FedGSCAOptions
 from fedgsca.methods.parts.fedgsca_selection import Selection, collapse_reason
 from fedgsca.selector import NO_SELECTOR, Selector, clean_probability
@@ -20,19 +20,22 @@ def select_by_evidence(
 ) -> Selection:
     """D_hat from the posterior (n, C); losses (n,) are -log r_i(y_i), clipped."""
     given = site.labels
-    delta = float(suspicion(posterior, given).mean())
+    delta = wrong_share(posterior, given, site.checked)
     # without a merged selector, a label is clean if it is more likely correct than wrong
     clean_posterior = np.exp(-losses)
     if selector is not None:
         monotone = options.selector.monotone
         clean_posterior = clean_probability(losses, selector, monotone=monotone)
     clean = clean_posterior >= 0.5
+    if site.checked is not None:
+        clean |= site.checked.mask
     chosen_set = select(
         posterior,
         given,
         clean,
         noise_level=options.noise_level,
         zeta=options.zeta if options.pseudo_labels else np.inf,
+        checked=site.checked,
     )
     rows = chosen_set.rows
     labels = chosen_set.labels[rows]

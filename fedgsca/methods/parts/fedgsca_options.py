@@ -6,8 +6,9 @@ from typing import Literal
 
 from pydantic import Field, field_validator
 
-from fedgsca.evidence import FIRST_STEPS, MAX_DECLINE, MIN_USEFUL, STEP_BOUNDS
+from fedgsca.evidence import MAX_DECLINE, MIN_USEFUL
 from fedgsca.methods.base import MethodOptions
+from fedgsca.methods.parts.fedgsca_steps import STEP_BOUNDS
 from fedgsca.selector import LOSS_CAP
 
 
@@ -166,15 +167,9 @@ class FedGSCAOptions(MethodOptions):
     )
     step_bounds: tuple[float, float] | None = Field(
         default=STEP_BOUNDS,
-        description="with evidence, on frozen features: smallest and largest learning rate times "
-        "number of features, without momentum; none: the learning rate as it is",
-    )
-    first_steps: float = Field(
-        default=FIRST_STEPS,
-        gt=0,
-        le=1,
-        description="with evidence, on frozen features: factor on the learning rate before the "
-        "first selection, because a linear head does not forget",
+        description="with evidence, on frozen features: smallest and largest sum of a label's "
+        "steps over the run, learning rate x number of features x rounds x epochs / (batch size x "
+        "sites); none: the learning rate as it is",
     )
     passes: Literal["one", "two"] = Field(
         default="two",
