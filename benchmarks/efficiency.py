@@ -83,6 +83,7 @@ def draw_curve(cell: Cell, dataset: Dataset, size: Size) -> Curve:
         rounds = Rounds(config, Path(folder))
         runner = rounds.runner
         test = runner.experiment.test
+        assert test is not None  # the suite's sources have test images
         for _ in range(config.train.rounds):
             start = time.process_time()
             rounds.step()

@@ -69,9 +69,7 @@ EXTRA_PASS = "one more forward pass over all images until two thirds of the run"
 SMALL_PRODUCTS = "four heads learn from and judge every image, beside a small network"
 CONVOLUTIONS = "convolutions, the same on both sides, are nearly all of a round"
 SECOND_MODEL = "two models, three passes through the graph of operations per batch"
-BATCHES = (
-    "7,600 steps of SGD with the credal loss, each a dozen small operations, are a third of it"
-)
+BATCHES = "steps of SGD with the credal loss, each a dozen small operations, are a third of it"
 GRAPH = "a graph network over all samples, beside a head of one product"
 
 
