@@ -60,7 +60,7 @@ MIN_USEFUL = 0.01
 MAX_DECLINE = 0.02
 # numbers of sites between which steps grow with the number, because the mean divides by it
 FEW_SITES = 4
-MANY_SITES = 32
+MANY_SITES = 100
 # smallest probability whose logarithm is taken
 TINY = 1e-12
 # samples that are judged at a time: fixed, so that the bytes do not depend on the memory
@@ -163,7 +163,7 @@ def train_heads(
     scale = num_heads / (num_heads - 1)
     sample_weights = (weights[:, None] * is_seen * scale).astype(np.float32)
     soft_labels = targets.astype(np.float32)
-    lr = np.float32(step * count_sites(num_sites) / FEW_SITES / width)
+    lr = np.float32(step * site_factor(num_sites) / width)
     for start in range(0, len(order), batch_size):
         rows = order[start : start + batch_size]
         if len(rows) < 2:
@@ -513,13 +513,15 @@ def select(
     return TrainingSet(keep, pseudo, np.where(pseudo, guess, given))
 
 
-def count_sites(num_sites: int) -> int:
-    """The number of sites as far as the size of steps depends on it.
+def site_factor(num_sites: int) -> float:
+    """How much larger steps are with many sites; 1 up to four.
 
-    Each site takes its steps on its own part of the images, and the server takes the mean. So with
-    five times as many sites a label moves the model of all sites a fifth as far.
+    Each site takes its steps on its own part of the images, and the server takes the mean: with
+    more sites a label moves the model of all sites less. A factor in proportion to their number
+    would make up for that, but then a small site memorises its own labels on the way. The root is
+    between the two.
     """
-    return min(max(num_sites, FEW_SITES), MANY_SITES)
+    return math.sqrt(min(max(num_sites, FEW_SITES), MANY_SITES) / FEW_SITES)
 
 
 def training_weights(counts: np.ndarray, exponent: float = BALANCE) -> np.ndarray:

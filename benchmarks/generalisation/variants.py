@@ -30,7 +30,7 @@ CONSTANTS: Mapping[str, tuple[Value, Value]] = {
     "MAX_WEIGHT": (5.0, 20.0),
     # with four sites only the first matters
     "FEW_SITES": (2, 8),
-    "MANY_SITES": (16, 64),
+    "MANY_SITES": (50, 200),
 }
 # options of FedGSCA, separated by commas where they belong together -> (half, twice)
 OPTIONS: Mapping[str, tuple[Value, Value]] = {

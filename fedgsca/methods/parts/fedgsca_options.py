@@ -168,8 +168,8 @@ class FedGSCAOptions(MethodOptions):
     step_bounds: tuple[float, float] | None = Field(
         default=STEP_BOUNDS,
         description="with evidence, on frozen features: smallest and largest sum of a label's "
-        "steps over the run, learning rate x number of features x rounds x epochs / (batch size x "
-        "sites); none: the learning rate as it is",
+        "steps over the run, learning rate x number of features x rounds x epochs / (4 x batch "
+        "size), more with more than four sites; none: the learning rate as it is",
     )
     passes: Literal["one", "two"] = Field(
         default="two",
