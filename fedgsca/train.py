@@ -325,10 +325,10 @@ def finish_record(site: Site, record: TrainingRecord) -> Evaluation:
         return record.evaluation
     rows = record.missing_rows()
     if len(rows):
-        others = evaluate(site.model, record.samples.part(rows), site.device, features=True)
+        late_outputs = evaluate(site.model, record.samples.part(rows), site.device, features=True)
         if len(rows) == len(record.samples):
-            record.evaluation = others
-            return others
+            record.evaluation = late_outputs
+            return late_outputs
     pass_rows = np.concatenate([batch.rows for batch in record.batches])
     logits = torch.cat([batch.logits for batch in record.batches])
     hidden = torch.cat([batch.features for batch in record.batches])
@@ -341,8 +341,12 @@ def finish_record(site: Site, record: TrainingRecord) -> Evaluation:
     losses[pass_rows] = -log_probs[np.arange(len(pass_rows)), record.samples.labels[pass_rows]]
     features[pass_rows] = hidden.float().cpu().numpy()
     if len(rows):
-        assert others.features is not None
-        probs[rows], losses[rows], features[rows] = others.probs, others.losses, others.features
+        assert late_outputs.features is not None
+        probs[rows], losses[rows], features[rows] = (
+            late_outputs.probs,
+            late_outputs.losses,
+            late_outputs.features,
+        )
     record.evaluation = Evaluation(probs, losses, features)
     return record.evaluation
 
