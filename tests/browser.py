@@ -16,6 +16,7 @@ from pathlib import Path
 from select import select
 from typing import Any
 
+ANSWER_SECONDS = 120  # on a busy machine the browser may not run for a while
 KEYS = {"Enter": "\r", "Escape": "", "ArrowDown": "", "ArrowRight": "", "Tab": ""}
 
 # Chromium reads from 3 and writes to 4. The pipes get high numbers first, so that moving one cannot
@@ -81,19 +82,32 @@ class Browser:
         os.close(replies[1])
         self._out, self._in, self._buffer, self._count = commands[1], replies[0], b"", 0
         self.messages: list[str] = []  # errors on the page's console
-        target = next(
-            t for t in self._ask("Target.getTargets")["targetInfos"] if t["type"] == "page"
-        )
         self.session: str | None = self._ask(
-            "Target.attachToTarget", targetId=target["targetId"], flatten=True
+            "Target.attachToTarget", targetId=self._first_page(), flatten=True
         )["sessionId"]
         for domain in ("Page", "Runtime", "Log"):
             self.ask(f"{domain}.enable")
+
+    def _first_page(self) -> str:
+        """The id of the page about:blank, which a starting browser opens a little later."""
+        deadline = time.monotonic() + ANSWER_SECONDS
+        while True:
+            for target in self._ask("Target.getTargets")["targetInfos"]:
+                if target["type"] == "page":
+                    return str(target["targetId"])
+            assert time.monotonic() < deadline, "the browser has opened no page"
+            time.sleep(0.02)
 
     def ask(self, method: str, **params: Any) -> Any:
         return self._ask(method, self.session, **params)
 
     def _ask(self, method: str, session: str | None = None, **params: Any) -> Any:
+        answer = self._exchange(method, session, params)
+        assert "error" not in answer, answer
+        return answer["result"]
+
+    def _exchange(self, method: str, session: str | None, params: dict[str, Any]) -> dict[str, Any]:
+        """The browser's answer, which may be an error."""
         self._count += 1
         number = self._count
         message = {"id": number, "method": method, "params": params} | (
@@ -101,10 +115,9 @@ class Browser:
         )
         os.write(self._out, json.dumps(message).encode() + b"\0")
         while True:
-            answer = self._next(time.monotonic() + 20)
+            answer = self._next(time.monotonic() + ANSWER_SECONDS)
             if answer.get("id") == number:
-                assert "error" not in answer, answer
-                return answer["result"]
+                return answer
             self._event(answer)
 
     def _next(self, deadline: float) -> dict[str, Any]:
@@ -131,7 +144,20 @@ class Browser:
     # ---- what a user does ----
 
     def open(self, address: str) -> None:
+        """Returns when the new page is there: what is asked next is not about the old one."""
+        self.js("window.isOldPage = true")
         self.ask("Page.navigate", url=address)
+        deadline = time.monotonic() + ANSWER_SECONDS
+        while not self._has_new_page():
+            assert time.monotonic() < deadline, f"{address} is not opened; {self.messages}"
+            time.sleep(0.02)
+
+    def _has_new_page(self) -> bool:
+        expression = "window.isOldPage === undefined && document.readyState === 'complete'"
+        params = {"expression": expression, "returnByValue": True}
+        answer = self._exchange("Runtime.evaluate", self.session, params)
+        # an error: the old page went away while it was asked
+        return "error" not in answer and bool(answer["result"]["result"].get("value"))
 
     def screen(self, width: int, height: int, *, dark: bool = False, mobile: bool = False) -> None:
         self.ask(
@@ -174,7 +200,7 @@ class Browser:
     def text(self, selector: str) -> str:
         return str(self.js(f"document.querySelector({selector!r})?.innerText ?? ''"))
 
-    def wait(self, condition: str, seconds: float = 30) -> None:
+    def wait(self, condition: str, seconds: float = ANSWER_SECONDS) -> None:
         """Until the JavaScript condition holds."""
         deadline = time.monotonic() + seconds
         while not self.js(f"Boolean({condition})"):

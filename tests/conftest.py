@@ -1,13 +1,17 @@
-"""For all tests: a cache folder of their own, one thread, and no waiting for the disk."""
+"""For all tests: a cache folder of their own, one thread, no waiting for the disk, no chance."""
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import shutil
 import tempfile
+from collections.abc import Iterator
+from multiprocessing.context import ForkServerContext
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 # before torch is imported anywhere: on a busy machine several threads are much slower than one
 for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
@@ -27,8 +31,20 @@ def check_descriptor(descriptor: int) -> None:
     os.fstat(descriptor)
 
 
+# Examples that do not depend on chance, and no time limits, which a busy machine exceeds: a change
+# that breaks nothing must not fail. tests/unit/test_fuzz.py searches further (make slow).
+settings.register_profile(
+    "repeatable",
+    deadline=None,
+    derandomize=True,
+    database=None,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+
+
 def pytest_configure() -> None:
     os.fsync = check_descriptor  # type: ignore[assignment]
+    settings.load_profile("repeatable")
 
 
 def pytest_unconfigure() -> None:
@@ -41,3 +57,26 @@ def one_thread() -> None:
     import torch
 
     torch.set_num_threads(1)
+
+
+# What a worker process of a run imports, by itself or at the first use of torch.
+PRELOAD = ["torch", "numpy", "fedgsca.engine.processes", "fedgsca.engine.rounds"]
+
+
+@pytest.fixture(scope="session")
+def fork_server() -> Iterator[ForkServerContext]:
+    """A process that has imported torch once, and of which workers are copies."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(PRELOAD)
+    yield context
+    from multiprocessing import forkserver
+
+    forkserver._forkserver._stop()  # type: ignore[attr-defined]
+
+
+@pytest.fixture
+def cheap_processes(fork_server: ForkServerContext, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers of `jobs=2` that do not import torch one by one. The kill tests start real ones."""
+    monkeypatch.setattr(
+        "fedgsca.engine.processes.multiprocessing.get_context", lambda kind: fork_server
+    )

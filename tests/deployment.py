@@ -38,6 +38,19 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
+@contextlib.contextmanager
+def reserved_port() -> Iterator[int]:
+    """A port of loopback that no other process gets during the block.
+
+    Nobody listens there, but a server that sets SO_REUSEADDR, as all of ours do, can: the port is
+    bound here, and not listened on.
+    """
+    with socket.socket() as place:
+        place.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        place.bind(("127.0.0.1", 0))
+        yield int(place.getsockname()[1])
+
+
 def make_certificates(folder: Path, *, name: str = "ca") -> None:
     """Write <name>.crt, an authority, and server.pem and server.key, signed by it, for loopback."""
     from cryptography import x509

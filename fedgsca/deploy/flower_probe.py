@@ -68,17 +68,32 @@ def probe_superlink(
     context = ssl.create_default_context(cafile=str(authority))
     connection = http.client.HTTPSConnection(address, port, timeout=timeout, context=context)
     try:
+        connection.connect()
+        begin = time.time()
         connection.request("POST", ENDPOINT, body, headers)
         response = connection.getresponse()
+        end = time.time()
         content = response.read()
         date = response.getheader("date")
     finally:
         connection.close()
     seconds_ahead = None
     if date:
-        seconds_ahead = time.time() - email.utils.parsedate_to_datetime(date).timestamp()
+        server_time = email.utils.parsedate_to_datetime(date).timestamp()
+        seconds_ahead = clock_difference(begin, end, server_time)
     is_registered = {WRONG_HEARTBEAT: True, UNKNOWN_KEY: False}.get(_error_code(content) or 0)
     return ProbeAnswer(seconds_ahead, is_registered if body else None)
+
+
+def clock_difference(begin: float, end: float, server_time: float) -> float:
+    """How far this clock is ahead for certain, in seconds; negative if it is behind.
+
+    The server read its clock at some moment between `begin` and `end` of this one: an answer that
+    takes long is no difference of the clocks.
+    """
+    if begin > server_time:
+        return begin - server_time
+    return min(end - server_time, 0.0)
 
 
 def _signature_headers(identity: SiteIdentity) -> dict[str, str]:

@@ -26,7 +26,9 @@ try:
     from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 except ImportError as error:
     raise MissingExtraError(
-        "extra.flower-missing", "Flower is not installed", fix="pip install 'fedgsca[flower]'"
+        "extra.flower-missing",
+        "Flower is not installed",
+        fix="pip install -c constraints.txt 'fedgsca[flower]'",
     ) from error
 
 if TYPE_CHECKING:

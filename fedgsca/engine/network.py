@@ -450,6 +450,10 @@ class NetworkEngine:
             self.registry.sizes.setdefault(site, reply.update.num_samples)
         if reason is not None:
             self.observer.on_message(f"{site or 'a node'} cannot take part: {reason}")
+        if isinstance(self.observer, StatusObserver):
+            name = key_name or site
+            if reason is None or name in self.registry.reasons:  # not a second node of a good site
+                self.observer.set_connection(name, reason)
 
 
 def read_message(message: SiteMessage, site: str, kind: MessageKind, round_index: int) -> Reply:

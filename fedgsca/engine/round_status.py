@@ -73,6 +73,14 @@ class StatusObserver:
         self._set_sites(names, f"awaited: {subject}")
         self._write()
 
+    def set_connection(self, name: str, problem: str | None) -> None:
+        """A site has said who it is, or why it cannot take part."""
+        if name not in self.status.sites:  # whoever that is
+            return
+        state = "connected" if problem is None else f"cannot take part: {problem}"
+        self._set_sites([name], state)
+        self._write()
+
     def set_timeout(self, name: str, usual: float | None, timeout: float | None) -> None:
         """How long a site usually needs, and how long it is awaited this time, in seconds."""
         sites = dict(self.status.sites)

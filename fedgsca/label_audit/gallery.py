@@ -154,11 +154,13 @@ def _confusion_section(summary: LabelSummary) -> PageSection | None:
     rows = [[f"{pair.given} → {pair.suggestion}", str(pair.count)] for pair in summary.confusions]
     if not rows:
         return None
-    caption = "Confusions among the labels that look wrong"
+    total = sum(pair.count for pair in summary.confusions)
+    caption = f"Confusions among the {plural(total, 'label')} that are probably wrong"
     return PageSection(
         "confusions",
         "Confusions",
-        "What the label says, and what the model says instead.",
+        "What the label says, and what the model says instead. The sections below and the menu of"
+        " the review page count the labels to review instead.",
         [fold_long_table(PageTable(caption, ["Given → suggested", "Labels"], rows))],
     )
 

@@ -364,7 +364,7 @@ def _site_state(
     """What the site did last, since when, and whether it is reachable as far as anybody knows."""
     if status is not None and name in status.sites:
         site = status.sites[name]
-        is_away = site.state.startswith(("left out", "no contact"))
+        is_away = site.state.startswith(("left out", "no contact", "cannot take part"))
         return site.state, one_line(site.since, 40), not is_away if is_running else None
     if last is None:
         return "no round yet", "", None

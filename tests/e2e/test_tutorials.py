@@ -1,7 +1,8 @@
 """The tutorials, executed: every command of a `sh` block, in order, in an empty folder.
 
 Blocks with a title are files that the reader saves; `console` blocks need a person and are only
-shown. The fast tests use fewer rounds and seeds than the page; the slow one is a real deployment.
+shown. The fast tests use fewer rounds and seeds than the page, and smaller images; the slow one is
+a real deployment.
 """
 
 from __future__ import annotations
@@ -46,9 +47,16 @@ def read_blocks(name: str) -> list[Block]:
 
 
 def shorten(script: str) -> str:
-    """The same commands with fewer rounds and one seed."""
-    script = re.sub(r"--rounds \d+", "--rounds 2", script)
-    return re.sub(r"--seeds \d+", "--seeds 1", script)
+    """The same commands with one round, one seed and small images."""
+    script = re.sub(r"--rounds \d+", "--rounds 1", script)
+    script = re.sub(r"--seeds \d+", "--seeds 1", script)
+    # all commands alike, so that the features of the images are computed once
+    return re.sub(
+        r"^(fedgsca (run|compare|noise preview) .*)$",
+        r"\1 --set data.image_size=32",
+        script,
+        flags=re.MULTILINE,
+    )
 
 
 def execute(script: str, folder: Path, *, timeout: float = 600) -> str:

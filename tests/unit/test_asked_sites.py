@@ -239,7 +239,7 @@ class SlowTransport:
             header = {
                 "kind": kind,
                 "round": payload.round,
-                "site": "ab"[node - 1],
+                "site": "abc"[node - 1],
                 "num_samples": 3,
                 "error": None,
                 "observed": {},
@@ -283,17 +283,63 @@ def test_a_site_that_stops_answering_costs_its_own_timeout_not_the_deadline(tmp_
     assert progress.sites["b"].usual is not None
 
 
+class HesitantTransport(SlowTransport):
+    """Site a connects, b has a problem of its own, c comes late; answers are not there at once."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(9)
+        self.folder = folder
+        self.num_collections = 0
+        self.states: list[dict[str, str]] = []  # of the sites, whenever the engine looks
+
+    def online(self) -> dict[int, str]:
+        status = read_status(self.folder)
+        if status is not None:
+            self.states.append({name: site.state for name, site in status.sites.items()})
+        late_sites = {3: "c"} if len(self.states) > 5 else {}
+        return super().online() | late_sites
+
+    def send(
+        self, kind: str, payload: Payload, nodes: Sequence[int], seconds: float | None
+    ) -> dict[str, int]:
+        message_ids = super().send(kind, payload, nodes, seconds)
+        problem = self.messages.get("hello-0-2")
+        if problem is not None and problem.header is not None:
+            problem.header["error"] = "the configuration cannot be used there"
+        return message_ids
+
+    def collect(self, message_ids: Sequence[str]) -> list[SiteMessage]:
+        self.num_collections += 1
+        return [] if self.num_collections == 1 else super().collect(message_ids)
+
+
+def test_the_status_says_why_a_site_cannot_take_part(tmp_path: Path) -> None:
+    (tmp_path / "config.toml").touch()
+    transport = HesitantTransport(tmp_path)
+    status = StatusObserver(tmp_path, RecordingObserver())
+    engine = NetworkEngine(transport, ["a", "b", "c"], deadline=600, poll=0.001, observer=status)
+    replies = {reply.site: reply.error for reply in engine.exchange(Payload(0, {}))}
+    reason = "the configuration cannot be used there"
+    assert replies == {"a": None, "b": reason, "c": None}
+    assert transport.states[0] == dict.fromkeys("abc", "awaited: connection")
+    assert transport.states[5] == {
+        "a": "connected",
+        "b": f"cannot take part: {reason}",
+        "c": "awaited: connection",
+    }
+
+
 def impatient_engine(transport: SlowTransport) -> NetworkEngine:
     """Both sites are needed, and a site has 0.03 s."""
     return NetworkEngine(
         transport,
         ["a", "b"],
         quorum=lambda sites: 2,
-        deadline=5.0,
+        deadline=600.0,
         poll=0.001,
         staleness=1,
         timeouts=SiteTimeouts(0.03, 0.0),
-        patience=60.0,
+        patience=600.0,
         first_pause=0.001,
     )
 

@@ -22,6 +22,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.deployment import reserved_port
 from tests.toys import toy_folder
 
 pytest.importorskip("cryptography")
@@ -46,7 +47,12 @@ from fedgsca.deploy.check_coordinator import (
 )
 from fedgsca.deploy.check_kit import check_hospital_key, check_kit, check_site_data
 from fedgsca.deploy.consortium import read_consortium
-from fedgsca.deploy.flower_probe import ENDPOINT, SiteIdentity, activation_request
+from fedgsca.deploy.flower_probe import (
+    ENDPOINT,
+    SiteIdentity,
+    activation_request,
+    clock_difference,
+)
 from fedgsca.deploy.kit_files import KEY_FILE, installed_versions
 from fedgsca.deploy.kits import add_hospital, make_kits
 from fedgsca.deploy.status_view import read_deployment_status
@@ -409,6 +415,13 @@ def test_a_good_server_passes_and_shows_whether_the_key_is_registered(tmp_path: 
         assert checked(tmp_path, authority, port)["key registered"][0] == "unknown"
 
 
+def test_a_slow_answer_is_no_difference_of_the_clocks() -> None:
+    assert clock_difference(100.0, 130.0, 100.0) == 0.0
+    assert clock_difference(100.0, 130.0, 115.0) == 0.0
+    assert clock_difference(100.0, 130.0, 90.0) == 10.0, "ahead, whenever the server answered"
+    assert clock_difference(100.0, 130.0, 190.0) == -60.0
+
+
 def test_each_kind_of_wrong_certificate_is_named(tmp_path: Path) -> None:
     authority, long_ago = make_authority("ours"), datetime.datetime(2020, 1, 1, tzinfo=datetime.UTC)
     cases = {
@@ -428,10 +441,8 @@ def test_each_kind_of_wrong_certificate_is_named(tmp_path: Path) -> None:
 
 
 def test_a_closed_port_is_reported(tmp_path: Path) -> None:
-    authority = make_authority("ours")
-    with serving(tmp_path, make_server(authority, ["127.0.0.1"])) as port:
-        pass
-    assert checked(tmp_path, authority, port)["port"][0] == "FAIL"
+    with reserved_port() as port:  # nobody listens there
+        assert checked(tmp_path, make_authority("ours"), port)["port"][0] == "FAIL"
 
 
 def test_a_key_that_others_can_read_or_that_is_none_fails(tmp_path: Path) -> None:
@@ -499,17 +510,11 @@ def test_the_command_prints_findings_and_fails(
 
 
 @pytest.fixture
-def coordinator(plan: Path, tmp_path: Path) -> Path:
-    plan.write_text(
-        PLAN.replace("address", f'listen = "127.0.0.1", port = {unused_port()}, address')
-    )
-    make_kits(*read_consortium(plan), tmp_path / "kits")
-    return tmp_path / "kits" / "coordinator"
-
-
-def unused_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        return int(probe.getsockname()[1])
+def coordinator(plan: Path, tmp_path: Path) -> Iterator[Path]:
+    with reserved_port() as port:
+        plan.write_text(PLAN.replace("address", f'listen = "127.0.0.1", port = {port}, address'))
+        make_kits(*read_consortium(plan), tmp_path / "kits")
+        yield tmp_path / "kits" / "coordinator"
 
 
 def states(kit: Path) -> dict[str, tuple[str, str]]:

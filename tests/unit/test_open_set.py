@@ -148,7 +148,9 @@ def test_features_of_the_source_are_not_computed_again() -> None:
 
 
 @pytest.mark.parametrize("frozen", [False, True])
-def test_resumed_and_in_processes_with_the_same_bytes(frozen: bool, tmp_path: Path) -> None:
+def test_resumed_and_in_processes_with_the_same_bytes(
+    frozen: bool, tmp_path: Path, cheap_processes: None
+) -> None:
     config = toy_config("fedgsca", frozen=frozen, noise__spec=SPEC, train__rounds=3)
     run(config, tmp_path / "whole")
     run(config, tmp_path / "parts", stop_after=1)

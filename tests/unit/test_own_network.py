@@ -89,7 +89,9 @@ def test_the_same_seed_gives_the_same_network_and_torch_is_left_alone() -> None:
     assert not np.array_equal(one["net.token"], other["net.token"])
 
 
-def test_dropout_is_the_same_in_one_process_in_two_and_after_a_restart(tmp_path: Path) -> None:
+def test_dropout_is_the_same_in_one_process_in_two_and_after_a_restart(
+    tmp_path: Path, cheap_processes: None
+) -> None:
     config = own_config(train__rounds=3)
     run(config, tmp_path / "one")
     run(config, tmp_path / "two", jobs=2)

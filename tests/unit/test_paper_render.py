@@ -295,7 +295,7 @@ def test_latex_compiles(experiments: dict[str, TableResult], tmp_path: Path) -> 
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
     )
     assert process.returncode == 0, process.stdout[-2000:]
     assert "Overfull" not in process.stdout

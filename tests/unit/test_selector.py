@@ -300,10 +300,10 @@ def test_a_hospital_sized_fit_is_fast() -> None:
 
     losses, best = draw(1000), np.inf
     for _ in range(5):
-        begin = time.perf_counter()
+        begin = time.thread_time()  # of this thread: other work of the machine does not count
         fit_selector(losses)
-        best = min(best, time.perf_counter() - begin)
-    assert best < 0.02  # about 2 ms on an idle core; the margin is for busy machines
+        best = min(best, time.thread_time() - begin)
+    assert best < 0.02  # about 2 ms
 
 
 def test_the_clean_subset_includes_the_threshold() -> None:

@@ -60,12 +60,18 @@ def ask(client: WorkerClient, request: bytes) -> tuple[int, bytes]:
 
 
 def wait_for_end(process_id: int) -> None:
-    end = time.monotonic() + 20
-    while Path(f"/proc/{process_id}/cmdline").exists() and time.monotonic() < end:
-        if not Path(f"/proc/{process_id}/cmdline").read_bytes():
-            return  # a zombie: it has ended, and its parent has not asked yet
+    end = time.monotonic() + 120
+    while is_running(process_id):
+        assert time.monotonic() < end, "it is still running"
         time.sleep(0.02)
-    assert not Path(f"/proc/{process_id}").exists()
+
+
+def is_running(process_id: int) -> bool:
+    try:
+        # a zombie has no words: it has ended, and its parent has not asked yet
+        return bool(Path(f"/proc/{process_id}/cmdline").read_bytes())
+    except (FileNotFoundError, ProcessLookupError):  # the latter if it ends while it is read
+        return False
 
 
 # ---- life of a worker ----
@@ -224,7 +230,7 @@ def test_noise_on_the_socket_does_not_disturb_the_worker(client: WorkerClient) -
 
 def raw_channel(client: WorkerClient) -> socket.socket:
     channel = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    channel.settimeout(20)
+    channel.settimeout(120)
     channel.connect(str(client.folder / "socket"))
     return channel
 

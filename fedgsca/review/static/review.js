@@ -14,6 +14,7 @@ let current = null;  // the label on the page
 let paintedItem = null;  // the label whose image is on the screen
 let queue = [];  // the labels after it
 let busy = false;
+let hasLeft = false;  // signed out: what was still on its way neither shows an image nor an error
 let attempt = null;  // the decision that is being sent
 let filter = { scope: "priority", given: "", suggested: "" };
 let savedText = "";  // the last decision, announced together with the next image
@@ -84,6 +85,7 @@ async function request(path, body) {
 }
 
 function showError(problem, consequence = "") {
+  if (hasLeft) return;
   const sentences = [consequence, problem.error].filter(Boolean).map(asSentence);
   const fix = element("span", asSentence(problem.fix));
   byId("alert").replaceChildren(`${sentences.join(" ")} `, fix);
@@ -92,6 +94,7 @@ function showError(problem, consequence = "") {
 }
 
 function clearError() {
+  if (hasLeft) return;
   byId("alert").hidden = true;
 }
 
@@ -182,6 +185,7 @@ function loadExamples(row) {
 // ---- one label ----
 
 function showItem(item) {
+  if (hasLeft) return;
   current = item;
   paintedItem = null;
   attempt = null;
@@ -345,6 +349,7 @@ async function showSuspect() {
 }
 
 function showDone(page) {
+  if (hasLeft) return;
   current = null;
   queue = [];
   byId("work").hidden = true;
@@ -757,6 +762,7 @@ async function leave() {
   viewer.empty("");
   byId("examples").replaceChildren();
   showError({ error: "You have signed out.", fix: "Your personal link opens the page again." });
+  hasLeft = true;
 }
 
 byId("open-window").addEventListener("click", toggleWindowTools);
