@@ -26,7 +26,7 @@ import numpy as np
 from benchmarks.many_sites import RSS_UNIT, make_data
 from fedgsca.rng import stream
 
-ROUNDS = 9
+ROUNDS = 6
 ASKED_SITES = 40
 
 

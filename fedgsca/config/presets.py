@@ -34,6 +34,7 @@ _PAPER: Tree = {
         "credal_after_warmup": False,
         "class_balance": 0.0,
         "step_bounds": None,
+        "passes": "two",
         "guard": {"enabled": False},
         "selector": {
             "losses_of": "trained",

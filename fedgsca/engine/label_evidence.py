@@ -27,6 +27,7 @@ from fedgsca.evidence import Judgement
 from fedgsca.experiment.records import EvidenceHeader
 from fedgsca.experiment.run_folder import read_config
 from fedgsca.selector import LOSS_CAP
+from fedgsca.site import TrainingRecord
 from fedgsca.site_store import Store
 from fedgsca.support.files import write_atomic
 
@@ -61,18 +62,26 @@ class Evidence:
 # ---- during a run ----
 
 
-def evaluate_received(site: Site, payload: Payload, config: Config) -> Evaluation | None:
+def evaluate_received(
+    site: Site, payload: Payload, config: Config, *, records_training: bool = False
+) -> Evaluation | None:
     """Outputs of the received model on the site's samples, before any training.
 
     None outside the window, and for a model that has diverged. The outputs are left at the site,
-    so that a method that needs them does not compute them again.
+    so that a method that needs them does not compute them again. With a method that
+    `records_training` and heads beside it, images are not evaluated: see `read_record`.
     """
     from fedgsca.train import evaluate_site
 
     if payload.round not in config.audit.window(config.train.rounds):
         return None
+    has_heads = config.privacy is None and bool(
+        config.evidence.collection_rounds(config.train.rounds)
+    )
+    if records_training and has_heads and site.samples.are_images and site.num_samples:
+        site.record = TrainingRecord(site.samples)
+        return None
     site.load(payload.weights)
-    has_heads = bool(config.evidence.collection_rounds(config.train.rounds))
     # evidence heads need the features: one pass serves both
     evaluation = evaluate_site(site, features=has_heads and site.samples.are_images)
     if not np.isfinite(evaluation.losses).all():
@@ -81,6 +90,19 @@ def evaluate_received(site: Site, payload: Payload, config: Config) -> Evaluatio
         array.setflags(write=False)
     site.evaluation = evaluation
     return evaluation
+
+
+def read_record(site: Site, payload: Payload, config: Config) -> Evaluation | None:
+    """What the training pass of this round saw of every sample, at a site that has a record of it.
+
+    None outside the window, and for a model that has diverged.
+    """
+    from fedgsca.train import finish_record
+
+    if site.record is None or payload.round not in config.audit.window(config.train.rounds):
+        return None
+    evaluation = finish_record(site, site.record)
+    return evaluation if np.isfinite(evaluation.losses).all() else None
 
 
 def add_to_folder(

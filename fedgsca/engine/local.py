@@ -127,11 +127,16 @@ class SiteRunner:
     def _answer_payload(self, name: str, payload: Payload) -> Reply:
         site = self.site(name)
         start = time.perf_counter()
-        evaluation = label_evidence.evaluate_received(site, payload, self.experiment.config)
+        records_training = self.method.records_training()
+        evaluation = label_evidence.evaluate_received(
+            site, payload, self.experiment.config, records_training=records_training
+        )
         try:
             update = self.make_update(payload, site)
         except UpdateError as error:
             return Reply(name, None, error.message, seconds=time.perf_counter() - start)
+        if evaluation is None:
+            evaluation = label_evidence.read_record(site, payload, self.experiment.config)
         seconds = time.perf_counter() - start
         truth = self.experiment.truth.get(name)
         self._store_selection(site, payload.round, truth)

@@ -161,6 +161,15 @@ class Method(Protocol):
         """Whether the next round needs all sites, also if `federation.participation` is partial."""
         return False
 
+    def records_training(self) -> bool:
+        """Whether its training pass can stand in for evaluations of the received model.
+
+        It must show the site's images to the network through `train`, each as it is or augmented,
+        and not mixed with others. What the network says before the step on their batch then serves
+        the evidence heads and the audit (`Site.record`), and there is no second pass.
+        """
+        return False
+
     def trim_late(self, update: Update) -> Update:
         """What of a late update still counts: without extras that belong to their round only."""
         return update

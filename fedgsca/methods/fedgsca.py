@@ -37,6 +37,9 @@ rest on r, the probability of each true class under evidence that has not memori
     C     the loss is class-balanced by the federation's training labels; RCL may
           add a class to the credal set only if r_i(c) >= alpha
 
+The network's features, which the heads need, come from a pass over all images before the training
+(passes = "two") or from the training pass itself (passes = "one", docs/evidence.md).
+
 Before the first r exists, and where the heads explain too little of the labels for any selection
 (guard.min_explained) or less than plain training did (guard.max_decline), sites train on all given
 labels. On frozen features the sum of the steps is bounded (step_bounds): a linear head never
@@ -259,6 +262,11 @@ class FedGSCA(Method):
         return healthy_rounds >= HEALTHY_ROUNDS or not self.options.wait_for_health
 
     # ---- site ----
+
+    def records_training(self) -> bool:
+        """With evidence, a selection does not need the received model's opinion of this round."""
+        options = self.options
+        return options.passes == "one" and options.selector.losses_of == "evidence"
 
     def local_update(self, payload: Payload, site: Site) -> Update:
         """Steps A to D at one site."""

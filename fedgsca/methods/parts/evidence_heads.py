@@ -46,8 +46,8 @@ from fedgsca.evidence import (
 )
 from fedgsca.methods.base import Method, ServerState
 from fedgsca.methods.parts import holdout
-from fedgsca.site import LabelEvidence, Samples, Site
-from fedgsca.train import evaluate_site
+from fedgsca.site import Evaluation, LabelEvidence, Samples, Site, TrainingRecord
+from fedgsca.train import evaluate_site, finish_record
 from fedgsca.wire import SMALLEST_GROUP, Arrays, Extra, Payload, Update
 
 PREFIX = "evidence."
@@ -209,6 +209,10 @@ class EvidenceMethod(Method):
         """As the method asks."""
         return self.method.asks_all_sites(_split_state(state)[0])
 
+    def records_training(self) -> bool:
+        """As the method says."""
+        return self.method.records_training()
+
     def trim_late(self, update: Update) -> Update:
         """Without the evidence: a message of the refresh belongs to its own round."""
         update = self.method.trim_late(update)
@@ -238,9 +242,17 @@ class EvidenceMethod(Method):
         )
         site.evidence = label_evidence
         extras: dict[str, np.ndarray] = {}
-        if self._is_training(payload.round):
-            memory, extras = self._train_heads(memory, evidence, payload, site)
+        is_training = self._is_training(payload.round)
+        record = self._open_record(site) if is_training else None
+        features = None
+        if is_training and record is None:
+            features = _read_features(payload, site)
         update, own_counts = self._train_method(memory, payload, site, extras)
+        if record is not None:
+            features = _normal_features(finish_record(site, record))
+        if features is not None:
+            memory, head_extras = self._train_heads(memory, evidence, payload, site, features)
+            extras |= head_extras
         if own_counts is not None:
             extras["evidence.training_counts"] = _withhold_small(own_counts.astype(np.float64))
         store.write(payload.round, memory.to_arrays())
@@ -271,13 +283,32 @@ class EvidenceMethod(Method):
         """(n,) bool: the samples that no model trains on."""
         return find_holdout(site.seed, site.name, site.samples, self.holdout_share)
 
+    def _open_record(self, site: Site) -> TrainingRecord | None:
+        """For the features of this round's training pass; None: they need a pass before it.
+
+        Frozen features are the site's inputs. A site that catches up has evaluated the received
+        model already.
+        """
+        if not site.samples.are_images or not self.records_training():
+            return None
+        if site.evaluation is not None:
+            return None
+        if site.record is None:
+            site.record = TrainingRecord(site.samples)
+        return site.record
+
     def _train_heads(
-        self, memory: HeadMemory, evidence: Arrays, payload: Payload, site: Site
+        self,
+        memory: HeadMemory,
+        evidence: Arrays,
+        payload: Payload,
+        site: Site,
+        features: np.ndarray,
     ) -> tuple[HeadMemory, dict[str, np.ndarray]]:
-        """One round of the heads at a site: the new memory, and what is sent."""
-        features = _read_features(payload, site)
-        if features is None:
-            return memory, {}
+        """One round of the heads at a site: the new memory, and what is sent.
+
+        features (n, D), normalised.
+        """
         heads = _received_heads(evidence, features.shape[1], site.num_classes)
         round = payload.round
         if round >= min(FIRST_JUDGED_ROUND, self.collection_rounds[0]):
@@ -517,14 +548,19 @@ def _read_features(payload: Payload, site: Site) -> np.ndarray | None:
         return site.samples.inputs
     site.load(payload.weights)
     evaluation = evaluate_site(site, features=True)
+    features = _normal_features(evaluation)
+    if np.isfinite(evaluation.losses).all():
+        site.evaluation = evaluation
+    return features
+
+
+def _normal_features(evaluation: Evaluation) -> np.ndarray | None:
+    """(n, D): the features of an evaluation, normalised; None if the model has diverged."""
     assert evaluation.features is not None
     if not np.isfinite(evaluation.losses).all():
         return None
-    site.evaluation = evaluation
     features = layer_normalise(evaluation.features)
-    if not np.isfinite(features).all():
-        return None
-    return features
+    return features if np.isfinite(features).all() else None
 
 
 def _received_heads(evidence: Arrays, width: int, num_classes: int) -> Heads:

@@ -171,6 +171,11 @@ class FedGSCAOptions(MethodOptions):
         "steps over the run, learning rate x number of features x rounds x epochs / (4 x batch "
         "size), more with more than four sites; none: the learning rate as it is",
     )
+    passes: Literal["one", "two"] = Field(
+        default="two",
+        description="with evidence, for a network that is trained: take the features and outputs "
+        "of images from the training pass, or from a pass of their own before it",
+    )
     diagnostics: bool = Field(
         default=True,
         description="also send delta, tau, thresholds, counts and guard (numbers for the log)",

@@ -62,7 +62,12 @@ def training_part(site: Site, holdout: np.ndarray) -> Site:
             share_explained=evidence.share_explained,
         )
     return replace(
-        site, samples=site.samples.part(rows), evidence=evidence, evaluation=None, notes={}
+        site,
+        samples=site.samples.part(rows),
+        evidence=evidence,
+        evaluation=None,
+        record=None if site.record is None else site.record.part(rows),
+        notes={},
     )
 
 

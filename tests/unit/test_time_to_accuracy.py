@@ -1,0 +1,55 @@
+"""The arithmetic of benchmarks.efficiency and benchmarks.one_pass, by hand."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from benchmarks.efficiency import Curve, compare_times, count_arrivals, format_ratio
+from benchmarks.generalisation.plan import Cell, Setting
+from benchmarks.generalisation.results import CellResult, SiteAudit
+from benchmarks.one_pass import summarise
+from benchmarks.speed import Measurement
+
+
+def test_a_curve_reaches_a_score_in_its_first_round_at_or_above_it() -> None:
+    curve = Curve([10.0, 30.0, 20.0, 40.0], [1.0, 2.0, 3.0, 4.0])
+    assert curve.reach(30.0) == (2, 2.0)
+    assert curve.reach(30.5) == (4, 4.0)
+    assert curve.reach(40.5) is None
+    assert curve.final == pytest.approx(25.0)
+
+
+def test_times_are_ratios_to_fedavg_or_seconds_where_fedavg_never_arrives() -> None:
+    curves = {"fedavg": Curve([10.0, 30.0], [1.0, 2.0]), "other": Curve([30.0, 50.0], [3.0, 6.0])}
+    assert compare_times(curves, 30.0) == {"fedavg": 2.0, "other": 3.0}
+    late = compare_times(curves, 50.0)
+    assert late == {"fedavg": math.inf, "other": 6.0}
+    assert format_ratio([3.0], [2.0]) == "1.50"
+    assert format_ratio([6.0], [math.inf]) == "6.00 s"
+    assert format_ratio([math.inf, math.inf], [2.0, 2.0]) == "–"
+    assert count_arrivals([1.0, math.inf]) == "1/2"
+
+
+def test_clean_sites_do_not_count_in_the_audit_of_the_study() -> None:
+    noisy = SiteAudit("a", 100, 20, 30.0, 20.0, 40.0, True, 0.9, 0.8)
+    clean = SiteAudit("b", 100, 0, 50.0, 0.0, 60.0, True, None, None)
+    setting = Setting("built-in", "cnn", "S40", "stratified")
+    cell = Cell(setting, "fedgsca", 0.02, 1)
+    result = CellResult(cell, 70.0, None, 5.0, "version", (noisy, clean))
+    scores = summarise(result)
+    assert scores == {
+        "f1": 70.0,
+        "auroc": 0.9,
+        "precision": 0.8,
+        "error": pytest.approx(0.1),
+        "seconds": 5.0,
+    }
+
+
+def test_a_missed_goal_says_why() -> None:
+    row = Measurement("a / b", 1.2, 1.05, previous="1.3", reason="one more pass")
+    assert not row.is_met
+    assert str(row).endswith("1.3  MISSED: one more pass")
+    assert "MISSED" not in str(Measurement("a / b", 1.0, 1.05))
