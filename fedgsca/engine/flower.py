@@ -278,7 +278,7 @@ def simulate(
         raise MissingExtraError(
             "extra.ray-missing",
             "Flower simulates with Ray, which is not installed",
-            fix="pip install -c constraints.txt 'fedgsca[flower-sim]'",
+            fix="pip install 'fedgsca[flower-sim]'",
         )
     from flwr.simulation import run_simulation
 

@@ -28,7 +28,7 @@ except ImportError as error:
     raise MissingExtraError(
         "extra.flower-missing",
         "Flower is not installed",
-        fix="pip install -c constraints.txt 'fedgsca[flower]'",
+        fix="pip install 'fedgsca[flower]'",
     ) from error
 
 if TYPE_CHECKING:

@@ -152,7 +152,7 @@ def choose_model(image_size: int, device: str) -> ChosenSettings:
             return ChosenSettings()
         advice = (
             f"model: a small network from scratch, which is slow for {cause}; faster and better:"
-            " pip install -c constraints.txt 'fedgsca[weights]', or smaller images with"
+            " pip install 'fedgsca[weights]', or smaller images with"
             " --set data.image_size=64"
         )
         return ChosenSettings({}, (advice,))

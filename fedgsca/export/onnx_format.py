@@ -32,7 +32,7 @@ def require_packages(*packages: str) -> None:
         raise MissingExtraError(
             "extra.onnx-missing",
             f"ONNX needs packages that are not installed: {', '.join(missing)}",
-            fix="pip install -c constraints.txt 'fedgsca[onnx]'",
+            fix="pip install 'fedgsca[onnx]'",
         )
 
 

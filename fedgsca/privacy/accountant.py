@@ -32,7 +32,7 @@ def epsilon(noise: float, uploads: Mapping[str, Extra], rounds: int, delta: floa
         raise MissingExtraError(
             "extra.privacy-missing",
             "the privacy accountant is not installed",
-            fix="pip install -c constraints.txt 'fedgsca[privacy]'",
+            fix="pip install 'fedgsca[privacy]'",
         ) from error
     accountant = RDPAccountant()
     accountant.history = [(noise_multiplier(noise, uploads), 1.0, rounds)]

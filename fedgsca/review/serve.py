@@ -62,7 +62,7 @@ def require_server_packages() -> None:
         raise MissingExtraError(
             "extra.review-missing",
             f"the review page needs packages that are not installed: {', '.join(missing)}",
-            fix="pip install -c constraints.txt 'fedgsca[review]'",
+            fix="pip install 'fedgsca[review]'",
         )
 
 

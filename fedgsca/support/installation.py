@@ -78,7 +78,7 @@ class ExtraState(Record):
     def fix(self) -> str:
         """The command that installs what is missing."""
         name = PACKAGE if self.extra == CORE else f"{PACKAGE}[{self.extra}]"
-        return f"pip install -c constraints.txt '{name}'"
+        return f"pip install '{name}'"
 
 
 @dataclass(frozen=True)

@@ -46,7 +46,7 @@ def require_mlflow() -> None:
         raise MissingExtraError(
             "extra.mlflow-missing",
             "--track mlflow needs a package that is not installed: mlflow-skinny",
-            fix="pip install -c constraints.txt 'fedgsca[mlflow]'",
+            fix="pip install 'fedgsca[mlflow]'",
         )
 
 

@@ -27,7 +27,7 @@ def require_tensorboard() -> None:
         raise MissingExtraError(
             "extra.tensorboard-missing",
             "--track tensorboard needs a package that is not installed: tensorboard",
-            fix="pip install -c constraints.txt 'fedgsca[tensorboard]'",
+            fix="pip install 'fedgsca[tensorboard]'",
         )
 
 

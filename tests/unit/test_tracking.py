@@ -349,7 +349,7 @@ def test_a_missing_package_is_named_before_anything_runs(
     config: Config = load_config(track=kind)
     with pytest.raises(MissingExtraError) as error:
         find_targets(None, config, tmp_path)
-    assert error.value.fix == f"pip install -c constraints.txt 'fedgsca[{kind}]'"
+    assert error.value.fix == f"pip install 'fedgsca[{kind}]'"
 
 
 def test_a_damaged_memory_of_the_session_tracks_nothing(folder: Path) -> None:

@@ -353,7 +353,7 @@ def _import_pydicom() -> Any:
         raise MissingExtraError(
             "extra.dicom-missing",
             "a package that is needed to read DICOM files is not installed",
-            fix="run pip install -c constraints.txt 'fedgsca[dicom]'",
+            fix="run pip install 'fedgsca[dicom]'",
         ) from None
     # its warnings quote values of elements
     pydicom.config.settings.reading_validation_mode = pydicom.config.IGNORE

@@ -24,7 +24,7 @@ def read_xlsx(path: Path, columns: Sequence[str]) -> list[XlsxRow]:
         raise MissingExtraError(
             "extra.odir-missing",
             f"a package that is needed to read {path.name} is not installed",
-            fix="run pip install -c constraints.txt 'fedgsca[odir]'",
+            fix="run pip install 'fedgsca[odir]'",
         )
     import openpyxl
 
