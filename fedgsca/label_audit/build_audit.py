@@ -253,7 +253,9 @@ def _write_features(
     from safetensors.numpy import save
 
     rows = np.unique(np.concatenate([np.flatnonzero(assessment.ranking.priority), *clean.values()]))
-    features = assessment.site_data.features(rows, run)
+    features = None
+    if len(rows):  # none at a site of which all labels were checked
+        features = assessment.site_data.features(rows, run)
     if features is None:
         remove_quietly(out / "features.safetensors")
         return

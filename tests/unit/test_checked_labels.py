@@ -16,6 +16,7 @@ from fedgsca.data.class_names import rename_classes
 from fedgsca.data.load import load
 from fedgsca.data.subsample import take_rows
 from fedgsca.data.table import ImageTable
+from fedgsca.engine.rounds import run
 from fedgsca.errors import DataError, FedgscaError
 from fedgsca.evidence import (
     estimate_transition,
@@ -29,6 +30,7 @@ from fedgsca.evidence import (
 )
 from fedgsca.experiment.simulation import divide, prepare
 from fedgsca.label_audit import score
+from fedgsca.label_audit.audit_table import read_audit
 from fedgsca.label_audit.build_audit import LabelAssessment, summarise_labels
 from fedgsca.label_audit.site_data import SiteData
 from fedgsca.methods.parts.evidence_heads import add_evidence_heads
@@ -407,3 +409,15 @@ def test_marks_of_a_file_of_given_labels(tmp_path: Path) -> None:
     with pytest.raises(FedgscaError) as caught:
         divide(config)
     assert "class 7" in str(caught.value)
+
+
+def test_a_site_may_have_checked_all_its_labels(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its list is empty, and there is nothing for which a network would compute features."""
+    source = marked_npz(tmp_path / "a.npz", np.ones(124, bool))
+    run(toy_config("fedgsca", source=source, train__rounds=3), tmp_path / "run")
+    assert execute(["audit", str(tmp_path / "run")]) == 0
+    assert "124 labels were checked by a person before" in capsys.readouterr().out
+    audit = read_audit(tmp_path / "run" / "audit" / "site-1")
+    assert len(audit) == 0 and audit.summary.estimated_wrong.count == 0
