@@ -276,7 +276,7 @@ def estimate_transition(
         true_counts += np.bincount(given[checked.mask], minlength=num_classes)
         has_original = checked.original != NO_ORIGINAL
         np.add.at(pair_counts, (given[has_original], checked.original[has_original]), 1.0)
-    num_labels = max(len(doubtful_labels) + float(pair_counts.sum()), 1.0)
+    num_labels = len(doubtful_labels) + float(pair_counts.sum())
     label_counts = np.bincount(doubtful_labels, minlength=num_classes)
     mix = (label_counts + true_counts + mix_prior * reference) / (n + mix_prior)
     matrix = symmetric_matrix(start_rate, num_classes)
@@ -292,7 +292,9 @@ def estimate_transition(
         joint /= np.maximum(joint.sum(axis=0), 1e-300)
         counts[:, present] = np.add.reduceat(joint, starts, axis=1)
         label_pairs = counts + pair_counts
-        rate = min(1.0 - float(label_pairs.trace()) / num_labels, MAX_RATE)
+        rate = start_rate  # if no label says anything about it
+        if num_labels:
+            rate = min(1.0 - float(label_pairs.trace()) / num_labels, MAX_RATE)
         mix = (counts.sum(axis=1) + true_counts + mix_prior * reference) / (n + mix_prior)
         smooth_counts = label_pairs + row_prior * symmetric_matrix(rate, num_classes)
         matrix = smooth_counts / smooth_counts.sum(axis=1, keepdims=True)

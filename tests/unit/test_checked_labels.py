@@ -19,6 +19,7 @@ from fedgsca.data.table import ImageTable
 from fedgsca.engine.rounds import run
 from fedgsca.errors import DataError, FedgscaError
 from fedgsca.evidence import (
+    START_RATE,
     estimate_transition,
     explain_parts,
     explained_across_folds,
@@ -111,6 +112,14 @@ def test_all_labels_may_be_checked(has_original: bool) -> None:
     assert (estimate.share, estimate.low, estimate.high) == (0.0, 0.0, 0.0) and estimate.can_tell
 
 
+def test_without_any_informative_label_the_rate_of_errors_stays_at_its_start() -> None:
+    """A small site may have checked every label of the half that explains the other one."""
+    site = site_of(symmetric_matrix(0.1, 3), MIX, n=20)
+    checked = mark_checked(np.ones(20, bool))
+    fit = estimate_transition(site.opinion, site.given, site.mix, checked=checked)
+    np.testing.assert_allclose(fit.matrix, symmetric_matrix(START_RATE, 3))
+
+
 def test_labels_without_an_original_do_not_choose_the_power(noisy_site: Labels) -> None:
     checked = mark_checked(np.arange(900) < 300)
     assert checked is not None
@@ -177,6 +186,17 @@ def test_the_selector_without_evidence_keeps_checked_labels(tmp_path: Path) -> N
     toy.run(12)
     assert toy.notes["site-3"]["clean"][wrong].all()
     assert not toy.notes["site-4"]["clean"].all()
+
+
+def test_no_class_joins_a_checked_label_before_the_first_evidence(tmp_path: Path) -> None:
+    updates = []
+    for after_warmup in (True, False):
+        options = {"credal_after_warmup": after_warmup, "beta_start": 0.01}
+        toy = reviewed_toy(tmp_path / str(after_warmup), 1.0, **options)
+        toy.run(2)
+        updates.append(toy.updates["site-3"].weights)
+    for name, array in updates[0].items():
+        np.testing.assert_allclose(updates[1][name], array, rtol=1e-4, atol=1e-6)
 
 
 # ---- the audit ----
