@@ -371,7 +371,8 @@ class FedGSCA(Method):
 
     def _update_on_given_labels(self, payload: Payload, site: Site, *, is_fallback: bool) -> Update:
         """A round on all given labels: before the heads have an opinion, or if it says nothing."""
-        objective = self._objective(payload.round, selecting=False)
+        permission = _permit_doubtful(site)
+        objective = self._objective(payload.round, selecting=False, permission=permission)
         train(site, payload.round, objective, lr_factor=self._rate_factor(site))
         extras = {"selector": NO_SELECTOR.copy()}
         if self.options.diagnostics:
