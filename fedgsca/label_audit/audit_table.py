@@ -162,7 +162,7 @@ class Audit:
         return examples
 
     def __len__(self) -> int:
-        """The number of labels in the list: all labels of the site."""
+        """The number of labels in the list: those of the site that nobody has checked."""
         return self.header.num_labels
 
     def open_decisions(self) -> Decisions:
