@@ -6,7 +6,7 @@ import csv
 import glob
 import io
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from fedgsca.checked_labels import NO_ORIGINAL, CheckedLabels
+from fedgsca.data.class_names import read_folder_names
 from fedgsca.data.file_list import normal_path
 from fedgsca.data.label_changes import (
     LabelChange,
@@ -22,6 +23,7 @@ from fedgsca.data.label_changes import (
     log_path,
     write_log,
 )
+from fedgsca.data.readers.folder import COLUMNS
 from fedgsca.data.table import ImageTable
 from fedgsca.errors import ConfigError, DataError, RunFolderError
 from fedgsca.label_audit.audit_images import content_hash
@@ -29,7 +31,7 @@ from fedgsca.label_audit.audit_table import Audit, find_audits, read_audit
 from fedgsca.label_audit.consensus import Consensus, find_consensus
 from fedgsca.label_audit.decisions import Decision, Decisions
 from fedgsca.label_audit.site_data import SiteData, check_data, open_sites, split_source
-from fedgsca.support.csv_table import CsvTable, read_csv_table
+from fedgsca.support.csv_table import CsvTable, read_csv_table, rename_columns
 from fedgsca.support.files import PRIVATE, remove_abandoned, write_atomic
 from fedgsca.support.json_record import Record, stored_as
 
@@ -376,9 +378,21 @@ def _read_original(site_data: SiteData) -> CsvTable | None:
         return None
     for path in sorted(site_data.root.iterdir()):
         if path.name.lower() == "labels.csv":
-            sheet = read_csv_table(path)
+            sheet = _rename_marks(read_csv_table(path), site_data.root)
             return sheet if _lists_every_image(sheet, site_data.table) else None
     return None
+
+
+def _rename_marks(sheet: CsvTable, root: Path) -> CsvTable:
+    """Marks that names.toml calls otherwise get their usual names, which --labels knows, too."""
+    names = {}
+    for own_name, name in read_folder_names(root, COLUMNS).columns.items():
+        if name in _MARK_COLUMNS:
+            names[own_name] = name
+    header = []
+    for column, own_name in zip(sheet.columns, sheet.header, strict=True):
+        header.append(names.get(column, own_name))
+    return replace(rename_columns(sheet, names), header=tuple(header))
 
 
 def _lists_every_image(sheet: CsvTable, table: ImageTable) -> bool:

@@ -208,6 +208,24 @@ def test_labels_that_people_agree_on_are_marked_as_checked(audit: Audit) -> None
     np.testing.assert_array_equal(again.checked.original, table.checked.original)
 
 
+def test_a_column_of_marks_may_have_a_name_of_its_own(audit: Audit) -> None:
+    """The corrected file has the marks once, under the name that every reader knows."""
+    data = audit.path.parents[2] / "data"
+    header, *lines = (data / "labels.csv").read_text().splitlines()
+    text = "\n".join([f"{header};Reviewed", *(f"{line};" for line in lines)])
+    (data / "labels.csv").write_text(text)
+    (data / "names.toml").write_text('[columns]\nReviewed = "checked"\n')
+    suspect = decide(audit, 0, "accept")
+    result = apply_decisions(audit.path)
+    assert result.file is not None
+    assert cells(result.file)[0] == ["File", "Label", "Site", "Split", "checked", "original"]
+    table = load(str(data), labels=result.file)
+    shutil.move(result.file, data / "labels.csv")
+    for marked_table in (table, load(str(data))):
+        assert marked_table.checked is not None
+        assert marked_table.ids[marked_table.checked.mask].tolist() == [suspect.id]
+
+
 def test_a_label_that_nobody_could_tell_is_not_marked(audit: Audit) -> None:
     decide(audit, 0, "unsure")
     assert apply_decisions(audit.path).file is None
