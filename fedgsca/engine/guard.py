@@ -71,6 +71,7 @@ _EXTRAS_SLACK = 0.2
 # above this cosine with the model that was sent out, an update only scales that model: weight decay
 # does so at all sites alike when no sample has a loss left
 ONLY_SCALED = 1.0 - 1e-6
+_ACCIDENTS = 2  # retreats in a row that may happen to an honest site
 _SHARE_SITES = 3  # with fewer sites, one may well have almost all images
 _SIZE_SPREAD = 100  # honest sites are not more than this many times larger than the median
 _DIGEST_SIZE = 16
@@ -435,15 +436,22 @@ class UpdateGuard:
         return self._evidence(facts.site, part, approach, common_loss)
 
     def _check_retreat(self, facts: UpdateFacts, part: str, round_facts: RoundFacts) -> None:
+        """Refuse a retreat; the third in a row is an offence (`is_blamed`).
+
+        One or two can be a jump of honest training that does not converge smoothly.
+        """
         retreat = self.retreat(facts, part, round_facts)
-        if retreat > self.max_retreat:
-            raise UpdateError(
-                "update.retreat",
-                f"its changes{_PART_NAMES[part]} lead away from the models that it sent before: "
-                f"added up, {retreat:.2f} times a usual step; training leads back to them, and "
-                f"more than {self.max_retreat:g} is not accepted",
-                fix=_FIX,
-            )
+        if retreat <= self.max_retreat:
+            return
+        problem = (
+            f"its changes{_PART_NAMES[part]} lead away from the models that it sent before: "
+            f"added up, {retreat:.2f} times a usual step; training leads back to them, and "
+            f"more than {self.max_retreat:g} is not accepted"
+        )
+        anchor = self.memory.parts[part].anchors[facts.site]
+        if anchor.num_refusals >= _ACCIDENTS:
+            raise UpdateError("update.continued-retreat", problem, fix=_FIX)
+        raise UpdateError("update.retreat", problem, fix=_FIX)
 
     def _response_limit(self, facts: UpdateFacts, part: str) -> float:
         slack = _SMALL_SITE_SLACK if facts.num_samples < SMALL_SITE else 0.0
@@ -580,7 +588,7 @@ def is_blamed(error: UpdateError) -> bool:
         "update.repeated",
         "update.mirrored-model",
         "update.reversed-changes",
-        "update.retreat",
+        "update.continued-retreat",
         "update.change-too-large",
         "update.share-too-large",
     }

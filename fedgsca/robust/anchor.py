@@ -46,6 +46,7 @@ class SiteAnchor:
     is_held: bool = False  # whether the last round led away from it
     evidence: float = 0.0
     usual_approach: float | None = None  # over the rounds of the site
+    num_refusals: int = 0  # in a row, until now
 
     @staticmethod
     def start(change: np.ndarray, model: np.ndarray) -> SiteAnchor:
@@ -83,18 +84,19 @@ class SiteAnchor:
 
     def refuse(self, evidence: float) -> SiteAnchor:
         """After a round whose change was not used."""
-        return replace(self, evidence=max(self.evidence, evidence))
+        evidence = max(self.evidence, evidence)
+        return replace(self, evidence=evidence, num_refusals=self.num_refusals + 1)
 
     def to_arrays(self) -> dict[str, np.ndarray]:
         """Named arrays for a checkpoint."""
         usual = np.nan if self.usual_approach is None else self.usual_approach
         numbers = [self.norm, self.largest_norm, float(self.is_held), self.evidence, usual]
-        return {"anchor": self.model, "way": np.array(numbers)}
+        return {"anchor": self.model, "way": np.array([*numbers, float(self.num_refusals)])}
 
     @staticmethod
     def from_arrays(arrays: Arrays) -> SiteAnchor:
         """The inverse of `to_arrays`."""
-        norm, largest_norm, is_held, evidence, usual = arrays["way"].tolist()
+        norm, largest_norm, is_held, evidence, usual, num_refusals = arrays["way"].tolist()
         return SiteAnchor(
             np.asarray(arrays["anchor"]),
             norm,
@@ -102,6 +104,7 @@ class SiteAnchor:
             bool(is_held),
             evidence,
             None if np.isnan(usual) else usual,
+            int(num_refusals),
         )
 
 

@@ -95,7 +95,7 @@ def test_a_site_that_begins_to_reverse_its_change_is_refused_at_once(
     start: int, factor: float
 ) -> None:
     """The norm is within the limits, and the response of all rounds needs many more."""
-    federation = QuadraticFederation(reverse_from(start, factor)).run()
+    federation = QuadraticFederation(reverse_from(start, factor)).run(rounds=start + 7)
     assert {site for site, _ in federation.codes} == {LIAR}
     first_round = min(i for _, i in federation.codes)
     assert first_round <= start + 1
@@ -103,10 +103,17 @@ def test_a_site_that_begins_to_reverse_its_change_is_refused_at_once(
     assert federation.guard.is_put_aside(LIAR)
 
 
-def test_a_site_that_is_honest_from_time_to_time_is_put_aside() -> None:
+def test_every_lie_of_a_site_that_is_honest_from_time_to_time_is_refused() -> None:
     federation = QuadraticFederation(reverse_every_second).run()
-    assert set(federation.codes) <= {(LIAR, i) for i in range(1, ROUNDS, 2)}, "only its lies"
-    assert federation.guard.is_put_aside(LIAR)
+    lies = {(LIAR, i) for i in range(1, ROUNDS, 2)}
+    assert set(federation.codes) <= lies, "only its lies"
+    assert len(lies - set(federation.codes)) <= 1
+
+
+def test_a_single_jump_of_a_site_is_refused_but_no_offence() -> None:
+    federation = QuadraticFederation(lambda site, i: -3.0 if site == LIAR and i == 4 else 1.0).run()
+    assert federation.codes == {(LIAR, 4): "update.retreat"}
+    assert not federation.guard.memory.strikes
 
 
 def test_honest_sites_are_not_refused_and_not_scaled() -> None:
@@ -129,12 +136,13 @@ def test_a_stage_that_turns_all_sites_is_nobodys_fault() -> None:
 
 def test_after_a_strike_a_site_has_no_more_influence_than_the_others() -> None:
     """It is honest again, but its changes remain three times as large."""
-    factors = {4: -3.0}
+    factors = {4: -3.0, 5: -3.0, 6: -3.0}
     federation = QuadraticFederation(
-        lambda site, i: factors.get(i, 3.0 if i > 4 else 1.0) if site == LIAR else 1.0
+        lambda site, i: factors.get(i, 3.0 if i > 6 else 1.0) if site == LIAR else 1.0
     ).run()
-    assert federation.codes == {(LIAR, 4): "update.retreat"}
-    assert all(federation.factors[LIAR, i] < 0.7 for i in range(5, ROUNDS))
+    assert set(federation.codes) == {(LIAR, i) for i in factors}
+    assert federation.guard.memory.strikes == {LIAR: 1}, "for the third one"
+    assert all(federation.factors[LIAR, i] < 0.7 for i in range(7, ROUNDS))
     federation.guard.readmit([LIAR])
     assert not federation.guard.memory.strikes
     assert LIAR not in federation.guard.memory.parts[MODEL].anchors
