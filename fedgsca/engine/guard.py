@@ -571,7 +571,8 @@ class UpdateGuard:
         if is_accepted:
             anchors[item.site] = anchor.add(facts.change, facts.model, approach, retreat)
         else:
-            anchors[item.site] = anchor.refuse(retreat)
+            is_retreat = retreat >= self.max_retreat
+            anchors[item.site] = anchor.refuse(retreat, is_retreat=is_retreat)
 
 
 def is_blamed(error: UpdateError) -> bool:

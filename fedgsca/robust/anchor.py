@@ -46,7 +46,7 @@ class SiteAnchor:
     is_held: bool = False  # whether the last round led away from it
     evidence: float = 0.0
     usual_approach: float | None = None  # over the rounds of the site
-    num_refusals: int = 0  # in a row, until now
+    num_refusals: int = 0  # for a retreat, in a row
 
     @staticmethod
     def start(change: np.ndarray, model: np.ndarray) -> SiteAnchor:
@@ -82,10 +82,11 @@ class SiteAnchor:
         mean = (1.0 - _SHARE) * self.model + _SHARE * (model + change)
         return SiteAnchor(np.asarray(mean, np.float32), norm, largest_norm, False, evidence, usual)
 
-    def refuse(self, evidence: float) -> SiteAnchor:
-        """After a round whose change was not used."""
+    def refuse(self, evidence: float, *, is_retreat: bool) -> SiteAnchor:
+        """After a round whose change was not used, for a retreat or for another reason."""
         evidence = max(self.evidence, evidence)
-        return replace(self, evidence=evidence, num_refusals=self.num_refusals + 1)
+        num_refusals = self.num_refusals + 1 if is_retreat else self.num_refusals
+        return replace(self, evidence=evidence, num_refusals=num_refusals)
 
     def to_arrays(self) -> dict[str, np.ndarray]:
         """Named arrays for a checkpoint."""
