@@ -131,6 +131,9 @@ class UpdateGuard:
         self.uploads = uploads
         if self.settings.guard:
             self._models = self._received_models(payload)
+            # a late update may have been trained with the rate of an earlier round
+            first_round = max(0, payload.round - self.config.federation.staleness)
+            self.memory.parts[MODEL].use_rate(self.config.train.lr_at(first_round))
 
     def _received_models(self, payload: Payload) -> dict[str, np.ndarray]:
         """Sketches of the parts of a payload, relative to the first one of the run."""

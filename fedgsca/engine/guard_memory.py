@@ -65,6 +65,8 @@ class PartMemory:
     excesses: dict[str, Excess] = field(default_factory=dict)
     # sketch of the model of the first round; None before it
     origin: np.ndarray | None = None
+    # the learning rate at which changes have the norms above; None: they do not depend on it
+    rate: float | None = None
 
     def level(self) -> float | None:
         """The usual norm: the median of the last rounds; None in the first round."""
@@ -85,6 +87,20 @@ class PartMemory:
         own_norms = self.norms.get(site)
         own_norm = max(own_norms) if own_norms else 0.0
         return max(other_norm, FLOOR * self.peak, min(self.peak, max(level, own_norm)))
+
+    def use_rate(self, rate: float) -> None:
+        """Expect changes of this learning rate from now on: norms are in proportion to it.
+
+        Otherwise a site that keeps the norm of its first rounds would be usual, and many times
+        stronger than the others, when the learning rate has fallen.
+        """
+        if self.rate is not None and rate != self.rate:
+            factor = rate / self.rate
+            self.levels = [factor * level for level in self.levels]
+            self.peak *= factor
+            for site, norms in self.norms.items():
+                self.norms[site] = [factor * norm for norm in norms]
+        self.rate = rate
 
     def add_level(self, level: float) -> None:
         """Add the median norm of a round."""
@@ -123,6 +139,8 @@ class PartMemory:
         arrays = {f"{part}/levels": np.array([*self.levels, self.peak], dtype=np.float64)}
         if self.origin is not None:
             arrays[f"{part}/origin"] = self.origin
+        if self.rate is not None:
+            arrays[f"{part}/rate"] = np.array(self.rate)
         for position, name in enumerate(names):
             if name in self.norms:
                 arrays[f"{part}/norms/{position}"] = np.array(self.norms[name])
@@ -143,6 +161,8 @@ class PartMemory:
         *levels, peak = arrays.get(f"{part}/levels", np.zeros(1)).tolist()
         memory.levels, memory.peak = levels, peak
         memory.origin = arrays.get(f"{part}/origin")
+        if f"{part}/rate" in arrays:
+            memory.rate = float(arrays[f"{part}/rate"])
         for position, name in enumerate(names):
             norms = arrays.get(f"{part}/norms/{position}")
             if norms is not None:
