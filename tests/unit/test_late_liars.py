@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from fedgsca.config import load_config
+from fedgsca.config import build, load_config
 from fedgsca.engine.guard import UpdateGuard, is_blamed
 from fedgsca.engine.guard_memory import EXTRAS, MODEL, GuardMemory
 from fedgsca.engine.update_facts import PartFacts, RoundFacts, UpdateFacts
@@ -198,3 +198,23 @@ def test_heads_whose_labels_are_judged_again_may_respond_a_little() -> None:
 
     assert refuses(MODEL, 0.15) and not refuses(EXTRAS, 0.15)
     assert refuses(EXTRAS, 0.35)
+
+
+def test_the_usual_norm_falls_with_the_learning_rate() -> None:
+    """A site that keeps the norm of its first rounds must not become stronger than the others."""
+    config = build(
+        {"method": "fedavg", "train": {"rounds": 10, "lr_steps": [0.5], "lr_decay": 0.1}}
+    )
+    guard = UpdateGuard(config, GuardMemory(SITES))
+    weights = {"w": np.zeros(SIZE)}
+    for round_index in range(5):
+        guard.start_round(Payload(round_index, weights), {})
+        guard.memory.parts[MODEL].add_level(2.0)
+        guard.memory.parts[MODEL].add_norm(LIAR, 3.0)
+    assert guard.memory.parts[MODEL].usual_norm(LIAR) == pytest.approx(2.0)
+    for _ in range(2):  # a round that is repeated counts once
+        guard.start_round(Payload(5, weights), {})
+        assert guard.memory.parts[MODEL].usual_norm(LIAR) == pytest.approx(0.2)
+    copy = GuardMemory.from_arrays(SITES, guard.memory.to_arrays())
+    assert copy.parts[MODEL].usual_norm(LIAR) == pytest.approx(0.2)
+    assert copy.parts[MODEL].rate == guard.memory.parts[MODEL].rate
