@@ -131,8 +131,16 @@ class UpdateGuard:
         self.uploads = uploads
         if self.settings.guard:
             self._models = self._received_models(payload)
+            self._follow_rate(payload.round)
+
+    def _follow_rate(self, round_index: int) -> None:
+        """On frozen features, changes are in proportion to the learning rate.
+
+        The statistics of BatchNorm in a network that is trained completely are not.
+        """
+        if self.config.model.frozen:
             # a late update may have been trained with the rate of an earlier round
-            first_round = max(0, payload.round - self.config.federation.staleness)
+            first_round = max(0, round_index - self.config.federation.staleness)
             self.memory.parts[MODEL].use_rate(self.config.train.lr_at(first_round))
 
     def _received_models(self, payload: Payload) -> dict[str, np.ndarray]:
@@ -389,9 +397,13 @@ class UpdateGuard:
     def _usual(self, facts: UpdateFacts, part: str, round_facts: RoundFacts) -> tuple[float, float]:
         """The usual norm for a site (0: unknown), and how much wider the limits are."""
         other_norm = self._other_norm(facts, part, round_facts)
-        usual_norm = self.memory.parts[part].usual_norm(facts.site, other_norm)
+        memory = self.memory.parts[part]
+        usual_norm = memory.usual_norm(facts.site, other_norm)
         if usual_norm is None:
             return other_norm, self.first_round_spread
+        if other_norm == 0.0 and memory.rate:
+            # nobody to compare with: as before the learning rate fell
+            return usual_norm * self.config.train.lr / memory.rate, 1.0
         return usual_norm, 1.0
 
     def _check_direction(self, facts: UpdateFacts, part: str, round_facts: RoundFacts) -> None:
