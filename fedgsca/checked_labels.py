@@ -1,4 +1,6 @@
-"""Labels that a person has checked. They stay at the site: nothing about them is sent.
+"""Labels that a person has checked. Which ones they are never leaves the site.
+
+What a site sends anyway is computed with them: its share of wrong labels (`delta`), likelihoods.
 
 A checked label is taken for the truth. What it was before the check, its original label, says how
 often the site's labels are wrong: people check the labels that look wrong, so the ones that nobody

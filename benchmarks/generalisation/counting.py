@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 
@@ -47,7 +48,7 @@ from fedgsca.evidence import (
     to_halves,
     train_heads,
 )
-from fedgsca.experiment.simulation import prepare
+from fedgsca.experiment.simulation import Experiment, prepare
 from fedgsca.rng import stream
 from fedgsca.site import Samples
 from fedgsca.wire import SMALLEST_GROUP
@@ -73,7 +74,8 @@ class HeadSite:
     targets: np.ndarray
 
     def mean_opinion(self) -> np.ndarray:
-        return np.asarray(self.opinion_sum / self.opinion_sum.sum(axis=1, keepdims=True))
+        total = self.opinion_sum.astype(np.float64)
+        return np.asarray(total / total.sum(axis=1, keepdims=True))
 
     def masses(self, weights: np.ndarray) -> np.ndarray:
         """(P, C) as they leave a site; withheld ones are replaced as the coordinator does."""
@@ -120,7 +122,7 @@ def train_all(sites: Sequence[HeadSite], seed: int) -> list[Judgement]:
                 site.refresh(references, power)
         for site in sites:
             if round >= FIRST_JUDGED:
-                site.opinion_sum += judge(heads, site.features, site.folds)
+                site.opinion_sum += judge(heads, site.features, site.folds).astype(np.float32)
             targets, weights = head_targets(site.targets)
             if since == 0:
                 masses.append(site.masses(weights))
@@ -147,28 +149,36 @@ def read_contents(samples: Samples) -> list[bytes]:
     return [np.ascontiguousarray(row).tobytes() for row in np.asarray(samples.inputs)]
 
 
-def collect(dataset: Dataset, noise: str, partition: str, seed: int, file: Path) -> None:
-    """Judgements, labels and truth of all sites of a setting."""
-    cell = Cell(Setting(dataset.name, FROZEN, noise, partition), BASELINE, default_lr(FROZEN), seed)
-    config = cell_config(cell, dataset, FULL)
-    share_features(config)
-    experiment = prepare(config)
+Site = TypeVar("Site", bound=HeadSite)
+
+
+def make_sites(experiment: Experiment, seed: int, kind: type[Site]) -> list[Site]:
+    """All sites of an experiment with frozen features, before the heads are trained."""
     num_classes = experiment.table.num_classes
     sites = []
     for name, rows in sorted(experiment.rows.items()):
         samples = experiment.sites[name]
         given = np.asarray(samples.labels)
         sites.append(
-            HeadSite(
-                name,
-                np.asarray(samples.inputs, dtype=np.float32),
-                given,
-                experiment.table.labels[rows],
-                assign_folds(seed, name, read_contents(samples)),
-                np.zeros((len(given), num_classes)),
-                np.eye(num_classes)[given],
+            kind(
+                name=name,
+                features=np.asarray(samples.inputs, dtype=np.float32),
+                given=given,
+                truth=experiment.table.labels[rows],
+                folds=assign_folds(seed, name, read_contents(samples)),
+                opinion_sum=np.zeros((len(given), num_classes), np.float32),
+                targets=np.eye(num_classes)[given],
             )
         )
+    return sites
+
+
+def collect(dataset: Dataset, noise: str, partition: str, seed: int, file: Path) -> None:
+    """Judgements, labels and truth of all sites of a setting."""
+    cell = Cell(Setting(dataset.name, FROZEN, noise, partition), BASELINE, default_lr(FROZEN), seed)
+    config = cell_config(cell, dataset, FULL)
+    share_features(config)
+    sites = make_sites(prepare(config), seed, HeadSite)
     arrays = {}
     for i, (site, judgement) in enumerate(zip(sites, train_all(sites, seed), strict=True)):
         arrays[f"{i}.probs"] = judgement.probs

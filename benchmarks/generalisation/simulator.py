@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from benchmarks.generalisation.counting import HeadSite, read_contents
+from benchmarks.generalisation.counting import HeadSite, make_sites
 from fedgsca.aggregate import WeightedMean
 from fedgsca.config import Config
 from fedgsca.credal import beta_at
@@ -28,7 +28,6 @@ from fedgsca.evidence import (
     POWERS,
     Heads,
     Judgement,
-    assign_folds,
     best_power,
     explained_across_folds,
     head_targets,
@@ -147,21 +146,7 @@ def make_federation(config: Config) -> Federation:
     experiment = prepare(config)
     assert experiment.test is not None
     num_classes = experiment.table.num_classes
-    sites = []
-    for name, rows in sorted(experiment.rows.items()):
-        samples = experiment.sites[name]
-        given = np.asarray(samples.labels)
-        sites.append(
-            SimulatedSite(
-                name=name,
-                features=np.asarray(samples.inputs, dtype=np.float32),
-                given=given,
-                truth=experiment.table.labels[rows],
-                folds=assign_folds(config.seed, name, read_contents(samples)),
-                opinion_sum=np.zeros((len(given), num_classes), np.float32),
-                targets=np.eye(num_classes)[given],
-            )
-        )
+    sites = make_sites(experiment, config.seed, SimulatedSite)
     test_features = torch.from_numpy(np.asarray(experiment.test.inputs, dtype=np.float32))
     test_labels = np.asarray(experiment.test.labels)
     return Federation(config, sites, num_classes, test_features, test_labels)
