@@ -302,7 +302,6 @@ def test_a_column_without_a_mark_changes_nothing(tmp_path: Path) -> None:
     [
         ({2: ",maybe,"}, "data.checked-value", "'maybe' in line 4"),
         ({2: ",2,"}, "data.checked-value", "'2' in line 4"),
-        ({2: ",1,class 9"}, "data.unknown-original", "class 9"),
     ],
 )
 def test_marks_that_cannot_be_read(
@@ -312,6 +311,13 @@ def test_marks_that_cannot_be_read(
     with pytest.raises(DataError) as caught:
         load(str(root))
     assert caught.value.code == code and text in caught.value.message
+
+
+def test_a_review_may_remove_a_class(tmp_path: Path) -> None:
+    table = load(str(marked_folder(tmp_path, {2: ",1,class 9"}, ",checked,original")))
+    assert table.checked is not None and table.checked.mask.sum() == 1
+    assert (table.checked.original == NO_ORIGINAL).all()
+    assert any("class 9" in note for note in table.notes)
 
 
 def test_data_check_counts_checked_labels(

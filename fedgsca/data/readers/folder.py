@@ -290,13 +290,11 @@ def _check_cells(file_list: FileList, lines: list[int]) -> None:
     labels = {row.label for row in file_list.rows}
     unknown_originals = {row.original for row in file_list.rows} - labels - {""}
     if unknown_originals:
-        file_list.add_problem(
-            DataError(
-                "data.unknown-original",
-                f"{file_list.root}: {plural(len(unknown_originals), 'class', 'classes')} in"
-                f" column 'original' that no image has: {show_cases(sorted(unknown_originals))}",
-                fix="write the names of classes as in the column label, or leave these cells empty",
-            )
+        # not an error: a review may have changed the last label of a class
+        file_list.notes.append(
+            f"{plural(len(unknown_originals), 'class', 'classes')} in column 'original' that no"
+            f" image has, so these original labels count as unknown:"
+            f" {show_cases(sorted(unknown_originals))}"
         )
     ungrouped_cells = _empty_cells(file_list, "group", lines)
     if ungrouped_cells:
