@@ -70,6 +70,8 @@ class ComparisonPlan:
     method_settings: Mapping[str, Tree] = field(default_factory=dict)
     # networks to compare, as NAME, NAME+frozen or NAME=WEIGHTS; empty: the one of the tree
     models: tuple[str, ...] = ()
+    # whether to write the time to accuracy, too (time_to_accuracy.py)
+    is_timed: bool = False
 
     def cells(self) -> list[GridCell]:
         """All runs, each with a checked configuration.
@@ -111,8 +113,10 @@ class ComparisonPlan:
 
     def to_json(self) -> dict[str, Any]:
         """The content of plan.json."""
-        models = {"models": list(self.models)} if self.models else {}
-        return models | {
+        extra: dict[str, Any] = {"models": list(self.models)} if self.models else {}
+        if self.is_timed:
+            extra["is_timed"] = True
+        return extra | {
             "methods": list(self.methods),
             "noises": list(self.noises),
             "seeds": list(self.seeds),
@@ -289,6 +293,7 @@ def extend(plan: ComparisonPlan, out: Path) -> ComparisonPlan:
         clean=earlier.clean or plan.clean,
         title=plan.title or earlier.title,
         method_settings=merge(earlier.method_settings, plan.method_settings),
+        is_timed=earlier.is_timed or plan.is_timed,
     )
     configs = {cell.name: cell.config for cell in joint_plan.cells()}
     for cell in earlier.cells():
