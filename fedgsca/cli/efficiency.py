@@ -127,7 +127,7 @@ def efficiency(
     for name, is_given in paper_options.items():
         if is_given:
             raise ConfigError(
-                "efficiency.option-of-the-paper",
+                "grid.option-of-the-paper",
                 f"{name} belongs to the paper's table, and --noise, --frozen, --sites, --partition,"
                 " --features, --device and --skip-unreadable to a measurement on any data",
                 fix=f"leave {name} out (weights of a network: --set model.weights=FILE), or leave"
@@ -164,7 +164,7 @@ def _one_source(sources: list[str] | None) -> str | None:
         return None
     if len(sources) > 1:
         raise ConfigError(
-            "efficiency.several-sources",
+            "grid.several-sources",
             f"one measurement has one data source, got {len(sources)}",
             fix="run the command once for each --data, each with its own --out",
         )

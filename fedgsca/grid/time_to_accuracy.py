@@ -363,7 +363,7 @@ def timed_tree(tree: Tree) -> Tree:
     eval_every = tree.get("federation", {}).get("eval_every", 1)
     if eval_every != 1:
         raise ConfigError(
-            "efficiency.rounds-without-a-score",
+            "grid.rounds-without-a-score",
             f"the time to an F1 needs the score of every round, got federation.eval_every ="
             f" {eval_every}",
             fix="leave federation.eval_every out",

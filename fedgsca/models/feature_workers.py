@@ -80,7 +80,7 @@ def read_setting() -> int | None:
         return None
     if not text.isdecimal() or not 1 <= int(text) <= MAX_WORKERS:
         raise ConfigError(
-            "models.invalid-feature-workers",
+            "model.invalid-feature-workers",
             f"{VARIABLE}={text!r} is not a number of processes",
             fix=f"use auto, or a number from 1 (no processes of their own) to {MAX_WORKERS}",
         )

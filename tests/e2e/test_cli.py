@@ -347,12 +347,12 @@ def test_efficiency_on_any_data_resumes(shell: Shell) -> None:
 @pytest.mark.parametrize(
     ("words", "error_code"),
     [
-        (("--noise", "S40", "--shard", "1/2"), "efficiency.option-of-the-paper"),
-        (("--frozen", "--scale", "mini"), "efficiency.option-of-the-paper"),
-        (("--frozen", "--data", "a", "--data", "b"), "efficiency.several-sources"),
+        (("--noise", "S40", "--shard", "1/2"), "grid.option-of-the-paper"),
+        (("--frozen", "--scale", "mini"), "grid.option-of-the-paper"),
+        (("--frozen", "--data", "a", "--data", "b"), "grid.several-sources"),
         (
             ("--noise", "S40", "--set", "federation.eval_every=5"),
-            "efficiency.rounds-without-a-score",
+            "grid.rounds-without-a-score",
         ),
         (("--noise", "S40", "--methods", "fedavgg"), "config.invalid"),
     ],

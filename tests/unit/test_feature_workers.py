@@ -117,7 +117,7 @@ def test_an_invalid_number_is_refused(monkeypatch: pytest.MonkeyPatch, text: str
     monkeypatch.setenv(VARIABLE, text)
     with pytest.raises(ConfigError) as failure:
         read_setting()
-    assert failure.value.code == "models.invalid-feature-workers"
+    assert failure.value.code == "model.invalid-feature-workers"
 
 
 def test_workers_start_only_where_they_gain(monkeypatch: pytest.MonkeyPatch) -> None:
