@@ -9,7 +9,7 @@ import json
 import os
 import signal
 import sys
-from typing import BinaryIO
+from typing import IO
 
 from fedgsca.models.feature_workers import (
     decode_array,
@@ -19,7 +19,7 @@ from fedgsca.models.feature_workers import (
 )
 
 
-def serve(source: BinaryIO, target: BinaryIO) -> None:
+def serve(source: IO[bytes], target: IO[bytes]) -> None:
     """Answer batches of images with their features until the input ends."""
     from safetensors.torch import load
 

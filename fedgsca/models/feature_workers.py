@@ -28,7 +28,7 @@ import sys
 import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import BinaryIO
+from typing import IO
 
 import numpy as np
 from torch import nn
@@ -193,20 +193,20 @@ def _close_pipes(process: subprocess.Popen[bytes]) -> None:
 # ---- messages between a process and its workers ----
 
 
-def send_message(stream: BinaryIO, message: bytes) -> None:
+def send_message(stream: IO[bytes], message: bytes) -> None:
     """Its length, then the message."""
     stream.write(_LENGTH.pack(len(message)))
     stream.write(message)
     stream.flush()
 
 
-def receive_message(stream: BinaryIO) -> bytes:
+def receive_message(stream: IO[bytes]) -> bytes:
     """The next message. Raises EOFError at the end of the stream."""
     (length,) = _LENGTH.unpack(_read_exactly(stream, _LENGTH.size))
     return _read_exactly(stream, length)
 
 
-def _read_exactly(stream: BinaryIO, length: int) -> bytes:
+def _read_exactly(stream: IO[bytes], length: int) -> bytes:
     content = stream.read(length)
     if len(content) < length:
         raise EOFError
