@@ -26,8 +26,8 @@ import numpy as np
 from benchmarks.robustness import prepare_once
 from fedgsca.config import Config, Tree, build, merge
 from fedgsca.engine import rounds
-from fedgsca.engine.guard import UpdateGuard, comparable_rounds
-from fedgsca.engine.update_facts import RoundFacts, UpdateFacts
+from fedgsca.engine.guard import UpdateGuard
+from fedgsca.engine.update_facts import RoundFacts, UpdateFacts, comparable_rounds
 from fedgsca.experiment.run_folder import read_rounds
 from fedgsca.grid.demo_plan import RECIPE
 from fedgsca.methods.base import load_methods
@@ -112,7 +112,7 @@ class Extremes(UpdateGuard):
     def _note(
         self, round_index: int, item: UpdateFacts, part: str, round_facts: RoundFacts
     ) -> None:
-        ratio = self.norm_ratio(item, part, round_facts)
+        ratio = self.norms.ratio(item, part, round_facts)
         period = "first" if round_index == 0 else "later"
         self._keep(f"{part} norm {period}", ratio)
         part_facts = item.parts[part]
@@ -135,7 +135,7 @@ class Extremes(UpdateGuard):
         self._keep(f"{part} excess", self.memory.parts[part].excess(item.site, rounds))
         if part_facts.response is not None:
             self._keep(f"{part} response", part_facts.response)
-        self._keep(f"{part} retreat", self.retreat(item, part, round_facts))
+        self._keep(f"{part} retreat", self.directions.retreat(item, part, round_facts))
 
     def _keep(self, key: str, value: float) -> None:
         self.values[key] = max(value, self.values.get(key, value))

@@ -27,19 +27,13 @@ from fedgsca.engine.base import (
     SilentObserver,
     SiteEvaluator,
 )
-from fedgsca.engine.guard import (
-    REVERSAL_CODE,
-    UpdateGuard,
-    absurd_array,
-    averaged_extras,
-    is_blamed,
-    lower_median,
-    received_arrays,
-)
+from fedgsca.engine.direction_limits import REVERSAL_CODE
+from fedgsca.engine.guard import UpdateGuard, is_blamed
 from fedgsca.engine.guard_memory import MODEL, GuardMemory
 from fedgsca.engine.late_sites import LateSites
 from fedgsca.engine.lateness import check_lateness, late_weight, rebase
 from fedgsca.engine.local import LocalEngine, SiteRunner
+from fedgsca.engine.norm_limits import lower_median
 from fedgsca.engine.participation import draw_sites
 from fedgsca.engine.processes import ProcessEngine
 from fedgsca.engine.run_companions import check_companions, describe_companions
@@ -49,6 +43,7 @@ from fedgsca.engine.site_evaluation import (
     predict_test_images,
     score_model,
 )
+from fedgsca.engine.update_checks import absurd_array, averaged_extras, received_arrays
 from fedgsca.engine.update_facts import RoundFacts, Scaling, UpdateFacts
 from fedgsca.errors import QuorumError, UpdateError
 from fedgsca.experiment.records import (

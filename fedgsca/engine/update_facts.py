@@ -9,13 +9,25 @@ from itertools import accumulate
 
 import numpy as np
 
-from fedgsca.engine.guard_memory import MODEL, PARTS
+from fedgsca.engine.guard_memory import EXTRAS, MODEL, PARTS
 from fedgsca.robust.anchor import Pull
 
 # cosine of the model that a site sends with the one it received; training keeps it above 0, unless
 # the learning rate is so large that steps overshoot (-0.3 was seen)
 MIN_RESEMBLANCE = -0.5
 COMPARABLE_SITES = 3  # that train in a round, for a comparison of their changes
+# Rounds of a site before what it sent over its rounds says something. A few images make a few
+# steps, which overshoot: a round of such a site says less.
+_COMPARABLE_ROUNDS = 2
+_SMALL_SITE_ROUNDS = 4
+SMALL_SITE = 100  # images
+# in messages
+PART_NAMES = {MODEL: "", EXTRAS: " of the extras that are averaged"}
+
+
+def comparable_rounds(num_samples: int) -> int:
+    """After how many rounds what a site sent over its rounds is judged."""
+    return _SMALL_SITE_ROUNDS if num_samples < SMALL_SITE else _COMPARABLE_ROUNDS
 
 
 @dataclass(frozen=True, eq=False)
