@@ -41,7 +41,7 @@ from fedgsca.experiment.run_folder import read_rounds
 from fedgsca.experiment.simulation import Experiment, prepare
 from fedgsca.methods.compose import compose_method
 from fedgsca.support.files import write_atomic
-from fedgsca.wire import Payload, Update
+from fedgsca.wire import Arrays, Payload, Update
 
 METHODS = (
     "fedavg",
@@ -84,6 +84,7 @@ class LyingEngine:
     liars: Sequence[str]
     poison: str
     earlier: dict[str, list[Update]] = field(default_factory=dict)
+    first_weights: dict[str, Arrays] = field(default_factory=dict)
 
     def exchange(self, payload: Payload, sites: Sequence[str] | None = None) -> Iterator[Reply]:
         names = sorted(self.runner.experiment.sites if sites is None else sites)
@@ -99,7 +100,9 @@ class LyingEngine:
                 continue
             if name in self.liars and update is not None and self.poison in POISONS:
                 earlier = self.earlier.setdefault(name, [])
-                lie = POISONS[self.poison](Liar(payload, update, list(earlier), others))
+                first_weights = self.first_weights.setdefault(name, payload.weights)
+                liar = Liar(payload, update, list(earlier), others, first_weights)
+                lie = POISONS[self.poison](liar)
                 earlier.append(update)
                 yield replace(replies[name], update=lie)
             else:

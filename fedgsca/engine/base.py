@@ -46,6 +46,8 @@ class Reply:
     declared_samples: int | None = None
     # the payload of an earlier round that the update answers, if it is late (lateness.py)
     late_to: Payload | None = None
+    # an answer arrived, but nothing in it can be used: there is no update
+    is_malformed: bool = False
 
     def __post_init__(self) -> None:
         """The reason comes from another machine: make it one short, printable line."""

@@ -18,6 +18,8 @@ accepted by `judge`, whatever the others send.
     share                           more than max_share of all images         image_claims.py
     copy                            the bytes of another site's update in this round
 
+After a round, `remember` looks for sites that oppose all others and outweigh them (opposition.py).
+
 The weights are one part of an update; the extras of which the server takes the mean, such as
 evidence heads, are another one. Norms and directions are judged for each part.
 """
@@ -33,6 +35,7 @@ from fedgsca.engine.direction_limits import DirectionLimits
 from fedgsca.engine.guard_memory import EXTRAS, MODEL, GuardMemory
 from fedgsca.engine.image_claims import ImageClaims
 from fedgsca.engine.norm_limits import NormLimits
+from fedgsca.engine.opposition import OppositionAlarm
 from fedgsca.engine.update_checks import (
     FIX,
     averaged_extras,
@@ -59,6 +62,7 @@ from fedgsca.wire import Arrays, Extra, Payload, Update
 # above this cosine with the model that was sent out, an update only scales that model: weight decay
 # does so at all sites alike when no sample has a loss left
 ONLY_SCALED = 1.0 - 1e-6
+_ACCIDENTS = 2  # malformed updates in a row that may happen to an honest site
 
 
 class UpdateGuard:
@@ -80,6 +84,7 @@ class UpdateGuard:
         self.norms = NormLimits(config, memory, first_round_spread)
         self.directions = DirectionLimits(config, memory, response_slack, retreat_slack)
         self.claims = ImageClaims(self.settings, memory)
+        self.opposition = OppositionAlarm(self.settings, memory)
         self.payload = Payload(0, {})
         self.uploads: Mapping[str, Extra] = {}
         self._sketcher = Sketcher()
@@ -120,6 +125,15 @@ class UpdateGuard:
         """Whether the updates of a site are left out until a person readmits it."""
         return self.settings.guard and self.memory.strikes.get(site, 0) >= self.settings.strikes
 
+    def check_participation(self, site: str) -> None:
+        """A site that was put aside is left out, whatever it sends."""
+        if self.is_put_aside(site):
+            raise UpdateError(
+                "update.site-put-aside",
+                f"it was put aside after {self.settings.strikes} refused updates",
+                fix="when the cause is fixed, run `fedgsca readmit RUN SITE`",
+            )
+
     def readmit(self, sites: Collection[str]) -> None:
         """Forget these sites: why they were left out, their sizes and their changes."""
         for site in sites:
@@ -159,12 +173,7 @@ class UpdateGuard:
         if not self.settings.guard:
             norm = change_norm(update.weights, reference)
             return UpdateFacts(update.site, update.num_samples, {MODEL: PartFacts(norm)}, b"")
-        if self.is_put_aside(update.site):
-            raise UpdateError(
-                "update.site-put-aside",
-                f"it was put aside after {self.settings.strikes} refused updates",
-                fix="when the cause is fixed, run `fedgsca readmit RUN SITE`",
-            )
+        self.check_participation(update.site)
         check_magnitude(update, reference)
         check_counts(update, self.uploads)
         norm = change_norm(update.weights, reference)
@@ -281,8 +290,12 @@ class UpdateGuard:
         accepted_sites: Collection[str],
         strikes: Collection[str],
         reversed_sites: Collection[str] = (),
+        malformed_sites: Collection[str] = (),
     ) -> None:
         """Add a round: all facts, the sites whose updates were used, and those to blame.
+
+        `malformed_sites` answered with something that could not be read or had the wrong form: the
+        third time in a row it is an offence. One or two can be a fault of the network.
 
         The changes of sites that were refused as reversed are remembered, too: otherwise every
         refusal would improve what is known about the site.
@@ -298,16 +311,42 @@ class UpdateGuard:
             memory.sizes.setdefault(item.site, item.num_samples)
             memory.first_rounds.setdefault(item.site, round_index)
         memory.add_digests(round_index, [item.digest for item in usable_facts if item.digest])
-        for site in [*strikes, *self._repeatedly_scaled(facts)]:
+        if self.settings.guard:
+            self.opposition.remember(round_index, usable_facts)
+        repeat_offenders = [
+            *self._repeatedly_scaled(facts),
+            *self._count_malformed(malformed_sites, [item.site for item in facts]),
+        ]
+        for site in [*strikes, *repeat_offenders]:
             memory.strikes[site] = memory.strikes.get(site, 0) + 1
         for item in facts:
             if item.is_exaggerated:
                 memory.scalings[item.site] = memory.scalings.get(item.site, 0) + 1
 
+    def _count_malformed(
+        self, malformed_sites: Collection[str], other_sites: Collection[str]
+    ) -> list[str]:
+        """Sites that sent what cannot be used once more than may happen by accident."""
+        malformed = self.memory.malformed
+        for site in other_sites:
+            malformed.pop(site, None)
+        for site in malformed_sites:
+            malformed[site] = malformed.get(site, 0) + 1
+        return [site for site in malformed_sites if malformed[site] > _ACCIDENTS]
+
     def _repeatedly_scaled(self, facts: Sequence[UpdateFacts]) -> list[str]:
         """Sites whose change was too large again: once may happen, more often is an offence."""
         sites = [item.site for item in facts if item.is_exaggerated]
         return [site for site in sites if site in self.memory.scalings]
+
+
+def is_malformed(error: UpdateError) -> bool:
+    """Whether an answer has not even the form of an update; repeated ones are an offence."""
+    return error.code in {
+        "update.invalid-weights",
+        "update.invalid-extras",
+        "update.malformed-message",
+    }
 
 
 def is_blamed(error: UpdateError) -> bool:
@@ -321,6 +360,7 @@ def is_blamed(error: UpdateError) -> bool:
         "update.not-clipped",
         "update.size-changed",
         "update.more-than-declared",
+        "update.more-than-agreed",
         "update.repeated",
         "update.mirrored-model",
         "update.reversed-changes",

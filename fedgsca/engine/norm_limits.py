@@ -1,10 +1,14 @@
 """How large the changes of a site may be, beside those of the other sites and of earlier rounds.
 
-norm        the change is larger than norm_factor times the usual one (PartMemory.usual_norm);
-            from scale_factor times on it is used with the usual norm
-steady      the changes of all rounds are larger than steady_factor times the others': it is
-            used with their norm
-trust       a site of which an update was refused is used with at most the norm of the others
+    norm        the change is larger than norm_factor times the usual one (PartMemory.usual_norm);
+                from scale_factor times on it is used with the usual norm
+    steady      the changes of all rounds are larger than steady_factor times the others': it is
+                used with their norm
+    trust       a site of which an update was refused is used with at most the norm of the others
+    opposed     a site that opposed a united rest (opposition.py) moves the model at most as much as
+                another one, whatever number of images it claims
+
+The last three need nobody's decision whether the site lies: they bound its influence.
 """
 
 from __future__ import annotations
@@ -82,18 +86,25 @@ class NormLimits:
         usual_norm, _ = self._usual(facts, part, round_facts)
         if self.is_bounded(facts, part):
             usual_norm = self.other_norm(facts, part, round_facts)
+        if self.is_opposed(facts.site):
+            equal_norm = round_facts.equal_norm(part, facts)
+            usual_norm = min(usual_norm, equal_norm) if usual_norm > 0.0 else equal_norm
         norm = facts.parts[part].norm
         return usual_norm / norm if 0.0 < usual_norm < norm else 1.0
 
     def is_bounded(self, facts: UpdateFacts, part: str) -> bool:
         """Whether a site may not send larger changes than the others.
 
-        It has a strike, or has sent larger ones in most of its rounds.
+        It has a strike, opposed a united rest, or has sent larger ones in most of its rounds.
         """
-        if self.memory.strikes.get(facts.site, 0) > 0:
+        if self.memory.strikes.get(facts.site, 0) > 0 or self.is_opposed(facts.site):
             return True
         rounds = comparable_rounds(facts.num_samples)
         return self.memory.parts[part].excess(facts.site, rounds) > self.settings.steady_factor
+
+    def is_opposed(self, site: str) -> bool:
+        """Whether the influence of a site is limited since it opposed a united rest."""
+        return self.settings.opposed_sites == "limit" and site in self.memory.alarms
 
     @staticmethod
     def other_norm(facts: UpdateFacts, part: str, round_facts: RoundFacts) -> float:

@@ -79,6 +79,10 @@ class UpdateFacts:
         """L2 norm of the change of the weights."""
         return self.parts[MODEL].norm
 
+    def influence(self, part: str) -> float:
+        """What moves a mean that is weighted by images: the norm that was sent times the images."""
+        return self.num_samples * self.parts[part].sent_norm
+
     def discounted(self, weight: float) -> UpdateFacts:
         """The facts about a late update, of whose extras nothing is averaged (lateness.py)."""
         facts = self.parts[MODEL]
@@ -140,6 +144,7 @@ class RoundFacts:
     def __init__(self, facts: Sequence[UpdateFacts]) -> None:
         self.sizes = OtherValues([item.num_samples for item in facts])
         self._norms: dict[str, OtherValues] = {}
+        self._influences: dict[str, OtherValues] = {}
         self._resemblances: dict[str, OtherValues] = {}
         self._responses: dict[str, OtherValues] = {}
         self._steps: dict[str, OtherValues] = {}
@@ -149,6 +154,7 @@ class RoundFacts:
             rows = [item.parts[part] for item in facts if part in item.parts]
             norms = [row.sent_norm for row in rows if row.norm > 0.0]
             self._norms[part] = OtherValues(norms)
+            self._influences[part] = OtherValues(_influences(facts, part))
             self._resemblances[part] = _known_values([row.resemblance for row in rows])
             self._responses[part] = _known_values([row.response for row in rows])
             self._steps[part] = OtherValues([row.step for row in rows if row.change is not None])
@@ -172,6 +178,18 @@ class RoundFacts:
         if norms.count(own_norm) + 1 < COMPARABLE_SITES:
             return 0.0
         return norms.upper_median(own_norm)
+
+    def equal_norm(self, part: str, facts: UpdateFacts) -> float:
+        """The norm with which a site moves the mean as much as the median of the others.
+
+        0 if there are too few.
+        """
+        influences = self._influences[part]
+        own_influence = facts.influence(part)
+        own_value = own_influence if own_influence > 0.0 else None
+        if influences.count(own_value) + 1 < COMPARABLE_SITES:
+            return 0.0
+        return influences.median(own_value) / max(1, facts.num_samples)
 
     def size_factor(self, num_samples: int) -> float:
         """How many times more images than the median of the others a site has; at least 1.
@@ -222,6 +240,12 @@ class RoundFacts:
     def first_site(self, digest: bytes) -> str | None:
         """The first name, in alphabetical order, that sent these bytes."""
         return self._first_sites.get(digest)
+
+
+def _influences(facts: Sequence[UpdateFacts], part: str) -> list[float]:
+    """Of the sites that train."""
+    influences = [item.influence(part) for item in facts if part in item.parts]
+    return [influence for influence in influences if influence > 0.0]
 
 
 def _known_values(values: Sequence[float | None]) -> OtherValues:

@@ -55,7 +55,8 @@ class LyingEngine(FaultyEngine):
             self.others.append(reply.update)
             return reply
         payload = self.payloads[-1]
-        liar = Liar(payload, reply.update, list(self.earlier), list(self.others))
+        first_weights = self.payloads[0].weights
+        liar = Liar(payload, reply.update, list(self.earlier), list(self.others), first_weights)
         self.earlier.append(reply.update)
         return replace(reply, update=POISONS[self.poison](liar))
 
