@@ -154,7 +154,7 @@ def _wrong_model(liar: Liar) -> Update:
     return _pull_to_wrong_model(liar, 1)
 
 
-@_poison("one wrong model, images x 3")
+@_poison("one wrong model and images x 3")
 def _wrong_model_of_many_images(liar: Liar) -> Update:
     return _pull_to_wrong_model(liar, 3)
 

@@ -56,7 +56,8 @@ class OppositionAlarm:
         subject = f"it and {join_words(companions)} lead" if companions else "it leads"
         owner = "their" if companions else "its"
         limit = ""
-        if self.settings.opposed_sites == "limit":
+        is_mean = self.settings.rule in ("mean", "norm-bound")  # others limit every site anyway
+        if self.settings.opposed_sites == "limit" and is_mean:
             limit = " From now on it moves the model at most as much as another site."
         return (
             f"since round {start} {subject} the model against all other sites, who agree with each"
