@@ -178,7 +178,7 @@ def run_cell(method: str, scene: str, rule: str, poison: str, seed: int = 0) -> 
         alarms = []
         for record in read_rounds(folder):
             refusals += list(record.refusals)
-            alarms += [f"{site} in round {record.round + 1}" for site in record.opposed or {}]
+            alarms += [f"{site} in round {record.round + 1}" for site in record.opposition or {}]
     num_liars = sum(site in liars for site in refusals)
     return {
         "f1": f1,

@@ -201,11 +201,11 @@ def _experiment_tree(tree: Tree) -> Tree:
     size = tree.get("image_size")
     if isinstance(size, int) and 8 <= size <= 1024:
         data["image_size"] = size
-    derived: Tree = {"data": data, "federation": federation}
+    derived_tree: Tree = {"data": data, "federation": federation}
     agreed_images = _agreed_images(tree)
     if agreed_images:
-        derived["aggregation"] = {"max_images": agreed_images}
-    return merge(experiment, derived)
+        derived_tree["aggregation"] = {"max_images": agreed_images}
+    return merge(experiment, derived_tree)
 
 
 def _agreed_images(tree: Tree) -> dict[str, int]:

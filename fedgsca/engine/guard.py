@@ -18,7 +18,8 @@ accepted by `judge`, whatever the others send.
     share                           more than max_share of all images         image_claims.py
     copy                            the bytes of another site's update in this round
 
-After a round, `remember` looks for sites that oppose all others and outweigh them (opposition.py).
+After a round, `remember` looks for sites that oppose all others and outweigh them
+(opposition_alarm.py).
 
 The weights are one part of an update; the extras of which the server takes the mean, such as
 evidence heads, are another one. Norms and directions are judged for each part.
@@ -35,7 +36,7 @@ from fedgsca.engine.direction_limits import DirectionLimits
 from fedgsca.engine.guard_memory import EXTRAS, MODEL, GuardMemory
 from fedgsca.engine.image_claims import ImageClaims
 from fedgsca.engine.norm_limits import NormLimits
-from fedgsca.engine.opposition import OppositionAlarm
+from fedgsca.engine.opposition_alarm import OppositionAlarm
 from fedgsca.engine.update_checks import (
     FIX,
     averaged_extras,
@@ -327,12 +328,12 @@ class UpdateGuard:
         self, malformed_sites: Collection[str], other_sites: Collection[str]
     ) -> list[str]:
         """Sites that sent what cannot be used once more than may happen by accident."""
-        malformed = self.memory.malformed
+        counts = self.memory.malformed_counts
         for site in other_sites:
-            malformed.pop(site, None)
+            counts.pop(site, None)
         for site in malformed_sites:
-            malformed[site] = malformed.get(site, 0) + 1
-        return [site for site in malformed_sites if malformed[site] > _ACCIDENTS]
+            counts[site] = counts.get(site, 0) + 1
+        return [site for site in malformed_sites if counts[site] > _ACCIDENTS]
 
     def _repeatedly_scaled(self, facts: Sequence[UpdateFacts]) -> list[str]:
         """Sites whose change was too large again: once may happen, more often is an offence."""

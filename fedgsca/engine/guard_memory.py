@@ -199,7 +199,7 @@ class GuardMemory:
     # the round of the first accepted update
     first_rounds: dict[str, int] = field(default_factory=dict)
     # updates in a row that could not be read or had the wrong form
-    malformed: dict[str, int] = field(default_factory=dict)
+    malformed_counts: dict[str, int] = field(default_factory=dict)
     # sites that oppose the others, and the round in which this was last reported
     streaks: dict[str, Streak] = field(default_factory=dict)
     alarms: dict[str, int] = field(default_factory=dict)
@@ -228,7 +228,7 @@ class GuardMemory:
         self.sizes.pop(site, None)
         self.scalings.pop(site, None)
         self.first_rounds.pop(site, None)
-        self.malformed.pop(site, None)
+        self.malformed_counts.pop(site, None)
         self.streaks.pop(site, None)
         self.alarms.pop(site, None)
         for part in self.parts.values():
@@ -242,8 +242,8 @@ class GuardMemory:
             "scalings": _numbers(self.names, self.scalings, 0),
             "first_rounds": _numbers(self.names, self.first_rounds, -1),
         }
-        if self.malformed:
-            arrays["malformed"] = _numbers(self.names, self.malformed, 0)
+        if self.malformed_counts:
+            arrays["malformed"] = _numbers(self.names, self.malformed_counts, 0)
         if self.alarms:
             arrays["alarms"] = _numbers(self.names, self.alarms, -1)
         if self.streaks:
@@ -271,7 +271,7 @@ class GuardMemory:
         memory.scalings = _by_name(names, arrays["scalings"], 1)
         memory.first_rounds = _by_name(names, arrays["first_rounds"], 0)
         if "malformed" in arrays:
-            memory.malformed = _by_name(names, arrays["malformed"], 1)
+            memory.malformed_counts = _by_name(names, arrays["malformed"], 1)
         if "alarms" in arrays:
             memory.alarms = _by_name(names, arrays["alarms"], 0)
         if "streak_starts" in arrays:

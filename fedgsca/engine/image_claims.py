@@ -35,9 +35,9 @@ def check_agreed_sites(config: Config, names: Sequence[str]) -> None:
 
 
 def _shorten(names: Sequence[str]) -> str:
-    more = len(names) - _MAX_NAMES
+    num_others = len(names) - _MAX_NAMES
     text = ", ".join(names[:_MAX_NAMES])
-    return f"{text} and {more} more" if more > 0 else text
+    return f"{text} and {num_others} more" if num_others > 0 else text
 
 
 class ImageClaims:

@@ -5,8 +5,8 @@
     steady      the changes of all rounds are larger than steady_factor times the others': it is
                 used with their norm
     trust       a site of which an update was refused is used with at most the norm of the others
-    opposed     a site that opposed a united rest (opposition.py) moves the model at most as much as
-                another one, whatever number of images it claims
+    opposed     a site that opposed a united rest (opposition_alarm.py) moves the model at most as
+                much as another one, whatever number of images it claims
 
 The last three need nobody's decision whether the site lies: they bound its influence.
 """

@@ -293,7 +293,7 @@ class RoundLoop:
             sites=validator.sites,
             asked_sites=validator.asked_sites,
             refusals=validator.refusals,
-            opposed=validator.opposed_sites or None,
+            opposition=validator.opposed_sites or None,
             privacy=_budget(config, payload.round + 1),
         )
 

@@ -80,7 +80,7 @@ class RoundRecord(Record):
     # site -> why its update was not used
     refusals: Mapping[str, str] = field(metadata=stored_as("refused"))
     # site -> how it leads the model against all others; None: nobody new does
-    opposed: Mapping[str, str] | None = None
+    opposition: Mapping[str, str] | None = field(default=None, metadata=stored_as("opposed"))
     # the sites that were asked; None: all of them
     asked_sites: tuple[str, ...] | None = field(default=None, metadata=stored_as("asked"))
     f1: float | None = None

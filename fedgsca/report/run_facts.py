@@ -241,7 +241,7 @@ def opposition_alarms(run: LoadedRun) -> tuple[str, ...]:
     """What the guard said about sites that lead the model against all others."""
     alarms = []
     for record in run.metrics:
-        for site, text in (record.opposed or {}).items():
+        for site, text in (record.opposition or {}).items():
             alarms.append(f"Round {record.round + 1}, {site}: {text}.")
     return tuple(alarms)
 

@@ -145,7 +145,7 @@ def _event_sentence(run: LoadedRun) -> str:
         clauses.append(f"{plural(num_refusals, 'update')} {verb} refused")
     opposed_sites: dict[str, None] = {}
     for record in run.metrics:
-        opposed_sites |= dict.fromkeys(record.opposed or {})
+        opposed_sites |= dict.fromkeys(record.opposition or {})
     if opposed_sites:
         verb = "leads" if len(opposed_sites) == 1 else "lead"
         clauses.append(f"{join_words(list(opposed_sites))} {verb} the model against all others")

@@ -85,11 +85,11 @@ def test_a_site_that_outweighs_a_united_rest_is_reported_and_limited(tmp_path: P
     honest = honest_f1(tmp_path / "honest")
     f1, observer = run_with_alarm(study_config(), tmp_path / "run")
     assert f1 >= honest - POINTS
-    reports = [record for record in observer.rounds if record.opposed]
+    reports = [record for record in observer.rounds if record.opposition]
     assert len(reports) == 1, "not again for ten rounds"
-    assert list(reports[0].opposed or {}) == [LIAR]
+    assert list(reports[0].opposition or {}) == [LIAR]
     assert reports[0].round < 6
-    text = (reports[0].opposed or {})[LIAR]
+    text = (reports[0].opposition or {})[LIAR]
     for words in ("since round", "180 images", "--from", "aggregation.rule=median"):
         assert words in text
     assert any("ALARM" in message and LIAR in message for message in observer.messages)
@@ -106,7 +106,7 @@ def test_a_site_that_outweighs_a_united_rest_is_reported_and_limited(tmp_path: P
 def test_with_report_the_model_is_as_without_the_alarm(tmp_path: Path) -> None:
     f1, observer = run_with_alarm(study_config(aggregation__opposed_sites="report"), tmp_path / "a")
     assert f1 < 60, "this is what the limit prevents"
-    texts = [record.opposed for record in observer.rounds if record.opposed]
+    texts = [record.opposition for record in observer.rounds if record.opposition]
     assert texts and "at most as much" not in texts[0][LIAR]
 
 
@@ -160,7 +160,7 @@ def test_honest_sites_are_not_reported(division: str, tmp_path: Path) -> None:
             aggregation__guard=name == "on",
         )
         run(config, tmp_path / name)
-    assert not any(record.opposed for record in read_rounds(tmp_path / "on"))
+    assert not any(record.opposition for record in read_rounds(tmp_path / "on"))
     assert digest(tmp_path / "on" / "metrics.jsonl") == digest(tmp_path / "off" / "metrics.jsonl")
 
 
