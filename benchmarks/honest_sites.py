@@ -122,7 +122,8 @@ class Extremes(UpdateGuard):
         balance = self.opposition.balance
         if balance.weight > MIN_WEIGHT:
             self._keep("unity of a rest that is outweighed", balance.unity)
-        self.alarms += [f"{site} in round {round_index + 1}" for site in self.opposition.messages]
+        new_alarms = [f"{site} in round {round_index + 1}" for site in self.opposition.messages]
+        self.alarms.extend(new_alarms)
 
     def _note(
         self, round_index: int, item: UpdateFacts, part: str, round_facts: RoundFacts

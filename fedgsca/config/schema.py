@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Protocol, TypeAlias
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from fedgsca.support.registry import Registry
 from fedgsca.wire import Extra
@@ -508,6 +508,16 @@ class AggregationConfig(Section):
         ge=0,
         description="rules krum and multi-krum: the number of lying sites to expect",
     )
+
+    @field_validator("max_images", mode="before")
+    @classmethod
+    def _check_images(cls, value: object) -> object:
+        """One problem in words, instead of one for each of the two forms."""
+        numbers = value.values() if isinstance(value, Mapping) else [value]
+        for number in numbers:
+            if number is not None and (type(number) is not int or number < 1):
+                raise ValueError("write a number of images, 1 or more, or a table of sites")
+        return value
 
     def agreed_images(self, site: str) -> int | None:
         """How many images a site may claim at most; None: nothing was agreed on."""
