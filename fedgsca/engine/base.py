@@ -30,6 +30,9 @@ if TYPE_CHECKING:
     from fedgsca.wire import Payload, Update
 
 
+ALARM = "ALARM"  # how a message begins that nobody should miss
+
+
 @dataclass(frozen=True)
 class Reply:
     """A site's answer to a payload: an update, or the reason why there is none."""

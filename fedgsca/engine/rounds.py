@@ -20,6 +20,7 @@ import numpy as np
 from fedgsca.config import Config
 from fedgsca.engine import checkpoint
 from fedgsca.engine.base import (
+    ALARM,
     Engine,
     PatientEngine,
     Reply,
@@ -677,7 +678,7 @@ class UpdateValidator:
         )
         self.opposed_sites = self.guard.opposition.messages
         for site, text in self.opposed_sites.items():
-            self.observer.on_message(f"ALARM, round {self.payload.round + 1}: {site}: {text}")
+            self.observer.on_message(f"{ALARM}, round {self.payload.round + 1}: {site}: {text}")
         for site in self.guard.sites_put_aside():
             if site not in excluded_sites:
                 self.observer.on_message(
