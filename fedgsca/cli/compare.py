@@ -1,4 +1,4 @@
-"""`fedgsca compare`: methods x noises x settings x seeds, every run resumable, one table at the end."""
+"""`fedgsca compare`: methods x noises x settings x seeds, every run resumable, one table."""
 
 from __future__ import annotations
 

@@ -641,6 +641,10 @@ class Variant:
         return f"{noise} with {self.text}" if self.text else noise
 
 
+# of a run in a comparison that varies neither network nor settings
+NO_VARIANT = Variant()
+
+
 @dataclass(frozen=True)
 class MethodInterval(Record):
     """The last models of a method under one noise (and network): macro F1, mean over the seeds.

@@ -29,6 +29,7 @@ from fedgsca.experiment.records import (
     all_variants,
 )
 from fedgsca.experiment.run_folder import dumps
+from fedgsca.experiment.weights_file import check_weights
 from fedgsca.grid import runner
 from fedgsca.grid.runner import (
     GridCell,
@@ -448,6 +449,10 @@ def run_plan(
     """
     requested_cells = plan.cells()
     check_folder(requested_cells, out)
+    finished_names = finished_cells(requested_cells, out)
+    for cell in requested_cells:
+        if cell.name not in finished_names:  # a finished run may come from another machine
+            check_weights(cell.config)
     joint_plan = extend(plan, out)
     save_plan(joint_plan, out)
     cells = joint_plan.cells()

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from statistics import fmean, stdev
 
 from fedgsca.experiment.records import (
+    NO_VARIANT,
     Comparison,
     ComparisonCell,
     MethodInterval,
@@ -66,7 +67,7 @@ class ComparisonRow:
     # the ceiling: not ranked, because no method knows which labels are wrong
     reference: bool = False
     # the network and the varied settings; `noise` names them, too
-    variant: Variant = Variant()
+    variant: Variant = NO_VARIANT
 
     @property
     def model(self) -> str:
@@ -122,7 +123,7 @@ def _variant_of(comparison: Comparison, condition: str) -> Variant:
         for variant in comparison.variants:
             if variant.join(noise) == condition:
                 return variant
-    return Variant()
+    return NO_VARIANT
 
 
 def _in_order(plan: Sequence[str], names: Iterable[str]) -> list[str]:

@@ -34,7 +34,7 @@ class LoadedComparison:
 
     @property
     def noises(self) -> list[str]:
-        """The conditions, in the order of the rows: noises, with network and settings if they vary."""
+        """The conditions, in the order of the rows: noises, and what varies beside them."""
         return list(dict.fromkeys(row.noise for row in self.rows))
 
     @property

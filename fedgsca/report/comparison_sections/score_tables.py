@@ -121,7 +121,7 @@ def _variant_tables(comparison: LoadedComparison) -> list[PageTable]:
                 cells.append(TableCell(DASH) if row is None else _score_cell(row, "f1"))
             rows.append(cells)
         subject = join_words([title.lower() for title in titles])
-        tables.append(PageTable(f"Macro F1 of every {subject} under noise {noise}", head, rows))
+        tables.append(PageTable(f"Macro F1 by {subject} under noise {noise}", head, rows))
     return tables
 
 
