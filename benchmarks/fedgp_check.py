@@ -7,8 +7,8 @@ For every seed: FedAvg, our FedGP, our FedGP as published (`official`), and the 
 benchmarks/oracles/fedgp_loop.py as published and with one choice of ours at a time. All use the
 same images, sites, wrong labels, small CNN with the same initial weights, learning rate, momentum,
 epochs and length of the warm-up. Beside each macro F1 (test, last five rounds): the best round, and
-the share of samples in the purified sets at the end, and |S|, the size of the global centroids at
-the end (published loop). VARIANTS change one thing of ours at a time.
+the share of samples in the purified sets at the end, and |S|, the size of the global centroids
+after the first round and at the end (published loop). VARIANTS change one thing of ours at a time.
 """
 
 from __future__ import annotations
@@ -32,12 +32,24 @@ from fedgsca.models.build import build_classifier
 from fedgsca.site import Samples
 from fedgsca.train import to_tensor
 
+# what our program does otherwise in the warm-up, beside the mean of the graph networks
+OUR_CHOICES: dict[str, Any] = {
+    "new_centroids": False,
+    "shuffle": True,
+    "train_w": True,
+    "centroid_std": None,
+}
 # name -> changes of the published loop, one at a time towards ours
 LOOPS: dict[str, dict[str, Any]] = {
     "published loop": {},
-    "loop, our W": {"centroid_std": None},
     "loop, mean graph": {"graph_in_turn": False},
+    "mean graph, rate 4": {"graph_in_turn": False, "graph_rate": 4.0},
     "loop, old stack": {"new_centroids": False},
+    "loop, shuffled": {"shuffle": True},
+    "loop, W trained": {"train_w": True},
+    "loop, our W": {"centroid_std": None},
+    "loop, all but mean": OUR_CHOICES,
+    "loop, all of these": {**OUR_CHOICES, "graph_in_turn": False},
 }
 OURS: dict[str, tuple[str, ...]] = {
     "FedAvg": (),
@@ -130,7 +142,9 @@ def line(name: str, seed: int, outcome: Outcome) -> str:
     """One run in one line, with macro F1 in every fourth round."""
     curve = " ".join(f"{value:.0f}" for value in outcome.f1[3::4])
     correct = f", {outcome.correct[-1]:.2f} of them correct" if outcome.correct else ""
-    size = f"  |S| {outcome.sizes[-1]:.1f}" if outcome.sizes else ""
+    size = ""
+    if outcome.sizes:
+        size = f"  |S| {outcome.sizes[0]:.1f} to {outcome.sizes[-1]:.1f}"
     return (
         f"seed {seed} {name:18} {outcome.score:5.1f}  best {max(outcome.f1):5.1f}  "
         f"purified {outcome.purified[-1]:.2f}{correct}{size}  [{curve}]"

@@ -52,8 +52,14 @@ class Hyper:
     centroid_std: float | None = 0.01
     # published; False: every client begins with the mean of last round's graph networks, as ours
     graph_in_turn: bool = True
-    # published; False: all centroids in the stack are those of last round, as ours
+    # published 1: of the graph network, as a multiple of the model's
+    graph_rate: float = 1.0
+    # published; False: all centroids in the stack are those of last round, and the first ones of a
+    # client are its own, as ours
     new_centroids: bool = True
+    # published False; True: as ours
+    shuffle: bool = False
+    train_w: bool = False
 
     def lr_at(self, round: int) -> float:
         """Learning rate of a zero-based round."""
@@ -205,7 +211,7 @@ class MainLoop:
         """All rounds; the mean model is tested after each."""
         for round in range(self.hyper.rounds):
             sgds = [self._sgd(model, round) for model in self.models]
-            graph_sgd = self._sgd(self.graph, round)
+            graph_sgd = self._graph_sgd(round)
             self.old_z = list(self.z)
             initial_graph = copy.deepcopy(self.graph.state_dict())
             graphs = []
@@ -213,7 +219,7 @@ class MainLoop:
                 for k, sgd in enumerate(sgds):
                     if not self.hyper.graph_in_turn:
                         self.graph.load_state_dict(initial_graph)
-                        graph_sgd = self._sgd(self.graph, round)
+                        graph_sgd = self._graph_sgd(round)
                     if round < self.hyper.warmup:
                         self._warm_up(k, sgd, graph_sgd)
                     else:
@@ -233,6 +239,11 @@ class MainLoop:
             momentum=hyper.momentum,
             weight_decay=hyper.weight_decay,
         )
+
+    def _graph_sgd(self, round: int) -> torch.optim.SGD:
+        sgd = self._sgd(self.graph, round)
+        sgd.param_groups[0]["lr"] *= self.hyper.graph_rate
+        return sgd
 
     def _embed(self, model: Classifier, x: Tensor) -> Tensor:
         head = model.head
@@ -254,6 +265,9 @@ class MainLoop:
     def _update_centroids(self, k: int, z: Tensor) -> None:
         if not self.z:
             self.z = [z.clone() for _ in self.clients]
+        if not self.hyper.new_centroids and not self.old_z:
+            self.z[k] = z
+            return
         self.z[k] = (1 - self.hyper.ema) * self.z[k] + self.hyper.ema * z
 
     def _warm_up(self, k: int, sgd: torch.optim.SGD, graph_sgd: torch.optim.SGD) -> None:
@@ -264,7 +278,10 @@ class MainLoop:
         same = client.given[:, None] == client.given
         links = cosines(f, f) * same
         mask = complementary(probs, links, client.given, self.hyper.neighbours)
-        self._train(k, torch.arange(len(f)), sgd, graph_sgd, mask)
+        rows = torch.arange(len(f))
+        if self.hyper.shuffle:
+            rows = torch.randperm(len(f), generator=self.generator)
+        self._train(k, rows, sgd, graph_sgd, mask)
 
     def _purify(self, k: int, sgd: torch.optim.SGD, graph_sgd: torch.optim.SGD) -> None:
         client = self.clients[k]
@@ -332,8 +349,11 @@ class MainLoop:
             sgd.step()
             graph_sgd.step()
             pulled = (1 - hyper.pull) * w.detach() + hyper.pull * s.detach()
-            # a new object: the optimiser keeps the old one
-            head.centroids.weight = nn.Parameter(pulled)
+            if hyper.train_w:
+                w.data.copy_(pulled)
+            else:
+                # a new object: the optimiser keeps the old one
+                head.centroids.weight = nn.Parameter(pulled)
 
     def _train_negative(self, k: int, rows: Tensor, sgd: torch.optim.SGD, mask: Tensor) -> None:
         model = self.models[k].train()
