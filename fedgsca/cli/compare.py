@@ -72,13 +72,18 @@ Vary = Annotated[
 ]
 SiteCounts = Annotated[
     str | None,
-    typer.Option("--sites", help="number of hospitals, default 4; several: 4,10,20"),
+    typer.Option(
+        "--sites",
+        help="number of hospitals, default 4; several: 4,10,20",
+        rich_help_panel="Experiment",
+    ),
 ]
 Partitions = Annotated[
     str | None,
     typer.Option(
         "--partition",
         help="stratified, dirichlet, missing, group or column; several: stratified,dirichlet",
+        rich_help_panel="Experiment",
     ),
 ]
 Participation = Annotated[
@@ -86,6 +91,7 @@ Participation = Annotated[
     typer.Option(
         "--participation",
         help="share of the sites that a round asks, default 1; several: 0.3,1",
+        rich_help_panel="Experiment",
     ),
 ]
 Seeds = Annotated[str, typer.Option("--seeds", help="how many (3: seeds 0, 1, 2) or which (0,4,7)")]
@@ -183,8 +189,10 @@ def compare(
     single_values = []
     variations = list(vary or ())
     for key, text in lists.items():
-        if text is not None:
-            (variations if "," in text else single_values).append(f"{key}={text}")
+        if text is not None and "," in text:
+            variations.append(f"{key}={text}")
+        elif text is not None:
+            single_values.append(f"{key}={text}")
     if models is not None and (model is not None or frozen or features is not None):
         raise ConfigError(
             "grid.two-model-flags",
