@@ -186,7 +186,7 @@ def compare(
         "data.partition": partition,
         "federation.participation": participation,
     }
-    single_values = []
+    single_values: list[str] = []
     variations = list(vary or ())
     for key, text in lists.items():
         if text is not None and "," in text:

@@ -596,9 +596,9 @@ def test_varied_settings_are_checked_before_any_run() -> None:
         with pytest.raises(ConfigError) as caught:
             check_variation(vary, SMALL_TREE)
         assert caught.value.code == code, vary
-    for vary in ({"data.sitse": (2, 4)}, {"data.sites": ("many", 4)}):
-        with pytest.raises(ConfigError, match=next(iter(vary))):
-            ComparisonPlan(("fedavg",), ("0",), (0,), SMALL_TREE, vary=vary).cells()
+    for key, values in (("data.sitse", (2, 4)), ("data.sites", ("many", 4))):
+        with pytest.raises(ConfigError, match=key):
+            ComparisonPlan(("fedavg",), ("0",), (0,), SMALL_TREE, vary={key: values}).cells()
     # four kinds of noise for four sites
     with pytest.raises(ConfigError):
         ComparisonPlan(("fedavg",), ("0-S40-P20-C20",), (0,), vary={"data.sites": (4, 10)}).cells()

@@ -124,7 +124,6 @@ def test_a_higher_rate_of_the_graph_network_makes_up_for_its_mean(tmp_path: Path
     in_turn, mean = changes
     slow = graph_change(tmp_path / "slow", 1.0)
     fast = graph_change(tmp_path / "fast", 4.0)
-    print(in_turn, mean, slow, fast)
     assert in_turn > 2.5 * mean
     assert 0.5 * mean < slow < 2 * mean
     assert 0.5 * in_turn < fast < 2 * in_turn
