@@ -317,6 +317,20 @@ def test_compare_writes_tables_and_resumes(shell: Shell, monkeypatch: pytest.Mon
     assert "train.rounds: 2 there, 3 here" in message
 
 
+def test_lists_of_settings_are_rows_of_a_comparison(shell: Shell) -> None:
+    words = tiny("--methods", "fedavg", "--noise", "S40", "--seeds", "1", "--no-ceiling")
+    words += ["--sites", "2,4", "--participation", "1", "--out", "c"]
+    code, out, err = shell("compare", *words)
+    assert code == 0, err
+    assert "noise S40 with sites=2" in out and "noise S40 with sites=4" in out
+    found = json.loads(Path("c/compare.json").read_text())
+    assert [cell["settings"] for cell in found["cells"]] == [{"data.sites": 2}, {"data.sites": 4}]
+    assert found["vary"] == {"data.sites": [2, 4]}
+    again = json.loads(shell("resume", "c", "--json")[1])
+    assert again["cells"] == found["cells"]
+    assert shell.error("compare", *words, "--vary", "seed=1,2")[1] == "grid.variation-has-a-flag"
+
+
 def test_demo_is_a_tour(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
     import fedgsca.grid.demo_plan
 
