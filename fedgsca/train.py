@@ -158,7 +158,7 @@ def batches(
             y = send(torch.from_numpy(labels[positions]), site.device)
             deliver(x, y)
         for first, batch_x, batch_y in zip(
-            range(0, len(positions), size), x.split(size), y.split(size), strict=True
+            range(0, len(positions), size), torch.split(x, size), torch.split(y, size), strict=True
         ):
             batch_rows = span_rows[first : first + size]
             if len(batch_rows) >= 2:

@@ -91,7 +91,7 @@ def test_the_personal_model_is_pulled_towards_w(tmp_path: Path) -> None:
     pair = ModelPair(FedFixerOptions(distance=2.0, personal_decay=0.0), site, 0, sieving=True)
     w, phi = pair.parameters[0]
     with torch.no_grad():
-        phi += 1.0
+        phi.add_(1.0)
     pair.phi_steps.zero_grad()
     pair._add_distance()
     assert phi.grad is not None
