@@ -12,8 +12,7 @@ import re
 import shutil
 import signal
 import subprocess
-import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,14 +20,14 @@ import pytest
 
 from fedgsca.label_audit.audit_table import read_audit
 from fedgsca.label_audit.decisions import Decisions
-from tests.deployment import OFFLINE, free_port
+from tests.commands import BIN, ROOT, run_script, run_script_in_copies
+from tests.deployment import free_port
 
 pytest.importorskip("efficientnet_lite_pytorch")
 
-ROOT = Path(__file__).parents[2]
 TUTORIALS = ROOT / "docs" / "tutorials"
-BIN = Path(sys.executable).parent
 FENCE = re.compile(r"^```(\w*)(?: title=\"([^\"]+)\")?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+Execute = Callable[[str, Path], str]
 
 
 @dataclass(frozen=True)
@@ -59,26 +58,18 @@ def shorten(script: str) -> str:
     )
 
 
-def execute(script: str, folder: Path, *, timeout: float = 600) -> str:
-    """Run a script with bash; returns its output, or fails with it. Nothing is left running."""
-    env = {**os.environ, **OFFLINE, "PATH": f"{BIN}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
-    process = subprocess.Popen(
-        ["bash", "-euc", script],
-        cwd=folder,
-        env=env,
-        text=True,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        start_new_session=True,
-    )
-    try:
-        output, _ = process.communicate(timeout=timeout)
-    finally:
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-    assert process.returncode == 0, output
-    return str(output)
+@pytest.fixture(
+    params=[
+        pytest.param("copies", id="copies of one process"),
+        pytest.param("processes", id="processes", marks=pytest.mark.slow),
+    ]
+)
+def execute(request: pytest.FixtureRequest) -> Execute:
+    """Runs a script and returns its output; `make slow` starts every command as a user does."""
+    if request.param == "processes":
+        return run_script
+    context = request.getfixturevalue("fork_server")
+    return lambda script, folder: run_script_in_copies(script, folder, context)
 
 
 def save_files(blocks: list[Block], folder: Path) -> None:
@@ -102,7 +93,7 @@ def test_every_block_of_commands_is_executed_or_needs_a_person() -> None:
                 assert all(line.startswith("$ ") for line in block.content.splitlines())
 
 
-def test_the_researcher_compares_methods(tmp_path: Path) -> None:
+def test_the_researcher_compares_methods(execute: Execute, tmp_path: Path) -> None:
     output = execute(shorten(shell_script(read_blocks("researcher"))), tmp_path)
     assert "ready to train on" in output
     for name in ("compare", "networks"):
@@ -110,7 +101,7 @@ def test_the_researcher_compares_methods(tmp_path: Path) -> None:
     assert "| S40 | cnn | FedGSCA |" in (tmp_path / "runs/networks/compare.md").read_text()
 
 
-def test_the_hospital_audits_its_labels(tmp_path: Path) -> None:
+def test_the_hospital_audits_its_labels(execute: Execute, tmp_path: Path) -> None:
     blocks = read_blocks("hospital")
     review = [block.language for block in blocks].index("console")
     execute(shell_script(blocks[:review]), tmp_path)
@@ -126,7 +117,7 @@ def test_the_hospital_audits_its_labels(tmp_path: Path) -> None:
     assert second.header.summary.estimated_wrong.count < before
 
 
-def test_the_developer_adds_a_method(tmp_path: Path) -> None:
+def test_the_developer_adds_a_method(execute: Execute, tmp_path: Path) -> None:
     blocks = read_blocks("developer")
     save_files(blocks, tmp_path)
     output = execute(shorten(shell_script(blocks)), tmp_path)
@@ -141,11 +132,11 @@ def test_the_developer_adds_a_method(tmp_path: Path) -> None:
 
 
 def test_the_coordinator_plans(tmp_path: Path) -> None:
-    """Up to the start of the first server."""
+    """Up to the start of the first server, in processes of their own."""
     blocks = read_blocks("coordinator")
     save_files(blocks, tmp_path)
     script = shell_script(blocks)
-    execute(shorten(script[: script.index("export FEDGSCA_PYTHON")]), tmp_path)
+    run_script(shorten(script[: script.index("export FEDGSCA_PYTHON")]), tmp_path)
     names = {path.name for path in (tmp_path / "kits/hospitals").glob("*.zip")}
     assert names == {"berlin.zip", "lyon.zip"}
 
@@ -178,7 +169,7 @@ def test_the_coordinator_starts_and_watches(free_folder: Path) -> None:
     port = str(free_port())
     plan = free_folder / "consortium.toml"
     plan.write_text(plan.read_text().replace("8123", port).replace("rounds = 12", "rounds = 6"))
-    output = execute(shorten(shell_script(blocks)), free_folder, timeout=1500)
+    output = run_script(shorten(shell_script(blocks)), free_folder, timeout=1500)
     assert "berlin: registered" in output
     assert "finished" in output
     assert (free_folder / "kits/coordinator/run/report.html").is_file()
