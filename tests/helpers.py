@@ -45,8 +45,10 @@ def needs_packages(*names: str) -> pytest.MarkDecorator:
     `pytest.importorskip` at the top of a file imports it in every process of `make test`: MONAI
     and Opacus take seconds of each. This mark only looks whether they are there.
     """
-    missing = [name for name in names if importlib.util.find_spec(name) is None]
-    return pytest.mark.skipif(bool(missing), reason=f"not installed: {', '.join(missing)}")
+    missing_packages = [name for name in names if importlib.util.find_spec(name) is None]
+    return pytest.mark.skipif(
+        bool(missing_packages), reason=f"not installed: {', '.join(missing_packages)}"
+    )
 
 
 @dataclass

@@ -44,13 +44,13 @@ def weight_bytes(folder: Path) -> dict[str, bytes]:
 def test_evidence_is_collected_and_does_not_change_the_training(
     method: str, tmp_path: Path
 ) -> None:
-    on = finished_run(toy_config(method, frozen=True, audit__first=1))
+    folder = finished_run(toy_config(method, frozen=True, audit__first=1))
     run(toy_config(method, frozen=True, audit__enabled=False), tmp_path / "off")
-    assert digest(on / "metrics.jsonl") == digest(tmp_path / "off" / "metrics.jsonl")
-    assert weight_bytes(on) == weight_bytes(tmp_path / "off")
+    assert digest(folder / "metrics.jsonl") == digest(tmp_path / "off" / "metrics.jsonl")
+    assert weight_bytes(folder) == weight_bytes(tmp_path / "off")
     assert not (tmp_path / "off" / "evidence").exists()
-    assert sites_with_evidence(on) == [f"site-{i + 1}" for i in range(SITES)]
-    evidence = read_evidence(on, "site-2")
+    assert sites_with_evidence(folder) == [f"site-{i + 1}" for i in range(SITES)]
+    evidence = read_evidence(folder, "site-2")
     assert evidence.rounds == ROUNDS - 1
     assert evidence.probs.shape == (len(evidence), CLASSES)
     np.testing.assert_allclose(evidence.probs.sum(axis=1), 1, atol=1e-4)

@@ -46,13 +46,16 @@ def read_blocks(name: str) -> list[Block]:
 
 
 def shorten(script: str) -> str:
-    """The same commands with one round, one seed and small images."""
+    """The same commands with one round, one seed and small images.
+
+    Most of the time of a short run is the network's pass over the images of `data example`.
+    """
     script = re.sub(r"--rounds \d+", "--rounds 1", script)
     script = re.sub(r"--seeds \d+", "--seeds 1", script)
     # all commands alike, so that the features of the images are computed once
     return re.sub(
         r"^(fedgsca (run|compare|noise preview) .*)$",
-        r"\1 --set data.image_size=32",
+        r"\1 --set data.image_size=32 --set model.feature_size=32",
         script,
         flags=re.MULTILINE,
     )
@@ -70,6 +73,13 @@ def execute(request: pytest.FixtureRequest) -> Execute:
         return run_script
     context = request.getfixturevalue("fork_server")
     return lambda script, folder: run_script_in_copies(script, folder, context)
+
+
+def shorten_audit(script: str) -> str:
+    """The same commands, with the network's pass at the size of the images, which is 64 pixels."""
+    return re.sub(
+        r"^(fedgsca audit-folder .*)$", r"\1 --set model.feature_size=64", script, flags=re.M
+    )
 
 
 def save_files(blocks: list[Block], folder: Path) -> None:
@@ -104,14 +114,14 @@ def test_the_researcher_compares_methods(execute: Execute, tmp_path: Path) -> No
 def test_the_hospital_audits_its_labels(execute: Execute, tmp_path: Path) -> None:
     blocks = read_blocks("hospital")
     review = [block.language for block in blocks].index("console")
-    execute(shell_script(blocks[:review]), tmp_path)
+    execute(shorten_audit(shell_script(blocks[:review])), tmp_path)
     audit = read_audit(tmp_path / "audits/mine/audit/site-1")
     assert (audit.path / "gallery.html").is_file()
     decisions = Decisions(audit.path, audit.classes)  # in place of the person at the review page
     suspects = [suspect for suspect in audit.window(0, 20) if suspect.given != suspect.suggestion]
     for suspect in suspects:
         decisions.record(suspect, suspect.suggestion, reviewer="YOU")
-    execute(shell_script(blocks[review:]), tmp_path)
+    execute(shorten_audit(shell_script(blocks[review:])), tmp_path)
     second = read_audit(tmp_path / "audits/second/audit/site-1")
     before = audit.header.summary.estimated_wrong.count
     assert second.header.summary.estimated_wrong.count < before
