@@ -20,7 +20,6 @@ from typing import Any
 
 from fedgsca.config import Tree, merge
 from fedgsca.errors import ConfigError
-from fedgsca.experiment.records import join_condition
 from fedgsca.experiment.run_folder import dumps, read_rounds, read_timing
 from fedgsca.grid.comparison import ComparisonPlan, is_clean
 from fedgsca.grid.runner import Results, damaged_run, finished_cells, folder_of
@@ -244,7 +243,7 @@ def collect_groups(plan: ComparisonPlan, results: Results, out: Path) -> list[Ef
     for cell in plan.cells():
         if cell.name not in results or cell.role == "clean":
             continue
-        condition = join_condition(cell.noise, cell.model)
+        condition = cell.variant.join(cell.noise)
         seeds = conditions.setdefault(condition, {})
         seeds.setdefault(cell.seed, {})[cell.row] = folder_of(cell, out)
         if is_clean(cell.noise):
