@@ -4,17 +4,20 @@
         [--images 800] [--set KEY=VALUE ...] [--only NAME ...]
 
 For every seed: FedAvg, our FedGP, our FedGP as published (`official`), and the main loop of
-benchmarks/oracles/fedgp_loop.py with the published initial centroids and with ours. All use the
+benchmarks/oracles/fedgp_loop.py as published and with one choice of ours at a time. All use the
 same images, sites, wrong labels, small CNN with the same initial weights, learning rate, momentum,
 epochs and length of the warm-up. Beside each macro F1 (test, last five rounds): the best round, and
-the share of samples in the purified sets at the end. VARIANTS change one thing of ours at a time.
+the share of samples in the purified sets at the end, and |S|, the size of the global centroids
+after the first round and at the end (published loop). VARIANTS change one thing of ours at a time.
 """
 
 from __future__ import annotations
 
 import argparse
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -29,14 +32,33 @@ from fedgsca.models.build import build_classifier
 from fedgsca.site import Samples
 from fedgsca.train import to_tensor
 
-# name -> standard deviation of the initial W; None: that of our network
-LOOPS = {"published loop": 0.01, "published, our W": None}
+# what our program does otherwise in the warm-up, beside the mean of the graph networks
+OUR_CHOICES: dict[str, Any] = {
+    "new_centroids": False,
+    "shuffle": True,
+    "train_w": True,
+    "centroid_std": None,
+}
+# name -> changes of the published loop, one at a time towards ours
+LOOPS: dict[str, dict[str, Any]] = {
+    "published loop": {},
+    "loop, mean graph": {"graph_in_turn": False},
+    "mean graph, rate 4": {"graph_in_turn": False, "graph_rate": 4.0},
+    "loop, old stack": {"new_centroids": False},
+    "loop, shuffled": {"shuffle": True},
+    "loop, W trained": {"train_w": True},
+    "loop, our W": {"centroid_std": None},
+    "loop, all but mean": OUR_CHOICES,
+    "loop, all of these": {**OUR_CHOICES, "graph_in_turn": False},
+}
 OURS: dict[str, tuple[str, ...]] = {
     "FedAvg": (),
     "FedGP": (),
     "FedGP official": ("fedgp.official=true",),
 }
 VARIANTS: dict[str, tuple[str, ...]] = {
+    "graph rate 1": ("fedgp.graph_rate=1",),
+    "official, rate 1": ("fedgp.official=true", "fedgp.graph_rate=1"),
     "no pull of W": ("fedgp.w_pull=0",),
     "no global loss": ("fedgp.w_pull=0", "fedgp.rho=0"),
     "no norms": ("fedgp.norm=0",),
@@ -73,7 +95,7 @@ def tensor_of(samples: Samples) -> torch.Tensor:
     return to_tensor(samples, np.arange(len(samples)), torch.device("cpu"))
 
 
-def run_loop(experiment: Experiment, centroid_std: float | None) -> Outcome:
+def run_loop(experiment: Experiment, changes: Mapping[str, Any]) -> Outcome:
     """The published loop on the arrays and the initial network of an experiment."""
     config = experiment.config
     train = config.train
@@ -86,7 +108,7 @@ def run_loop(experiment: Experiment, centroid_std: float | None) -> Outcome:
         weight_decay=train.weight_decay,
         batch=train.batch_size,
         lr_steps=train.lr_steps,
-        centroid_std=centroid_std,
+        **changes,
     )
     clients = []
     for name in sorted(experiment.sites):
@@ -120,9 +142,12 @@ def line(name: str, seed: int, outcome: Outcome) -> str:
     """One run in one line, with macro F1 in every fourth round."""
     curve = " ".join(f"{value:.0f}" for value in outcome.f1[3::4])
     correct = f", {outcome.correct[-1]:.2f} of them correct" if outcome.correct else ""
+    size = ""
+    if outcome.sizes:
+        size = f"  |S| {outcome.sizes[0]:.1f} to {outcome.sizes[-1]:.1f}"
     return (
         f"seed {seed} {name:18} {outcome.score:5.1f}  best {max(outcome.f1):5.1f}  "
-        f"purified {outcome.purified[-1]:.2f}{correct}  [{curve}]"
+        f"purified {outcome.purified[-1]:.2f}{correct}{size}  [{curve}]"
     )
 
 

@@ -14,7 +14,7 @@ the graph are empty; BatchNorm's statistics also from the remaining samples; the
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -50,6 +50,16 @@ class Hyper:
     negative: float = 0.1
     # of the initial W (published 0.01); None: the network's own initial W
     centroid_std: float | None = 0.01
+    # published; False: every client begins with the mean of last round's graph networks, as ours
+    graph_in_turn: bool = True
+    # published 1: of the graph network, as a multiple of the model's
+    graph_rate: float = 1.0
+    # published; False: all centroids in the stack are those of last round, and the first ones of a
+    # client are its own, as ours
+    new_centroids: bool = True
+    # published False; True: as ours
+    shuffle: bool = False
+    train_w: bool = False
 
     def lr_at(self, round: int) -> float:
         """Learning rate of a zero-based round."""
@@ -84,6 +94,8 @@ class Outcome:
     # shares of samples in P_k, and of correct given labels among them; all samples in the warm-up
     purified: list[float] = field(default_factory=list)
     correct: list[float] = field(default_factory=list)
+    # ||S||: the global centroids that the graph network makes at the end of the round
+    sizes: list[float] = field(default_factory=list)
 
     @property
     def score(self) -> float:
@@ -163,6 +175,15 @@ def negative_loss(logits: Tensor, mask: Tensor) -> Tensor:
     return -(torch.log(1 - logits.softmax(dim=1) + 1e-8) * mask).sum(dim=1).mean()
 
 
+def mean_state(states: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    """The mean 1/K of all numbers; counters are the first client's."""
+    mean = {}
+    for name, value in states[0].items():
+        values = torch.stack([state[name] for state in states])
+        mean[name] = values.mean(dim=0) if value.is_floating_point() else value
+    return mean
+
+
 class MainLoop:
     """Warm-up and purification with any backbone under a centroid head."""
 
@@ -182,19 +203,30 @@ class MainLoop:
         self.models = [copy.deepcopy(model) for _ in clients]
         self.graph = CentroidGraph(dim, hyper.links, self.generator)
         self.z: list[Tensor] = []
+        # those of last round
+        self.old_z: list[Tensor] = []
         self.outcome = Outcome()
 
     def run(self, test_x: Tensor, test_y: np.ndarray) -> Outcome:
         """All rounds; the mean model is tested after each."""
         for round in range(self.hyper.rounds):
             sgds = [self._sgd(model, round) for model in self.models]
-            graph_sgd = self._sgd(self.graph, round)
+            graph_sgd = self._graph_sgd(round)
+            self.old_z = list(self.z)
+            initial_graph = copy.deepcopy(self.graph.state_dict())
+            graphs = []
             for _ in range(self.hyper.epochs):
                 for k, sgd in enumerate(sgds):
+                    if not self.hyper.graph_in_turn:
+                        self.graph.load_state_dict(initial_graph)
+                        graph_sgd = self._graph_sgd(round)
                     if round < self.hyper.warmup:
                         self._warm_up(k, sgd, graph_sgd)
                     else:
                         self._purify(k, sgd, graph_sgd)
+                    graphs.append(copy.deepcopy(self.graph.state_dict()))
+            if not self.hyper.graph_in_turn:
+                self.graph.load_state_dict(mean_state(graphs))
             self._average()
             self._record(test_x, test_y)
         return self.outcome
@@ -207,6 +239,11 @@ class MainLoop:
             momentum=hyper.momentum,
             weight_decay=hyper.weight_decay,
         )
+
+    def _graph_sgd(self, round: int) -> torch.optim.SGD:
+        sgd = self._sgd(self.graph, round)
+        sgd.param_groups[0]["lr"] *= self.hyper.graph_rate
+        return sgd
 
     def _embed(self, model: Classifier, x: Tensor) -> Tensor:
         head = model.head
@@ -228,6 +265,9 @@ class MainLoop:
     def _update_centroids(self, k: int, z: Tensor) -> None:
         if not self.z:
             self.z = [z.clone() for _ in self.clients]
+        if not self.hyper.new_centroids and not self.old_z:
+            self.z[k] = z
+            return
         self.z[k] = (1 - self.hyper.ema) * self.z[k] + self.hyper.ema * z
 
     def _warm_up(self, k: int, sgd: torch.optim.SGD, graph_sgd: torch.optim.SGD) -> None:
@@ -238,7 +278,10 @@ class MainLoop:
         same = client.given[:, None] == client.given
         links = cosines(f, f) * same
         mask = complementary(probs, links, client.given, self.hyper.neighbours)
-        self._train(k, torch.arange(len(f)), sgd, graph_sgd, mask)
+        rows = torch.arange(len(f))
+        if self.hyper.shuffle:
+            rows = torch.randperm(len(f), generator=self.generator)
+        self._train(k, rows, sgd, graph_sgd, mask)
 
     def _purify(self, k: int, sgd: torch.optim.SGD, graph_sgd: torch.optim.SGD) -> None:
         client = self.clients[k]
@@ -289,6 +332,8 @@ class MainLoop:
         head = model.head
         assert isinstance(head, CentroidHead)
         stack = torch.stack(self.z)
+        if not hyper.new_centroids:
+            stack = torch.stack(self.old_z or [self.z[k]])
         for part in self._parts(rows):
             sgd.zero_grad()
             graph_sgd.zero_grad()
@@ -304,8 +349,11 @@ class MainLoop:
             sgd.step()
             graph_sgd.step()
             pulled = (1 - hyper.pull) * w.detach() + hyper.pull * s.detach()
-            # a new object: the optimiser keeps the old one
-            head.centroids.weight = nn.Parameter(pulled)
+            if hyper.train_w:
+                w.data.copy_(pulled)
+            else:
+                # a new object: the optimiser keeps the old one
+                head.centroids.weight = nn.Parameter(pulled)
 
     def _train_negative(self, k: int, rows: Tensor, sgd: torch.optim.SGD, mask: Tensor) -> None:
         model = self.models[k].train()
@@ -320,11 +368,7 @@ class MainLoop:
 
     @torch.no_grad()
     def _average(self) -> None:
-        states = [model.state_dict() for model in self.models]
-        mean = {}
-        for name, value in states[0].items():
-            values = torch.stack([state[name] for state in states])
-            mean[name] = values.mean(dim=0) if value.is_floating_point() else value
+        mean = mean_state([model.state_dict() for model in self.models])
         for model in (self.server, *self.models):
             model.load_state_dict(mean)
 
@@ -334,6 +378,7 @@ class MainLoop:
         predictions = torch.cat([model(part).argmax(dim=1) for part in torch.split(x, 256)])
         score = f1_score(y, predictions.numpy(), average="macro", zero_division=0)
         self.outcome.f1.append(100 * float(score))
+        self.outcome.sizes.append(float(self.graph(torch.stack(self.z)).norm()))
         members = []
         correct = []
         for client in self.clients:

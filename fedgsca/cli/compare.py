@@ -1,4 +1,4 @@
-"""`fedgsca compare`: methods x noises x seeds, every run resumable, one table at the end."""
+"""`fedgsca compare`: methods x noises x settings x seeds, every run resumable, one table."""
 
 from __future__ import annotations
 
@@ -21,12 +21,10 @@ from fedgsca.cli.options import (
     Json,
     Labels,
     Model,
-    Partition,
     Preset,
     Quiet,
     Rounds,
     Sets,
-    Sites,
     SkipUnreadable,
     Track,
     source_slug,
@@ -64,6 +62,38 @@ Models = Annotated[
         help="compare networks, too: NAME, NAME+frozen or NAME=WEIGHTS, joined by commas",
     ),
 ]
+Vary = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--vary",
+        help="compare any other setting, too: section.key=value,value; repeatable",
+        metavar="KEY=VALUES",
+    ),
+]
+SiteCounts = Annotated[
+    str | None,
+    typer.Option(
+        "--sites",
+        help="number of hospitals, default 4; several: 4,10,20",
+        rich_help_panel="Experiment",
+    ),
+]
+Partitions = Annotated[
+    str | None,
+    typer.Option(
+        "--partition",
+        help="stratified, dirichlet, missing, group or column; several: stratified,dirichlet",
+        rich_help_panel="Experiment",
+    ),
+]
+Participation = Annotated[
+    str | None,
+    typer.Option(
+        "--participation",
+        help="share of the sites that a round asks, default 1; several: 0.3,1",
+        rich_help_panel="Experiment",
+    ),
+]
 Seeds = Annotated[str, typer.Option("--seeds", help="how many (3: seeds 0, 1, 2) or which (0,4,7)")]
 Ceiling = Annotated[
     bool,
@@ -93,11 +123,13 @@ def compare(
     methods: Methods = "fedavg,fedgsca",
     noise: Noises = None,
     models: Models = None,
+    vary: Vary = None,
     seeds: Seeds = "3",
     data: Data = None,
     rounds: Rounds = None,
-    sites: Sites = None,
-    partition: Partition = None,
+    sites: SiteCounts = None,
+    partition: Partitions = None,
+    participation: Participation = None,
     labels: Labels = None,
     model: Model = None,
     frozen: Frozen = False,
@@ -122,20 +154,19 @@ def compare(
     from fedgsca.config import merge
     from fedgsca.grid.comparison import (
         ComparisonPlan,
-        model_tree,
         parse_methods,
         parse_models,
         parse_noises,
         parse_seeds,
         read_plan,
         read_tuned,
+        variant_tree,
     )
+    from fedgsca.grid.variation import check_variation, parse_variation, without_keys
 
     flags = ExperimentFlags(
         data=data,
         rounds=rounds,
-        sites=sites,
-        partition=partition,
         labels=labels,
         model=model,
         frozen=frozen,
@@ -146,6 +177,22 @@ def compare(
         track=track,
     )
     check_track(track)
+    if models is None and model is not None and "," in model:
+        # several networks, under the other name
+        models = model
+        model = None
+    lists = {
+        "data.sites": sites,
+        "data.partition": partition,
+        "federation.participation": participation,
+    }
+    single_values: list[str] = []
+    variations = list(vary or ())
+    for key, text in lists.items():
+        if text is not None and "," in text:
+            variations.append(f"{key}={text}")
+        elif text is not None:
+            single_values.append(f"{key}={text}")
     if models is not None and (model is not None or frozen or features is not None):
         raise ConfigError(
             "grid.two-model-flags",
@@ -157,13 +204,15 @@ def compare(
         methods=parse_methods(methods),
         noises=parse_noises(noise or ["0-S40-P20-C20"]),
         seeds=parse_seeds(seeds),
-        tree=flags.make_tree(config_file, sets),
+        tree=flags.make_tree(config_file, [*(sets or ()), *single_values]),
         ceiling=ceiling,
         clean=clean,
         title=title or "",
         method_settings=read_tuned(tuned_file) if tuned_file else {},
         models=parse_models(models) if models is not None else (),
+        vary=parse_variation(variations),
     )
+    check_variation(plan.vary, plan.tree)
     source = plan.cells()[0].config.data.source
     folder = out or Path("runs") / f"compare-{source_slug(source)}"
     print_start(f"{plural(len(plan.cells()), 'run')} on {source}", quiet=quiet or as_json)
@@ -171,16 +220,13 @@ def compare(
     # one that was started with other defaults continues with those
     if earlier is None or _without_track(earlier) != _without_track(plan):
         tree = plan.tree
-        if plan.models:  # the data need not choose a network
-            tree = merge(tree, model_tree(plan.models[0]))
+        # the data need not choose a network or a setting that varies
+        tree = merge(tree, variant_tree(plan.variants[0]))
         tree = complete_tree(tree, plan.noises, quiet=quiet)
+        variant_keys = list(plan.vary)
         if plan.models:
-            tree["model"] = {
-                key: value
-                for key, value in tree["model"].items()
-                if key not in ("name", "frozen", "weights")
-            }
-        plan = replace(plan, tree=tree)
+            variant_keys += ["model.name", "model.frozen", "model.weights"]
+        plan = replace(plan, tree=without_keys(tree, variant_keys))
     if not quiet:
         _explain_plan(plan)
         open_cells = [cell for cell in plan.cells() if not _is_finished(folder, cell)]

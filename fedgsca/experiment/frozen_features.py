@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from pathlib import Path
 
 import numpy as np
 
@@ -11,8 +10,8 @@ from fedgsca.config import OWN_FEATURES, Config
 from fedgsca.data.cache import cached_array, is_cached
 from fedgsca.data.own_features import FILE_NAME
 from fedgsca.data.table import ImageTable, images_digest
-from fedgsca.errors import ConfigError, DataError
-from fedgsca.experiment.weights_file import brings_weights, weights_digest, weights_path
+from fedgsca.errors import DataError
+from fedgsca.experiment.weights_file import needed_weights, weights_digest
 
 
 def frozen_features(config: Config, table: ImageTable) -> np.ndarray:
@@ -27,7 +26,7 @@ def frozen_features(config: Config, table: ImageTable) -> np.ndarray:
     if config.model.name == OWN_FEATURES:
         return _own_features(table)
     check_images(config, table)
-    path = _needed_weights(config)
+    path = needed_weights(config)
     size = config.model.feature_size
     spec = spec_of(config.model.name)
 
@@ -97,20 +96,8 @@ def _own_features(table: ImageTable) -> np.ndarray:
     return cached_array(hashlib.sha256(key.encode()).hexdigest(), features.shape, np.float32, fill)
 
 
-def _needed_weights(config: Config) -> Path | None:
-    path = weights_path(config)
-    if path is None and not brings_weights(config):
-        raise ConfigError(
-            "weights.missing-for-frozen-model",
-            f"a frozen {config.model.name} without weights would give random features",
-            fix="--set model.weights=FILE, or use model.name=efficientnet-lite0 with its packaged"
-            " weights",
-        )
-    return path
-
-
 def _cache_key(config: Config, table: ImageTable) -> str:
-    digest = weights_digest(config) or str(_needed_weights(config))
+    digest = weights_digest(config) or str(needed_weights(config))
     model = config.model
     images = f"{table.images.shape}|{table.image_digest or images_digest(table.images)}"
     identity = f"features-3|{images}|{model.name}|{digest}|{model.feature_size}"

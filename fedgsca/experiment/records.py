@@ -17,8 +17,10 @@ counted from 0, times are seconds.
 
 from __future__ import annotations
 
+import itertools
+import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -79,6 +81,8 @@ class RoundRecord(Record):
     sites: Mapping[str, SiteRecord]
     # site -> why its update was not used
     refusals: Mapping[str, str] = field(metadata=stored_as("refused"))
+    # site -> how it leads the model against all others; None: nobody new does
+    opposition: Mapping[str, str] | None = field(default=None, metadata=stored_as("opposed"))
     # the sites that were asked; None: all of them
     asked_sites: tuple[str, ...] | None = field(default=None, metadata=stored_as("asked"))
     f1: float | None = None
@@ -441,6 +445,7 @@ class SiteStatus(Record):
     since: str
     usual: float | None = None  # seconds from a message to its answer, the median
     timeout: float | None = None  # seconds for which the site is awaited
+    max_images: int | None = None  # that it may claim, if a number was agreed on
 
 
 @dataclass(frozen=True)
@@ -586,16 +591,61 @@ class ComparisonCell(Record):
     ece: float | None = None
     # the network, in a comparison of several
     model: str | None = None
+    # the values of the settings that the comparison varies, by key
+    settings: Mapping[str, Any] | None = None
+
+    @property
+    def variant(self) -> Variant:
+        """The network and the varied settings of the run."""
+        return Variant(self.model, self.settings or {})
 
     @property
     def condition(self) -> str:
-        """What methods are compared under: the noise and, if there are several, the network."""
-        return join_condition(self.noise, self.model)
+        """What methods are compared under: the noise and, where they vary, network and settings."""
+        return self.variant.join(self.noise)
 
 
-def join_condition(noise: str, model: str | None) -> str:
-    """The noise and, in a comparison of several networks, the network."""
-    return f"{noise} with {model}" if model else noise
+# varied settings that tables call by a shorter name than their key
+SHORT_KEYS = {
+    "data.sites": "sites",
+    "data.partition": "partition",
+    "federation.participation": "participation",
+}
+
+
+def setting_name(key: str) -> str:
+    """The name of a varied setting in tables: "sites" for data.sites, else the key."""
+    return SHORT_KEYS.get(key, key)
+
+
+def setting_value(value: Any) -> str:
+    """A value as one writes it after --vary KEY=."""
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+@dataclass(frozen=True)
+class Variant:
+    """What a comparison varies beside method, noise and seed: the network, and any settings."""
+
+    model: str | None = None
+    # key -> value, such as {"data.sites": 10}
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def text(self) -> str:
+        """For people: "cnn, sites=10"; empty if nothing varies."""
+        parts = [self.model] if self.model else []
+        for key, value in self.settings.items():
+            parts.append(f"{setting_name(key)}={setting_value(value)}")
+        return ", ".join(parts)
+
+    def join(self, noise: str) -> str:
+        """The condition: the noise, and what varies beside it."""
+        return f"{noise} with {self.text}" if self.text else noise
+
+
+# of a run in a comparison that varies neither network nor settings
+NO_VARIANT = Variant()
 
 
 @dataclass(frozen=True)
@@ -616,7 +666,7 @@ class MethodInterval(Record):
 
 @dataclass(frozen=True)
 class Comparison(Record):
-    """Methods x noises x networks x seeds, as far as the runs are finished."""
+    """Methods x noises x variants x seeds, as far as the runs are finished."""
 
     title: str
     data: str
@@ -624,19 +674,35 @@ class Comparison(Record):
     methods: tuple[str, ...]
     seeds: tuple[int, ...]
     cells: tuple[ComparisonCell, ...]
-    # condition (the noise, and the network if there are several) -> seed -> F1 without the wrong
-    # labels
+    # condition (the noise, with network and settings where they vary) -> seed -> F1 without the
+    # wrong labels
     ceiling: Mapping[str, Mapping[str, float]]
     clean: Mapping[str, float] | None = None  # seed -> F1 of FedAvg without noise
     # None before the tables are written; empty where no run has probabilities of its test images
     intervals: tuple[MethodInterval, ...] | None = None
     models: tuple[str, ...] | None = None  # networks, if there are several
+    # settings that vary: key -> values
+    vary: Mapping[str, tuple[Any, ...]] | None = None
     extra: Mapping[str, Any] = field(default_factory=dict, metadata=REMAINING_KEYS)
 
     @property
+    def variants(self) -> list[Variant]:
+        """Every network with every combination of the varied settings, in the order of tables."""
+        return all_variants(self.models or (), self.vary or {})
+
+    @property
     def conditions(self) -> tuple[str, ...]:
-        """Every noise with every network, in the order of tables."""
+        """Every noise with every variant, in the order of tables."""
         conditions = []
         for noise in self.noises:
-            conditions += [join_condition(noise, model) for model in self.models or (None,)]
+            conditions += [variant.join(noise) for variant in self.variants]
         return tuple(conditions)
+
+
+def all_variants(models: Sequence[str], vary: Mapping[str, Sequence[Any]]) -> list[Variant]:
+    """Every network with every combination of settings; one empty variant if nothing varies."""
+    variants = []
+    for model in models or (None,):
+        for values in itertools.product(*vary.values()):
+            variants.append(Variant(model, dict(zip(vary, values, strict=True))))
+    return variants

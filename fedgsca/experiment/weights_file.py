@@ -8,8 +8,8 @@ from pathlib import Path
 
 import numpy as np
 
-from fedgsca.config import Config
-from fedgsca.errors import ConfigError
+from fedgsca.config import OWN_FEATURES, Config
+from fedgsca.errors import ConfigError, WeightsError
 from fedgsca.support.digests import sha256_file
 from fedgsca.support.import_path import is_import_path
 
@@ -27,6 +27,34 @@ def weights_path(config: Config) -> Path | None:
             )
         return packaged_weights()
     return Path(config.model.weights).expanduser() if config.model.weights else None
+
+
+def check_weights(config: Config) -> None:
+    """Check before anything is trained that the weights are there; their contents are read later.
+
+    Raises an error if the file does not exist, or if a frozen network has no weights.
+    """
+    needs_weights = config.model.frozen and config.model.name != OWN_FEATURES
+    path = needed_weights(config) if needs_weights else weights_path(config)
+    if path is not None and not path.is_file():
+        raise WeightsError(
+            "weights.file-not-found",
+            f"the weights file {path} does not exist",
+            fix="give the path of a .safetensors, .pth, .pt or .torch file",
+        )
+
+
+def needed_weights(config: Config) -> Path | None:
+    """The weights file of a frozen network; None if the network brings weights along."""
+    path = weights_path(config)
+    if path is None and not brings_weights(config):
+        raise ConfigError(
+            "weights.missing-for-frozen-model",
+            f"a frozen {config.model.name} without weights would give random features",
+            fix="--set model.weights=FILE, or use model.name=efficientnet-lite0 with its packaged"
+            " weights",
+        )
+    return path
 
 
 def weights_digest(config: Config) -> str | None:

@@ -1,8 +1,9 @@
-"""Comparisons: methods x noises x seeds.
+"""Comparisons: methods x noises x networks x settings x seeds.
 
     OUT/plan.json          the plan; `fedgsca resume OUT` reads it
     OUT/cells/<cell>/      one run each: <method>-<noise>-s<seed>, ceiling-<noise>-s<seed>;
-                           with several networks, <method>-<noise>-<network>-s<seed>
+                           with several networks or settings,
+                           <method>-<noise>-<network>-<settings>-s<seed>
     OUT/compare.json       the numbers of all finished runs, rewritten after each of them
     OUT/compare.md, compare.csv, compare.tex, report.html
 
@@ -20,8 +21,15 @@ from typing import Any
 
 from fedgsca.config import Config, Tree, build, differences, merge, read_toml
 from fedgsca.errors import ConfigError, RunFolderError
-from fedgsca.experiment.records import Comparison, ComparisonCell, RunResult, join_condition
+from fedgsca.experiment.records import (
+    Comparison,
+    ComparisonCell,
+    RunResult,
+    Variant,
+    all_variants,
+)
 from fedgsca.experiment.run_folder import dumps
+from fedgsca.experiment.weights_file import check_weights
 from fedgsca.grid import runner
 from fedgsca.grid.runner import (
     GridCell,
@@ -33,6 +41,14 @@ from fedgsca.grid.runner import (
     finished_cells,
     raise_failures,
     run_cells,
+)
+from fedgsca.grid.variation import (
+    Variation,
+    check_variation,
+    folder_part,
+    join_variations,
+    settings_tree,
+    unique_values,
 )
 from fedgsca.methods.base import load_methods, paper_methods
 from fedgsca.noise import parse_noise
@@ -70,6 +86,8 @@ class ComparisonPlan:
     method_settings: Mapping[str, Tree] = field(default_factory=dict)
     # networks to compare, as NAME, NAME+frozen or NAME=WEIGHTS; empty: the one of the tree
     models: tuple[str, ...] = ()
+    # settings to vary: key -> values, such as {"data.sites": (4, 10, 20)}
+    vary: Variation = field(default_factory=dict)
 
     def cells(self) -> list[GridCell]:
         """All runs, each with a checked configuration.
@@ -79,40 +97,47 @@ class ComparisonPlan:
         cells: list[GridCell] = []
         for seed in self.seeds:
             for noise in self.noises:
-                for model in self.models or (None,):
-                    cells += self._condition_cells(noise, model, seed)
+                for variant in self.variants:
+                    cells += self._condition_cells(noise, variant, seed)
             if self.clean:
-                model = self.models[0] if self.models else None
-                cells.append(self._cell("clean", BASELINE, "0", seed, model))
+                cells.append(self._cell("clean", BASELINE, "0", seed, self.variants[0]))
         return cells
 
-    def _condition_cells(self, noise: str, model: str | None, seed: int) -> list[GridCell]:
-        """All methods under one noise with one network, and the ceiling."""
-        cells = [self._cell("method", method, noise, seed, model) for method in self.methods]
+    @property
+    def variants(self) -> list[Variant]:
+        """Every network with every combination of the varied settings."""
+        return all_variants(self.models, self.vary)
+
+    def _condition_cells(self, noise: str, variant: Variant, seed: int) -> list[GridCell]:
+        """All methods under one noise with one network and its settings, and the ceiling."""
+        cells = [self._cell("method", method, noise, seed, variant) for method in self.methods]
         if self.ceiling and BASELINE in self.methods and not is_clean(noise):
-            cells.append(self._cell("ceiling", BASELINE, noise, seed, model))
+            cells.append(self._cell("ceiling", BASELINE, noise, seed, variant))
         return cells
 
-    def _cell(self, role: Role, method: str, noise: str, seed: int, model: str | None) -> GridCell:
+    def _cell(self, role: Role, method: str, noise: str, seed: int, variant: Variant) -> GridCell:
         run_tree: Tree = {"method": method, "seed": seed, "noise": {"spec": noise}}
         row = method
         if role == "ceiling":
             run_tree = merge(run_tree, {"noise": {"oracle": True}})
             row = "ceiling"
-        if model is not None:
-            run_tree = merge(run_tree, model_tree(model))
+        run_tree = merge(run_tree, variant_tree(variant))
         config = build(merge(merge(self.tree, self.method_settings.get(method, {})), run_tree))
         if config.data.partition != "column":  # there the data decides the number of sites
             parse_noise(noise, config.data.sites)
         name = f"{row}-{slug(noise, keep=' %')}"
-        if model is not None:
-            name += f"-{slug(model)}"
-        return GridCell(f"{name}-s{seed}", row, noise, seed, config, role, model)
+        if variant.model is not None:
+            name += f"-{slug(variant.model)}"
+        if variant.settings:
+            name += f"-{folder_part(variant.settings)}"
+        return GridCell(f"{name}-s{seed}", row, noise, seed, config, role, variant)
 
     def to_json(self) -> dict[str, Any]:
         """The content of plan.json."""
-        models = {"models": list(self.models)} if self.models else {}
-        return models | {
+        optional: dict[str, Any] = {"models": list(self.models)} if self.models else {}
+        if self.vary:
+            optional["vary"] = {key: list(values) for key, values in self.vary.items()}
+        return optional | {
             "methods": list(self.methods),
             "noises": list(self.noises),
             "seeds": list(self.seeds),
@@ -130,6 +155,7 @@ class ComparisonPlan:
         fields["method_settings"] = fields.pop("tuned", {})
         for name in ("methods", "noises", "seeds", "models"):
             fields[name] = tuple(fields.get(name, ()))
+        fields["vary"] = {key: tuple(values) for key, values in fields.get("vary", {}).items()}
         return cls(**fields)
 
 
@@ -203,6 +229,12 @@ def model_tree(text: str) -> Tree:
     if weights:
         model["weights"] = weights
     return {"model": model}
+
+
+def variant_tree(variant: Variant) -> Tree:
+    """The settings of one variant of a comparison."""
+    tree = settings_tree(variant.settings)
+    return tree if variant.model is None else merge(tree, model_tree(variant.model))
 
 
 def parse_seeds(text: str) -> tuple[int, ...]:
@@ -279,7 +311,15 @@ def extend(plan: ComparisonPlan, out: Path) -> ComparisonPlan:
             f"{out} holds another comparison: only one of the two varies the network",
             fix="choose another --out",
         )
+    if set(earlier.vary) != set(plan.vary):
+        raise RunFolderError(
+            "grid.other-variation",
+            f"{out} holds another comparison: only one of the two varies "
+            + join_words(sorted(set(earlier.vary) ^ set(plan.vary))),
+            fix="choose another --out",
+        )
     joint_plan = ComparisonPlan(
+        vary=join_variations(earlier.vary, plan.vary),
         models=tuple(dict.fromkeys((*earlier.models, *plan.models))),
         methods=tuple(dict.fromkeys((*earlier.methods, *plan.methods))),
         noises=tuple(dict.fromkeys((*earlier.noises, *plan.noises))),
@@ -343,6 +383,7 @@ def compare(
     *,
     noises: Sequence[str] | None = None,
     models: Sequence[str] = (),
+    vary: Mapping[str, Sequence[Any]] | None = None,
     seeds: int | Sequence[int] = 3,
     out: str | Path,
     ceiling: bool = True,
@@ -353,10 +394,13 @@ def compare(
 ) -> ComparisonResult:
     """Train every method under every noise with every seed, and write the tables.
 
+    With `models` and `vary`, also with every network and every combination of settings.
+
     methods   names such as ["fedavg", "fedgsca"]
     config    the settings of all runs; its method, seed and noise are replaced
     noises    such as ["S40", "0-S40-P20-C20"]; default: the noise of `config`
     models    networks to compare: NAME, NAME+frozen, NAME=WEIGHTS; default: that of `config`
+    vary      settings with several values each, such as {"data.sites": [4, 10, 20]}
     seeds     a number of seeds (3: 0, 1, 2) or the seeds themselves
     out       folder for the runs; the same call resumes an interrupted comparison
     ceiling   also train FedAvg without the wrong labels, which recovery needs
@@ -375,7 +419,9 @@ def compare(
         clean=clean,
         title=title,
         models=parse_models(",".join(models)) if models else (),
+        vary={key: unique_values(key, values) for key, values in (vary or {}).items()},
     )
+    check_variation(plan.vary, {})
     result = run_plan(plan, out, observer or SilentGridObserver(), jobs=jobs)
     if result.comparison.cells:
         result = replace(result, comparison=write_tables(out, result.comparison))
@@ -403,6 +449,10 @@ def run_plan(
     """
     requested_cells = plan.cells()
     check_folder(requested_cells, out)
+    finished_names = finished_cells(requested_cells, out)
+    for cell in requested_cells:
+        if cell.name not in finished_names:  # a finished run may come from another machine
+            check_weights(cell.config)
     joint_plan = extend(plan, out)
     save_plan(joint_plan, out)
     cells = joint_plan.cells()
@@ -429,7 +479,7 @@ def collect(plan: ComparisonPlan, cells: Iterable[GridCell], results: Results) -
         if cell.role == "method":
             rows.append(_comparison_cell(cell, result))
         elif cell.role == "ceiling":
-            condition = join_condition(cell.noise, cell.model)
+            condition = cell.variant.join(cell.noise)
             ceiling.setdefault(condition, {})[str(cell.seed)] = result.f1
         else:
             clean[str(cell.seed)] = result.f1
@@ -443,6 +493,7 @@ def collect(plan: ComparisonPlan, cells: Iterable[GridCell], results: Results) -
         ceiling=ceiling,
         clean=clean or None,
         models=plan.models or None,
+        vary=plan.vary or None,
     )
 
 
@@ -466,7 +517,8 @@ def _comparison_cell(cell: GridCell, result: RunResult) -> ComparisonCell:
         seconds_per_round=result.seconds.per_round,
         bytes_up=result.bytes_per_round.up,
         bytes_down=result.bytes_per_round.down,
-        model=cell.model,
+        model=cell.variant.model,
+        settings=cell.variant.settings or None,
     )
 
 

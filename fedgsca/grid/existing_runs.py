@@ -72,6 +72,7 @@ def _cell(result: RunResult, method: str, label: str, path: str) -> ComparisonCe
         bytes_up=result.bytes_per_round.up,
         bytes_down=result.bytes_per_round.down,
         model=None,
+        settings=None,
     )
 
 

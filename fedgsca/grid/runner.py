@@ -18,7 +18,7 @@ from fedgsca.config import Config, Difference, differences
 from fedgsca.engine.base import RunObserver, SilentObserver
 from fedgsca.engine.rounds import run
 from fedgsca.errors import ConfigError, FedgscaError, RunFolderError
-from fedgsca.experiment.records import RunResult
+from fedgsca.experiment.records import NO_VARIANT, RunResult, Variant
 from fedgsca.experiment.run_folder import read_config
 
 Role = Literal["method", "ceiling", "clean"]
@@ -38,8 +38,8 @@ class GridCell:
     seed: int
     config: Config
     role: Role = "method"
-    # the network as it was typed, in a comparison of several
-    model: str | None = None
+    # the network as it was typed and the settings, in a comparison that varies them
+    variant: Variant = NO_VARIANT
 
     @property
     def noise(self) -> str:

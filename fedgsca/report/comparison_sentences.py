@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from markupsafe import Markup
 
+from fedgsca.experiment.records import setting_name
 from fedgsca.report.comparison_caution import Lead, find_lead
 from fedgsca.report.comparison_tables import BASELINE, ComparisonRow
 from fedgsca.report.loaded_comparison import LoadedComparison
@@ -29,10 +30,10 @@ def describe_comparison(comparison: LoadedComparison) -> list[str]:
     noise_text = f"{len(noises)} kinds of label noise"
     if len(noises) == 1:
         noise_text = f"noise {noises[0]}"
-    elif comparison.record.models:
+    elif len(comparison.record.variants) > 1:
         num_noises = len(dict.fromkeys(row.noise_spec for row in rows))
-        networks = plural(len(dict.fromkeys(row.model for row in rows)), "network")
-        noise_text = f"{plural(num_noises, 'kind')} of label noise, {networks}"
+        parts = [f"{plural(num_noises, 'kind')} of label noise", *_count_variants(comparison)]
+        noise_text = ", ".join(parts)
     first = (
         f"{join_words(labels)} were trained on the same data with the same wrong labels: "
         f"{noise_text}, {seeds}."
@@ -44,6 +45,15 @@ def describe_comparison(comparison: LoadedComparison) -> list[str]:
         noise_rows = [row for row in rows if row.noise == noise]
         sentences.append(_verdict(noise, noise_rows, find_lead(comparison, noise)))
     return sentences + idle_sentences(comparison)
+
+
+def _count_variants(comparison: LoadedComparison) -> list[str]:
+    """How many networks, and how many values of every varied setting."""
+    record = comparison.record
+    counts = [plural(len(record.models), "network")] if record.models else []
+    for key, values in (record.vary or {}).items():
+        counts.append(f"{plural(len(values), 'value')} of {setting_name(key)}")
+    return counts
 
 
 def idle_sentences(comparison: LoadedComparison) -> list[str]:

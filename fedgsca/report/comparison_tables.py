@@ -11,12 +11,15 @@ from dataclasses import dataclass, replace
 from statistics import fmean, stdev
 
 from fedgsca.experiment.records import (
+    NO_VARIANT,
     Comparison,
     ComparisonCell,
     MethodInterval,
     ScoreInterval,
+    Variant,
     finite,
-    join_condition,
+    setting_name,
+    setting_value,
 )
 from fedgsca.support.csv_table import render_csv
 from fedgsca.support.latex import escape
@@ -49,7 +52,7 @@ class MeanStd:
 
 @dataclass(frozen=True)
 class ComparisonRow:
-    """One method under one condition: a noise and, in a comparison of several, a network."""
+    """One method under one condition: a noise, and a variant where network or settings vary."""
 
     noise: str
     method: str
@@ -63,13 +66,18 @@ class ComparisonRow:
     second: frozenset[str] = frozenset()
     # the ceiling: not ranked, because no method knows which labels are wrong
     reference: bool = False
-    # the network, in a comparison of several: `noise` names it, too
-    model: str = ""
+    # the network and the varied settings; `noise` names them, too
+    variant: Variant = NO_VARIANT
+
+    @property
+    def model(self) -> str:
+        """The network, in a comparison of several; else empty."""
+        return self.variant.model or ""
 
     @property
     def noise_spec(self) -> str:
-        """The noise without the network."""
-        return self.noise.removesuffix(join_condition("", self.model)) if self.model else self.noise
+        """The noise without the variant."""
+        return self.noise.removesuffix(self.variant.join(""))
 
     @property
     def f1(self) -> MeanStd | None:
@@ -104,10 +112,18 @@ def compare_rows(
         if ceiling:
             stats = {"f1": mean_std(list(ceiling.values()))}
             size = len(ceiling)
-            model = next((cell.model or "" for cell in noise_cells), "")
             row = ComparisonRow(noise, "ceiling", "Ceiling", size, stats, reference=True)
-            rows.append(replace(row, model=model))
+            rows.append(replace(row, variant=_variant_of(comparison, noise)))
     return rows
+
+
+def _variant_of(comparison: Comparison, condition: str) -> Variant:
+    """The variant that a condition names; empty if none of the comparison's does."""
+    for noise in comparison.noises:
+        for variant in comparison.variants:
+            if variant.join(noise) == condition:
+                return variant
+    return NO_VARIANT
 
 
 def _in_order(plan: Sequence[str], names: Iterable[str]) -> list[str]:
@@ -133,7 +149,7 @@ def _make_row(
             recoveries.append(recovery)
     return ComparisonRow(
         noise=cells[0].condition,
-        model=cells[0].model or "",
+        variant=cells[0].variant,
         method=method,
         label=cells[0].label or name_method(method),
         seeds=len(cells),
@@ -251,23 +267,35 @@ def intervals_to_markdown(
 def to_markdown(rows: Sequence[ComparisonRow]) -> str:
     """A table for a README: best bold, second best underlined (with <u>)."""
     with_recovery = any(row.recovery is not None for row in rows)
-    with_model = any(row.model for row in rows)
-    header = ["Noise", "Method", "Macro F1", "Recall", "Precision", "Best F1"]
-    if with_model:
-        header.insert(1, "Network")
+    names, values = variant_columns(rows)
+    titles = ["Network" if name == "model" else name.capitalize() for name in names]
+    header = ["Noise", *titles, "Method", "Macro F1", "Recall", "Precision", "Best F1"]
     if with_recovery:
         header.append("Recovery")
     header += ["s/round", "Bytes up/round", "Seeds"]
     lines = []
-    for row in rows:
-        cells = [row.noise_spec, f"*{row.label}*" if row.reference else row.label]
-        if with_model:
-            cells.insert(1, row.model)
+    for row, variant in zip(rows, values, strict=True):
+        cells = [row.noise_spec, *variant, f"*{row.label}*" if row.reference else row.label]
         cells += [_marked_score(row, key) for key in SCORES]
         if with_recovery:
             cells.append(recovery_text(row))
         lines.append([*cells, *_costs(row), str(row.seeds)])
-    return "\n".join(markdown_table(header, lines, text_columns=2 + with_model, has_markup=True))
+    return "\n".join(markdown_table(header, lines, text_columns=2 + len(names), has_markup=True))
+
+
+def variant_columns(rows: Sequence[ComparisonRow]) -> tuple[list[str], list[list[str]]]:
+    """The names of what varies beside the noise, and for each row the values; "": none."""
+    keys = list(dict.fromkeys(key for row in rows for key in row.variant.settings))
+    with_model = any(row.model for row in rows)
+    names = ["model"] if with_model else []
+    names += [setting_name(key) for key in keys]
+    values = []
+    for row in rows:
+        own = [row.model] if with_model else []
+        for key in keys:
+            own.append(setting_value(row.variant.settings.get(key, "")))
+        values.append(own)
+    return names, values
 
 
 def _costs(row: ComparisonRow) -> list[str]:
@@ -327,10 +355,8 @@ def _latex_score(row: ComparisonRow, key: str) -> str:
 
 def to_csv(rows: Sequence[ComparisonRow], intervals: Sequence[MethodInterval] = ()) -> str:
     """All numbers at full precision, one row per method and noise; empty where unknown."""
-    with_model = any(row.model for row in rows)
-    header = ["noise", "method", "label", "seeds"]
-    if with_model:
-        header.insert(1, "model")
+    variant_names, variant_values = variant_columns(rows)
+    header = ["noise", *variant_names, "method", "label", "seeds"]
     keys = (*SCORES, *COSTS, *QUALITIES)
     for key in keys:
         header += [f"{key}_mean", f"{key}_std"]
@@ -338,7 +364,7 @@ def to_csv(rows: Sequence[ComparisonRow], intervals: Sequence[MethodInterval] = 
         header += [name, f"{name}_low", f"{name}_high"]
     entry_of = {(entry.noise, entry.method): entry for entry in intervals}
     lines: list[list[object]] = [[*header, "recovery"]]
-    for row in rows:
+    for row, variant in zip(rows, variant_values, strict=True):
         numbers: list[float | None] = []
         for key in keys:
             stat = row.stats.get(key)
@@ -346,9 +372,7 @@ def to_csv(rows: Sequence[ComparisonRow], intervals: Sequence[MethodInterval] = 
         entry = entry_of.get((row.noise, row.method))
         numbers += _interval_numbers(None if entry is None else entry.f1)
         numbers += _interval_numbers(None if entry is None else entry.difference)
-        names: list[object] = [row.noise_spec, row.method, row.label, row.seeds]
-        if with_model:
-            names.insert(1, row.model)
+        names: list[object] = [row.noise_spec, *variant, row.method, row.label, row.seeds]
         # csv writes None as an empty field
         lines.append([*names, *numbers, row.recovery])
     return render_csv(lines)

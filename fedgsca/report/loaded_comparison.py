@@ -34,13 +34,13 @@ class LoadedComparison:
 
     @property
     def noises(self) -> list[str]:
-        """The conditions, in the order of the rows: noises, and networks if there are several."""
+        """The conditions, in the order of the rows: noises, and what varies beside them."""
         return list(dict.fromkeys(row.noise for row in self.rows))
 
     @property
     def condition_word(self) -> str:
         """What the conditions differ in, as one word."""
-        return "condition" if self.record.models else "noise"
+        return "condition" if len(self.record.variants) > 1 else "noise"
 
     @property
     def labels(self) -> dict[str, str]:

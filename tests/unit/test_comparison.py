@@ -14,6 +14,7 @@ from fedgsca.config import Config, Tree, build
 from fedgsca.engine.base import RunObserver, SilentObserver
 from fedgsca.errors import ConfigError, FedgscaError, QuorumError, RunFolderError
 from fedgsca.experiment.records import Comparison, RunResult
+from fedgsca.experiment.run_folder import read_config
 from fedgsca.grid.comparison import (
     ComparisonPlan,
     check_folder,
@@ -31,6 +32,7 @@ from fedgsca.grid.comparison import (
     write_tables,
 )
 from fedgsca.grid.runner import GridCell, SilentGridObserver
+from fedgsca.grid.variation import check_variation, parse_variation
 from fedgsca.methods.base import load_methods
 from fedgsca.report.html_page import write_report
 from tests.ninth_method import ninth_method
@@ -356,6 +358,7 @@ def test_a_comparison_with_other_settings_does_not_join(
     assert error.code == "grid.other-settings"
     assert change in error.message
     assert observer.started == []
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_damaged_plan_file_is_replaced(
@@ -366,6 +369,7 @@ def test_a_damaged_plan_file_is_replaced(
     observer = RecordingObserver()
     assert len(run_plan(PLAN, tmp_path, observer).comparison.cells) == 8
     assert observer.started == []
+    assert not (tmp_path / "out").exists()
     assert read_plan(tmp_path) == PLAN
 
 
@@ -472,12 +476,32 @@ def test_networks_are_rows_with_their_own_ranks_and_ceilings(tmp_path: Path) -> 
     assert (tmp_path / "compare.csv").read_text().startswith("noise,model,method,")
     write_report(tmp_path)
     page = (tmp_path / "report.html").read_text()
-    assert "Macro F1 of every network under noise S40" in page
+    assert "Macro F1 by network under noise S40" in page
     assert "2 networks" in page
     other = ComparisonPlan(("fedavg",), ("S40",), (0,), tree)
     with pytest.raises(RunFolderError) as caught:
         run_plan(other, tmp_path, SilentGridObserver())
     assert caught.value.code == "grid.other-models"
+
+
+@pytest.mark.parametrize(
+    ("model", "code"),
+    [
+        ("cnn=absent.pth", "weights.file-not-found"),
+        ("resnet18+frozen", "weights.missing-for-frozen-model"),
+    ],
+)
+def test_absent_weights_of_one_network_stop_a_comparison_before_any_run(
+    tmp_path: Path, model: str, code: str
+) -> None:
+    tree: Tree = {"data": {"source": str(toy_npz())}, "train": {"rounds": 1}}
+    plan = ComparisonPlan(("fedavg",), ("0",), (0,), tree, models=("cnn", model))
+    observer = RecordingObserver()
+    with pytest.raises(FedgscaError) as caught:
+        run_plan(plan, tmp_path / "out", observer)
+    assert caught.value.code == code
+    assert observer.started == []
+    assert not (tmp_path / "out").exists()
 
 
 def test_networks_of_a_comparison_are_checked_before_any_run() -> None:
@@ -495,3 +519,102 @@ def test_networks_of_a_comparison_are_checked_before_any_run() -> None:
         with pytest.raises(ConfigError) as caught:
             parse_models(text)
         assert caught.value.code == code, text
+
+
+# ---- settings as rows ----
+
+SMALL_TREE: Tree = {
+    "data": {"source": str(toy_npz())},
+    "train": {"rounds": 1, "batch_size": 16, "threads": 1},
+}
+
+
+def test_varied_settings_are_rows_with_their_own_ranks_and_ceilings(tmp_path: Path) -> None:
+    vary = {"data.sites": (2, 4), "federation.participation": (0.5, 1.0)}
+    plan = ComparisonPlan(("fedavg",), ("S40",), (0,), SMALL_TREE, vary=vary)
+    assert ComparisonPlan.from_json(json.loads(json.dumps(plan.to_json()))) == plan
+    result = run_plan(plan, tmp_path, SilentGridObserver())
+    assert not result.failures
+    conditions = []
+    for sites in (2, 4):
+        for share in (0.5, 1.0):
+            conditions.append(f"S40 with sites={sites}, participation={share}")
+    rows = [(row.noise, row.method) for row in result.rows]
+    assert rows == [(name, method) for name in conditions for method in ("fedavg", "ceiling")]
+    for cell in result.comparison.cells:
+        assert cell.settings is not None
+        config = read_config(tmp_path / cell.path)
+        assert config.data.sites == cell.settings["data.sites"]
+        assert config.federation.participation == cell.settings["federation.participation"]
+    write_tables(tmp_path, result.comparison)
+    assert read_comparison(tmp_path).conditions == tuple(conditions)
+    table = (tmp_path / "compare.md").read_text()
+    assert table.startswith("| Noise | Sites | Participation | Method |")
+    assert "| S40 | 4 | 0.5 | FedAvg |" in table
+    assert "| S40 | 4 | 0.5 | *Ceiling* |" in table
+    assert (tmp_path / "compare.csv").read_text().startswith("noise,sites,participation,method,")
+    assert "Noise S40 with sites=2, participation=1.0" in (tmp_path / "compare.tex").read_text()
+    write_report(tmp_path)
+    page = (tmp_path / "report.html").read_text()
+    assert "Macro F1 by sites and participation under noise S40" in page
+    assert "2 values of sites, 2 values of participation" in page
+
+
+def test_a_comparison_of_settings_takes_more_values_but_no_other_key(tmp_path: Path) -> None:
+    plan = ComparisonPlan(("fedavg",), ("0",), (0,), SMALL_TREE, vary={"data.sites": (2,)})
+    run_plan(plan, tmp_path, SilentGridObserver())
+    observer = RecordingObserver()
+    run_plan(replace(plan, vary={"data.sites": (4,)}), tmp_path, observer)
+    assert observer.ended == ["fedavg-0-sites-4-s0"]
+    joint_plan = read_plan(tmp_path)
+    assert joint_plan is not None
+    assert joint_plan.vary == {"data.sites": (2, 4)}
+    for vary in ({}, {"data.sites": (2,), "train.epochs": (1,)}):
+        with pytest.raises(RunFolderError) as caught:
+            run_plan(replace(plan, vary=vary), tmp_path, SilentGridObserver())
+        assert caught.value.code == "grid.other-variation"
+
+
+def test_varied_settings_are_checked_before_any_run() -> None:
+    assert parse_variation(["data.sites=4, 10,4", "train.augment=none,flips"]) == {
+        "data.sites": (4, 10),
+        "train.augment": ("none", "flips"),
+    }
+    for items, code in (
+        (["data.sites"], "grid.invalid-variation"),
+        (["data.sites=,"], "grid.invalid-variation"),
+        (["data.sites=2", "data.sites=4"], "grid.repeated-variation"),
+        (["data.labels=a/b,a-b"], "grid.similar-values"),
+    ):
+        with pytest.raises(ConfigError) as caught:
+            parse_variation(items)
+        assert caught.value.code == code, items
+    for vary, code in (
+        ({"seed": (0, 1)}, "grid.variation-has-a-flag"),
+        ({"data.source": ("a", "b")}, "grid.varied-and-set"),
+    ):
+        with pytest.raises(ConfigError) as caught:
+            check_variation(vary, SMALL_TREE)
+        assert caught.value.code == code, vary
+    for key, values in (("data.sitse", (2, 4)), ("data.sites", ("many", 4))):
+        with pytest.raises(ConfigError, match=key):
+            ComparisonPlan(("fedavg",), ("0",), (0,), SMALL_TREE, vary={key: values}).cells()
+    # four kinds of noise for four sites
+    with pytest.raises(ConfigError):
+        ComparisonPlan(("fedavg",), ("0-S40-P20-C20",), (0,), vary={"data.sites": (4, 10)}).cells()
+
+
+def test_every_varied_value_of_a_comparison_from_python_is_trained(tmp_path: Path) -> None:
+    result = compare(
+        ["fedavg"],
+        build(SMALL_TREE),
+        noises=["0"],
+        vary={"data.partition": ["stratified", "dirichlet"]},
+        seeds=1,
+        out=tmp_path,
+    )
+    names = [row.noise for row in result.rows]
+    assert names == ["0 with partition=stratified", "0 with partition=dirichlet"]
+    with pytest.raises(ConfigError) as caught:
+        compare(["fedavg"], build(SMALL_TREE), vary={"data.sites": []}, out=tmp_path / "other")
+    assert caught.value.code == "grid.empty-variation"

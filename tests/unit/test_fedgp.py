@@ -18,6 +18,7 @@ from fedgsca.methods.fedgp import (
     FedGP,
     FedGPOptions,
     core_set,
+    graph_rate,
     purify,
 )
 from fedgsca.methods.parts.centroid_network import CentroidGNN, Embedded
@@ -45,6 +46,7 @@ def members(run: Toy, name: str) -> tuple[np.ndarray, np.ndarray]:
 
 def test_the_purified_set_is_cleaner_than_the_given_labels(tmp_path: Path) -> None:
     run = toy(tmp_path)
+    assert graph_rate(FedGPOptions(), run.site("site-1")) == 1.0
     state = run.run(10)
     for name in run.sites:
         clean, labels = members(run, name)
@@ -195,6 +197,7 @@ def default(tmp_path_factory: pytest.TempPathFactory) -> np.ndarray:
         {"weighting": "uniform"},
         {"negative": 0.0},
         {"rho": 0.0},
+        {"graph_rate": 4.0},
     ],
 )
 def test_every_switch_makes_a_difference(
@@ -263,6 +266,8 @@ def test_works_on_images(tmp_path: Path) -> None:
     run = toy_experiment(
         tmp_path, "fedgp", noise=NOISY, samples=24, rounds=3, images=True, options={"warmup": 0.34}
     )
+    assert graph_rate(FedGPOptions(), run.site("site-1")) == 4.0
+    assert graph_rate(FedGPOptions(graph_rate=2.0), run.site("site-1")) == 2.0
     state = run.run(3)
     assert int(state.extras["stage"]) == PURIFY
     assert all(np.isfinite(u.extras["centroids"]).all() for u in run.updates.values())

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from benchmarks.oracles import fedgp_loop
-from benchmarks.oracles.fedgp_loop import CentroidGraph, Client, Hyper, MainLoop, Outcome
+from benchmarks.oracles.fedgp_loop import CentroidGraph, Client, Hyper, MainLoop
 from fedgsca.methods.fedgp import DIM, core_set
 from fedgsca.methods.parts import graph
 from fedgsca.methods.parts.centroid_network import CentroidGNN
@@ -66,7 +66,7 @@ def test_complementary_classes_are_the_published_ones() -> None:
     np.testing.assert_array_equal(ours, theirs.numpy())
 
 
-def run_loop(toy: Toy) -> Outcome:
+def make_loop(toy: Toy, rounds: int = ROUNDS, *, graph_in_turn: bool = True) -> MainLoop:
     clients = []
     for name in sorted(toy.sites):
         site = toy.sites[name]
@@ -74,9 +74,17 @@ def run_loop(toy: Toy) -> Outcome:
         clients.append(Client(torch.from_numpy(site.inputs), given, torch.tensor(toy.truth[name])))
     model = build_head_only(toy.width, CLASSES, seed=0, head="centroid")
     train = toy.hyper
-    hyper = Hyper(ROUNDS, 4, lr=train.lr, momentum=train.momentum, batch=train.batch_size)
-    loop = MainLoop(clients, model, hyper, seed=0)
-    return loop.run(torch.from_numpy(toy.test.inputs), toy.test.labels)
+    hyper = Hyper(
+        rounds,
+        4,
+        lr=train.lr,
+        momentum=train.momentum,
+        batch=train.batch_size,
+        # a single round is the first of many
+        lr_steps=() if rounds == 1 else (0.7, 0.9),
+        graph_in_turn=graph_in_turn,
+    )
+    return MainLoop(clients, model, hyper, seed=0)
 
 
 def test_both_purify_an_easy_problem(tmp_path: Path) -> None:
@@ -85,8 +93,37 @@ def test_both_purify_an_easy_problem(tmp_path: Path) -> None:
     toy = toy_experiment(
         tmp_path, "fedgp", noise=NOISE, samples=80, rounds=ROUNDS, spread=0.8, options=options
     )
-    theirs = run_loop(toy)
+    theirs = make_loop(toy).run(torch.from_numpy(toy.test.inputs), toy.test.labels)
     state = toy.run(ROUNDS)
     assert theirs.score > 80
     assert 100 * toy.accuracy(state.weights) > 80
     assert theirs.purified[-1] < 1.0 or theirs.correct[-1] > 0.5
+
+
+def graph_change(folder: Path, graph_rate: float) -> float:
+    """How far the scales of our graph network move in one round; they begin at 1."""
+    options = {"warmup": 0.4, "official": True, "graph_rate": graph_rate}
+    toy = toy_experiment(
+        folder, "fedgp", noise=NOISE, samples=80, rounds=ROUNDS, spread=0.8, options=options
+    )
+    return float(np.linalg.norm(toy.run(1).extras["gnn_norm2"][0] - 1))
+
+
+def test_a_higher_rate_of_the_graph_network_makes_up_for_its_mean(tmp_path: Path) -> None:
+    """Trained by all sites in turn it moves further than the mean of sites at the same time."""
+    toy = toy_experiment(
+        tmp_path / "theirs", "fedgp", noise=NOISE, samples=80, rounds=ROUNDS, spread=0.8
+    )
+    changes = []
+    for graph_in_turn in (True, False):
+        loop = make_loop(toy, 1, graph_in_turn=graph_in_turn)
+        loop.run(torch.from_numpy(toy.test.inputs), toy.test.labels)
+        scales = loop.graph.norms[1].weight
+        assert isinstance(scales, torch.Tensor)
+        changes.append(float((scales.detach() - 1).norm()))
+    in_turn, mean = changes
+    slow = graph_change(tmp_path / "slow", 1.0)
+    fast = graph_change(tmp_path / "fast", 4.0)
+    assert in_turn > 2.5 * mean
+    assert 0.5 * mean < slow < 2 * mean
+    assert 0.5 * in_turn < fast < 2 * in_turn

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fedgsca.experiment.records import finite, join_condition
+from fedgsca.experiment.records import finite, setting_name, setting_value
 from fedgsca.report.comparison_tables import (
     SCORES,
     ComparisonRow,
@@ -22,7 +22,7 @@ from fedgsca.report.elements import (
 from fedgsca.report.loaded_comparison import LoadedComparison, method_entry
 from fedgsca.report.page_sections import comparison_section
 from fedgsca.report.run_facts import describe_noises
-from fedgsca.support.text import DASH
+from fedgsca.support.text import DASH, join_words
 
 # a key of SCORES -> the heading of its column
 HEADINGS = {
@@ -41,8 +41,8 @@ def result_section(comparison: LoadedComparison) -> PageSection | None:
     if not comparison.rows:
         return None
     blocks: list[PageElement] = []
-    if comparison.record.models:
-        blocks += _network_tables(comparison)
+    if len(comparison.record.variants) > 1:
+        blocks += _variant_tables(comparison)
     elif len(comparison.noises) > 1:
         blocks.append(_overview_table(comparison))
     for noise in comparison.noises:
@@ -96,10 +96,16 @@ def _overview_table(comparison: LoadedComparison) -> PageTable:
     return PageTable(caption, ["Method", *comparison.noises], rows)
 
 
-def _network_tables(comparison: LoadedComparison) -> list[PageTable]:
-    """Networks by methods for every noise, F1 only: does the ranking depend on the network?"""
+def _variant_tables(comparison: LoadedComparison) -> list[PageTable]:
+    """Networks and settings by methods for every noise, F1 only: does the ranking depend on them?
+
+    A row is one network with one combination of the varied settings.
+    """
+    record = comparison.record
     methods = comparison.labels
-    head = ["Network", *methods.values()]
+    titles = ["Network"] if record.models else []
+    titles += [setting_name(key).capitalize() for key in record.vary or ()]
+    head = [*titles, *methods.values()]
     names = list(methods)
     if comparison.has_ceiling:
         head.append("Ceiling")
@@ -107,13 +113,15 @@ def _network_tables(comparison: LoadedComparison) -> list[PageTable]:
     tables = []
     for noise in comparison.record.noises:
         rows = []
-        for model in comparison.record.models or ():
-            cells = [TableCell(model)]
+        for variant in record.variants:
+            cells = [TableCell(variant.model)] if variant.model else []
+            cells += [TableCell(setting_value(value)) for value in variant.settings.values()]
             for method in names:
-                row = comparison.find_row(method, join_condition(noise, model))
+                row = comparison.find_row(method, variant.join(noise))
                 cells.append(TableCell(DASH) if row is None else _score_cell(row, "f1"))
             rows.append(cells)
-        tables.append(PageTable(f"Macro F1 of every network under noise {noise}", head, rows))
+        subject = join_words([title.lower() for title in titles])
+        tables.append(PageTable(f"Macro F1 by {subject} under noise {noise}", head, rows))
     return tables
 
 
