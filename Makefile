@@ -23,9 +23,11 @@ $(READY): pyproject.toml constraints.txt
 demo: $(READY)
 	@$(BIN)/fedgsca demo
 
-# One process per core, four at most. The tests of a file share what was trained for it, so a file stays in one process.
+# One process per core, four at most. The tests of a file share what was trained for it, so a file stays in one process;
+# tests/conftest.py puts long files first. The package is compiled once, not by every command that a test starts.
 test: $(READY)
-	$(BIN)/python -m pytest -m "not slow" -n logical --maxprocesses 4 --dist loadfile
+	@$(BIN)/python -m compileall -q fedgsca
+	$(BIN)/python -m pytest -m "not slow" -n logical --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
 slow: $(READY)
 	$(BIN)/python -m pytest -m slow

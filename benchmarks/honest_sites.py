@@ -5,11 +5,12 @@
 
 The study behind "False alarms" in docs/robustness.md. Every site is honest. For each run it writes
 the largest norm of a change as a multiple of the usual one (in the first round and later), the
-smallest cosine of a model that was sent with the one received, the largest response, and how many
-updates were refused or scaled down. Finished runs are read from FILE, so the same call continues.
-`--data` are the images of the scenes "file" and "file-dirichlet-0.1". FOLDER gets one npz file a
-run with the facts about each update and its sketches, from which other limits can be tried without
-training again.
+smallest cosine of a model that was sent with the one received, the largest response, the largest
+unity of sites that one site opposed and outweighed, and how many updates were refused or scaled
+down, and how many sites were reported as opposed. Finished runs are read from FILE, so the same
+call continues. `--data` are the images of the scenes "file" and "file-dirichlet-0.1". FOLDER gets
+one npz file a run with the facts about each update and its sketches, from which other limits can be
+tried without training again.
 """
 
 from __future__ import annotations
@@ -26,12 +27,13 @@ import numpy as np
 from benchmarks.robustness import prepare_once
 from fedgsca.config import Config, Tree, build, merge
 from fedgsca.engine import rounds
-from fedgsca.engine.guard import UpdateGuard, comparable_rounds
-from fedgsca.engine.update_facts import RoundFacts, UpdateFacts
+from fedgsca.engine.guard import UpdateGuard
+from fedgsca.engine.update_facts import RoundFacts, UpdateFacts, comparable_rounds
 from fedgsca.experiment.run_folder import read_rounds
 from fedgsca.grid.demo_plan import RECIPE
 from fedgsca.methods.base import load_methods
 from fedgsca.robust.motion import SKETCH_SIZE
+from fedgsca.robust.opposition import MIN_WEIGHT
 from fedgsca.support.files import write_atomic
 
 NOISE = "0-S40-P20-C20"
@@ -76,6 +78,11 @@ SCENES: dict[str, Tree] = {
         ),
         _division("dirichlet", 0.5),
     ),
+    # one of the three has most images at Dirichlet 0.5, and labels of another kind
+    "demo-three": merge(
+        merge(FROZEN, {"data": {"sites": 3}, "noise": {"spec": "S40-P20-C20"}}),
+        _division("dirichlet", 0.5),
+    ),
     "demo-tiny-sites": merge(FROZEN, {"data": {"train": 100}, "noise": {"spec": "S20"}}),
     "cnn": CNN,
     "cnn-dirichlet-0.1": merge(CNN, _division("dirichlet", 0.1)),
@@ -91,6 +98,7 @@ class Extremes(UpdateGuard):
     # of the newest run, one entry per part of an update: numbers, change, received model
     trace: ClassVar[list[tuple[dict[str, object], np.ndarray, np.ndarray]]] = []
     scaled_updates: ClassVar[list[str]] = []
+    alarms: ClassVar[list[str]] = []
 
     def remember(
         self,
@@ -99,6 +107,7 @@ class Extremes(UpdateGuard):
         accepted_sites: Collection[str],
         strikes: Collection[str],
         reversed_sites: Collection[str] = (),
+        malformed_sites: Collection[str] = (),
     ) -> None:
         """Note the extremes of the round, then remember as usual."""
         round_facts = RoundFacts(facts)
@@ -107,12 +116,19 @@ class Extremes(UpdateGuard):
                 self.scaled_updates.append(f"{item.site} in round {round_index + 1}")
             for part in item.parts:
                 self._note(round_index, item, part, round_facts)
-        super().remember(round_index, facts, accepted_sites, strikes, reversed_sites)
+        super().remember(
+            round_index, facts, accepted_sites, strikes, reversed_sites, malformed_sites
+        )
+        balance = self.opposition.balance
+        if balance.weight > MIN_WEIGHT:
+            self._keep("unity of a rest that is outweighed", balance.unity)
+        new_alarms = [f"{site} in round {round_index + 1}" for site in self.opposition.messages]
+        self.alarms.extend(new_alarms)
 
     def _note(
         self, round_index: int, item: UpdateFacts, part: str, round_facts: RoundFacts
     ) -> None:
-        ratio = self.norm_ratio(item, part, round_facts)
+        ratio = self.norms.ratio(item, part, round_facts)
         period = "first" if round_index == 0 else "later"
         self._keep(f"{part} norm {period}", ratio)
         part_facts = item.parts[part]
@@ -135,7 +151,7 @@ class Extremes(UpdateGuard):
         self._keep(f"{part} excess", self.memory.parts[part].excess(item.site, rounds))
         if part_facts.response is not None:
             self._keep(f"{part} response", part_facts.response)
-        self._keep(f"{part} retreat", self.retreat(item, part, round_facts))
+        self._keep(f"{part} retreat", self.directions.retreat(item, part, round_facts))
 
     def _keep(self, key: str, value: float) -> None:
         self.values[key] = max(value, self.values.get(key, value))
@@ -167,6 +183,7 @@ def run_once(
     Extremes.values.clear()
     Extremes.trace.clear()
     Extremes.scaled_updates.clear()
+    Extremes.alarms.clear()
     setattr(rounds, "UpdateGuard", Extremes)  # noqa: B010
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name) / "run"
@@ -189,11 +206,12 @@ def run_once(
         "site_rounds": sum(len(record.sites) for record in records) + len(reasons),
         "refusals": reasons,
         "scaled": list(Extremes.scaled_updates),
+        "opposed": list(Extremes.alarms),
         "extremes": dict(Extremes.values),
     }
 
 
-_COUNTS = ("runs", "site-rounds", "refused", "scaled")
+_COUNTS = ("runs", "site-rounds", "refused", "scaled", "opposed")
 
 
 def print_table(cells: dict[str, dict[str, object]]) -> None:
@@ -204,11 +222,13 @@ def print_table(cells: dict[str, dict[str, object]]) -> None:
         row["runs"] += 1
         row["site-rounds"] += int(str(cell["site_rounds"]))
         reasons, scaled_updates = cell["refusals"], cell["scaled"]
-        extremes = cell["extremes"]
+        extremes, alarms = cell["extremes"], cell.get("opposed", [])
         assert isinstance(reasons, list) and isinstance(scaled_updates, list)
+        assert isinstance(alarms, list)
         assert isinstance(extremes, dict)
         row["refused"] += len(reasons)
         row["scaled"] += len(scaled_updates)
+        row["opposed"] += len(alarms)
         for name, value in extremes.items():
             row[name] = max(float(value), row.get(name, float(value)))
     for scene, row in scenes.items():

@@ -24,6 +24,7 @@ class Liar:
     update: Update  # the honest one
     earlier: list[Update] = field(default_factory=list)  # its own, of earlier rounds
     others: list[Update] = field(default_factory=list)  # of this round, from honest sites
+    first_weights: Arrays | None = None  # that it received in its first round; None: it is now
 
 
 Poison = Callable[[Liar], Update]
@@ -122,6 +123,40 @@ def _same_push(liar: Liar) -> Update:
     return _map_floats(
         liar.update, lambda name, value: received[name] - 2.0 * (second[name] - first[name])
     )
+
+
+def _pull_to_wrong_model(liar: Liar, images: int) -> Update:
+    """Always towards one model: its first one, classes shifted by one, three times as large.
+
+    The norm is that of its first change. Honest changes become smaller, so it wins in the end;
+    with a false number of images, at once.
+    """
+    first = liar.earlier[0].weights if liar.earlier else liar.update.weights
+    received = liar.payload.weights
+    first_received = received if liar.first_weights is None else liar.first_weights
+    first_norm, _ = _norm(first, first_received)
+    steps = {}
+    for name, value in first.items():
+        if value.dtype.kind == "f":
+            target = np.roll(value, 1, axis=0) if name.startswith("head.") else value
+            steps[name] = 3.0 * target - received[name]
+    squares = [float(np.square(step, dtype=np.float64).sum()) for step in steps.values()]
+    factor = min(1.0, first_norm / max(float(np.sqrt(sum(squares))), 1e-30))
+    return _map_floats(
+        liar.update,
+        lambda name, value: received[name] + factor * steps[name],
+        images * liar.update.num_samples,
+    )
+
+
+@_poison("one wrong model")
+def _wrong_model(liar: Liar) -> Update:
+    return _pull_to_wrong_model(liar, 1)
+
+
+@_poison("one wrong model and images x 3")
+def _wrong_model_of_many_images(liar: Liar) -> Update:
+    return _pull_to_wrong_model(liar, 3)
 
 
 @_poison("weights x 100", crude=True)

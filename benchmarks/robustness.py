@@ -41,7 +41,7 @@ from fedgsca.experiment.run_folder import read_rounds
 from fedgsca.experiment.simulation import Experiment, prepare
 from fedgsca.methods.compose import compose_method
 from fedgsca.support.files import write_atomic
-from fedgsca.wire import Payload, Update
+from fedgsca.wire import Arrays, Payload, Update
 
 METHODS = (
     "fedavg",
@@ -84,6 +84,7 @@ class LyingEngine:
     liars: Sequence[str]
     poison: str
     earlier: dict[str, list[Update]] = field(default_factory=dict)
+    first_weights: dict[str, Arrays] = field(default_factory=dict)
 
     def exchange(self, payload: Payload, sites: Sequence[str] | None = None) -> Iterator[Reply]:
         names = sorted(self.runner.experiment.sites if sites is None else sites)
@@ -99,7 +100,9 @@ class LyingEngine:
                 continue
             if name in self.liars and update is not None and self.poison in POISONS:
                 earlier = self.earlier.setdefault(name, [])
-                lie = POISONS[self.poison](Liar(payload, update, list(earlier), others))
+                first_weights = self.first_weights.setdefault(name, payload.weights)
+                liar = Liar(payload, update, list(earlier), others, first_weights)
+                lie = POISONS[self.poison](liar)
                 earlier.append(update)
                 yield replace(replies[name], update=lie)
             else:
@@ -109,10 +112,11 @@ class LyingEngine:
         """Nothing to release."""
 
 
-def make_config(method: str, scene: str, rule: str, poison: str) -> Config:
+def make_config(method: str, scene: str, rule: str, poison: str, seed: int = 0) -> Config:
     """The configuration of a cell; a poison of the labels is a noise of the liars."""
     tree: Tree = {
         "method": method,
+        "seed": seed,
         "data": {"source": "synthetic", "train": 1200, "test": 400},
         "noise": {"spec": "0-S40-P20-C20"},
         "model": {"frozen": True},
@@ -154,9 +158,9 @@ def prepare_once(config: Config) -> Experiment:
     return replace(_prepared(_data_config(config)), config=config)
 
 
-def run_cell(method: str, scene: str, rule: str, poison: str) -> dict[str, object]:
-    """Macro F1 (mean of the last five rounds) and how many updates of whom were left out."""
-    config = make_config(method, scene, rule, poison)
+def run_cell(method: str, scene: str, rule: str, poison: str, seed: int = 0) -> dict[str, object]:
+    """Macro F1 (mean of the last five rounds), who was left out how often, and who was reported."""
+    config = make_config(method, scene, rule, poison, seed)
     liars = LIARS.get(scene, ()) if poison != HONEST else ()
     experiment = prepare_once(config)
     with tempfile.TemporaryDirectory() as name:
@@ -171,14 +175,17 @@ def run_cell(method: str, scene: str, rule: str, poison: str) -> dict[str, objec
         except FedgscaError as problem:
             error = problem.code
         refusals = []
+        alarms = []
         for record in read_rounds(folder):
             refusals += list(record.refusals)
+            alarms += [f"{site} in round {record.round + 1}" for site in record.opposition or {}]
     num_liars = sum(site in liars for site in refusals)
     return {
         "f1": f1,
         "error": error,
         "refused_liars": num_liars,
         "refused_honest": len(refusals) - num_liars,
+        "opposed": alarms,
     }
 
 
@@ -307,6 +314,7 @@ def main() -> None:
     parser.add_argument("--rules")
     parser.add_argument("--scenes")
     parser.add_argument("--poisons")
+    parser.add_argument("--seed", type=int, default=0, help="use another FILE for each seed")
     parser.add_argument("--print", action="store_true", help="run nothing")
     parser.add_argument("--docs", type=Path, help="run nothing; write the tables into this page")
     options = parser.parse_args()
@@ -329,7 +337,7 @@ def main() -> None:
     for key in keys:
         if key not in cells and not options.print and not options.docs:
             method, scene, rule, poison = key.split("|")
-            cells[key] = run_cell(method, scene, rule, poison)
+            cells[key] = run_cell(method, scene, rule, poison, options.seed)
             print(key, cells[key], flush=True)
             write_atomic(options.out, json.dumps(cells, indent=1).encode())
     print(f"{sum(key in cells for key in keys)} of {len(keys)} cells are measured")

@@ -68,8 +68,8 @@ class Measurement:
 EXTRA_PASS = "one more forward pass over all images until two thirds of the run"
 SMALL_PRODUCTS = "four heads learn from and judge every image, beside a small network"
 CONVOLUTIONS = "convolutions, the same on both sides, are nearly all of a round"
-SECOND_MODEL = "two models, three passes through the graph of operations per batch"
-BATCHES = "steps of SGD with the credal loss, each a dozen small operations, are a third of it"
+SECOND_MODEL = "two models that judge each other: three times the operations of a step of FedAvg"
+BATCHES = "steps of SGD are half of it, products for the heads and files most of the rest"
 GRAPH = "a graph network over all samples, beside a head of one product"
 
 

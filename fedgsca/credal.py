@@ -88,15 +88,15 @@ def credal_gradient(
     log_p = _log_softmax(logits)
     make_set = _uniform_set if uniform else _robust_set
     r, _ = _project(log_p, make_set(log_p, labels, beta, permission), max(alpha, MIN_ALPHA))
-    return torch._log_softmax_backward_data((r * weights).neg_(), log_p, 1, log_p.dtype)
+    return torch._log_softmax_backward_data(r.mul_(weights).neg_(), log_p, 1, log_p.dtype)
 
 
 def _robust_set(log_p: Tensor, labels: Tensor, beta: float, permission: Tensor | None) -> Tensor:
     """(n, C) bool: A of RCL."""
     possible = log_p.detach().exp() >= beta  # Eq. 14: possibility 1 for confident predictions ...
     if permission is not None:
-        possible = possible & permission
-    return possible.scatter(1, labels[:, None], True)  # ... and for the given label, always
+        possible &= permission
+    return possible.scatter_(1, labels.unsqueeze(1), True)  # ... and for the given label, always
 
 
 def _uniform_set(log_p: Tensor, labels: Tensor, beta: float, permission: Tensor | None) -> Tensor:
@@ -152,15 +152,13 @@ def _credal_loss(log_p: Tensor, possible: Tensor, alpha: float) -> Tensor:
 
 @no_grad
 def _project(log_p: Tensor, possible: Tensor, alpha: float) -> tuple[Tensor, Tensor]:
-    """p^r (Eq. 16), which is 0 inside the credal set, and its logarithm, both (n, C)."""
-    # S1 and S0 stay logarithms: S1 may be 1e-170
-    log_s1 = log_p.masked_fill(~possible, -torch.inf).logsumexp(dim=1, keepdim=True)
-    log_s0 = log_p.masked_fill(possible, -torch.inf).logsumexp(dim=1, keepdim=True)
-    # "not >=", so that a NaN logit reaches the loss instead of hiding as 0
-    outside = ~(log_s1.exp() >= 1.0 - alpha)  # p is not in Q (Eq. 15)
-    scale = torch.where(possible, math.log1p(-alpha) - log_s1, math.log(alpha) - log_s0)
-    log_r = log_p + torch.where(outside, scale, 0.0)  # log p^r (Eq. 16)
-    return log_r.exp() * outside, log_r
+    """p^r (Eq. 16), (n, C), which is 0 inside the credal set, and its logarithm outside."""
+    # S1 and S0 stay logarithms: S1 may be 1e-170; both at once
+    others = torch.stack((~possible, possible))  # (2, n, C)
+    log_s1, log_s0 = log_p.masked_fill(others, -torch.inf).logsumexp(dim=2, keepdim=True)
+    inside = log_s1.exp() >= 1.0 - alpha  # p is in Q (Eq. 15); not so for a NaN, which must show
+    log_r = log_p - torch.where(possible, log_s1 - math.log1p(-alpha), log_s0 - math.log(alpha))
+    return log_r.exp().masked_fill_(inside, 0.0), log_r  # Eq. 16
 
 
 def _reduce(loss: Tensor, reduction: Reduction) -> Tensor:

@@ -159,19 +159,25 @@ def train_heads(
     # (D, K C): one product for all heads
     weight = np.ascontiguousarray(heads.weight.transpose(1, 0, 2).reshape(width, -1))
     bias = heads.bias.reshape(-1).copy()
-    is_seen = folds[:, None] != np.arange(num_heads)  # (n, K)
+    # everything in the order of the steps
+    is_seen = folds[order][:, None] != np.arange(num_heads)  # (n, K)
     scale = num_heads / (num_heads - 1)
-    sample_weights = (weights[:, None] * is_seen * scale).astype(np.float32)
-    soft_labels = targets.astype(np.float32)
+    sample_weights = (weights[order][:, None] * is_seen * scale).astype(np.float32)[:, :, None]
+    soft_labels = targets[order].astype(np.float32)[:, None]
     lr = np.float32(step * site_factor(num_sites) / width)
     for start in range(0, len(order), batch_size):
-        rows = order[start : start + batch_size]
-        if len(rows) < 2:
+        rows = slice(start, start + batch_size)
+        x = np.asarray(features[order[rows]], dtype=np.float32)
+        size = len(x)
+        if size < 2:
             continue
-        x = np.asarray(features[rows], dtype=np.float32)
-        probs = softmax((x @ weight + bias).reshape(len(rows), num_heads, num_classes))
-        gap = (probs - soft_labels[rows][:, None]) * sample_weights[rows][:, :, None]
-        gradient = gap.reshape(len(rows), -1) * (lr / np.float32(len(rows)))
+        logits = x @ weight
+        logits += bias
+        gap = softmax(logits.reshape(size, num_heads, num_classes))
+        gap -= soft_labels[rows]
+        gap *= sample_weights[rows]
+        gradient = gap.reshape(size, -1)
+        gradient *= lr / np.float32(size)
         weight -= x.T @ gradient
         bias -= gradient.sum(axis=0)
     trained_weight = weight.reshape(width, num_heads, num_classes).transpose(1, 0, 2)
@@ -183,22 +189,24 @@ def judge(heads: Heads, features: np.ndarray, folds: np.ndarray) -> np.ndarray:
 
     features (n, D) normalised, folds (n,).
     """
-    num_classes = heads.bias.shape[1]
-    probs = np.empty((len(folds), num_classes))
+    logits = np.empty((len(folds), heads.bias.shape[1]))
     for start in range(0, len(folds), _CHUNK):
-        rows = np.arange(start, min(start + _CHUNK, len(folds)))
+        rows = slice(start, start + _CHUNK)
         x = np.asarray(features[rows], dtype=np.float32)
-        for head in range(len(heads.weight)):
-            logits = x @ heads.weight[head] + heads.bias[head]
+        for head, weight in enumerate(heads.weight):
+            # a product of all samples, as in earlier versions: that of a part, or one product for
+            # all heads, has other last bits
             is_judge = folds[rows] == head
-            probs[rows[is_judge]] = softmax(logits[is_judge].astype(np.float64))
-    return probs
+            logits[rows][is_judge] = (x @ weight)[is_judge] + heads.bias[head]
+    return softmax(logits)
 
 
 def softmax(logits: np.ndarray) -> np.ndarray:
     """Probabilities over the last axis."""
-    exponentials = np.exp(logits - logits.max(axis=-1, keepdims=True))
-    return np.asarray(exponentials / exponentials.sum(axis=-1, keepdims=True))
+    exponentials = logits - logits.max(axis=-1, keepdims=True)
+    np.exp(exponentials, out=exponentials)
+    exponentials /= exponentials.sum(axis=-1, keepdims=True)
+    return np.asarray(exponentials)
 
 
 # ---- from an opinion to a posterior ----
@@ -267,41 +275,21 @@ def estimate_transition(
     A label that a person has `checked` is the truth: r_i is the given label. In e, T and the
     likelihood, it counts with the label that it was before; if that is not known, not at all.
     """
-    n, num_classes = opinion.shape
-    doubtful, doubtful_labels = opinion, given
-    # of checked labels: true classes, and true classes by the label before the check
-    true_counts, pair_counts = np.zeros(num_classes), np.zeros((num_classes, num_classes))
-    if checked is not None:
-        doubtful, doubtful_labels = opinion[~checked.mask], given[~checked.mask]
-        true_counts += np.bincount(given[checked.mask], minlength=num_classes)
-        has_original = checked.original != NO_ORIGINAL
-        np.add.at(pair_counts, (given[has_original], checked.original[has_original]), 1.0)
-    num_labels = len(doubtful_labels) + float(pair_counts.sum())
-    label_counts = np.bincount(doubtful_labels, minlength=num_classes)
-    mix = (label_counts + true_counts + mix_prior * reference) / (n + mix_prior)
-    matrix = symmetric_matrix(start_rate, num_classes)
-    # (C, n), samples with the same label side by side: a step is a few sums over long rows
-    order = np.argsort(doubtful_labels, kind="stable")
-    columns = np.ascontiguousarray(doubtful[order].T)
-    labels = doubtful_labels[order]
-    present = np.flatnonzero(label_counts)
-    starts = (np.cumsum(label_counts) - label_counts)[present]
-    counts = np.zeros((num_classes, num_classes))
-    for _ in range(steps):
-        joint = columns * ((mix / reference)[:, None] * matrix)[:, labels]
-        joint /= np.maximum(joint.sum(axis=0), 1e-300)
-        counts[:, present] = np.add.reduceat(joint, starts, axis=1)
-        label_pairs = counts + pair_counts
-        rate = start_rate  # if no label says anything about it
-        if num_labels:
-            rate = min(1.0 - float(label_pairs.trace()) / num_labels, MAX_RATE)
-        mix = (counts.sum(axis=1) + true_counts + mix_prior * reference) / (n + mix_prior)
-        smooth_counts = label_pairs + row_prior * symmetric_matrix(rate, num_classes)
-        matrix = smooth_counts / smooth_counts.sum(axis=1, keepdims=True)
+    matrices, mixes = _run_em(
+        opinion[None],
+        given,
+        reference[None],
+        checked=checked,
+        row_prior=row_prior,
+        mix_prior=mix_prior,
+        start_rate=start_rate,
+        steps=steps,
+    )
+    matrix, mix = matrices[0], mixes[0]
     first_labels = given if checked is None else checked.first_labels(given)
     r, likelihoods = _posterior(opinion * (mix / reference), first_labels, matrix)
     if checked is not None:
-        r[checked.mask] = np.eye(num_classes)[given[checked.mask]]
+        r[checked.mask] = np.eye(opinion.shape[1])[given[checked.mask]]
         likelihoods[first_labels == NO_ORIGINAL] = 1.0
     return Transition(
         matrix=matrix,
@@ -310,6 +298,64 @@ def estimate_transition(
         wrong_share=float(suspicion(r, given).mean()),
         log_likelihood=float(np.log(likelihoods).sum()),
     )
+
+
+def _run_em(
+    opinions: np.ndarray,
+    given: np.ndarray,
+    references: np.ndarray,
+    *,
+    checked: CheckedLabels | None = None,
+    row_prior: float = ROW_PRIOR,
+    mix_prior: float = MIX_PRIOR,
+    start_rate: float = START_RATE,
+    steps: int = EM_STEPS,
+) -> tuple[np.ndarray, np.ndarray]:
+    """T (P, C, C) and pi_k (P, C) of `estimate_transition`, for P opinions about the same labels.
+
+    opinions (P, n, C), given (n,), references (P, C). The opinions do not influence each other:
+    most of a step's time is the number of its operations, which is that of a single opinion.
+    """
+    num_opinions, n, num_classes = opinions.shape
+    doubtful, doubtful_labels = opinions, given
+    # of checked labels: true classes, and true classes by the label before the check
+    true_counts, pair_counts = np.zeros(num_classes), np.zeros((num_classes, num_classes))
+    if checked is not None:
+        doubtful, doubtful_labels = opinions[:, ~checked.mask], given[~checked.mask]
+        true_counts += np.bincount(given[checked.mask], minlength=num_classes)
+        has_original = checked.original != NO_ORIGINAL
+        np.add.at(pair_counts, (given[has_original], checked.original[has_original]), 1.0)
+    num_labels = len(doubtful_labels) + float(pair_counts.sum())
+    label_counts = np.bincount(doubtful_labels, minlength=num_classes)
+    mix = (label_counts + true_counts + mix_prior * references) / (n + mix_prior)
+    matrix = symmetric_matrix(start_rate, num_classes)[None]
+    # (P, C, n), samples with the same label side by side: a step is a few sums over long rows
+    order = np.argsort(doubtful_labels, kind="stable")
+    columns = np.ascontiguousarray(doubtful[:, order].transpose(0, 2, 1))
+    labels = doubtful_labels[order]
+    present = np.flatnonzero(label_counts)
+    starts = (np.cumsum(label_counts) - label_counts)[present]
+    counts = np.zeros((num_opinions, num_classes, num_classes))
+    prior = np.empty_like(counts)
+    diagonal = np.arange(num_classes)
+    rate = np.full(num_opinions, start_rate)  # if no label says anything about it
+    joint = np.empty_like(columns)
+    for _ in range(steps):
+        factors = (mix / references)[:, :, None] * matrix
+        np.take(factors, labels, axis=2, out=joint, mode="clip")
+        joint *= columns
+        joint /= np.maximum(joint.sum(axis=1, keepdims=True), 1e-300)
+        counts[:, :, present] = np.add.reduceat(joint, starts, axis=2)
+        label_pairs = counts + pair_counts
+        if num_labels:
+            rate = np.minimum(1.0 - label_pairs.trace(axis1=1, axis2=2) / num_labels, MAX_RATE)
+        mix = (counts.sum(axis=2) + true_counts + mix_prior * references) / (n + mix_prior)
+        # symmetric_matrix of each rate
+        prior[:] = (rate / max(num_classes - 1, 1))[:, None, None]
+        prior[:, diagonal, diagonal] = (1.0 - rate)[:, None]
+        smooth_counts = label_pairs + row_prior * prior
+        matrix = smooth_counts / smooth_counts.sum(axis=2, keepdims=True)
+    return matrix, mix
 
 
 def _posterior(
@@ -402,30 +448,47 @@ def explain_parts(
     opinion (n, C) is q, parts (n,), reference (C,) is pi. Of a label that a person has `checked`,
     the label before is explained, if it is known.
     """
+    log_likelihoods, baseline = explain_opinions(
+        opinion[None], given, parts, reference[None], checked=checked, row_prior=row_prior
+    )
+    return log_likelihoods[0], baseline
+
+
+def explain_opinions(
+    opinions: np.ndarray,
+    given: np.ndarray,
+    parts: np.ndarray,
+    references: np.ndarray,
+    *,
+    checked: CheckedLabels | None = None,
+    row_prior: float = ROW_PRIOR,
+) -> tuple[list[float], float]:
+    """`explain_parts` of P opinions (P, n, C) with their references (P, C), at once."""
     first_labels = given if checked is None else checked.first_labels(given)
-    num_classes = opinion.shape[1]
-    log_likelihood = 0.0
+    num_opinions, _, num_classes = opinions.shape
+    log_likelihoods = [0.0] * num_opinions
     baseline = 0.0
     for part in np.unique(parts):
         rows = np.flatnonzero((parts == part) & (first_labels != NO_ORIGINAL))
         other_rows = np.flatnonzero(parts != part)
         if not len(other_rows):
             continue
-        fit = estimate_transition(
-            opinion[other_rows],
+        matrices, mixes = _run_em(
+            opinions[:, other_rows],
             given[other_rows],
-            reference,
+            references,
             checked=None if checked is None else checked.part(other_rows),
             row_prior=row_prior,
         )
-        own_opinion = opinion[rows] * (fit.mix / reference)
-        _, likelihoods = _posterior(own_opinion, first_labels[rows], fit.matrix)
-        log_likelihood += float(np.log(likelihoods).sum())
+        for index, (matrix, mix) in enumerate(zip(matrices, mixes, strict=True)):
+            own_opinion = opinions[index, rows] * (mix / references[index])
+            _, likelihoods = _posterior(own_opinion, first_labels[rows], matrix)
+            log_likelihoods[index] += float(np.log(likelihoods).sum())
         other_labels = first_labels[other_rows]
         other_labels = other_labels[other_labels != NO_ORIGINAL]
         counts = np.bincount(other_labels, minlength=num_classes) + 1.0
         baseline += float(np.log(counts / counts.sum())[first_labels[rows]].sum())
-    return log_likelihood, baseline
+    return log_likelihoods, baseline
 
 
 # ---- selection for training ----

@@ -34,6 +34,9 @@ MIN_SPREAD = 1e-4
 MIN_GAP = 0.1
 # Bounds of the two means, variances and weights before privacy noise is added to them.
 SELECTOR_BOUNDS = ((0.0, 4.0), (1.0, 8.0), (0.05, 4.0), (0.05, 4.0), (0.01, 0.99), (0.01, 0.99))
+# Fits have at least 1e-12, and FedDiv's squared weights make a merged variance at most K times
+# smaller. Below, the square of a distance divided by it would overflow.
+MIN_VARIANCE = 1e-18
 # "No selector yet" on the wire, where a selector is one array of six numbers.
 NO_SELECTOR = np.full(6, np.nan)
 NO_SELECTOR.flags.writeable = False
@@ -63,8 +66,8 @@ class Selector:
         if not _is_selector(a):
             raise UpdateError(
                 "update.invalid-selector",
-                f"{a.tolist()} is not a selector: it needs two ascending means, two positive "
-                "variances and two positive weights that sum to 1",
+                f"{a.tolist()} is not a selector: it needs two ascending means, two "
+                f"variances of at least {MIN_VARIANCE:g} and two positive weights that sum to 1",
                 fix="run the same version of fedgsca at the server and at every site",
             )
         return _sort_components(a[:2], a[2:4], a[4:])
@@ -73,7 +76,9 @@ class Selector:
 def _is_selector(a: np.ndarray) -> bool:
     if a.shape != (6,) or not np.isfinite(a).all():
         return False
-    return bool(a[0] <= a[1] and min(a[2:]) > 0 and abs(a[4] + a[5] - 1.0) <= 1e-5)
+    if min(a[2:4]) < MIN_VARIANCE or min(a[4:]) <= 0:
+        return False
+    return bool(a[0] <= a[1] and abs(a[4] + a[5] - 1.0) <= 1e-5)
 
 
 def _sort_components(mean: np.ndarray, var: np.ndarray, weight: np.ndarray) -> Selector:

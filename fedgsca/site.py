@@ -27,7 +27,7 @@ class RowView:
     """The part of an array's interface that training needs, without copying the rows."""
 
     def __init__(self, source: np.ndarray, rows: np.ndarray) -> None:
-        self._source = source
+        self._source = np.asarray(source)  # a memory map stays one, without its subclass
         self._rows = rows
         self.shape = (len(rows), *source.shape[1:])
         self.ndim = source.ndim

@@ -64,9 +64,10 @@ class Store:
         files = FileBatch() if self.files is None else self.files
         metadata = {"digest": arrays_digest(arrays), "round": round}
         files.write(self._path(round), save_tensors(arrays, metadata))
-        older = [version for version in self.versions() if version < round]
+        versions = self.versions()
+        older = [version for version in versions if version < round]
         # left behind by an attempt that is being repeated
-        later = [version for version in self.versions() if version > round]
+        later = [version for version in versions if version > round]
         current = [*older, round]
         index = {"versions": current[-_MAX_VERSIONS:]}
         files.write(self.folder / _INDEX, json.dumps(index).encode())

@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from fedgsca.models.build import Classifier
 
 EVAL_BATCH = 256
+# batches of features that are read at a time, few enough for a processor's cache; images are
+# augmented one batch at a time
+FEATURE_BATCHES = 4
 
 
 @dataclass(frozen=True)
@@ -84,7 +87,7 @@ def softmax_gradient(gradient: Tensor, log_p: Tensor) -> Tensor:
 def cross_entropy_gradient(logits: Tensor, y: Tensor) -> Tensor:
     """(b, C): the derivative of the mean cross-entropy, (p - onehot) / b."""
     log_p = torch.log_softmax(logits, 1)
-    gradient = torch.zeros_like(log_p).scatter_(1, y[:, None], -1.0 / len(y))
+    gradient = torch.zeros_like(log_p).scatter_(1, y.unsqueeze(1), -1.0 / y.shape[0])
     return softmax_gradient(gradient, log_p)
 
 
@@ -144,15 +147,22 @@ def batches(
     order = site.rng(round, "shuffle", epoch).permutation(len(rows))
     rng = site.rng(round, "augment", epoch)
     size = site.hyper.batch_size
-    for start in range(0, len(order), size):
-        positions = order[start : start + size]
+    span = size if site.samples.are_images else FEATURE_BATCHES * size
+    for start in range(0, len(order), span):
+        positions = order[start : start + span]
         if len(positions) < 2:
             continue
+        span_rows = rows[positions]
         with copy_stream(site.device) as deliver:
-            x = to_tensor(site.samples, rows[positions], site.device, rng, site.hyper.augment)
+            x = to_tensor(site.samples, span_rows, site.device, rng, site.hyper.augment)
             y = send(torch.from_numpy(labels[positions]), site.device)
             deliver(x, y)
-        yield Batch(x, y, rows[positions])
+        for first, batch_x, batch_y in zip(
+            range(0, len(positions), size), torch.split(x, size), torch.split(y, size), strict=True
+        ):
+            batch_rows = span_rows[first : first + size]
+            if len(batch_rows) >= 2:
+                yield Batch(batch_x, batch_y, batch_rows)
 
 
 class SGD:
@@ -231,7 +241,7 @@ def train(
     site.model.train()
     sgd = optimiser(site, round)
     sgd.lr *= lr_factor
-    head = _linear_head(site)
+    head = linear_head(site.model, site.device)
     if head is not None and isinstance(objective, LogitObjective) and objective.has_gradient:
         for epoch in range(site.hyper.epochs):
             _train_head(head, sgd, objective, batches(site, round, rows, labels, epoch=epoch))
@@ -351,12 +361,12 @@ def finish_record(site: Site, record: TrainingRecord) -> Evaluation:
     return record.evaluation
 
 
-def _linear_head(site: Site) -> nn.Linear | None:
+def linear_head(model: Classifier, device: torch.device) -> nn.Linear | None:
     """The whole model, if it is one linear layer on frozen features, on a CPU; else None."""
-    head = site.model.head
-    if not isinstance(head, nn.Linear) or not isinstance(site.model.backbone, nn.Identity):
+    head = model.head
+    if not isinstance(head, nn.Linear) or not isinstance(model.backbone, nn.Identity):
         return None
-    if site.device.type != "cpu" or head.bias is None:
+    if device.type != "cpu" or head.bias is None:
         return None
     is_trained = head.weight.requires_grad and head.bias.requires_grad
     return head if is_trained else None
@@ -368,11 +378,46 @@ def _train_head(
 ) -> None:
     """One pass of `train` over a linear head, with the same bits and without autograd."""
     weight, bias = head.weight, head.bias
+    parameters: list[Tensor] = [weight, bias]
+    columns = weight.t()  # a view: it follows the weights
     for batch in epoch:
-        logits = torch.addmm(bias, batch.x, weight.t())
+        logits = torch.addmm(bias, batch.x, columns)
         gradient = objective.logit_gradient(logits, batch)
         # in the order of torch.optim and of autograd: other products have other last bits
-        sgd.move([weight, bias], [gradient.t().mm(batch.x), gradient.sum(0)])
+        sgd.move(parameters, [gradient.t().mm(batch.x), gradient.sum(0)])
+
+
+class LogitPass:
+    """A forward pass, for a training loop that knows the derivative of its loss by the logits.
+
+    For a linear head on frozen features it builds no graph of operations. The gradients have the
+    bits of those that autograd computes.
+    """
+
+    def __init__(self, model: Classifier, x: Tensor, device: torch.device) -> None:
+        """`x` is that of a batch."""
+        self._x = x
+        self._head = linear_head(model, device)
+        if self._head is None:
+            with precision(device):
+                self._output = model(x)
+        else:
+            with torch.no_grad():
+                self._output = torch.addmm(self._head.bias, x, self._head.weight.t())
+        # (b, C), without a graph
+        self.logits: Tensor = self._output.detach()
+
+    def backward(self, gradient: Tensor) -> None:
+        """Put the gradients into the model's parameters, which must have none.
+
+        `gradient` (b, C) is the derivative by the logits.
+        """
+        if self._head is None:
+            torch.autograd.backward(self._output, gradient.to(self._output.dtype))
+            return
+        with torch.no_grad():
+            self._head.weight.grad = gradient.t().mm(self._x)
+            self._head.bias.grad = gradient.sum(0)
 
 
 @inference_mode
@@ -384,22 +429,19 @@ def evaluate(
     Evaluation mode, fixed order, no augmentation.
     """
     model.eval()
-    probs = []
-    losses = []
+    logit_batches = []
     feature_batches = []
     for start in range(0, len(samples), EVAL_BATCH):
         rows = np.arange(start, min(start + EVAL_BATCH, len(samples)))
         with precision(device):
             hidden = model.features(to_tensor(samples, rows, device))
-            logits = model.head(hidden)
-        log_probs = F.log_softmax(logits.double(), dim=1)
-        probs.append(log_probs.exp().cpu().numpy())
-        losses.append(-log_probs.cpu().numpy()[np.arange(len(rows)), samples.labels[rows]])
+            logit_batches.append(model.head(hidden))
         if features:
             feature_batches.append(hidden.float().cpu().numpy())
+    log_probs = F.log_softmax(torch.cat(logit_batches).double(), dim=1)
     return Evaluation(
-        np.concatenate(probs),
-        np.concatenate(losses),
+        log_probs.exp().cpu().numpy(),
+        -log_probs.cpu().numpy()[np.arange(len(samples)), samples.labels],
         np.concatenate(feature_batches) if features else None,
     )
 

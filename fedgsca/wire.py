@@ -14,6 +14,7 @@ Messages are encoded as safetensors: plain arrays with a JSON header, no code, n
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -22,6 +23,7 @@ from typing import Literal
 import numpy as np
 
 from fedgsca.errors import UpdateError
+from fedgsca.support.text import one_line
 
 Arrays = Mapping[str, np.ndarray]
 # a site that claims more would outweigh all others, or be too much for a float
@@ -36,6 +38,7 @@ METADATA_KEY = "fedgsca"
 _MEAN_TYPES = (np.dtype(np.float32), np.dtype(np.float64))
 # problems of an update that are printed
 _MAX_PROBLEMS = 3
+_MAX_COUNT_TEXT = 40  # characters of a wrong count in a message
 
 
 @dataclass(frozen=True)
@@ -165,6 +168,19 @@ def _extra_problem(value: np.ndarray, extra: Extra, dims: Mapping[str, int]) -> 
     return extra.problem(value)
 
 
+def read_count(value: object) -> int:
+    """A count in the header of a message: an integer, or its ASCII digits.
+
+    Raises ValueError for anything else. `int` would also take 2.7, True, "1_0" and digits of other
+    scripts, which no version of this software writes.
+    """
+    if type(value) is int and value >= 0:
+        return value
+    if isinstance(value, str) and re.fullmatch(r"[0-9]{1,18}", value):
+        return int(value)
+    raise ValueError(f"{one_line(repr(value), _MAX_COUNT_TEXT)} is not a count")
+
+
 def check_update(
     update: Update, reference: Arrays, declarations: Mapping[str, Extra], dims: Mapping[str, int]
 ) -> None:
@@ -177,7 +193,8 @@ def check_update(
         problem = _weight_problem(update.weights[name], reference[name])
         if problem is not None:
             problems.append(f"{name} has {problem}")
-    if not isinstance(update.num_samples, int) or not 0 <= update.num_samples <= MAX_SAMPLES:
+    # a bool is an int, too
+    if type(update.num_samples) is not int or not 0 <= update.num_samples <= MAX_SAMPLES:
         problems.append(f"num_samples is {update.num_samples!r}")
     if problems:
         summary = "; ".join(problems[:_MAX_PROBLEMS])
@@ -264,7 +281,7 @@ def decode_payload(data: bytes) -> Payload:
     """The inverse of `encode_payload`."""
     with _readable_message():
         header, (weights, extras) = unpack(data, ("weights", "extras"))
-        return Payload(round=int(str(header["round"])), weights=weights, extras=extras)
+        return Payload(round=read_count(header["round"]), weights=weights, extras=extras)
 
 
 def encode_update(update: Update) -> bytes:
@@ -279,7 +296,7 @@ def decode_update(data: bytes) -> Update:
         header, (weights, extras) = unpack(data, ("weights", "extras"))
         return Update(
             site=str(header["site"]),
-            num_samples=int(str(header["num_samples"])),
+            num_samples=read_count(header["num_samples"]),
             weights=weights,
             extras=extras,
         )

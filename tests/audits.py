@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from fedgsca.engine.rounds import run
 from fedgsca.experiment.records import AuditSummary
 from fedgsca.label_audit.audit_images import content_hash
 from fedgsca.label_audit.audit_table import Audit, CleanExample, Suspect, write_audit
 from fedgsca.label_audit.site_data import SiteData, open_sites
-from tests.toys import toy_config
+from tests.toys import finished_run, toy_config
 
 
 def toy_audit(folder: Path, site: str = "site-2", source: Path | None = None, **sets: Any) -> Audit:
     """An audit of one site; its ranking is invented: wrong labels first, where there is a truth."""
-    run(toy_config("fedavg", source=source, **{"train__rounds": 1, **sets}), folder)
+    config = toy_config("fedavg", source=source, **{"train__rounds": 1, **sets})
+    if not (folder / "result.json").exists():  # a second site of the same run
+        shutil.copytree(finished_run(config), folder, dirs_exist_ok=True)
     site_data = open_sites(folder)[site]
     data = {"source": site_data.source, "fingerprint": site_data.table.fingerprint}
     header = {

@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import shutil
 import tempfile
+from collections import Counter
 from collections.abc import Iterator
 from multiprocessing.context import ForkServerContext
 from pathlib import Path
@@ -45,6 +46,41 @@ settings.register_profile(
 def pytest_configure() -> None:
     os.fsync = check_descriptor  # type: ignore[assignment]
     settings.load_profile("repeatable")
+
+
+# Files that take longest for their number of tests, longest first.
+LONG_FILES = (
+    "e2e/test_tutorials.py",
+    "contract/test_methods.py",
+    "contract/test_robustness.py",
+    "contract/test_participation.py",
+    "contract/test_evidence.py",
+    "e2e/test_kill.py",
+    "e2e/test_cli.py",
+    "e2e/test_python_api.py",
+    "e2e/test_bad_input.py",
+    "e2e/test_review_page.py",
+    "unit/test_monai_networks.py",
+    "unit/test_resnet.py",
+    "e2e/test_audit.py",
+    "e2e/test_three_hospitals.py",
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Long files first, then those with many tests, so that all processes end together.
+
+    A file stays in one process. The tutorials have few tests: as the last file, they would keep
+    one process busy for a minute while the others have nothing to do.
+    """
+    positions = {}
+    for position, name in enumerate(LONG_FILES):
+        path = Path(__file__).parent / name
+        if not path.exists():
+            raise pytest.UsageError(f"tests/conftest.py: LONG_FILES names {name}, which is gone")
+        positions[path] = position
+    num_tests = Counter(item.path for item in items)
+    items.sort(key=lambda item: (positions.get(item.path, len(positions)), -num_tests[item.path]))
 
 
 def pytest_unconfigure() -> None:

@@ -6,12 +6,14 @@ method's declaration, and a site's memory is on disk. Only the data and the loop
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 
 from fedgsca.config import TrainConfig
@@ -35,6 +37,18 @@ from fedgsca.wire import (
 )
 
 WIDTH, CLASSES = 16, 4
+
+
+def needs_packages(*names: str) -> pytest.MarkDecorator:
+    """The mark of tests that are skipped where an optional package is missing.
+
+    `pytest.importorskip` at the top of a file imports it in every process of `make test`: MONAI
+    and Opacus take seconds of each. This mark only looks whether they are there.
+    """
+    missing_packages = [name for name in names if importlib.util.find_spec(name) is None]
+    return pytest.mark.skipif(
+        bool(missing_packages), reason=f"not installed: {', '.join(missing_packages)}"
+    )
 
 
 @dataclass

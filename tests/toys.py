@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import os
+import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -145,6 +146,44 @@ def toy_config(
         }
     base |= {f"{method}__{name}": value for name, value in quick_options(method).items()}
     return load_config(**(base | sets))
+
+
+# by configuration: the folder of a finished run, and the sizes and times of its files
+_FINISHED_RUNS: dict[str, tuple[Path, dict[str, tuple[int, int]]]] = {}
+
+
+def finished_run(config: Config) -> Path:
+    """The folder of an uninterrupted run, which is trained once and shared by all tests.
+
+    It is for reading only; `copy_run` is for tests that continue, change or damage a run. The same
+    configuration gives the same bytes, so no test can tell whether another one was first.
+    """
+    from fedgsca.engine.rounds import run
+
+    key = config.model_dump_json()
+    if key not in _FINISHED_RUNS:
+        folder = inputs_folder() / "runs" / f"{len(_FINISHED_RUNS)}" / "run"
+        run(config, folder)
+        _FINISHED_RUNS[key] = (folder, file_states(folder))
+    folder, states = _FINISHED_RUNS[key]
+    assert file_states(folder) == states, "an earlier test has changed a run that tests share"
+    return folder
+
+
+def copy_run(config: Config, folder: Path) -> Path:
+    """A finished run of a test's own in `folder`, which is returned."""
+    shutil.copytree(finished_run(config), folder)
+    return folder
+
+
+def file_states(folder: Path) -> dict[str, tuple[int, int]]:
+    """Size and time of change of every file below a folder."""
+    states = {}
+    for path in folder.rglob("*"):
+        if path.is_file():
+            status = path.stat()
+            states[str(path.relative_to(folder))] = (status.st_size, status.st_mtime_ns)
+    return states
 
 
 def digest(path: Path) -> str:

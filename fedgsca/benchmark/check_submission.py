@@ -37,6 +37,8 @@ _GUARD_KEYS = (
     "aggregation.max_response",
     "aggregation.max_retreat",
     "aggregation.max_share",
+    "aggregation.max_images",
+    "aggregation.opposed_sites",
     "aggregation.strikes",
 )
 # F1 of a repeated run on another machine may differ by this much, in percent points

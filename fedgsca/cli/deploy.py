@@ -11,7 +11,7 @@ import typer
 from fedgsca.cli.options import Json
 from fedgsca.errors import ConfigError
 from fedgsca.support.console import make_table, print_json, print_line, print_table
-from fedgsca.support.text import DASH, duration, number, plural, size_text
+from fedgsca.support.text import DASH, count, duration, number, plural, size_text
 
 if TYPE_CHECKING:
     from fedgsca.deploy.check import CheckResult
@@ -292,13 +292,18 @@ def _show_status(status: DeploymentStatus) -> None:
     if fix:
         print_line(fix)
     print_line(f"round {status.round} of {status.rounds} done, last F1 {number(status.f1)}")
+    has_agreement = any(site.max_images is not None for site in status.sites)
     rows = []
     for site in status.sites:
         seconds = DASH if site.seconds is None else duration(site.seconds)
         usual = DASH if site.usual is None else duration(site.usual)
         timeout = DASH if site.timeout is None else duration(site.timeout)
         rows.append([site.site, site.state, site.since, seconds, usual, timeout])
+        if has_agreement:
+            rows[-1].append(DASH if site.max_images is None else count(site.max_images))
     head = ["site", "state", "since", "for", "usual", "time-out"]
+    if has_agreement:
+        head.append("images agreed")
     print_table(make_table(head, rows, text_columns=3))
     for message in status.messages[-5:]:
         print_line(message, "dim")

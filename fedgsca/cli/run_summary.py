@@ -43,6 +43,7 @@ def show_run(out: Path, result: RunResult, command_seconds: float | None = None)
     _show_selection(out)
     if result.guard_events:
         _show_events(out)
+    _show_opposition(out)
     seconds = result.seconds
     print_line(f"time    {_time_text(seconds.total, seconds.per_round, command_seconds)}")
     down = size_text(result.bytes_per_round.down)
@@ -135,6 +136,15 @@ def _show_events(out: Path) -> None:
         count = sum(len(rounds) for rounds in event_rounds(run, event).values())
         if count:
             print_line(f"{clause} {plural(count, 'time')} (once per site and round)", "yellow")
+
+
+def _show_opposition(out: Path) -> None:
+    """The alarm of the guard, once more: it may have passed by during a long run."""
+    from fedgsca.report.run_facts import opposition_alarms
+    from fedgsca.report.run_reader import read_run
+
+    for alarm in opposition_alarms(read_run(out, with_losses=False)):
+        print_line(f"ALARM   {alarm}", "red")
 
 
 def _show_previous_run(out: Path, setup: Setup) -> None:

@@ -6,9 +6,9 @@ import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Protocol
+from typing import Annotated, Any, ClassVar, Literal, Protocol, TypeAlias
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from fedgsca.support.registry import Registry
 from fedgsca.wire import Extra
@@ -22,6 +22,8 @@ OWN_FEATURES = "features"
 MIN_EVIDENCE_ROUNDS = 6
 # of `federation`, left out of config.toml where they have their defaults
 _NEW_FEDERATION_KEYS = ("participation", "staleness", "simulated_lateness", "timeout_factor")
+_NEW_AGGREGATION_KEYS = ("opposed_sites",)  # likewise
+ImageCount: TypeAlias = Annotated[int, Field(gt=0, strict=True)]  # true is no number here
 # the short names of `Config.load`
 SHORT_NAMES = {
     "data": "data.source",
@@ -469,6 +471,16 @@ class AggregationConfig(Section):
         le=1,
         description="guard: largest share of all images that a site may claim, from three sites on",
     )
+    max_images: ImageCount | dict[str, ImageCount] | None = Field(
+        default=None,
+        description="guard: the number of training images that was agreed on beforehand, and that "
+        "a site may claim at most: one number for every site, or a table of sites",
+    )
+    opposed_sites: Literal["limit", "report"] = Field(
+        default="limit",
+        description="guard: a site that leads the model against all others, who agree with each "
+        "other, is reported; limit: it then moves the model at most as much as another site",
+    )
     strikes: int = Field(
         default=3,
         ge=1,
@@ -496,6 +508,22 @@ class AggregationConfig(Section):
         ge=0,
         description="rules krum and multi-krum: the number of lying sites to expect",
     )
+
+    @field_validator("max_images", mode="before")
+    @classmethod
+    def _check_images(cls, value: object) -> object:
+        """One problem in words, instead of one for each of the two forms."""
+        numbers = value.values() if isinstance(value, Mapping) else [value]
+        for number in numbers:
+            if number is not None and (type(number) is not int or number < 1):
+                raise ValueError("write a number of images, 1 or more, or a table of sites")
+        return value
+
+    def agreed_images(self, site: str) -> int | None:
+        """How many images a site may claim at most; None: nothing was agreed on."""
+        if isinstance(self.max_images, dict):
+            return self.max_images.get(site)
+        return self.max_images
 
 
 class Config(Section):
@@ -596,6 +624,9 @@ class Config(Section):
             for key in _LOSS_KEYS:
                 if tree["train"][key] == TrainConfig.model_fields[key].default:
                     del tree["train"][key]
+        for key in _NEW_AGGREGATION_KEYS:
+            if tree.get("aggregation", {}).get(key) == AggregationConfig.model_fields[key].default:
+                del tree["aggregation"][key]
         for key in _NEW_FEDERATION_KEYS:
             if tree["federation"].get(key) == FederationConfig.model_fields[key].default:
                 del tree["federation"][key]

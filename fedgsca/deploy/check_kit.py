@@ -142,6 +142,22 @@ def _check_network(name: str, settings: SiteSettings) -> CheckResult:
     )
 
 
+def _check_agreement(config: Config, site: str, num_train: int) -> Iterator[CheckResult]:
+    """Whether the site has more training images than the consortium agreed on."""
+    max_images = config.aggregation.agreed_images(site)
+    if max_images is None:
+        return
+    if num_train <= max_images:
+        yield passed("images agreed", f"{num_train:,} of at most {max_images:,} images")
+        return
+    yield failed(
+        "images agreed",
+        f"{num_train:,} images to train on, but the consortium agreed on {max_images:,} at most:"
+        " every update would be refused",
+        "use the agreed images only, or ask the coordinator for a new agreement",
+    )
+
+
 def check_site_data(config: Config, settings: SiteSettings) -> Iterator[CheckResult]:
     """Images and class names as the training reads them, and disk space for what it writes."""
     from fedgsca.data.cache import cache_folder
@@ -167,6 +183,7 @@ def check_site_data(config: Config, settings: SiteSettings) -> Iterator[CheckRes
             num_train = len(table.rows("train"))
             num_test = len(table.rows("test"))
             yield passed("data", f"{num_train} images to train on, {num_test} to test on")
+            yield from _check_agreement(config, settings.name, num_train)
             present = {table.classes[label] for label in table.labels}
             total = len(table.classes)
             yield passed(

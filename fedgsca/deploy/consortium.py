@@ -16,6 +16,7 @@ from fedgsca.config import (
     OWN_FEATURES,
     SITES_SOURCE,
     Config,
+    ImageCount,
     Section,
     Tree,
     build,
@@ -64,6 +65,9 @@ class Hospital(Section):
     data: str | None = Field(
         None, description="where its images probably are; site.toml may say otherwise"
     )
+    max_images: ImageCount | None = Field(
+        None, description="the number of training images that was agreed on; more are refused"
+    )
 
 
 class Consortium(Section):
@@ -110,6 +114,7 @@ def read_consortium(path: Path) -> tuple[Consortium, Config]:
         problems += validation_problems(error, Consortium)
     problems += _check_names(tree)
     problems += _check_experiment(tree.get("experiment", {}))
+    problems += _check_agreement(tree)
     config: Config | None = None
     try:
         config = build(_experiment_tree(tree))
@@ -161,6 +166,21 @@ def _check_experiment(experiment: object) -> list[ConfigProblem]:
     return problems
 
 
+def _check_agreement(tree: Tree) -> list[ConfigProblem]:
+    """The agreed numbers of images are in one place only."""
+    experiment = tree.get("experiment")
+    aggregation = experiment.get("aggregation") if isinstance(experiment, dict) else None
+    if not isinstance(aggregation, dict) or "max_images" not in aggregation:
+        return []
+    if not _agreed_images(tree):
+        return []
+    message = (
+        "experiment.aggregation.max_images: hospitals have a max_images of their own; remove one of"
+        " the two"
+    )
+    return [ConfigProblem("deploy.derived-key", message)]
+
+
 def _experiment_tree(tree: Tree) -> Tree:
     """The configuration's tree: own images at each site, the file's classes and names.
 
@@ -181,7 +201,21 @@ def _experiment_tree(tree: Tree) -> Tree:
     size = tree.get("image_size")
     if isinstance(size, int) and 8 <= size <= 1024:
         data["image_size"] = size
-    return merge(experiment, {"data": data, "federation": federation})
+    derived_tree: Tree = {"data": data, "federation": federation}
+    agreed_images = _agreed_images(tree)
+    if agreed_images:
+        derived_tree["aggregation"] = {"max_images": agreed_images}
+    return merge(experiment, derived_tree)
+
+
+def _agreed_images(tree: Tree) -> dict[str, int]:
+    """name -> `max_images` of the hospitals that have one; wrong values are reported elsewhere."""
+    limits = {}
+    for entry in _tables(tree.get("hospitals")):
+        limit = entry.get("max_images")
+        if type(limit) is int and limit > 0 and "name" in entry:
+            limits[str(entry["name"])] = limit
+    return limits
 
 
 def _is_name_list(value: object) -> TypeGuard[list[str]]:

@@ -124,6 +124,7 @@ def _hospital_values(consortium: Consortium, config: Config, hospital: Hospital)
         "role": "hospital",
         "extras": values["extras"] + ",review",  # audit.sh leads to the review page
         "hospital": hospital,
+        "max_images": config.aggregation.agreed_images(hospital.name),
         "key": KEY_FILE,
         "data": hospital.data or "/path/to/images",
         "state": settings.state,
@@ -150,7 +151,7 @@ def coordinator_files(
         values["extras"] += ",privacy"
     values |= {
         "role": "coordinator",
-        "names": [hospital.name for hospital in consortium.hospitals],
+        "names": [_describe_hospital(config, hospital) for hospital in consortium.hospitals],
         "until": f"{end_of_validity(server):%Y-%m-%d}",
         "deadline": f"{config.federation.deadline or 3600:g}",
     }
@@ -177,6 +178,13 @@ def coordinator_files(
     for name, public in keys.items():
         files[f"keys/{name}.pub"] = KitFile(public)
     return files
+
+
+def _describe_hospital(config: Config, hospital: Hospital) -> str:
+    max_images = config.aggregation.agreed_images(hospital.name)
+    if max_images is None:
+        return hospital.name
+    return f"{hospital.name} (at most {max_images:,} images)"
 
 
 def _container_files(values: Mapping[str, Any]) -> dict[str, KitFile]:

@@ -20,6 +20,7 @@ class SiteProgress:
     seconds: float | None  # since then
     usual: float | None = None  # seconds that it usually needs for an answer
     timeout: float | None = None  # seconds for which it is awaited
+    max_images: int | None = None  # that it may claim, if a number was agreed on
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,9 @@ def read_deployment_status(run: Path, now: datetime.datetime | None = None) -> D
     sites = []
     for name, site in sorted(status.sites.items()):
         seconds = _seconds_since(site.since, moment)
-        progress = SiteProgress(name, site.state, site.since, seconds, site.usual, site.timeout)
+        progress = SiteProgress(
+            name, site.state, site.since, seconds, site.usual, site.timeout, site.max_images
+        )
         if status.state == "finished" and _is_awaited(progress):
             progress = replace(progress, state="done")
         sites.append(progress)

@@ -30,6 +30,9 @@ if TYPE_CHECKING:
     from fedgsca.wire import Payload, Update
 
 
+ALARM = "ALARM"  # how a message begins that nobody should miss
+
+
 @dataclass(frozen=True)
 class Reply:
     """A site's answer to a payload: an update, or the reason why there is none."""
@@ -46,6 +49,8 @@ class Reply:
     declared_samples: int | None = None
     # the payload of an earlier round that the update answers, if it is late (lateness.py)
     late_to: Payload | None = None
+    # an answer arrived, but nothing in it can be used: there is no update
+    is_malformed: bool = False
 
     def __post_init__(self) -> None:
         """The reason comes from another machine: make it one short, printable line."""

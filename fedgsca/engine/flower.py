@@ -182,7 +182,7 @@ def _read_site_message(message: Message) -> SiteMessage:
     try:
         return SiteMessage(reply_to, *from_records(message.content))
     except ValueError as error:
-        return SiteMessage(reply_to, error=str(error))
+        return SiteMessage(reply_to, error=str(error), is_malformed=True)
 
 
 def _describe_error(error: Error) -> str:

@@ -10,6 +10,7 @@ import numpy as np
 
 from fedgsca.robust.anchor import SiteAnchor
 from fedgsca.robust.motion import SiteMotion
+from fedgsca.robust.opposition import Streak
 from fedgsca.wire import Arrays
 
 # what is judged on its own: the weights, and the extras of which the server takes the mean
@@ -197,6 +198,11 @@ class GuardMemory:
     scalings: dict[str, int] = field(default_factory=dict)
     # the round of the first accepted update
     first_rounds: dict[str, int] = field(default_factory=dict)
+    # updates in a row that could not be read or had the wrong form
+    malformed_counts: dict[str, int] = field(default_factory=dict)
+    # sites that oppose the others, and the round in which this was last reported
+    streaks: dict[str, Streak] = field(default_factory=dict)
+    alarms: dict[str, int] = field(default_factory=dict)
     digests: dict[int, list[bytes]] = field(default_factory=dict)  # round -> accepted updates
     # the newest round with a digest: `digests` in the form in which it is looked up
     _rounds: dict[bytes, int] = field(default_factory=dict, compare=False, repr=False)
@@ -222,6 +228,9 @@ class GuardMemory:
         self.sizes.pop(site, None)
         self.scalings.pop(site, None)
         self.first_rounds.pop(site, None)
+        self.malformed_counts.pop(site, None)
+        self.streaks.pop(site, None)
+        self.alarms.pop(site, None)
         for part in self.parts.values():
             part.forget(site)
 
@@ -233,6 +242,15 @@ class GuardMemory:
             "scalings": _numbers(self.names, self.scalings, 0),
             "first_rounds": _numbers(self.names, self.first_rounds, -1),
         }
+        if self.malformed_counts:
+            arrays["malformed"] = _numbers(self.names, self.malformed_counts, 0)
+        if self.alarms:
+            arrays["alarms"] = _numbers(self.names, self.alarms, -1)
+        if self.streaks:
+            starts = {site: streak.first_round for site, streak in self.streaks.items()}
+            counts = {site: streak.count for site, streak in self.streaks.items()}
+            arrays["streak_starts"] = _numbers(self.names, starts, -1)
+            arrays["streak_counts"] = _numbers(self.names, counts, 0)
         for part, memory in self.parts.items():
             arrays |= memory.to_arrays(part, self.names)
         for round_index, digests in self.digests.items():
@@ -252,6 +270,14 @@ class GuardMemory:
         memory.strikes = _by_name(names, arrays["strikes"], 1)
         memory.scalings = _by_name(names, arrays["scalings"], 1)
         memory.first_rounds = _by_name(names, arrays["first_rounds"], 0)
+        if "malformed" in arrays:
+            memory.malformed_counts = _by_name(names, arrays["malformed"], 1)
+        if "alarms" in arrays:
+            memory.alarms = _by_name(names, arrays["alarms"], 0)
+        if "streak_starts" in arrays:
+            counts = _by_name(names, arrays["streak_counts"], 1)
+            for site, first_round in _by_name(names, arrays["streak_starts"], 0).items():
+                memory.streaks[site] = Streak(first_round, counts[site])
         for key, content in sorted(arrays.items()):
             group, _, number = key.partition("/")
             if group == "digests":

@@ -23,7 +23,7 @@ from fedgsca.engine.site_node import MessageKind
 from fedgsca.engine.timeouts import SiteTimeouts
 from fedgsca.errors import FedgscaError
 from fedgsca.support.text import duration, one_line, printable
-from fedgsca.wire import Payload, Update
+from fedgsca.wire import Payload, Update, read_count
 
 _LONGEST_PAUSE = 3600.0  # seconds before a round is tried again
 _LARGEST_FACTOR = 8.0  # on the deadline of a round that is tried again
@@ -43,6 +43,7 @@ class SiteMessage:
     weights: dict[str, np.ndarray] | None = None
     extras: dict[str, np.ndarray] | None = None
     error: str | None = None
+    is_malformed: bool = False  # it arrived, but cannot be read
 
 
 class Transport(Protocol):
@@ -462,11 +463,13 @@ def read_message(message: SiteMessage, site: str, kind: MessageKind, round_index
     `site` may be empty: then the message tells the name.
     """
     if message.error is not None or message.header is None:
-        return Reply(site, None, message.error or "an empty message")
+        reason = message.error or "an empty message"
+        return Reply(site, None, reason, is_malformed=message.is_malformed)
     try:
         return _parse_reply(message, message.header, site, kind, round_index)
     except (KeyError, TypeError, ValueError, OverflowError) as error:  # JSON allows Infinity
-        return Reply(site, None, f"its message cannot be used ({type(error).__name__}: {error})")
+        reason = f"its message cannot be used ({type(error).__name__}: {error})"
+        return Reply(site, None, reason, is_malformed=True)
 
 
 def _parse_reply(
@@ -474,12 +477,12 @@ def _parse_reply(
 ) -> Reply:
     if (header["kind"], header["round"]) != (kind, round_index):
         return Reply(
-            site, None, f"it answered {header['kind']} of round {int(header['round']) + 1}"
+            site, None, f"it answered {header['kind']} of round {read_count(header['round']) + 1}"
         )
     name = printable(str(header["site"])[:_MAX_SITE_NAME], keep="")
     if header["error"] is not None:
         return Reply(site or name, None, str(header["error"]))
-    num_samples = int(header["num_samples"])
+    num_samples = read_count(header["num_samples"])
     update = Update(name, num_samples, message.weights or {}, message.extras or {})
     seconds = float(header["seconds"])
     if not math.isfinite(seconds):
@@ -491,7 +494,7 @@ def _parse_reply(
         None,
         check_metrics(dict(header["observed"])),
         seconds,
-        None if since is None else int(since),
+        None if since is None else read_count(since),
     )
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Protocol
 
-from fedgsca.engine.base import SilentObserver
+from fedgsca.engine.base import ALARM, SilentObserver
 from fedgsca.support.activity import listen
 from fedgsca.support.console import console, print_note
 from fedgsca.support.text import count, duration
@@ -158,7 +158,7 @@ class PaceObserver:
 
     def on_message(self, message: str) -> None:
         """Print it."""
-        print_note(message, "dim")
+        print_note(message, message_style(message))
 
     def draw(self, *, is_round_end: bool) -> None:
         """Show the pace; for subclasses."""
@@ -300,6 +300,11 @@ class BarDisplay:
         self.bars.update(self.total_bar, completed=position, place=place, remaining=remaining)
 
 
+def message_style(message: str) -> str:
+    """Messages are in the background, but for an alarm."""
+    return "bold red" if message.startswith(ALARM) else "dim"
+
+
 class BarObserver(PaceObserver):
     """Moves the lower bar."""
 
@@ -309,7 +314,7 @@ class BarObserver(PaceObserver):
 
     def on_message(self, message: str) -> None:
         """Print it above the bars."""
-        self.display.print(message, "dim")
+        self.display.print(message, message_style(message))
 
     def draw(self, *, is_round_end: bool) -> None:
         """Redraw both bars."""

@@ -65,6 +65,11 @@ class StatusObserver:
         rounds = experiment.config.train.rounds
         self.status = replace(self.status, state="running", round=first_round, rounds=rounds)
         self._set_sites(experiment.names, "no contact yet")
+        sites = {}
+        for name, site in self.status.sites.items():
+            max_images = experiment.config.aggregation.agreed_images(name)
+            sites[name] = replace(site, max_images=max_images)
+        self.status = replace(self.status, sites=sites)
         self._write()
         self.inner.on_start(experiment, first_round)
 

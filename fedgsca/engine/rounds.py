@@ -20,6 +20,7 @@ import numpy as np
 from fedgsca.config import Config
 from fedgsca.engine import checkpoint
 from fedgsca.engine.base import (
+    ALARM,
     Engine,
     PatientEngine,
     Reply,
@@ -27,19 +28,14 @@ from fedgsca.engine.base import (
     SilentObserver,
     SiteEvaluator,
 )
-from fedgsca.engine.guard import (
-    REVERSAL_CODE,
-    UpdateGuard,
-    absurd_array,
-    averaged_extras,
-    is_blamed,
-    lower_median,
-    received_arrays,
-)
+from fedgsca.engine.direction_limits import REVERSAL_CODE
+from fedgsca.engine.guard import UpdateGuard, is_blamed, is_malformed
 from fedgsca.engine.guard_memory import MODEL, GuardMemory
+from fedgsca.engine.image_claims import check_agreed_sites
 from fedgsca.engine.late_sites import LateSites
 from fedgsca.engine.lateness import check_lateness, late_weight, rebase
 from fedgsca.engine.local import LocalEngine, SiteRunner
+from fedgsca.engine.norm_limits import lower_median
 from fedgsca.engine.participation import draw_sites
 from fedgsca.engine.processes import ProcessEngine
 from fedgsca.engine.run_companions import check_companions, describe_companions
@@ -49,6 +45,7 @@ from fedgsca.engine.site_evaluation import (
     predict_test_images,
     score_model,
 )
+from fedgsca.engine.update_checks import absurd_array, averaged_extras, received_arrays
 from fedgsca.engine.update_facts import RoundFacts, Scaling, UpdateFacts
 from fedgsca.errors import QuorumError, UpdateError
 from fedgsca.experiment.records import (
@@ -77,6 +74,8 @@ from fedgsca.wire import Arrays, Payload, Update, check_extras, check_update, nu
 NO_HEADS_MESSAGE = (
     "evidence heads are off under privacy: FedGSCA and the audit use the losses of the model"
 )
+_MAX_STRANGER_NAME = 80  # characters
+_MAX_STRANGERS = 10  # in a round; further ones are counted
 LOG_LIMIT = 64  # larger arrays of an update are not written to metrics.jsonl
 
 
@@ -105,6 +104,7 @@ def run(
             return result
         folder.check_version()
         experiment = experiment or prepare(config)
+        check_agreed_sites(config, experiment.names)
         spent_epsilon(config, 1)  # a missing accountant is noticed before the first round
         method = compose_method(config)
         runner = SiteRunner(experiment, method, out)
@@ -294,6 +294,7 @@ class RoundLoop:
             sites=validator.sites,
             asked_sites=validator.asked_sites,
             refusals=validator.refusals,
+            opposition=validator.opposed_sites or None,
             privacy=_budget(config, payload.round + 1),
         )
 
@@ -381,6 +382,11 @@ class UpdateValidator:
     blame: list[str] = field(default_factory=list)  # sites that the guard refused
     reversed_sites: list[str] = field(default_factory=list)  # refused for their direction
     scaled_sites: dict[str, float] = field(default_factory=dict)  # site -> factor on its change
+    malformed_sites: list[str] = field(default_factory=list)  # their answers have no usable form
+    # (name, code) -> how often it was refused in this round
+    num_refusals: dict[tuple[str, str], int] = field(default_factory=dict)
+    strangers: set[str] = field(default_factory=set)  # names of sites that nobody knows
+    opposed_sites: dict[str, str] = field(default_factory=dict)  # site -> how it opposes the others
     simulation_metrics: dict[str, Mapping[str, float | None]] = field(default_factory=dict)
     asked_sites: tuple[str, ...] | None = None  # None: all
     rounds_late: dict[str, int] = field(default_factory=dict)
@@ -401,6 +407,11 @@ class UpdateValidator:
         pending_facts = []
         digests: set[bytes] = set()
         for reply in replies:
+            try:
+                self._check_expected(reply)
+            except UpdateError as error:
+                self._refuse(reply.site, error)
+                continue
             self.observer.on_site_done(self.payload.round, reply)
             self.site_seconds[reply.site] = reply.seconds
             self.simulation_metrics[reply.site] = reply.simulation_metrics
@@ -419,6 +430,7 @@ class UpdateValidator:
             else:
                 pending_facts.append(facts)
                 spool.add(update)
+        self._report_repetitions()
         yield from self._judge(pending_facts, spool)
 
     def _examine(self, reply: Reply) -> tuple[Update, UpdateFacts]:
@@ -462,9 +474,12 @@ class UpdateValidator:
         """The update with changes of the usual norm; the guard remembers it like this."""
         factors = scaling.factors
         times = ", ".join(f"{1.0 / factor:.1f}" for factor in factors.values())
+        measure = "usual norm"
+        if self.guard.norms.is_opposed(update.site):
+            measure = "influence of another site"
         self.observer.on_message(
             f"round {self.payload.round + 1}: the change of {update.site} is scaled down to the"
-            f" usual norm: it was {times} times as large"
+            f" {measure}: it was {times} times as large"
         )
         self.scaled_sites[update.site] = min(factors.values())
         scaled_facts = facts.scaled(scaling)
@@ -534,20 +549,56 @@ class UpdateValidator:
 
     def _refuse(self, site: str, error: UpdateError) -> None:
         reason = one_line(error.message)  # it may quote names that the site has chosen
-        self.refusals[site] = reason
-        self.observer.on_message(f"round {self.payload.round + 1}: {site} is left out: {reason}")
+        name = self._display_name(site)
+        key = (name, error.code)
+        self.num_refusals[key] = self.num_refusals.get(key, 0) + 1
+        if self.num_refusals[key] > 1:  # thousands of answers are one message
+            return
+        self.refusals[name] = reason
+        self.observer.on_message(f"round {self.payload.round + 1}: {name} is left out: {reason}")
         if is_blamed(error):
             self.blame.append(site)
+        if is_malformed(error):
+            self.malformed_sites.append(site)
         if error.code == REVERSAL_CODE:
             self.reversed_sites.append(site)
 
+    def _display_name(self, site: str) -> str:
+        """The name of a site in messages and files. A stranger may call itself anything.
+
+        All strangers beyond the first few have one name: they must not fill the log.
+        """
+        if site in self.experiment.names:
+            return site
+        name = one_line(site, _MAX_STRANGER_NAME)
+        if name in self.experiment.names:  # it looks like one of ours
+            name = f"{name} (another name)"
+        if name not in self.strangers and len(self.strangers) >= _MAX_STRANGERS:
+            return "other unknown names"
+        self.strangers.add(name)
+        return name
+
+    def _report_repetitions(self) -> None:
+        for (name, _), count in self.num_refusals.items():
+            if count > 1:
+                self.observer.on_message(
+                    f"round {self.payload.round + 1}: {name} sent {count:,} such answers"
+                )
+
     def _check(self, reply: Reply) -> Update:
         update = reply.update
+        if update is not None or reply.is_malformed:
+            self.guard.check_participation(reply.site)
+        if update is None and reply.is_malformed:
+            raise UpdateError(
+                "update.malformed-message",
+                reply.error or "its message cannot be used",
+                fix="check that the site runs the same version; look for a damaged connection",
+            )
         if update is None:
             raise UpdateError(
                 "update.no-reply", reply.error or "no reply", fix="see the site's log"
             )
-        self._check_expected(reply)
         if update.site != reply.site:
             raise UpdateError(
                 "update.wrong-site",
@@ -564,8 +615,11 @@ class UpdateValidator:
     def _check_expected(self, reply: Reply) -> None:
         """Engines ask every site once; a reply that nobody waits for must not count all the same.
 
-        An update for an earlier round may come from a site that this round does not ask.
+        An update for an earlier round may come from a site that this round does not ask. A reply
+        without content is the engine's own: it says why there is no answer.
         """
+        if reply.update is None and not reply.is_malformed:
+            return
         names = self.names if reply.late_to is None else self.experiment.names
         if reply.site not in names:
             raise UpdateError(
@@ -615,8 +669,16 @@ class UpdateValidator:
         """Let the guard remember the round, and report sites that are put aside from now on."""
         excluded_sites = self.guard.sites_put_aside()
         self.guard.remember(
-            self.payload.round, self.facts, self.sites.keys(), self.blame, self.reversed_sites
+            self.payload.round,
+            self.facts,
+            self.sites.keys(),
+            self.blame,
+            self.reversed_sites,
+            self.malformed_sites,
         )
+        self.opposed_sites = self.guard.opposition.messages
+        for site, text in self.opposed_sites.items():
+            self.observer.on_message(f"{ALARM}, round {self.payload.round + 1}: {site}: {text}")
         for site in self.guard.sites_put_aside():
             if site not in excluded_sites:
                 self.observer.on_message(

@@ -9,13 +9,25 @@ from itertools import accumulate
 
 import numpy as np
 
-from fedgsca.engine.guard_memory import MODEL, PARTS
+from fedgsca.engine.guard_memory import EXTRAS, MODEL, PARTS
 from fedgsca.robust.anchor import Pull
 
 # cosine of the model that a site sends with the one it received; training keeps it above 0, unless
 # the learning rate is so large that steps overshoot (-0.3 was seen)
 MIN_RESEMBLANCE = -0.5
 COMPARABLE_SITES = 3  # that train in a round, for a comparison of their changes
+# Rounds of a site before what it sent over its rounds says something. A few images make a few
+# steps, which overshoot: a round of such a site says less.
+_COMPARABLE_ROUNDS = 2
+_SMALL_SITE_ROUNDS = 4
+SMALL_SITE = 100  # images
+# in messages
+PART_NAMES = {MODEL: "", EXTRAS: " of the extras that are averaged"}
+
+
+def comparable_rounds(num_samples: int) -> int:
+    """After how many rounds what a site sent over its rounds is judged."""
+    return _SMALL_SITE_ROUNDS if num_samples < SMALL_SITE else _COMPARABLE_ROUNDS
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,6 +78,10 @@ class UpdateFacts:
     def norm(self) -> float:
         """L2 norm of the change of the weights."""
         return self.parts[MODEL].norm
+
+    def influence(self, part: str) -> float:
+        """What moves a mean that is weighted by images: the norm that was sent times the images."""
+        return self.num_samples * self.parts[part].sent_norm
 
     def discounted(self, weight: float) -> UpdateFacts:
         """The facts about a late update, of whose extras nothing is averaged (lateness.py)."""
@@ -128,6 +144,7 @@ class RoundFacts:
     def __init__(self, facts: Sequence[UpdateFacts]) -> None:
         self.sizes = OtherValues([item.num_samples for item in facts])
         self._norms: dict[str, OtherValues] = {}
+        self._influences: dict[str, OtherValues] = {}
         self._resemblances: dict[str, OtherValues] = {}
         self._responses: dict[str, OtherValues] = {}
         self._steps: dict[str, OtherValues] = {}
@@ -137,6 +154,7 @@ class RoundFacts:
             rows = [item.parts[part] for item in facts if part in item.parts]
             norms = [row.sent_norm for row in rows if row.norm > 0.0]
             self._norms[part] = OtherValues(norms)
+            self._influences[part] = OtherValues(_influences(facts, part))
             self._resemblances[part] = _known_values([row.resemblance for row in rows])
             self._responses[part] = _known_values([row.response for row in rows])
             self._steps[part] = OtherValues([row.step for row in rows if row.change is not None])
@@ -160,6 +178,18 @@ class RoundFacts:
         if norms.count(own_norm) + 1 < COMPARABLE_SITES:
             return 0.0
         return norms.upper_median(own_norm)
+
+    def equal_norm(self, part: str, facts: UpdateFacts) -> float:
+        """The norm with which a site moves the mean as much as the median of the others.
+
+        0 if there are too few.
+        """
+        influences = self._influences[part]
+        own_influence = facts.influence(part)
+        own_value = own_influence if own_influence > 0.0 else None
+        if influences.count(own_value) + 1 < COMPARABLE_SITES:
+            return 0.0
+        return influences.median(own_value) / max(1, facts.num_samples)
 
     def size_factor(self, num_samples: int) -> float:
         """How many times more images than the median of the others a site has; at least 1.
@@ -210,6 +240,12 @@ class RoundFacts:
     def first_site(self, digest: bytes) -> str | None:
         """The first name, in alphabetical order, that sent these bytes."""
         return self._first_sites.get(digest)
+
+
+def _influences(facts: Sequence[UpdateFacts], part: str) -> list[float]:
+    """Of the sites that train."""
+    influences = [item.influence(part) for item in facts if part in item.parts]
+    return [influence for influence in influences if influence > 0.0]
 
 
 def _known_values(values: Sequence[float | None]) -> OtherValues:

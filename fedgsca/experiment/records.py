@@ -81,6 +81,8 @@ class RoundRecord(Record):
     sites: Mapping[str, SiteRecord]
     # site -> why its update was not used
     refusals: Mapping[str, str] = field(metadata=stored_as("refused"))
+    # site -> how it leads the model against all others; None: nobody new does
+    opposition: Mapping[str, str] | None = field(default=None, metadata=stored_as("opposed"))
     # the sites that were asked; None: all of them
     asked_sites: tuple[str, ...] | None = field(default=None, metadata=stored_as("asked"))
     f1: float | None = None
@@ -443,6 +445,7 @@ class SiteStatus(Record):
     since: str
     usual: float | None = None  # seconds from a message to its answer, the median
     timeout: float | None = None  # seconds for which the site is awaited
+    max_images: int | None = None  # that it may claim, if a number was agreed on
 
 
 @dataclass(frozen=True)

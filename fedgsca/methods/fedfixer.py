@@ -41,18 +41,22 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Iterable, Mapping
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, TypeAlias
 
 import numpy as np
 from pydantic import Field
 
 from fedgsca.methods.base import Lateness, Logged, Method, PublishedOptions, ServerState, register
 from fedgsca.methods.parts.averaging import average_models, broadcast_model, start_from
-from fedgsca.methods.parts.statistics import log_prior, masked_mean
+from fedgsca.methods.parts.statistics import log_prior
 from fedgsca.site import Site, load_weights, weights_of
-from fedgsca.support.lazy_torch import F, Tensor, nn, torch
-from fedgsca.train import SGD, Batch, batches, optimiser, precision, proximal
+from fedgsca.support.lazy_torch import F, Tensor, no_grad, torch
+from fedgsca.train import SGD, Batch, LogitPass, batches, optimiser, softmax_gradient
 from fedgsca.wire import Arrays, Extra, Payload, Update
+
+Clamp: TypeAlias = Literal["published", "floor"]
+# of p in the confidence term
+FLOOR = 1e-8
 
 
 class FedFixerOptions(PublishedOptions):
@@ -88,7 +92,7 @@ class FedFixerOptions(PublishedOptions):
         default="uniform",
         description="classes in the confidence term: equal (official) or as in CORES^2",
     )
-    clamp: Literal["published", "floor"] = Field(
+    clamp: Clamp = Field(
         default="published",
         description="published: l_y as it is, log(p + 1e-8) in the confidence term (official); "
         "floor: p is at least 1e-8 in both",
@@ -100,7 +104,7 @@ class FedFixerOptions(PublishedOptions):
 
 
 def label_and_mean(
-    logits: Tensor, y: Tensor, prior: Tensor, clamp: Literal["published", "floor"] = "published"
+    logits: Tensor, y: Tensor, prior: Tensor, clamp: Clamp = "published"
 ) -> tuple[Tensor, Tensor]:
     """l_y and sum_c prior_c l_c of every sample, both (n,), from logits (n, C).
 
@@ -109,15 +113,37 @@ def label_and_mean(
     """
     log_p = F.log_softmax(logits.float(), dim=1)  # (n, C)
     if clamp == "floor":
-        l = -log_p.clamp(min=math.log(1e-8))
+        l = -log_p.clamp(min=math.log(FLOOR))
         return l.gather(1, y[:, None]).squeeze(1), l @ prior
     l_y = -log_p.gather(1, y[:, None]).squeeze(1)
-    return l_y, -torch.log(log_p.exp() + 1e-8) @ prior
+    return l_y, -torch.log(log_p.exp() + FLOOR) @ prior
 
 
 def confidence_loss(l_y: Tensor, l_mean: Tensor, b: float) -> Tensor:
     """(n,): L_CR of every sample."""
     return l_y - b * l_mean
+
+
+@no_grad
+def confidence_gradient(
+    logits: Tensor, y: Tensor, keep: Tensor, prior: Tensor, b: float, clamp: Clamp = "published"
+) -> Tensor:
+    """(n, C): the derivative of mean_keep L_CR by the logits (n, C); 0 if nothing is kept.
+
+    By log p_c it is  b prior_c p_c / (p_c + 1e-8) - [c = y];  with "floor", b prior_c - [c = y]
+    where p_c > 1e-8, else 0. It has the bits of autograd's.
+    """
+    log_p = F.log_softmax(logits.float(), dim=1)
+    kept_samples = keep.to(log_p.dtype)
+    weights = (kept_samples / kept_samples.sum().clamp_(min=1.0)).unsqueeze(1)  # of the mean
+    gradient = (b * weights) * prior
+    if clamp == "published":
+        p = log_p.exp()
+        gradient.div_(p + FLOOR).mul_(p)
+    gradient.scatter_add_(1, y.unsqueeze(1), -weights)
+    if clamp == "floor":
+        gradient.mul_(log_p >= math.log(FLOOR))
+    return softmax_gradient(gradient, log_p)
 
 
 def sieve(l_y: Tensor, l_mean: Tensor) -> Tensor:
@@ -224,9 +250,9 @@ class ModelPair:
         self.phi.train()
         self.w_steps = optimiser(site, round)
         self.lr = self.w_steps.lr
-        self.phi_steps = SGD(
-            list(self.phi.parameters()), self.lr, site.hyper.momentum, options.personal_decay
-        )
+        phi_parameters = list(self.phi.parameters())
+        self.phi_steps = SGD(phi_parameters, self.lr, site.hyper.momentum, options.personal_decay)
+        self.parameters = list(zip(self.w.parameters(), phi_parameters, strict=True))
         if options.prior == "uniform":
             prior = np.full(site.num_classes, 1.0 / site.num_classes)
         else:
@@ -244,28 +270,36 @@ class ModelPair:
 
     def step(self, batch: Batch) -> np.ndarray:
         """One mini-batch; (b,) bool: I_phi, the samples on which w was trained."""
-        w_losses, w_keep = self._losses(self.w, batch)
-        anchor = [parameter.detach() for parameter in self.w.parameters()]
+        w_pass = LogitPass(self.w, batch.x, self.device)
+        w_keep = self._keep(w_pass.logits, batch.y)
         for _ in range(self.options.personal_steps):
-            phi_losses, phi_keep = self._losses(self.phi, batch)
+            phi_pass = LogitPass(self.phi, batch.x, self.device)
+            phi_keep = self._keep(phi_pass.logits, batch.y)
             self.phi_steps.zero_grad()
-            pull = proximal(self.phi, anchor, self.distance)
-            torch.autograd.backward(masked_mean(phi_losses, w_keep) + pull)
+            phi_pass.backward(self._gradient(phi_pass.logits, batch.y, w_keep))
+            self._add_distance()
             self.phi_steps.step()
         self.w_steps.zero_grad()
-        torch.autograd.backward(masked_mean(w_losses, phi_keep))
+        w_pass.backward(self._gradient(w_pass.logits, batch.y, phi_keep))
         with torch.no_grad():
-            for w, phi in zip(self.w.parameters(), self.phi.parameters(), strict=True):
+            for w, phi in self.parameters:
                 w.lerp_(phi, self.distance * self.w_steps.lr)  # w - lambda eta (w - phi)
         self.w_steps.step()
         return phi_keep.cpu().numpy()
 
-    def _losses(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
-        """(b,) losses of every sample under one model, and (b,) bool: what this model keeps."""
-        with precision(self.device):
-            logits = model(batch.x)
-            l_y, l_mean = label_and_mean(logits, batch.y, self.prior, self.options.clamp)
-        keep = torch.ones_like(batch.y, dtype=torch.bool)
-        if self.sieving:
-            keep = sieve(l_y, l_mean)
-        return confidence_loss(l_y, l_mean, self.b), keep
+    def _keep(self, logits: Tensor, y: Tensor) -> Tensor:
+        """(b,) bool: what a model with these logits keeps."""
+        if not self.sieving:
+            return torch.ones_like(y, dtype=torch.bool)
+        return sieve(*label_and_mean(logits, y, self.prior, self.options.clamp))
+
+    def _gradient(self, logits: Tensor, y: Tensor, keep: Tensor) -> Tensor:
+        return confidence_gradient(logits, y, keep, self.prior, self.b, self.options.clamp)
+
+    @no_grad
+    def _add_distance(self) -> None:
+        """Add lambda (phi - w) to the gradient of phi."""
+        for w, phi in self.parameters:
+            if phi.requires_grad:
+                pull = (phi - w).mul_(self.distance)
+                phi.grad = pull if phi.grad is None else phi.grad.add_(pull)

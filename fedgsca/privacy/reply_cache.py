@@ -16,7 +16,7 @@ from pathlib import Path
 from fedgsca.errors import RunFolderError, UpdateError
 from fedgsca.support.files import remove_quietly, write_atomic
 from fedgsca.support.locks import file_lock
-from fedgsca.wire import Payload, Update, encode_payload, pack, unpack
+from fedgsca.wire import Payload, Update, encode_payload, pack, read_count, unpack
 
 _KEEP = 2  # updates, as many as the coordinator keeps checkpoints
 
@@ -64,7 +64,7 @@ def _read_update(path: Path, request_digest: str) -> Update:
     try:
         header, (weights, extras) = unpack(path.read_bytes(), ("weights", "extras"))
         is_same_request = header["asked"] == request_digest
-        num_samples = int(str(header["num_samples"]))
+        num_samples = read_count(header["num_samples"])
         update = Update(str(header["site"]), num_samples, weights, extras)
     except Exception as error:
         raise RunFolderError(

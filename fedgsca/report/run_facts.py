@@ -237,6 +237,15 @@ def all_event_rounds(run: LoadedRun) -> Iterator[int]:
                 yield record.round + 1
 
 
+def opposition_alarms(run: LoadedRun) -> tuple[str, ...]:
+    """What the guard said about sites that lead the model against all others."""
+    alarms = []
+    for record in run.metrics:
+        for site, text in (record.opposition or {}).items():
+            alarms.append(f"Round {record.round + 1}, {site}: {text}.")
+    return tuple(alarms)
+
+
 def rejection_rounds(run: LoadedRun) -> list[int]:
     """Rounds, from 1, in which the update of a site was refused."""
     return [record.round + 1 for record in run.metrics if record.refusals]

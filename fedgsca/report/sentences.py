@@ -143,6 +143,12 @@ def _event_sentence(run: LoadedRun) -> str:
     if num_refusals:
         verb = "was" if num_refusals == 1 else "were"
         clauses.append(f"{plural(num_refusals, 'update')} {verb} refused")
+    opposed_sites: dict[str, None] = {}
+    for record in run.metrics:
+        opposed_sites |= dict.fromkeys(record.opposition or {})
+    if opposed_sites:
+        verb = "leads" if len(opposed_sites) == 1 else "lead"
+        clauses.append(f"{join_words(list(opposed_sites))} {verb} the model against all others")
     if not clauses:
         return ""
     text = join_words(clauses)

@@ -55,6 +55,8 @@ def no_grad(function: Callable[P, R]) -> Callable[P, R]:
 
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        if not torch.is_grad_enabled():  # asking is cheaper than entering
+            return function(*args, **kwargs)
         with torch.no_grad():
             return function(*args, **kwargs)
 

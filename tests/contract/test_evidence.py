@@ -15,7 +15,16 @@ from fedgsca.experiment.run_folder import read_rounds
 from fedgsca.methods.base import load_methods
 from fedgsca.methods.compose import compose_method
 from fedgsca.wire import SMALLEST_GROUP
-from tests.toys import CLASSES, ROUNDS, SITES, FaultyEngine, RecordingObserver, digest, toy_config
+from tests.toys import (
+    CLASSES,
+    ROUNDS,
+    SITES,
+    FaultyEngine,
+    RecordingObserver,
+    digest,
+    finished_run,
+    toy_config,
+)
 
 METHODS = sorted(load_methods())
 every_method = pytest.mark.parametrize("method", METHODS)
@@ -35,13 +44,13 @@ def weight_bytes(folder: Path) -> dict[str, bytes]:
 def test_evidence_is_collected_and_does_not_change_the_training(
     method: str, tmp_path: Path
 ) -> None:
-    run(toy_config(method, frozen=True, audit__first=1), tmp_path / "on")
+    folder = finished_run(toy_config(method, frozen=True, audit__first=1))
     run(toy_config(method, frozen=True, audit__enabled=False), tmp_path / "off")
-    assert digest(tmp_path / "on" / "metrics.jsonl") == digest(tmp_path / "off" / "metrics.jsonl")
-    assert weight_bytes(tmp_path / "on") == weight_bytes(tmp_path / "off")
+    assert digest(folder / "metrics.jsonl") == digest(tmp_path / "off" / "metrics.jsonl")
+    assert weight_bytes(folder) == weight_bytes(tmp_path / "off")
     assert not (tmp_path / "off" / "evidence").exists()
-    assert sites_with_evidence(tmp_path / "on") == [f"site-{i + 1}" for i in range(SITES)]
-    evidence = read_evidence(tmp_path / "on", "site-2")
+    assert sites_with_evidence(folder) == [f"site-{i + 1}" for i in range(SITES)]
+    evidence = read_evidence(folder, "site-2")
     assert evidence.rounds == ROUNDS - 1
     assert evidence.probs.shape == (len(evidence), CLASSES)
     np.testing.assert_allclose(evidence.probs.sum(axis=1), 1, atol=1e-4)
@@ -53,11 +62,10 @@ def test_evidence_is_collected_and_does_not_change_the_training(
 @every_method
 def test_a_stopped_run_ends_with_the_same_evidence(method: str, tmp_path: Path) -> None:
     config = toy_config(method, frozen=True, audit__first=1)
-    run(config, tmp_path / "uninterrupted")
     for stop in (2, 3, 5):
         run(config, tmp_path / "stopped", stop_after=stop)
     run(config, tmp_path / "stopped")
-    assert evidence_digests(tmp_path / "stopped") == evidence_digests(tmp_path / "uninterrupted")
+    assert evidence_digests(tmp_path / "stopped") == evidence_digests(finished_run(config))
 
 
 @every_method

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 pytest.importorskip("flwr")
-pytest.importorskip("opacus")
 
 from flwr.app import Context, Message
 
@@ -23,9 +22,11 @@ from fedgsca.experiment.records import RoundRecord
 from fedgsca.experiment.run_folder import read_rounds
 from fedgsca.experiment.simulation import prepare
 from fedgsca.wire import Arrays, Payload
+from tests.helpers import needs_packages
 from tests.localgrid import LocalGrid, run_over_flower
 from tests.toys import SITES, outcome, toy_config
 
+pytestmark = needs_packages("opacus")
 CLIP = 0.2
 SIMULATION_METRICS = {
     "noisy_precision",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +19,20 @@ from fedgsca.engine.rewind import rewind
 from fedgsca.engine.rounds import run
 from fedgsca.errors import ConfigError, RunFolderError, UpdateError
 from fedgsca.experiment.records import RoundRecord
-from fedgsca.experiment.run_folder import read_rounds, request_readmission
+from fedgsca.experiment.run_folder import read_result, read_rounds, request_readmission
 from fedgsca.methods.base import load_methods
 from fedgsca.robust.base import load_rules
 from fedgsca.wire import Payload, Update
-from tests.toys import FaultyEngine, RecordingObserver, digest, outcome, toy_config, toy_npz
+from tests.toys import (
+    FaultyEngine,
+    RecordingObserver,
+    copy_run,
+    digest,
+    finished_run,
+    outcome,
+    toy_config,
+    toy_npz,
+)
 
 LIAR = "site-2"
 # a share of all images that an honest site may have; a change that is scaled down, not refused
@@ -55,7 +63,8 @@ class LyingEngine(FaultyEngine):
             self.others.append(reply.update)
             return reply
         payload = self.payloads[-1]
-        liar = Liar(payload, reply.update, list(self.earlier), list(self.others))
+        first_weights = self.payloads[0].weights
+        liar = Liar(payload, reply.update, list(self.earlier), list(self.others), first_weights)
         self.earlier.append(reply.update)
         return replace(reply, update=POISONS[self.poison](liar))
 
@@ -66,16 +75,11 @@ def run_with_liar(config: Config, folder: Path, poison: str) -> tuple[float, lis
     return result.f1, read_rounds(folder)
 
 
-@cache
-def honest_f1(folder: Path) -> float:
-    result = run(study_config(), folder)
+@pytest.fixture(scope="module")
+def honest() -> float:
+    result = read_result(finished_run(study_config()))
     assert result is not None
     return result.f1
-
-
-@pytest.fixture(scope="module")
-def honest(tmp_path_factory: pytest.TempPathFactory) -> float:
-    return honest_f1(tmp_path_factory.getbasetemp() / "honest")
 
 
 # ---- lies ----
@@ -208,13 +212,15 @@ def test_clipped_and_noised_updates_of_honest_sites_pass(noise: float, tmp_path:
 
 @pytest.mark.parametrize("method", list(load_methods()))
 def test_with_honest_sites_the_guard_changes_no_byte(method: str, tmp_path: Path) -> None:
-    for name, is_on in (("on", True), ("off", False)):
-        run(toy_config(method, frozen=True, aggregation__guard=is_on), tmp_path / name)
-    assert digest(tmp_path / "on" / "metrics.jsonl") == digest(tmp_path / "off" / "metrics.jsonl")
+    config = toy_config(method, frozen=True)
+    assert config.aggregation.guard
+    config_without = toy_config(method, frozen=True, aggregation__guard=False)
+    run(config_without, tmp_path / "off")
+    runs = ((config, finished_run(config)), (config_without, tmp_path / "off"))
+    assert digest(runs[0][1] / "metrics.jsonl") == digest(runs[1][1] / "metrics.jsonl")
     models = []
-    for name in ("on", "off"):
-        config = toy_config(method, frozen=True, aggregation__guard=name == "on")
-        state = checkpoint.latest(tmp_path / name / "checkpoint", config.fingerprint())
+    for run_config, folder in runs:
+        state = checkpoint.latest(folder / "checkpoint", run_config.fingerprint())
         assert state is not None
         models.append(state.weights)
     assert all(np.array_equal(models[0][key], models[1][key]) for key in models[0])
@@ -406,8 +412,7 @@ def test_resume_from_an_earlier_round_gives_the_same_bytes(
 ) -> None:
     """These methods keep memory at the sites."""
     config = toy_config(method, frozen=True)
-    run(config, tmp_path / "run")
-    expected = outcome(tmp_path / "run")
+    expected = outcome(copy_run(config, tmp_path / "run"))
     rewind(tmp_path / "run", first_round)
     assert not (tmp_path / "run" / "result.json").exists()
     assert len(read_rounds(tmp_path / "run")) == first_round - 1
@@ -418,9 +423,7 @@ def test_resume_from_an_earlier_round_gives_the_same_bytes(
 def test_the_command_goes_back_to_a_round(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    config = toy_config("fedavg", frozen=True)
-    folder = tmp_path / "run"
-    run(config, folder)
+    folder = copy_run(toy_config("fedavg", frozen=True), tmp_path / "run")
     expected = outcome(folder)
     for number in ("0", "-3", "99", "9" * 30, "2"):
         assert execute(["resume", str(folder), "--from", number]) not in (0, 70)
@@ -431,8 +434,7 @@ def test_the_command_goes_back_to_a_round(
 
 
 def test_a_round_whose_checkpoint_is_gone_is_an_error(tmp_path: Path) -> None:
-    config = toy_config("fedavg", frozen=True)
-    run(config, tmp_path / "run")
+    copy_run(toy_config("fedavg", frozen=True), tmp_path / "run")
     with pytest.raises(RunFolderError) as error:
         rewind(tmp_path / "run", 2)
     assert error.value.code == "run.no-such-checkpoint"

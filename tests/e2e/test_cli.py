@@ -472,14 +472,14 @@ def test_wire_shows_what_a_run_sends(shell: Shell) -> None:
 def test_wire_in_words(shell: Shell) -> None:
     # evidence heads send some numbers in some rounds only
     off = ("--set", "fedgsca.diagnostics=false", "--set", "evidence.enabled=false")
-    code, out, _ = shell("wire", "fedgsca", *off)
+    code, out, _ = shell("wire", "fedgsca", "--data", toy_npz(), *off)
     assert code == 0
     assert "two Gaussians" in out and "weights head" in out and "num_samples" in out
     assert (
         "switched off" in out and "not in this round" not in out
     )  # declared, but not sent with these options
     assert "Also leaves a site in a deployment" in out and "confusion" in out and "seconds" in out
-    code, out, _ = shell("wire", "fedavg")
+    code, out, _ = shell("wire", "fedavg", "--data", toy_npz())
     assert "Exceptions: all weights" in " ".join(out.split()), "as docs/wire.md says"
     assert code == 0 and "selector" not in out and "Privacy is off" in out
 
@@ -499,12 +499,11 @@ def test_wire_shows_what_privacy_does_to_each_number(shell: Shell) -> None:
         extra["name"]: (extra["privacy"], extra["sent"]) for extra in found["leaves"]["extras"]
     }
     assert fates["selector"] == ("clamped, noised", True) and fates["delta"] == ("not sent", False)
-    code, out, _ = shell("wire", "fedgp")
+    code, out, _ = shell("wire", "fedgp", "--data", toy_npz())
     assert code == 0 and "cannot be protected" in out and "fedgp cannot run under privacy" in out
-    assert (
-        "noise of std 6 on each"
-        in shell("wire", "fedavg", "--set", "privacy.clip=2", "--set", "privacy.noise=3")[1]
-    )
+    privacy = ("--set", "privacy.clip=2", "--set", "privacy.noise=3")
+    code, out, _ = shell("wire", "fedavg", "--data", toy_npz(), *privacy)
+    assert code == 0 and "noise of std 6 on each" in out
 
 
 def test_the_budget_before_a_run(shell: Shell) -> None:
@@ -629,7 +628,7 @@ def test_config_resolves_and_differs(shell: Shell) -> None:
             "2 parts",
         ),
         (["compare", "--seeds", "many"], 2, "grid.invalid-seeds", "--seeds"),
-        (["run", "--model", "resnet19"], 2, "model.unknown", "resnet18"),
+        (["run", "--model", "resnet19", "--data", "TOY"], 2, "model.unknown", "resnet18"),
         (["run", "--engine", "locl"], 2, "cli.unknown-engine", "did you mean 'local'?"),
         (["run", "--data", "empty"], 3, "data.no-images", "empty"),
         (["data", "check", "empty"], 3, "data.no-images", "empty"),
@@ -643,6 +642,8 @@ def test_config_resolves_and_differs(shell: Shell) -> None:
 )
 def test_mistakes(shell: Shell, words: list[str], exit_code: int, code: str, detail: str) -> None:
     Path("empty").mkdir()
+    # not the default images, which take seconds to make
+    words = [str(toy_npz()) if word == "TOY" else word for word in words]
     actual_exit_code, out, err = shell(*words)
     assert (actual_exit_code, out) == (exit_code, "")
     # what needed the data is preceded by the line that the data is being read

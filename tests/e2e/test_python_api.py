@@ -20,8 +20,10 @@ def test_the_tour_trains_audits_corrects_and_retrains(tmp_path: Path) -> None:
     text = (ROOT / "examples" / "python_tour" / "tour.py").read_text("utf-8")
     size = '"data.train": 480, "data.test": 240'
     assert size in text
-    script = tmp_path / "tour.py"  # the same with fewer images: most of the time is their features
-    script.write_text(text.replace(size, '"data.train": 240, "data.test": 90'), "utf-8")
+    # the same with fewer and smaller images: most of the time is their features
+    small_size = '"data.train": 240, "data.test": 90, "model.feature_size": 64'
+    script = tmp_path / "tour.py"
+    script.write_text(text.replace(size, small_size), "utf-8")
     command = [sys.executable, str(script), str(tmp_path)]
     result = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=False)
     assert result.returncode == 0, result.stderr

@@ -12,8 +12,7 @@ import re
 import shutil
 import signal
 import subprocess
-import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,14 +20,14 @@ import pytest
 
 from fedgsca.label_audit.audit_table import read_audit
 from fedgsca.label_audit.decisions import Decisions
-from tests.deployment import OFFLINE, free_port
+from tests.commands import BIN, ROOT, run_script, run_script_in_copies
+from tests.deployment import free_port
 
 pytest.importorskip("efficientnet_lite_pytorch")
 
-ROOT = Path(__file__).parents[2]
 TUTORIALS = ROOT / "docs" / "tutorials"
-BIN = Path(sys.executable).parent
 FENCE = re.compile(r"^```(\w*)(?: title=\"([^\"]+)\")?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+Execute = Callable[[str, Path], str]
 
 
 @dataclass(frozen=True)
@@ -47,38 +46,40 @@ def read_blocks(name: str) -> list[Block]:
 
 
 def shorten(script: str) -> str:
-    """The same commands with one round, one seed and small images."""
+    """The same commands with one round, one seed and small images.
+
+    Most of the time of a short run is the network's pass over the images of `data example`.
+    """
     script = re.sub(r"--rounds \d+", "--rounds 1", script)
     script = re.sub(r"--seeds \d+", "--seeds 1", script)
     # all commands alike, so that the features of the images are computed once
     return re.sub(
         r"^(fedgsca (run|compare|noise preview) .*)$",
-        r"\1 --set data.image_size=32",
+        r"\1 --set data.image_size=32 --set model.feature_size=32",
         script,
         flags=re.MULTILINE,
     )
 
 
-def execute(script: str, folder: Path, *, timeout: float = 600) -> str:
-    """Run a script with bash; returns its output, or fails with it. Nothing is left running."""
-    env = {**os.environ, **OFFLINE, "PATH": f"{BIN}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
-    process = subprocess.Popen(
-        ["bash", "-euc", script],
-        cwd=folder,
-        env=env,
-        text=True,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        start_new_session=True,
+@pytest.fixture(
+    params=[
+        pytest.param("copies", id="copies of one process"),
+        pytest.param("processes", id="processes", marks=pytest.mark.slow),
+    ]
+)
+def execute(request: pytest.FixtureRequest) -> Execute:
+    """Runs a script and returns its output; `make slow` starts every command as a user does."""
+    if request.param == "processes":
+        return run_script
+    context = request.getfixturevalue("fork_server")
+    return lambda script, folder: run_script_in_copies(script, folder, context)
+
+
+def shorten_audit(script: str) -> str:
+    """The same commands, with the network's pass at the size of the images, which is 64 pixels."""
+    return re.sub(
+        r"^(fedgsca audit-folder .*)$", r"\1 --set model.feature_size=64", script, flags=re.M
     )
-    try:
-        output, _ = process.communicate(timeout=timeout)
-    finally:
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-    assert process.returncode == 0, output
-    return str(output)
 
 
 def save_files(blocks: list[Block], folder: Path) -> None:
@@ -102,7 +103,7 @@ def test_every_block_of_commands_is_executed_or_needs_a_person() -> None:
                 assert all(line.startswith("$ ") for line in block.content.splitlines())
 
 
-def test_the_researcher_compares_methods(tmp_path: Path) -> None:
+def test_the_researcher_compares_methods(execute: Execute, tmp_path: Path) -> None:
     output = execute(shorten(shell_script(read_blocks("researcher"))), tmp_path)
     assert "ready to train on" in output
     for name in ("compare", "networks"):
@@ -110,23 +111,23 @@ def test_the_researcher_compares_methods(tmp_path: Path) -> None:
     assert "| S40 | cnn | FedGSCA |" in (tmp_path / "runs/networks/compare.md").read_text()
 
 
-def test_the_hospital_audits_its_labels(tmp_path: Path) -> None:
+def test_the_hospital_audits_its_labels(execute: Execute, tmp_path: Path) -> None:
     blocks = read_blocks("hospital")
     review = [block.language for block in blocks].index("console")
-    execute(shell_script(blocks[:review]), tmp_path)
+    execute(shorten_audit(shell_script(blocks[:review])), tmp_path)
     audit = read_audit(tmp_path / "audits/mine/audit/site-1")
     assert (audit.path / "gallery.html").is_file()
     decisions = Decisions(audit.path, audit.classes)  # in place of the person at the review page
     suspects = [suspect for suspect in audit.window(0, 20) if suspect.given != suspect.suggestion]
     for suspect in suspects:
         decisions.record(suspect, suspect.suggestion, reviewer="YOU")
-    execute(shell_script(blocks[review:]), tmp_path)
+    execute(shorten_audit(shell_script(blocks[review:])), tmp_path)
     second = read_audit(tmp_path / "audits/second/audit/site-1")
     before = audit.header.summary.estimated_wrong.count
     assert second.header.summary.estimated_wrong.count < before
 
 
-def test_the_developer_adds_a_method(tmp_path: Path) -> None:
+def test_the_developer_adds_a_method(execute: Execute, tmp_path: Path) -> None:
     blocks = read_blocks("developer")
     save_files(blocks, tmp_path)
     output = execute(shorten(shell_script(blocks)), tmp_path)
@@ -141,11 +142,11 @@ def test_the_developer_adds_a_method(tmp_path: Path) -> None:
 
 
 def test_the_coordinator_plans(tmp_path: Path) -> None:
-    """Up to the start of the first server."""
+    """Up to the start of the first server, in processes of their own."""
     blocks = read_blocks("coordinator")
     save_files(blocks, tmp_path)
     script = shell_script(blocks)
-    execute(shorten(script[: script.index("export FEDGSCA_PYTHON")]), tmp_path)
+    run_script(shorten(script[: script.index("export FEDGSCA_PYTHON")]), tmp_path)
     names = {path.name for path in (tmp_path / "kits/hospitals").glob("*.zip")}
     assert names == {"berlin.zip", "lyon.zip"}
 
@@ -178,7 +179,7 @@ def test_the_coordinator_starts_and_watches(free_folder: Path) -> None:
     port = str(free_port())
     plan = free_folder / "consortium.toml"
     plan.write_text(plan.read_text().replace("8123", port).replace("rounds = 12", "rounds = 6"))
-    output = execute(shorten(shell_script(blocks)), free_folder, timeout=1500)
+    output = run_script(shorten(shell_script(blocks)), free_folder, timeout=1500)
     assert "berlin: registered" in output
     assert "finished" in output
     assert (free_folder / "kits/coordinator/run/report.html").is_file()

@@ -23,7 +23,7 @@ from pathlib import Path
 import pytest
 
 from tests.deployment import reserved_port
-from tests.toys import toy_folder
+from tests.toys import toy_config, toy_folder
 
 pytest.importorskip("cryptography")
 
@@ -56,8 +56,11 @@ from fedgsca.deploy.flower_probe import (
 from fedgsca.deploy.kit_files import KEY_FILE, installed_versions
 from fedgsca.deploy.kits import add_hospital, make_kits
 from fedgsca.deploy.status_view import read_deployment_status
+from fedgsca.engine.base import SilentObserver
+from fedgsca.engine.round_status import StatusObserver
 from fedgsca.engine.site_node import SiteSettings, read_settings, state_folder
 from fedgsca.errors import ConfigError, RunFolderError
+from fedgsca.experiment.simulation import prepare
 from fedgsca.privacy.accountant import epsilon
 
 PLAN = """
@@ -125,6 +128,80 @@ def test_all_problems_of_a_plan_are_reported_at_once(tmp_path: Path) -> None:
     } <= problems
     places = {place for _, place in problems}
     assert {"contact", "image_size", "coordinator.prt", "experiment.train.round"} <= places
+
+
+AGREED = PLAN.replace('{ name = "berlin" }', '{ name = "berlin", max_images = 1000 }')
+
+
+def test_agreed_numbers_of_images_are_part_of_the_experiment(tmp_path: Path) -> None:
+    path = tmp_path / "c.toml"
+    path.write_text(AGREED)
+    _, config = read_consortium(path)
+    assert config.aggregation.max_images == {"berlin": 1000}
+    assert config.aggregation.agreed_images("berlin") == 1000
+    assert config.aggregation.agreed_images("lyon") is None
+    path.write_text(PLAN + "[experiment.aggregation]\nmax_images = 500\n")
+    _, config = read_consortium(path)
+    assert config.aggregation.agreed_images("lyon") == 500, "one number for all"
+
+
+@pytest.mark.parametrize(
+    ("text", "place"),
+    [
+        (AGREED.replace("1000", "0"), "hospitals.0.max_images"),
+        (AGREED.replace("1000", '"many"'), "hospitals.0.max_images"),
+        (AGREED.replace("1000", "true"), "hospitals.0.max_images"),
+        (
+            AGREED + "[experiment.aggregation]\nmax_images = 500\n",
+            "experiment.aggregation.max_images",
+        ),
+    ],
+)
+def test_a_wrong_agreement_is_reported(text: str, place: str, tmp_path: Path) -> None:
+    path = tmp_path / "c.toml"
+    path.write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        read_consortium(path)
+    assert [problem.message.split(":")[0] for problem in caught.value.problems] == [place]
+
+
+def test_kits_name_the_agreed_numbers(tmp_path: Path) -> None:
+    path = tmp_path / "c.toml"
+    path.write_text(AGREED)
+    made = make_kits(*read_consortium(path), tmp_path / "kits")
+    pages = {kit.stem: contents(kit)["README.md"].decode() for kit in made}
+    assert "at most 1,000 training images of your hospital" in pages["berlin"]
+    assert "training images of your hospital" not in pages["lyon"]
+    page = (tmp_path / "kits" / "coordinator" / "README.md").read_text()
+    assert "berlin (at most 1,000 images), lyon." in page
+
+
+def test_the_check_of_a_site_compares_its_images_with_the_agreement(tmp_path: Path) -> None:
+    path = tmp_path / "c.toml"
+    site = SiteSettings(
+        name="berlin", state=str(tmp_path / "state"), data=str(toy_folder("one_class"))
+    )
+    states = []
+    for number in ("1000", "3"):
+        path.write_text(AGREED.replace("1000", number))
+        _, config = read_consortium(path)
+        for finding in check_site_data(config, site):
+            if finding.topic == "images agreed":
+                states.append((finding.state, bool(finding.fix)))
+    assert states == [("ok", False), ("FAIL", True)]
+
+
+def test_the_status_shows_the_agreed_numbers(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = toy_config("fedavg", aggregation__max_images={"site-1": 1234})
+    (tmp_path / "config.toml").touch()
+    StatusObserver(tmp_path, SilentObserver()).on_start(prepare(config), 0)
+    assert execute(["deploy", "status", str(tmp_path)]) == 0
+    output = capsys.readouterr().out
+    assert "images agreed" in output and "1,234" in output
+    status = read_deployment_status(tmp_path)
+    assert [row.max_images for row in status.sites] == [1234, None, None, None]
 
 
 # ---- the kits ----

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -14,6 +14,7 @@ from fedgsca.methods.fedfixer import (
     FedFixerOptions,
     ModelPair,
     confidence_at,
+    confidence_gradient,
     confidence_loss,
     label_and_mean,
     sieve,
@@ -62,6 +63,40 @@ def test_the_loss_is_bounded_where_wrong_classes_vanish() -> None:
     torch.autograd.backward(loss)
     assert loss.item() == pytest.approx(-2 * 2 / 3 * np.log(1e8), rel=1e-5)
     assert logits.grad is not None and bool(logits.grad.isfinite().all())
+
+
+@pytest.mark.parametrize("clamp", ["published", "floor"])
+@pytest.mark.parametrize("num_kept", [0, 5, 20])
+def test_the_gradient_has_the_bits_of_autograd(
+    clamp: Literal["published", "floor"], num_kept: int
+) -> None:
+    noise = stream(1, "gradient").normal(size=(20, 6)).astype(np.float32)
+    # the last rows have probabilities below the floor
+    logits = torch.from_numpy(noise * np.linspace(1.0, 30.0, 20, dtype=np.float32)[:, None])
+    logits.requires_grad_()
+    y = torch.arange(20) % 6
+    prior = torch.linspace(0.1, 0.3, 6) / 1.2
+    keep = torch.arange(20) >= 20 - num_kept
+    losses = confidence_loss(*label_and_mean(logits, y, prior, clamp), 1.7)
+    torch.autograd.backward((losses * keep.float()).sum() / max(num_kept, 1))
+    gradient = confidence_gradient(logits.detach(), y, keep, prior, 1.7, clamp)
+    assert logits.grad is not None
+    assert torch.equal(gradient, logits.grad)
+    assert bool(gradient.any()) is (num_kept > 0)
+
+
+def test_the_personal_model_is_pulled_towards_w(tmp_path: Path) -> None:
+    """Without samples that count, a step of phi is nothing but eta lambda (w - phi)."""
+    site = toy_experiment(tmp_path, "fedfixer").site("site-1")
+    pair = ModelPair(FedFixerOptions(distance=2.0, personal_decay=0.0), site, 0, sieving=True)
+    w, phi = pair.parameters[0]
+    with torch.no_grad():
+        phi.add_(1.0)
+    pair.phi_steps.zero_grad()
+    pair._add_distance()
+    assert phi.grad is not None
+    assert torch.allclose(phi.grad, torch.full_like(phi, 2.0))
+    assert torch.allclose(phi.grad, 2.0 * (phi - w))
 
 
 def test_schedule_of_the_confidence_weight() -> None:

@@ -10,7 +10,7 @@ from fedgsca.aggregate import WeightedMean
 from fedgsca.methods.parts.clustering import nearer_second, two_means
 from fedgsca.methods.parts.distances import model_distance
 from fedgsca.methods.parts.schedules import rampup, rounds_of
-from fedgsca.methods.parts.statistics import class_means, log_prior, masked_mean
+from fedgsca.methods.parts.statistics import class_means, log_prior
 from fedgsca.rng import stream
 from fedgsca.train import Batch, cross_entropy, proximal
 
@@ -72,15 +72,6 @@ def test_model_distance_ignores_counters() -> None:
     b = {"w": np.zeros(2, np.float32), "b": np.array(0.0, np.float32), "count": np.array(0)}
     assert model_distance(a, b, "layers") == pytest.approx(7.0)
     assert model_distance(a, b, "flat") == pytest.approx(5.0)
-
-
-def test_mean_over_nothing_is_zero_and_moves_nothing() -> None:
-    values = torch.tensor([1.0, 2.0, 6.0], requires_grad=True)
-    assert masked_mean(values, torch.tensor([True, False, True])).item() == 3.5
-    nothing = masked_mean(values, torch.zeros(3, dtype=torch.bool))
-    torch.autograd.backward(nothing)
-    assert nothing.item() == 0.0
-    assert values.grad is not None and values.grad.tolist() == [0.0, 0.0, 0.0]
 
 
 def test_proximal_term_has_no_gradient_at_its_anchor() -> None:

@@ -16,10 +16,10 @@ from fedgsca.models import monai_extra
 from fedgsca.models.build import build_backbone, spec_of
 from fedgsca.models.weights import load_backbone
 from fedgsca.site import weights_of
+from tests.helpers import needs_packages
 from tests.toys import toy_config
 
-pytest.importorskip("monai")
-pytest.importorskip("einops")
+pytestmark = needs_packages("monai", "einops")
 
 
 @pytest.fixture(scope="module")

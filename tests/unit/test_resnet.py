@@ -15,13 +15,15 @@ from torch import Tensor, nn
 from fedgsca.models import build
 from fedgsca.models.build import build_backbone
 from fedgsca.models.resnet import resnet18, resnet50
+from tests.helpers import needs_packages
 
-nets: Any = pytest.importorskip("monai.networks.nets.resnet")
-
+pytestmark = needs_packages("monai")
 NETWORKS: dict[str, Callable[[], nn.Module]] = {"resnet18": resnet18, "resnet50": resnet50}
 
 
 def make_reference(name: str) -> nn.Module:
+    from monai.networks.nets import resnet as nets  # here: importing MONAI takes seconds
+
     network: nn.Module = getattr(nets, name)(
         spatial_dims=2,
         n_input_channels=3,

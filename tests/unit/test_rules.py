@@ -10,8 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedgsca.config import load_config
-from fedgsca.engine.guard import UpdateGuard, change_norm, lower_median
+from fedgsca.engine.guard import UpdateGuard
 from fedgsca.engine.guard_memory import MODEL, GuardMemory, PartMemory
+from fedgsca.engine.norm_limits import lower_median
+from fedgsca.engine.update_checks import change_norm
 from fedgsca.engine.update_facts import OtherValues, PartFacts, RoundFacts, UpdateFacts
 from fedgsca.errors import UpdateError
 from fedgsca.rng import stream

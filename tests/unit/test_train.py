@@ -18,7 +18,17 @@ from fedgsca.models.build import build_classifier, build_head_only
 from fedgsca.rng import stream
 from fedgsca.site import Samples, Site, weights_of
 from fedgsca.site_store import Store
-from fedgsca.train import SGD, Batch, LogitObjective, batches, cross_entropy, evaluate, train
+from fedgsca.train import (
+    SGD,
+    Batch,
+    LogitObjective,
+    LogitPass,
+    batches,
+    cross_entropy,
+    cross_entropy_gradient,
+    evaluate,
+    train,
+)
 from tests.toys import CLASSES, toy_config, toy_images
 
 CPU = torch.device("cpu")
@@ -202,8 +212,38 @@ def test_other_losses_and_networks_are_left_to_autograd(site: Site, tmp_path: Pa
     head_site = frozen_site(tmp_path)
     head_site.hyper = head_site.hyper.model_copy(update={"loss": "gce"})
     assert not LabelLoss(head_site, 0).has_gradient
-    assert training._linear_head(head_site) is head_site.model.head
-    assert training._linear_head(site) is None
+    assert training.linear_head(head_site.model, CPU) is head_site.model.head
+    assert training.linear_head(site.model, CPU) is None
+
+
+def test_a_logit_pass_has_the_gradients_of_autograd(site: Site, tmp_path: Path) -> None:
+    """A linear head is computed directly, a network through its graph: the bits are the same."""
+    for place in (frozen_site(tmp_path), site):
+        place.model.train()
+        batch = next(iter(batches(place, 0)))
+        parameters = list(place.model.parameters())
+        torch.autograd.backward(cross_entropy(place.model, batch))
+        expected = [parameter.grad for parameter in parameters]
+        for parameter in parameters:
+            parameter.grad = None
+        logit_pass = LogitPass(place.model, batch.x, CPU)
+        logit_pass.backward(cross_entropy_gradient(logit_pass.logits, batch.y))
+        for parameter, gradient in zip(parameters, expected, strict=True):
+            assert parameter.grad is not None and gradient is not None
+            assert torch.equal(parameter.grad, gradient)
+
+
+def test_features_are_read_in_spans_and_the_batches_do_not_show_it(tmp_path: Path) -> None:
+    """41 samples in batches of 8: a span of four batches, one more batch, and one sample alone."""
+    site = frozen_site(tmp_path, num_samples=41)
+    rows = []
+    for batch in batches(site, 0):
+        assert torch.equal(batch.x, torch.from_numpy(site.samples.inputs[batch.rows]))
+        assert torch.equal(batch.y, torch.from_numpy(site.labels[batch.rows]))
+        rows.append(batch.rows)
+    assert [len(part) for part in rows] == [8] * 5
+    order = site.rng(0, "shuffle", 0).permutation(41)
+    assert np.array_equal(np.concatenate(rows), order[:40])
 
 
 # ---- augmentation ----

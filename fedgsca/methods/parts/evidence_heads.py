@@ -34,7 +34,7 @@ from fedgsca.evidence import (
     best_power,
     class_masses,
     draw_holdout,
-    explain_parts,
+    explain_opinions,
     explained_across_folds,
     head_targets,
     judge,
@@ -577,13 +577,10 @@ def _log_likelihoods(memory: HeadMemory, references: np.ndarray, site: Site) -> 
     if site.num_samples < SMALLEST_GROUP:
         return np.full(len(POWERS), np.nan)
     opinion = memory.mean_opinion()
-    values = []
-    for power, reference in zip(POWERS, references, strict=True):
-        halves = to_halves(memory.folds)
-        value, _ = explain_parts(
-            sharpen(opinion, power), site.labels, halves, reference, checked=site.checked
-        )
-        values.append(value)
+    opinions = np.stack([sharpen(opinion, power) for power in POWERS])
+    values, _ = explain_opinions(
+        opinions, site.labels, to_halves(memory.folds), references, checked=site.checked
+    )
     return np.array(values)
 
 

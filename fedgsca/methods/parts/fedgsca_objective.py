@@ -30,6 +30,8 @@ class CredalObjective:
         self.class_weights: Tensor | None = None
         if class_weights is not None:
             self.class_weights = torch.from_numpy(class_weights)
+        # size of a batch -> weights of its classes in the mean, (C,)
+        self._mean_weights: dict[int, Tensor] = {}
 
     def __call__(self, model: nn.Module, batch: Batch) -> Tensor:
         """The mean loss of a batch."""
@@ -60,22 +62,27 @@ class CredalObjective:
 
     def logit_gradient(self, logits: Tensor, batch: Batch) -> Tensor:
         """(b, C): the derivative of the mean loss."""
-        mean_weight = 1.0 / len(batch.y)
-        if self.class_weights is None:
-            weights = torch.full((len(batch.y), 1), mean_weight, dtype=logits.dtype)
-        else:
-            weights = self.class_weights.to(logits)[batch.y][:, None] * mean_weight
         return credal_gradient(
             logits,
             batch.y,
-            weights,
+            self._weights_in_mean(logits, batch).index_select(0, batch.y).unsqueeze(1),
             alpha=self.options.alpha,
             beta=self.beta,
             permission=self._permitted_classes(logits, batch),
             uniform=self.options.loss == "ucl",
         )
 
+    def _weights_in_mean(self, logits: Tensor, batch: Batch) -> Tensor:
+        """(C,): the weight of a sample of each class in the mean over the batch."""
+        size, num_classes = logits.shape
+        if size not in self._mean_weights:
+            class_weights = self.class_weights
+            if class_weights is None:
+                class_weights = torch.ones(num_classes)
+            self._mean_weights[size] = class_weights.to(logits) * (1.0 / size)
+        return self._mean_weights[size]
+
     def _permitted_classes(self, logits: Tensor, batch: Batch) -> Tensor | None:
         if self.permission is None:
             return None
-        return torch.from_numpy(self.permission[batch.rows]).to(logits.device)
+        return torch.from_numpy(self.permission.take(batch.rows, axis=0)).to(logits.device)

@@ -1,10 +1,8 @@
-"""Statistics of one site's samples, and the mean that a training step takes over some of them."""
+"""Statistics of one site's samples."""
 
 from __future__ import annotations
 
 import numpy as np
-
-from fedgsca.support.lazy_torch import Tensor
 
 
 def log_prior(labels: np.ndarray, num_classes: int) -> np.ndarray:
@@ -24,9 +22,3 @@ def class_means(
     sums = np.bincount(labels[finite], weights=values[finite], minlength=num_classes)
     counts = np.bincount(labels[finite], minlength=num_classes)
     return np.asarray(np.where(counts >= least, sums / np.maximum(counts, 1), np.nan))
-
-
-def masked_mean(values: Tensor, mask: Tensor) -> Tensor:
-    """Mean of the values (n,) under a mask (n,) bool; zero, with zero gradient, if it is empty."""
-    weights = mask.to(values.dtype)
-    return (values * weights).sum() / weights.sum().clamp(min=1.0)

@@ -12,7 +12,12 @@ from fedgsca.report.elements import (
 )
 from fedgsca.report.number_text import count_text, range_text
 from fedgsca.report.page_sections import run_section
-from fedgsca.report.run_facts import describe_event, event_rounds, method_events
+from fedgsca.report.run_facts import (
+    describe_event,
+    event_rounds,
+    method_events,
+    opposition_alarms,
+)
 from fedgsca.report.run_reader import LoadedRun
 
 
@@ -23,6 +28,9 @@ def event_section(run: LoadedRun) -> PageSection | None:
     if run.damage:
         blocks.append(BulletList(run.damage, "Damaged files"))
     blocks += [*_event_tables(run), *_rejection_tables(run), *_scaling_tables(run)]
+    alarms = opposition_alarms(run)
+    if alarms:
+        blocks.insert(0, BulletList(alarms, "One site against all others"))
     if run.setup.warnings:
         blocks.append(BulletList(run.setup.warnings, "Warnings and notes about the data"))
     if not blocks:

@@ -1,0 +1,181 @@
+"""Answers that have not the form of an update, floods of answers, and strange names."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fedgsca.engine.base import Reply
+from fedgsca.engine.network import SiteMessage, read_message
+from fedgsca.engine.rounds import run
+from fedgsca.errors import UpdateError
+from fedgsca.experiment.run_folder import request_readmission
+from fedgsca.selector import Selector
+from fedgsca.wire import Payload, Update, check_update, decode_update, encode_update, pack
+from tests.contract.test_robustness import LIAR, study_config
+from tests.toys import FaultyEngine, RecordingObserver
+
+Spoil = Callable[[Update], Update | None]
+
+
+def spoil_type(update: Update) -> Update:
+    weights = {name: value.astype(np.float16) for name, value in update.weights.items()}
+    return replace(update, weights=weights)
+
+
+def spoil_extras(update: Update) -> Update:
+    return replace(update, extras={**update.extras, "patients": np.zeros(3)})
+
+
+def lose_content(update: Update) -> None:
+    return None
+
+
+def spoil_rounds(spoil: Spoil, rounds: Sequence[int]) -> Callable[[int, Reply], Reply]:
+    def change(round_index: int, reply: Reply) -> Reply:
+        if reply.site != LIAR or round_index not in rounds or reply.update is None:
+            return reply
+        update = spoil(reply.update)
+        error = "its message cannot be used" if update is None else None
+        return replace(reply, update=update, error=error, is_malformed=update is None)
+
+    return change
+
+
+@pytest.mark.parametrize("spoil", [spoil_type, spoil_extras, lose_content])
+def test_a_site_that_always_sends_rubbish_is_put_aside(spoil: Spoil, tmp_path: Path) -> None:
+    config, folder = study_config(), tmp_path / "run"
+    observer = RecordingObserver()
+    engine = FaultyEngine(config, folder, spoil_rounds(spoil, range(7)))
+    run(config, folder, engine=engine, observer=observer, stop_after=7)
+    reasons = [record.refusals[LIAR] for record in observer.rounds]
+    assert not any("put aside" in reason for reason in reasons[:5]), "two are free, three count"
+    assert all("put aside" in reason for reason in reasons[5:])
+    assert any(f"{LIAR} is put aside from round 6 on" in text for text in observer.messages)
+    request_readmission(folder, [LIAR])
+    run(config, folder, engine=engine, observer=observer, stop_after=8)
+    assert not observer.rounds[7].refusals
+
+
+@pytest.mark.parametrize("rounds", [(2,), (2, 3), (0, 1, 3, 4, 6, 7, 9, 10)])
+def test_a_fault_of_a_round_or_two_is_no_offence(rounds: Sequence[int], tmp_path: Path) -> None:
+    config, folder = study_config(), tmp_path / "run"
+    observer = RecordingObserver()
+    engine = FaultyEngine(config, folder, spoil_rounds(lose_content, rounds))
+    run(config, folder, engine=engine, observer=observer, stop_after=12)
+    refused_rounds = [record.round for record in observer.rounds if record.refusals]
+    assert refused_rounds == list(rounds)
+
+
+def test_no_answer_at_all_is_never_an_offence(tmp_path: Path) -> None:
+    config, folder = study_config(), tmp_path / "run"
+    observer = RecordingObserver()
+
+    def lose(round_index: int, reply: Reply) -> Reply:
+        if reply.site == LIAR and round_index < 8:
+            return Reply(LIAR, None, "no reply")
+        return reply
+
+    run(config, folder, engine=FaultyEngine(config, folder, lose), observer=observer, stop_after=9)
+    assert [bool(record.refusals) for record in observer.rounds] == [True] * 8 + [False]
+
+
+def test_what_cannot_be_read_is_malformed_and_what_did_not_come_is_not() -> None:
+    header = {"kind": "train", "round": 0, "site": "a", "error": None, "seconds": 0.0}
+    header |= {"observed": {}, "num_samples": "1_0"}
+    assert read_message(SiteMessage("1", header), "a", "train", 0).is_malformed
+    assert read_message(
+        SiteMessage("1", error="x", is_malformed=True), "a", "train", 0
+    ).is_malformed
+    assert not read_message(SiteMessage("1", error="time-out"), "a", "train", 0).is_malformed
+
+
+# ---- floods and names ----
+
+
+class FloodEngine(FaultyEngine):
+    """An engine that delivers one update very often, and answers of very many strangers."""
+
+    def exchange(self, payload: Payload, sites: Sequence[str] | None = None) -> Iterator[Reply]:
+        for reply in super().exchange(payload, sites):
+            yield reply
+            if reply.site == LIAR and reply.update is not None:
+                for number in range(2000):
+                    yield reply
+                    yield Reply(f"stranger-{number}", reply.update)
+                yield Reply(f"{LIAR}\x1b[2J\n", reply.update)
+                yield Reply("\x1b]0;" + "x" * 100_000, reply.update)
+
+
+def test_a_flood_of_answers_is_a_few_lines(tmp_path: Path) -> None:
+    config, folder = study_config(), tmp_path / "run"
+    observer = RecordingObserver()
+    engine = FloodEngine(config, folder)
+    run(config, folder, engine=engine, observer=observer, stop_after=1)
+    messages = [text for text in observer.messages if text.startswith("round 1")]
+    assert len(messages) < 20
+    assert any(f"{LIAR} sent 2,000 such answers" in text for text in messages)
+    assert any("other unknown names sent" in text for text in messages)
+    for text in (*messages, *observer.rounds[0].refusals):
+        assert text.isprintable() and len(text) < 700
+    assert observer.rounds[0].refusals[LIAR].startswith("it answered twice"), (
+        "not blamed for others"
+    )
+    assert LIAR in observer.rounds[0].sites
+
+
+def test_a_name_that_looks_like_a_site_does_not_speak_for_it(tmp_path: Path) -> None:
+    config, folder = study_config(), tmp_path / "run"
+    observer = RecordingObserver()
+
+    class Imitator(FaultyEngine):
+        def exchange(self, payload: Payload, sites: Sequence[str] | None = None) -> Iterator[Reply]:
+            for reply in super().exchange(payload, sites):
+                yield reply
+            yield Reply(f"{LIAR}\x00", reply.update)
+
+    run(config, folder, engine=Imitator(config, folder), observer=observer, stop_after=1)
+    assert list(observer.rounds[0].refusals) == [f"{LIAR} (another name)"]
+
+
+# ---- numbers ----
+
+
+@pytest.mark.parametrize(
+    "text", ["1_0", "\u0661\u0660", " 10", "+10", "1e1", "-1", "10.0", "9" * 30]
+)
+def test_a_count_has_plain_digits(text: str) -> None:
+    arrays = {"w": np.zeros(2, np.float32)}
+    data = pack({"site": "a", "num_samples": text}, weights=arrays, extras={})
+    with pytest.raises(UpdateError) as error:
+        decode_update(data)
+    assert error.value.code == "update.unreadable"
+
+
+def test_counts_that_this_software_writes_are_read() -> None:
+    arrays = {"w": np.zeros(2, np.float32)}
+    assert decode_update(encode_update(Update("a", 10, arrays))).num_samples == 10
+    data = pack({"site": "a", "num_samples": "10"}, weights=arrays, extras={})
+    assert decode_update(data).num_samples == 10
+
+
+@pytest.mark.parametrize("num_samples", [True, 2.0, np.int64(3)])
+def test_a_count_is_an_integer(num_samples: int) -> None:
+    arrays = {"w": np.zeros(2, np.float32)}
+    with pytest.raises(UpdateError, match="num_samples"):
+        check_update(Update("a", num_samples, arrays), arrays, {}, {})
+
+
+@pytest.mark.parametrize("variance", [1e-300, 1e-19, 0.0, -1.0])
+def test_a_selector_has_variances_that_can_be_divided_by(variance: float) -> None:
+    for position in (2, 3):
+        numbers = np.array([0.1, 2.0, 0.3, 0.4, 0.5, 0.5])
+        assert Selector.from_array(numbers) is not None
+        numbers[position] = variance
+        with pytest.raises(UpdateError) as error:
+            Selector.from_array(numbers)
+        assert error.value.code == "update.invalid-selector"
