@@ -1,11 +1,16 @@
 """Every speed goal as ours / reference: both sides interleaved in one process, medians of ratios.
 
-    python -m benchmarks.speed [--quick] [--only NAME ...] [--json FILE]
+    python -m benchmarks.speed [--quick] [--only NAME ...] [--out FILE.json] [--docs FILE.md]
+    python -m benchmarks.speed --from FILE.json --docs docs/performance.md
+
+With --only, the other benchmarks in FILE.json are kept, so that it can be filled step by step.
+--docs writes the table between the two markers of a page, --from without measuring anything.
 
 Ratios are of CPU time with one thread: what a round takes on a machine that does nothing else,
-apart from waiting for the disk. Only ratios are results: seconds on a shared machine vary by a
-third. Every row has its goal and the value of 0.2.0; a goal that is missed stays in the table, with
-the reason if we know it.
+apart from waiting for the disk. All cases together should take less than ten minutes on such a
+machine: they are as small as the ratios allow. Only ratios are results: seconds on a shared machine
+vary by a third. Every row has its goal and the value of 0.2.0; a goal that is missed stays in the
+table, with the reason if we know it.
 """
 
 from __future__ import annotations
@@ -17,14 +22,15 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from statistics import median
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from benchmarks.references import Sites, Tensors, bare_round, published_round
 from fedgsca.config import Config, load_config
@@ -70,6 +76,8 @@ SMALL_PRODUCTS = "four heads learn from and judge every image, beside a small ne
 CONVOLUTIONS = "convolutions, the same on both sides, are nearly all of a round"
 SECOND_MODEL = "two models that judge each other in every batch"
 BATCHES = "steps of SGD with the credal loss are two fifths of it, evidence heads a sixth"
+RESIZING = "images are resized in 32 bits per value"
+DECODING = "decoding and resizing photographs costs half of a pass at 96 px, on the same cores"
 GRAPH = "a graph network over all samples, beside a head of one product"
 
 
@@ -138,9 +146,9 @@ def ratio(ours: Callable[[], None], reference: Callable[[], None], repeats: int)
 
 def fedavg_over_bare(folder: Path, quick: bool) -> Iterator[Measurement]:
     """A FedAvg round against a bare loop and against a loop in the style of published code."""
-    cases = {"small CNN, 28 px, 4 x 250": ("model.name=cnn", "data.train=1000", 28)}
+    cases = {"small CNN, 28 px, 4 x 128": ("model.name=cnn", "data.train=512", 28)}
     if not quick:
-        cases["ResNet-18, 64 px, 4 x 32"] = ("model.name=resnet18", "data.train=128", 64)
+        cases["ResNet-18, 64 px, 4 x 16"] = ("model.name=resnet18", "data.train=64", 64)
     for title, (model, size, pixels) in cases.items():
         sets = (model, size, f"data.image_size={pixels}", "train.batch_size=32", "data.test=40")
         config = config_of("fedavg", "train.augment=none", *sets)
@@ -149,7 +157,7 @@ def fedavg_over_bare(folder: Path, quick: bool) -> Iterator[Measurement]:
         num_classes = ours.runner.experiment.table.num_classes
         bare_model = build_classifier(config.model.name, num_classes, seed=0)
         reference = _bare_loop(bare_model, sites, config)
-        value = ratio(ours.step, reference, 3 if quick else 5)
+        value = ratio(ours.step, reference, 3)
         name = f"FedAvg round / bare loop, {title}"
         yield Measurement(name, value, 1.05, previous=PREVIOUS.get(name, ""))
         plain = build_classifier(config.model.name, num_classes, seed=0)
@@ -170,12 +178,12 @@ def fedavg_over_bare(folder: Path, quick: bool) -> Iterator[Measurement]:
             yield Measurement(name, value, 0.7, previous=previous, reason=CONVOLUTIONS)
 
 
-# as measured with 0.2.0 on twice as many images (docs/results.md)
+# as measured with 0.2.0 on two to four times as many images (docs/results.md)
 PREVIOUS = {
-    "FedAvg round / bare loop, small CNN, 28 px, 4 x 250": "1.02",
-    "FedAvg round / bare loop, ResNet-18, 64 px, 4 x 32": "1.01",
-    "FedAvg round / published-style loop, both with rotation, small CNN, 28 px, 4 x 250": "0.61",
-    "FedAvg round / published-style loop, both with rotation, ResNet-18, 64 px, 4 x 32": "0.92",
+    "FedAvg round / bare loop, small CNN, 28 px, 4 x 128": "1.02",
+    "FedAvg round / bare loop, ResNet-18, 64 px, 4 x 16": "1.01",
+    "FedAvg round / published-style loop, both with rotation, small CNN, 28 px, 4 x 128": "0.61",
+    "FedAvg round / published-style loop, both with rotation, ResNet-18, 64 px, 4 x 16": "0.92",
 }
 
 
@@ -203,34 +211,44 @@ class SelectionCase:
     repeats: int
     # selecting and in the warm-up, with 0.2.0
     previous: tuple[str, str]
+    noise: str = "0-S40-P20-C20"
+    is_quick: bool = False
 
 
-SELECTION_CASES = (
-    SelectionCase(
+SELECTION_CASES = {
+    "fedgsca_cnn": SelectionCase(
         "small CNN, 32 px, 4 x 200",
         ("model.name=cnn", "data.train=800", "data.image_size=32"),
         warm_rounds=4,
         repeats=5,
         previous=("1.29", "1.30"),
+        is_quick=True,
     ),
-    SelectionCase(
-        "ResNet-18, 64 px, 4 x 48",
-        ("model.name=resnet18", "data.train=192", "data.image_size=64", "train.batch_size=16"),
+    "fedgsca_resnet18": SelectionCase(
+        "ResNet-18, 64 px, 4 x 32",
+        ("model.name=resnet18", "data.train=128", "data.image_size=64", "train.batch_size=16"),
         warm_rounds=4,
         repeats=3,
         previous=("1.24", "1.17"),
     ),
-    SelectionCase(
-        "ResNet-50, 224 px, 4 x 4",
-        ("model.name=resnet50", "data.train=16", "data.image_size=224", "train.batch_size=4"),
+    "fedgsca_resnet50": SelectionCase(
+        "ResNet-50, 224 px, 2 x 4",
+        (
+            "model.name=resnet50",
+            "data.train=8",
+            "data.sites=2",
+            "data.image_size=224",
+            "train.batch_size=4",
+        ),
         warm_rounds=0,
         repeats=3,
         previous=("", "1.35"),
+        noise="S40",
     ),
-)
+}
 
 
-def fedgsca_over_fedavg(folder: Path, quick: bool) -> Iterator[Measurement]:
+def fedgsca_over_fedavg(name: str, folder: Path, quick: bool) -> Iterator[Measurement]:
     """A FedGSCA round, evidence heads and audit included, against FedAvg and nothing else.
 
     In the last third of a run, which is not measured here, the heads are not trained and nothing
@@ -242,14 +260,16 @@ def fedgsca_over_fedavg(folder: Path, quick: bool) -> Iterator[Measurement]:
         # the first selection in round 6
         "evidence.first=3",
     )
-    for case in SELECTION_CASES[:1] if quick else SELECTION_CASES:
-        sets = (*common, *case.sets)
-        fedavg = Rounds(config_of("fedavg", *sets), folder / case.title)
-        for passes in ("two", "one"):
-            options = (f"fedgsca.passes={passes}", "audit.enabled=true", "evidence.enabled=true")
-            place = folder / f"{case.title}-{passes}"
-            fedgsca = Rounds(config_of("fedgsca", *sets, *options), place)
-            yield from _compare_rounds(case, fedgsca, fedavg, passes)
+    case = SELECTION_CASES[name]
+    if quick and not case.is_quick:
+        return
+    sets = (*common, *case.sets)
+    fedavg = Rounds(config_of("fedavg", *sets, noise=case.noise), folder / case.title)
+    for passes in ("two", "one"):
+        options = (f"fedgsca.passes={passes}", "audit.enabled=true", "evidence.enabled=true")
+        config = config_of("fedgsca", *sets, *options, noise=case.noise)
+        fedgsca = Rounds(config, folder / f"{case.title}-{passes}")
+        yield from _compare_rounds(case, fedgsca, fedavg, passes)
 
 
 def _compare_rounds(
@@ -312,31 +332,102 @@ def frozen_runs(folder: Path, quick: bool) -> Iterator[Measurement]:
             yield Measurement(what, median(times), seconds_goal, reason=BATCHES)
 
 
+# of the pictures in `feature_pass`: how large they are, and how large they are decoded
+PICTURES = {"96 x 96 px": (96, 96, 96), "600 x 450 px": (600, 450, 224)}
+NETWORK, NETWORK_PIXELS = "efficientnet-lite0", 96
+
+
 def feature_pass(folder: Path, quick: bool) -> Iterator[Measurement]:
-    """Computing frozen features against bare forward passes on tensors that are in memory."""
+    """Computing frozen features against bare forward passes on tensors that are in memory.
+
+    CPU time, which is what decoding and passes share: both can use all cores. One thread, because
+    the waiting of two would count as CPU time.
+    """
+    from unittest.mock import patch
+
+    with patch("fedgsca.models.features.THREADS", 1):
+        yield from _feature_rows(folder, quick)
+    yield from feature_workers()
+
+
+def _feature_rows(folder: Path, quick: bool) -> Iterator[Measurement]:
+    from fedgsca.data.load import load
     from fedgsca.models.build import build_backbone, spec_of
-    from fedgsca.models.features import THREADS, extract
+    from fedgsca.models.features import BATCH, FeaturePass, extract
 
-    name, size, count = "efficientnet-lite0", 96, 128 if quick else 512
-    backbone = build_backbone(name, seed=0).to(memory_format=torch.channels_last).eval()  # type: ignore[call-overload]
-    images = stream(0, "feature pass").integers(0, 256, (count, 64, 64, 3), dtype=np.uint8)
-    features = np.empty((count, spec_of(name).width), np.float32)
-    x = torch.zeros((64, 3, size, size)).contiguous(memory_format=torch.channels_last)
+    count = BATCH if quick else 2 * BATCH
+    spec = spec_of(NETWORK)
+    feature_pass = FeaturePass(build_backbone(NETWORK, seed=0), spec, NETWORK_PIXELS)
+    features = np.empty((count, spec.width), np.float32)
+    caches = (folder / f"cache-{number}" for number in range(100))
 
-    def compute_features() -> None:
-        extract(backbone, spec_of(name), images, size, features)
-
-    def pass_forward() -> None:
-        num_threads = torch.get_num_threads()
-        torch.set_num_threads(THREADS)
+    # with real pictures: zeros pass a network faster
+    def pass_forward(batches: Sequence[Tensor]) -> None:
         with torch.inference_mode():
-            for _ in range(count // 64):
-                backbone(x)
-        torch.set_num_threads(num_threads)
+            for batch in batches:
+                feature_pass.backbone(batch)
 
-    value = 1.0 / ratio(compute_features, pass_forward, 3)
-    what = "frozen features: images per second / bare forward passes"
-    yield Measurement(what, value, 0.9, "at least", f"{name}, {size} px")
+    def compute_features(images: np.ndarray) -> None:
+        extract(feature_pass.backbone, spec, images, NETWORK_PIXELS, features)
+
+    def decode_and_compute(root: Path, size: int) -> None:
+        compute_features(load(str(root), image_size=size, cache_dir=next(caches)).images)
+
+    note = f"{NETWORK}, {NETWORK_PIXELS} px"
+    for title, (width, height, size) in PICTURES.items():
+        root = folder / f"pictures-{width}"
+        write_pictures(root, count, width, height)
+        images = load(str(root), image_size=size, cache_dir=next(caches)).images
+        batches = [feature_pass.prepare(images[i : i + BATCH]) for i in range(0, count, BATCH)]
+        reference = partial(pass_forward, batches)
+        value = 1.0 / ratio(partial(compute_features, images), reference, 3)
+        what = f"frozen features of decoded {title} images: speed / bare forward passes"
+        yield Measurement(what, value, 0.9, "at least", note, reason=RESIZING)
+        value = 1.0 / ratio(partial(decode_and_compute, root, size), reference, 3)
+        what = f"frozen features of a folder of {title} jpg files: speed / bare forward passes"
+        reason = DECODING if width > size else ""
+        yield Measurement(what, value, 0.9, "at least", note, reason=reason)
+
+
+def write_pictures(root: Path, count: int, width: int, height: int) -> None:
+    """Jpg files of smooth coloured noise with some grain, in two folders of classes."""
+    from PIL import Image
+
+    rng = stream(0, "pictures", width)
+    for index in range(count):
+        coarse = Image.fromarray(rng.integers(0, 256, (15, 20, 3), dtype=np.uint8))
+        smooth = np.asarray(coarse.resize((width, height), Image.Resampling.BICUBIC), np.int16)
+        pixels = np.clip(smooth + rng.integers(-12, 13, smooth.shape), 0, 255).astype(np.uint8)
+        path = root / f"class-{index % 2}" / f"{index}.jpg"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(pixels).save(path, quality=90)
+
+
+def feature_workers(batches: int = 40) -> Iterator[Measurement]:
+    """The duration with worker processes; on machines with at least four cores, two per worker."""
+    from fedgsca.models.build import build_backbone, spec_of
+    from fedgsca.models.feature_workers import VARIABLE, count_cores
+    from fedgsca.models.features import BATCH, THREADS, extract
+
+    num_workers = count_cores() // THREADS
+    if num_workers < 2:
+        return
+    backbone = build_backbone(NETWORK, seed=0)
+    num_images = batches * BATCH * num_workers
+    shape = (num_images, NETWORK_PIXELS, NETWORK_PIXELS, 3)
+    images = stream(0, "feature workers").integers(0, 256, shape, dtype=np.uint8)
+    features = np.empty((num_images, spec_of(NETWORK).width), np.float32)
+    seconds = {}
+    for workers in (1, num_workers):
+        os.environ[VARIABLE] = str(workers)
+        seconds[workers] = seconds_of(
+            lambda: extract(
+                backbone, spec_of(NETWORK), images, NETWORK_PIXELS, features, network=NETWORK
+            )
+        )
+    del os.environ[VARIABLE]
+    what = f"frozen features with {num_workers} worker processes / with one process, duration"
+    yield Measurement(what, seconds[num_workers] / seconds[1], 1.25 / num_workers)
 
 
 # goal of a method, and options that bring every stage into a run of a few rounds
@@ -365,16 +456,16 @@ def methods_over_fedavg(folder: Path, quick: bool) -> Iterator[Measurement]:
     The sum over the rounds; a round of FedAvg follows each round of the method.
     """
     cases = {
-        "small CNN, 32 px, 4 x 200": (
+        "small CNN, 32 px, 4 x 100": (
             8,
-            ("model.name=cnn", "data.train=800", "data.image_size=32"),
+            ("model.name=cnn", "data.train=400", "data.image_size=32"),
         ),
         "frozen EfficientNet-Lite0, 4 x 400": (20, ("model.frozen=true", "data.train=1600")),
     }
     if not quick:
-        cases["ResNet-18, 64 px, 4 x 32"] = (
-            6,
-            ("model.name=resnet18", "data.train=128", "data.image_size=64"),
+        cases["ResNet-18, 64 px, 4 x 16"] = (
+            4,
+            ("model.name=resnet18", "data.train=64", "data.image_size=64"),
         )
     common = ("data.test=40", "train.batch_size=32")
     for title, (rounds, sets) in cases.items():
@@ -400,10 +491,10 @@ def _run_ratio(ours: Rounds, reference: Rounds, rounds: int) -> float:
 
 def frozen_over_full(folder: Path, quick: bool) -> Iterator[Measurement]:
     """How much faster a round is if only a linear head is trained."""
-    sets = ("model.name=efficientnet-lite0", "data.train=256", "data.test=40", "data.image_size=96")
+    sets = ("model.name=efficientnet-lite0", "data.train=128", "data.test=40", "data.image_size=96")
     frozen = Rounds(config_of("fedavg", "model.frozen=true", *sets), folder / "frozen")
     full = Rounds(config_of("fedavg", "train.batch_size=32", *sets), folder / "full")
-    what = "full round / frozen-backbone round, EfficientNet-Lite0, 96 px, 4 x 64"
+    what = "full round / frozen-backbone round, EfficientNet-Lite0, 96 px, 4 x 32"
     value = 1 / ratio(frozen.step, full.step, 3)
     yield Measurement(what, value, 200, "at least", previous="515")
 
@@ -413,7 +504,7 @@ import resource, sys, time
 from pathlib import Path
 from benchmarks.speed import Rounds, config_of
 
-sets = ["data.train=4000", "data.test=40", "data.image_size=28", "train.batch_size=10"]
+sets = ["data.train=2000", "data.test=40", "data.image_size=28", "train.batch_size=5"]
 config = config_of("fedavg", f"data.sites={sys.argv[1]}", *sets, noise="0")
 rounds = Rounds(config, Path(sys.argv[2]))
 rounds.step()
@@ -437,7 +528,7 @@ def sites_scaling(folder: Path, quick: bool) -> Iterator[Measurement]:
     counts = (4, 40) if quick else (4, 40, 400)
     seconds: dict[int, list[float]] = {count: [] for count in counts}
     memory: dict[int, list[float]] = {count: [] for count in counts}
-    for _ in range(2 if quick else 3):
+    for _ in range(2):
         for count in counts:
             words = run_code(SITES_CODE, str(count), str(folder / f"sites{count}"))
             seconds[count].append(float(words[-2]))
@@ -488,7 +579,7 @@ Benchmark = Callable[[Path, bool], Iterator[Measurement]]
 BENCHMARKS: dict[str, Benchmark] = {
     "start_up": start_up,
     "fedavg_over_bare": fedavg_over_bare,
-    "fedgsca_over_fedavg": fedgsca_over_fedavg,
+    **{name: partial(fedgsca_over_fedavg, name) for name in SELECTION_CASES},
     "methods_over_fedavg": methods_over_fedavg,
     "frozen_runs": frozen_runs,
     "feature_pass": feature_pass,
@@ -497,35 +588,146 @@ BENCHMARKS: dict[str, Benchmark] = {
 }
 
 
+# ---- results ----
+
+BEGIN, END = "<!-- make bench: begin -->", "<!-- make bench: end -->"
+
+
+@dataclass(frozen=True)
+class BenchmarkResult:
+    """The rows of one benchmark, and what it took to measure them."""
+
+    name: str
+    rows: tuple[Measurement, ...]
+    seconds: float
+    # of this process and of those that it started
+    cpu_seconds: float
+
+
+Results = dict[str, BenchmarkResult]
+
+
+def read_results(path: Path) -> Results:
+    """The results of a file; none if it does not exist."""
+    if not path.exists():
+        return {}
+    results = {}
+    for tree in json.loads(path.read_text())["benchmarks"]:
+        rows = tuple(Measurement(**row) for row in tree["rows"])
+        results[tree["name"]] = BenchmarkResult(**{**tree, "rows": rows})
+    return results
+
+
+def write_results(path: Path, results: Results) -> None:
+    """All results, in the order of BENCHMARKS."""
+    trees = [asdict(results[name]) for name in BENCHMARKS if name in results]
+    tree = {"cores": os.cpu_count(), "torch": torch.__version__, "benchmarks": trees}
+    path.write_text(json.dumps(tree, indent=1) + "\n")
+
+
+def describe_total(results: Results) -> str:
+    """ "31 goals, 9 missed; 7.5 minutes, 7.1 of CPU time"."""
+    rows = [row for result in results.values() for row in result.rows]
+    num_missed = sum(not row.is_met for row in rows)
+    minutes = sum(result.seconds for result in results.values()) / 60
+    cpu_minutes = sum(result.cpu_seconds for result in results.values()) / 60
+    text = f"{len(rows)} goals, {num_missed} missed; "
+    return text + f"{minutes:.1f} minutes, {cpu_minutes:.1f} of CPU time"
+
+
+def results_to_markdown(results: Results) -> str:
+    """The table of a page of the documentation."""
+    from fedgsca.support.markdown import markdown_table
+
+    cells = []
+    for name in BENCHMARKS:
+        for row in results[name].rows if name in results else ():
+            what = f"{row.what} ({row.note})" if row.note else row.what
+            reason = "" if row.is_met else f"missed{': ' if row.reason else ''}{row.reason}"
+            cells.append(
+                [what, f"{row.ours:.2f}", f"{row.better} {row.goal:g}", row.previous, reason]
+            )
+    lines = markdown_table(["what", "measured", "goal", "0.2.0", ""], cells)
+    missing = [name for name in BENCHMARKS if name not in results]
+    if missing:
+        lines.append(f"Not measured: {', '.join(missing)}.")
+    return "\n".join([*lines, describe_total(results) + "."])
+
+
+def write_docs(path: Path, results: Results) -> None:
+    """Put the table between the markers of a page."""
+    text = path.read_text("utf-8")
+    if text.count(BEGIN) != 1 or text.count(END) != 1:
+        sys.exit(f"{path} needs one line {BEGIN} and one line {END}; the table goes between them")
+    before, _, rest = text.partition(BEGIN)
+    _, _, after = rest.partition(END)
+    content = f"{before}{BEGIN}\n\n{results_to_markdown(results)}\n\n{END}{after}"
+    path.write_text(content, "utf-8")
+
+
+def total_cpu() -> float:
+    """CPU seconds of this process and of those that it has started and that have ended."""
+    return sum(os.times()[:4])
+
+
+def measure(name: str, folder: Path, quick: bool) -> BenchmarkResult:
+    """Run one benchmark and print its rows as they come."""
+    start = time.perf_counter()
+    start_cpu = total_cpu()
+    rows = []
+    for row in BENCHMARKS[name](folder, quick):
+        rows.append(row)
+        print(row, flush=True)
+    seconds = time.perf_counter() - start
+    return BenchmarkResult(name, tuple(rows), seconds, total_cpu() - start_cpu)
+
+
 def main() -> None:
+    """Measure what is asked for; print, store and document it."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--quick", action="store_true", help="small cases only, about two minutes")
     parser.add_argument("--only", nargs="*", choices=list(BENCHMARKS), help="some benchmarks")
-    parser.add_argument("--json", type=Path, help="also write the measurements here")
+    parser.add_argument("--out", type=Path, help="also write the results to this json file")
+    parser.add_argument("--docs", type=Path, help="also write the table into this page")
+    parser.add_argument("--from", dest="source", type=Path, help="measure nothing, read this file")
     options = parser.parse_args()
-    measurements = []
+    if options.source is not None:
+        results = read_results(options.source)
+        if not results:
+            parser.error(f"there are no results in {options.source}")
+        print(results_to_markdown(results))
+    else:
+        names = options.only or list(BENCHMARKS)
+        # a complete run begins with an empty file
+        results = read_results(options.out) if options.out and options.only else {}
+        results |= measure_all(names, options.quick, options.out, results)
+    if options.docs:
+        write_docs(options.docs, results)
+
+
+def measure_all(
+    names: Sequence[str], quick: bool, out: Path | None, earlier_results: Results
+) -> Results:
+    """Run benchmarks one after the other; `out` is written after each, with the earlier ones."""
     torch.set_num_threads(1)
-    cores = os.cpu_count()
-    start = time.perf_counter()
-    print(f"{cores} cores, torch {torch.__version__}; ", end="")
+    print(f"{os.cpu_count()} cores, torch {torch.__version__}; ", end="")
     print("ratios of CPU time are medians of interleaved pairs\n")
     print(f"{'what':92} {'measured':>9}  {'goal':>13}  {'0.2.0':>9}")
-    with tempfile.TemporaryDirectory() as folder:
-        for name in options.only or BENCHMARKS:
-            for measurement in BENCHMARKS[name](Path(folder), options.quick):
-                measurements.append(measurement)
-                print(measurement, flush=True)
-    minutes = (time.perf_counter() - start) / 60
-    times = os.times()
-    cpu_minutes = (sum(times[:4])) / 60  # of this process and of those that it started
-    num_missed = sum(not measurement.is_met for measurement in measurements)
-    print(f"\n{len(measurements)} goals, {num_missed} missed; ", end="")
-    print(f"{minutes:.1f} minutes, {cpu_minutes:.1f} of CPU time")
-    if options.json:
-        rows = [asdict(measurement) for measurement in measurements]
-        options.json.write_text(json.dumps(rows, indent=1) + "\n")
+    results: Results = {}
+    with tempfile.TemporaryDirectory(prefix="bench-") as folder:
+        for position, name in enumerate(names, start=1):
+            print(f"[{position}/{len(names)}] {name} ...", file=sys.stderr, flush=True)
+            results[name] = measure(name, Path(folder), quick)
+            took = f"{results[name].seconds:.0f} s, {results[name].cpu_seconds:.0f} s of CPU time"
+            elapsed = sum(result.seconds for result in results.values())
+            line = f"[{position}/{len(names)}] {name}: {took}; {elapsed / 60:.1f} minutes so far"
+            print(line, file=sys.stderr, flush=True)
+            if out is not None:
+                write_results(out, earlier_results | results)
+    print(f"\n{describe_total(results)}")
+    return results
 
 
 if __name__ == "__main__":

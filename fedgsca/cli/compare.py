@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from fedgsca.experiment.records import RunResult
     from fedgsca.grid.comparison import ComparisonPlan, ComparisonResult
     from fedgsca.grid.runner import GridCell
+    from fedgsca.grid.time_to_accuracy import EfficiencyGroup
     from fedgsca.report.comparison_tables import ComparisonRow
 
 Methods = Annotated[str, typer.Option("--methods", help="names joined by commas, all or paper")]
@@ -301,8 +302,9 @@ def run_comparison(
 
     `cautions`: print which differences may be chance. The report always has them.
     """
-    from fedgsca.grid.comparison import check_folder, run_plan, write_tables
+    from fedgsca.grid.comparison import check_folder, read_plan, run_plan, write_tables
     from fedgsca.grid.runner import finished_cells, raise_failures
+    from fedgsca.grid.time_to_accuracy import write_efficiency
     from fedgsca.report.html_page import write_report
     from fedgsca.tracking.start_tracking import find_targets, track_comparison
 
@@ -325,18 +327,43 @@ def run_comparison(
     if result.comparison.cells:
         result = replace(result, comparison=write_tables(out, result.comparison))
         report = write_report(out)
+        joint_plan = read_plan(out) or plan
+        groups = write_efficiency(joint_plan, out) if joint_plan.is_timed else []
         if tracking is not None:
             tracking.finish(result.comparison)
         if as_json:
             extra = {"failed": result.failures, "path": str(out), "report": str(report)}
-            print_json({**result.comparison.to_json(), **extra})
+            print_json({**result.comparison.to_json(), **extra, **times_json(groups)})
         elif not quiet:
             show_table(result, cautions=cautions)
+            show_times(groups)
             print_line(f"report  {report}", "bold")
     elif tracking is not None:
         tracking.finish(None)
     raise_failures(result.failures, len(cells), out)
     return result
+
+
+def times_json(groups: Sequence[EfficiencyGroup]) -> dict[str, Any]:
+    """What --json has about the time to accuracy, if it was asked for."""
+    from fedgsca.grid.time_to_accuracy import to_json
+
+    return {"efficiency": to_json(groups)} if groups else {}
+
+
+def show_times(groups: Sequence[EfficiencyGroup]) -> None:
+    """Tables of the time to accuracy, one per condition."""
+    from fedgsca.grid.time_to_accuracy import HEADER, describe, table_rows
+
+    for group in groups:
+        print_line()
+        print_table(make_table(list(HEADER), table_rows(group), title=describe(group)))
+    if groups:
+        print_line(
+            "times are multiples of FedAvg's, medians over the seeds; seconds (s) where FedAvg"
+            f" never arrives; {DASH}: not reached by half of the seeds",
+            "dim",
+        )
 
 
 def _show_finished(names: list[str], num_runs: int) -> None:

@@ -194,12 +194,14 @@ class RoundLoop:
         """
         config, round_index = self.experiment.config, state.round
         start = time.perf_counter()
+        start_cpu = time.process_time()
         readmissions = self._readmit()
         asked_sites = self._asked_sites(state, attempt)
         payload = self.method.broadcast(state, round_index)
         check_extras("payload", payload.extras, self.method.downloads, self.experiment.dims)
         state, validator = self._train_and_aggregate(state, payload, asked_sites)
         end_of_exchange = time.perf_counter()
+        cpu = time.process_time() - start_cpu
         record = self._record(validator, payload)
         record = replace(record, expected_f1=read_score(state.extras, round_index))
         record = self._with_scores(record, state)
@@ -216,6 +218,7 @@ class RoundLoop:
             exchange=end_of_exchange - start,
             evaluate=end_of_evaluation - end_of_exchange,
             save=end - end_of_evaluation,
+            cpu=cpu if isinstance(self.engine, LocalEngine) else None,
         )
         self.folder.append_timing(timing)
         self.observer.on_round_done(record, end - start)

@@ -38,7 +38,7 @@ def frozen_features(config: Config, table: ImageTable) -> np.ndarray:
         if table.source_table is not None:  # only images that noise appended are new
             start = len(table.source_table)
             out[:start] = frozen_features(config, table.source_table)
-        extract(backbone, spec, table.images[start:], size, out[start:])
+        extract(backbone, spec, table.images[start:], size, out[start:], network=config.model.name)
 
     key = _cache_key(config, table)
     return cached_array(key, (len(table), spec.width), np.float32, fill)

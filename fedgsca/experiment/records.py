@@ -111,6 +111,8 @@ class TimingRecord(Record):
     exchange: float  # broadcast, training at the sites, aggregation
     evaluate: float
     save: float
+    # CPU time of the exchange; None where the sites were trained in other processes
+    cpu: float | None = None
 
     @property
     def total(self) -> float:

@@ -88,6 +88,8 @@ class ComparisonPlan:
     models: tuple[str, ...] = ()
     # settings to vary: key -> values, such as {"data.sites": (4, 10, 20)}
     vary: Variation = field(default_factory=dict)
+    # whether to write the time to accuracy, too (time_to_accuracy.py)
+    is_timed: bool = False
 
     def cells(self) -> list[GridCell]:
         """All runs, each with a checked configuration.
@@ -139,6 +141,8 @@ class ComparisonPlan:
         optional: dict[str, Any] = {"models": list(self.models)} if self.models else {}
         if self.vary:
             optional["vary"] = {key: list(values) for key, values in self.vary.items()}
+        if self.is_timed:
+            optional["is_timed"] = True
         return optional | {
             "methods": list(self.methods),
             "noises": list(self.noises),
@@ -331,6 +335,7 @@ def extend(plan: ComparisonPlan, out: Path) -> ComparisonPlan:
         clean=earlier.clean or plan.clean,
         title=plan.title or earlier.title,
         method_settings=merge(earlier.method_settings, plan.method_settings),
+        is_timed=earlier.is_timed or plan.is_timed,
     )
     configs = {cell.name: cell.config for cell in joint_plan.cells()}
     for cell in earlier.cells():

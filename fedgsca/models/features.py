@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import numpy as np
 import torch
 from torch import Tensor, nn
@@ -12,9 +16,36 @@ from fedgsca.support.activity import activity
 
 # fixed: the number of threads changes the bytes, and the cache must not depend on who filled it
 THREADS = 2
+# images: fixed for the same reason
+BATCH = 64
 
 
-@torch.inference_mode()
+class FeaturePass:
+    """A frozen backbone that is ready to compute features of batches of images."""
+
+    def __init__(self, backbone: nn.Module, spec: Spec, size: int) -> None:
+        """`size`: pixels at the input of the backbone."""
+        backbone.eval()
+        if spec.channels_last:
+            backbone = backbone.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self.backbone = backbone
+        self.size = size
+        self.mean = torch.tensor(spec.mean).view(1, 3, 1, 1)
+        self.std = torch.tensor(spec.std).view(1, 3, 1, 1)
+
+    @torch.inference_mode()
+    def compute(self, images: np.ndarray) -> np.ndarray:
+        """(b, D) float32: features of images (b, H, W, 3) uint8, each vector standardised."""
+        features = self.backbone(self.prepare(images))
+        return np.asarray(F.layer_norm(features, features.shape[1:]).numpy())
+
+    def prepare(self, images: np.ndarray) -> Tensor:
+        """(b, 3, size, size): the input of the backbone."""
+        pixels = torch.from_numpy(np.array(images))
+        x = _resize(pixels.permute(0, 3, 1, 2).float(), self.size)
+        return ((x - self.mean) / self.std).contiguous(memory_format=torch.channels_last)
+
+
 def extract(
     backbone: nn.Module,
     spec: Spec,
@@ -22,28 +53,51 @@ def extract(
     size: int,
     out: np.ndarray,
     *,
-    batch: int = 64,
+    batch: int = BATCH,
+    network: str = "",
 ) -> None:
     """Fill out (n, D) with features of images (n, H, W, 3) uint8, resized to `size`.
 
     Every vector is standardised by itself (zero mean, unit variance over its D entries): heads then
     train at one learning rate whatever the backbone, and sites need not share any statistic.
+
+    `network` is the name of a network of this package, if the backbone is one: worker processes
+    may then help (fedgsca.models.feature_workers). The bytes are the same with and without them.
     """
+    from fedgsca.models.feature_workers import FeatureWorkers, choose_workers
+
+    feature_pass = FeaturePass(backbone, spec, size)
+    starts = list(range(0, len(images), batch))
+    with activity("computing features", len(images)) as advance, feature_threads():
+
+        def store(start: int, features: np.ndarray) -> None:
+            out[start : start + batch] = features
+            advance(len(features))
+
+        seconds = 0.0
+        while starts:
+            num_workers = choose_workers(network, len(starts), seconds)
+            if num_workers > 1:
+                workers = FeatureWorkers(network, backbone, size, num_workers)
+                blocks = {start: images[start : start + batch] for start in starts}
+                starts = workers.compute(blocks, store)
+                network = ""  # what workers could not do is done here
+                continue
+            begin = time.perf_counter()
+            start = starts.pop(0)
+            store(start, feature_pass.compute(images[start : start + batch]))
+            seconds = time.perf_counter() - begin
+
+
+@contextmanager
+def feature_threads() -> Iterator[None]:
+    """Inside the block, torch uses the number of threads that features are computed with."""
     num_threads = torch.get_num_threads()
     torch.set_num_threads(THREADS)
-    backbone.eval()
-    if spec.channels_last:
-        backbone = backbone.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    mean = torch.tensor(spec.mean).view(1, 3, 1, 1)
-    std = torch.tensor(spec.std).view(1, 3, 1, 1)
-    with activity("computing features", len(images)) as advance:
-        for start in range(0, len(images), batch):
-            pixels = torch.from_numpy(np.array(images[start : start + batch]))
-            x = _resize(pixels.permute(0, 3, 1, 2).float(), size)
-            features = backbone(((x - mean) / std).contiguous(memory_format=torch.channels_last))
-            out[start : start + batch] = F.layer_norm(features, features.shape[1:]).numpy()
-            advance(len(pixels))
-    torch.set_num_threads(num_threads)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(num_threads)
 
 
 @torch.inference_mode()

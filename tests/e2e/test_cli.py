@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import re
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -315,6 +316,54 @@ def test_compare_writes_tables_and_resumes(shell: Shell, monkeypatch: pytest.Mon
     exit_code, error_code, message = shell.error("compare", *words, "--rounds", "3", "--quiet")
     assert (exit_code, error_code) == (7, "grid.other-settings")
     assert "train.rounds: 2 there, 3 here" in message
+
+
+def test_efficiency_on_any_data_resumes(shell: Shell) -> None:
+    """FedAvg and the ceiling are added; every round is scored; `resume` shows the same."""
+    words = tiny("--noise", "S40", "--methods", "fedprox", "--seeds", "1", "--out", "e")
+    code, out, err = shell("efficiency", *words)
+    assert code == 0, err
+    assert "time to 95 % of the ceiling" in out and "CPU seconds" in out
+    (group,) = json.loads(Path("e/efficiency.json").read_text())["groups"]
+    assert [row["method"] for row in group["rows"]] == ["fedavg", "fedprox"]
+    fedavg = group["rows"][0]
+    assert fedavg["to_best"]["ratio"] == 1.0 and fedavg["to_best"]["seconds"][0] > 0
+    assert not tomllib.loads(Path("e/cells/fedavg-S40-s0/config.toml").read_text())["evidence"][
+        "enabled"
+    ]
+    lines = list(csv.DictReader(Path("e/efficiency.csv").read_text().splitlines()))
+    assert [(line["method"], line["seed"]) for line in lines] == [("fedavg", "0"), ("fedprox", "0")]
+    assert "| FedProx |" in Path("e/efficiency.md").read_text()
+
+    shutil.rmtree("e/cells/fedprox-S40-s0")
+    Path("e/efficiency.json").unlink()
+    again = json.loads(shell("resume", "e", "--json")[1])
+    (second_group,) = again["efficiency"]["groups"]
+    assert second_group["best"] == group["best"] and second_group["goal"] == group["goal"]
+    assert [row["method"] for row in second_group["rows"]] == ["fedavg", "fedprox"]
+    assert again["failed"] == {}
+
+
+@pytest.mark.parametrize(
+    ("words", "error_code"),
+    [
+        (("--noise", "S40", "--shard", "1/2"), "grid.option-of-the-paper"),
+        (("--frozen", "--scale", "mini"), "grid.option-of-the-paper"),
+        (("--frozen", "--data", "a", "--data", "b"), "grid.several-sources"),
+        (
+            ("--noise", "S40", "--set", "federation.eval_every=5"),
+            "grid.rounds-without-a-score",
+        ),
+        (("--noise", "S40", "--methods", "fedavgg"), "config.invalid"),
+    ],
+)
+def test_efficiency_refuses_what_does_not_fit(
+    shell: Shell, words: tuple[str, ...], error_code: str
+) -> None:
+    exit_code, code, _ = shell.error("efficiency", *words)
+    assert exit_code != 0
+    assert code == error_code
+    assert not Path("runs").exists()
 
 
 def test_lists_of_settings_are_rows_of_a_comparison(shell: Shell) -> None:

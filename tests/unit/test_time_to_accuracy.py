@@ -1,4 +1,4 @@
-"""The arithmetic of benchmarks.efficiency and benchmarks.one_pass, by hand."""
+"""The arithmetic of the time to accuracy and of benchmarks.one_pass, by hand."""
 
 from __future__ import annotations
 
@@ -6,11 +6,19 @@ import math
 
 import pytest
 
-from benchmarks.efficiency import Curve, compare_times, count_arrivals, format_ratio
 from benchmarks.generalisation.plan import Cell, Setting
 from benchmarks.generalisation.results import CellResult, SiteAudit
 from benchmarks.one_pass import summarise
 from benchmarks.speed import Measurement
+from fedgsca.grid.time_to_accuracy import (
+    Curve,
+    compare_times,
+    count_arrivals,
+    format_ratio,
+    summarise_times,
+    to_csv,
+    to_markdown,
+)
 
 
 def test_a_curve_reaches_a_score_in_its_first_round_at_or_above_it() -> None:
@@ -53,3 +61,39 @@ def test_a_missed_goal_says_why() -> None:
     assert not row.is_met
     assert str(row).endswith("1.3  MISSED: one more pass")
     assert "MISSED" not in str(Measurement("a / b", 1.0, 1.05))
+
+
+def test_a_summary_has_the_times_of_each_seed_and_their_median_ratio() -> None:
+    """Targets: FedAvg's best 40 and 30; 95 % of the ceiling, 57 and 57."""
+    ceiling = Curve([60.0, 60.0], [1.0, 2.0])
+    runs = {
+        5: {
+            "fedavg": Curve([40.0, 35.0], [1.0, 2.0]),
+            "fedgsca": Curve([20.0, 58.0], [3.0, 6.0]),
+            "ceiling": ceiling,
+        },
+        7: {
+            "fedavg": Curve([10.0, 30.0], [1.0, 2.0]),
+            "fedgsca": Curve([31.0, 50.0], [3.0, 6.0]),
+            "fedprox": Curve([10.0, 20.0], [1.0, 2.0]),
+            "ceiling": ceiling,
+        },
+    }
+    group = summarise_times("noise S40", runs, ["fedavg", "fedgsca", "fedprox"])
+    assert group.best == {5: 40.0, 7: 30.0}
+    assert group.goal == pytest.approx({5: 57.0, 7: 57.0})
+    fedavg, fedgsca, fedprox = group.rows
+    assert fedgsca.to_best.rounds == (2, 1)
+    assert fedgsca.to_best.seconds == (6.0, 3.0)
+    assert fedgsca.to_best.ratio == pytest.approx(3.75)  # of 6 / 1 and 3 / 2
+    assert fedgsca.to_share.seconds == (6.0, None)
+    assert fedgsca.to_share.ratio is None and fedgsca.to_share.text == "–"
+    assert fedgsca.cost == pytest.approx(3.0)
+    assert fedavg.to_share.text == "–" and fedavg.to_share.arrivals == "0/2"
+    assert fedprox.seeds == (7,)
+    assert fedprox.to_best.arrivals == "0/1"  # the other seed has no run of it
+    lines = to_csv([group]).splitlines()
+    assert len(lines) == 1 + 2 + 2 + 1
+    assert lines[4] == "noise S40,fedgsca,7,CPU seconds,1,3.0,,"
+    # F1: the mean of 39 and 40.5
+    assert "| FedGSCA | 39.8 | 3.00 | 3.75 | 2/2 | – | 1/2 |" in to_markdown([group])

@@ -1,0 +1,225 @@
+"""Frozen features in worker processes, for machines with more cores than one pass uses.
+
+A pass through a backbone uses two threads, because the number of threads changes the bytes. On a
+machine with eight cores, four such passes run at the same time, in processes of their own. Batches
+are the same as without workers, and so are the bytes, whichever worker computes them.
+
+A worker is `python -m fedgsca.models.feature_worker`, not a process of `multiprocessing`: it does
+not import the caller's script again, and it may be started from any process. It receives the
+weights, then batches of images, through its standard input, and ends when that is closed: also
+when the process that started it is killed.
+
+$FEDGSCA_FEATURE_WORKERS is their number; it concerns one machine only, so it is not a setting of
+the experiment. By default there is one per two cores, and none where they would start for less
+than they gain.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import multiprocessing
+import os
+import queue
+import struct
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import IO
+
+import numpy as np
+from torch import nn
+
+from fedgsca.errors import ConfigError
+from fedgsca.support.import_path import is_import_path
+
+log = logging.getLogger(__name__)
+
+VARIABLE = "FEDGSCA_FEATURE_WORKERS"
+MAX_WORKERS = 64
+# Limits of the automatic choice. A worker imports torch and builds the network, which takes two to
+# three seconds of CPU time, and needs about half a gigabyte of memory.
+_AUTOMATIC_LIMIT = 8
+_START_SECONDS = 5.0
+_LENGTH = struct.Struct("<Q")
+
+# first row -> images (b, H, W, 3)
+Blocks = Mapping[int, np.ndarray]
+Store = Callable[[int, np.ndarray], None]
+
+
+def choose_workers(network: str, num_batches: int, seconds: float) -> int:
+    """How many workers should compute `num_batches` batches; 1: none, in this process.
+
+    `seconds` is what a batch has taken here, 0.0 before the first one. A network of the user's own
+    is computed where it was made: its module may not exist elsewhere.
+    """
+    if not network or is_import_path(network) or num_batches < 2:
+        return 1
+    count = read_setting()
+    if count is not None:
+        return min(count, num_batches)
+    # a process of --jobs has siblings on the other cores
+    if not seconds or multiprocessing.parent_process() is not None:
+        return 1
+    from fedgsca.models.features import THREADS
+
+    count = min(count_cores() // THREADS, _AUTOMATIC_LIMIT, num_batches)
+    if count < 2 or num_batches * seconds * (1 - 1 / count) < 2 * _START_SECONDS:
+        return 1
+    return count
+
+
+def read_setting() -> int | None:
+    """The number of workers in the environment; None: automatic."""
+    text = os.environ.get(VARIABLE, "").strip()
+    if text in ("", "auto"):
+        return None
+    if not text.isdecimal() or not 1 <= int(text) <= MAX_WORKERS:
+        raise ConfigError(
+            "model.invalid-feature-workers",
+            f"{VARIABLE}={text!r} is not a number of processes",
+            fix=f"use auto, or a number from 1 (no processes of their own) to {MAX_WORKERS}",
+        )
+    return int(text)
+
+
+def count_cores() -> int:
+    """The cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+class FeatureWorkers:
+    """Processes that compute features with the weights of a backbone."""
+
+    def __init__(self, network: str, backbone: nn.Module, size: int, count: int) -> None:
+        from safetensors.torch import save
+
+        tensors = {key: value.contiguous() for key, value in backbone.state_dict().items()}
+        self.opening = [json.dumps({"network": network, "size": size}).encode(), save(tensors)]
+        self.count = count
+        self.pending: queue.SimpleQueue[int] = queue.SimpleQueue()
+        # None: a worker has ended
+        self.results: queue.SimpleQueue[tuple[int, np.ndarray] | None] = queue.SimpleQueue()
+        self.is_ending = threading.Event()
+
+    def compute(self, blocks: Blocks, store: Store) -> list[int]:
+        """Call `store(start, features)` for the images of each block, in any order.
+
+        Returns the blocks that nobody computed because all workers were lost (out of memory). No
+        worker is left when this returns, and none if it is interrupted.
+        """
+        for start in blocks:
+            self.pending.put(start)
+        open_blocks = dict.fromkeys(blocks)
+        processes = [_start_worker() for _ in range(self.count)]
+        threads = []
+        for process in processes:
+            arguments = (process, blocks)
+            threads.append(threading.Thread(target=self._feed_worker, args=arguments, daemon=True))
+        try:
+            for thread in threads:
+                thread.start()
+            num_active = len(threads)
+            while num_active:
+                result = self.results.get()
+                if result is None:
+                    num_active -= 1
+                    continue
+                store(*result)
+                del open_blocks[result[0]]
+        finally:
+            self.is_ending.set()
+            for process in processes:
+                process.kill()
+            for process, thread in zip(processes, threads, strict=True):
+                process.wait()
+                if thread.ident is not None:  # it was started
+                    thread.join()
+                _close_pipes(process)
+        return list(open_blocks)
+
+    def _feed_worker(self, process: subprocess.Popen[bytes], blocks: Blocks) -> None:
+        """Give blocks to one worker until none is left; those of a lost one go to the others."""
+        assert process.stdin is not None
+        assert process.stdout is not None
+        start = None
+        try:
+            for message in self.opening:
+                send_message(process.stdin, message)
+            while True:
+                start = self.pending.get_nowait()
+                send_message(process.stdin, encode_array(blocks[start]))
+                self.results.put((start, decode_array(receive_message(process.stdout))))
+                start = None
+        except queue.Empty:
+            log.debug("a worker for features has nothing left to do")
+        except (OSError, EOFError, ValueError) as error:
+            if not self.is_ending.is_set():
+                log.warning("a worker for features was lost (%s)", type(error).__name__)
+            if start is not None:
+                self.pending.put(start)
+        finally:
+            self.results.put(None)
+
+
+def _start_worker() -> subprocess.Popen[bytes]:
+    # the same package, also where it is neither installed nor in PYTHONPATH
+    places = [str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, places))}
+    return subprocess.Popen(
+        [sys.executable, "-P", "-m", "fedgsca.models.feature_worker"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        env=environment,
+    )
+
+
+def _close_pipes(process: subprocess.Popen[bytes]) -> None:
+    for pipe in (process.stdin, process.stdout):
+        if pipe is not None:
+            try:
+                pipe.close()
+            except OSError:  # unsent bytes for a worker that is gone
+                log.debug("the pipe of a worker was closed before everything was sent")
+
+
+# ---- messages between a process and its workers ----
+
+
+def send_message(stream: IO[bytes], message: bytes) -> None:
+    """Its length, then the message."""
+    stream.write(_LENGTH.pack(len(message)))
+    stream.write(message)
+    stream.flush()
+
+
+def receive_message(stream: IO[bytes]) -> bytes:
+    """The next message. Raises EOFError at the end of the stream."""
+    (length,) = _LENGTH.unpack(_read_exactly(stream, _LENGTH.size))
+    return _read_exactly(stream, length)
+
+
+def _read_exactly(stream: IO[bytes], length: int) -> bytes:
+    content = stream.read(length)
+    if len(content) < length:
+        raise EOFError
+    return content
+
+
+def encode_array(array: np.ndarray) -> bytes:
+    """An array as the content of a .npy file."""
+    buffer = io.BytesIO()
+    np.save(buffer, array, allow_pickle=False)
+    return buffer.getvalue()
+
+
+def decode_array(content: bytes) -> np.ndarray:
+    """The inverse of encode_array."""
+    return np.asarray(np.load(io.BytesIO(content), allow_pickle=False))

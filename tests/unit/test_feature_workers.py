@@ -1,0 +1,138 @@
+"""Worker processes compute the same features, and none of them is left behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fedgsca.errors import ConfigError
+from fedgsca.models import feature_workers
+from fedgsca.models.build import build_backbone, spec_of
+from fedgsca.models.feature_workers import VARIABLE, choose_workers, read_setting
+from fedgsca.models.features import extract
+from fedgsca.rng import stream
+from fedgsca.support.activity import listen
+
+IMAGES = stream(5, "images").integers(0, 256, (40, 20, 20, 3), dtype=np.uint8)
+
+
+def features() -> np.ndarray:
+    out = np.full((len(IMAGES), 128), np.nan, np.float32)
+    backbone = build_backbone("cnn", seed=3)
+    extract(backbone, spec_of("cnn"), IMAGES, 16, out, batch=8, network="cnn")
+    return out
+
+
+def children() -> set[str]:
+    """Processes that this one has started and that have not ended."""
+    numbers = set()
+    for folder in Path(f"/proc/{os.getpid()}/task").iterdir():
+        numbers |= set((folder / "children").read_text().split())
+    return numbers
+
+
+@pytest.fixture(scope="module")
+def expectation() -> np.ndarray:
+    return features()
+
+
+def test_workers_compute_the_same_bytes(
+    monkeypatch: pytest.MonkeyPatch, expectation: np.ndarray
+) -> None:
+    monkeypatch.setenv(VARIABLE, "2")
+    earlier = children()
+    assert features().tobytes() == expectation.tobytes()
+    assert children() == earlier
+
+
+def test_lost_workers_are_replaced_by_this_process(
+    monkeypatch: pytest.MonkeyPatch, expectation: np.ndarray, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv(VARIABLE, "2")
+    start_worker = feature_workers._start_worker
+
+    def start_and_kill() -> subprocess.Popen[bytes]:
+        process = start_worker()
+        process.kill()
+        return process
+
+    monkeypatch.setattr(feature_workers, "_start_worker", start_and_kill)
+    assert features().tobytes() == expectation.tobytes()
+    assert "a worker for features was lost" in caplog.text
+
+
+def test_an_interrupt_leaves_no_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(VARIABLE, "2")
+    earlier = children()
+
+    class Interrupt:
+        def on_activity(self, phase: str, position: int, total: int, seconds: float) -> None:
+            if position:
+                raise KeyboardInterrupt
+
+    with listen(Interrupt()), pytest.raises(KeyboardInterrupt):
+        features()
+    assert children() == earlier
+
+
+SCRIPT = """
+import sys
+import numpy as np
+from tests.unit.test_feature_workers import features
+print("started")
+print(features().sum())
+"""
+
+
+def test_a_script_without_a_main_guard_runs_once(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+    root = str(Path(__file__).parents[2])
+    environment = {**os.environ, VARIABLE: "2", "PYTHONPATH": root}
+    process = subprocess.run(
+        [sys.executable, str(script)], env=environment, capture_output=True, text=True, check=True
+    )
+    assert process.stdout.split()[0] == "started"
+    assert process.stdout.count("started") == 1
+
+
+def test_a_worker_ends_with_the_process_that_started_it() -> None:
+    process = feature_workers._start_worker()
+    assert process.stdin is not None
+    process.send_signal(signal.SIGINT)  # Ctrl-C is left to the process that started it
+    process.stdin.close()  # what happens when that process is killed
+    assert process.wait(60) != 0
+    assert process.stdout is not None
+    process.stdout.close()
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "two", "65", "1.5"])
+def test_an_invalid_number_is_refused(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    monkeypatch.setenv(VARIABLE, text)
+    with pytest.raises(ConfigError) as failure:
+        read_setting()
+    assert failure.value.code == "model.invalid-feature-workers"
+
+
+def test_workers_start_only_where_they_gain(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(VARIABLE, raising=False)
+    monkeypatch.setattr(feature_workers, "count_cores", lambda: 8)
+    assert choose_workers("cnn", 100, 0.0) == 1  # not known yet what a batch takes
+    assert choose_workers("cnn", 100, 1.0) == 4
+    assert choose_workers("cnn", 3, 60.0) == 3
+    assert choose_workers("cnn", 10, 1.0) == 1  # sooner done than started
+    assert choose_workers("package.module:function", 100, 1.0) == 1
+    assert choose_workers("", 100, 1.0) == 1
+    monkeypatch.setattr(feature_workers, "count_cores", lambda: 3)
+    assert choose_workers("cnn", 100, 1.0) == 1
+    monkeypatch.setenv(VARIABLE, "auto")
+    assert choose_workers("cnn", 100, 1.0) == 1
+    monkeypatch.setenv(VARIABLE, "3")
+    assert choose_workers("cnn", 100, 0.0) == 3
+    assert choose_workers("cnn", 2, 0.0) == 2
