@@ -154,8 +154,8 @@ def _credal_loss(log_p: Tensor, possible: Tensor, alpha: float) -> Tensor:
 def _project(log_p: Tensor, possible: Tensor, alpha: float) -> tuple[Tensor, Tensor]:
     """p^r (Eq. 16), (n, C), which is 0 inside the credal set, and its logarithm outside."""
     # S1 and S0 stay logarithms: S1 may be 1e-170; both at once
-    others = torch.stack((~possible, possible))  # (2, n, C)
-    log_s1, log_s0 = log_p.masked_fill(others, -torch.inf).logsumexp(dim=2, keepdim=True)
+    masks = torch.stack((~possible, possible))  # (2, n, C)
+    log_s1, log_s0 = log_p.masked_fill(masks, -torch.inf).logsumexp(dim=2, keepdim=True)
     inside = log_s1.exp() >= 1.0 - alpha  # p is in Q (Eq. 15); not so for a NaN, which must show
     log_r = log_p - torch.where(possible, log_s1 - math.log1p(-alpha), log_s0 - math.log(alpha))
     return log_r.exp().masked_fill_(inside, 0.0), log_r  # Eq. 16

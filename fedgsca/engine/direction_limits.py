@@ -176,3 +176,6 @@ class DirectionLimits:
         else:
             is_retreat = retreat >= self.max_retreat
             anchors[item.site] = anchor.refuse(retreat, is_retreat=is_retreat)
+            if is_retreat:
+                retreats = self.memory.retreats
+                retreats[item.site] = retreats.get(item.site, 0) + 1

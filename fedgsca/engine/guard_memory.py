@@ -196,6 +196,8 @@ class GuardMemory:
     strikes: dict[str, int] = field(default_factory=dict)
     # how often the change of a site was scaled down
     scalings: dict[str, int] = field(default_factory=dict)
+    # how often a change of a site was refused for a retreat, which may not be an offence
+    retreats: dict[str, int] = field(default_factory=dict)
     # the round of the first accepted update
     first_rounds: dict[str, int] = field(default_factory=dict)
     # updates in a row that could not be read or had the wrong form
@@ -227,6 +229,7 @@ class GuardMemory:
         self.strikes.pop(site, None)
         self.sizes.pop(site, None)
         self.scalings.pop(site, None)
+        self.retreats.pop(site, None)
         self.first_rounds.pop(site, None)
         self.malformed_counts.pop(site, None)
         self.streaks.pop(site, None)
@@ -242,6 +245,8 @@ class GuardMemory:
             "scalings": _numbers(self.names, self.scalings, 0),
             "first_rounds": _numbers(self.names, self.first_rounds, -1),
         }
+        if self.retreats:
+            arrays["retreats"] = _numbers(self.names, self.retreats, 0)
         if self.malformed_counts:
             arrays["malformed"] = _numbers(self.names, self.malformed_counts, 0)
         if self.alarms:
@@ -270,6 +275,8 @@ class GuardMemory:
         memory.strikes = _by_name(names, arrays["strikes"], 1)
         memory.scalings = _by_name(names, arrays["scalings"], 1)
         memory.first_rounds = _by_name(names, arrays["first_rounds"], 0)
+        if "retreats" in arrays:
+            memory.retreats = _by_name(names, arrays["retreats"], 1)
         if "malformed" in arrays:
             memory.malformed_counts = _by_name(names, arrays["malformed"], 1)
         if "alarms" in arrays:

@@ -95,9 +95,11 @@ class NormLimits:
     def is_bounded(self, facts: UpdateFacts, part: str) -> bool:
         """Whether a site may not send larger changes than the others.
 
-        It has a strike, opposed a united rest, or has sent larger ones in most of its rounds.
+        It has a strike, an update of it was refused for a retreat, it opposed a united rest, or has
+        sent larger ones in most of its rounds.
         """
-        if self.memory.strikes.get(facts.site, 0) > 0 or self.is_opposed(facts.site):
+        has_refusal = facts.site in self.memory.strikes or facts.site in self.memory.retreats
+        if has_refusal or self.is_opposed(facts.site):
             return True
         rounds = comparable_rounds(facts.num_samples)
         return self.memory.parts[part].excess(facts.site, rounds) > self.settings.steady_factor

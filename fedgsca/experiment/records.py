@@ -597,9 +597,9 @@ class ComparisonCell(Record):
     settings: Mapping[str, Any] | None = None
 
     @property
-    def variant(self) -> Variant:
+    def variant(self) -> ComparisonVariant:
         """The network and the varied settings of the run."""
-        return Variant(self.model, self.settings or {})
+        return ComparisonVariant(self.model, self.settings or {})
 
     @property
     def condition(self) -> str:
@@ -626,7 +626,7 @@ def setting_value(value: Any) -> str:
 
 
 @dataclass(frozen=True)
-class Variant:
+class ComparisonVariant:
     """What a comparison varies beside method, noise and seed: the network, and any settings."""
 
     model: str | None = None
@@ -647,7 +647,7 @@ class Variant:
 
 
 # of a run in a comparison that varies neither network nor settings
-NO_VARIANT = Variant()
+NO_VARIANT = ComparisonVariant()
 
 
 @dataclass(frozen=True)
@@ -688,7 +688,7 @@ class Comparison(Record):
     extra: Mapping[str, Any] = field(default_factory=dict, metadata=REMAINING_KEYS)
 
     @property
-    def variants(self) -> list[Variant]:
+    def variants(self) -> list[ComparisonVariant]:
         """Every network with every combination of the varied settings, in the order of tables."""
         return all_variants(self.models or (), self.vary or {})
 
@@ -701,10 +701,12 @@ class Comparison(Record):
         return tuple(conditions)
 
 
-def all_variants(models: Sequence[str], vary: Mapping[str, Sequence[Any]]) -> list[Variant]:
+def all_variants(
+    models: Sequence[str], vary: Mapping[str, Sequence[Any]]
+) -> list[ComparisonVariant]:
     """Every network with every combination of settings; one empty variant if nothing varies."""
     variants = []
     for model in models or (None,):
         for values in itertools.product(*vary.values()):
-            variants.append(Variant(model, dict(zip(vary, values, strict=True))))
+            variants.append(ComparisonVariant(model, dict(zip(vary, values, strict=True))))
     return variants

@@ -24,8 +24,8 @@ from fedgsca.errors import ConfigError, RunFolderError
 from fedgsca.experiment.records import (
     Comparison,
     ComparisonCell,
+    ComparisonVariant,
     RunResult,
-    Variant,
     all_variants,
 )
 from fedgsca.experiment.run_folder import dumps
@@ -106,18 +106,20 @@ class ComparisonPlan:
         return cells
 
     @property
-    def variants(self) -> list[Variant]:
+    def variants(self) -> list[ComparisonVariant]:
         """Every network with every combination of the varied settings."""
         return all_variants(self.models, self.vary)
 
-    def _condition_cells(self, noise: str, variant: Variant, seed: int) -> list[GridCell]:
+    def _condition_cells(self, noise: str, variant: ComparisonVariant, seed: int) -> list[GridCell]:
         """All methods under one noise with one network and its settings, and the ceiling."""
         cells = [self._cell("method", method, noise, seed, variant) for method in self.methods]
         if self.ceiling and BASELINE in self.methods and not is_clean(noise):
             cells.append(self._cell("ceiling", BASELINE, noise, seed, variant))
         return cells
 
-    def _cell(self, role: Role, method: str, noise: str, seed: int, variant: Variant) -> GridCell:
+    def _cell(
+        self, role: Role, method: str, noise: str, seed: int, variant: ComparisonVariant
+    ) -> GridCell:
         run_tree: Tree = {"method": method, "seed": seed, "noise": {"spec": noise}}
         row = method
         if role == "ceiling":
@@ -235,7 +237,7 @@ def model_tree(text: str) -> Tree:
     return {"model": model}
 
 
-def variant_tree(variant: Variant) -> Tree:
+def variant_tree(variant: ComparisonVariant) -> Tree:
     """The settings of one variant of a comparison."""
     tree = settings_tree(variant.settings)
     return tree if variant.model is None else merge(tree, model_tree(variant.model))

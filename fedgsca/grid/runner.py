@@ -18,7 +18,7 @@ from fedgsca.config import Config, Difference, differences
 from fedgsca.engine.base import RunObserver, SilentObserver
 from fedgsca.engine.rounds import run
 from fedgsca.errors import ConfigError, FedgscaError, RunFolderError
-from fedgsca.experiment.records import NO_VARIANT, RunResult, Variant
+from fedgsca.experiment.records import NO_VARIANT, ComparisonVariant, RunResult
 from fedgsca.experiment.run_folder import read_config
 
 Role = Literal["method", "ceiling", "clean"]
@@ -39,7 +39,7 @@ class GridCell:
     config: Config
     role: Role = "method"
     # the network as it was typed and the settings, in a comparison that varies them
-    variant: Variant = NO_VARIANT
+    variant: ComparisonVariant = NO_VARIANT
 
     @property
     def noise(self) -> str:

@@ -106,11 +106,11 @@ def has_key(tree: Tree, key: str) -> bool:
 def without_keys(tree: Tree, keys: Sequence[str]) -> Tree:
     """The tree without some dotted keys."""
     for key in keys:
-        section, _, rest = key.partition(".")
-        if not rest:
+        section, _, name_below = key.partition(".")
+        if not name_below:
             tree = {name: value for name, value in tree.items() if name != section}
         elif isinstance(tree.get(section), Mapping):
-            tree = {**tree, section: without_keys(tree[section], [rest])}
+            tree = {**tree, section: without_keys(tree[section], [name_below])}
     return tree
 
 

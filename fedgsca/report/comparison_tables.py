@@ -14,9 +14,9 @@ from fedgsca.experiment.records import (
     NO_VARIANT,
     Comparison,
     ComparisonCell,
+    ComparisonVariant,
     MethodInterval,
     ScoreInterval,
-    Variant,
     finite,
     setting_name,
     setting_value,
@@ -67,7 +67,7 @@ class ComparisonRow:
     # the ceiling: not ranked, because no method knows which labels are wrong
     reference: bool = False
     # the network and the varied settings; `noise` names them, too
-    variant: Variant = NO_VARIANT
+    variant: ComparisonVariant = NO_VARIANT
 
     @property
     def model(self) -> str:
@@ -117,7 +117,7 @@ def compare_rows(
     return rows
 
 
-def _variant_of(comparison: Comparison, condition: str) -> Variant:
+def _variant_of(comparison: Comparison, condition: str) -> ComparisonVariant:
     """The variant that a condition names; empty if none of the comparison's does."""
     for noise in comparison.noises:
         for variant in comparison.variants:
@@ -285,16 +285,20 @@ def to_markdown(rows: Sequence[ComparisonRow]) -> str:
 
 def variant_columns(rows: Sequence[ComparisonRow]) -> tuple[list[str], list[list[str]]]:
     """The names of what varies beside the noise, and for each row the values; "": none."""
-    keys = list(dict.fromkeys(key for row in rows for key in row.variant.settings))
+    # a dict keeps the order and holds every key once
+    settings: dict[str, object] = {}
+    for row in rows:
+        settings.update(row.variant.settings)
+    keys = list(settings)
     with_model = any(row.model for row in rows)
     names = ["model"] if with_model else []
     names += [setting_name(key) for key in keys]
     values = []
     for row in rows:
-        own = [row.model] if with_model else []
+        row_values = [row.model] if with_model else []
         for key in keys:
-            own.append(setting_value(row.variant.settings.get(key, "")))
-        values.append(own)
+            row_values.append(setting_value(row.variant.settings.get(key, "")))
+        values.append(row_values)
     return names, values
 
 

@@ -14,10 +14,18 @@ from fedgsca.config import Config
 from fedgsca.engine.base import Reply
 from fedgsca.engine.rounds import run
 from fedgsca.errors import ConfigError
-from fedgsca.experiment.run_folder import read_rounds, request_readmission
+from fedgsca.experiment.run_folder import read_result, read_rounds, request_readmission
 from fedgsca.robust.opposition import Balance, Streak, extend_streaks, weigh_sites
-from tests.contract.test_robustness import LIAR, POINTS, LyingEngine, honest_f1, study_config
-from tests.toys import FaultyEngine, RecordingObserver, digest, outcome, toy_config, toy_npz
+from tests.contract.test_robustness import LIAR, POINTS, LyingEngine, study_config
+from tests.toys import (
+    FaultyEngine,
+    RecordingObserver,
+    digest,
+    finished_run,
+    outcome,
+    toy_config,
+    toy_npz,
+)
 
 LIE = "one wrong model and images x 3"
 
@@ -82,9 +90,9 @@ def test_an_agreement_with_an_unknown_site_is_an_error(tmp_path: Path) -> None:
 
 
 def test_a_site_that_outweighs_a_united_rest_is_reported_and_limited(tmp_path: Path) -> None:
-    honest = honest_f1(tmp_path / "honest")
+    honest = read_result(finished_run(study_config()))
     f1, observer = run_with_alarm(study_config(), tmp_path / "run")
-    assert f1 >= honest - POINTS
+    assert honest is not None and f1 >= honest.f1 - POINTS
     reports = [record for record in observer.rounds if record.opposition]
     assert len(reports) == 1, "not again for ten rounds"
     assert list(reports[0].opposition or {}) == [LIAR]

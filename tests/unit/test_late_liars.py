@@ -148,6 +148,21 @@ def test_after_a_strike_a_site_has_no_more_influence_than_the_others() -> None:
     assert LIAR not in federation.guard.memory.parts[MODEL].anchors
 
 
+def test_after_one_refused_retreat_a_site_has_no_more_influence_than_the_others() -> None:
+    """It is no offence, but a liar may have hit a round in which its lie looks like training."""
+    federation = QuadraticFederation(
+        lambda site, i: (1.0, -3.0, 3.0)[(i >= 4) + (i > 4)] if site == LIAR else 1.0
+    ).run()
+    assert federation.codes == {(LIAR, 4): "update.retreat"}
+    assert not federation.guard.memory.strikes
+    assert all(federation.factors[LIAR, i] < 0.7 for i in range(5, ROUNDS))
+    assert {federation.factors[site, i] for site, i in federation.factors if site != LIAR} == {1.0}
+    arrays = federation.guard.memory.to_arrays()
+    assert GuardMemory.from_arrays(SITES, arrays).retreats == {LIAR: 1}
+    federation.guard.readmit([LIAR])
+    assert not federation.guard.memory.retreats
+
+
 def test_the_check_continues_after_a_restart() -> None:
     federation = QuadraticFederation(reverse_from(4, -2.0))
     federation.run(rounds=5)
