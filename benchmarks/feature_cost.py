@@ -50,7 +50,7 @@ def measure_steps(root: Path, size: int, pixels: int) -> dict[str, float]:
     count = len(paths)
     feature_pass = FeaturePass(build_backbone(NETWORK, seed=0), spec_of(NETWORK), pixels)
     images = decode_files(paths, size)
-    x = feature_pass.prepare(images)  # real pictures: zeros pass a network faster
+    x = feature_pass.prepare(images)  # the same batch as in the extraction
 
     def pass_forward() -> None:
         with torch.inference_mode():

@@ -361,7 +361,7 @@ def _feature_rows(folder: Path, quick: bool) -> Iterator[Measurement]:
     features = np.empty((count, spec.width), np.float32)
     caches = (folder / f"cache-{number}" for number in range(100))
 
-    # with real pictures: zeros pass a network faster
+    # the same batches as in the extraction
     def pass_forward(batches: Sequence[Tensor]) -> None:
         with torch.inference_mode():
             for batch in batches:
