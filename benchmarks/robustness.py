@@ -236,12 +236,13 @@ def docs_tables(cells: Mapping[str, Mapping[str, object]]) -> dict[str, str]:
             rows[lie] = [texts.get((method, scene, rule, lie), "-") for method, rule in columns]
         tables[f"guard {scene}"] = _markdown("Lie", heads, rows)
     rules = RULES[1:]
-    rows = {}
-    for method, lie in itertools.product(METHODS[:2], lies):
-        row = [texts.get((method, "1/4", rule, lie), "-") for rule in rules]
-        if set(row[1:]) != {"-"}:
-            rows[f"{method}, {lie}"] = row
-    tables["rules 1/4"] = _markdown("Method, lie", rules, rows)
+    for scene in LIARS:
+        rows = {}
+        for method, lie in itertools.product(METHODS[:2], lies):
+            row = [texts.get((method, scene, rule, lie), "-") for rule in rules]
+            if set(row[1:]) != {"-"}:
+                rows[f"{method}, {lie}"] = row
+        tables[f"rules {scene}"] = _markdown("Method, lie", rules, rows)
     rows = {}
     for method, scene in itertools.product(
         METHODS[:2], [name for name in SCENES if "/" not in name]

@@ -168,8 +168,8 @@ def _extra_problem(value: np.ndarray, extra: Extra, dims: Mapping[str, int]) -> 
     return extra.problem(value)
 
 
-def read_count(value: object) -> int:
-    """A count in the header of a message: an integer, or its ASCII digits.
+def read_count(value: object, name: str) -> int:
+    """The count `name` in the header of a message: an integer, or its ASCII digits.
 
     Raises ValueError for anything else. `int` would also take 2.7, True, "1_0" and digits of other
     scripts, which no version of this software writes.
@@ -178,7 +178,7 @@ def read_count(value: object) -> int:
         return value
     if isinstance(value, str) and re.fullmatch(r"[0-9]{1,18}", value):
         return int(value)
-    raise ValueError(f"{one_line(repr(value), _MAX_COUNT_TEXT)} is not a count")
+    raise ValueError(f"{name} is {one_line(repr(value), _MAX_COUNT_TEXT)}, which is not a count")
 
 
 def check_update(
@@ -281,7 +281,7 @@ def decode_payload(data: bytes) -> Payload:
     """The inverse of `encode_payload`."""
     with _readable_message():
         header, (weights, extras) = unpack(data, ("weights", "extras"))
-        return Payload(round=read_count(header["round"]), weights=weights, extras=extras)
+        return Payload(round=read_count(header["round"], "round"), weights=weights, extras=extras)
 
 
 def encode_update(update: Update) -> bytes:
@@ -296,7 +296,7 @@ def decode_update(data: bytes) -> Update:
         header, (weights, extras) = unpack(data, ("weights", "extras"))
         return Update(
             site=str(header["site"]),
-            num_samples=read_count(header["num_samples"]),
+            num_samples=read_count(header["num_samples"], "num_samples"),
             weights=weights,
             extras=extras,
         )

@@ -162,7 +162,8 @@ def finished_run(config: Config) -> Path:
 
     key = config.model_dump_json()
     if key not in _FINISHED_RUNS:
-        folder = inputs_folder() / "runs" / f"{len(_FINISHED_RUNS)}" / "run"
+        # a test's own processes have the same inputs, but other runs
+        folder = inputs_folder() / "runs" / f"{os.getpid()}-{len(_FINISHED_RUNS)}" / "run"
         run(config, folder)
         _FINISHED_RUNS[key] = (folder, file_states(folder))
     folder, states = _FINISHED_RUNS[key]

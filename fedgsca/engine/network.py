@@ -476,13 +476,12 @@ def _parse_reply(
     message: SiteMessage, header: dict[str, Any], site: str, kind: MessageKind, round_index: int
 ) -> Reply:
     if (header["kind"], header["round"]) != (kind, round_index):
-        return Reply(
-            site, None, f"it answered {header['kind']} of round {read_count(header['round']) + 1}"
-        )
+        round_number = read_count(header["round"], "round") + 1
+        return Reply(site, None, f"it answered {header['kind']} of round {round_number}")
     name = printable(str(header["site"])[:_MAX_SITE_NAME], keep="")
     if header["error"] is not None:
         return Reply(site or name, None, str(header["error"]))
-    num_samples = read_count(header["num_samples"])
+    num_samples = read_count(header["num_samples"], "num_samples")
     update = Update(name, num_samples, message.weights or {}, message.extras or {})
     seconds = float(header["seconds"])
     if not math.isfinite(seconds):
@@ -494,7 +493,7 @@ def _parse_reply(
         None,
         check_metrics(dict(header["observed"])),
         seconds,
-        None if since is None else read_count(since),
+        None if since is None else read_count(since, "memory_since"),
     )
 
 

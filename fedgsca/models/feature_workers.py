@@ -89,9 +89,10 @@ def read_setting() -> int | None:
 
 def count_cores() -> int:
     """The cores that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+    find_affinity = getattr(os, "sched_getaffinity", None)  # Linux has it
+    if find_affinity is None:
+        return os.cpu_count() or 1
+    return len(find_affinity(0))
 
 
 class FeatureWorkers:

@@ -64,7 +64,7 @@ def _read_update(path: Path, request_digest: str) -> Update:
     try:
         header, (weights, extras) = unpack(path.read_bytes(), ("weights", "extras"))
         is_same_request = header["asked"] == request_digest
-        num_samples = read_count(header["num_samples"])
+        num_samples = read_count(header["num_samples"], "num_samples")
         update = Update(str(header["site"]), num_samples, weights, extras)
     except Exception as error:
         raise RunFolderError(
