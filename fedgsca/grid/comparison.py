@@ -91,6 +91,14 @@ class ComparisonPlan:
     # whether to write the time to accuracy, too (time_to_accuracy.py)
     is_timed: bool = False
 
+    def __post_init__(self) -> None:
+        """Varied settings are in the order of their keys.
+
+        Names of folders and conditions contain them, and JSON files have sorted keys: in any other
+        order, a plan that was read again would have other names.
+        """
+        object.__setattr__(self, "vary", dict(sorted(self.vary.items())))
+
     def cells(self) -> list[GridCell]:
         """All runs, each with a checked configuration.
 

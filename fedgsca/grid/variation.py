@@ -14,7 +14,7 @@ from fedgsca.errors import ConfigError
 from fedgsca.experiment.records import setting_name, setting_value
 from fedgsca.support.text import slug
 
-# key -> values; the order is that of tables
+# key -> values, whose order is that of tables; a plan sorts the keys
 Variation = Mapping[str, tuple[Any, ...]]
 
 # keys that a comparison has other flags for, and keys that do not describe an experiment

@@ -34,6 +34,7 @@ from fedgsca.grid.comparison import (
 from fedgsca.grid.runner import GridCell, SilentGridObserver
 from fedgsca.grid.variation import check_variation, parse_variation
 from fedgsca.methods.base import load_methods
+from fedgsca.report.comparison_tables import compare_rows
 from fedgsca.report.html_page import write_report
 from tests.ninth_method import ninth_method
 from tests.toys import toy_npz
@@ -558,6 +559,23 @@ def test_varied_settings_are_rows_with_their_own_ranks_and_ceilings(tmp_path: Pa
     page = (tmp_path / "report.html").read_text()
     assert "Macro F1 by sites and participation under noise S40" in page
     assert "2 values of sites, 2 values of participation" in page
+
+
+def test_a_comparison_of_settings_continues_whatever_their_order(tmp_path: Path) -> None:
+    """plan.json has sorted keys: names of runs must not depend on the order of the flags."""
+    vary = {"data.sites": (2,), "data.partition": ("stratified", "dirichlet")}
+    plan = ComparisonPlan(("fedavg",), ("S40",), (0,), SMALL_TREE, vary=vary)
+    result = run_plan(plan, tmp_path, SilentGridObserver())
+    write_tables(tmp_path, result.comparison)
+    saved_plan = read_plan(tmp_path)
+    assert saved_plan is not None
+    other_order = replace(plan, vary=dict(reversed(vary.items())))
+    for later_plan in (saved_plan, plan, other_order):
+        observer = RecordingObserver()
+        later_result = run_plan(later_plan, tmp_path, observer)
+        assert observer.started == []
+        assert later_result.rows == result.rows
+    assert compare_rows(read_comparison(tmp_path)) == result.rows
 
 
 def test_a_comparison_of_settings_takes_more_values_but_no_other_key(tmp_path: Path) -> None:
