@@ -112,20 +112,24 @@ class FeatureWorkers:
     def compute(self, blocks: Blocks, store: Store) -> list[int]:
         """Call `store(start, features)` for the images of each block, in any order.
 
-        Returns the blocks that nobody computed because all workers were lost (out of memory). No
-        worker is left when this returns, and none if it is interrupted.
+        Returns the blocks that nobody computed because all workers were lost (out of memory) or
+        none could be started. No worker is left when this returns, and none if it is interrupted.
         """
         for start in blocks:
             self.pending.put(start)
         open_blocks = dict.fromkeys(blocks)
-        processes = [_start_worker() for _ in range(self.count)]
-        threads = []
-        for process in processes:
-            arguments = (process, blocks)
-            threads.append(threading.Thread(target=self._feed_worker, args=arguments, daemon=True))
+        processes: list[subprocess.Popen[bytes]] = []
+        threads: list[threading.Thread] = []
         try:
-            for thread in threads:
+            for _ in range(self.count):
+                process = _start_worker()
+                if process is None:
+                    break
+                processes.append(process)
+                arguments = (process, blocks)
+                thread = threading.Thread(target=self._feed_worker, args=arguments, daemon=True)
                 thread.start()
+                threads.append(thread)
             num_active = len(threads)
             while num_active:
                 result = self.results.get()
@@ -138,10 +142,10 @@ class FeatureWorkers:
             self.is_ending.set()
             for process in processes:
                 process.kill()
-            for process, thread in zip(processes, threads, strict=True):
+            for thread in threads:
+                thread.join()
+            for process in processes:
                 process.wait()
-                if thread.ident is not None:  # it was started
-                    thread.join()
                 _close_pipes(process)
         return list(open_blocks)
 
@@ -169,17 +173,22 @@ class FeatureWorkers:
             self.results.put(None)
 
 
-def _start_worker() -> subprocess.Popen[bytes]:
+def _start_worker() -> subprocess.Popen[bytes] | None:
+    """A new worker; None if the system allows no further process."""
     # the same package, also where it is neither installed nor in PYTHONPATH
     places = [str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, places))}
-    return subprocess.Popen(
-        [sys.executable, "-P", "-m", "fedgsca.models.feature_worker"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        env=environment,
-    )
+    try:
+        return subprocess.Popen(
+            [sys.executable, "-P", "-m", "fedgsca.models.feature_worker"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env=environment,
+        )
+    except OSError as error:  # too many processes or open files, or too little memory
+        log.warning("a worker for features cannot be started (%s)", error)
+        return None
 
 
 def _close_pipes(process: subprocess.Popen[bytes]) -> None:

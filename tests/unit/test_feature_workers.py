@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -59,12 +60,37 @@ def test_lost_workers_are_replaced_by_this_process(
 
     def start_and_kill() -> subprocess.Popen[bytes]:
         process = start_worker()
+        assert process is not None
         process.kill()
         return process
 
     monkeypatch.setattr(feature_workers, "_start_worker", start_and_kill)
     assert features().tobytes() == expectation.tobytes()
     assert "a worker for features was lost" in caplog.text
+
+
+@pytest.mark.parametrize("num_processes", [0, 1])
+def test_a_limit_on_processes_costs_time_only(
+    monkeypatch: pytest.MonkeyPatch,
+    expectation: np.ndarray,
+    caplog: pytest.LogCaptureFixture,
+    num_processes: int,
+) -> None:
+    monkeypatch.setenv(VARIABLE, "3")
+    earlier = children()
+    start_process = subprocess.Popen
+    processes: list[subprocess.Popen[bytes]] = []
+
+    def start_or_refuse(*args: Any, **options: Any) -> subprocess.Popen[bytes]:
+        if len(processes) == num_processes:
+            raise BlockingIOError(11, "Resource temporarily unavailable")
+        processes.append(start_process(*args, **options))
+        return processes[-1]
+
+    monkeypatch.setattr(subprocess, "Popen", start_or_refuse)
+    assert features().tobytes() == expectation.tobytes()
+    assert "a worker for features cannot be started" in caplog.text
+    assert children() == earlier
 
 
 def test_an_interrupt_leaves_no_processes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -104,7 +130,7 @@ def test_a_script_without_a_main_guard_runs_once(tmp_path: Path) -> None:
 
 def test_a_worker_ends_with_the_process_that_started_it() -> None:
     process = feature_workers._start_worker()
-    assert process.stdin is not None
+    assert process is not None and process.stdin is not None
     process.send_signal(signal.SIGINT)  # Ctrl-C is left to the process that started it
     process.stdin.close()  # what happens when that process is killed
     assert process.wait(60) != 0
