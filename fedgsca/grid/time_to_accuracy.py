@@ -359,7 +359,10 @@ def timed_tree(tree: Tree) -> Tree:
 
     Several threads wait for each other in a busy loop, which would count as CPU time.
     """
-    eval_every = tree.get("federation", {}).get("eval_every", 1)
+    # below the user's settings: a section that is no table is reported with all other problems
+    tree = merge({"train": {"threads": 1}, "federation": {"eval_every": 1}}, tree)
+    federation = tree["federation"]
+    eval_every = federation["eval_every"] if isinstance(federation, Mapping) else 1
     if eval_every != 1:
         raise ConfigError(
             "grid.rounds-without-a-score",
@@ -367,7 +370,7 @@ def timed_tree(tree: Tree) -> Tree:
             f" {eval_every}",
             fix="leave federation.eval_every out",
         )
-    return merge(merge({"train": {"threads": 1}}, tree), {"federation": {"eval_every": 1}})
+    return tree
 
 
 def timed_settings(methods: Sequence[str]) -> dict[str, Tree]:

@@ -10,12 +10,15 @@ from benchmarks.generalisation.plan import Cell, Setting
 from benchmarks.generalisation.results import CellResult, SiteAudit
 from benchmarks.one_pass import summarise
 from benchmarks.speed import Measurement
+from fedgsca.config import build
+from fedgsca.errors import ConfigError
 from fedgsca.grid.time_to_accuracy import (
     Curve,
     compare_times,
     count_arrivals,
     format_ratio,
     summarise_times,
+    timed_tree,
     to_csv,
     to_markdown,
 )
@@ -97,3 +100,16 @@ def test_a_summary_has_the_times_of_each_seed_and_their_median_ratio() -> None:
     assert lines[4] == "noise S40,fedgsca,7,CPU seconds,1,3.0,,"
     # F1: the mean of 39 and 40.5
     assert "| FedGSCA | 39.8 | 3.00 | 3.75 | 2/2 | – | 1/2 |" in to_markdown([group])
+
+
+def test_every_round_is_scored_and_a_section_that_is_no_table_stays_for_the_check() -> None:
+    assert timed_tree({"train": {"rounds": 3}}) == {
+        "train": {"rounds": 3, "threads": 1},
+        "federation": {"eval_every": 1},
+    }
+    assert timed_tree({"train": {"threads": 2}})["train"]["threads"] == 2
+    with pytest.raises(ConfigError) as caught:
+        timed_tree({"federation": {"eval_every": 2}})
+    assert caught.value.code == "grid.rounds-without-a-score"
+    with pytest.raises(ConfigError, match="federation"):
+        build(timed_tree({"federation": 3}))
