@@ -17,11 +17,13 @@ from fedgsca.support.text import slug
 # key -> values, whose order is that of tables; a plan sorts the keys
 Variation = Mapping[str, tuple[Any, ...]]
 
-# keys that a comparison has other flags for, and keys that do not describe an experiment
+# keys that a comparison has other flags for
 _OTHER_FLAGS = {
     "method": "--methods",
     "seed": "--seeds",
     "noise.spec": "--noise",
+    "noise.oracle": "--ceiling",
+    "track": "--track",
     "model.name": "--models",
     "model.frozen": "--models",
     "model.weights": "--models",
@@ -132,5 +134,5 @@ def join_variations(first: Variation, second: Variation) -> dict[str, tuple[Any,
     """The values of both, for the same keys."""
     joint = {}
     for key, values in first.items():
-        joint[key] = tuple(dict.fromkeys((*values, *second[key])))
+        joint[key] = unique_values(key, [*values, *second[key]])  # a value may be a list
     return joint

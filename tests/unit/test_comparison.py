@@ -32,7 +32,7 @@ from fedgsca.grid.comparison import (
     write_tables,
 )
 from fedgsca.grid.runner import GridCell, SilentGridObserver
-from fedgsca.grid.variation import check_variation, parse_variation
+from fedgsca.grid.variation import check_variation, join_variations, parse_variation
 from fedgsca.methods.base import load_methods
 from fedgsca.report.comparison_tables import compare_rows
 from fedgsca.report.html_page import write_report
@@ -587,6 +587,10 @@ def test_a_comparison_of_settings_takes_more_values_but_no_other_key(tmp_path: P
     joint_plan = read_plan(tmp_path)
     assert joint_plan is not None
     assert joint_plan.vary == {"data.sites": (2, 4)}
+    lists = {"train.lr_steps": ([1], [2])}  # a list cannot be the key of a dict
+    assert join_variations(lists, {"train.lr_steps": ([2], [3])}) == {
+        "train.lr_steps": ([1], [2], [3])
+    }
     for vary in ({}, {"data.sites": (2,), "train.epochs": (1,)}):
         with pytest.raises(RunFolderError) as caught:
             run_plan(replace(plan, vary=vary), tmp_path, SilentGridObserver())
@@ -609,6 +613,7 @@ def test_varied_settings_are_checked_before_any_run() -> None:
         assert caught.value.code == code, items
     for vary, code in (
         ({"seed": (0, 1)}, "grid.variation-has-a-flag"),
+        ({"noise.oracle": (False, True)}, "grid.variation-has-a-flag"),
         ({"data.source": ("a", "b")}, "grid.varied-and-set"),
     ):
         with pytest.raises(ConfigError) as caught:
