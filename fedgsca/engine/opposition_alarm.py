@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fedgsca.config import AggregationConfig
+from fedgsca.engine.checkpoint import KEEP
 from fedgsca.engine.guard_memory import MODEL, GuardMemory
 from fedgsca.engine.update_facts import UpdateFacts, comparable_rounds
 from fedgsca.robust.opposition import Balance, Streak, extend_streaks, weigh_sites
@@ -46,23 +47,31 @@ class OppositionAlarm:
             streak = memory.streaks[site]
             is_due = round_index - memory.alarms.get(site, -_SILENT_ROUNDS) >= _SILENT_ROUNDS
             if streak.count >= _ALARM_ROUNDS and is_due:
-                self.messages[site] = self._describe(site, sizes[site], streak)
+                self.messages[site] = self._describe(site, sizes[site], streak, round_index)
                 memory.alarms[site] = round_index
 
-    def _describe(self, site: str, num_samples: int, streak: Streak) -> str:
-        """What happens, since when, and what to do."""
+    def _describe(self, site: str, num_samples: int, streak: Streak, round_index: int) -> str:
+        """What happens, since when, and what to do. `memory.alarms` has the earlier alarms only."""
         start = streak.first_round + 1
         companions = [name for name in self.balance.opponents if name != site]
         subject = f"it and {join_words(companions)} lead" if companions else "it leads"
         owner = "their" if companions else "its"
-        limit = ""
+        verb, limit = "count", ""
         is_mean = self.settings.rule in ("mean", "norm-bound")  # others limit every site anyway
         if self.settings.opposed_sites == "limit" and is_mean:
             limit = " From now on it moves the model at most as much as another site."
+            if site in self.memory.alarms:  # the weight is that of what the sites sent
+                verb = "would count"
+                limit = " It moves the model at most as much as another site."
+        advice = "start a new run with `--set aggregation.rule=median`"
+        if streak.first_round == 0 or round_index - streak.first_round <= KEEP - 2:
+            advice = (
+                f"run `fedgsca resume RUN --from {start}` as long as that round is kept (the last"
+                f" {KEEP} are), or {advice}"
+            )
         return (
             f"since round {start} {subject} the model against all other sites, who agree with each"
-            f" other: {owner} changes count {self.balance.weight:.1f} times as much as theirs"
+            f" other: {owner} changes {verb} {self.balance.weight:.1f} times as much as theirs"
             f" together.{limit} Ask whether it really has {num_samples:,} images, and look at its"
-            f" labels and its software; then run `fedgsca resume RUN --from {start}`, or a new run"
-            " with `--set aggregation.rule=median`"
+            f" labels and its software; then {advice}"
         )

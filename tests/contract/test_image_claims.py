@@ -12,6 +12,9 @@ import pytest
 from fedgsca.cli import execute
 from fedgsca.config import Config
 from fedgsca.engine.base import Reply
+from fedgsca.engine.guard_memory import GuardMemory
+from fedgsca.engine.opposition_alarm import OppositionAlarm
+from fedgsca.engine.rewind import rewind
 from fedgsca.engine.rounds import run
 from fedgsca.errors import ConfigError
 from fedgsca.experiment.run_folder import read_result, read_rounds, request_readmission
@@ -170,6 +173,35 @@ def test_honest_sites_are_not_reported(division: str, tmp_path: Path) -> None:
         run(config, tmp_path / name)
     assert not any(record.opposition for record in read_rounds(tmp_path / "on"))
     assert digest(tmp_path / "on" / "metrics.jsonl") == digest(tmp_path / "off" / "metrics.jsonl")
+
+
+def test_a_repeated_alarm_promises_nothing_that_is_over() -> None:
+    """Its checkpoint is gone by then, and the limit is in force since the first alarm."""
+    memory = GuardMemory(("site-1", "site-2", "site-3"))
+    alarm = OppositionAlarm(study_config().aggregation, memory)
+    alarm.balance = Balance((LIAR,), 0.9, 0.9, 2.0)
+    streak = Streak(first_round=2, count=2)
+    first_text = alarm._describe(LIAR, 180, streak, round_index=3)
+    assert "changes count 2.0 times" in first_text
+    assert "From now on" in first_text and "--from 3" in first_text
+    memory.alarms[LIAR] = 3
+    later_text = alarm._describe(LIAR, 180, Streak(first_round=2, count=12), round_index=13)
+    assert "changes would count 2.0 times" in later_text
+    assert "From now on" not in later_text and "--from" not in later_text
+    assert "aggregation.rule=median" in later_text
+
+
+def test_the_round_of_a_first_alarm_can_be_repeated(tmp_path: Path) -> None:
+    config, folder = study_config(), tmp_path / "run"
+    engine = LyingEngine(config, folder, LIE)
+    rounds = 0
+    while not any(record.opposition for record in read_rounds(folder)):
+        rounds += 1
+        run(config, folder, engine=engine, stop_after=rounds)
+    text = (read_rounds(folder)[-1].opposition or {})[LIAR]
+    start = int(text.split("--from ")[1].split("`")[0])
+    rewind(folder, start)
+    assert len(read_rounds(folder)) == start - 1
 
 
 # ---- the numbers behind it ----
