@@ -19,6 +19,7 @@ from tests.deployment import OFFLINE
 
 ROOT = Path(__file__).parents[1]
 BIN = Path(sys.executable).parent
+TIMEOUT = 600.0  # seconds, for the longest command of a page
 SHELL_SIGNS = frozenset("|&;<>$`*?()\\")
 
 
@@ -29,7 +30,11 @@ def command_environment() -> dict[str, str]:
 
 
 def run_script(
-    script: str, folder: Path, environment: Mapping[str, str] | None = None, *, timeout: float = 600
+    script: str,
+    folder: Path,
+    environment: Mapping[str, str] | None = None,
+    *,
+    timeout: float = TIMEOUT,
 ) -> str:
     """Run a script with bash; returns its output, or fails with it. Nothing is left running."""
     process = subprocess.Popen(
@@ -84,7 +89,10 @@ def run_in_copy(
     arguments = (words, str(folder), dict(environment), str(log))
     process = context.Process(target=execute_words, args=arguments)
     process.start()
-    process.join()
+    process.join(TIMEOUT)
+    if process.is_alive():
+        process.kill()
+        process.join()
     output = log.read_text("utf-8")
     assert process.exitcode == 0, output
     return output
