@@ -6,6 +6,7 @@ Every update passes `examine` when it arrives, which needs no other update:
     absurd      a number beyond MAX_VALUE, a counter beyond MAX_COUNT
     counts      sums that are larger than the site's number of images allows
     clip        under `privacy`: a change larger than clip plus what the noise can add
+    agreed      more images than people agreed on beforehand (image_claims.py)
     size        another number of images than in the site's first round (image_claims.py)
     repeated    the bytes of an update of an earlier round
 
@@ -13,9 +14,9 @@ Every update passes `examine` when it arrives, which needs no other update:
 that are certainly fine (`is_usual`) do not wait: what earlier rounds and the update itself allow is
 accepted by `judge`, whatever the others send.
 
-    norm, steady, trust             how large changes may be         norm_limits.py
-    mirrored, reversed, retreat     where changes may lead           direction_limits.py
-    share                           more than max_share of all images         image_claims.py
+    norm, steady, trust, opposed    how large changes may be (norm_limits.py)
+    mirrored, reversed, retreat     where changes may lead (direction_limits.py)
+    share                           more than max_share of all images (image_claims.py)
     copy                            the bytes of another site's update in this round
 
 After a round, `remember` looks for sites that oppose all others and outweigh them

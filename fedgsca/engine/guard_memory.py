@@ -21,7 +21,7 @@ PARTS = (MODEL, EXTRAS)
 FLOOR = 0.3
 _LEVELS = 5  # rounds whose norms are remembered
 _DIGEST_ROUNDS = 50  # rounds whose updates are recognised when they are sent again
-_DIGEST_SIZE = 16
+DIGEST_SIZE = 16  # bytes of the digest of an update
 _EXCESS_DECAY = 0.9  # of the weight of a round with each later one
 # no single round decides, neither a very large change nor a tiny one that hides others
 _EXCESS_RANGE = (0.5, 4.0)
@@ -305,5 +305,5 @@ def _by_name(names: Sequence[str], numbers: np.ndarray, smallest: int) -> dict[s
 
 
 def _split_digests(content: bytes) -> list[bytes]:
-    starts = range(0, len(content), _DIGEST_SIZE)
-    return [content[start : start + _DIGEST_SIZE] for start in starts]
+    starts = range(0, len(content), DIGEST_SIZE)
+    return [content[start : start + DIGEST_SIZE] for start in starts]

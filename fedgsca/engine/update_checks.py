@@ -10,13 +10,12 @@ import numpy as np
 
 from fedgsca.aggregate import is_buffer
 from fedgsca.config import Config
-from fedgsca.engine.guard_memory import MODEL
+from fedgsca.engine.guard_memory import DIGEST_SIZE, MODEL
 from fedgsca.errors import UpdateError
 from fedgsca.wire import Arrays, Extra, Payload, Update
 
 MAX_VALUE = 1e8  # no weight of a usable network is larger
 MAX_COUNT = 10**9  # steps of a BatchNorm counter in one round
-_DIGEST_SIZE = 16
 _DEVIATIONS = 8.0  # of the norm of the noise, beyond which nobody draws it
 _ROUNDING = 1e-4
 FIX = 'look at the data and the software of the site; the page "Lying sites" explains the check'
@@ -149,7 +148,7 @@ def check_clip(config: Config, norm: float, reference: Arrays) -> None:
 
 def digest_of(weights: Arrays) -> bytes:
     """Of the bytes of a model."""
-    sha = hashlib.blake2b(digest_size=_DIGEST_SIZE)
+    sha = hashlib.blake2b(digest_size=DIGEST_SIZE)
     for name in sorted(weights):
         if weights[name].dtype.kind == "f":
             sha.update(np.ascontiguousarray(weights[name]).data)
