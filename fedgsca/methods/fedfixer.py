@@ -131,7 +131,7 @@ def confidence_gradient(
     """(n, C): the derivative of mean_keep L_CR by the logits (n, C); 0 if nothing is kept.
 
     By log p_c it is  b prior_c p_c / (p_c + 1e-8) - [c = y];  with "floor", b prior_c - [c = y]
-    where p_c > 1e-8, else 0. It has the bits of autograd's.
+    where p_c >= 1e-8, else 0. It has the bits of autograd's.
     """
     log_p = F.log_softmax(logits.float(), dim=1)
     kept_samples = keep.to(log_p.dtype)
