@@ -58,6 +58,11 @@ class Curve:
                 return index + 1, self.seconds[index]
         return None
 
+    def seconds_until(self, target: float) -> float:
+        """The seconds until `target` is reached; infinite if it never is."""
+        place = self.reach(target)
+        return math.inf if place is None else place[1]
+
 
 # the curves of one seed by method, and that of the ceiling
 SeedCurves = Mapping[str, Curve]
@@ -77,7 +82,7 @@ class TargetTimes:
     @property
     def arrivals(self) -> str:
         """How many of the runs arrive: "1/2"."""
-        return count_arrivals([_or_infinite(value) for value in self.seconds])
+        return f"{sum(value is not None for value in self.seconds)}/{len(self.seconds)}"
 
 
 @dataclass(frozen=True)
@@ -110,15 +115,6 @@ class EfficiencyGroup:
 # ---- arithmetic ----
 
 
-def compare_times(curves: SeedCurves, target: float) -> dict[str, float]:
-    """Method -> seconds until `target`; infinite for one that never reaches it."""
-    seconds = {}
-    for method, curve in curves.items():
-        place = curve.reach(target)
-        seconds[method] = math.inf if place is None else place[1]
-    return seconds
-
-
 def ratios_to(values: Sequence[float], reference: Sequence[float]) -> list[float]:
     """Each value over its reference, where the reference is finite."""
     ratios = []
@@ -140,26 +136,16 @@ def format_ratio(values: Sequence[float], reference: Sequence[float]) -> str:
     return f"{middle:.2f}" if ratios else f"{middle:.2f} s"
 
 
-def count_arrivals(values: Sequence[float]) -> str:
-    """How many of the times are finite: "1/2"."""
-    return f"{sum(math.isfinite(value) for value in values)}/{len(values)}"
-
-
-def _or_infinite(value: float | None) -> float:
-    return math.inf if value is None else value
-
-
 def _target_times(
     curves: Sequence[Curve], references: Sequence[Curve], targets: Sequence[float]
 ) -> TargetTimes:
     places = [curve.reach(target) for curve, target in zip(curves, targets, strict=True)]
     rounds = tuple(None if place is None else place[0] for place in places)
     seconds = tuple(None if place is None else place[1] for place in places)
-    values = [_or_infinite(value) for value in seconds]
+    values = [curve.seconds_until(target) for curve, target in zip(curves, targets, strict=True)]
     bases = []
     for reference, target in zip(references, targets, strict=True):
-        place = reference.reach(target)
-        bases.append(math.inf if place is None else place[1])
+        bases.append(reference.seconds_until(target))
     ratios = ratios_to(values, bases)
     middle = median(ratios) if ratios else math.inf
     ratio = middle if math.isfinite(middle) else None

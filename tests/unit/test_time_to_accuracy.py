@@ -14,8 +14,6 @@ from fedgsca.config import build
 from fedgsca.errors import ConfigError
 from fedgsca.grid.time_to_accuracy import (
     Curve,
-    compare_times,
-    count_arrivals,
     format_ratio,
     summarise_times,
     timed_tree,
@@ -33,14 +31,12 @@ def test_a_curve_reaches_a_score_in_its_first_round_at_or_above_it() -> None:
 
 
 def test_times_are_ratios_to_fedavg_or_seconds_where_fedavg_never_arrives() -> None:
-    curves = {"fedavg": Curve([10.0, 30.0], [1.0, 2.0]), "other": Curve([30.0, 50.0], [3.0, 6.0])}
-    assert compare_times(curves, 30.0) == {"fedavg": 2.0, "other": 3.0}
-    late = compare_times(curves, 50.0)
-    assert late == {"fedavg": math.inf, "other": 6.0}
+    fedavg = Curve([10.0, 30.0], [1.0, 2.0])
+    assert fedavg.seconds_until(30.0) == 2.0
+    assert fedavg.seconds_until(50.0) == math.inf
     assert format_ratio([3.0], [2.0]) == "1.50"
     assert format_ratio([6.0], [math.inf]) == "6.00 s"
     assert format_ratio([math.inf, math.inf], [2.0, 2.0]) == "–"
-    assert count_arrivals([1.0, math.inf]) == "1/2"
 
 
 def test_clean_sites_do_not_count_in_the_audit_of_the_study() -> None:
