@@ -15,7 +15,16 @@ import pytest
 from fedgsca.errors import ConfigError
 from fedgsca.models import feature_workers
 from fedgsca.models.build import build_backbone, spec_of
-from fedgsca.models.feature_workers import VARIABLE, choose_workers, read_setting
+from fedgsca.models.feature_workers import (
+    VARIABLE,
+    FeatureWorkers,
+    choose_workers,
+    decode_array,
+    encode_array,
+    read_setting,
+    receive_message,
+    send_message,
+)
 from fedgsca.models.features import extract
 from fedgsca.rng import stream
 from fedgsca.support.activity import listen
@@ -128,13 +137,21 @@ def test_a_script_without_a_main_guard_runs_once(tmp_path: Path) -> None:
     assert process.stdout.count("started") == 1
 
 
-def test_a_worker_ends_with_the_process_that_started_it() -> None:
+def test_a_worker_survives_an_interrupt_and_ends_with_the_process_that_started_it(
+    expectation: np.ndarray,
+) -> None:
     process = feature_workers._start_worker()
-    assert process is not None and process.stdin is not None
-    process.send_signal(signal.SIGINT)  # Ctrl-C is left to the process that started it
+    assert process is not None
+    assert process.stdin is not None and process.stdout is not None
+    for message in FeatureWorkers("cnn", build_backbone("cnn", seed=3), 16, 1).opening:
+        send_message(process.stdin, message)
+    for _ in range(2):
+        send_message(process.stdin, encode_array(IMAGES[:8]))
+        answer = decode_array(receive_message(process.stdout))
+        assert answer.tobytes() == expectation[:8].tobytes()
+        process.send_signal(signal.SIGINT)  # Ctrl-C is left to the process that started it
     process.stdin.close()  # what happens when that process is killed
-    assert process.wait(60) != 0
-    assert process.stdout is not None
+    assert process.wait(60) == 0
     process.stdout.close()
 
 
