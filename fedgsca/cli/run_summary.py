@@ -44,6 +44,7 @@ def show_run(out: Path, result: RunResult, command_seconds: float | None = None)
     if result.guard_events:
         _show_events(out)
     _show_opposition(out)
+    show_participation(out)
     seconds = result.seconds
     print_line(f"time    {_time_text(seconds.total, seconds.per_round, command_seconds)}")
     down = size_text(result.bytes_per_round.down)
@@ -145,6 +146,20 @@ def _show_opposition(out: Path) -> None:
 
     for alarm in opposition_alarms(read_run(out, with_losses=False)):
         print_line(f"ALARM   {alarm}", "red")
+
+
+def show_participation(out: Path) -> None:
+    """Sites whose updates were refused, and sites that never contributed; usually nothing."""
+    from fedgsca.report.run_reader import read_run
+    from fedgsca.report.sentences import absence_sentence, refusal_subject
+
+    run = read_run(out, with_losses=False)
+    subject = refusal_subject(run)
+    if subject:
+        print_line(f"refused {subject}; the reasons: fedgsca report {out}", "yellow")
+    text = absence_sentence(run)
+    if text:
+        print_line(text, "yellow")
 
 
 def _show_previous_run(out: Path, setup: Setup) -> None:

@@ -20,12 +20,14 @@ from fedgsca.config.schema import (
 )
 from fedgsca.errors import ConfigError, ConfigProblem
 from fedgsca.robust.base import load_rules
-from fedgsca.support.text import one_line, plural, printable, suggest
+from fedgsca.support.text import did_you_mean, one_line, plural, printable, suggest
 from fedgsca.wire import unprotected
 
 # how TOML spells None, which it does not have
 _NONE = "none"
 _MAX_VALUE = 200  # characters of a wrong value in a message
+_MAX_SITES = 20  # names of sites in a message
+_VALIDATOR_PREFIX = "Value error, "  # pydantic puts it before the messages of our own validators
 
 
 class Difference(NamedTuple):
@@ -168,6 +170,7 @@ def build(tree: Mapping[str, Any]) -> Config:
         config = Config.model_validate({**settings, "method": name, "options": options})
         problems += _privacy_problems(config, method)
         problems += _rule_problems(config)
+        problems += _agreement_problems(config)
         problems += _loss_problems(config, method)
         problems += _participation_problems(config)
         problems += _feature_problems(config)
@@ -242,7 +245,8 @@ def validation_problems(
             message = f"{name}: unknown key; {_key_hint(path, model)}"
             problems.append(ConfigProblem("config.unknown-key", message))
         else:
-            message = f"{name}: {item['msg']} (got {_shorten(item['input'])})"
+            reason = item["msg"].removeprefix(_VALIDATOR_PREFIX)
+            message = f"{name}: {reason} (got {_shorten(item['input'])})"
             problems.append(ConfigProblem("config.invalid-value", message))
     return problems
 
@@ -263,6 +267,8 @@ def _key_hint(path: Sequence[str], model: type[BaseModel]) -> str:
 
 def _section_keys(model: type[BaseModel], path: Sequence[str]) -> list[str]:
     for part in path:
+        if part.isdigit():  # the position in a list of sections, which all have the same keys
+            continue
         section = section_model(model, part)
         if section is None:
             return []
@@ -314,6 +320,32 @@ def _rule_problems(config: Config) -> list[ConfigProblem]:
         hint = f"did you mean {nearest}?"
     message = f"aggregation.rule: unknown rule {name!r}; {hint}"
     return [ConfigProblem("config.unknown-rule", message)]
+
+
+def _agreement_problems(config: Config) -> list[ConfigProblem]:
+    """Agreed numbers of images that nobody would check, or of sites that do not take part.
+
+    The names of the sites are known here only in a deployment.
+    """
+    max_images, names = config.aggregation.max_images, config.federation.sites
+    problems = []
+    if max_images is not None and not config.aggregation.guard:
+        message = (
+            "aggregation.guard: false switches off the guard, which alone compares the sites with "
+            "the agreed numbers of images (max_images); remove one of the two"
+        )
+        problems.append(ConfigProblem("config.agreement-without-guard", message))
+    if isinstance(max_images, dict) and names is not None:
+        valid_names = ", ".join(names[:_MAX_SITES])
+        if len(names) > _MAX_SITES:
+            valid_names += f" and {len(names) - _MAX_SITES} more"
+        for site in sorted(set(max_images) - set(names)):
+            message = (
+                f"aggregation.max_images: the site {one_line(site)!r} does not take part; "
+                f"{did_you_mean(site, names)}use the names of the sites: {valid_names}"
+            )
+            problems.append(ConfigProblem("config.unknown-site", message))
+    return problems
 
 
 def _loss_problems(config: Config, method: type[MethodSchema] | None) -> list[ConfigProblem]:

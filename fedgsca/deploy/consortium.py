@@ -37,6 +37,7 @@ _NAME_MARKS = frozenset(" .,:;()&'/_+-#")
 _CONTACT_MARKS = _NAME_MARKS | frozenset("@<>?!=~")
 _MAX_TEXT = 200  # characters
 _HOST = re.compile(rf"(?=.{{1,253}}$){_LABEL}(\.{_LABEL})*")
+_HOSPITAL_KEY = re.compile(r"hospitals\.(?P<position>\d+)(?P<dot>\.?)")
 # Keys of the experiment that follow from the other parts of the file.
 _DERIVED_KEYS = (
     ("data", "classes"),
@@ -111,7 +112,8 @@ def read_consortium(path: Path) -> tuple[Consortium, Config]:
     try:
         consortium = Consortium.model_validate(tree)
     except ValidationError as error:
-        problems += validation_problems(error, Consortium)
+        for problem in validation_problems(error, Consortium):
+            problems.append(ConfigProblem(problem.code, _name_hospital(problem.message, tree)))
     problems += _check_names(tree)
     problems += _check_experiment(tree.get("experiment", {}))
     problems += _check_agreement(tree)
@@ -132,6 +134,24 @@ def read_consortium(path: Path) -> tuple[Consortium, Config]:
             problems=problems,
         )
     return consortium, config
+
+
+def _name_hospital(message: str, tree: Tree) -> str:
+    """hospitals.1.data: ... -> hospitals.lyon.data: ...; people do not count from 0."""
+    match = _HOSPITAL_KEY.match(message)
+    entries = tree.get("hospitals")
+    if match is None or not isinstance(entries, list):
+        return message
+    position = int(match["position"])
+    if position >= len(entries):  # a key of the file that merely looks like a position
+        return message
+    ending = message[match.end() :]
+    entry = entries[position]
+    name = entry.get("name") if isinstance(entry, dict) else None
+    if isinstance(name, str) and _NAME.fullmatch(name):
+        return f"hospitals.{name}{match['dot']}{ending}"
+    comma = ", " if match["dot"] else ""
+    return f"hospitals, entry {position + 1}{comma}{ending}"
 
 
 def _check_inputs(consortium: Consortium, config: Config) -> list[ConfigProblem]:

@@ -686,7 +686,7 @@ class UpdateValidator:
             if site not in excluded_sites:
                 self.observer.on_message(
                     f"{site} is put aside from round {self.payload.round + 2} on; "
-                    f"`fedgsca readmit` lets it take part again"
+                    f"`fedgsca readmit RUN {site}` lets it take part again"
                 )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
@@ -116,7 +117,7 @@ def uses_site_data(run: LoadedRun) -> bool:
 
 
 def count_training_images(run: LoadedRun) -> int:
-    """Of all sites together. The coordinator of a deployment knows them only from the updates."""
+    """Of all sites that contributed. A coordinator knows them only from the updates."""
     sizes: dict[str, int] = {}
     if uses_site_data(run):
         for record in run.metrics:
@@ -125,6 +126,8 @@ def count_training_images(run: LoadedRun) -> int:
     else:
         for name, setup in run.setup.sites.items():
             sizes[name] = setup.num_samples or 0
+        for name in absent_sites(run):
+            sizes.pop(name, None)
     return sum(sizes.values())
 
 
@@ -244,6 +247,24 @@ def opposition_alarms(run: LoadedRun) -> tuple[str, ...]:
         for site, text in (record.opposition or {}).items():
             alarms.append(f"Round {record.round + 1}, {site}: {text}.")
     return tuple(alarms)
+
+
+def absent_sites(run: LoadedRun) -> list[str]:
+    """Sites of which no round used an update; empty if there is no round yet."""
+    contributors: set[str] = set()
+    for record in run.metrics:
+        contributors.update(record.sites)
+    if not contributors:
+        return []
+    return [name for name in run.sites if name not in contributors]
+
+
+def count_refusals(run: LoadedRun) -> Counter[str]:
+    """Every site of which an update was refused, with the number of rounds."""
+    num_refusals = Counter[str]()
+    for record in run.metrics:
+        num_refusals.update(record.refusals.keys())
+    return num_refusals
 
 
 def rejection_rounds(run: LoadedRun) -> list[int]:

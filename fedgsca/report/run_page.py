@@ -17,7 +17,7 @@ from fedgsca.report.run_facts import (
     wrong_share,
 )
 from fedgsca.report.run_reader import LoadedRun
-from fedgsca.report.sentences import describe_run
+from fedgsca.report.sentences import absence_note, describe_run
 from fedgsca.support.text import NBSP, plural
 
 
@@ -99,5 +99,4 @@ def _time_tiles(run: LoadedRun) -> list[Tile]:
         return []
     per_round = median(round_seconds(run))
     amount, unit = seconds_text(per_round).split(NBSP)
-    note = f"all {len(run.sites)} sites" if len(run.sites) > 1 else ""
-    return [Tile("Time per round", amount, unit, note)]
+    return [Tile("Time per round", amount, unit, absence_note(run))]

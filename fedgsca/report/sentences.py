@@ -7,7 +7,9 @@ from markupsafe import Markup
 from fedgsca.metrics import HEADLINE_ROUNDS
 from fedgsca.report.number_text import percent_text
 from fedgsca.report.run_facts import (
+    absent_sites,
     best_round,
+    count_refusals,
     count_training_images,
     event_rounds,
     headline_scores,
@@ -28,7 +30,7 @@ IDLE_SELECTOR = (
     "The selector has not started: every round used all given labels, because no label looked wrong"
     " or because the training was too short to tell."
 )
-# sites whose noise is listed one by one
+# sites that are listed one by one
 _MAX_LISTED_SITES = 6
 
 
@@ -36,6 +38,7 @@ def describe_run(run: LoadedRun) -> list[str]:
     """Sentences about result, noise, selector, events and privacy, as far as they apply."""
     sentences = [
         _result_sentence(run),
+        absence_sentence(run),
         _noise_sentence(run),
         _selector_sentence(run),
         _event_sentence(run),
@@ -45,7 +48,7 @@ def describe_run(run: LoadedRun) -> list[str]:
 
 
 def _result_sentence(run: LoadedRun) -> str:
-    subject = f"{method_title(run.method)} trained one model on {plural(len(run.sites), 'site')}"
+    subject = f"{method_title(run.method)} trained one model on {count_contributors(run)}"
     num_images = count_training_images(run)
     if num_images and run.classes:
         subject += f" ({num_images:,} training images, {len(run.classes)} classes)"
@@ -60,6 +63,44 @@ def _result_sentence(run: LoadedRun) -> str:
         template = " The best round was round {} with {:.1f}; the last round reached {:.1f}."
         text += Markup(template).format(best.round + 1, best.f1, last.f1)
     return text
+
+
+def count_contributors(run: LoadedRun) -> str:
+    """The sites whose updates were used: 4 sites, or 3 of 4 sites."""
+    num_absent = len(absent_sites(run))
+    text = plural(len(run.sites), "site")
+    return f"{len(run.sites) - num_absent} of {text}" if num_absent else text
+
+
+def absence_sentence(run: LoadedRun) -> str:
+    """Names the sites that never contributed, for whatever reason; empty if there are none."""
+    names = absent_sites(run)
+    if not names:
+        return ""
+    text = join_words(names, "or")
+    if len(names) > _MAX_LISTED_SITES:
+        text = f"{len(names)} of the {plural(len(run.sites), 'site')}"
+    return f"No round used an update of {text}."
+
+
+def absence_note(run: LoadedRun) -> str:
+    """The sites of a round in a few words: all 4 sites; 3 of 4 sites, without site-1."""
+    names = absent_sites(run)
+    if not names:
+        return f"all {len(run.sites)} sites" if len(run.sites) > 1 else ""
+    text = count_contributors(run)
+    return f"{text}, without {join_words(names)}" if len(names) <= _MAX_LISTED_SITES else text
+
+
+def refusal_subject(run: LoadedRun) -> str:
+    """The updates that were refused: "5 updates of site-1"; empty if there are none."""
+    num_refusals = count_refusals(run)
+    if not num_refusals:
+        return ""
+    names = join_words(sorted(num_refusals))
+    if len(num_refusals) > _MAX_LISTED_SITES:
+        names = plural(len(num_refusals), "site")
+    return f"{plural(num_refusals.total(), 'update')} of {names}"
 
 
 def _mean_clause(num_rounds: int) -> str:
@@ -139,10 +180,10 @@ def _event_sentence(run: LoadedRun) -> str:
         times = sum(map(len, event_rounds(run, event).values()))
         if times:
             clauses.append(f"{clause} {plural(times, 'time')}")
-    num_refusals = sum(len(record.refusals) for record in run.metrics)
-    if num_refusals:
-        verb = "was" if num_refusals == 1 else "were"
-        clauses.append(f"{plural(num_refusals, 'update')} {verb} refused")
+    subject = refusal_subject(run)
+    if subject:
+        verb = "was" if count_refusals(run).total() == 1 else "were"
+        clauses.append(f"{subject} {verb} refused")
     opposed_sites: dict[str, None] = {}
     for record in run.metrics:
         opposed_sites |= dict.fromkeys(record.opposition or {})

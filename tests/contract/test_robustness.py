@@ -314,7 +314,8 @@ def test_three_strikes_put_a_site_aside_until_it_is_readmitted(tmp_path: Path) -
     reasons = [record.refusals.get(LIAR, "") for record in observer.rounds]
     assert all("beyond" in reason or "norm" in reason for reason in reasons[:3])
     assert all("put aside" in reason for reason in reasons[3:5]), "honest again, but nobody asked"
-    assert any("put aside from round 4" in message for message in observer.messages)
+    (message,) = [text for text in observer.messages if "put aside from round 4" in text]
+    assert f"`fedgsca readmit RUN {LIAR}`" in message
     with pytest.raises(RunFolderError, match="no site 'site-9'"):
         request_readmission(folder, ["site-9"])
     request_readmission(folder, [LIAR])

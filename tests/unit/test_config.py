@@ -63,6 +63,7 @@ def test_all_problems_are_reported_together() -> None:
         ("train.lr=inf", "config.invalid-value", "inf"),
         ("train=3", "config.invalid-value", "3"),
         ("noise.spec=[1]", "config.invalid-value", "[1]"),
+        ("aggregation.max_images=0", "config.invalid-value", "aggregation.max_images: write a"),
     ],
 )
 def test_a_mistake_is_named_with_its_fix(item: str, code: str, hint: str) -> None:
@@ -70,6 +71,30 @@ def test_a_mistake_is_named_with_its_fix(item: str, code: str, hint: str) -> Non
         load_config(sets=[item])
     messages = [problem.message for problem in error.value.problems if problem.code == code]
     assert messages and hint in messages[0]
+
+
+def test_agreed_numbers_need_the_guard() -> None:
+    """Without the guard nobody would compare the sites' numbers with them."""
+    with pytest.raises(ConfigError) as error:
+        load_config(sets=["aggregation.max_images=100", "aggregation.guard=false"])
+    (problem,) = error.value.problems
+    assert problem.code == "config.agreement-without-guard"
+    assert problem.message.startswith("aggregation.guard: ") and "max_images" in problem.message
+    assert error.value.fix
+    load_config(sets=["aggregation.guard=false"])
+    load_config(sets=["aggregation.max_images=100"])
+
+
+def test_agreed_numbers_are_those_of_sites_that_take_part() -> None:
+    sets = ["data.source=sites", 'federation.sites=["berlin", "lyon"]']
+    load_config(sets=[*sets, "aggregation.max_images.lyon=700"])
+    with pytest.raises(ConfigError) as error:
+        load_config(sets=[*sets, "aggregation.max_images.lyn=700"])
+    (problem,) = error.value.problems
+    assert problem.code == "config.unknown-site"
+    assert problem.message.startswith("aggregation.max_images: ")
+    for words in ("'lyn'", "did you mean 'lyon'?", "berlin, lyon"):
+        assert words in problem.message
 
 
 @pytest.mark.parametrize("item", ["train.lr", "=3", "  =3"])

@@ -148,13 +148,18 @@ def test_agreed_numbers_of_images_are_part_of_the_experiment(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("text", "place"),
     [
-        (AGREED.replace("1000", "0"), "hospitals.0.max_images"),
-        (AGREED.replace("1000", '"many"'), "hospitals.0.max_images"),
-        (AGREED.replace("1000", "true"), "hospitals.0.max_images"),
+        (AGREED.replace("1000", "0"), "hospitals.berlin.max_images"),
+        (AGREED.replace("1000", '"many"'), "hospitals.berlin.max_images"),
+        (AGREED.replace("1000", "true"), "hospitals.berlin.max_images"),
         (
             AGREED + "[experiment.aggregation]\nmax_images = 500\n",
             "experiment.aggregation.max_images",
         ),
+        (
+            PLAN + "[experiment.aggregation.max_images]\nparis = 700\n",
+            "experiment.aggregation.max_images",
+        ),
+        (AGREED + "[experiment.aggregation]\nguard = false\n", "experiment.aggregation.guard"),
     ],
 )
 def test_a_wrong_agreement_is_reported(text: str, place: str, tmp_path: Path) -> None:
@@ -163,6 +168,56 @@ def test_a_wrong_agreement_is_reported(text: str, place: str, tmp_path: Path) ->
     with pytest.raises(ConfigError) as caught:
         read_consortium(path)
     assert [problem.message.split(":")[0] for problem in caught.value.problems] == [place]
+
+
+def test_an_agreement_with_an_unknown_hospital_names_the_valid_ones(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "c.toml"
+    path.write_text(PLAN + "[experiment.aggregation.max_images]\nparis = 700\n")
+    command = ["deploy", "init", str(path), "--out", str(tmp_path / "kits")]
+    assert execute(command) == ConfigError.exit_code
+    output = " ".join(capfd.readouterr().err.split())
+    assert "'paris'" in output and "berlin, lyon" in output and "Fix:" in output
+    assert not (tmp_path / "kits").exists()
+
+
+@pytest.mark.parametrize(
+    ("entry", "message"),
+    [
+        (
+            '{ name = "berlin", max_image = 5000 }',
+            "hospitals.berlin.max_image: unknown key; did you mean max_images?",
+        ),
+        (
+            '{ name = "berlin", colour = 1 }',
+            "hospitals.berlin.colour: unknown key; valid keys: name, data, max_images",
+        ),
+        (
+            "{ colour = 1 }",
+            "hospitals, entry 1, colour: unknown key; valid keys: name, data, max_images",
+        ),
+    ],
+)
+def test_a_wrong_key_of_a_hospital_is_named_with_the_valid_ones(
+    entry: str, message: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "c.toml"
+    path.write_text(PLAN.replace('{ name = "berlin" }', entry))
+    with pytest.raises(ConfigError) as caught:
+        read_consortium(path)
+    assert message in [problem.message for problem in caught.value.problems]
+
+
+@pytest.mark.parametrize("plan_text", ["", PLAN])
+def test_a_key_that_looks_like_the_position_of_a_hospital_is_reported(
+    plan_text: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "c.toml"
+    path.write_text(f'"hospitals.99" = 1\n{plan_text}')
+    with pytest.raises(ConfigError) as caught:
+        read_consortium(path)
+    assert any(problem.message.startswith("hospitals.99:") for problem in caught.value.problems)
 
 
 def test_kits_name_the_agreed_numbers(tmp_path: Path) -> None:

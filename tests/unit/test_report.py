@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from fedgsca.cli.run_summary import show_participation
 from fedgsca.errors import RunFolderError
 from fedgsca.experiment.records import Comparison
 from fedgsca.report import page_sections
@@ -388,13 +389,53 @@ def test_events_and_refused_updates_are_named_and_drawn(tmp_path: Path) -> None:
     path = make_run(tmp_path / "a")
     edit_metrics(path, trouble)
     text_of_page = words(page(path))
-    assert "The collapse guard stepped in 3 times and 1 update was refused." in text_of_page
+    assert (
+        "The collapse guard stepped in 3 times and 1 update of site-1 was refused." in text_of_page
+    )
     assert "site-2 4–5, 7 3" in text_of_page  # rounds from 1, then how many
     assert "site-1 conv1 is <not> finite 6" in text_of_page
     # in the legend of the learning curve
     assert (
         "the collapse guard stepped in" in text_of_page and "an update was refused" in text_of_page
     )
+
+
+def refuse_site_1(line: LogLine) -> None:
+    line["refused"] = {"site-1": "it claims too much"}
+    del line["sites"]["site-1"]
+
+
+def test_a_site_that_never_contributed_does_not_count(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = make_run(tmp_path / "a", sites=4)
+    honest_page = words(page(path))
+    assert "trained one model on 4 sites (800 training images" in honest_page
+    assert "No round used" not in honest_page
+    edit_metrics(path, refuse_site_1)
+    text = words(page(path))
+    assert "trained one model on 3 of 4 sites (600 training images" in text
+    assert "No round used an update of site-1." in text
+    assert "8 updates of site-1 were refused." in text
+    assert "all 4 sites" not in text and "3 of 4 sites, without site-1" in text
+    show_participation(path)
+    output = capsys.readouterr().out
+    assert "No round used an update of site-1." in output
+    assert "refused 8 updates of site-1" in output
+
+
+def test_many_sites_that_never_contributed_are_counted(tmp_path: Path) -> None:
+    def leave_one(line: LogLine) -> None:
+        line["sites"] = {"site-9": line["sites"]["site-9"]}
+        line["refused"] = {f"site-{i}": "no reply" for i in range(1, 9)}
+
+    path = make_run(tmp_path / "a", sites=9, rounds=2)
+    edit_metrics(path, leave_one)
+    text = words(page(path))
+    assert "trained one model on 1 of 9 sites (200 training images" in text
+    assert "No round used an update of 8 of the 9 sites." in text
+    assert "16 updates of 8 sites were refused." in text
+    assert "1 of 9 sites, without" not in text
 
 
 def test_the_expected_score_is_a_curve_beside_the_true_one(tmp_path: Path) -> None:
