@@ -38,6 +38,7 @@ METADATA_KEY = "fedgsca"
 _MEAN_TYPES = (np.dtype(np.float32), np.dtype(np.float64))
 # problems of an update that are printed
 _MAX_PROBLEMS = 3
+_MAX_COUNT = 10**18 - 1
 _MAX_COUNT_TEXT = 40  # characters of a wrong count in a message
 
 
@@ -174,11 +175,14 @@ def read_count(value: object, name: str) -> int:
     Raises ValueError for anything else. `int` would also take 2.7, True, "1_0" and digits of other
     scripts, which no version of this software writes.
     """
-    if type(value) is int and value >= 0:
+    if type(value) is int and 0 <= value <= _MAX_COUNT:
         return value
     if isinstance(value, str) and re.fullmatch(r"[0-9]{1,18}", value):
         return int(value)
-    raise ValueError(f"{name} is {one_line(repr(value), _MAX_COUNT_TEXT)}, which is not a count")
+    text = "an integer out of range"  # repr refuses one of thousands of digits
+    if type(value) is not int or abs(value) <= _MAX_COUNT:
+        text = one_line(repr(value), _MAX_COUNT_TEXT)
+    raise ValueError(f"{name} is {text}, which is not a count")
 
 
 def check_update(

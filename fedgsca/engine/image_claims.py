@@ -81,9 +81,10 @@ class ImageClaims:
         size, sizes = facts.num_samples, round_facts.sizes
         if sizes.count(size) + 1 < _SHARE_SITES or facts.site in self.memory.sizes:
             return
-        # several liars must not hide behind each other's claims
-        limit = _SIZE_SPREAD * sizes.upper_median(size)
-        total = size + int(sizes.capped_sum(size, limit))
+        # several liars must not hide behind each other's claims, and one that claims a single image
+        # must not make an honest site look too large
+        middle = sizes.upper_median(size)
+        total = size + int(sizes.bounded_sum(size, middle, _SIZE_SPREAD * middle))
         if size > self.settings.max_share * total:
             raise UpdateError(
                 "update.share-too-large",

@@ -127,11 +127,12 @@ class OtherValues:
         """The same; of two values in the middle, the larger one."""
         return self._pick(own_value, self.count(own_value) // 2)
 
-    def capped_sum(self, own_value: float, limit: float) -> float:
-        """The sum of the values of the others, each at most `limit`."""
-        position = bisect_left(self._values, limit)
-        total = self._sums[position] + limit * (len(self._values) - position)
-        return total - min(own_value, limit)
+    def bounded_sum(self, own_value: float, low: float, high: float) -> float:
+        """The sum of the values of the others, each at least `low` and at most `high`."""
+        start, end = bisect_left(self._values, low), bisect_left(self._values, high)
+        total = low * start + self._sums[end] - self._sums[start]
+        total += high * (len(self._values) - end)
+        return total - min(max(own_value, low), high)
 
 
 class RoundFacts:

@@ -27,6 +27,8 @@ import numpy as np
 MIN_OPPOSITION = 0.2
 MIN_UNITY = 0.4
 MIN_WEIGHT = 1.25
+STRONG_OPPOSITION = 0.5
+MIN_STEP = 2.0
 _MIN_SITES = 3
 
 
@@ -38,11 +40,15 @@ class Balance:
     opposition: float = 0.0  # of the opponent with the smallest one
     unity: float = 0.0
     weight: float = 0.0
+    step: float = 0.0  # of the opponents, as a multiple of the others'
 
     @property
     def is_alarming(self) -> bool:
         """Whether a person should know."""
-        return bool(self.opponents) and self.unity > MIN_UNITY and self.weight > MIN_WEIGHT
+        if not self.opponents or self.unity <= MIN_UNITY:
+            return False
+        is_strong = self.opposition > STRONG_OPPOSITION and self.step > MIN_STEP
+        return self.weight > MIN_WEIGHT or is_strong
 
 
 def weigh_sites(changes: Mapping[str, np.ndarray], sizes: Mapping[str, int]) -> Balance:
@@ -67,7 +73,8 @@ def weigh_sites(changes: Mapping[str, np.ndarray], sizes: Mapping[str, int]) -> 
     opponents = tuple(site for site, flag in zip(sites, is_opponent, strict=True) if flag)
     opposition = -float(medians[is_opponent].max())
     weight = opposed_norm / rest_norm if rest_norm > 0.0 else 0.0
-    return Balance(opponents, opposition, unity, weight)
+    step = float(np.median(norms[is_opponent]) / np.median(norms[positions]))
+    return Balance(opponents, opposition, unity, weight, step)
 
 
 def _sum_norm(rows: np.ndarray, weights: np.ndarray, positions: np.ndarray) -> float:
