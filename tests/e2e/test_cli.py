@@ -582,6 +582,7 @@ def test_the_budget_before_a_run(shell: Shell) -> None:
     assert 7.8 < inverse["epsilon"] == budget["epsilon"] <= 8
     fedavg = shell.json("privacy", "fedavg", "--rounds", "100", "--epsilon", "8")
     assert fedavg["noise"] < budget["noise"], "it sends less"
+    assert "fedavg, 1 round, " in shell("privacy", "fedavg", "--rounds", "1", "--noise", "4")[1]
     code, out, _ = shell("privacy", "fedavg", "--rounds", "100", "--noise", "4")
     assert code == 0 and "epsilon 35.1 at delta 1e-05" in out
 
