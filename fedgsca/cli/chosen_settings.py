@@ -51,6 +51,15 @@ def complete_tree(tree: Tree, noises: tuple[str, ...] = (), *, quiet: bool) -> T
     return merge(choice.tree, tree)
 
 
+def check_sites(configs: Sequence[Config], *, quiet: bool) -> None:
+    """Report a number of sites that the data does not allow, before the first run starts."""
+    from fedgsca.engine.progress import display
+    from fedgsca.experiment.simulation import check_divisions
+
+    with display(quiet=quiet):
+        check_divisions(configs)
+
+
 def announce(configs: Sequence[Config], jobs: int = 1) -> None:
     """Print at which size a frozen backbone sees the images, and the estimated time of all runs."""
     from fedgsca.engine.progress import display

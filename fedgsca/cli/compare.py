@@ -151,7 +151,7 @@ def compare(
     as_json: Json = False,
 ) -> None:
     """`fedgsca compare`."""
-    from fedgsca.cli.chosen_settings import announce, complete_tree
+    from fedgsca.cli.chosen_settings import announce, check_sites, complete_tree
     from fedgsca.config import merge
     from fedgsca.grid.comparison import (
         ComparisonPlan,
@@ -228,9 +228,10 @@ def compare(
         if plan.models:
             variant_keys += ["model.name", "model.frozen", "model.weights"]
         plan = replace(plan, tree=without_keys(tree, variant_keys))
+    open_cells = [cell for cell in plan.cells() if not _is_finished(folder, cell)]
+    check_sites([cell.config for cell in open_cells], quiet=quiet)
     if not quiet:
         _explain_plan(plan)
-        open_cells = [cell for cell in plan.cells() if not _is_finished(folder, cell)]
         if open_cells:
             announce([cell.config for cell in open_cells], jobs)
     run_comparison(plan, folder, jobs=jobs, track=track, quiet=quiet, as_json=as_json)
@@ -326,9 +327,9 @@ def run_comparison(
             raise
     if result.comparison.cells:
         result = replace(result, comparison=write_tables(out, result.comparison))
-        report = write_report(out)
         joint_plan = read_plan(out) or plan
         groups = write_efficiency(joint_plan, out) if joint_plan.is_timed else []
+        report = write_report(out)
         if tracking is not None:
             tracking.finish(result.comparison)
         if as_json:
@@ -337,6 +338,8 @@ def run_comparison(
         elif not quiet:
             show_table(result, cautions=cautions)
             show_times(groups)
+            if groups:
+                print_line(f"times   {out / 'efficiency.md'}, also .csv and .json")
             print_line(f"report  {report}", "bold")
     elif tracking is not None:
         tracking.finish(None)
@@ -411,13 +414,15 @@ def _show_intervals(result: ComparisonResult) -> None:
 
 
 def _show_cautions(result: ComparisonResult, *, chance: bool) -> None:
-    """Differences that may be `chance`, if wanted, and methods that never began to select."""
+    """Differences that may be `chance`, if wanted; unequal seeds; methods that never select."""
     from fedgsca.report.comparison_caution import caution_sentences
-    from fedgsca.report.comparison_sentences import idle_sentences
+    from fedgsca.report.comparison_sentences import idle_sentences, seed_sentences
     from fedgsca.report.loaded_comparison import load_comparison
 
     comparison = load_comparison(result.path, result.comparison)
     sentences = caution_sentences(comparison) if chance else []
+    for noise in comparison.noises:
+        sentences += seed_sentences(comparison, noise)
     for sentence in [*sentences, *idle_sentences(comparison)]:
         print_line(sentence, "yellow")
 

@@ -54,6 +54,8 @@ Out = Annotated[Path | None, typer.Option("--out", help="folder; default runs/ef
 _HELP = "Time to FedAvg's best F1 and to 95 % of the ceiling: the paper's table, or any data."
 _DEFAULT_NOISE = "0-S40-P20-C20"
 _DEFAULT_SEEDS = "3"
+# what the paper's table needs and other data does not have
+_PAPER_NEEDS = ("table.weights-required", "table.missing-dataset")
 
 
 def add(app: typer.Typer) -> None:
@@ -93,27 +95,32 @@ def efficiency(
     """`fedgsca efficiency`."""
     own_options = (noise, sites, partition, features, device, frozen, skip_unreadable)
     if not any(own_options):
-        paper_table.make_command("efficiency")(
-            scale=scale,
-            data=data,
-            weights=weights,
-            no_weights=no_weights,
-            methods=methods,
-            settings=settings,
-            seeds=seeds,
-            rounds=rounds,
-            model=model,
-            config_file=config_file,
-            sets=sets,
-            preset=preset,
-            out=out,
-            shard=shard,
-            merge=merge,
-            only_render=only_render,
-            jobs=jobs,
-            quiet=quiet,
-            as_json=as_json,
-        )
+        try:
+            paper_table.make_command("efficiency")(
+                scale=scale,
+                data=data,
+                weights=weights,
+                no_weights=no_weights,
+                methods=methods,
+                settings=settings,
+                seeds=seeds,
+                rounds=rounds,
+                model=model,
+                config_file=config_file,
+                sets=sets,
+                preset=preset,
+                out=out,
+                shard=shard,
+                merge=merge,
+                only_render=only_render,
+                jobs=jobs,
+                quiet=quiet,
+                as_json=as_json,
+            )
+        except ConfigError as error:
+            if data and error.code in _PAPER_NEEDS:
+                error.fix += "; to measure on any data instead of the paper's, add --noise S40"
+            raise
         return
     paper_options = {
         "--scale mini": scale != ScaleName.paper,
@@ -185,7 +192,7 @@ def measure(
     as_json: bool,
 ) -> None:
     """Run a comparison whose rounds are all scored, and show how soon each method is good."""
-    from fedgsca.cli.chosen_settings import announce, complete_tree
+    from fedgsca.cli.chosen_settings import announce, check_sites, complete_tree
     from fedgsca.cli.compare import run_comparison
     from fedgsca.config import merge
     from fedgsca.grid.comparison import (
@@ -213,6 +220,8 @@ def measure(
     if earlier is None or earlier != plan:
         tree = complete_tree(plan.tree, plan.noises, quiet=quiet or as_json)
         plan = replace(plan, tree=merge(tree, plan.tree))
+    configs = [cell.config for cell in plan.cells()]
+    check_sites(configs, quiet=quiet or as_json)
     if not quiet and not as_json:
-        announce([cell.config for cell in plan.cells()], jobs)
+        announce(configs, jobs)
     run_comparison(plan, folder, jobs=jobs, quiet=quiet, as_json=as_json, cautions=False)

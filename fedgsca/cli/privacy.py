@@ -11,6 +11,7 @@ from fedgsca.cli.methods import find_method
 from fedgsca.cli.options import Json
 from fedgsca.errors import ConfigError
 from fedgsca.support.console import print_json, print_line
+from fedgsca.support.text import plural
 
 Name = Annotated[str, typer.Argument(metavar="METHOD", help="see `fedgsca methods`")]
 Rounds = Annotated[int, typer.Option("--rounds", min=1, help="rounds that a site answers")]
@@ -50,7 +51,7 @@ def privacy(
         print_json({**guarantee, "epsilon": spent_epsilon})
         return
     print_line(
-        f"{kind.name}, {rounds} rounds, noise {noise:g}: epsilon {spent_epsilon:.3g}"
+        f"{kind.name}, {plural(rounds, 'round')}, noise {noise:g}: epsilon {spent_epsilon:.3g}"
         f" at delta {delta:g}, for a site as a whole"
     )
     print_line(

@@ -33,7 +33,7 @@ def show_run(out: Path, result: RunResult, command_seconds: float | None = None)
     """
     print_line(
         f"\n{result.method} on {result.data}, noise {result.noise}, seed {result.seed},"
-        f" {result.rounds} rounds",
+        f" {plural(result.rounds, 'round')}",
         "bold",
     )
     _show_scores(result)

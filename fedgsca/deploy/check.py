@@ -12,7 +12,7 @@ from typing import Literal
 from fedgsca.config import Config
 from fedgsca.deploy.kit_files import installed_versions
 from fedgsca.errors import ConfigError
-from fedgsca.support.text import size_text
+from fedgsca.support.text import plural, size_text
 
 RESERVE = 1_000_000_000  # bytes for the method's memory, Flower's files and logs
 
@@ -78,7 +78,8 @@ def check_versions(
 def check_experiment(config: Config, fingerprint: str) -> CheckResult:
     """Whether experiment.toml is the one that the kit was made with."""
     if config.fingerprint() == fingerprint:
-        return passed("experiment", f"{config.method}, {config.train.rounds} rounds, as agreed")
+        rounds = plural(config.train.rounds, "round")
+        return passed("experiment", f"{config.method}, {rounds}, as agreed")
     return failed(
         "experiment",
         "experiment.toml is not the one that this kit was made with",

@@ -19,6 +19,7 @@ import numpy as np
 from fedgsca.aggregate import is_buffer
 from fedgsca.errors import UpdateError
 from fedgsca.methods.base import Method
+from fedgsca.support.text import plural
 from fedgsca.wire import Arrays, Payload, Update
 
 
@@ -32,7 +33,7 @@ def check_lateness(method: Method, old_payload: Payload, payload: Payload, bound
     rounds = payload.round - old_payload.round
     reason = None
     if rounds > bound:
-        reason = f"it is {rounds} rounds late, and at most {bound} are allowed"
+        reason = f"it is {plural(rounds, 'round')} late, and at most {bound} are allowed"
     elif not method.late.is_tolerated:
         reason = f"the method does not use late updates: {method.late.reason}"
     elif _stage(method, old_payload) != _stage(method, payload):

@@ -22,7 +22,7 @@ from fedgsca.models.device import prepare_device, synchronise
 from fedgsca.models.features import extract
 from fedgsca.models.initial import build_model
 from fedgsca.support.files import remove_quietly, temporary_path, write_atomic
-from fedgsca.support.text import duration
+from fedgsca.support.text import duration, plural
 
 TRAINING_PASS = 3.0  # a training pass in forward passes, the unit of Method.passes
 _PROBE = 16  # images whose features are timed
@@ -50,7 +50,7 @@ class TimeEstimate:
         parts = []
         if self.features:
             parts.append(f"{duration(self.features)} for the features")
-        parts.append(f"{self.rounds} rounds of {duration(self.per_round)}")
+        parts.append(f"{plural(self.rounds, 'round')} of {duration(self.per_round)}")
         return f"estimated time: about {duration(self.total)} ({', then '.join(parts)})"
 
 

@@ -10,7 +10,7 @@ deployment are in deployment.py.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -91,16 +91,8 @@ class Division:
 
 def divide(config: Config) -> Division:
     """Load the data, divide it among sites, and give the sites their labels."""
-    data = config.data
     table = load_table(config)
-    rows = partition(
-        _with_source_labels(table),
-        sites=0 if data.partition == "column" else data.sites,
-        scheme=data.partition,
-        alpha=data.alpha,
-        missing=data.missing,
-        seed=config.seed,
-    )
+    rows = _divide_rows(config, table)
     given = give_labels(config, table, rows)
     if config.noise.given:  # the file has other labels than the source, and its own marks
         table = replace(table, checked=given.checked)
@@ -108,6 +100,37 @@ def divide(config: Config) -> Division:
     table, rows, notes = replace_images(config, table, rows, given.noise)
     division = Division(table, rows, given.labels, given.noise, (*warnings, *notes))
     return _without_wrong_labels(division) if config.noise.oracle else division
+
+
+def check_divisions(configs: Iterable[Config]) -> None:
+    """Raise the error of the first experiment whose images cannot be divided among its sites.
+
+    Of experiments that differ in nothing but how the same images are divided, the images are read
+    once; of those that differ in the seed, the first stands for all.
+    """
+    division_keys = {"sites", "partition", "alpha", "missing"}
+    tables: dict[str, ImageTable] = {}
+    first_configs: dict[str, Config] = {}
+    for config in configs:
+        first_configs.setdefault(config.data.model_dump_json(), config)
+    for config in first_configs.values():
+        source = config.data.model_dump_json(exclude=division_keys)
+        if source not in tables:
+            tables[source] = load_table(config)
+        _divide_rows(config, tables[source])
+
+
+def _divide_rows(config: Config, table: ImageTable) -> dict[str, np.ndarray]:
+    """site -> rows of the table."""
+    data = config.data
+    return partition(
+        _with_source_labels(table),
+        sites=0 if data.partition == "column" else data.sites,
+        scheme=data.partition,
+        alpha=data.alpha,
+        missing=data.missing,
+        seed=config.seed,
+    )
 
 
 def _with_source_labels(table: ImageTable) -> ImageTable:

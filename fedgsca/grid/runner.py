@@ -208,7 +208,8 @@ def raise_failures(failures: Mapping[str, str], num_runs: int, out: Path) -> Non
         raise FedgscaError(
             "grid.failed-runs",
             f"{len(failures)} of {num_runs} runs failed, first {name}: {reason}",
-            fix=f"fix the cause, then run `fedgsca resume {out}`; finished runs are kept",
+            fix=f"fix the cause, then run `fedgsca resume {out}`; finished runs are kept. If a"
+            " setting is the cause, start again with other values and another --out",
         )
 
 

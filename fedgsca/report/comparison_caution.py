@@ -80,9 +80,12 @@ def caution_sentences(comparison: LoadedComparison) -> list[str]:
 
 
 def find_lead(comparison: LoadedComparison, noise: str) -> Lead | None:
-    """The lead of the best method under a noise; None with one method, or if two are equal."""
+    """The lead of the best method under a noise; None with one method, or if two are equal.
+
+    Over the seeds that all methods have.
+    """
     rows = []
-    for row in comparison.rows:
+    for row in comparison.common_rows:
         if row.noise == noise and not row.reference and row.f1 is not None:
             rows.append(row)
     rows.sort(key=_mean_f1, reverse=True)

@@ -11,12 +11,12 @@ from statistics import fmean
 from fedgsca.experiment.records import Comparison
 from fedgsca.report.comparison_caution import find_lead
 from fedgsca.report.comparison_sentences import OURS, describe_comparison
-from fedgsca.report.comparison_tables import BASELINE
+from fedgsca.report.comparison_tables import BASELINE, share_text
 from fedgsca.report.elements import Page, Tile
 from fedgsca.report.loaded_comparison import LoadedComparison, load_comparison
 from fedgsca.report.number_text import score_number
 from fedgsca.report.page_sections import COMPARISON_SECTIONS, build_sections
-from fedgsca.support.text import MINUS, plural
+from fedgsca.support.text import plural
 
 _MAX_TILES = 5
 # noises that are named in the subtitle
@@ -62,9 +62,10 @@ def _tiles(comparison: LoadedComparison) -> list[Tile]:
     """Mean F1 of the best methods, of the baseline and of FedGSCA, and FedGSCA's recovery."""
     means: dict[str, float] = {}
     for method in comparison.labels:
-        mean = comparison.mean_over_noises(method, "f1")
-        if mean is not None:
-            means[method] = mean
+        rows = [row for row in comparison.common_rows if row.method == method]
+        scores = [row.f1.mean for row in rows if row.f1 is not None]
+        if scores:
+            means[method] = fmean(scores)
     ranking = sorted(means, key=lambda method: (method not in (OURS, BASELINE), -means[method]))
     selection = ranking[:_MAX_TILES]
     note = "mean macro F1"
@@ -84,7 +85,7 @@ def _is_always_best(comparison: LoadedComparison, method: str) -> bool:
         lead = find_lead(comparison, noise)
         if lead is not None and not lead.is_shown:
             return False
-        row = comparison.find_row(method, noise)
+        row = comparison.find_common_row(method, noise)
         if row is None or "f1" not in row.best:
             return False
     return True
@@ -97,7 +98,7 @@ def _recovery_tiles(comparison: LoadedComparison) -> list[Tile]:
             recoveries.append(row.recovery)
     if not recoveries:
         return []
-    value = f"{fmean(recoveries):.2f}".replace("-", MINUS)
+    value = share_text(fmean(recoveries))
     return [
         Tile(f"Recovery of {comparison.labels[OURS]}", value, "", "share of the lost F1 won back")
     ]

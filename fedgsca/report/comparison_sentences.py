@@ -8,7 +8,7 @@ from markupsafe import Markup
 
 from fedgsca.experiment.records import setting_name
 from fedgsca.report.comparison_caution import Lead, find_lead
-from fedgsca.report.comparison_tables import BASELINE, ComparisonRow
+from fedgsca.report.comparison_tables import BASELINE, ComparisonRow, common_seeds
 from fedgsca.report.loaded_comparison import LoadedComparison
 from fedgsca.report.run_facts import is_selector_idle
 from fedgsca.support.text import join_words, plural
@@ -41,10 +41,29 @@ def describe_comparison(comparison: LoadedComparison) -> list[str]:
     if len(labels) == 1:
         first = f"{labels[0]} was trained with {noise_text} and {seeds}."
     sentences = [first]
+    common_rows = [row for row in comparison.common_rows if not row.reference]
     for noise in noises[:_MAX_NOISES]:
-        noise_rows = [row for row in rows if row.noise == noise]
-        sentences.append(_verdict(noise, noise_rows, find_lead(comparison, noise)))
+        noise_rows = [row for row in common_rows if row.noise == noise]
+        if noise_rows:
+            sentences.append(_verdict(noise, noise_rows, find_lead(comparison, noise)))
+        sentences += seed_sentences(comparison, noise)
     return sentences + idle_sentences(comparison)
+
+
+def seed_sentences(comparison: LoadedComparison, noise: str) -> list[str]:
+    """What the methods are compared over, if some of them have more seeds than others."""
+    cells = [cell for cell in comparison.cells if cell.condition == noise]
+    seeds = common_seeds(cells)
+    if not seeds:
+        return [f"Under noise {noise}, no seed has runs of all methods: they are not compared."]
+    if all(cell.seed in seeds for cell in cells):
+        return []
+    names = join_words([str(seed) for seed in sorted(seeds)])
+    word = "seed" if len(seeds) == 1 else "seeds"
+    return [
+        f"Under noise {noise}, some methods have more runs than others: they are compared over"
+        f" {word} {names}, and the tables contain all runs."
+    ]
 
 
 def _count_variants(comparison: LoadedComparison) -> list[str]:
@@ -109,6 +128,8 @@ def _compare_with_baseline(rows: Sequence[ComparisonRow], *, is_subject_clear: b
     subject = "it" if is_subject_clear else ours.label
     direction = "above" if gap >= 0 else "below"
     text = f"; {subject} is {abs(gap):.1f} points {direction} {base.label}"
+    if round(gap, 1) == 0:
+        return f"; {ours.label} and {base.label} differ by less than 0.1 points"
     if abs(gap) < max(ours.f1.std or 0.0, base.f1.std or 0.0):
         text += ", which is less than the variation between seeds,"
     if ours.recovery is None or ours.recovery < 0:

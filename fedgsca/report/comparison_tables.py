@@ -24,7 +24,7 @@ from fedgsca.experiment.records import (
 from fedgsca.support.csv_table import render_csv
 from fedgsca.support.latex import escape
 from fedgsca.support.markdown import markdown_table
-from fedgsca.support.text import DASH, MINUS, signed, size_text
+from fedgsca.support.text import DASH, signed, size_text
 
 BASELINE = "fedavg"
 # fields of ComparisonCell in percent, where more is better
@@ -95,7 +95,8 @@ def compare_rows(
 ) -> list[ComparisonRow]:
     """Rows in the order of the comparison's noises and methods; the ceiling ends each noise.
 
-    `name_method` gives the name for people of a method whose cells have none.
+    `name_method` gives the name for people of a method whose cells have none. Where methods have
+    different seeds, none is marked as the best.
     """
     cells = [cell for cell in comparison.cells if cell.method and finite(cell.f1) is not None]
     rows: list[ComparisonRow] = []
@@ -108,13 +109,40 @@ def compare_rows(
             row = _make_row(method, noise_cells, ceiling, name_method)
             if row is not None:
                 method_rows.append(row)
-        rows += _mark_ranks(method_rows)
+        if all(cell.seed in common_seeds(noise_cells) for cell in noise_cells):
+            method_rows = _mark_ranks(method_rows)
+        rows += method_rows
         if ceiling:
             stats = {"f1": mean_std(list(ceiling.values()))}
             size = len(ceiling)
             row = ComparisonRow(noise, "ceiling", "Ceiling", size, stats, reference=True)
             rows.append(replace(row, variant=_variant_of(comparison, noise)))
     return rows
+
+
+def common_seeds(cells: Iterable[ComparisonCell]) -> frozenset[int]:
+    """The seeds with which every method of these cells has a run, all under one condition."""
+    seeds: dict[str, set[int]] = {}
+    for cell in cells:
+        seeds.setdefault(cell.method, set()).add(cell.seed)
+    return frozenset(set.intersection(*seeds.values())) if seeds else frozenset()
+
+
+def keep_common_seeds(comparison: Comparison) -> Comparison:
+    """The comparison with those runs of every condition whose seeds all its methods have.
+
+    Seeds differ by points, so that means over different seeds cannot be compared.
+    """
+    cells = [cell for cell in comparison.cells if cell.method and finite(cell.f1) is not None]
+    common_cells: list[ComparisonCell] = []
+    ceiling = {}
+    for condition in dict.fromkeys(cell.condition for cell in cells):
+        condition_cells = [cell for cell in cells if cell.condition == condition]
+        seeds = common_seeds(condition_cells)
+        common_cells += [cell for cell in condition_cells if cell.seed in seeds]
+        scores = comparison.ceiling.get(condition, {})
+        ceiling[condition] = {seed: f1 for seed, f1 in scores.items() if int(seed) in seeds}
+    return replace(comparison, cells=tuple(common_cells), ceiling=ceiling)
 
 
 def _variant_of(comparison: Comparison, condition: str) -> ComparisonVariant:
@@ -217,7 +245,12 @@ def recovery_text(row: ComparisonRow) -> str:
     """The recovery for people: "0.75", or a dash."""
     if row.recovery is None:
         return DASH
-    return f"{row.recovery:.2f}".replace("-", MINUS)
+    return share_text(row.recovery)
+
+
+def share_text(value: float) -> str:
+    """A share that can be negative: 0.75, −0.12; what rounds to zero has no sign."""
+    return signed(value, 2).removeprefix("+")
 
 
 def quality_text(row: ComparisonRow | None, key: str) -> str:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from statistics import fmean
 
 from fedgsca.errors import RunFolderError
 from fedgsca.experiment.records import Comparison, ComparisonCell
-from fedgsca.report.comparison_tables import ComparisonRow, compare_rows
+from fedgsca.report.comparison_tables import ComparisonRow, compare_rows, keep_common_seeds
 from fedgsca.report.elements import LegendEntry
 from fedgsca.report.palette import method_slot, slot_dashes, slot_token
 from fedgsca.report.run_facts import method_title
@@ -32,6 +33,11 @@ class LoadedComparison:
         """The finished runs."""
         return [cell for cell in self.record.cells if cell.method and cell.noise]
 
+    @cached_property
+    def common_rows(self) -> list[ComparisonRow]:
+        """The rows over the seeds that all methods of a condition have: what can be compared."""
+        return compare_rows(keep_common_seeds(self.record), method_title)
+
     @property
     def noises(self) -> list[str]:
         """The conditions, in the order of the rows: noises, and what varies beside them."""
@@ -51,6 +57,13 @@ class LoadedComparison:
     def has_ceiling(self) -> bool:
         """Whether FedAvg without the wrong labels is one of the rows."""
         return any(row.reference for row in self.rows)
+
+    def find_common_row(self, method: str, noise: str) -> ComparisonRow | None:
+        """The row of a method under a noise, over the seeds that all methods have."""
+        for row in self.common_rows:
+            if row.method == method and row.noise == noise:
+                return row
+        return None
 
     def find_row(self, method: str, noise: str) -> ComparisonRow | None:
         """The row of a method under a noise."""

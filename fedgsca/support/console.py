@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 _PIPE_WIDTH = 200  # a pipe has no width: wide enough that none of our tables wraps
+_NAME_WIDTH = 12  # a name keeps so many characters of a line, in however narrow a terminal
 
 
 def console(*, stderr: bool = False) -> Console:
@@ -96,7 +97,10 @@ def make_table(
     text_columns: int = 1,
     title: str | None = None,
 ) -> Table:
-    """A plain table: the first `text_columns` columns are text, the others numbers."""
+    """A plain table: the first `text_columns` columns are text, the others numbers.
+
+    In a narrow terminal long headings of numbers wrap first; numbers stay on one line.
+    """
     from rich import box
     from rich.table import Table
 
@@ -107,13 +111,23 @@ def make_table(
         title_style="bold",
         padding=(0, 1, 0, 0),
     )
+    lines = [list(row) for row in rows]
     for i, header in enumerate(headers):
+        cell_width = max((len(line[i]) for line in lines if i < len(line)), default=0)
         if i < text_columns:
-            table.add_column(header, justify="left", overflow="fold")
+            width = min(cell_width, _NAME_WIDTH)
+            table.add_column(header, justify="left", overflow="fold", min_width=width)
         else:
-            table.add_column(header, justify="right", overflow="fold", no_wrap=True)
-    for row in rows:
-        table.add_row(*row)
+            longest_word = max((len(word) for word in header.split()), default=0)
+            table.add_column(
+                header,
+                justify="right",
+                overflow="fold",
+                no_wrap=len(header) <= cell_width,
+                min_width=max(cell_width, longest_word),
+            )
+    for line in lines:
+        table.add_row(*line)
     return table
 
 

@@ -324,6 +324,7 @@ def test_efficiency_on_any_data_resumes(shell: Shell) -> None:
     code, out, err = shell("efficiency", *words)
     assert code == 0, err
     assert "time to 95 % of the ceiling" in out and "CPU seconds" in out
+    assert "e/efficiency.md" in out and "Time to accuracy" in Path("e/report.html").read_text()
     (group,) = json.loads(Path("e/efficiency.json").read_text())["groups"]
     assert [row["method"] for row in group["rows"]] == ["fedavg", "fedprox"]
     fedavg = group["rows"][0]
@@ -364,6 +365,25 @@ def test_efficiency_refuses_what_does_not_fit(
     assert exit_code != 0
     assert code == error_code
     assert not Path("runs").exists()
+
+
+def test_efficiency_on_own_data_hints_at_noise(shell: Shell) -> None:
+    for more in ((), ("--no-weights",)):
+        code, _, err = shell("efficiency", "--data", str(toy_npz()), *more)
+        assert code != 0 and "add --noise S40" in err
+
+
+@pytest.mark.parametrize("more", [(), ("--quiet",)])
+def test_impossible_numbers_of_sites_are_reported_before_the_first_run(
+    shell: Shell, more: tuple[str, ...]
+) -> None:
+    words = tiny("--methods", "fedavg", "--noise", "S40", "--seeds", "1", "--out", "c", *more)
+    _, code, message = shell.error("compare", *words, "--sites", "2,5000")
+    assert code == "data.more-sites-than-images"
+    assert "among 5000 sites" in message
+    assert not Path("c").exists()
+    _, code, _ = shell.error("efficiency", *words, "--sites", "5000")
+    assert code == "data.more-sites-than-images" and not Path("c").exists()
 
 
 def test_lists_of_settings_are_rows_of_a_comparison(shell: Shell) -> None:
@@ -562,6 +582,7 @@ def test_the_budget_before_a_run(shell: Shell) -> None:
     assert 7.8 < inverse["epsilon"] == budget["epsilon"] <= 8
     fedavg = shell.json("privacy", "fedavg", "--rounds", "100", "--epsilon", "8")
     assert fedavg["noise"] < budget["noise"], "it sends less"
+    assert "fedavg, 1 round, " in shell("privacy", "fedavg", "--rounds", "1", "--noise", "4")[1]
     code, out, _ = shell("privacy", "fedavg", "--rounds", "100", "--noise", "4")
     assert code == 0 and "epsilon 35.1 at delta 1e-05" in out
 

@@ -85,6 +85,7 @@ def test_the_estimate_grows_with_images_and_rounds() -> None:
     assert estimate_time(simple, table, speed).per_round < estimate.per_round
     slow_disk = replace(speed, write=1.0)
     assert estimate_time(config, table, slow_disk).per_round > 4 + estimate.per_round
+    assert "(1 round of 2.0 s)" in TimeEstimate(0.0, per_round=2.0, rounds=1).describe()
     text = TimeEstimate(features=30.0, per_round=2.0, rounds=20).describe()
     assert (
         text == "estimated time: about 1 min 10 s (30 s for the features, then 20 rounds of 2.0 s)"

@@ -18,6 +18,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
+from rich.console import Console
 
 from fedgsca import cli
 from fedgsca.data.decode import image_files
@@ -405,6 +406,19 @@ def test_the_terminal_obeys_no_name(capfd: pytest.CaptureFixture[str]) -> None:
     text = capfd.readouterr().out
     assert "\x1b" not in text and "\x9b" not in text and "\u202e" not in text
     assert "cl[2Jass" in text
+
+
+def test_a_narrow_terminal_keeps_names_and_numbers() -> None:
+    """Long headings wrap; before, the column with the names was dropped."""
+    header = ["method", "F1 at the end", "time of a round", "time to FedAvg's best", "reached"]
+    header += ["time to 95 % of the ceiling", "reached"]
+    cells = ["MaskedOptim", "71.2", "12.34", "123.45 s", "3/3", "67.89 s", "2/3"]
+    output = Console(width=80, file=io.StringIO())
+    with output.capture() as capture:
+        output.print(make_table(header, [cells]))
+    lines = [line.split("  ") for line in capture.get().splitlines() if "MaskedOptim" in line]
+    (line,) = lines
+    assert [cell.strip() for cell in line if cell.strip()] == cells
 
 
 def test_formulas_and_html_are_harmless() -> None:

@@ -23,7 +23,7 @@ from fedgsca.errors import RunFolderError
 from fedgsca.experiment.records import Comparison
 from fedgsca.report import page_sections
 from fedgsca.report.comparison_caution import find_lead
-from fedgsca.report.comparison_tables import compare_rows, to_csv, to_markdown
+from fedgsca.report.comparison_tables import compare_rows, recovery_text, to_csv, to_markdown
 from fedgsca.report.elements import BulletList, PageSection
 from fedgsca.report.html_page import write_report
 from fedgsca.report.loaded_comparison import load_comparison
@@ -642,6 +642,50 @@ def test_comparison_page(tmp_path: Path) -> None:
     assert "1.25 ×" in text_of_page  # 2.0 s against FedAvg's 1.6 s
     assert "://" not in text and "<b>grade" not in text and "Unfinished" not in text
     assert text.count('<table class="heat') == 3
+
+
+def test_methods_are_compared_over_their_common_seeds(tmp_path: Path) -> None:
+    """FedAvg has a second, easy seed: its mean is the highest, its common score is not."""
+    path = make_compare(tmp_path / "c", scores={"fedavg": (70.0, 90.0), "fedgsca": (78.0, 99.0)})
+    tree = json.loads((path / "compare.json").read_text())
+    tree["cells"] = [cell for cell in tree["cells"] if cell["path"] != "cells/fedgsca-0-S40-s1"]
+    (path / "compare.json").write_text(json.dumps(tree))
+    text = words(page(path))
+    assert "Fedgsca has the highest score, a macro F1 of 78.0 %" in text
+    assert "; it is 8.0 points above Fedavg" in text
+    assert "they are compared over seed 0, and the tables contain all runs" in text
+    rows = compare_rows(read_comparison(path))
+    assert not any(row.best for row in rows)  # 80.0 ± 14.1 of two seeds is not above 78.0
+
+    tree["cells"] = [cell for cell in tree["cells"] if cell["path"] != "cells/fedavg-0-S40-s0"]
+    (path / "compare.json").write_text(json.dumps(tree))
+    text = words(page(path))
+    assert "no seed has runs of all methods" in text and "points above" not in text
+
+
+def test_a_tie_and_a_recovery_of_zero_have_no_sign(tmp_path: Path) -> None:
+    scores = {"fedavg": (70.0, 72.0), "fedgsca": (70.0, 71.98)}
+    path = make_compare(tmp_path / "c", scores=scores)
+    text = words(page(path))
+    assert "Fedgsca and Fedavg differ by less than 0.1 points" in text
+    assert "0.0 points" not in text and "−0.00" not in text
+    row = compare_rows(read_comparison(path))[1]
+    assert row.recovery is not None and -0.005 < row.recovery < 0
+    assert recovery_text(row) == "0.00"
+
+
+def test_the_page_has_the_times_of_an_efficiency_measurement(tmp_path: Path) -> None:
+    path = make_compare(tmp_path / "c", runs=False)
+    times = {"seconds": [1.5, None], "text": "1.25"}
+    row = {"method": "fedgsca", "title": "FedGSCA", "f1": 78.5, "cost": 1.4}
+    group = {"title": "noise 0-S40", "clock": "CPU seconds"}
+    group_rows = [row | {"to_best": times, "to_share": times}]
+    (path / "efficiency.json").write_text(json.dumps({"groups": [group | {"rows": group_rows}]}))
+    text = page(path)
+    assert sections(text)[:2] == ["result", "times"]
+    assert "FedGSCA 78.5 1.40 1.25 1/2 1.25 1/2" in words(text)
+    (path / "efficiency.json").write_text('{"groups": [{"rows": [1]}]}')
+    assert "times" not in sections(page(path))
 
 
 def test_rare_test_classes_widen_what_a_comparison_can_show(tmp_path: Path) -> None:

@@ -77,9 +77,9 @@ def _explain_numbers(comparison: LoadedComparison) -> str:
     text = "Percent"
     if any(row.seeds > 1 for row in comparison.rows):
         text += ", mean ± standard deviation over the seeds"
-    if len(comparison.labels) > 1:
+    if any(row.best for row in comparison.rows):
         text += "; the best is bold"
-    if len(comparison.labels) > 2:
+    if any(row.second for row in comparison.rows):
         text += ", the second best underlined"
     return f"{text}."
 
