@@ -7,14 +7,16 @@ with each other, and one site leads the model against all of them, the model goe
 wants it: either the site has labels, images or software of another kind, or it lies about what it
 learned or about its number of images.
 
-Of sums of changes over the rounds (SiteMotion.change_sum), three numbers must come together:
+Of sums of changes over the rounds (SiteMotion.change_sum):
 
     opposition   the median cosine of a site with the others is below -MIN_OPPOSITION
     unity        the median cosine between two of the others is above MIN_UNITY
     weight       the sum of the opponents' changes, by images, is MIN_WEIGHT times that of the rest
 
-The last one is 1 where sites are in balance, however much they differ. Fewer than half of the sites
-can be opponents: of two halves, nobody knows which one is wrong.
+The last one is 1 where sites are in balance, however much they differ; also where a liar has led
+the model so far away that the others just hold it. So it may be smaller if the opponents point
+nearly straight against the rest (STRONG_OPPOSITION) with larger steps (MIN_STEP times theirs).
+Fewer than half of the sites can be opponents: of two halves, nobody knows which one is wrong.
 """
 
 from __future__ import annotations

@@ -229,6 +229,22 @@ def test_a_balance_by_hand() -> None:
     assert not weigh_sites(changes_of(0, 30, -30, 180), sizes).is_alarming, "it has no more weight"
 
 
+def test_larger_steps_straight_against_the_others_need_no_weight() -> None:
+    """An attack with the true number of images that the others just hold: the weight is 1.1."""
+    changes = changes_of(0, 30, -30, 180)
+    changes["site-4"] = 3.0 * changes["site-4"]
+    sizes = dict.fromkeys(changes, 100)
+    balance = weigh_sites(changes, sizes)
+    assert balance.step == pytest.approx(3.0)
+    assert balance.weight == pytest.approx(3.0 / 2.7321, abs=1e-4)
+    assert balance.is_alarming
+    changes["site-4"] = 0.6 * changes["site-4"]  # 1.8 times the others
+    assert not weigh_sites(changes, sizes).is_alarming
+    askew = changes_of(0, 30, -30, 115)
+    askew["site-4"] = 3.0 * askew["site-4"]
+    assert not weigh_sites(askew, sizes).is_alarming, "it does not oppose strongly"
+
+
 @pytest.mark.parametrize(
     "angles",
     [

@@ -15,7 +15,15 @@ from fedgsca.engine.rounds import run
 from fedgsca.errors import UpdateError
 from fedgsca.experiment.run_folder import request_readmission
 from fedgsca.selector import Selector
-from fedgsca.wire import Payload, Update, check_update, decode_update, encode_update, pack
+from fedgsca.wire import (
+    Payload,
+    Update,
+    check_update,
+    decode_update,
+    encode_update,
+    pack,
+    read_count,
+)
 from tests.contract.test_robustness import LIAR, study_config
 from tests.toys import FaultyEngine, RecordingObserver
 
@@ -154,6 +162,13 @@ def test_a_count_has_plain_digits(text: str) -> None:
     with pytest.raises(UpdateError) as error:
         decode_update(data)
     assert error.value.code == "update.unreadable"
+
+
+@pytest.mark.parametrize("value", [10**18, 10**4300, -(10**4300), -1])
+def test_a_count_of_thousands_of_digits_is_not_printed(value: int) -> None:
+    """Python raises an error when it prints one, which ended the coordinator's run."""
+    with pytest.raises(ValueError, match="memory_since is .{1,40}, which is not a count"):
+        read_count(value, "memory_since")
 
 
 def test_counts_that_this_software_writes_are_read() -> None:

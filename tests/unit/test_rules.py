@@ -262,6 +262,8 @@ def test_what_is_usual_for_a_site() -> None:
         ([100, 100, 100, 100, 10**9, 10**9], [4, 5]),  # both together have less than 75 % each
         ([100, 100, 9000, 9000], []),
         ([10, 10**6], []),  # of two sites, one may have almost all images
+        ([300, 300, 2100, 1], []),  # a liar that claims one image cannot make an honest site large
+        ([300, 300, 2800, 1], [2]),
     ],
 )
 def test_a_claim_is_compared_with_the_other_sites(sizes: list[int], sites: list[int]) -> None:
@@ -437,7 +439,8 @@ def test_statistics_of_the_others_are_those_of_the_list_without_one(
         assert numbers.count(value) == len(others)
         assert numbers.median(value) == np.median(others)
         assert numbers.upper_median(value) == others[len(others) // 2]
-        assert numbers.capped_sum(value, limit) == sum(min(other, limit) for other in others)
+        bounded_values = [min(max(other, 2), limit + 2) for other in others]
+        assert numbers.bounded_sum(value, 2, limit + 2) == sum(bounded_values)
     assert numbers.median(None) == np.median(values)
     assert numbers.count(None) == len(values)
 
