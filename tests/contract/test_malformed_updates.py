@@ -164,10 +164,12 @@ def test_a_count_has_plain_digits(text: str) -> None:
     assert error.value.code == "update.unreadable"
 
 
-@pytest.mark.parametrize("value", [10**18, 10**4300, -(10**4300), -1])
+@pytest.mark.parametrize(
+    "value", [10**18, 10**4300, -(10**4300), -1], ids=["large", "huge", "negative", "minus-one"]
+)
 def test_a_count_of_thousands_of_digits_is_not_printed(value: int) -> None:
     """Python raises an error when it prints one, which ended the coordinator's run."""
-    with pytest.raises(ValueError, match="memory_since is .{1,40}, which is not a count"):
+    with pytest.raises(ValueError, match=r"memory_since is .{1,40}, which is not a count"):
         read_count(value, "memory_since")
 
 
