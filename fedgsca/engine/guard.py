@@ -337,9 +337,14 @@ class UpdateGuard:
         return [site for site in malformed_sites if counts[site] > _ACCIDENTS]
 
     def _repeatedly_scaled(self, facts: Sequence[UpdateFacts]) -> list[str]:
-        """Sites whose change was too large again: once may happen, more often is an offence."""
+        """Sites whose change was too large again: once may happen, more often is an offence.
+
+        It is one offence only: the influence of the site is limited from then on, and an honest
+        site among many with other classes may move so far in several rounds.
+        """
         sites = [item.site for item in facts if item.is_exaggerated]
-        return [site for site in sites if site in self.memory.scalings]
+        earlier_sites = [site for site in sites if site in self.memory.scalings]
+        return [site for site in earlier_sites if site not in self.memory.strikes]
 
 
 def is_malformed(error: UpdateError) -> bool:

@@ -12,12 +12,14 @@ import pytest
 from fedgsca.cli import execute
 from fedgsca.config import Config
 from fedgsca.engine.base import Reply
-from fedgsca.engine.guard_memory import GuardMemory
+from fedgsca.engine.guard_memory import EXTRAS, MODEL, GuardMemory
 from fedgsca.engine.opposition_alarm import OppositionAlarm
 from fedgsca.engine.rewind import rewind
 from fedgsca.engine.rounds import run
+from fedgsca.engine.update_facts import PartFacts, UpdateFacts
 from fedgsca.errors import ConfigError
 from fedgsca.experiment.run_folder import read_result, read_rounds, request_readmission
+from fedgsca.robust.motion import SKETCH_SIZE, SiteMotion
 from fedgsca.robust.opposition import Balance, Streak, extend_streaks, weigh_sites
 from tests.contract.test_robustness import LIAR, POINTS, LyingEngine, study_config
 from tests.toys import (
@@ -101,7 +103,7 @@ def test_a_site_that_outweighs_a_united_rest_is_reported_and_limited(tmp_path: P
     assert list(reports[0].opposition or {}) == [LIAR]
     assert reports[0].round < 6
     text = (reports[0].opposition or {})[LIAR]
-    for words in ("since round", "180 images", "--from", "aggregation.rule=median"):
+    for words in ("since round", "180 images", "--from", "aggregation.rule=multi-krum"):
         assert words in text
     assert any("ALARM" in message and LIAR in message for message in observer.messages)
     factors = []
@@ -155,7 +157,7 @@ def test_report_and_terminal_repeat_the_alarm(
     page = (folder / "report.html").read_text()
     assert "One site against all others" in page
     assert "site-2 leads the model against all others" in page
-    assert "aggregation.rule=median" in page
+    assert "aggregation.rule=multi-krum" in page
 
 
 @pytest.mark.parametrize("division", ["stratified", "dirichlet"])
@@ -188,7 +190,30 @@ def test_a_repeated_alarm_promises_nothing_that_is_over() -> None:
     later_text = alarm._describe(LIAR, 180, Streak(first_round=2, count=12), round_index=13)
     assert "changes would count 2.0 times" in later_text
     assert "From now on" not in later_text and "--from" not in later_text
-    assert "aggregation.rule=median" in later_text
+    assert "aggregation.rule=multi-krum" in later_text
+
+
+@pytest.mark.parametrize("part", [MODEL, EXTRAS])
+def test_evidence_heads_are_watched_like_the_model(part: str) -> None:
+    """A stranger led the heads away and sent true weights: nobody noticed."""
+    names = ("site-1", "site-2", "site-3", "site-4")
+    memory = GuardMemory(names)
+    alarm = OppositionAlarm(study_config().aggregation, memory)
+    directions = np.zeros((4, SKETCH_SIZE))
+    directions[:, 0] = [1.0, -3.0, 1.0, 1.0]
+    zeros = np.zeros(SKETCH_SIZE)
+    for round_index in range(4):
+        facts = []
+        for name, direction in zip(names, directions, strict=True):
+            row = PartFacts(float(abs(direction[0])), change=direction, model=zeros)
+            facts.append(UpdateFacts(name, 300, {part: row}, b""))
+            motions = memory.parts[part].motions
+            motions[name] = motions.get(name, SiteMotion.zero()).add(direction, zeros)
+        alarm.remember(round_index, facts)
+        if alarm.messages:
+            break
+    assert list(alarm.messages) == [LIAR]
+    assert ("evidence heads" in alarm.messages[LIAR]) == (part == EXTRAS)
 
 
 def test_the_round_of_a_first_alarm_can_be_repeated(tmp_path: Path) -> None:
