@@ -20,10 +20,10 @@ from pathlib import Path
 from statistics import fmean, stdev
 
 from benchmarks.generalisation.summary import rank_methods
-from fedgsca.benchmark.conditions import nest_setting, protocol_config
+from fedgsca.benchmark.conditions import protocol_config
 from fedgsca.benchmark.protocol import PROTOCOLS, Protocol
 from fedgsca.benchmark.submission import Submission, read_submission
-from fedgsca.config import Tree, build, merge
+from fedgsca.config import Tree, build, merge, unflatten
 from fedgsca.engine.rounds import run
 from fedgsca.errors import FedgscaError
 from fedgsca.grid.comparison import parse_methods, parse_seeds
@@ -95,7 +95,7 @@ def chosen_settings(folder: Path, protocol: Protocol) -> dict[str, Tree]:
     settings = {}
     for path in sorted(folder.glob(f"{protocol.name}-v{protocol.version}-*.json")):
         submission: Submission = read_submission(path)
-        settings[submission.method] = nest_setting(submission.chosen_setting)
+        settings[submission.method] = unflatten(submission.chosen_setting)
     return settings
 
 

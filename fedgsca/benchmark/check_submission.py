@@ -13,14 +13,13 @@ import numpy as np
 
 from fedgsca.benchmark.conditions import (
     candidate_problems,
-    nest_setting,
     protocol_config,
     shared_config,
 )
 from fedgsca.benchmark.protocol import PROTOCOLS, Protocol, Tree
 from fedgsca.benchmark.run_protocol import ProtocolRunner, best_setting
 from fedgsca.benchmark.submission import Submission, TestRun
-from fedgsca.config import flatten
+from fedgsca.config import flatten, unflatten
 from fedgsca.engine.rounds import run
 from fedgsca.errors import ConfigError, FedgscaError
 from fedgsca.methods.base import load_methods
@@ -138,7 +137,7 @@ def _config_problems(
     if method not in load_methods():
         remark = f"{method} is not installed here, so the configuration was not checked"
         return (), (remark,)
-    setting = nest_setting(submission.chosen_setting)
+    setting = unflatten(submission.chosen_setting)
     try:
         config = protocol_config(protocol, "synthetic", method, setting, protocol.seeds[0])
     except ConfigError as error:
@@ -187,7 +186,7 @@ def repeat_run(submission: Submission, data: str, seed: int) -> SubmissionCheck:
     with tempfile.TemporaryDirectory() as folder:
         runner = ProtocolRunner(protocol, data, Path(folder))
         runner.write_label_files()
-        setting = nest_setting(submission.chosen_setting)
+        setting = unflatten(submission.chosen_setting)
         planned_run = runner.plan_run(submission.method, setting, seed)
         run(planned_run.config, planned_run.folder)
         repetition = runner.read_test_run(planned_run)

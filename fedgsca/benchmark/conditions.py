@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from fedgsca.benchmark.protocol import TUNABLE, Protocol, Tree
-from fedgsca.config import Config, build, flatten, merge, nest
+from fedgsca.config import Config, build, flatten, merge
 from fedgsca.data.table import ImageTable
 from fedgsca.errors import ConfigError, DataError
 from fedgsca.experiment.simulation import Division
@@ -47,14 +47,6 @@ def shared_config(config: Config) -> Tree:
     """The configuration as a submission has it: flat, without seed and paths."""
     rows = flatten(config.to_tree())
     return {key: value for key, value in rows.items() if key not in _UNSHARED_KEYS}
-
-
-def nest_setting(setting: Mapping[str, Any]) -> Tree:
-    """{"train.lr": 0.01} -> {"train": {"lr": 0.01}}."""
-    tree: Tree = {}
-    for key, value in setting.items():
-        tree = merge(tree, nest(key.split("."), value))
-    return tree
 
 
 def label_file(division: Division) -> bytes:

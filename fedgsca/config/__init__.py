@@ -11,6 +11,7 @@ from fedgsca.config.loading import (
     parse_set,
     read_toml,
     to_toml,
+    unflatten,
     validation_problems,
 )
 from fedgsca.config.presets import PRESETS
@@ -63,5 +64,6 @@ __all__ = [
     "parse_set",
     "read_toml",
     "to_toml",
+    "unflatten",
     "validation_problems",
 ]

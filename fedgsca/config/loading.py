@@ -71,6 +71,14 @@ def flatten(tree: Mapping[str, Any], prefix: str = "") -> Tree:
     return rows
 
 
+def unflatten(rows: Mapping[str, Any]) -> Tree:
+    """The inverse of `flatten`: {"data.sites": 10} -> {"data": {"sites": 10}}."""
+    tree: Tree = {}
+    for key, value in rows.items():
+        tree = merge(tree, nest(key.split("."), value))
+    return tree
+
+
 # ---- sources ----
 
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from fedgsca.config import Config, Tree, build, differences, merge, read_toml
+from fedgsca.config import Config, Tree, build, differences, merge, read_toml, unflatten
 from fedgsca.errors import ConfigError, RunFolderError
 from fedgsca.experiment.records import (
     Comparison,
@@ -47,7 +47,6 @@ from fedgsca.grid.variation import (
     check_variation,
     folder_part,
     join_variations,
-    settings_tree,
     unique_values,
 )
 from fedgsca.methods.base import load_methods, paper_methods
@@ -247,7 +246,7 @@ def model_tree(text: str) -> Tree:
 
 def variant_tree(variant: ComparisonVariant) -> Tree:
     """The settings of one variant of a comparison."""
-    tree = settings_tree(variant.settings)
+    tree = unflatten(variant.settings)
     return tree if variant.model is None else merge(tree, model_tree(variant.model))
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fedgsca.config import Tree, merge, nest, parse_set
+from fedgsca.config import Tree, parse_set
 from fedgsca.errors import ConfigError
 from fedgsca.experiment.records import setting_name, setting_value
 from fedgsca.support.text import slug
@@ -113,14 +113,6 @@ def without_keys(tree: Tree, keys: Sequence[str]) -> Tree:
             tree = {name: value for name, value in tree.items() if name != section}
         elif isinstance(tree.get(section), Mapping):
             tree = {**tree, section: without_keys(tree[section], [name_below])}
-    return tree
-
-
-def settings_tree(settings: Mapping[str, Any]) -> Tree:
-    """{"data.sites": 10} as a tree."""
-    tree: Tree = {}
-    for key, value in settings.items():
-        tree = merge(tree, nest(key.split("."), value))
     return tree
 
 
