@@ -94,7 +94,6 @@ COMMAND_ORDER = (
     "demo",
     "run",
     "resume",
-    "readmit",
     "watch",
     "compare",
     "tune",

@@ -8,19 +8,19 @@ from typing import Any
 
 import numpy as np
 import pytest
+from fedgsca.engine.guard_memory import EXTRAS, MODEL, GuardMemory
+from fedgsca.engine.opposition_alarm import OppositionAlarm
+from fedgsca.engine.update_facts import PartFacts, UpdateFacts
+from fedgsca.robust.motion import SKETCH_SIZE, SiteMotion
+from fedgsca.robust.opposition import Balance, Streak, extend_streaks, weigh_sites
 
 from fedgsca.cli import execute
 from fedgsca.config import Config
 from fedgsca.engine.base import Reply
-from fedgsca.engine.guard_memory import EXTRAS, MODEL, GuardMemory
-from fedgsca.engine.opposition_alarm import OppositionAlarm
 from fedgsca.engine.rewind import rewind
 from fedgsca.engine.rounds import run
-from fedgsca.engine.update_facts import PartFacts, UpdateFacts
 from fedgsca.errors import ConfigError
 from fedgsca.experiment.run_folder import read_result, read_rounds, request_readmission
-from fedgsca.robust.motion import SKETCH_SIZE, SiteMotion
-from fedgsca.robust.opposition import Balance, Streak, extend_streaks, weigh_sites
 from tests.contract.test_robustness import LIAR, POINTS, LyingEngine, study_config
 from tests.toys import (
     FaultyEngine,

@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from fedgsca.engine.lateness import check_lateness, late_weight, rebase
 
 from fedgsca.config import FederationConfig, load_config
 from fedgsca.engine.late_sites import LateSites
-from fedgsca.engine.lateness import check_lateness, late_weight, rebase
 from fedgsca.engine.network import NetworkEngine, SiteMessage
 from fedgsca.engine.participation import draw_sites, num_asked
 from fedgsca.engine.round_status import StatusObserver, read_status

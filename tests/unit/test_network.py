@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-
-from fedgsca.config import load_config
 from fedgsca.engine.guard import UpdateGuard
 from fedgsca.engine.guard_memory import GuardMemory
+
+from fedgsca.config import load_config
 from fedgsca.engine.network import NetworkEngine, SiteMessage, read_message
 from fedgsca.engine.node_registry import NodeRegistry
 from fedgsca.engine.site_node import MessageKind

@@ -13,7 +13,7 @@ import pytest
 from fedgsca.aggregate import is_buffer
 from fedgsca.config import METHODS
 from fedgsca.engine import site_evaluation
-from fedgsca.engine.base import SilentObserver
+from fedgsca.engine.base import RunObserver
 from fedgsca.engine.checkpoint import latest
 from fedgsca.engine.rounds import check_model, run
 from fedgsca.errors import UpdateError
@@ -71,7 +71,7 @@ def test_buffers_are_recognised_by_name() -> None:
     assert is_buffer("layer.0.bn.num_batches_tracked")
 
 
-class MessageObserver(SilentObserver):
+class MessageObserver(RunObserver):
     """Collects the messages."""
 
     def __init__(self) -> None:

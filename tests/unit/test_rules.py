@@ -6,20 +6,20 @@ import time
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
-
-from fedgsca.config import load_config
 from fedgsca.engine.guard import UpdateGuard
 from fedgsca.engine.guard_memory import MODEL, GuardMemory, PartMemory
 from fedgsca.engine.norm_limits import lower_median
 from fedgsca.engine.update_checks import change_norm
 from fedgsca.engine.update_facts import OtherValues, PartFacts, RoundFacts, UpdateFacts
+from fedgsca.robust.motion import SKETCH_SIZE, SiteMotion, Sketcher
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedgsca.config import load_config
 from fedgsca.errors import UpdateError
 from fedgsca.rng import stream
 from fedgsca.robust.base import RuleSettings, make_rule
 from fedgsca.robust.combine import combine_extras, combine_models, scale_change
-from fedgsca.robust.motion import SKETCH_SIZE, SiteMotion, Sketcher
 from fedgsca.robust.spool import UpdateSpool
 from fedgsca.wire import Extra, Payload, Update
 

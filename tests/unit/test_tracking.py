@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from fedgsca.config import Config, load_config, to_toml
-from fedgsca.engine.base import SilentObserver
+from fedgsca.engine.base import RunObserver
 from fedgsca.engine.rounds import run
 from fedgsca.errors import ConfigError, MissingExtraError
 from fedgsca.experiment.records import RoundRecord, RunResult
@@ -57,7 +57,7 @@ def folder(tmp_path: Path) -> Path:
 
 def start(folder: Path, track: str) -> TrackingObserver:
     config = load_config(train__rounds=9)
-    observer = track_run(SilentObserver(), folder, config, parse_targets(track))
+    observer = track_run(RunObserver(), folder, config, parse_targets(track))
     assert observer is not None
     observer.begin("data")
     return observer
@@ -245,7 +245,7 @@ def test_tracking_does_not_change_a_byte(tmp_path: Path, plain_run: Path) -> Non
     pytest.importorskip("tensorboard")
     config = toy_config("fedavg", train__rounds=2, track="tensorboard,mlflow")
     targets = find_targets(None, config, tmp_path / "run")
-    tracking = track_run(SilentObserver(), tmp_path / "run", config, targets)
+    tracking = track_run(RunObserver(), tmp_path / "run", config, targets)
     assert tracking is not None
     tracking.finish(run(config, tmp_path / "run", observer=tracking))
     assert outcome(tmp_path / "run") == outcome(plain_run)
