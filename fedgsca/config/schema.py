@@ -503,10 +503,11 @@ class AggregationConfig(Section):
         lt=0.5,
         description="rule trimmed-mean: share of sites left out at either end",
     )
-    liars: int = Field(
-        default=1,
+    liars: float = Field(
+        default=0.25,
         ge=0,
-        description="rules krum and multi-krum: the number of lying sites to expect",
+        description="what the rule must survive: below 1 a share of the agreed images, "
+        "1 or more a number of sites",
     )
 
     @field_validator("max_images", mode="before")
