@@ -25,7 +25,7 @@ from fedgsca.wire import Arrays, Payload, Update
 
 
 class LatenessFilter(UpdateFilter):
-    """Discounts a late update. It changes updates, so it follows whatever looks at what was sent."""
+    """Discounts a late update; it follows all filters that look at what the site sent."""
 
     name = "lateness"
 
