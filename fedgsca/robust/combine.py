@@ -123,17 +123,6 @@ def _clip_values(values: Sequence[np.ndarray]) -> list[np.ndarray]:
     return results
 
 
-def scale_change(weights: Arrays, reference: Arrays, factor: float) -> dict[str, np.ndarray]:
-    """The reference model plus `factor` times the change."""
-    model = {}
-    for name, value in weights.items():
-        if value.dtype.kind == "f":
-            change = np.subtract(value, reference[name], dtype=np.float64)
-            value = np.asarray(reference[name] + factor * change).astype(value.dtype)
-        model[name] = value
-    return model
-
-
 def _has_changed(read: Callable[[int, str], np.ndarray], position: int, reference: Arrays) -> bool:
     for name, value in reference.items():
         if value.dtype.kind == "f" and not np.array_equal(read(position, name), value):
