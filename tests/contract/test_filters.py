@@ -56,6 +56,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "data__sites": 10,
         "data__partition": "dirichlet",
         "data__alpha": 0.1,
+        "noise__spec": "S40",
         "federation__participation": 0.5,
     },
     "steps that overshoot": {"train__lr": 0.5},
@@ -105,7 +106,7 @@ def test_weight_decay_alone_makes_no_copies(tmp_path: Path) -> None:
 
 
 def test_the_mean_has_the_bytes_of_a_bare_weighted_mean(tmp_path: Path) -> None:
-    config = study_config(train__rounds=6, evidence__enabled=False)
+    config = study_config(evidence__enabled=False)
     engine = FaultyEngine(config, tmp_path / "run")
     for number in range(1, 4):
         run(config, tmp_path / "run", engine=engine, stop_after=number)
