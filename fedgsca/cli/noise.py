@@ -10,16 +10,7 @@ from xml.sax.saxutils import escape
 
 import typer
 
-from fedgsca.cli.options import (
-    ConfigFile,
-    Data,
-    ExperimentFlags,
-    Json,
-    NoiseHelpCommand,
-    Seed,
-    Sets,
-    Sites,
-)
+from fedgsca.cli.options import Json, NoiseHelpCommand, Settings, experiment_options
 from fedgsca.support.console import (
     make_table,
     print_json,
@@ -101,26 +92,18 @@ class NoisePreview:
 
 
 @group.command("preview", cls=NoiseHelpCommand)
-def preview(
-    spec: Spec,
-    data: Data = None,
-    sites: Sites = None,
-    seed: Seed = None,
-    config_file: ConfigFile = None,
-    sets: Sets = None,
-    picture: Picture = None,
-    as_json: Json = False,
-) -> None:
+@experiment_options("data", "sites", "seed")
+def preview(settings: Settings, spec: Spec, picture: Picture = None, as_json: Json = False) -> None:
     """Show the noise of every site, its transition matrix, and the realised rate on the data."""
-    from fedgsca.cli.chosen_settings import make_run_config
+    from fedgsca.cli.chosen_settings import complete_config
     from fedgsca.experiment.simulation import prepare
     from fedgsca.noise import fixed_sites
 
-    if sites is None and config_file is None:
+    sites = settings.get("sites")
+    if sites is None and settings.file is None:
         sites = fixed_sites(spec)
-    flags = ExperimentFlags(data=data, noise=spec, seed=seed, sites=sites)
     print_start(f"drawing wrong labels by {spec}", quiet=as_json)
-    config = make_run_config(flags, config_file, sets, None, quiet=True)
+    config = complete_config(settings.load(noise=spec, sites=sites), quiet=True)
     experiment = prepare(config)
     previews = [_preview_site(experiment, name) for name in experiment.sites]
     matrices: dict[str, list[list[float]]] = {}

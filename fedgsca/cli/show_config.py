@@ -6,26 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedgsca.cli.options import (
-    ConfigFile,
-    Data,
-    Device,
-    ExperimentFlags,
-    Features,
-    Frozen,
-    Json,
-    Labels,
-    Method,
-    Model,
-    Noise,
-    Partition,
-    Preset,
-    Rounds,
-    Seed,
-    Sets,
-    Sites,
-    SkipUnreadable,
-)
+from fedgsca.cli.options import Json, Settings, experiment_options
 from fedgsca.support.console import (
     console,
     make_table,
@@ -61,46 +42,13 @@ def add(app: typer.Typer) -> None:
     )(show_config)
 
 
-def show_config(
-    data: Data = None,
-    method: Method = None,
-    noise: Noise = None,
-    rounds: Rounds = None,
-    seed: Seed = None,
-    sites: Sites = None,
-    partition: Partition = None,
-    labels: Labels = None,
-    model: Model = None,
-    frozen: Frozen = False,
-    features: Features = None,
-    device: Device = None,
-    skip_unreadable: SkipUnreadable = False,
-    config_file: ConfigFile = None,
-    sets: Sets = None,
-    preset: Preset = None,
-    diff: Diff = None,
-    as_json: Json = False,
-) -> None:
+@experiment_options()
+def show_config(settings: Settings, diff: Diff = None, as_json: Json = False) -> None:
     """`fedgsca config`."""
+    from fedgsca.cli.chosen_settings import complete_config
     from fedgsca.config import to_toml
 
-    flags = ExperimentFlags(
-        data=data,
-        method=method,
-        noise=noise,
-        rounds=rounds,
-        seed=seed,
-        sites=sites,
-        partition=partition,
-        labels=labels,
-        model=model,
-        frozen=frozen,
-        features=features,
-        device=device,
-        skip_unreadable=skip_unreadable,
-        preset=preset,
-    )
-    config = flags.make_config(config_file, sets)
+    config = complete_config(settings.load(), quiet=as_json)
     if diff is not None:
         _show_differences(config, diff, as_json=as_json)
     elif as_json:

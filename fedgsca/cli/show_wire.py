@@ -11,17 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fedgsca.cli.methods import find_method
-from fedgsca.cli.options import (
-    ConfigFile,
-    Data,
-    ExperimentFlags,
-    Frozen,
-    Json,
-    Model,
-    Preset,
-    Sets,
-    Sites,
-)
+from fedgsca.cli.options import Json, Settings, experiment_options
 from fedgsca.support.console import make_table, print_json, print_line, print_start, print_table
 from fedgsca.support.text import plural, size_text
 
@@ -43,32 +33,15 @@ def add(app: typer.Typer) -> None:
     )(wire)
 
 
-def wire(
-    method: Name,
-    data: Data = None,
-    model: Model = None,
-    frozen: Frozen = False,
-    sites: Sites = None,
-    config_file: ConfigFile = None,
-    sets: Sets = None,
-    preset: Preset = None,
-    as_json: Json = False,
-) -> None:
+@experiment_options("data", "model", "frozen", "sites", "preset")
+def wire(settings: Settings, method: Name, as_json: Json = False) -> None:
     """`fedgsca wire`."""
-    flags = ExperimentFlags(
-        data=data,
-        method=find_method(method).name,
-        model=model,
-        frozen=frozen,
-        sites=sites,
-        preset=preset,
-    )
-    from fedgsca.cli.chosen_settings import make_run_config
+    from fedgsca.cli.chosen_settings import complete_config
     from fedgsca.cli.measure_wire import measure_wire
 
-    print_start(f"{flags.method}: two rounds with a few images", quiet=as_json)
-    config = make_run_config(flags, config_file, sets, None, quiet=True)
-
+    name = find_method(method).name
+    print_start(f"{name}: two rounds with a few images", quiet=as_json)
+    config = complete_config(settings.load(method=name), quiet=True)
     measurement = measure_wire(config)
     if as_json:
         print_json(measurement.to_json())

@@ -6,12 +6,15 @@ import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Protocol, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from fedgsca.support.registry import Registry
-from fedgsca.wire import Extra
+from fedgsca.support.text import strip_slash
+
+if TYPE_CHECKING:
+    from fedgsca.wire import Extra
 
 Tree = dict[str, Any]
 # data.source of a deployment in which every site brings its own images
@@ -24,18 +27,25 @@ MIN_EVIDENCE_ROUNDS = 6
 _NEW_FEDERATION_KEYS = ("participation", "staleness", "simulated_lateness", "timeout_factor")
 _NEW_AGGREGATION_KEYS = ("opposed_sites",)  # likewise
 ImageCount: TypeAlias = Annotated[int, Field(gt=0, strict=True)]  # true is no number here
-# the short names of `Config.load`
+# the settings with a short name, in `Config.load` and as an option of the command line
 SHORT_NAMES = {
     "data": "data.source",
-    "labels": "data.labels",
-    "partition": "data.partition",
-    "sites": "data.sites",
+    "method": "method",
     "noise": "noise.spec",
+    "rounds": "train.rounds",
+    "seed": "seed",
+    "sites": "data.sites",
+    "partition": "data.partition",
+    "labels": "data.labels",
     "model": "model.name",
     "frozen": "model.frozen",
-    "rounds": "train.rounds",
+    "features": "data.features",
     "epochs": "train.epochs",
     "lr": "train.lr",
+    "device": "train.device",
+    "skip_unreadable": "data.skip_unreadable",
+    "preset": "preset",
+    "track": "track",
 }
 
 
@@ -66,8 +76,8 @@ class DataConfig(Section):
 
     source: str = Field(
         default="synthetic",
-        description="built-in name, .npz file, folder with labels.csv, or reader:ROOT; "
-        "'sites': each site has its own",
+        description="synthetic, FILE.npz, FOLDER with labels.csv, or kind:PATH (see `fedgsca data "
+        "list`); 'sites': each site has its own",
     )
     classes: tuple[str, ...] | None = Field(
         default=None, min_length=2, description="source 'sites': the class names, in their order"
@@ -89,7 +99,8 @@ class DataConfig(Section):
     partition: Literal["stratified", "dirichlet", "missing", "group", "column"] = Field(
         default="stratified",
         description="how: equal class shares, skewed class shares, some classes missing at each "
-        "site, entire groups (patients), or a site column of the source",
+        "site, entire groups (patients), or a site column of the source; where the source has one "
+        "of the last two, it is the default",
     )
     alpha: float = Field(
         default=0.5, gt=0, description="partition dirichlet: concentration; small values are skewed"
@@ -148,6 +159,11 @@ class DataConfig(Section):
     splits: str | None = Field(
         default=None, description="folder of the lists of kvasir and chaoyang, if it is not in ROOT"
     )
+
+    @field_validator("source")
+    @classmethod
+    def _strip_slash(cls, value: str) -> str:
+        return strip_slash(value)
 
 
 class NoiseConfig(Section):
@@ -600,13 +616,9 @@ class Config(Section):
         (train__batch_size=64), or entire sections (train={"batch_size": 64}); None means not given.
         `set` has dotted keys, as --set on the command line. All problems are reported at once.
         """
-        from fedgsca.config import loading
+        from fedgsca.config.loading import build, collect
 
-        tree = {} if file is None else loading.read_toml(Path(file))
-        for key, value in {**settings, **(set or {})}.items():
-            if value is not None:
-                tree = loading.merge(tree, loading.nest(_key_path(key, value), _plain(value)))
-        return loading.build(tree)
+        return build(collect(file, settings={**settings, **(set or {})}))
 
     def to_tree(self) -> Tree:
         """As written to config.toml, with the method's options under the method's name.
@@ -637,17 +649,6 @@ class Config(Section):
     def fingerprint(self) -> str:
         """The identity of the experiment: equal ones give equal bytes on the same machine."""
         return hashlib.sha256(json.dumps(self.to_tree(), sort_keys=True).encode()).hexdigest()
-
-
-def _key_path(key: str, value: object) -> list[str]:
-    """The path of a setting: rounds, train__rounds or train.rounds -> ["train", "rounds"]."""
-    if isinstance(value, Mapping):
-        return key.replace("__", ".").split(".")
-    return SHORT_NAMES.get(key, key.replace("__", ".")).split(".")
-
-
-def _plain(value: object) -> object:
-    return str(value) if isinstance(value, Path) else value
 
 
 def _spell_none(tree: Mapping[str, Any]) -> Tree:

