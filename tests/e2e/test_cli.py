@@ -160,24 +160,6 @@ def test_a_selector_that_never_started_is_reported(shell: Shell) -> None:
     idle = "The selector has not started"
     assert idle in shell("run", *tiny("--out", "a"))[1]
     assert idle not in shell("run", *tiny("--method", "fedavg", "--out", "b"))[1]
-
-
-@pytest.mark.parametrize(
-    ("text", "source"),
-    [
-        ("x/", "x"),
-        ("x//", "x"),
-        ("x", "x"),
-        ("kvasir:a/b/", "kvasir:a/b"),
-        ("/", "/"),
-        ("dicom:/", "dicom:/"),
-    ],
-)
-def test_a_folder_is_the_same_with_a_slash_at_its_end(text: str, source: str) -> None:
-    from fedgsca.cli.options import ExperimentFlags
-
-    flags = ExperimentFlags(data=text)
-    assert flags.make_config(None, None).data.source == source
     assert flags.make_tree(None, None)["data"]["source"] == source
 
 

@@ -185,6 +185,12 @@ def test_short_names_are_keys() -> None:
         assert attrgetter(key)(config) == value, short_name
 
 
+def test_a_folder_is_the_same_with_a_slash_at_its_end() -> None:
+    sources = {"x/": "x", "x//": "x", "x": "x", "kvasir:a/b/": "kvasir:a/b", "/": "/"}
+    for text, source in {**sources, "dicom:/": "dicom:/"}.items():
+        assert Config.load(data=text).data.source == source
+
+
 def test_a_misspelled_setting_is_refused() -> None:
     with pytest.raises(ConfigError) as error:
         Config.load(metod="fedavg")
