@@ -264,7 +264,7 @@ def _site_text(report: SourceReport, name: str) -> str:
 @group.command("example")
 def example(folder: NewFolder, seed: HospitalNumber = 0) -> None:
     """Write a folder of artificial images with some wrong labels, to try the commands on."""
-    from fedgsca.data.example_folder import NUM_TEST, NUM_TRAIN, write_example_folder
+    from fedgsca.data.readers.synthetic_source import NUM_TEST, NUM_TRAIN, write_example_folder
 
     num_wrong = write_example_folder(folder, seed)
     print_line(

@@ -207,6 +207,6 @@ def _has_gpu(device: str) -> bool:
 
 
 def _has_pretrained_network() -> bool:
-    from fedgsca.models.efficientnet import has_efficientnet
+    from fedgsca.models.networks import has_efficientnet
 
     return has_efficientnet()

@@ -13,8 +13,8 @@ import numpy as np
 
 from fedgsca.config import OWN_FEATURES, SITES_SOURCE, Config
 from fedgsca.data.load import load
-from fedgsca.data.own_features import FILE_NAME, attach_features
-from fedgsca.data.split import split_rows
+from fedgsca.data.partition import split_rows
+from fedgsca.data.readers.features_npz import FILE_NAME, attach_features
 from fedgsca.data.table import ImageTable, fingerprint
 from fedgsca.errors import ConfigError, DataError
 

@@ -160,7 +160,6 @@ def test_a_selector_that_never_started_is_reported(shell: Shell) -> None:
     idle = "The selector has not started"
     assert idle in shell("run", *tiny("--out", "a"))[1]
     assert idle not in shell("run", *tiny("--method", "fedavg", "--out", "b"))[1]
-    assert flags.make_tree(None, None)["data"]["source"] == source
 
 
 def test_json_of_a_run_is_alone_on_stdout(shell: Shell) -> None:

@@ -14,9 +14,8 @@ from fedgsca.data import build_table
 from fedgsca.data.checks import check_source
 from fedgsca.data.decode.image_files import decode_with_patient
 from fedgsca.data.file_list import FileList, ImageRow
-from fedgsca.data.load import load
+from fedgsca.data.load import load, subsample
 from fedgsca.data.reader import ReaderOptions
-from fedgsca.data.subsample import subsample
 from fedgsca.rng import stream
 
 

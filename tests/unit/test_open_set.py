@@ -14,8 +14,8 @@ from fedgsca.cli import execute
 from fedgsca.engine.rounds import run
 from fedgsca.engine.simulation_metrics import measure_decisions
 from fedgsca.errors import ConfigError
-from fedgsca.experiment.foreign_images import make_texture
-from fedgsca.experiment.frozen_features import frozen_features
+from fedgsca.experiment.label_noise import make_texture
+from fedgsca.experiment.samples import frozen_features
 from fedgsca.experiment.simulation import Experiment, prepare
 from fedgsca.noise import NO_CLASS, corrupt, read_site_noise, realised
 from fedgsca.rng import stream
