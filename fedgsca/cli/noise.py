@@ -1,4 +1,4 @@
-"""`fedgsca noise preview`: what a specification means, and what it does to a data set."""
+"""`fedgsca noise SPEC`: what a specification means, and what it does to a data set."""
 
 from __future__ import annotations
 
@@ -36,22 +36,11 @@ Picture = Annotated[
 ]
 _MAX_MATRIX_CLASSES = 16  # a larger matrix does not fit a screen
 
-group = typer.Typer(no_args_is_help=True, rich_markup_mode="rich")
-
 
 def add(app: typer.Typer) -> None:
-    """Add the commands of this module."""
-    app.add_typer(
-        group,
-        name="noise",
-        help="Preview label noise before using it.",
-        rich_help_panel="Data and noise",
-    )
-
-
-@group.callback()
-def about() -> None:
-    """Preview label noise before using it."""
+    """Add the command of this module."""
+    text = "Show what a noise specification does to the labels of a data set."
+    app.command("noise", cls=NoiseHelpCommand, help=text)(preview)
 
 
 @dataclass(frozen=True)
@@ -91,10 +80,9 @@ class NoisePreview:
         ]
 
 
-@group.command("preview", cls=NoiseHelpCommand)
 @experiment_options("data", "sites", "seed")
 def preview(settings: Settings, spec: Spec, picture: Picture = None, as_json: Json = False) -> None:
-    """Show the noise of every site, its transition matrix, and the realised rate on the data."""
+    """`fedgsca noise`: every site's noise, its matrix, and the realised rate on the data."""
     from fedgsca.cli.chosen_settings import complete_config
     from fedgsca.experiment.simulation import prepare
     from fedgsca.noise import fixed_sites

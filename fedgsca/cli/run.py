@@ -61,22 +61,12 @@ Folder = Annotated[Path, typer.Argument(metavar="RUN", help="folder of a run or 
 
 def add(app: typer.Typer) -> None:
     """Add the commands of this module."""
-    app.command(
-        "run",
-        cls=NoiseHelpCommand,
-        help="Train one method on one data set, with a report at the end.",
-        rich_help_panel="Train",
-    )(run)
-    app.command(
-        "resume",
-        help="Resume a run or comparison after a crash or Ctrl-C; the result is bit-identical.",
-        rich_help_panel="Train",
-    )(resume)
-    app.command(
-        "readmit",
-        help="Let sites that the guard put aside take part again.",
-        rich_help_panel="Train",
-    )(readmit)
+    text = "Train one method on one data set, with a report at the end."
+    app.command("run", cls=NoiseHelpCommand, help=text)(run)
+    text = "Resume a run or comparison after a crash or Ctrl-C; the result is bit-identical."
+    app.command("resume", help=text)(resume)
+    text = "Let sites that the guard put aside take part again."
+    app.command("readmit", help=text)(readmit)
 
 
 @experiment_options()
@@ -90,7 +80,7 @@ def run(
 ) -> None:
     """`fedgsca run`."""
     from fedgsca.cli.chosen_settings import announce, complete_config
-    from fedgsca.cli.show_config import explain_preset
+    from fedgsca.cli.config import explain_preset
     from fedgsca.engine.base import find_engine
     from fedgsca.experiment.data_source import load_once
 

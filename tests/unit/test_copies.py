@@ -120,9 +120,9 @@ def test_cache_size_and_clear(
     monkeypatch.setenv("FEDGSCA_CACHE", str(cache))
     load(str(root))
     (cache / "thesis.txt").write_text("not ours")
-    assert execute(["cache", "size"]) == 0
+    assert execute(["data", "cache"]) == 0
     assert "KB in 3 files" in capsys.readouterr().out
-    assert execute(["cache", "clear", "--older-than", "1", "--yes"]) == 0
+    assert execute(["data", "cache", "--clear", "--older-than", "1", "--yes"]) == 0
     assert len(list(cache.iterdir())) == 4
-    assert execute(["cache", "clear", "--yes"]) == 0
+    assert execute(["data", "cache", "--clear", "--yes"]) == 0
     assert [path.name for path in cache.iterdir()] == ["thesis.txt"]

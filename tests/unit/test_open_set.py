@@ -182,7 +182,7 @@ def test_run_folder_report_and_audit(tmp_path: Path) -> None:
 
 def test_the_preview_and_its_picture(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     picture = tmp_path / "noise.svg"
-    arguments = ["noise", "preview", SPEC, "--data", str(toy_npz()), "--picture", str(picture)]
+    arguments = ["noise", SPEC, "--data", str(toy_npz()), "--picture", str(picture)]
     assert execute(arguments) == 0
     output = capsys.readouterr()
     assert "none of the classes" in output.out
