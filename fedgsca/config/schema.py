@@ -23,9 +23,6 @@ SITES_SOURCE = "sites"
 OWN_FEATURES = "features"
 # a shorter run has no evidence heads: they would have nothing to say in time
 MIN_EVIDENCE_ROUNDS = 6
-# of `federation`, left out of config.toml where they have their defaults
-_NEW_FEDERATION_KEYS = ("participation", "staleness", "simulated_lateness", "timeout_factor")
-_NEW_AGGREGATION_KEYS = ("opposed_sites",)  # likewise
 ImageCount: TypeAlias = Annotated[int, Field(gt=0, strict=True)]  # true is no number here
 # the settings with a short name, in `Config.load` and as an option of the command line
 SHORT_NAMES = {
@@ -47,10 +44,6 @@ SHORT_NAMES = {
     "preset": "preset",
     "track": "track",
 }
-
-
-# settings of `train` that only runs with another loss than cross-entropy write down
-_LOSS_KEYS = ("loss", "sce_alpha", "sce_beta", "gce_q", "elr_memory", "elr_strength")
 
 
 class MethodSchema(Protocol):
@@ -623,25 +616,11 @@ class Config(Section):
     def to_tree(self) -> Tree:
         """As written to config.toml, with the method's options under the method's name.
 
-        None is left out, or spelled "none" where the default is something else. So is
-        `aggregation` if it is the default, and so are the options of unused losses and the newer
-        keys of `federation`: runs of versions without them remain the same experiment.
+        None is left out, or spelled "none" where the default is something else.
         """
         tree: Tree = json.loads(
             self.model_dump_json(exclude_none=True, exclude={"options", "track"})
         )
-        if self.aggregation == AggregationConfig():
-            del tree["aggregation"]
-        if self.train.loss == "ce":
-            for key in _LOSS_KEYS:
-                if tree["train"][key] == TrainConfig.model_fields[key].default:
-                    del tree["train"][key]
-        for key in _NEW_AGGREGATION_KEYS:
-            if tree.get("aggregation", {}).get(key) == AggregationConfig.model_fields[key].default:
-                del tree["aggregation"][key]
-        for key in _NEW_FEDERATION_KEYS:
-            if tree["federation"].get(key) == FederationConfig.model_fields[key].default:
-                del tree["federation"][key]
         if self.options:
             tree[self.method] = _spell_none(self.options)
         return tree

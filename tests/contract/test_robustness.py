@@ -261,12 +261,6 @@ def test_a_learning_rate_that_overshoots_is_no_lie(tmp_path: Path) -> None:
     assert not any(record.refusals for record in read_rounds(tmp_path / "run"))
 
 
-def test_the_default_is_not_a_part_of_the_experiment() -> None:
-    """So runs of versions without a guard can be resumed."""
-    assert "aggregation" not in toy_config("fedavg").to_tree()
-    assert toy_config("fedavg", aggregation__rule="median").to_tree()["aggregation"]
-
-
 @pytest.mark.parametrize("rule", sorted(load_rules()))
 @pytest.mark.parametrize("method", list(load_methods()))
 def test_every_rule_works_with_every_method(rule: str, method: str, tmp_path: Path) -> None:

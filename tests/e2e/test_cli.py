@@ -466,10 +466,7 @@ def test_noise_preview_shows_nominal_and_realised_rates(shell: Shell) -> None:
     assert shell.json(*words, "--seed", "1")["sites"][1]["counts"] != found["sites"][1]["counts"]
     code, out, _ = shell(*words)
     assert code == 0 and "P20: transition matrix" in out and "realised" in out
-    assert (
-        len(shell.json("noise", "S40", "--data", toy_npz(), "--sites", "3")["sites"])
-        == 3
-    )
+    assert len(shell.json("noise", "S40", "--data", toy_npz(), "--sites", "3")["sites"]) == 3
 
 
 def test_the_preview_is_what_a_run_gets(shell: Shell) -> None:
