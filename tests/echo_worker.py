@@ -34,7 +34,7 @@ def main() -> None:
         num_answers += 1
         return f"{os.getpid()} ".encode() + request[::-1]
 
-    WorkerServer(folder, handle).serve()
+    WorkerServer(folder, lambda: handle).serve()
 
 
 if __name__ == "__main__":

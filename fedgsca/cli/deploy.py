@@ -256,8 +256,11 @@ def run_site(
     import logging
     import os
 
+    from fedgsca.engine.messages import require_flower
+    from fedgsca.engine.site_worker import client_of
+
+    require_flower()
     from fedgsca.engine.flower_node import NodeAddress, run_node
-    from fedgsca.engine.worker_client import client_of
 
     if insecure == bool(root_certificates and key) or (insecure and (root_certificates or key)):
         raise ConfigError(

@@ -28,7 +28,7 @@ from fedgsca.deploy.check_connection import check_connection
 from fedgsca.deploy.check_coordinator import check_coordinator
 from fedgsca.deploy.flower_probe import SiteIdentity
 from fedgsca.deploy.kit_files import KEY_FILE, KIT_FILE, CoordinatorKit, HospitalKit
-from fedgsca.engine.site_node import SiteSettings, read_settings
+from fedgsca.engine.site_settings import SiteSettings, read_settings
 from fedgsca.errors import ClassListError, ConfigError, FedgscaError
 from fedgsca.support.import_path import is_import_path
 

@@ -45,13 +45,7 @@ _FILES = {
         "from fedgsca.deploy.coordinator_app import coordinator_app\n\napp = coordinator_app()\n"
     ),
     "fedgsca_run/client.py": (
-        "try:\n"
-        "    from fedgsca.engine.flower_site import hospital_app\n"
-        "except ImportError:  # a site with 0.2 answers that its version is another one\n"
-        "    from fedgsca.engine.flower import client_app, from_node_config\n\n"
-        "    app = client_app(from_node_config)\n"
-        "else:\n"
-        "    app = hospital_app()\n"
+        "from fedgsca.engine.flower_node import hospital_app\n\napp = hospital_app()\n"
     ),
 }
 

@@ -1,55 +1,199 @@
-"""The resident worker of a site: keeps torch, the images and the model between messages.
+"""The resident worker of a site, and how a short-lived process reaches it.
 
     python -m fedgsca.engine.site_worker SITE.toml PROCESS
 
-It is started by worker_client.py, listens on a Unix socket in the site's private folder, answers
-one message at a time with the same code as every engine (site_node.py), and ends with the process
-PROCESS, or after a while without messages. One worker serves one experiment: when the terms, the
-settings or the data change, it asks to be replaced, so that every experiment starts in a fresh
-process.
+Importing torch and opening the images takes seconds. So they stay in a worker, and the process that
+has a message of Flower only hands it over: it starts the worker if there is none, and imports
+neither torch, MONAI nor numpy. The worker listens on a Unix socket in the site's private folder,
+answers one message at a time with the same code as every engine (site_answers.py), and ends with
+the process PROCESS, or after a while without messages. One worker serves one experiment: when the
+terms, the settings or the data change, it asks to be replaced, so that every experiment starts in
+a fresh process.
+
+The worker may die at any moment. It is then started again and receives the same message: a site's
+memory has one version per round, so the second answer has the same bytes.
 """
 
 from __future__ import annotations
 
 import contextlib
-import hashlib
-import json
 import logging
 import os
 import queue
 import signal
 import socket
+import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+import tomllib
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import NoReturn
 
-from fedgsca.engine.worker_client import ANSWER, ASK_AGAIN, PROBLEM, state_of, worker_folder
-from fedgsca.errors import FedgscaError
+from fedgsca.errors import FedgscaError, UpdateError
 from fedgsca.support.import_path import restrict_imports
 from fedgsca.support.local_socket import (
     LocalConnection,
     MessageTooLongError,
     WrongSecretError,
     accept_client,
+    connect,
     listen,
+    make_private_folder,
+    renew_secret,
     stop_listening,
 )
 from fedgsca.support.locks import file_lock, process_exists
 
-if TYPE_CHECKING:
-    from fedgsca.engine.base import Reply
-    from fedgsca.engine.site_node import MessageKind, SiteSettings, Terms
-    from fedgsca.wire import Payload
-
 log = logging.getLogger(__name__)
+# first byte of an answer: the answer follows; start a new worker and ask it; the problem follows
+ANSWER, ASK_AGAIN, PROBLEM = b"A", b"N", b"P"
+_MAX_DEATHS = 3  # of workers over one message
+_START_SECONDS = 120.0  # until a new worker must listen; it does so before it imports torch
+_START_POLL = 0.05  # seconds
 IDLE_SECONDS = 1800.0  # without a message, after which the worker ends and frees its memory
 _SEND_SECONDS = 5.0  # for the last answer of a worker that ends
 _WATCH_SECONDS = 1.0  # between two looks at the guardian, where the system cannot report its end
+
+
+# ---- in the process of a message ----
+
+
+def worker_folder(state: Path) -> Path:
+    """Where the worker of a site has its socket and its secret."""
+    return state / "worker"
+
+
+def state_of(settings: Path) -> Path:
+    """The folder `state` of a site.toml; the worker checks the rest of the file."""
+    try:
+        state = tomllib.loads(settings.read_text("utf-8"))["state"]
+        if isinstance(state, str):
+            return Path(state).expanduser()
+    except (OSError, ValueError, KeyError):
+        pass
+    from fedgsca.engine.site_settings import read_settings  # slow to import; it reports the problem
+
+    return Path(read_settings(settings).state).expanduser()
+
+
+def client_of(settings: Path, guardian: int) -> WorkerClient:
+    """The client for the worker of this site.toml, which ends when the process `guardian` ends."""
+    settings = settings.resolve()
+    command = [sys.executable, "-P", "-m", "fedgsca.engine.site_worker", str(settings)]
+    return WorkerClient(worker_folder(state_of(settings)), [*command, str(guardian)])
+
+
+class WorkerClient:
+    """Asks the worker that listens in `folder`; starts it with `command`."""
+
+    def __init__(self, folder: Path, command: Sequence[str]) -> None:
+        self.folder = folder
+        self.command = command
+        self.process: subprocess.Popen[bytes] | None = None  # if this client has started it
+
+    def ask(self, request: bytes) -> bytes:
+        """The worker's answer to a request. A worker that dies is replaced and asked again."""
+        deaths = 0
+        while deaths < _MAX_DEATHS:
+            try:
+                with self._connect_or_start() as connection:
+                    connection.send(request)
+                    answer = connection.receive()
+            except MessageTooLongError as error:
+                raise UpdateError(
+                    "site.message-too-long",
+                    f"a message is too long for its worker process: {error}",
+                    fix="use a smaller model",
+                ) from None
+            except (ConnectionError, TimeoutError) as error:
+                deaths += 1
+                log.warning("the site worker ended during a message (%s)", error)
+                continue
+            if answer[:1] == ANSWER:
+                return answer[1:]
+            if answer[:1] == PROBLEM:
+                problem = answer[1:].decode(errors="replace")
+                raise UpdateError(
+                    "site.worker-refused",
+                    f"its worker process cannot answer the message: {problem}",
+                    fix="install the same version of fedgsca everywhere, then restart the site",
+                )
+            log.info("the experiment, the settings or the data have changed: new site worker")
+        raise UpdateError(
+            "site.worker-died",
+            f"its worker process ended {_MAX_DEATHS} times over one message"
+            " (out of memory, or killed)",
+            fix="look for the reason in the log of the SuperNode and of the system;"
+            " a smaller train.batch_size needs less memory",
+        )
+
+    def start(self) -> None:
+        """Start the worker if none is running, so that the first message need not wait for it."""
+        self._connect_or_start().close()
+
+    def stop(self) -> None:
+        """End the worker if this client has started it."""
+        if self.process is None:
+            return
+        self.process.terminate()
+        try:
+            self.process.wait(5)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+
+    def _connect_or_start(self) -> LocalConnection:
+        connection = self._try_connect()
+        if connection is not None:
+            return connection
+        make_private_folder(self.folder)
+        with file_lock(self.folder / "start.lock"):
+            connection = self._try_connect()  # another process may have started one meanwhile
+            return connection or self._start()
+
+    def _try_connect(self) -> LocalConnection | None:
+        try:
+            return connect(self.folder)
+        except WrongSecretError as error:
+            raise UpdateError(
+                "site.wrong-secret",
+                f"its worker process has another secret ({error})",
+                fix=f"stop the site, delete {self.folder} and start the site again",
+            ) from None
+        except (FileNotFoundError, ConnectionError):
+            return None
+
+    def _start(self) -> LocalConnection:
+        if self.process is not None:
+            self.process.poll()  # leave no zombie
+        renew_secret(self.folder)
+        # in a session of its own: it survives the process of the message that started it
+        process = subprocess.Popen(self.command, stdin=subprocess.DEVNULL, start_new_session=True)
+        self.process = process
+        end = time.monotonic() + _START_SECONDS
+        while time.monotonic() < end and process.poll() is None:
+            connection = self._try_connect()
+            if connection is not None:
+                log.info("site worker started, process %d", process.pid)
+                return connection
+            time.sleep(_START_POLL)
+        ending = "does not answer" if process.poll() is None else f"ended ({process.returncode})"
+        process.kill()
+        process.wait()
+        raise UpdateError(
+            "site.worker-not-started",
+            f"its worker process {ending} at its start",
+            fix="read the log of the SuperNode; if another worker of this site is running, stop it",
+        )
+
+
+# ---- in the worker ----
+
+Handler = Callable[[bytes], bytes]  # an encoded message -> the encoded answer
 
 
 class OutdatedWorkerError(Exception):
@@ -66,7 +210,7 @@ class _Job:
 
 
 class WorkerServer:
-    """Accepts clients in threads; `handle` is called in the main thread, one request at a time.
+    """Accepts clients in threads; the site answers in the main thread, one request at a time.
 
     torch counts its threads per thread that calls it, so all training is in one thread.
     """
@@ -74,14 +218,12 @@ class WorkerServer:
     def __init__(
         self,
         folder: Path,
-        handle: Callable[[bytes], bytes],
+        open_site: Callable[[], Handler],
         *,
-        prepare: Callable[[], object] | None = None,
         idle_seconds: float = IDLE_SECONDS,
     ) -> None:
         self.folder = folder
-        self.handle = handle
-        self.prepare = prepare
+        self.open_site = open_site
         self.idle_seconds = idle_seconds
         self.jobs: queue.Queue[_Job] = queue.Queue()
 
@@ -91,14 +233,13 @@ class WorkerServer:
             server = listen(self.folder)
             try:
                 threading.Thread(target=self._accept_clients, args=(server,), daemon=True).start()
-                if self.prepare is not None:
-                    self.prepare()
-                while self._serve_next(server):
+                handle = self.open_site()
+                while self._serve_next(server, handle):
                     pass
             finally:
                 stop_listening(server, self.folder)
 
-    def _serve_next(self, server: socket.socket) -> bool:
+    def _serve_next(self, server: socket.socket, handle: Handler) -> bool:
         """Answer the next request; False if the worker should end."""
         try:
             job = self.jobs.get(timeout=self.idle_seconds)
@@ -106,7 +247,7 @@ class WorkerServer:
             log.info("no message for %.0f s: the site worker ends", self.idle_seconds)
             return False
         try:
-            job.answer.set_result(ANSWER + self.handle(job.request))
+            job.answer.set_result(ANSWER + handle(job.request))
         except OutdatedWorkerError:
             stop_listening(server, self.folder)  # first, so that the client starts a new one
             job.answer.set_result(ASK_AGAIN)
@@ -144,100 +285,6 @@ class WorkerServer:
             job.is_sent.set()
 
 
-# ---- the site's answers ----
-
-
-class ResidentSite:
-    """Answers the messages of one experiment for the site of a site.toml."""
-
-    def __init__(self, settings_path: Path) -> None:
-        self.settings_path = settings_path
-        self.identity: str | None = None  # of the experiment, once a message has come
-
-    def prepare(self) -> None:
-        """Import what takes long before the first message comes."""
-        from fedgsca.engine import site_node
-        from fedgsca.models import initial
-
-        log.info("ready: %s, %s", site_node.__name__, initial.__name__)
-
-    def answer(self, request: bytes) -> bytes:
-        """The reply to an encoded message, encoded. Errors of the site are reasons in the reply."""
-        from fedgsca.engine.site_node import reply_header
-        from fedgsca.wire import Payload, Update, pack, unpack
-
-        header, (weights, extras) = unpack(request, ("weights", "extras"))
-        kind: Any = header["kind"]
-        payload = Payload(int(str(header["round"])), weights, extras)
-        start = time.perf_counter()
-        reply = self._reply(kind, header["terms"], payload)
-        seconds = time.perf_counter() - start
-        log.info("%s of round %d took %.2f s", kind, payload.round + 1, seconds)
-        update = reply.update or Update(reply.site, 0, {})
-        reply_tree = reply_header(kind, payload.round, reply)
-        return pack(reply_tree, weights=update.weights, extras=update.extras)
-
-    def _reply(self, kind: MessageKind, terms_tree: Any, payload: Payload) -> Reply:
-        from fedgsca.engine.base import Reply
-        from fedgsca.engine.site_node import (
-            SitePlace,
-            Terms,
-            answer,
-            public_reason,
-            read_settings,
-            state_folder,
-        )
-
-        terms = Terms.from_json(terms_tree)
-        try:
-            settings = read_settings(self.settings_path)
-            self._check_identity(terms, settings)
-            place = SitePlace(settings, state_folder(settings, terms.fingerprint))
-        except OutdatedWorkerError:
-            raise
-        except Exception as error:
-            log.error("this site's settings cannot be used: %s", error)
-            return Reply("", None, public_reason(error))
-        return answer(kind, terms, payload, place)
-
-    def _check_identity(self, terms: Terms, settings: SiteSettings) -> None:
-        sources = [settings.data, settings.labels, settings.weights]
-        if settings.data is None:  # a rehearsal: the source of the configuration is shared
-            data = terms.config.get("data")
-            sources.append(str(data.get("source")) if isinstance(data, dict) else None)
-        stamps = [source_stamp(source) for source in sources]
-        identity = json.dumps([terms.to_json(), settings.model_dump(), stamps], sort_keys=True)
-        if self.identity not in (None, identity):
-            raise OutdatedWorkerError
-        self.identity = identity
-
-
-def source_stamp(source: str | None) -> str:
-    """A digest of the names, sizes and times of all files of a data source; no file is read."""
-    if source is None:
-        return ""
-    sha = hashlib.sha256()
-    for text in (source, source.partition(":")[2]):
-        root = Path(text).expanduser()
-        if text and root.exists():
-            for path in _files_below(root):
-                status = path.stat(follow_symlinks=True)
-                sha.update(f"{path}\0{status.st_size}\0{status.st_mtime_ns}\n".encode())
-    return sha.hexdigest()
-
-
-def _files_below(root: Path) -> Iterator[Path]:
-    if root.is_file():
-        yield root
-        return
-    for folder, folders, names in os.walk(root):
-        folders.sort()
-        for name in sorted(names):
-            path = Path(folder, name)
-            if path.exists():
-                yield path
-
-
 # ---- the process ----
 
 
@@ -261,7 +308,7 @@ def end_with(process_id: int) -> None:
 
 def _restrict_imports(settings_path: Path) -> None:
     """Whatever a message says, this process imports only the networks of its own settings."""
-    from fedgsca.engine.site_node import read_settings
+    from fedgsca.engine.site_settings import read_settings
 
     networks: tuple[str, ...] = ()
     with contextlib.suppress(FedgscaError):  # reported with the first message
@@ -282,11 +329,20 @@ def main() -> None:
     signal.signal(signal.SIGTERM, end)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that started this one
     end_with(guardian)
-    site = ResidentSite(settings_path)
     _restrict_imports(settings_path)
-    folder = worker_folder(state_of(settings_path))
-    WorkerServer(folder, site.answer, prepare=site.prepare).serve()
+    WorkerServer(worker_folder(state_of(settings_path)), lambda: _open_site(settings_path)).serve()
+
+
+def _open_site(settings_path: Path) -> Handler:
+    """What answers messages; its imports take long, and begin before the first message comes."""
+    from fedgsca.engine.site_answers import ResidentSite
+    from fedgsca.models import initial
+
+    log.info("ready to train: %s", initial.__name__)
+    return ResidentSite(settings_path).answer
 
 
 if __name__ == "__main__":
-    main()
+    from fedgsca.engine import site_worker  # its errors are those that site_answers.py raises
+
+    site_worker.main()

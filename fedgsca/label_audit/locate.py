@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from fedgsca.engine.site_node import SiteSettings, read_settings, state_folder
+from fedgsca.engine.site_settings import SiteSettings, read_settings, state_folder
 from fedgsca.errors import RunFolderError
 
 SETTINGS = "site.toml"

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from fedgsca.engine.base import Reply
-from fedgsca.engine.network import SiteMessage, read_message
+from fedgsca.engine.messages import SiteMessage, read_message
 from fedgsca.engine.rounds import run
 from fedgsca.errors import UpdateError
 from fedgsca.experiment.run_folder import request_readmission

@@ -119,9 +119,7 @@ def test_a_deployment_ends_in_the_bytes_of_one_process(
 def test_flowers_simulation_ends_in_the_bytes_of_one_process(method: str, tmp_path: Path) -> None:
     config = toy_config(method, train__rounds=3)
     run(config, tmp_path / "here")
-    from fedgsca.engine.flower import (
-        simulate,  # before ray, which reads its settings when it is imported
-    )
+    from fedgsca.engine.flower_simulation import simulate
 
     pytest.importorskip("ray")
     observer = AddressObserver()

@@ -58,7 +58,7 @@ from fedgsca.deploy.kits import add_hospital, make_kits
 from fedgsca.deploy.status_view import read_deployment_status
 from fedgsca.engine.base import SilentObserver
 from fedgsca.engine.round_status import StatusObserver
-from fedgsca.engine.site_node import SiteSettings, read_settings, state_folder
+from fedgsca.engine.site_settings import SiteSettings, read_settings, state_folder
 from fedgsca.errors import ConfigError, RunFolderError
 from fedgsca.experiment.simulation import prepare
 from fedgsca.privacy.accountant import epsilon

@@ -27,7 +27,7 @@ from fedgsca.data.file_list import FileList, ImageRow, linked_outside
 from fedgsca.data.readers.folder import list_folder
 from fedgsca.data.readers.npz import read_npz
 from fedgsca.engine.base import Reply
-from fedgsca.engine.network import SiteMessage, read_message
+from fedgsca.engine.messages import SiteMessage, read_message
 from fedgsca.engine.rounds import run
 from fedgsca.errors import ConfigError, DataError
 from fedgsca.experiment.run_folder import read_rounds

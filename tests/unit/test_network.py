@@ -11,9 +11,9 @@ import pytest
 from fedgsca.config import load_config
 from fedgsca.engine.guard import UpdateGuard
 from fedgsca.engine.guard_memory import GuardMemory
-from fedgsca.engine.network import NetworkEngine, SiteMessage, read_message
-from fedgsca.engine.node_registry import NodeRegistry
-from fedgsca.engine.site_node import MessageKind
+from fedgsca.engine.messages import MessageKind, SiteMessage, read_message
+from fedgsca.engine.network import NetworkEngine
+from fedgsca.engine.site_contacts import NodeRegistry
 from fedgsca.errors import UpdateError
 from fedgsca.wire import Payload
 

@@ -15,9 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from fedgsca.engine.site_node import SiteSettings
-from fedgsca.engine.site_worker import WorkerServer, source_stamp
-from fedgsca.engine.worker_client import WorkerClient, state_of
+from fedgsca.engine.site_answers import source_stamp
+from fedgsca.engine.site_settings import SiteSettings
+from fedgsca.engine.site_worker import WorkerClient, WorkerServer, state_of
 from fedgsca.errors import ConfigError, RunFolderError, UpdateError
 from fedgsca.support import local_socket
 from fedgsca.support.local_socket import (
@@ -155,7 +155,7 @@ def test_stop_ends_the_worker_in_the_middle_of_a_message(client: WorkerClient) -
 
 def test_a_worker_without_messages_ends(tmp_path: Path) -> None:
     make_private_folder(tmp_path / "worker")
-    WorkerServer(tmp_path / "worker", bytes, idle_seconds=0.05).serve()
+    WorkerServer(tmp_path / "worker", lambda: bytes, idle_seconds=0.05).serve()
     assert not (tmp_path / "worker" / "socket").exists()
 
 
@@ -276,7 +276,7 @@ def test_the_state_folder_is_read_without_heavy_imports(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as caught:
         state_of(path)
     assert caught.value.code == "site.invalid-settings"
-    modules = "fedgsca.engine.worker_client"
+    modules = "fedgsca.engine.site_worker"
     heavy = ["torch", "monai", "numpy", "pydantic", "flwr"]
     code = f"import sys, {modules}; print([name for name in {heavy} if name in sys.modules])"
     output = subprocess.run(
