@@ -41,6 +41,7 @@ from fedgsca.engine.site_settings import SiteSettings, read_settings, state_fold
 from fedgsca.engine.site_worker import OutdatedWorkerError
 from fedgsca.errors import ClassListError, ConfigError, FedgscaError, RunFolderError, UpdateError
 from fedgsca.experiment.simulation import Experiment, prepare
+from fedgsca.experiment.site_rows import keep_samples
 from fedgsca.experiment.weights_file import weights_digest
 from fedgsca.methods.compose import compose_method
 from fedgsca.privacy.reply_cache import answer_once
@@ -208,6 +209,7 @@ def _open_runner(config: Config, terms: Terms, place: SitePlace) -> SiteRunner:
         )
     if place.is_hospital:
         _check_same_data(place.folder / "signature", experiment.signature())
+        keep_samples(place.folder, experiment)
     method = compose_method(config)
     return SiteRunner(experiment, method, place.folder, is_hospital=place.is_hospital)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fedgsca.engine.label_evidence import Evidence, read_evidence, read_header
+from fedgsca.engine.label_evidence import Evidence, read_evidence
 from fedgsca.errors import DataError
 from fedgsca.experiment.records import (
     AuditData,
@@ -34,7 +34,7 @@ from fedgsca.label_audit.model_outputs import collect_test_evidence
 from fedgsca.label_audit.ranking_quality import measure_ranking
 from fedgsca.label_audit.second_opinion import SecondOpinion, ask_second_opinion
 from fedgsca.label_audit.similarity import unit_vectors
-from fedgsca.label_audit.site_data import SiteData, check_data
+from fedgsca.label_audit.site_data import SiteData
 from fedgsca.support.files import PRIVATE, remove_quietly, write_atomic
 
 # in place of a method's name, in the audit of a folder without a run
@@ -82,7 +82,6 @@ def audit_site(
     if split == "test":
         evidence = collect_test_evidence(site_data, run)
     else:
-        check_data(site_data, read_header(run, site_data.site).fingerprint)
         evidence = read_evidence(run, site_data.site)
     if len(evidence) != len(site_data):
         raise DataError(

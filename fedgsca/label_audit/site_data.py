@@ -12,15 +12,19 @@ from pathlib import Path
 
 import numpy as np
 
-from fedgsca.checked_labels import CheckedLabels
+from fedgsca.checked_labels import NO_ORIGINAL, CheckedLabels, mark_checked
 from fedgsca.config import SITES_SOURCE, Config, build, merge
 from fedgsca.data.reader import available_readers
 from fedgsca.data.table import ImageTable
 from fedgsca.engine.label_evidence import read_header, sites_with_evidence
 from fedgsca.errors import ConfigError, DataError, RunFolderError
+from fedgsca.experiment.data_source import load_table
 from fedgsca.experiment.frozen_features import frozen_features
 from fedgsca.experiment.simulation import divide
+from fedgsca.experiment.site_rows import has_truth, read_site_rows, sites_with_rows
+from fedgsca.label_audit.audit_table import Audit
 from fedgsca.label_audit.image_note import draw_note
+from fedgsca.noise import parse_noise
 from fedgsca.support.text import did_you_mean
 
 
@@ -97,36 +101,77 @@ def open_sites(
     """Open all sites with evidence in a run's folder, or in the folder of a hospital's own state.
 
     `source` and `labels` name the data of a hospital, or the new place of data that was moved since
-    the run; `class_names` are a hospital's own names of classes.
+    the run; `class_names` are a hospital's own names of classes. Images or labels other than those
+    of the run are refused: its evidence is about other samples.
     """
     names = sites_with_evidence(run)
-    config = build(read_header(run, names[0]).config)
+    header = read_header(run, names[0])
+    config = build(header.config)
     if config.data.source == SITES_SOURCE:
-        own_names = class_names or {}
-        return {name: _open_hospital(config, name, source, labels, own_names) for name in names}
-    if source is None:
-        _check_source_exists(config.data.source)
-    changes = {}
-    if source is not None:
-        changes["source"] = source
-    if labels is not None:
-        changes["labels"] = labels
-    config = build(merge(config.to_tree(), {"data": changes}))
-    division = divide(config)
-    truth = division.truth
+        table = _own_table(config, names[0], source, labels, class_names or {})
+        place = absolute_source(str(source))
+    else:
+        if source is None:
+            _check_source_exists(config.data.source)
+        changes = {"source": source, "labels": labels}
+        changes = {key: value for key, value in changes.items() if value is not None}
+        config = build(merge(config.to_tree(), {"data": changes}))
+        table = _open_table(config, run)
+        place, labels = absolute_source(config.data.source), config.data.labels
+    _check_data(table, header.fingerprint, place)
     sites = {}
     for name in names:
+        samples = read_site_rows(run, name)
+        truth = table.labels[samples.rows] if has_truth(run, name) else None
         sites[name] = SiteData(
-            config=config,
-            site=name,
-            source=absolute_source(config.data.source),
-            labels=config.data.labels,
-            table=division.table,
-            rows=division.rows[name],
-            given=division.given[name],
-            truth=truth.get(name),
+            config,
+            name,
+            place,
+            labels,
+            table,
+            samples.rows,
+            samples.given,
+            truth,
+            class_names or {},
         )
     return sites
+
+
+def open_audited_sites(audit: Audit) -> dict[str, SiteData]:
+    """The sites of the run that an audit is about; its data must be as it was then."""
+    data = audit.header.data
+    run = audit.path / audit.header.run
+    sites = open_sites(run, source=data.source, labels=data.labels, class_names=data.class_names)
+    first = next(iter(sites.values()))
+    _check_data(first.table, data.fingerprint, first.source)
+    return sites
+
+
+def _check_data(table: ImageTable, fingerprint: str, place: str) -> None:
+    if table.fingerprint != fingerprint:
+        raise DataError(
+            "audit.data-changed",
+            f"the data in {place} is not the data of the run: images, labels or split have changed",
+            fix="restore the data, or run `fedgsca run` and `fedgsca audit` again on the new data",
+        )
+
+
+def _open_table(config: Config, run: Path) -> ImageTable:
+    """The images of a simulation. Images of no class, which noise added, are made again."""
+    names = sites_with_rows(run)
+    if any(noise.replaces_images for noise in parse_noise(config.noise.spec, len(names))):
+        return divide(config).table
+    table = load_table(config)
+    if config.noise.given:  # the marks of the file of given labels count
+        mask = np.zeros(len(table), bool)
+        original = np.full(len(table), NO_ORIGINAL)
+        for name in names:
+            samples = read_site_rows(run, name)
+            if samples.checked is not None:
+                mask[samples.rows] = samples.checked.mask
+                original[samples.rows] = samples.checked.original
+        table = replace(table, checked=mark_checked(mask, original))
+    return table
 
 
 def _check_source_exists(source: str) -> None:
@@ -140,13 +185,14 @@ def _check_source_exists(source: str) -> None:
         )
 
 
-def _open_hospital(
+def _own_table(
     config: Config,
     name: str,
     source: str | None,
     labels: str | None,
     class_names: Mapping[str, str],
-) -> SiteData:
+) -> ImageTable:
+    """The images of a hospital."""
     from fedgsca.experiment.deployment import site_table
 
     if source is None:
@@ -155,19 +201,7 @@ def _open_hospital(
             f"the site {name} has its own images, and the run does not say where they are",
             fix="add --data FOLDER",
         )
-    table = site_table(config, source, Path(labels) if labels else None, class_names)
-    rows = table.rows("train")
-    return SiteData(
-        config=config,
-        site=name,
-        source=absolute_source(source),
-        labels=labels,
-        table=table,
-        rows=rows,
-        given=table.trained_on[rows],
-        truth=None,
-        class_names=class_names,
-    )
+    return site_table(config, source, Path(labels) if labels else None, class_names)
 
 
 def select_site(run: Path, sites: Mapping[str, SiteData], name: str) -> SiteData:
@@ -186,17 +220,6 @@ def select_test_split(site_data: SiteData) -> SiteData:
     rows = site_data.table.rows("test")
     given = site_data.table.labels[rows]
     return replace(site_data, site="test", rows=rows, given=given, truth=None)
-
-
-def check_data(site_data: SiteData, fingerprint: str) -> None:
-    """Refuse images or labels other than those of the run: its evidence is about other samples."""
-    if site_data.table.fingerprint != fingerprint:
-        raise DataError(
-            "audit.data-changed",
-            f"the data in {site_data.source} is not the data of the run: images, labels or split"
-            " have changed",
-            fix="restore the data, or run `fedgsca run` and `fedgsca audit` again on the new data",
-        )
 
 
 def absolute_source(source: str) -> str:
