@@ -254,7 +254,6 @@ def run_site(
 ) -> None:
     """At a hospital: connect to the coordinator and train when requested. Opens no port."""
     import logging
-    import os
 
     from fedgsca.engine.messages import require_flower
     from fedgsca.engine.site_worker import client_of
@@ -270,7 +269,7 @@ def run_site(
         )
     logging.basicConfig(level=logging.INFO, format="%(asctime)s node: %(message)s")
     logging.getLogger("httpx").setLevel(logging.WARNING)  # it logs every question for messages
-    run_node(NodeAddress(superlink, root_certificates, key), client_of(site, os.getpid()))
+    run_node(NodeAddress(superlink, root_certificates, key), client_of(site))
     raise typer.Exit(1)  # the connection could not be kept
 
 

@@ -1,7 +1,7 @@
-"""The app folder of `flwr run`: two names in the installed package, and the run folder.
+"""The app folder of `flwr run`: a name in the installed package, and the run folder.
 
 Flower packs this folder and sends it to the sites, so it contains no logic: what runs in a hospital
-is the fedgsca that the hospital installed.
+is the fedgsca that the hospital installed (engine/flower_node.py).
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _FILES = {
         "from fedgsca.deploy.coordinator_app import coordinator_app\n\napp = coordinator_app()\n"
     ),
     "fedgsca_run/client.py": (
-        "from fedgsca.engine.flower_node import hospital_app\n\napp = hospital_app()\n"
+        "from flwr.clientapp import ClientApp\n\napp = ClientApp()  # hospitals run none of it\n"
     ),
 }
 

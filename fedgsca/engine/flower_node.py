@@ -7,9 +7,9 @@ The way of one message, from the coordinator to the model and back:
       flower.py             FlowerTransport.send: messages.encode; the SuperLink stores it
     hospital's machine, connecting process (no torch)
       flower_node.py        answer_next: fetches the message, hands its bytes on unread
-      site_worker.py        WorkerClient.ask: over a Unix socket; starts the worker if there is none
+      site_worker.py        WorkerClient.ask: through a pipe; starts the worker if there is none
     hospital's machine, worker process (torch, images, model)
-      site_worker.py        WorkerServer: one message at a time
+      site_worker.py        serve: one message at a time
       site_answers.py       ResidentSite.answer: messages.decode, terms, data, messages.encode_reply
       local.py              SiteRunner.run_round: the site's work, as in every engine
     and back the same way: the worker's bytes go to Flower unread; FlowerTransport.collect decodes
@@ -19,8 +19,7 @@ Flower's own `flower-supernode` asks for messages every three seconds, and start
 for each, which imports Flower (more than a second of processor time) and runs the program that the
 coordinator sent. This node speaks the same protocol, with Flower's own code for connection, keys
 and messages, but hands each message to the site worker. It opens no port, not even on this machine,
-and runs no program of the coordinator. `hospital_app` is for hospitals that start
-`flower-supernode` all the same.
+and runs no program of the coordinator.
 
 It uses functions of flwr 1.41 that are not documented; pyproject.toml admits no other version, and
 tests/contract/test_flower_node.py holds them against it.
@@ -29,7 +28,6 @@ tests/contract/test_flower_node.py holds them against it.
 from __future__ import annotations
 
 import logging
-import os
 import signal
 import sys
 import time
@@ -42,7 +40,6 @@ from typing import Any, NoReturn
 
 from fedgsca.engine.base import Reply
 from fedgsca.engine.messages import (
-    MESSAGE_TYPES,
     EncodedMessage,
     MessageKind,
     encode_reply,
@@ -51,13 +48,12 @@ from fedgsca.engine.messages import (
     public_reason,
     to_records,
 )
-from fedgsca.engine.site_worker import WorkerClient, client_of
+from fedgsca.engine.site_worker import WorkerClient
 from fedgsca.errors import ConfigError
 
 # isort: split
 # after messages.py, which switches Flower's telemetry off
-from flwr.app import Context, Error, Message, RecordDict
-from flwr.clientapp import ClientApp
+from flwr.app import Error, Message, RecordDict
 from flwr.supercore.inflatable.inflatable_object import (
     get_all_nested_objects,
     get_object_tree,
@@ -246,45 +242,3 @@ def answer_records(
         log.error("this site cannot answer: %s", error)
         refusal = Reply("", None, public_reason(error))
         return to_records(encode_reply(kind, int(message.header["round"]), refusal))
-
-
-# ---- an app of Flower, which starts a process per message ----
-
-
-def make_app(answer: Callable[[MessageKind, RecordDict, Context], RecordDict]) -> ClientApp:
-    """A ClientApp for all kinds of messages."""
-    app = ClientApp()
-
-    def handler(kind: MessageKind) -> Callable[[Message, Context], Message]:
-        def handle(message: Message, context: Context) -> Message:
-            return Message(answer(kind, message.content, context), reply_to=message)
-
-        return handle
-
-    for kind, message_type in MESSAGE_TYPES.items():
-        getattr(app, message_type)()(handler(kind))
-    return app
-
-
-def hospital_app() -> ClientApp:
-    """The app of a SuperNode that was started with --node-config 'settings="/path/site.toml"'."""
-
-    def answer(kind: MessageKind, records: RecordDict, context: Context) -> RecordDict:
-        def ask(request: bytes) -> bytes:
-            # the parent starts one process per message, and outlives it
-            return client_of(_settings_path(context), os.getppid()).ask(request)
-
-        return answer_records(kind, records, ask)
-
-    return make_app(answer)
-
-
-def _settings_path(context: Context) -> Path:
-    path = context.node_config.get("settings")
-    if not path:
-        raise ConfigError(
-            "site.no-settings",
-            "the SuperNode does not say where site.toml is",
-            fix="start it with --node-config 'settings=\"/path/site.toml\"'",
-        )
-    return Path(str(path))

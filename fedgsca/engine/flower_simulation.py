@@ -23,8 +23,8 @@ if "RAY_ADDRESS" not in os.environ:
 from fedgsca.config import Config
 from fedgsca.engine.base import Reply, RunObserver
 from fedgsca.engine.flower import coordinate
-from fedgsca.engine.flower_node import make_app
 from fedgsca.engine.messages import (
+    MESSAGE_TYPES,
     MessageKind,
     Terms,
     decode,
@@ -42,13 +42,28 @@ from fedgsca.wire import Payload
 
 # isort: split
 # after messages.py, which switches Flower's telemetry off
-from flwr.app import Context, RecordDict
+from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
 log = logging.getLogger(__name__)
 # Flower's context -> the site, and its folder; None: the folder that its settings name
 FindPlace: TypeAlias = Callable[[Context], tuple[SiteSettings, Path | None]]
+
+
+def make_app(answer: Callable[[MessageKind, RecordDict, Context], RecordDict]) -> ClientApp:
+    """A ClientApp for all kinds of messages."""
+    app = ClientApp()
+
+    def handler(kind: MessageKind) -> Callable[[Message, Context], Message]:
+        def handle(message: Message, context: Context) -> Message:
+            return Message(answer(kind, message.content, context), reply_to=message)
+
+        return handle
+
+    for kind, message_type in MESSAGE_TYPES.items():
+        getattr(app, message_type)()(handler(kind))
+    return app
 
 
 def client_app(find_place: FindPlace) -> ClientApp:

@@ -30,11 +30,10 @@ from fedgsca.engine.flower_node import (
     NodeAddress,
     answer_next,
     answer_records,
-    hospital_app,
-    make_app,
     pause_after,
     run_node,
 )
+from fedgsca.engine.flower_simulation import make_app
 from fedgsca.engine.messages import (
     MESSAGE_TYPES,
     EncodedMessage,
@@ -294,19 +293,8 @@ def test_a_key_that_cannot_be_used_is_reported(
     path = tmp_path / "key"
     path.write_text("nonsense")
     address = NodeAddress("localhost:1", None, path)
-    client = WorkerClient(tmp_path / "worker", [])
+    client = WorkerClient([])
     client.start = lambda: None  # type: ignore[method-assign]
     with pytest.raises(ConfigError) as caught:
         run_node(address, client)
     assert caught.value.code == "deploy.invalid-key"
-
-
-# ---- the app for Flower's own SuperNode ----
-
-
-def test_without_settings_the_app_says_that_the_site_is_not_configured() -> None:
-    message = make_message("query", make_records({"round": 0}))
-    message.metadata.__dict__["_message_id"] = "m"
-    reply = hospital_app()(message, Context(1, 7, {}, RecordDict(), {}))
-    header = from_records("hello", reply.content).header
-    assert header["error"] == "the configuration cannot be used there; its own log says more"

@@ -553,6 +553,8 @@ def test_a_damaged_setup_of_a_finished_run(audit: Audit, capfd: pytest.CaptureFi
 def test_a_connection_that_only_waits_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     uvicorn = pytest.importorskip("uvicorn")
 
+    from fedgsca.review import security
+
     monkeypatch.setattr(security, "HEAD_SECONDS", 0.5)
 
     async def app(scope: object, receive: object, send: object) -> None:
