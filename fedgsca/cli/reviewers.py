@@ -225,7 +225,7 @@ def _describe(link: PersonalLink) -> dict[str, Any]:
 
 def _describe_progress(audit: Audit, link: PersonalLink) -> dict[str, Any]:
     """How many labels the person has to decide about, and has; of readers only."""
-    from fedgsca.label_audit.review_progress import count_decided, required_labels
+    from fedgsca.label_audit.consensus import count_decided, required_labels
     from fedgsca.review.links import READER
 
     decisions = audit.open_decisions()

@@ -13,7 +13,7 @@ import numpy as np
 
 from fedgsca.errors import DataError
 from fedgsca.label_audit.audit_table import Audit, read_audit, reading_audit_file
-from fedgsca.label_audit.similarity import order_by_similarity
+from fedgsca.label_audit.second_opinion import order_by_similarity
 from fedgsca.label_audit.site_data import (
     SiteData,
     open_audited_sites,
@@ -126,7 +126,7 @@ class AuditImages:
         Without features, the most certain examples first.
         """
         examples = self.audit.clean.get(label, ())
-        rows = [example.row for example in examples if example.row != row]
+        rows = [example for example in examples if example != row]
         features = self._features
         if not rows or row not in features or not features.keys() >= set(rows):
             return rows[:k]

@@ -17,15 +17,19 @@ from fedgsca.config import SITES_SOURCE, Config, build, merge
 from fedgsca.data.reader import available_readers
 from fedgsca.data.table import ImageTable
 from fedgsca.engine.label_evidence import read_header, sites_with_evidence
+from fedgsca.engine.site_settings import SiteSettings, read_settings, state_folder
 from fedgsca.errors import ConfigError, DataError, RunFolderError
 from fedgsca.experiment.data_source import load_table
 from fedgsca.experiment.frozen_features import frozen_features
 from fedgsca.experiment.simulation import divide
 from fedgsca.experiment.site_rows import has_truth, read_site_rows, sites_with_rows
 from fedgsca.label_audit.audit_table import Audit
-from fedgsca.label_audit.image_note import draw_note
 from fedgsca.noise import parse_noise
-from fedgsca.support.text import did_you_mean
+from fedgsca.support.text import did_you_mean, one_line
+
+SETTINGS = "site.toml"
+NOTE_PIXELS = 192  # pixels
+_MAX_LETTERS = 24  # of a line
 
 
 @dataclass(frozen=True)
@@ -234,3 +238,99 @@ def split_source(source: str) -> tuple[str, Path]:
     if not path:
         return "", Path(source).expanduser()
     return kind + colon, Path(path).expanduser()
+
+
+# ---- samples without images ----
+
+
+def draw_note(title: str, text: str) -> np.ndarray:
+    """(H, W, 3) uint8: two lines on grey; of a long text the end, which differs most."""
+    from PIL import Image, ImageDraw, ImageFont
+
+    page = Image.new("RGB", (NOTE_PIXELS, NOTE_PIXELS), (236, 236, 236))
+    draw = ImageDraw.Draw(page)
+    line = one_line(text)
+    if len(line) > _MAX_LETTERS:
+        line = "\N{HORIZONTAL ELLIPSIS}" + line[-_MAX_LETTERS:]
+    middle = NOTE_PIXELS / 2
+    for shift, words, size in ((-18, title, 22), (16, line, 13)):
+        font = ImageFont.load_default(size=size)
+        draw.text((middle, middle + shift), words, fill=(70, 70, 70), font=font, anchor="mm")
+    return np.asarray(page)
+
+
+# ---- where the evidence is ----
+
+
+@dataclass(frozen=True)
+class EvidenceLocation:
+    """The folder with `evidence` in it and, at a hospital, its images and labels."""
+
+    folder: Path
+    data: str | None = None
+    labels: str | None = None
+    class_names: Mapping[str, str] = field(default_factory=dict)
+
+
+def locate_evidence(path: Path) -> EvidenceLocation:
+    """Find the evidence of a run, a kit, a site.toml, or the state folder of a site."""
+    settings = path / SETTINGS if path.is_dir() else path
+    if settings.is_file():
+        site = read_settings(settings)
+        labels = str(Path(site.labels).expanduser()) if site.labels else site.labels
+        folder = _folder_of_site(site, settings)
+        return EvidenceLocation(folder, site.data, labels, site.classes)
+    if not path.is_dir():
+        raise RunFolderError(
+            "run.folder-not-found",
+            f"there is no folder {path}",
+            fix="give a folder written by `fedgsca run --out`, or a hospital's kit or site.toml",
+        )
+    if (path / "evidence").is_dir():
+        return EvidenceLocation(path)
+    _refuse_comparison(path)
+    return EvidenceLocation(_only_experiment(path) or path)
+
+
+def _refuse_comparison(path: Path) -> None:
+    """The evidence of a comparison or a table is in its runs, and the user must choose one."""
+    runs = sorted(folder.parent for folder in path.glob("cells/*/evidence"))
+    if not runs:
+        return
+    fedgsca_runs = [run for run in runs if run.name.startswith("fedgsca-")]
+    example = (fedgsca_runs or runs)[0]
+    raise RunFolderError(
+        "audit.several-runs",
+        f"{path} is a comparison of {len(runs)} runs, but an audit is about one run",
+        fix=f"give the folder of one run: `fedgsca audit {example}`",
+    )
+
+
+def _folder_of_site(site: SiteSettings, settings: Path) -> Path:
+    state = Path(site.state).expanduser()
+    if site.fingerprint:
+        folder: Path | None = state_folder(site, site.fingerprint)
+    else:
+        folder = _only_experiment(state)
+    if folder is None or not (folder / "evidence").is_dir():
+        raise RunFolderError(
+            "audit.no-evidence",
+            f"{folder or state}, the state folder named in {settings}, contains no evidence about"
+            " labels",
+            fix="train first: start this site; or give the folder of an earlier experiment below"
+            " `state`, with --data",
+        )
+    return folder
+
+
+def _only_experiment(state: Path) -> Path | None:
+    """The one experiment with evidence in a state folder; None if there is none."""
+    folders = sorted(path.parent for path in state.glob("*/evidence"))
+    if len(folders) > 1:
+        names = ", ".join(str(path) for path in folders)
+        raise RunFolderError(
+            "audit.several-experiments",
+            f"{state} contains evidence of {len(folders)} experiments",
+            fix=f"give one of them: {names} (for a site with its own images, add --data)",
+        )
+    return folders[0] if folders else None
