@@ -8,11 +8,17 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from fedgsca.config import Config, to_toml
 from fedgsca.errors import ConfigError
 from fedgsca.experiment.run_folder import RunFolder
 from fedgsca.support.files import write_atomic
+
+if TYPE_CHECKING:
+    from fedgsca.config import Config
+    from fedgsca.engine.base import RunObserver
+    from fedgsca.engine.flower import FlowerServerApp
 
 _PROJECT = """\
 [project]
@@ -42,7 +48,7 @@ _FILES = {
     ),
     "fedgsca_run/__init__.py": "",
     "fedgsca_run/server.py": (
-        "from fedgsca.deploy.coordinator_app import coordinator_app\n\napp = coordinator_app()\n"
+        "from fedgsca.deploy.flower_app import coordinator_app\n\napp = coordinator_app()\n"
     ),
     "fedgsca_run/client.py": (
         "from flwr.clientapp import ClientApp\n\napp = ClientApp()  # hospitals run none of it\n"
@@ -69,3 +75,15 @@ def write_app(config: Config, out: Path) -> Path:
         for name, text in _FILES.items():
             write_atomic(app / name, text.encode())
     return app
+
+
+def coordinator_app() -> FlowerServerApp:
+    """The ServerApp that the app names: progress as lines in the log, a report at the end."""
+    from fedgsca.engine.flower import server_app
+    from fedgsca.engine.progress import LineDisplay
+    from fedgsca.report.html_page import write_report
+
+    def make_observer(config: Config) -> RunObserver:
+        return LineDisplay(runs=1).observe(f"{config.method} over Flower")
+
+    return server_app(make_observer, on_finish=write_report)

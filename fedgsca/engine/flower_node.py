@@ -36,7 +36,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from fedgsca.engine.base import Reply
 from fedgsca.engine.messages import (
@@ -49,7 +49,6 @@ from fedgsca.engine.messages import (
     to_records,
 )
 from fedgsca.engine.site_worker import WorkerClient
-from fedgsca.errors import ConfigError
 
 # isort: split
 # after messages.py, which switches Flower's telemetry off
@@ -69,6 +68,9 @@ from flwr.supercore.run import RunNotRunningException
 from flwr.supernode.fleet_http_connection import http_request_response
 from httpx import TransportError
 
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
+
 log = logging.getLogger(__name__)
 _SHORTEST_PAUSE, _LONGEST_PAUSE = 0.2, 3.0  # seconds between two questions for messages
 _PAUSE_SHARE = 0.15  # of the time since the last message
@@ -81,7 +83,7 @@ class NodeAddress:
 
     superlink: str  # host:port
     root_certificates: Path | None  # None: without encryption and keys, for tests
-    key: Path | None
+    key: EllipticCurvePrivateKey | None
 
 
 @dataclass(frozen=True)
@@ -117,33 +119,13 @@ def run_node(address: NodeAddress, worker: WorkerClient) -> None:
 
 
 def _open_connection(address: NodeAddress) -> AbstractContextManager[tuple[Any, ...]]:
-    certificates = address.root_certificates
+    certificates, key = address.root_certificates, address.key
     return http_request_response(
         address.superlink,
         insecure=certificates is None,
         root_certificates=None if certificates is None else certificates.read_bytes(),
-        authentication_keys=None if address.key is None else _read_key(address.key),
+        authentication_keys=None if key is None else (key, key.public_key()),
     )
-
-
-def _read_key(path: Path) -> tuple[Any, Any]:
-    """The key pair of a SuperNode; `path` is the private half in OpenSSH's format."""
-    from cryptography.exceptions import UnsupportedAlgorithm
-    from cryptography.hazmat.primitives.asymmetric import ec
-    from cryptography.hazmat.primitives.serialization import load_ssh_private_key
-
-    try:
-        key = load_ssh_private_key(path.read_bytes(), None)
-        if not isinstance(key, ec.EllipticCurvePrivateKey):
-            raise ValueError("not an elliptic-curve key")
-    except (OSError, ValueError, TypeError, UnsupportedAlgorithm) as error:
-        raise ConfigError(
-            "deploy.invalid-key",
-            f"the key {path} cannot be used: {error}",
-            fix='make one with ssh-keygen -t ecdsa -b 384 -N "", and send its .pub file to the'
-            " coordinator",
-        ) from None
-    return key, key.public_key()
 
 
 # ---- messages ----

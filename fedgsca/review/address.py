@@ -169,7 +169,7 @@ class MadeCertificate:
 
 def check_certificate(files: TlsFiles, page_address: PageAddress) -> ServerCertificate:
     """Refuse files that a browser would refuse: another name, another key, an expired one."""
-    from fedgsca.deploy.certificates import inspect_own_certificate
+    from fedgsca.deploy.certificates import inspect_certificate
 
     contents = []
     for path in (files.certificate, files.key):
@@ -181,7 +181,7 @@ def check_certificate(files: TlsFiles, page_address: PageAddress) -> ServerCerti
                 f"{path} cannot be read: {error.strerror}",
                 fix="correct --certificate and --key; `fedgsca reviewers certificate` makes both",
             ) from None
-    certificate = inspect_own_certificate(*contents)
+    certificate = inspect_certificate(*contents)
     if not any(_fits(name, page_address.host) for name in certificate.hosts):
         raise ConfigError(
             "review.certificate-for-another-host",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -27,11 +26,9 @@ from flwr.supernode.fleet_http_connection import http_request_response
 from fedgsca.cli import execute
 from fedgsca.engine.flower_node import (
     Fleet,
-    NodeAddress,
     answer_next,
     answer_records,
     pause_after,
-    run_node,
 )
 from fedgsca.engine.flower_simulation import make_app
 from fedgsca.engine.messages import (
@@ -45,8 +42,7 @@ from fedgsca.engine.messages import (
 )
 from fedgsca.engine.rounds import run
 from fedgsca.engine.site_answers import ResidentSite
-from fedgsca.engine.site_worker import OutdatedWorkerError, WorkerClient
-from fedgsca.errors import ConfigError
+from fedgsca.engine.site_worker import OutdatedWorkerError
 from tests.localgrid import LocalGrid, run_over_flower
 from tests.toys import SITES, outcome, toy_config
 
@@ -286,15 +282,13 @@ def test_a_node_needs_certificate_and_key_or_neither(
         assert "cli.conflicting-options" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("content", [None, "nonsense"])
 def test_a_key_that_cannot_be_used_is_reported(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], content: str | None
 ) -> None:
-    monkeypatch.setattr(signal, "signal", lambda *_: None)  # the handlers of this process stay
     path = tmp_path / "key"
-    path.write_text("nonsense")
-    address = NodeAddress("localhost:1", None, path)
-    client = WorkerClient([])
-    client.start = lambda: None  # type: ignore[method-assign]
-    with pytest.raises(ConfigError) as caught:
-        run_node(address, client)
-    assert caught.value.code == "deploy.invalid-key"
+    if content is not None:
+        path.write_text(content)
+    options = ["--superlink", "localhost:1", "--root-certificates", str(path), "--key", str(path)]
+    assert execute(["deploy", "node", str(tmp_path / "site.toml"), *options]) == 3
+    assert "deploy.unusable-key" in capsys.readouterr().err
