@@ -92,9 +92,7 @@ class WorkerClient:
             except (OSError, EOFError) as error:
                 self.stop()
                 deaths += 1
-                log.warning(
-                    "the site worker ended (%s) during a message: %s", process.poll(), error
-                )
+                log.warning("the site worker ended during a message: %s", error)
                 continue
             if answer[:1] == _ANSWER:
                 return answer[1:]
