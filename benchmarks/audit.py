@@ -28,9 +28,9 @@ from fedgsca.config import AuditConfig, Config, build, merge
 from fedgsca.engine.label_evidence import Evidence
 from fedgsca.engine.rounds import run
 from fedgsca.experiment.simulation import divide
-from fedgsca.label_audit.cleanlab_scores import label_quality, out_of_sample_probs
-from fedgsca.label_audit.ranking_quality import first_tenth, precision_at
+from fedgsca.label_audit.build_audit import first_tenth, precision_at
 from fedgsca.label_audit.score import estimate_errors, rank_labels, relative_losses
+from fedgsca.label_audit.second_opinion import label_quality, out_of_sample_probs
 from fedgsca.metrics import auroc
 from fedgsca.support.files import write_atomic
 

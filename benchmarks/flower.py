@@ -153,7 +153,7 @@ def main() -> None:
             run(config, folder / "local")
             measurements["local"] = summarise_timing(folder / "local")
         if options.only in (None, "simulation") and find_spec("ray"):
-            from fedgsca.engine.flower import simulate
+            from fedgsca.engine.flower_simulation import simulate
 
             simulate(config, folder / "simulated")
             measurements["simulation"] = summarise_timing(folder / "simulated")

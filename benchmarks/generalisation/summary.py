@@ -24,7 +24,7 @@ from benchmarks.generalisation.plan import (
     default_lr,
 )
 from benchmarks.generalisation.results import CellResult, RankingScore, SiteAudit
-from fedgsca.label_audit.ranking_quality import first_tenth
+from fedgsca.label_audit.build_audit import first_tenth
 
 # points of F1 that noise must cost before a recovery is computed
 MIN_COST = 1.0

@@ -114,7 +114,7 @@ def hospital_files(
 
 def _hospital_values(consortium: Consortium, config: Config, hospital: Hospital) -> dict[str, Any]:
     """What the templates of a hospital's files contain."""
-    from fedgsca.engine.site_node import SiteSettings, state_folder
+    from fedgsca.engine.site_settings import SiteSettings, state_folder
 
     folder = f"/opt/fedgsca/{hospital.name}"
     values = _common_values(consortium, config, folder, f"fedgsca-{hospital.name}.service")

@@ -26,6 +26,7 @@ from fedgsca.evidence import assign_folds
 from fedgsca.experiment.records import EvidenceHeader
 from fedgsca.experiment.samples import frozen_features
 from fedgsca.experiment.simulation import Division, divide
+from fedgsca.experiment.site_rows import SiteRows, write_site_rows
 from fedgsca.label_audit.audit_run import audit_run
 from fedgsca.label_audit.audit_table import Audit
 from fedgsca.label_audit.find_issues import check_quota
@@ -193,4 +194,6 @@ def _write_evidence(folder: Path, name: str, config: Config, division: Division)
         fingerprint=table.fingerprint,
         config=config.to_tree(),
     )
+    samples = SiteRows(rows, local_labels.given, local_labels.checked)
+    write_site_rows(folder, name, samples)
     write_header(place, header)

@@ -1,6 +1,6 @@
 """The routes of the watch page: one page, its files, and one answer with all runs. Nothing writes.
 
-The rules are those of the review page (review/request_guard.py): only this machine, only its own
+The rules are those of the review page (review/security.py): only this machine, only its own
 address, only with the key of the printed address, no other origin, no foreign content.
 """
 
@@ -16,7 +16,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from fedgsca.review.request_guard import Guard
+from fedgsca.review.security import LocalAccess
 from fedgsca.watch.snapshot import WatchList
 
 STATIC = Path(__file__).with_name("static")
@@ -30,14 +30,14 @@ FILES = {
 FileEndpoint: TypeAlias = Callable[[Request], Awaitable[Response]]
 
 
-class WatchGuard(Guard):
-    """The guard of the review page, which names this command."""
+class WatchAccess(LocalAccess):
+    """The access control of the review page, which names this command."""
 
     command = "fedgsca watch"
 
 
-def build_watch_app(watches: WatchList, *, port: int, token: str) -> WatchGuard:
-    """The application behind its guard."""
+def build_watch_app(watches: WatchList, *, port: int, token: str) -> WatchAccess:
+    """The application behind its access control."""
 
     async def runs(_: Request) -> Response:
         snapshots = await run_in_threadpool(_look_at_all, watches)
@@ -45,7 +45,7 @@ def build_watch_app(watches: WatchList, *, port: int, token: str) -> WatchGuard:
 
     routes = [Route(path, _serve_content(*file), methods=["GET"]) for path, file in FILES.items()]
     routes.append(Route("/api/runs", runs, methods=["GET"]))
-    return WatchGuard(Starlette(routes=routes), port=port, token=token)
+    return WatchAccess(Starlette(routes=routes), port=port, token=token)
 
 
 def _look_at_all(watches: WatchList) -> list[dict[str, object]]:

@@ -47,7 +47,7 @@ def method(request: pytest.FixtureRequest) -> str:
 
 def run_over_grid(config: Config, folder: Path) -> None:
     pytest.importorskip("flwr")
-    from fedgsca.engine.flower import client_app
+    from fedgsca.engine.flower_simulation import client_app
     from tests.localgrid import LocalGrid, run_over_flower, simulated_sites
 
     grid = LocalGrid(client_app(simulated_sites(folder)), SITES)
@@ -235,7 +235,7 @@ def test_more_updates_count_where_late_ones_do(tmp_path: Path) -> None:
 def delayed_grid(folder: Path, late_round: int, arrival: int) -> Any:
     """A grid on which the answer of site-2 for one round arrives in a later round."""
     pytest.importorskip("flwr")
-    from fedgsca.engine.flower import client_app
+    from fedgsca.engine.flower_simulation import client_app
     from tests.localgrid import LocalGrid, simulated_sites
 
     held_messages: list[Any] = []

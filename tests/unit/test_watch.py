@@ -23,7 +23,7 @@ from fedgsca.watch.snapshot import (
     RunWatch,
     WatchList,
 )
-from fedgsca.watch.watch_app import FILES, STATIC, WatchGuard, build_watch_app
+from fedgsca.watch.watch_app import FILES, STATIC, WatchAccess, build_watch_app
 from tests.unit.test_review_server import HOST, PORT, TOKEN, Answer, ask
 
 CONFIG = 'method = "fedgsca"\n[train]\nrounds = 8\n[data]\nsource = "synthetic"\n'
@@ -210,16 +210,16 @@ def test_looking_changes_nothing_in_the_folder(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def guard(tmp_path: Path) -> WatchGuard:
+def guard(tmp_path: Path) -> WatchAccess:
     folder = write_run(tmp_path / "secret-place" / "run", 3)
     return build_watch_app(WatchList([folder]), port=PORT, token=TOKEN)
 
 
-def get(guard: WatchGuard, path: str, **changes: Any) -> Answer:
+def get(guard: WatchAccess, path: str, **changes: Any) -> Answer:
     return ask(guard, path, **{"content_type": None, **changes})
 
 
-def test_the_key_opens_the_page_and_becomes_a_cookie(guard: WatchGuard) -> None:
+def test_the_key_opens_the_page_and_becomes_a_cookie(guard: WatchAccess) -> None:
     answer = get(guard, f"/?token={TOKEN}", cookie=None, origin=None, sec_fetch_site="none")
     assert answer.status == 200 and b"fedgsca" in answer.body
     cookie = answer.headers["set-cookie"]
@@ -228,7 +228,7 @@ def test_the_key_opens_the_page_and_becomes_a_cookie(guard: WatchGuard) -> None:
 
 
 @pytest.mark.parametrize("path", ["/", "/?token=wrong", "/?token=", "/api/runs", "/watch.js"])
-def test_without_the_key_nothing_is_shown(guard: WatchGuard, path: str) -> None:
+def test_without_the_key_nothing_is_shown(guard: WatchAccess, path: str) -> None:
     for cookie in (None, "fedgsca-8765=guess", "x" * 5000, "\xff"):
         answer = get(guard, path, cookie=cookie)
         assert answer.status == 403 and b"fedgsca watch" in answer.body
@@ -246,7 +246,7 @@ def test_without_the_key_nothing_is_shown(guard: WatchGuard, path: str) -> None:
         "",
     ],
 )
-def test_another_name_for_this_machine_is_refused(guard: WatchGuard, host: str) -> None:
+def test_another_name_for_this_machine_is_refused(guard: WatchAccess, host: str) -> None:
     assert get(guard, "/api/runs", host=host).status == 421
 
 
@@ -259,13 +259,13 @@ def test_another_name_for_this_machine_is_refused(guard: WatchGuard, host: str) 
         {"origin": f"https://{HOST}"},
     ],
 )
-def test_other_pages_cannot_read_the_runs(guard: WatchGuard, headers: dict[str, Any]) -> None:
+def test_other_pages_cannot_read_the_runs(guard: WatchAccess, headers: dict[str, Any]) -> None:
     assert get(guard, "/api/runs", **headers).status == 403
 
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH", "OPTIONS", "TRACE"])
 @pytest.mark.parametrize("path", ["/", "/api/runs"])
-def test_nothing_can_be_written(guard: WatchGuard, method: str, path: str) -> None:
+def test_nothing_can_be_written(guard: WatchAccess, method: str, path: str) -> None:
     assert ask(guard, path, method=method, body={}).status == 405
 
 
@@ -283,15 +283,15 @@ def test_nothing_can_be_written(guard: WatchGuard, method: str, path: str) -> No
         "/%00",
     ],
 )
-def test_no_file_of_the_machine_can_be_asked_for(guard: WatchGuard, path: str) -> None:
+def test_no_file_of_the_machine_can_be_asked_for(guard: WatchAccess, path: str) -> None:
     assert get(guard, path).status == 404
 
 
-def test_a_very_long_address_is_refused(guard: WatchGuard) -> None:
+def test_a_very_long_address_is_refused(guard: WatchAccess) -> None:
     assert get(guard, "/" + "a" * 5000).status == 414
 
 
-def test_every_answer_is_sealed(guard: WatchGuard) -> None:
+def test_every_answer_is_sealed(guard: WatchAccess) -> None:
     for path in [*FILES, "/api/runs", "/nothing"]:
         headers = get(guard, path).headers
         policy = headers["content-security-policy"]
@@ -299,7 +299,7 @@ def test_every_answer_is_sealed(guard: WatchGuard) -> None:
         assert headers["cache-control"] == "no-store" and headers["x-frame-options"] == "DENY"
 
 
-def test_no_path_of_this_machine_reaches_the_browser(guard: WatchGuard) -> None:
+def test_no_path_of_this_machine_reaches_the_browser(guard: WatchAccess) -> None:
     assert b"secret-place" not in get(guard, "/api/runs").body
 
 

@@ -6,7 +6,10 @@ reason only names the kind of problem: names of files and patients stay in the s
 
 A message may arrive twice, and every message may be handled by a new process. So everything that a
 site keeps is on its disk, under the fingerprint of the experiment, and a repeated round reads the
-memory from before that round (site_store.py).
+memory from before that round (site_store.py). memory.json says in which round this memory begins
+and which files of it must exist: if some are gone, the site says so instead of training another
+model. If the whole folder is gone, so is this record; the site then begins as a new one, its reply
+says since when it remembers, and the coordinator compares that with what it knows.
 """
 
 from __future__ import annotations
@@ -15,133 +18,116 @@ import functools
 import hashlib
 import json
 import logging
+import os
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
 
-from pydantic import Field, ValidationError
-
-from fedgsca.config import SITES_SOURCE, Config, Section, build, read_toml, validation_problems
+from fedgsca.config import SITES_SOURCE, Config, build
 from fedgsca.engine.base import Reply
 from fedgsca.engine.local import SiteRunner
-from fedgsca.engine.site_memory import check_memory, record_memory
-from fedgsca.errors import (
-    ClassListError,
-    ConfigError,
-    DataError,
-    MissingExtraError,
-    RunFolderError,
-    UpdateError,
-    WeightsError,
+from fedgsca.engine.messages import (
+    EncodedMessage,
+    MessageKind,
+    Terms,
+    decode,
+    encode_reply,
+    list_digest,
+    public_reason,
 )
+from fedgsca.engine.run_companions import describe_memory
+from fedgsca.engine.site_settings import SiteSettings, read_settings, state_folder
+from fedgsca.engine.site_worker import OutdatedWorkerError
+from fedgsca.errors import ClassListError, ConfigError, FedgscaError, RunFolderError, UpdateError
 from fedgsca.experiment.samples import weights_digest
 from fedgsca.experiment.simulation import Experiment, prepare
+from fedgsca.experiment.site_rows import keep_samples
 from fedgsca.methods.compose import compose_method
 from fedgsca.privacy.reply_cache import answer_once
+from fedgsca.site_store import Store
 from fedgsca.support.files import write_atomic
-from fedgsca.support.json_record import Record
 from fedgsca.support.registry import is_import_path
 from fedgsca.support.text import one_line
 from fedgsca.support.version import __version__
 from fedgsca.wire import Payload, Update, check_extras
 
 log = logging.getLogger(__name__)
-MessageKind = Literal["hello", "train", "judge"]  # "judge": test the model; a word of the wire
-_PUBLIC_REASONS: Mapping[type[BaseException], str] = {
-    DataError: "its images or labels cannot be used",
-    ConfigError: "the configuration cannot be used there",
-    WeightsError: "its weights file does not fit",
-    RunFolderError: "it cannot write to its disk, or its memory is damaged",
-    MissingExtraError: "a package is missing there",
-    MemoryError: "it ran out of memory",
-}
+_MEMORY_FILE = "memory.json"
 
 
-class SiteSettings(Section):
-    """site.toml: a hospital's own decisions. Only the name leaves the hospital."""
-
-    name: str = Field(min_length=1)
-    state: str = Field(description="folder for the site's private memory")
-    data: str | None = Field(
-        default=None,
-        description="its own images; without them, a rehearsal with its part of the shared source",
-    )
-    labels: str | None = Field(
-        default=None, description="csv (file,label) that replaces the given training labels"
-    )
-    classes: dict[str, str] = Field(
-        default_factory=dict,
-        description="its own class names -> those of the consortium",
-    )
-    weights: str | None = Field(
-        default=None, description="its own copy of the frozen backbone's weights"
-    )
-    networks: tuple[str, ...] = Field(
-        default=(),
-        description="import paths of networks (package.module:function) that an experiment may"
-        " use; without them, no message can make this site import code",
-    )
-    fingerprint: str | None = Field(
-        default=None,
-        description="the only experiment in which it takes part; without it, any experiment",
-    )
-
-    def __hash__(self) -> int:
-        """By all values, class names included: the runner of a site is cached by its settings."""
-        digest = hashlib.sha256(self.model_dump_json().encode()).digest()
-        return int.from_bytes(digest[:7], "big")
+# ---- all messages of one experiment ----
 
 
-def read_settings(path: Path) -> SiteSettings:
-    """Read and check site.toml."""
-    try:
-        return SiteSettings.model_validate(read_toml(path))
-    except ValidationError as error:
-        raise ConfigError(
-            "site.invalid-settings",
-            f"{path} is not valid:",
-            fix="correct the keys above",
-            problems=validation_problems(error, SiteSettings),
-        ) from None
+class ResidentSite:
+    """Answers the messages of one experiment for the site of a site.toml, in the site worker."""
+
+    def __init__(self, settings_path: Path) -> None:
+        self.settings_path = settings_path
+        self.identity: str | None = None  # of the experiment, once a message has come
+
+    def answer(self, request: bytes) -> bytes:
+        """The reply to an encoded message, encoded. Errors of the site are reasons in the reply."""
+        message = EncodedMessage.from_bytes(request)
+        header, weights, extras = decode(message)
+        payload = Payload(int(str(header["round"])), weights, extras)
+        start = time.perf_counter()
+        reply = self._reply(message.kind, Terms.from_json(header["terms"]), payload)
+        seconds = time.perf_counter() - start
+        log.info("%s of round %d took %.2f s", message.kind, payload.round + 1, seconds)
+        return encode_reply(message.kind, payload.round, reply).to_bytes()
+
+    def _reply(self, kind: MessageKind, terms: Terms, payload: Payload) -> Reply:
+        try:
+            settings = read_settings(self.settings_path)
+            self._check_identity(terms, settings)
+            place = SitePlace(settings, state_folder(settings, terms.fingerprint))
+        except OutdatedWorkerError:
+            raise
+        except Exception as error:
+            log.error("this site's settings cannot be used: %s", error)
+            return Reply("", None, public_reason(error))
+        return answer(kind, terms, payload, place)
+
+    def _check_identity(self, terms: Terms, settings: SiteSettings) -> None:
+        sources = [settings.data, settings.labels, settings.weights]
+        if settings.data is None:  # a rehearsal: the source of the configuration is shared
+            data = terms.config.get("data")
+            sources.append(str(data.get("source")) if isinstance(data, dict) else None)
+        stamps = [source_stamp(source) for source in sources]
+        identity = json.dumps([terms.to_json(), settings.model_dump(), stamps], sort_keys=True)
+        if self.identity not in (None, identity):
+            raise OutdatedWorkerError
+        self.identity = identity
 
 
-def state_folder(settings: SiteSettings, fingerprint: str) -> Path:
-    """The folder of a site for one experiment."""
-    return Path(settings.state).expanduser() / fingerprint[:16]
+def source_stamp(source: str | None) -> str:
+    """A digest of the names, sizes and times of all files of a data source; no file is read."""
+    if source is None:
+        return ""
+    sha = hashlib.sha256()
+    for text in (source, source.partition(":")[2]):
+        root = Path(text).expanduser()
+        if text and root.exists():
+            for path in _files_below(root):
+                status = path.stat(follow_symlinks=True)
+                sha.update(f"{path}\0{status.st_size}\0{status.st_mtime_ns}\n".encode())
+    return sha.hexdigest()
+
+
+def _files_below(root: Path) -> Iterator[Path]:
+    if root.is_file():
+        yield root
+        return
+    for folder, folders, names in os.walk(root):
+        folders.sort()
+        for name in sorted(names):
+            path = Path(folder, name)
+            if path.exists():
+                yield path
 
 
 # ---- the terms ----
-
-
-@dataclass(frozen=True)
-class Terms(Record):
-    """What coordinator and site must agree on; part of every message."""
-
-    version: str
-    config: Mapping[str, Any]  # as in config.toml
-    fingerprint: str  # of the configuration
-    classes: str  # digest of the class list
-    backbone: str  # digest of the weights of a frozen backbone, else empty
-
-
-def terms_of(experiment: Experiment) -> Terms:
-    """The terms of the coordinator."""
-    config = experiment.config
-    backbone = (weights_digest(config) or "") if config.model.frozen else ""
-    return Terms(
-        version=__version__,
-        config=config.to_tree(),
-        fingerprint=config.fingerprint(),
-        classes=list_digest(experiment.table.classes),
-        backbone=backbone,
-    )
-
-
-def list_digest(names: Sequence[str]) -> str:
-    """sha256 of a list of names in their order."""
-    return hashlib.sha256(json.dumps(list(names)).encode()).hexdigest()
 
 
 def _accept_terms(terms: Terms, settings: SiteSettings) -> Config:
@@ -223,6 +209,7 @@ def _open_runner(config: Config, terms: Terms, place: SitePlace) -> SiteRunner:
         )
     if place.is_hospital:
         _check_same_data(place.folder / "signature", experiment.signature())
+        keep_samples(place.folder, experiment)
     method = compose_method(config)
     return SiteRunner(experiment, method, place.folder, is_hospital=place.is_hospital)
 
@@ -280,7 +267,8 @@ def answer(kind: MessageKind, terms: Terms, payload: Payload, place: SitePlace) 
     except Exception as error:
         if not (place.is_hospital or isinstance(error, UpdateError)):
             raise  # a simulation does not hide bugs
-        log.error("%s of round %d failed", kind, payload.round + 1, exc_info=error)
+        bug = None if isinstance(error, FedgscaError | MemoryError) else error
+        log.error("%s of round %d failed: %s", kind, payload.round + 1, error, exc_info=bug)
         return Reply(name, None, public_reason(error), seconds=time.perf_counter() - start)
 
 
@@ -302,7 +290,7 @@ def _reply_to(kind: MessageKind, runner: SiteRunner, name: str, payload: Payload
         )
     if kind == "hello":
         return Reply(name, Update(name, len(experiment.sites[name]), {}))
-    if kind == "judge":
+    if kind == "test":
         return _test_reply(runner, name, payload)
     return _train_reply(runner, name, payload)
 
@@ -353,28 +341,56 @@ def _private_reply(runner: SiteRunner, name: str, payload: Payload) -> Reply:
     return Reply(update.site, update)
 
 
-def reply_header(kind: MessageKind, round_index: int, reply: Reply) -> dict[str, Any]:
-    """What travels beside the arrays of a reply."""
-    update = reply.update or Update(reply.site, 0, {})
-    return {
-        "kind": kind,
-        "round": round_index,
-        "site": update.site,
-        "num_samples": update.num_samples,
-        "error": reply.error,
-        "observed": dict(reply.simulation_metrics),
-        "seconds": reply.seconds,
-        "memory_since": reply.memory_since,
-    }
+# ---- the record of the site's memory ----
 
 
-def public_reason(error: Exception) -> str:
-    """What the coordinator may know about a failure."""
-    if isinstance(error, UpdateError):  # it only speaks of versions, names and declared numbers
-        return error.message
-    if isinstance(error, ClassListError):
-        return "its class list is not that of the consortium"
-    for error_class, reason in _PUBLIC_REASONS.items():
-        if isinstance(error, error_class):
-            return f"{reason}; its own log says more"
-    return f"it failed with {type(error).__name__}; its own log says more"
+@dataclass(frozen=True)
+class SiteMemoryRecord:
+    """Since which round (from 0) the site remembers, and its newest files: folder -> version."""
+
+    since: int
+    files: Mapping[str, int] = field(default_factory=dict)
+
+
+def check_memory(folder: Path, round_index: int) -> int:
+    """The round in which the site's memory begins; an error if a file of it is missing."""
+    record = _read_memory(folder)
+    if record is None:
+        return round_index
+    for name, version in record.files.items():
+        if version >= round_index:  # the coordinator went back: this round is run again
+            continue
+        try:
+            Store(folder / name).require(version)
+        except RunFolderError as error:
+            raise UpdateError(
+                "site.lost-memory",
+                f"its memory of round {version + 1} is missing, and without it the run would end"
+                " in another model",
+                fix="restore the state folder of the site from a backup; or delete the folder and"
+                " run `fedgsca readmit RUN SITE` at the coordinator, to begin as a new site",
+            ) from error
+    return min(record.since, round_index)
+
+
+def record_memory(folder: Path, since: int, round_index: int) -> None:
+    """Write down the memory after a round."""
+    tree = {"since": since, "files": describe_memory(folder, round_index + 1)}
+    write_atomic(folder / _MEMORY_FILE, json.dumps(tree, sort_keys=True).encode())
+
+
+def _read_memory(folder: Path) -> SiteMemoryRecord | None:
+    try:
+        content = (folder / _MEMORY_FILE).read_bytes()
+    except FileNotFoundError:
+        return None
+    try:
+        tree = json.loads(content)
+        files = {str(name): int(version) for name, version in tree["files"].items()}
+        return SiteMemoryRecord(int(tree["since"]), files)
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise RunFolderError(
+            "site.damaged-memory",
+            f"the record of the site's memory {folder / _MEMORY_FILE} is damaged: {error}",
+            fix="restore the file from a backup, or start a new run",
+        ) from None

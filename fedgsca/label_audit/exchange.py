@@ -1,18 +1,12 @@
-"""Plain files for other labelling tools: suspects go out, people's decisions come back.
-
-A format is a module with `write_batch(out, batch)` and `read_verdicts(path, audit)`, listed in
-FORMATS.
-"""
+"""Plain files for other labelling tools: suspects go out, people's decisions come back."""
 
 from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
-from importlib import import_module
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import Protocol, cast
 
 from fedgsca.errors import DataError, RunFolderError
 from fedgsca.label_audit.audit_images import AuditImages
@@ -23,44 +17,26 @@ from fedgsca.label_audit.decisions import (
     Decisions,
     resolve_action,
 )
+from fedgsca.label_audit.exchange_formats import (
+    ExchangeFormat,
+    ReviewBatch,
+    Verdict,
+    read_cleanlab,
+    read_fiftyone,
+    read_label_studio,
+    write_cleanlab,
+    write_fiftyone,
+    write_label_studio,
+)
 from fedgsca.support.text import did_you_mean, one_line, printable
 
-FORMATS = {"cleanlab": "cleanlab_csv", "label-studio": "label_studio", "fiftyone": "fiftyone"}
-UNSURE = "cannot tell"
+FORMATS: Mapping[str, ExchangeFormat] = {
+    "cleanlab": ExchangeFormat(write_cleanlab, read_cleanlab),
+    "label-studio": ExchangeFormat(write_label_studio, read_label_studio),
+    "fiftyone": ExchangeFormat(write_fiftyone, read_fiftyone),
+}
 _MAX_NOTE = 2000  # characters
 _MAX_SECONDS = 1e6
-
-
-@dataclass(frozen=True)
-class ReviewBatch:
-    """What goes out: labels in the order of suspicion, one reviewer's decisions, and the images."""
-
-    audit: Audit
-    suspects: Iterable[Suspect]
-    # row -> decision
-    decisions: Mapping[int, Decision]
-    images: AuditImages
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """What comes back: somebody's label for one image."""
-
-    id: str
-    # None: cannot tell
-    label: str | None
-    reviewer: str
-    hash: str | None = None
-    reason: str = ""
-    seconds: float | None = None
-
-
-class ExchangeFormat(Protocol):
-    """The two functions of a format's module."""
-
-    def write_batch(self, out: Path, batch: ReviewBatch) -> list[Path]: ...
-
-    def read_verdicts(self, path: Path, audit: Audit) -> Iterator[Verdict]: ...
 
 
 def export_suspects(
@@ -84,7 +60,7 @@ def export_suspects(
     decisions = _decisions_to_export(audit, reviewer)
     suspects = audit.ranked_labels() if all_labels else audit.suspects()
     batch = ReviewBatch(audit, suspects, decisions, AuditImages.open(audit))
-    return _load_format(format_name).write_batch(out, batch)
+    return _find_format(format_name).write(out, batch)
 
 
 def _decisions_to_export(audit: Audit, reviewer: str | None) -> Mapping[int, Decision]:
@@ -137,7 +113,7 @@ def import_verdicts(
 
 def _read_verdicts(audit: Audit, format_name: str, path: Path) -> list[Verdict]:
     try:
-        verdicts = list(_load_format(format_name).read_verdicts(path, audit))
+        verdicts = list(_find_format(format_name).read(path, audit))
         return [_clean_verdict(verdict) for verdict in verdicts]
     except (
         OSError,
@@ -172,14 +148,14 @@ def _clean_verdict(verdict: Verdict) -> Verdict:
     )
 
 
-def _load_format(name: str) -> ExchangeFormat:
+def _find_format(name: str) -> ExchangeFormat:
     if name not in FORMATS:
         raise DataError(
             "audit.unknown-format",
             f"there is no exchange format named {name!r}",
             fix=f"{did_you_mean(name, FORMATS)}use --format with one of: {', '.join(FORMATS)}",
         )
-    return cast(ExchangeFormat, import_module(f"fedgsca.label_audit.exchange.{FORMATS[name]}"))
+    return FORMATS[name]
 
 
 def _find_mismatch(

@@ -1,4 +1,4 @@
-"""`fedgsca review --serve`: the review page on a hospital's network, with TLS.
+"""Where the review page is served on a hospital's network, and the certificate for that name.
 
 The address is always named: there is no "all interfaces by default". Beyond this machine the page
 is served over TLS only.
@@ -6,27 +6,22 @@ is served over TLS only.
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
+import hashlib
 import ipaddress
 import re
 import socket
-from collections.abc import Callable
+import ssl
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from fedgsca.errors import ConfigError
+from fedgsca.errors import ConfigError, RunFolderError
+from fedgsca.support.files import PRIVATE, make_private_folder, write_atomic
 
 if TYPE_CHECKING:
-    import uvicorn
-
-    from fedgsca.review.network_app import SharedReview
+    from fedgsca.deploy.certificates import CertifiedKey, ServerCertificate
 
 DEFAULT_PORT = 8443
-MAX_CONNECTIONS = 400  # of all clients together; a browser opens six
-HANDSHAKE_SECONDS = 10.0
-CIPHERS = "ECDHE+AESGCM:ECDHE+CHACHA20"  # of TLS 1.2, the oldest version that Python accepts
 _HOST_NAME = re.compile(
     r"(?=.{1,253}$)[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?(\.[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?)*"
 )
@@ -159,88 +154,103 @@ def _is_loopback(address: str) -> bool:
         return False
 
 
-def bind_address(address: str, port: int) -> socket.socket:
-    """A listening socket on one address."""
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind((address, port))
-        listener.listen()
-    except OSError as error:
-        listener.close()
+# ---- the certificate ----
+
+
+@dataclass(frozen=True)
+class MadeCertificate:
+    """The files that `make_certificate` wrote, and the fingerprint to compare when importing."""
+
+    authority: Path
+    files: TlsFiles
+    # sha256 of the authority's certificate, as browsers show it
+    fingerprint: str
+
+
+def check_certificate(files: TlsFiles, page_address: PageAddress) -> ServerCertificate:
+    """Refuse files that a browser would refuse: another name, another key, an expired one."""
+    from fedgsca.deploy.certificates import inspect_certificate
+
+    contents = []
+    for path in (files.certificate, files.key):
+        try:
+            contents.append(path.read_bytes())
+        except OSError as error:
+            raise RunFolderError(
+                "review.certificate-not-found",
+                f"{path} cannot be read: {error.strerror}",
+                fix="correct --certificate and --key; `fedgsca reviewers certificate` makes both",
+            ) from None
+    certificate = inspect_certificate(*contents)
+    if not any(_fits(name, page_address.host) for name in certificate.hosts):
         raise ConfigError(
-            "review.address-unavailable",
-            f"{address} port {port} cannot be used: {error.strerror or error}",
-            fix="choose another port in --serve, or an address of this machine in --listen; ports"
-            " below 1024 need special rights",
-        ) from None
-    return listener
+            "review.certificate-for-another-host",
+            f"the certificate is for {', '.join(certificate.hosts)}, not for {page_address.host}",
+            fix="use one of these names in --serve, or get a certificate for this one",
+        )
+    if certificate.age < 0 or certificate.days_left < 0:
+        raise ConfigError(
+            "review.certificate-expired",
+            f"the certificate is not valid now; it ends on {certificate.end:%Y-%m-%d}",
+            fix="get a new one, or correct the clock of this machine",
+        )
+    return certificate
 
 
-class HandshakeTimer(asyncio.SelectorEventLoop):
-    """An event loop whose TLS handshakes take ten seconds at most, instead of sixty."""
+def _fits(pattern: str, host: str) -> bool:
+    """Whether a name in a certificate is this host; *.example.org stands for one more label."""
+    from fedgsca.deploy.certificates import host_text
 
-    async def create_server(self, *args: Any, **options: Any) -> asyncio.Server:
-        """As in the base class."""
-        if options.get("ssl") is not None:
-            options.setdefault("ssl_handshake_timeout", HANDSHAKE_SECONDS)
-        return await super().create_server(*args, **options)
+    pattern = pattern.lower()
+    if pattern.startswith("*."):
+        first, dot, domain = host.partition(".")
+        return bool(first and dot) and domain == pattern[2:]
+    return pattern == host_text(host).lower()
 
 
-def build_network_server(
-    review: SharedReview, page_address: PageAddress, tls: TlsFiles | None, person: str = ""
-) -> uvicorn.Server:
-    """The server, for a socket that listens already. It notes its own end in the trail."""
-    import uvicorn
+def make_certificate(
+    page_address: PageAddress, folder: Path, vault: Path | None
+) -> MadeCertificate:
+    """Write server.pem, server.key and ca.crt for this host to a folder.
 
-    from fedgsca.review.network_app import build_network_app
-    from fedgsca.review.serve import server_config
-    from fedgsca.review.timed_protocol import NetworkProtocol
+    The authority is that of `vault`, a folder with ca.crt and ca.key such as `authority` of the
+    kits, else that of `folder`, else a new one which can sign for this host only.
+    """
+    from fedgsca.deploy.certificates import make_authority, make_server
 
-    has_tls = tls is not None
-    app = build_network_app(
-        review,
-        hosts=page_address.host_headers(has_tls=has_tls),
-        scheme="https" if has_tls else "http",
-        port=page_address.port,
+    make_private_folder(folder)
+    own_vault = folder if (folder / "ca.key").exists() else None
+    source = vault or own_vault
+    if source is None:
+        authority = make_authority(f"fedgsca review {page_address.host}", hosts=[page_address.host])
+        write_atomic(folder / "ca.key", authority.key, mode=PRIVATE)
+        write_atomic(folder / "ca.crt", authority.certificate)
+    else:
+        authority = _read_authority(source)
+        write_atomic(folder / "ca.crt", authority.certificate)
+    try:
+        server = make_server(authority, [page_address.host])
+    except ValueError as error:
+        raise _unusable_authority(source or folder, error) from None
+    files = TlsFiles(folder / "server.pem", folder / "server.key")
+    write_atomic(files.key, server.key, mode=PRIVATE)
+    write_atomic(files.certificate, server.certificate)
+    fingerprint = hashlib.sha256(ssl.PEM_cert_to_DER_cert(authority.certificate.decode()))
+    return MadeCertificate(folder / "ca.crt", files, fingerprint.hexdigest().upper())
+
+
+def _read_authority(folder: Path) -> CertifiedKey:
+    from fedgsca.deploy.certificates import CertifiedKey
+
+    try:
+        return CertifiedKey((folder / "ca.crt").read_bytes(), (folder / "ca.key").read_bytes())
+    except OSError as error:
+        raise _unusable_authority(folder, error) from None
+
+
+def _unusable_authority(folder: Path, error: Exception) -> RunFolderError:
+    return RunFolderError(
+        "review.unusable-authority",
+        f"the authority in {folder} cannot be used: {error}",
+        fix="name a folder with ca.crt and ca.key, or omit --authority to make a new one",
     )
-    config = server_config(
-        app,
-        http=NetworkProtocol,
-        limit_concurrency=MAX_CONNECTIONS,
-        loop="fedgsca.review.network_server:HandshakeTimer",
-        ssl_ciphers=CIPHERS,
-        ssl_certfile=None if tls is None else str(tls.certificate),
-        ssl_keyfile=None if tls is None else str(tls.key),
-    )
-
-    class NotedServer(uvicorn.Server):
-        async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-            """End, by Ctrl-C or by the service manager: uvicorn repeats the signal after this."""
-            await super().shutdown(sockets)
-            review.trail.write("server-stopped", person, address=page_address.url(has_tls=has_tls))
-
-    return NotedServer(config)
-
-
-def serve_network(
-    review: SharedReview,
-    page_address: PageAddress,
-    *,
-    listen: str,
-    tls: TlsFiles | None,
-    person: str,
-    announce: Callable[[str], None],
-) -> None:
-    """Answer requests until Ctrl-C. `person` starts it, for the trail."""
-    require_tls(page_address, listen, tls)
-    url = page_address.url(has_tls=tls is not None)
-    with (
-        contextlib.suppress(KeyboardInterrupt),
-        bind_address(listen, page_address.port) as listener,
-    ):
-        server = build_network_server(review, page_address, tls, person)
-        review.trail.write("server-started", person, address=url)
-        announce(url)
-        server.run(sockets=[listener])
