@@ -28,18 +28,6 @@ from fedgsca.support.text import plural
 from fedgsca.support.version import __version__
 
 _TOLERANCE = 1e-6  # percent points, of sums in another order
-# read by the guard alone; a key that it gets later belongs here, too
-_GUARD_KEYS = (
-    "aggregation.norm_factor",
-    "aggregation.scale_factor",
-    "aggregation.steady_factor",
-    "aggregation.max_response",
-    "aggregation.max_retreat",
-    "aggregation.max_share",
-    "aggregation.max_images",
-    "aggregation.opposed_sites",
-    "aggregation.strikes",
-)
 # F1 of a repeated run on another machine may differ by this much, in percent points
 CLOSE = 1.0
 
@@ -157,13 +145,11 @@ def _config_differences(submission: Submission, demands: Tree, protocol: Protoco
     """Keys with other values than the protocol demands.
 
     A key that only one side has is one that another version added or removed: it counts if the
-    protocol sets it. Options of the guard do not count where it is off.
+    protocol sets it.
     """
     fixed_keys = flatten(protocol.tree).keys() | {"noise.spec", "method"}
     differences = []
     for key in sorted(demands.keys() | submission.config.keys()):
-        if key in _GUARD_KEYS and demands.get("aggregation.guard") is False:
-            continue
         is_common = key in demands and key in submission.config
         if demands.get(key) != submission.config.get(key) and (is_common or key in fixed_keys):
             differences.append(

@@ -87,9 +87,6 @@ _TRAINING: Tree = {
     "threads": 1,
     "device": "cpu",
 }
-# All sites of a protocol are honest, and methods differ in how far a site may move: MaskedOptim's
-# clean sites move 20 times as far as its noisy ones.
-_HONEST: Tree = {"guard": False}
 _MODEL: Tree = {
     "name": "efficientnet-lite0",
     "weights": "packaged",
@@ -123,7 +120,6 @@ _TISSUE = Protocol(
         "train": _TRAINING,
         "data": {"sites": 4, "partition": "stratified"},
         "audit": {"enabled": False},
-        "aggregation": _HONEST,
     },
 )
 _SKIN = Protocol(
@@ -148,7 +144,6 @@ _SKIN = Protocol(
         "train": _TRAINING,
         "data": {"sites": 4, "partition": "stratified", "val": 0.15},
         "audit": {"enabled": False},
-        "aggregation": _HONEST,
     },
 )
 PROTOCOLS = {protocol.name: protocol for protocol in (_TISSUE, _SKIN)}

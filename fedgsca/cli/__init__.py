@@ -90,7 +90,6 @@ COMMAND_ORDER = (
     "demo",
     "run",
     "resume",
-    "readmit",
     "watch",
     "compare",
     "tune",

@@ -43,7 +43,7 @@ def show_run(out: Path, result: RunResult, command_seconds: float | None = None)
     _show_selection(out)
     if result.guard_events:
         _show_events(out)
-    _show_opposition(out)
+    _show_distant_sites(out)
     show_participation(out)
     seconds = result.seconds
     print_line(f"time    {_time_text(seconds.total, seconds.per_round, command_seconds)}")
@@ -139,13 +139,14 @@ def _show_events(out: Path) -> None:
             print_line(f"{clause} {plural(count, 'time')} (once per site and round)", "yellow")
 
 
-def _show_opposition(out: Path) -> None:
-    """The alarm of the guard, once more: it may have passed by during a long run."""
-    from fedgsca.report.run_facts import opposition_alarms
+def _show_distant_sites(out: Path) -> None:
+    """Once more, for the message may have passed by during a long run."""
+    from fedgsca.engine.filters.distance import DISTANT_TEXT
+    from fedgsca.report.run_facts import distant_rounds
     from fedgsca.report.run_reader import read_run
 
-    for alarm in opposition_alarms(read_run(out, with_losses=False)):
-        print_line(f"ALARM   {alarm}", "red")
+    for site in sorted(distant_rounds(read_run(out, with_losses=False))):
+        print_line(f"far     {site}: {DISTANT_TEXT}", "yellow")
 
 
 def show_participation(out: Path) -> None:

@@ -21,7 +21,9 @@ from pathlib import Path
 from typing import TypeAlias
 
 from fedgsca.config import Config
-from fedgsca.engine.base import RunObserver, SilentObserver
+from fedgsca.engine.base import ObserverGroup, RunObserver
+from fedgsca.engine.filters.claims import describe_aggregation
+from fedgsca.engine.intake import quorum_of
 from fedgsca.engine.messages import (
     MESSAGE_TYPES,
     MessageKind,
@@ -37,7 +39,7 @@ from fedgsca.engine.messages import (
 from fedgsca.engine.network import NetworkEngine
 from fedgsca.engine.notify import notify
 from fedgsca.engine.round_status import StatusObserver
-from fedgsca.engine.rounds import quorum_of, run
+from fedgsca.engine.rounds import run
 from fedgsca.engine.site_contacts import SiteTimeouts
 from fedgsca.errors import FedgscaError
 from fedgsca.experiment.deployment import prepare_coordinator
@@ -137,7 +139,8 @@ def coordinate(
     experiment: Experiment | None = None,
 ) -> RunResult | None:
     """The coordinator's run over a grid, or its continuation; parameters as in NetworkEngine."""
-    status = StatusObserver(out, observer or SilentObserver())
+    status = StatusObserver(out)
+    observers = ObserverGroup(status, observer)
     try:
         experiment = experiment or prepare_coordinator(config)
         engine = NetworkEngine(
@@ -145,7 +148,7 @@ def coordinate(
             experiment.names,
             quorum=partial(quorum_of, config),
             deadline=deadline,
-            observer=status,
+            observer=observers,
             poll=poll,
             stop=stop,
             strict=strict,
@@ -154,7 +157,8 @@ def coordinate(
             staleness=config.federation.staleness,
             timeouts=SiteTimeouts(deadline, config.federation.timeout_factor),
         )
-        result = run(config, out, engine=engine, experiment=experiment, observer=status)
+        observers.on_message(describe_aggregation(config, experiment.names))
+        result = run(config, out, engine=engine, experiment=experiment, observer=observers)
     except BaseException as error:
         if isinstance(error, FedgscaError) and not strict:
             report_stop(error)

@@ -12,10 +12,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from fedgsca.engine.base import Reply, RunObserver, SilentObserver
+from fedgsca.engine.base import Reply, RunObserver
 from fedgsca.engine.messages import MessageKind, SiteMessage, read_message
 from fedgsca.engine.notify import notify
-from fedgsca.engine.round_status import StatusObserver
 from fedgsca.engine.site_contacts import NodeRegistry, SiteTimeouts, WaitingReport
 from fedgsca.errors import FedgscaError
 from fedgsca.support.text import duration, one_line
@@ -82,7 +81,7 @@ class NetworkEngine:
     A round goes to the sites that are connected when it begins. The first one waits for all sites,
     later ones for a quorum; a site that returns during a round takes part in the next one. A site
     that is late in round t and answers in round t + s, s <= `staleness`, hands in a late update
-    (lateness.py); until then it is not asked again.
+    (filters/lateness.py); until then it is not asked again.
     """
 
     def __init__(
@@ -116,7 +115,7 @@ class NetworkEngine:
         self.transport = transport
         self.quorum = quorum
         self.deadline = deadline
-        self.observer = observer or SilentObserver()
+        self.observer = observer or RunObserver()
         self.poll = poll
         self.stop = stop or threading.Event()
         self.strict = strict
@@ -176,11 +175,9 @@ class NetworkEngine:
         if not self._has_quorum():
             text += ", or as soon as enough sites are connected again"
         self._tell(text)
-        if isinstance(self.observer, StatusObserver):
-            self.observer.pause(text)
+        self.observer.on_pause(text)
         sites = self._wait_for_return(start + pause, present)
-        if isinstance(self.observer, StatusObserver):
-            self.observer.end_pause()
+        self.observer.on_pause(None)
         if sites:
             self._tell(f"connected again: {', '.join(sites)}; the round is tried again now")
         self.deadline_factor = min(2.0 ** (attempt + 1), _LARGEST_FACTOR)
@@ -264,12 +261,10 @@ class NetworkEngine:
         return _OpenRound(kind, payload.round, open_messages, ends)
 
     def _show_timeouts(self, kind: MessageKind, sites: Iterable[str]) -> None:
-        if not isinstance(self.observer, StatusObserver):
-            return
         for site in sites:
             usual = self.timeouts.usual(kind, site)
             timeout = self._seconds(self.timeouts.timeout(kind, site))
-            self.observer.set_timeout(site, usual, timeout)
+            self.observer.on_timeout(site, usual, timeout)
 
     def _wait_for_reply(self, site: str, open_round: _OpenRound, report: WaitingReport) -> None:
         """Collect answers until this site's is among them, or until its time is over."""
@@ -432,7 +427,6 @@ class NetworkEngine:
             self.registry.sizes.setdefault(site, reply.update.num_samples)
         if reason is not None:
             self.observer.on_message(f"{site or 'a node'} cannot take part: {reason}")
-        if isinstance(self.observer, StatusObserver):
-            name = key_name or site
-            if reason is None or name in self.registry.reasons:  # not a second node of a good site
-                self.observer.set_connection(name, reason)
+        name = key_name or site
+        if reason is None or name in self.registry.reasons:  # not a second node of a good site
+            self.observer.on_connection(name, reason)

@@ -20,7 +20,6 @@ from dataclasses import dataclass, field
 from statistics import median
 
 from fedgsca.engine.base import RunObserver
-from fedgsca.engine.round_status import StatusObserver
 
 SHORTEST = 60.0  # seconds: one slow start of a process must not exclude a fast site
 _MIN_ANSWERS = 3  # before the deadline is shortened
@@ -129,8 +128,7 @@ class WaitingReport:
         self.subject = subject
         self.start_text = time.strftime("%H:%M:%S")
         self.last_report = time.monotonic()
-        if isinstance(observer, StatusObserver):
-            observer.await_sites(sorted(sites), subject)
+        observer.on_waiting(sorted(sites), subject)
 
     def update(self, sites: Iterable[str]) -> None:
         """Send a message, unless the last one is recent or nobody is awaited."""

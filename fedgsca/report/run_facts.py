@@ -240,13 +240,13 @@ def all_event_rounds(run: LoadedRun) -> Iterator[int]:
                 yield record.round + 1
 
 
-def opposition_alarms(run: LoadedRun) -> tuple[str, ...]:
-    """What the guard said about sites that lead the model against all others."""
-    alarms = []
+def distant_rounds(run: LoadedRun) -> dict[str, list[int]]:
+    """Sites whose updates were far from those of all others, with the rounds, from 1."""
+    rounds: dict[str, list[int]] = {}
     for record in run.metrics:
-        for site, text in (record.opposition or {}).items():
-            alarms.append(f"Round {record.round + 1}, {site}: {text}.")
-    return tuple(alarms)
+        for site in record.distant_sites or ():
+            rounds.setdefault(site, []).append(record.round + 1)
+    return rounds
 
 
 def absent_sites(run: LoadedRun) -> list[str]:

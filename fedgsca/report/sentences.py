@@ -11,6 +11,7 @@ from fedgsca.report.run_facts import (
     best_round,
     count_refusals,
     count_training_images,
+    distant_rounds,
     event_rounds,
     headline_scores,
     is_recorded_noise,
@@ -184,12 +185,9 @@ def _event_sentence(run: LoadedRun) -> str:
     if subject:
         verb = "was" if count_refusals(run).total() == 1 else "were"
         clauses.append(f"{subject} {verb} refused")
-    opposed_sites: dict[str, None] = {}
-    for record in run.metrics:
-        opposed_sites |= dict.fromkeys(record.opposition or {})
-    if opposed_sites:
-        verb = "leads" if len(opposed_sites) == 1 else "lead"
-        clauses.append(f"{join_words(list(opposed_sites))} {verb} the model against all others")
+    distant_sites = sorted(distant_rounds(run))
+    if distant_sites:
+        clauses.append(f"the updates of {join_words(distant_sites)} are far from all others")
     if not clauses:
         return ""
     text = join_words(clauses)

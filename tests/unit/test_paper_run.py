@@ -12,7 +12,7 @@ import pytest
 import fedgsca.grid.runner as runner
 from fedgsca.cli import execute
 from fedgsca.config import Config
-from fedgsca.engine.base import SilentObserver
+from fedgsca.engine.base import RunObserver
 from fedgsca.engine.rounds import run as real_run
 from fedgsca.experiment.records import DataSetup, RoundRecord, RunResult, Setup, SiteSetup
 from fedgsca.grid.runner import finished_cells, folder_of
@@ -138,7 +138,7 @@ def test_rows_asked_for_later_join(full: Path, tmp_path: Path) -> None:
 def stop_after(monkeypatch: pytest.MonkeyPatch, runs: int, rounds: int) -> None:
     """Ctrl-C in the given round of the run after so many."""
 
-    class Impatient(SilentObserver):
+    class Impatient(RunObserver):
         def on_round_done(self, record: RoundRecord, seconds: float) -> None:
             if record.round + 1 >= rounds:
                 raise KeyboardInterrupt

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fedgsca.engine.filters.distance import LOW, MOST, WINDOW
 from fedgsca.report.elements import (
     BulletList,
     Collapsible,
@@ -14,9 +15,9 @@ from fedgsca.report.number_text import count_text, range_text
 from fedgsca.report.page_sections import run_section
 from fedgsca.report.run_facts import (
     describe_event,
+    distant_rounds,
     event_rounds,
     method_events,
-    opposition_alarms,
 )
 from fedgsca.report.run_reader import LoadedRun
 
@@ -27,10 +28,7 @@ def event_section(run: LoadedRun) -> PageSection | None:
     blocks: list[PageElement] = []
     if run.damage:
         blocks.append(BulletList(run.damage, "Damaged files"))
-    blocks += [*_event_tables(run), *_rejection_tables(run), *_scaling_tables(run)]
-    alarms = opposition_alarms(run)
-    if alarms:
-        blocks.insert(0, BulletList(alarms, "One site against all others"))
+    blocks += [*_event_tables(run), *_rejection_tables(run), *_distance_tables(run)]
     if run.setup.warnings:
         blocks.append(BulletList(run.setup.warnings, "Warnings and notes about the data"))
     if not blocks:
@@ -72,16 +70,17 @@ def _rejection_tables(run: LoadedRun) -> list[PageTable | Collapsible]:
     return [fold_long_table(table)]
 
 
-def _scaling_tables(run: LoadedRun) -> list[PageTable | Collapsible]:
-    """Changes that the guard used with a smaller norm."""
-    rounds = event_rounds(run, "scaled_down")
+def _distance_tables(run: LoadedRun) -> list[PageTable | Collapsible]:
+    """Sites that the others would hardly listen to: a question, not a verdict."""
+    rounds = distant_rounds(run)
     if not rounds:
         return []
-    rows = [
-        [site, range_text(numbers), count_text(len(numbers))] for site, numbers in rounds.items()
-    ]
-    note = "The guard uses a change that is unusually large with the norm of the other sites."
-    table = PageTable(
-        "Changes scaled down", ["Site", "Rounds", "Times"], rows, words=(1,), note=note
+    rows = [[site, range_text(numbers)] for site, numbers in sorted(rounds.items())]
+    note = (
+        "Their updates are far from those of all others: under the rule mixing they had less than "
+        f"{LOW:.0%} of the weight of their images in {MOST} of {WINDOW} rounds. Ask what differs: "
+        "other images, classes or labels, other software, or false updates. Nothing was left out "
+        "for it."
     )
+    table = PageTable("Sites far from all others", ["Site", "Rounds"], rows, words=(1,), note=note)
     return [fold_long_table(table)]
