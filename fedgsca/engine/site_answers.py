@@ -9,7 +9,7 @@ site keeps is on its disk, under the fingerprint of the experiment, and a repeat
 memory from before that round (site_store.py). memory.json says in which round this memory begins
 and which files of it must exist: if some are gone, the site says so instead of training another
 model. If the whole folder is gone, so is this record; the site then begins as a new one, its reply
-says since when it remembers, and the coordinator compares that with what it knows.
+says since when it remembers, and the coordinator's log says that it took part before.
 """
 
 from __future__ import annotations
@@ -367,8 +367,8 @@ def check_memory(folder: Path, round_index: int) -> int:
                 "site.lost-memory",
                 f"its memory of round {version + 1} is missing, and without it the run would end"
                 " in another model",
-                fix="restore the state folder of the site from a backup; or delete the folder and"
-                " run `fedgsca readmit RUN SITE` at the coordinator, to begin as a new site",
+                fix="restore the state folder of the site from a backup; or delete the folder, to"
+                " begin as a new site: the coordinator's log then says so",
             ) from error
     return min(record.since, round_index)
 
