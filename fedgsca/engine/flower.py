@@ -228,7 +228,8 @@ def coordinate(
             staleness=config.federation.staleness,
             timeouts=SiteTimeouts(deadline, config.federation.timeout_factor),
         )
-        observers.on_message(describe_aggregation(config, experiment.names))
+        if config.federation.sites is not None:  # a deployment, no simulation
+            observers.on_message(describe_aggregation(config, experiment.names))
         result = run(config, out, engine=engine, experiment=experiment, observer=observers)
     except BaseException as error:
         if isinstance(error, FedgscaError) and not strict:

@@ -191,16 +191,16 @@ def trained_arrays(arrays: Arrays) -> dict[str, np.ndarray]:
     return {name: arrays[name] for name in names if not is_buffer(name)}
 
 
-def _is_trained(weights: Arrays, received: Arrays) -> bool:
+def _is_trained(weights: Arrays, reference: Arrays) -> bool:
     """Whether the weights are more than the received ones, scaled or rounded."""
-    product = change_square = received_square = 0.0
-    for name, value in trained_arrays(received).items():
+    product = change_square = model_square = 0.0
+    for name, value in trained_arrays(reference).items():
         row = np.asarray(value, dtype=np.float64).ravel()
         difference = np.subtract(weights[name], value, dtype=np.float64).ravel()
         product += float(difference @ row)
         change_square += float(difference @ difference)
-        received_square += float(row @ row)
-    change, model = math.sqrt(change_square), math.sqrt(received_square)
+        model_square += float(row @ row)
+    change, model = math.sqrt(change_square), math.sqrt(model_square)
     is_scaled = abs(product) > _ONLY_SCALED * change * model
     return change > _ONLY_ROUNDED * model and not is_scaled
 
