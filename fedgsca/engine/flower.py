@@ -34,6 +34,7 @@ if "RAY_ADDRESS" not in os.environ:
 from fedgsca.config import Config
 from fedgsca.engine.base import ObserverGroup, Reply, RunObserver
 from fedgsca.engine.coordinator_errors import install_filter, report_stop
+from fedgsca.engine.filters.claims import describe_aggregation
 from fedgsca.engine.flower_messages import MESSAGE_TYPES, from_records, to_records
 from fedgsca.engine.intake import quorum_of
 from fedgsca.engine.network import NetworkEngine, SiteMessage
@@ -227,6 +228,7 @@ def coordinate(
             staleness=config.federation.staleness,
             timeouts=SiteTimeouts(deadline, config.federation.timeout_factor),
         )
+        observers.on_message(describe_aggregation(config, experiment.names))
         result = run(config, out, engine=engine, experiment=experiment, observer=observers)
     except BaseException as error:
         if isinstance(error, FedgscaError) and not strict:

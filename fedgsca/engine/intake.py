@@ -59,10 +59,10 @@ class Intake:
     folder: Path
     site_seconds: dict[str, float] = field(default_factory=dict)
     refusals: dict[str, str] = field(default_factory=dict)  # site -> reason
+    # (name, code of the error) -> how often
+    num_refusals: dict[tuple[str, str], int] = field(default_factory=dict)
     used_sites: list[str] = field(default_factory=list)
     _receipts: dict[str, _Receipt] = field(default_factory=dict)
-    # (name, code) -> how often it was refused in this round
-    _num_refusals: dict[tuple[str, str], int] = field(default_factory=dict)
     _strangers: set[str] = field(default_factory=set)  # names of sites that nobody knows
     _answered_sites: set[str] = field(default_factory=set)
 
@@ -142,8 +142,8 @@ class Intake:
         reason = one_line(error.message)  # it may quote names that the site has chosen
         name = self._display_name(site)
         key = (name, error.code)
-        self._num_refusals[key] = self._num_refusals.get(key, 0) + 1
-        if self._num_refusals[key] > 1:  # thousands of answers are one message
+        self.num_refusals[key] = self.num_refusals.get(key, 0) + 1
+        if self.num_refusals[key] > 1:  # thousands of answers are one message
             return
         self.refusals[name] = reason
         self.observer.on_message(f"round {self.payload.round + 1}: {name} is left out: {reason}")
@@ -164,7 +164,7 @@ class Intake:
         return name
 
     def _report_repetitions(self) -> None:
-        for (name, _), count in self._num_refusals.items():
+        for (name, _), count in self.num_refusals.items():
             if count > 1:
                 self.observer.on_message(
                     f"round {self.payload.round + 1}: {name} sent {count:,} such answers"

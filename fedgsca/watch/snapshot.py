@@ -15,6 +15,7 @@ from pathlib import Path
 from statistics import median
 from threading import Lock
 
+from fedgsca.engine.filters.distance import DISTANT_TEXT
 from fedgsca.engine.round_status import read_status
 from fedgsca.experiment.records import RoundRecord, RunStatus, SiteRecord, finite
 from fedgsca.experiment.result_summary import expected_scores
@@ -339,6 +340,8 @@ def _site_views(run: LoadedRun, status: RunStatus | None, *, is_running: bool) -
     for name in names:
         site_record = newest.get(name)
         state, since, is_online = _site_state(name, last, status, is_running=is_running)
+        if last is not None and name in (last.distant_sites or ()):
+            state = f"{state}; {DISTANT_TEXT}"
         setup = run.setup.sites.get(name)
         images = site_record.num_samples if site_record is not None else None
         if images is None and setup is not None:

@@ -49,7 +49,7 @@ def test_a_model_that_is_not_finite_stops_the_run(diverging: str, tmp_path: Path
     config = toy_config(diverging, frozen=True, train__rounds=4)
     with pytest.raises(UpdateError) as error:
         run(config, tmp_path)
-    assert error.value.code == "round.invalid-aggregate"
+    assert error.value.code == "round.invalid-model"
     assert error.value.message.startswith("round 3: ")
     state = latest(tmp_path / "checkpoint", config.fingerprint())
     assert state is not None and state.round == 2

@@ -12,6 +12,7 @@ from collections.abc import Collection, Sequence
 from fedgsca.config import AggregationConfig, Config
 from fedgsca.engine.filters.base import RoundContext, UpdateContext, UpdateFilter, numbers_of
 from fedgsca.errors import ConfigError, UpdateError
+from fedgsca.robust.base import load_rules
 from fedgsca.support.text import did_you_mean, one_line
 from fedgsca.wire import Arrays, Update
 
@@ -77,6 +78,19 @@ class ClaimFilter(UpdateFilter):
         for name, size in zip(self.names, arrays["sizes"].tolist(), strict=True):
             if size >= 0:
                 self.sizes[name] = size
+
+
+def describe_aggregation(config: Config, names: Sequence[str]) -> str:
+    """What protects the model of a deployment, and what it cannot stop, in a few sentences."""
+    settings = config.aggregation
+    text = f"Updates are combined by the rule {settings.rule}. {load_rules()[settings.rule].stops}"
+    open_sites = [name for name in names if settings.agreed_images(name) is None]
+    if open_sites:
+        text += (
+            f" No number of images was agreed on with {_shorten(open_sites)}: nobody would notice"
+            " a false one, and it is the weight of an update."
+        )
+    return text
 
 
 def check_agreed_sites(config: Config, names: Sequence[str]) -> None:

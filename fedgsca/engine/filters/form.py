@@ -29,9 +29,10 @@ _DEVIATIONS = 8.0  # of the norm of the noise, beyond which nobody draws it
 _ROUNDING = 1e-4
 _DIGEST_SIZE = 16  # bytes
 _DIGEST_ROUNDS = 50  # whose updates are recognised when they are sent again
-# above this cosine of change and received model, an update only scales the model: weight decay does
-# so at all sites alike when no sample has a loss left
+# Honest sites whose samples have no loss left send the same bytes: a model that only weight decay
+# scaled (cosine of change and model), or that only rounding changed (share of the model's norm).
 _ONLY_SCALED = 0.9
+_ONLY_ROUNDED = 1e-5
 
 
 class FormFilter(UpdateFilter):
@@ -147,12 +148,11 @@ class RepetitionFilter(UpdateFilter):
 
     def examine(self, update: Update, context: UpdateContext) -> Update:
         """Raises UpdateError if the same weights were sent before."""
-        received = context.received.weights
-        if change_norm(update.weights, received) == 0.0:  # it did not train in this round
+        if not _is_trained(update.weights, context.received.weights):
             return update
         digest = _digest_of(update.weights)
         problem = None
-        if digest in self._sites and not _is_only_scaled(update.weights, received):
+        if digest in self._sites:
             problem = f"the update of {self._sites[digest]} in this round"
         for round_index, digests in self.digests.items():
             if digest in digests:
@@ -191,15 +191,18 @@ def trained_arrays(arrays: Arrays) -> dict[str, np.ndarray]:
     return {name: arrays[name] for name in names if not is_buffer(name)}
 
 
-def _is_only_scaled(weights: Arrays, received: Arrays) -> bool:
+def _is_trained(weights: Arrays, received: Arrays) -> bool:
+    """Whether the weights are more than the received ones, scaled or rounded."""
     product = change_square = received_square = 0.0
     for name, value in trained_arrays(received).items():
-        model = np.asarray(value, dtype=np.float64).ravel()
-        change = np.subtract(weights[name], value, dtype=np.float64).ravel()
-        product += float(change @ model)
-        change_square += float(change @ change)
-        received_square += float(model @ model)
-    return abs(product) > _ONLY_SCALED * math.sqrt(change_square) * math.sqrt(received_square)
+        row = np.asarray(value, dtype=np.float64).ravel()
+        difference = np.subtract(weights[name], value, dtype=np.float64).ravel()
+        product += float(difference @ row)
+        change_square += float(difference @ difference)
+        received_square += float(row @ row)
+    change, model = math.sqrt(change_square), math.sqrt(received_square)
+    is_scaled = abs(product) > _ONLY_SCALED * change * model
+    return change > _ONLY_ROUNDED * model and not is_scaled
 
 
 def _digest_of(weights: Arrays) -> bytes:

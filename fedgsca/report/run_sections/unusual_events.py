@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fedgsca.engine.filters.distance import LOW, WINDOW
+from fedgsca.engine.filters.distance import LOW, MOST, WINDOW
 from fedgsca.report.elements import (
     BulletList,
     Collapsible,
@@ -78,7 +78,7 @@ def _distance_tables(run: LoadedRun) -> list[PageTable | Collapsible]:
     rows = [[site, range_text(numbers)] for site, numbers in sorted(rounds.items())]
     note = (
         "Their updates are far from those of all others: under the rule mixing they had less than "
-        f"{LOW:.0%} of the weight of their images in most of {WINDOW} rounds. Ask what differs: "
+        f"{LOW:.0%} of the weight of their images in {MOST} of {WINDOW} rounds. Ask what differs: "
         "other images, classes or labels, other software, or false updates. Nothing was left out "
         "for it."
     )

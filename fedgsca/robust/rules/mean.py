@@ -14,8 +14,9 @@ class MeanRule(Rule):
     name = "mean"
     description = "the method's own weighted mean"
     stops = (
-        "Stops updates that are malformed, not finite, sent twice or by somebody else. A site that "
-        "sends a well-formed lie moves the model as far as it likes."
+        "Stops what is no update of this run, an update that is sent twice and more images than "
+        "agreed. It does not stop a false model of the right form, which moves the mean by the "
+        "site's share of the images."
     )
     needs_all = False
 
