@@ -8,9 +8,9 @@ Every round, whatever its rule, records for each site k
 would not listen to it. The inner products of changes come from sketches (robust/sketch.py), so
 updates need not wait for each other.
 
-A site whose coefficient was below LOW in LOW_ROUNDS of its last WINDOW rounds is *distant*: log, report
-and status page name it, so that people ask what differs. Other images, other classes, wrong labels
-and a lie look alike from here.
+A site whose coefficient was below LOW in LOW_ROUNDS of its last WINDOW rounds is *distant*: log,
+report and status page name it, so that people ask what differs. Other images, other classes, wrong
+labels and a lie look alike from here.
 """
 
 from __future__ import annotations
