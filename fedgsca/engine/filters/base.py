@@ -59,7 +59,7 @@ class UpdateContext:
     round: RoundContext
 
     @property
-    def received(self) -> Payload:
+    def payload(self) -> Payload:
         """What the site received: the payload of this round, or of an earlier one if it is late."""
         return self.round.payload if self.reply.late_to is None else self.reply.late_to
 

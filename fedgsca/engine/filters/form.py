@@ -46,7 +46,7 @@ class FormFilter(UpdateFilter):
 
     def examine(self, update: Update, context: UpdateContext) -> Update:
         """Raises UpdateError for anything else."""
-        reference = context.received.weights
+        reference = context.payload.weights
         check_update(update, reference, self.uploads, self.dims)
         problem = number_problem(update.weights) or _counter_problem(update.weights, reference)
         if problem is not None:
@@ -100,7 +100,7 @@ class ClipFilter(UpdateFilter):
 
     def examine(self, update: Update, context: UpdateContext) -> Update:
         """Raises UpdateError if the change is larger than clipping and noise allow."""
-        reference = context.received.weights
+        reference = context.payload.weights
         norm, limit = change_norm(update.weights, reference), self._limit(reference)
         if norm > limit:
             raise UpdateError(
@@ -148,7 +148,7 @@ class RepetitionFilter(UpdateFilter):
 
     def examine(self, update: Update, context: UpdateContext) -> Update:
         """Raises UpdateError if the same weights were sent before."""
-        if not _is_trained(update.weights, context.received.weights):
+        if not _is_trained(update.weights, context.payload.weights):
             return update
         digest = _digest_of(update.weights)
         problem = None
