@@ -226,9 +226,9 @@ def _own_state(settings_path: Path) -> Iterator[None]:
 
 def _open_site(settings_path: Path) -> Handler:
     from fedgsca.engine.site_answers import ResidentSite
-    from fedgsca.models import initial
+    from fedgsca.models import build
 
-    log.info("ready to train: %s", initial.__name__)
+    log.info("ready to train: %s", build.__name__)
     return ResidentSite(settings_path).answer
 
 

@@ -268,7 +268,6 @@ class FedCorr(Method):
             optional=True,
             low=0,
             nan=True,
-            vote="clip",
         ),
         "noise_level": Extra((), "mu, the estimated share of wrong labels", low=0, high=1),
         "trains": Extra(

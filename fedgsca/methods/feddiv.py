@@ -225,6 +225,7 @@ class FedDiv(Method):
             low=0.0,
             high=1e4,
             bounds=_FILTER_BOUNDS,
+            vote="mean",
             finish=nearest_selector,
         ),
         "noise_level": Extra((), "share of labels that look wrong", diagnostic=True, low=0, high=1),

@@ -235,7 +235,7 @@ class FedGP(Method):
             f"below {SMALLEST_GROUP} images: the received row of W",
             low=-LARGE,
             high=LARGE,
-            vote="clip",
+            vote="mean",
         ),
         **GNN_EXTRAS,
         "purified": Extra((), "size of the purified set", low=0),

@@ -145,7 +145,7 @@ class FedGSCA(Method):
             nan=True,
             inf=True,
             bounds=SELECTOR_BOUNDS,
-            vote="median",
+            vote="mean",
             finish=nearest_selector,
         ),
         "delta": Extra(

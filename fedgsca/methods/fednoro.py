@@ -190,7 +190,6 @@ class FedNoRo(Method):
             optional=True,
             low=0,
             nan=True,
-            vote="clip",
         ),
         "noisy": Extra(
             (),

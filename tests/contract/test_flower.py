@@ -17,6 +17,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Error, Message, RecordD
 from fedgsca.config import Config, load_config
 from fedgsca.engine import site_answers
 from fedgsca.engine.base import Reply
+from fedgsca.engine.filters.claims import describe_aggregation
 from fedgsca.engine.flower import coordinate
 from fedgsca.engine.flower_simulation import FindPlace, client_app
 from fedgsca.engine.local import SiteRunner
@@ -514,7 +515,7 @@ def test_hospitals_train_and_test_on_their_own_images(tmp_path: Path) -> None:
     assert statistics is not None and statistics.images == 18 and statistics.auroc is None
     assert set(statistics.per_site) == set(NAMES), "from the counts that the sites send anyway"
     assert statistics.f1.low is not None and not (out / "test-probabilities.npz").exists()
-    assert observer.messages == []
+    assert observer.messages == [describe_aggregation(consortium(), NAMES)]
     assert not (out / "store").exists(), "what concerns single images stays at the sites"
     assert not (out / "losses").exists()
     assert all("noisy_precision" not in site.values for site in rounds[-1].sites.values())

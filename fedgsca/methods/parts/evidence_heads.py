@@ -97,7 +97,7 @@ UPLOADS: Mapping[str, Extra] = {
         nan=True,
         # no honest mean over images is lower for all powers
         per_image=(-30.0 * holdout.MAX_HOLDOUT_FACTOR * len(POWERS), 0.0),
-        vote="median",
+        vote="mean",
         off_under_privacy=True,
     ),
     "evidence.training_counts": Extra(

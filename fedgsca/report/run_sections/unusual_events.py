@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fedgsca.engine.filters.distance import LOW, MOST, WINDOW
+from fedgsca.engine.filters.distance import LOW, LOW_ROUNDS, WINDOW
 from fedgsca.report.elements import (
     BulletList,
     Collapsible,
@@ -78,9 +78,9 @@ def _distance_tables(run: LoadedRun) -> list[PageTable | Collapsible]:
     rows = [[site, range_text(numbers)] for site, numbers in sorted(rounds.items())]
     note = (
         "Their updates are far from those of all others: under the rule mixing they had less than "
-        f"{LOW:.0%} of the weight of their images in {MOST} of {WINDOW} rounds. Ask what differs: "
-        "other images, classes or labels, other software, or false updates. Nothing was left out "
-        "for it."
+        f"{LOW:.0%} of the weight of their images in {LOW_ROUNDS} of {WINDOW} rounds. Ask what "
+        "differs: other images, classes or labels, other software, or false updates. Nothing was "
+        "left out for it."
     )
     table = PageTable("Sites far from all others", ["Site", "Rounds"], rows, words=(1,), note=note)
     return [fold_long_table(table)]

@@ -17,7 +17,7 @@ from fedgsca.engine.filters.base import (
     restore_memory,
 )
 from fedgsca.engine.filters.claims import ClaimFilter, describe_aggregation
-from fedgsca.engine.filters.distance import LOW, MOST, WINDOW, DistanceFilter
+from fedgsca.engine.filters.distance import LOW, LOW_ROUNDS, WINDOW, DistanceFilter
 from fedgsca.engine.filters.form import RepetitionFilter, change_norm
 from fedgsca.rng import stream
 from fedgsca.robust.base import Rule, RuleSettings, load_rules
@@ -80,10 +80,10 @@ def test_a_site_is_distant_after_most_rounds_with_hardly_any_weight() -> None:
     filters: list[UpdateFilter] = [DistanceFilter(rule, NAMES)]
     rule.weight = 0.9 * LOW / len(NAMES)  # of a site with a quarter of the images
     named = [run_round(filters, index).distant_sites for index in range(WINDOW)]
-    assert named == [()] * (MOST - 1) + [("d",)] * (WINDOW - MOST + 1)
+    assert named == [()] * (LOW_ROUNDS - 1) + [("d",)] * (WINDOW - LOW_ROUNDS + 1)
     rule.weight = 1.1 * LOW / len(NAMES)
     later = [run_round(filters, WINDOW + index).distant_sites for index in range(WINDOW)]
-    assert later == [("d",)] * (WINDOW - MOST) + [()] * MOST
+    assert later == [("d",)] * (WINDOW - LOW_ROUNDS) + [()] * LOW_ROUNDS
 
 
 def test_a_coefficient_is_relative_to_the_share_of_images() -> None:
