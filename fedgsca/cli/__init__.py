@@ -157,10 +157,13 @@ def add_commands() -> None:
     """Add the commands of all modules, each in the panel of its person."""
     for module in MODULES:
         module.add(app)
-    for command in (*app.registered_commands, *app.registered_groups):
-        for person, names in PEOPLE.items():
-            if command.name in names:
-                command.rich_help_panel = person
+    person_of: dict[str, str] = {}
+    for person, names in PEOPLE.items():
+        person_of |= dict.fromkeys(names, person)
+    for command in app.registered_commands:
+        command.rich_help_panel = person_of.get(command.name or "")
+    for group in app.registered_groups:
+        group.rich_help_panel = person_of.get(group.name or "")
 
 
 add_commands()

@@ -34,7 +34,7 @@ def complete_tree(tree: Tree, noises: tuple[str, ...] = (), *, quiet: bool) -> T
     with display(quiet=quiet):
         result = complete(build(tree), noises)
     _show_reasons(result.reasons, quiet=quiet)
-    return merge(result.chosen, tree)
+    return merge(result.choices, tree)
 
 
 def _show_reasons(reasons: Sequence[str], *, quiet: bool) -> None:

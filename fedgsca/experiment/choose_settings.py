@@ -27,7 +27,7 @@ _BUILT_IN = ("synthetic", SITES_SOURCE)
 
 @dataclass(frozen=True)
 class ChosenSettings:
-    """The settings that were chosen, and why, for a person."""
+    """The settings that were choices, and why, for a person."""
 
     tree: Tree = field(default_factory=dict)
     reasons: tuple[str, ...] = ()
@@ -38,7 +38,7 @@ class CompleteConfig:
     """An experiment in which nothing is open, what the data decided, and why, for a person."""
 
     config: Config
-    chosen: Tree = field(default_factory=dict)
+    choices: Tree = field(default_factory=dict)
     reasons: tuple[str, ...] = ()
 
 
@@ -58,22 +58,22 @@ def complete(config: Config, noises: Sequence[str] = ()) -> CompleteConfig:
     if not (needs_model or needs_partition or needs_size):
         return CompleteConfig(config)
     table = load_table(config)
-    choices = []
+    parts = []
     if needs_partition:
-        choices.append(choose_partition(config, table, _wanted_sites(config, noises)))
+        parts.append(choose_partition(config, table, _wanted_sites(config, noises)))
     if needs_model:
-        choices.append(_choose_model(config, table))
-    chosen: Tree = {}
+        parts.append(_choose_model(config, table))
+    choices: Tree = {}
     reasons: list[str] = []
-    for choice in choices:
-        chosen = merge(chosen, choice.tree)
-        reasons += choice.reasons
-    model = fill(config, chosen).model
+    for part in parts:
+        choices = merge(choices, part.tree)
+        reasons += part.reasons
+    model = fill(config, choices).model
     if needs_size and model.frozen and model.name != OWN_FEATURES:
-        chosen = merge(chosen, choose_feature_size(table.images.shape[1]))
+        choices = merge(choices, choose_feature_size(table.images.shape[1]))
     # training settings that go with the network
-    base = merge(recommend(chosen), chosen) if "model" in chosen else chosen
-    return CompleteConfig(fill(config, base), chosen, tuple(reasons))
+    base = merge(recommend(choices), choices) if "model" in choices else choices
+    return CompleteConfig(fill(config, base), choices, tuple(reasons))
 
 
 def _check_noise(config: Config) -> None:
@@ -89,7 +89,8 @@ def _check_noise(config: Config) -> None:
 
 def _is_open(config: Config, section: str, *keys: str) -> bool:
     """Whether neither the user nor the recommendation for a published data set has set a key."""
-    return getattr(config, section).model_fields_set.isdisjoint(keys)
+    fields: set[str] = getattr(config, section).model_fields_set
+    return fields.isdisjoint(keys)
 
 
 def _wanted_sites(config: Config, noises: Sequence[str]) -> int | None:

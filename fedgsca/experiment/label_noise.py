@@ -26,7 +26,7 @@ from fedgsca.rng import stream
 
 _THUMBNAIL = 8  # cells per side
 _IMAGES_PER_CLASS = 200  # to measure which classes look alike
-Rows = Mapping[str, np.ndarray]  # site -> table rows
+Rows = dict[str, np.ndarray]  # site -> table rows
 
 
 @dataclass(frozen=True)

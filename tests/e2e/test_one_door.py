@@ -15,7 +15,13 @@ from fedgsca.config import loading
 from fedgsca.experiment import data_source
 from tests.unit.test_choose_settings import write_folder
 
-SETTINGS = {"method": "fedavg", "noise": "S20", "rounds": 1, "seed": 3, "device": "cpu"}
+SETTINGS: dict[str, Any] = {
+    "method": "fedavg",
+    "noise": "S20",
+    "rounds": 1,
+    "seed": 3,
+    "device": "cpu",
+}
 
 
 @pytest.fixture
@@ -38,7 +44,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 
         monkeypatch.setattr(module, name, counted_function)
 
-    count(loading.Config, "model_validate")
+    count(fedgsca.Config, "model_validate")
     count(data_source, "load")
     return counts
 

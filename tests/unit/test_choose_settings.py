@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -51,7 +52,7 @@ def test_site_column_is_used(tmp_path: Path) -> None:
 def test_number_of_sites_beats_site_column(tmp_path: Path, spec: str) -> None:
     root = write_folder(tmp_path / "x", columns=",site")
     result = complete(Config.load(data=root, noise=spec, sites=spec.count("-") + 1))
-    assert "data" not in result.chosen
+    assert "data" not in result.choices
     assert any("3 hospitals" in reason for reason in result.reasons)
 
 
@@ -83,7 +84,7 @@ def test_a_complete_configuration_stays(tmp_path: Path) -> None:
     config = Config.load(data=write_folder(tmp_path / "x", columns=",group,site"))
     complete_config = complete(config).config
     assert complete_config != config
-    assert complete(build(complete_config.to_tree())).chosen == {}
+    assert complete(build(complete_config.to_tree())).choices == {}
 
 
 def test_chosen_values_are_those_of_a_user_who_gives_them(tmp_path: Path) -> None:
@@ -91,7 +92,7 @@ def test_chosen_values_are_those_of_a_user_who_gives_them(tmp_path: Path) -> Non
     config = Config.load(data=write_folder(tmp_path / "x", columns=",group"), device="cpu", lr=0.3)
     result = complete(config)
     given = {"data": {"source": config.data.source}, "train": {"device": "cpu", "lr": 0.3}}
-    assert result.config == build(merge(given, result.chosen))
+    assert result.config == build(merge(given, result.choices))
 
 
 @pytest.mark.parametrize(
@@ -130,10 +131,10 @@ def test_the_backbone_sees_the_detail_that_there_is(image_size: int, size: int |
 
 
 @pytest.mark.parametrize("settings", [{}, {"frozen": True}])
-def test_feature_size_is_chosen_unless_given(tmp_path: Path, settings: dict[str, bool]) -> None:
+def test_feature_size_is_chosen_unless_given(tmp_path: Path, settings: dict[str, Any]) -> None:
     pytest.importorskip("efficientnet_lite_pytorch")
     root = write_folder(tmp_path / "x", size=128)
     config = Config.load(data=root, device="cpu", **settings)
     assert complete(config).config.model.feature_size == 128
     config = Config.load(data=root, frozen=True, model__feature_size=96)
-    assert "model" not in complete(config).chosen
+    assert "model" not in complete(config).choices

@@ -236,13 +236,13 @@ def test_features_of_other_images_are_refused(tmp_path: Path) -> None:
 
 def test_the_data_chooses_the_model(tmp_path: Path) -> None:
     path = write_npz(tmp_path / "own.npz")
-    chosen = complete(load_config(data=path)).chosen
+    chosen = complete(load_config(data=path)).choices
     assert chosen["model"] == {"name": "features"}
     names = write_folder(tmp_path / "images")
     np.savez(tmp_path / "images" / "features.npz", features=np.eye(30), files=np.array(names))
-    chosen = complete(load_config(data=tmp_path / "images")).chosen
+    chosen = complete(load_config(data=tmp_path / "images")).choices
     assert chosen["model"] == {"name": "features"}
-    assert "model" not in complete(load_config(data=path, model="cnn")).chosen
+    assert "model" not in complete(load_config(data=path, model="cnn")).choices
 
 
 def test_settings_that_contradict_each_other_are_reported(tmp_path: Path) -> None:
