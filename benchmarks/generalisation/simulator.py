@@ -47,7 +47,7 @@ from fedgsca.methods.parts.fedgsca_objective import CredalObjective
 from fedgsca.methods.parts.fedgsca_options import FedGSCAOptions
 from fedgsca.methods.parts.fedgsca_steps import bound_rate
 from fedgsca.metrics import HEADLINE_ROUNDS, confusion, headline, scores
-from fedgsca.models.initial import build_model
+from fedgsca.models.build import build_model
 from fedgsca.pseudo_label import guard_reason
 from fedgsca.rng import stream
 from fedgsca.selector import (

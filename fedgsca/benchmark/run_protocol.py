@@ -37,8 +37,8 @@ from fedgsca.engine.rounds import run
 from fedgsca.errors import RunFolderError
 from fedgsca.experiment.records import RoundRecord
 from fedgsca.experiment.run_folder import read_rounds, read_setup
+from fedgsca.experiment.samples import weights_digest
 from fedgsca.experiment.simulation import divide
-from fedgsca.experiment.weights_file import weights_digest
 from fedgsca.methods.base import load_methods
 from fedgsca.metrics import HEADLINE_ROUNDS
 from fedgsca.support.files import write_atomic

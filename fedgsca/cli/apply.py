@@ -74,7 +74,7 @@ def _counts_text(counts: DecisionCounts) -> str:
 
 
 def _print_result(result: CorrectedLabels) -> None:
-    from fedgsca.data.label_changes import log_path
+    from fedgsca.data.relabel import log_path
 
     print_line(_counts_text(result.counts))
     _print_pairs(result)

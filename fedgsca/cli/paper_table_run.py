@@ -132,7 +132,7 @@ def render_table(request: Request, out: Path, *, quiet: bool, as_json: bool) -> 
     from fedgsca.paper.collect_scores import collect
     from fedgsca.paper.render import print_result, render
     from fedgsca.paper.table_result import save
-    from fedgsca.support.locks import file_lock
+    from fedgsca.support.files import file_lock
 
     with file_lock(out / ".lock"):
         result = collect(request, out)

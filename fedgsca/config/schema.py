@@ -6,12 +6,15 @@ import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Protocol, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from fedgsca.support.registry import Registry
-from fedgsca.wire import Extra
+from fedgsca.support.text import strip_slash
+
+if TYPE_CHECKING:
+    from fedgsca.wire import Extra
 
 Tree = dict[str, Any]
 # data.source of a deployment in which every site brings its own images
@@ -20,26 +23,27 @@ SITES_SOURCE = "sites"
 OWN_FEATURES = "features"
 # a shorter run has no evidence heads: they would have nothing to say in time
 MIN_EVIDENCE_ROUNDS = 6
-# of `federation`, left out of config.toml where they have their defaults
-_NEW_FEDERATION_KEYS = ("participation", "staleness", "simulated_lateness", "timeout_factor")
 ImageCount: TypeAlias = Annotated[int, Field(gt=0, strict=True)]  # true is no number here
-# the short names of `Config.load`
+# the settings with a short name, in `Config.load` and as an option of the command line
 SHORT_NAMES = {
     "data": "data.source",
-    "labels": "data.labels",
-    "partition": "data.partition",
-    "sites": "data.sites",
+    "method": "method",
     "noise": "noise.spec",
+    "rounds": "train.rounds",
+    "seed": "seed",
+    "sites": "data.sites",
+    "partition": "data.partition",
+    "labels": "data.labels",
     "model": "model.name",
     "frozen": "model.frozen",
-    "rounds": "train.rounds",
+    "features": "data.features",
     "epochs": "train.epochs",
     "lr": "train.lr",
+    "device": "train.device",
+    "skip_unreadable": "data.skip_unreadable",
+    "preset": "preset",
+    "track": "track",
 }
-
-
-# settings of `train` that only runs with another loss than cross-entropy write down
-_LOSS_KEYS = ("loss", "sce_alpha", "sce_beta", "gce_q", "elr_memory", "elr_strength")
 
 
 class MethodSchema(Protocol):
@@ -65,8 +69,8 @@ class DataConfig(Section):
 
     source: str = Field(
         default="synthetic",
-        description="built-in name, .npz file, folder with labels.csv, or reader:ROOT; "
-        "'sites': each site has its own",
+        description="synthetic, FILE.npz, FOLDER with labels.csv, or kind:PATH (see `fedgsca data "
+        "list`); 'sites': each site has its own",
     )
     classes: tuple[str, ...] | None = Field(
         default=None, min_length=2, description="source 'sites': the class names, in their order"
@@ -88,7 +92,8 @@ class DataConfig(Section):
     partition: Literal["stratified", "dirichlet", "missing", "group", "column"] = Field(
         default="stratified",
         description="how: equal class shares, skewed class shares, some classes missing at each "
-        "site, entire groups (patients), or a site column of the source",
+        "site, entire groups (patients), or a site column of the source; where the source has one "
+        "of the last two, it is the default",
     )
     alpha: float = Field(
         default=0.5, gt=0, description="partition dirichlet: concentration; small values are skewed"
@@ -147,6 +152,11 @@ class DataConfig(Section):
     splits: str | None = Field(
         default=None, description="folder of the lists of kvasir and chaoyang, if it is not in ROOT"
     )
+
+    @field_validator("source")
+    @classmethod
+    def _strip_slash(cls, value: str) -> str:
+        return strip_slash(value)
 
 
 class NoiseConfig(Section):
@@ -535,33 +545,18 @@ class Config(Section):
         (train__batch_size=64), or entire sections (train={"batch_size": 64}); None means not given.
         `set` has dotted keys, as --set on the command line. All problems are reported at once.
         """
-        from fedgsca.config import loading
+        from fedgsca.config.loading import build, collect
 
-        tree = {} if file is None else loading.read_toml(Path(file))
-        for key, value in {**settings, **(set or {})}.items():
-            if value is not None:
-                tree = loading.merge(tree, loading.nest(_key_path(key, value), _plain(value)))
-        return loading.build(tree)
+        return build(collect(file, settings={**settings, **(set or {})}))
 
     def to_tree(self) -> Tree:
         """As written to config.toml, with the method's options under the method's name.
 
-        None is left out, or spelled "none" where the default is something else. So is
-        `aggregation` if it is the default, and so are the options of unused losses and the newer
-        keys of `federation`: runs of versions without them remain the same experiment.
+        None is left out, or spelled "none" where the default is something else.
         """
         tree: Tree = json.loads(
             self.model_dump_json(exclude_none=True, exclude={"options", "track"})
         )
-        if self.aggregation == AggregationConfig():
-            del tree["aggregation"]
-        if self.train.loss == "ce":
-            for key in _LOSS_KEYS:
-                if tree["train"][key] == TrainConfig.model_fields[key].default:
-                    del tree["train"][key]
-        for key in _NEW_FEDERATION_KEYS:
-            if tree["federation"].get(key) == FederationConfig.model_fields[key].default:
-                del tree["federation"][key]
         if self.options:
             tree[self.method] = _spell_none(self.options)
         return tree
@@ -569,17 +564,6 @@ class Config(Section):
     def fingerprint(self) -> str:
         """The identity of the experiment: equal ones give equal bytes on the same machine."""
         return hashlib.sha256(json.dumps(self.to_tree(), sort_keys=True).encode()).hexdigest()
-
-
-def _key_path(key: str, value: object) -> list[str]:
-    """The path of a setting: rounds, train__rounds or train.rounds -> ["train", "rounds"]."""
-    if isinstance(value, Mapping):
-        return key.replace("__", ".").split(".")
-    return SHORT_NAMES.get(key, key.replace("__", ".")).split(".")
-
-
-def _plain(value: object) -> object:
-    return str(value) if isinstance(value, Path) else value
 
 
 def _spell_none(tree: Mapping[str, Any]) -> Tree:

@@ -30,7 +30,7 @@ from fedgsca.deploy.flower_probe import SiteIdentity
 from fedgsca.deploy.kit_files import KEY_FILE, KIT_FILE, CoordinatorKit, HospitalKit
 from fedgsca.engine.site_node import SiteSettings, read_settings
 from fedgsca.errors import ClassListError, ConfigError, FedgscaError
-from fedgsca.support.import_path import is_import_path
+from fedgsca.support.registry import is_import_path
 
 
 def check_kit(kit: Path) -> Iterator[CheckResult]:

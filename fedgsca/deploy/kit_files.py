@@ -12,9 +12,9 @@ from typing import Any
 
 from fedgsca.config import OWN_FEATURES, Config, to_toml
 from fedgsca.deploy.consortium import TEMPLATES, Consortium, Hospital
-from fedgsca.support.import_path import is_import_path
 from fedgsca.support.json_record import Record
 from fedgsca.support.markdown import escape_text
+from fedgsca.support.registry import is_import_path
 from fedgsca.support.text import one_line, printable
 from fedgsca.support.version import __version__
 

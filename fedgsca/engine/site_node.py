@@ -36,13 +36,13 @@ from fedgsca.errors import (
     UpdateError,
     WeightsError,
 )
+from fedgsca.experiment.samples import weights_digest
 from fedgsca.experiment.simulation import Experiment, prepare
-from fedgsca.experiment.weights_file import weights_digest
 from fedgsca.methods.compose import compose_method
 from fedgsca.privacy.reply_cache import answer_once
 from fedgsca.support.files import write_atomic
-from fedgsca.support.import_path import is_import_path
 from fedgsca.support.json_record import Record
+from fedgsca.support.registry import is_import_path
 from fedgsca.support.text import one_line
 from fedgsca.support.version import __version__
 from fedgsca.wire import Payload, Update, check_extras

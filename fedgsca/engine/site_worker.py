@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from fedgsca.engine.worker_client import ANSWER, ASK_AGAIN, PROBLEM, state_of, worker_folder
 from fedgsca.errors import FedgscaError
-from fedgsca.support.import_path import restrict_imports
+from fedgsca.support.files import file_lock, process_exists
 from fedgsca.support.local_socket import (
     LocalConnection,
     MessageTooLongError,
@@ -39,7 +39,7 @@ from fedgsca.support.local_socket import (
     listen,
     stop_listening,
 )
-from fedgsca.support.locks import file_lock, process_exists
+from fedgsca.support.registry import restrict_imports
 
 if TYPE_CHECKING:
     from fedgsca.engine.base import Reply
@@ -157,9 +157,9 @@ class ResidentSite:
     def prepare(self) -> None:
         """Import what takes long before the first message comes."""
         from fedgsca.engine import site_node
-        from fedgsca.models import initial
+        from fedgsca.models import build
 
-        log.info("ready: %s, %s", site_node.__name__, initial.__name__)
+        log.info("ready: %s, %s", site_node.__name__, build.__name__)
 
     def answer(self, request: bytes) -> bytes:
         """The reply to an encoded message, encoded. Errors of the site are reasons in the reply."""

@@ -20,6 +20,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fedgsca.errors import UpdateError
+from fedgsca.support.files import file_lock
 from fedgsca.support.local_socket import (
     LocalConnection,
     MessageTooLongError,
@@ -28,7 +29,6 @@ from fedgsca.support.local_socket import (
     make_private_folder,
     renew_secret,
 )
-from fedgsca.support.locks import file_lock
 
 log = logging.getLogger(__name__)
 # first byte of an answer: the answer follows; start a new worker and ask it; the problem follows

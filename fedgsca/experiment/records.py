@@ -10,9 +10,9 @@
     audit/<site>/audit.json     AuditSummary
     compare.json           Comparison
 
-Records are strict when written and tolerant when read (fedgsca.support.json_record), so that runs
-of older versions, unfinished runs and damaged runs can be read. Scores are percentages, rounds are
-counted from 0, times are seconds.
+Records are strict when written and tolerant when read (fedgsca.support.json_record), so that
+unfinished and damaged runs can be read. Scores are percentages, rounds are counted from 0, times
+are seconds.
 """
 
 from __future__ import annotations
@@ -102,7 +102,6 @@ class RoundRecord(Record):
     # is that of the round before; only with held-out images
     expected_f1: float | None = None
     privacy: PrivacyBudget | None = None
-    extra: Mapping[str, Any] = field(default_factory=dict, metadata=REMAINING_KEYS)
 
 
 @dataclass(frozen=True)
@@ -318,9 +317,8 @@ class RunResult(Record):
     # only with held-out images (`evidence.holdout`)
     unseen: UnseenChoice | None = None
     privacy: PrivacyBudget | None = None
-    # of the last round's model; None in runs of older versions
+    # of the last round's model; None: there were no test images
     statistics: FinalStatistics | None = None
-    extra: Mapping[str, Any] = field(default_factory=dict, metadata=REMAINING_KEYS)
 
 
 @dataclass(frozen=True)
@@ -436,7 +434,6 @@ class Setup(Record):
     weights: str | None  # sha256 of the weights file
     version: str
     labels: LabelsInUse | None = None
-    extra: Mapping[str, Any] = field(default_factory=dict, metadata=REMAINING_KEYS)
 
 
 # ---- status.json ----
@@ -569,7 +566,6 @@ class AuditSummary(Record):
     columns: tuple[str, ...]
     # labels that a person had checked before and that are not in the list; None: none of them
     num_checked: int | None = field(default=None, metadata=stored_as("checked"))
-    extra: Mapping[str, Any] = field(default_factory=dict, metadata=REMAINING_KEYS)
 
 
 # ---- compare.json ----
@@ -591,7 +587,7 @@ class ComparisonCell(Record):
     seconds_per_round: float
     bytes_up: int | None
     bytes_down: int | None
-    # of the last model, percent; None in runs of older versions
+    # of the last model, percent; None: no probabilities of test images
     auroc: float | None = None
     average_precision: float | None = None
     ece: float | None = None
@@ -689,7 +685,6 @@ class Comparison(Record):
     models: tuple[str, ...] | None = None  # networks, if there are several
     # settings that vary: key -> values
     vary: Mapping[str, tuple[Any, ...]] | None = None
-    extra: Mapping[str, Any] = field(default_factory=dict, metadata=REMAINING_KEYS)
 
     @property
     def variants(self) -> list[ComparisonVariant]:

@@ -29,9 +29,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fedgsca.config import OWN_FEATURES, Config, build, differences, read_toml, to_toml
-from fedgsca.data.label_changes import labels_in_use
+from fedgsca.data.relabel import labels_in_use
 from fedgsca.errors import RunFolderError
-from fedgsca.experiment.final_predictions import FinalPredictions, write_predictions_file
+from fedgsca.experiment.final_statistics import FinalPredictions, write_predictions_file
 from fedgsca.experiment.records import (
     DataSetup,
     LabelsInUse,
@@ -43,17 +43,17 @@ from fedgsca.experiment.records import (
     TimingRecord,
 )
 from fedgsca.experiment.result_summary import summarise_run
+from fedgsca.experiment.samples import weights_digest
 from fedgsca.experiment.simulation import Experiment
-from fedgsca.experiment.weights_file import weights_digest
 from fedgsca.methods.base import Method, ServerState
 from fedgsca.noise import NO_CLASS_NAME, realised
 from fedgsca.support.csv_table import write_cells
 from fedgsca.support.files import (
     is_disk_full,
     remove_abandoned,
+    try_lock,
     write_atomic,
 )
-from fedgsca.support.locks import try_lock
 from fedgsca.support.version import __version__
 from fedgsca.wire import save_tensors
 

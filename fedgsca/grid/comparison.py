@@ -29,7 +29,7 @@ from fedgsca.experiment.records import (
     all_variants,
 )
 from fedgsca.experiment.run_folder import dumps
-from fedgsca.experiment.weights_file import check_weights
+from fedgsca.experiment.samples import check_weights
 from fedgsca.grid import runner
 from fedgsca.grid.runner import (
     GridCell,
@@ -62,7 +62,7 @@ from fedgsca.report.comparison_tables import (
 )
 from fedgsca.report.seed_intervals import with_intervals
 from fedgsca.support.files import write_atomic
-from fedgsca.support.import_path import is_import_path
+from fedgsca.support.registry import is_import_path
 from fedgsca.support.text import join_words, slug
 
 

@@ -16,14 +16,14 @@ import numpy as np
 from fedgsca.checked_labels import NO_ORIGINAL, CheckedLabels
 from fedgsca.data.class_names import read_folder_names
 from fedgsca.data.file_list import normal_path
-from fedgsca.data.label_changes import (
+from fedgsca.data.readers.folder import COLUMNS
+from fedgsca.data.relabel import (
     LabelChange,
     count_pairs,
     is_log_of,
     log_path,
     write_log,
 )
-from fedgsca.data.readers.folder import COLUMNS
 from fedgsca.data.table import ImageTable
 from fedgsca.errors import ConfigError, DataError, RunFolderError
 from fedgsca.label_audit.audit_images import content_hash

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from fedgsca.config import OWN_FEATURES, Config, Tree, load_config, parse_set
-from fedgsca.data.own_features import FILE_NAME, has_features
+from fedgsca.data.readers.features_npz import FILE_NAME, has_features
 from fedgsca.engine.label_evidence import (
     NO_MODEL,
     read_evidence,
@@ -23,8 +23,8 @@ from fedgsca.engine.label_evidence import (
 )
 from fedgsca.errors import DataError, RunFolderError
 from fedgsca.evidence import assign_folds
-from fedgsca.experiment.frozen_features import frozen_features
 from fedgsca.experiment.records import EvidenceHeader
+from fedgsca.experiment.samples import frozen_features
 from fedgsca.experiment.simulation import Division, divide
 from fedgsca.label_audit.audit_run import audit_run
 from fedgsca.label_audit.audit_table import Audit

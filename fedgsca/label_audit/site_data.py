@@ -18,7 +18,7 @@ from fedgsca.data.reader import available_readers
 from fedgsca.data.table import ImageTable
 from fedgsca.engine.label_evidence import read_header, sites_with_evidence
 from fedgsca.errors import ConfigError, DataError, RunFolderError
-from fedgsca.experiment.frozen_features import frozen_features
+from fedgsca.experiment.samples import frozen_features
 from fedgsca.experiment.simulation import divide
 from fedgsca.label_audit.image_note import draw_note
 from fedgsca.support.text import did_you_mean

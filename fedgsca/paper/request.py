@@ -23,8 +23,7 @@ from fedgsca.noise import parse_noise
 from fedgsca.paper.experiments import DATASETS, GRIDS, REAL, Grid, GridColumn, GridRow, Variant
 from fedgsca.paper.scales import base_tree, column_tree, is_own, source_of
 from fedgsca.paper.table_result import Scale
-from fedgsca.support.files import write_atomic
-from fedgsca.support.locks import file_lock
+from fedgsca.support.files import file_lock, write_atomic
 
 FILE = "experiment.json"
 # the settings that a grid decides

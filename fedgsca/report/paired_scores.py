@@ -152,11 +152,11 @@ def _predict_test_images(path: Path) -> _TestPredictions | None:
     from fedgsca.config import SITES_SOURCE
     from fedgsca.experiment.data_source import load_table
     from fedgsca.experiment.run_folder import read_config
+    from fedgsca.experiment.samples import make_sampler, split_samples
     from fedgsca.experiment.simulation import feature_width_of
-    from fedgsca.experiment.site_samples import make_sampler, split_samples
     from fedgsca.methods.base import load_methods
+    from fedgsca.models.build import build_model
     from fedgsca.models.device import prepare_device
-    from fedgsca.models.initial import build_model
     from fedgsca.site import load_weights
     from fedgsca.train import evaluate
 

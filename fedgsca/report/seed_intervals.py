@@ -20,7 +20,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fedgsca.experiment.final_predictions import FinalPredictions, read_predictions_file
+from fedgsca.experiment.final_statistics import FinalPredictions, read_predictions_file
 from fedgsca.experiment.records import Comparison, ComparisonCell, MethodInterval, ScoreInterval
 from fedgsca.report.comparison_tables import BASELINE
 from fedgsca.rng import stream

@@ -22,8 +22,13 @@ from threading import Lock
 from typing import Any
 
 from fedgsca.errors import RunFolderError
-from fedgsca.support.files import GROWING_FILE, PRIVATE, is_disk_full, read_bytes_from
-from fedgsca.support.locks import wait_for_lock
+from fedgsca.support.files import (
+    GROWING_FILE,
+    PRIVATE,
+    is_disk_full,
+    read_bytes_from,
+    wait_for_lock,
+)
 
 FILE = "review-trail.jsonl"
 START = "0" * 64  # "previous" of the first line

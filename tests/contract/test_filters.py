@@ -15,6 +15,7 @@ from fedgsca.engine import checkpoint, rounds
 from fedgsca.engine.base import Reply
 from fedgsca.engine.filters.base import UpdateContext, UpdateFilter
 from fedgsca.engine.filters.distance import LOW, WINDOW
+from fedgsca.engine.filters.rule import make_filters
 from fedgsca.engine.intake import Intake
 from fedgsca.engine.rounds import run
 from fedgsca.errors import ConfigError, UpdateError
@@ -115,7 +116,9 @@ def test_the_mean_has_the_bytes_of_a_bare_weighted_mean(tmp_path: Path) -> None:
         assert state is not None and state.round == number and len(updates) == 4
         for name, value in state.weights.items():
             total = sum(update.num_samples for update in updates)
-            mean = sum(update.weights[name] * np.float64(update.num_samples) for update in updates)
+            mean = np.zeros(value.shape)
+            for update in updates:
+                mean += update.weights[name].astype(np.float64) * update.num_samples
             assert np.array_equal(value, (mean / total).astype(value.dtype)), name
 
 
@@ -136,10 +139,9 @@ def test_one_update_at_a_time_is_in_memory(tmp_path: Path) -> None:
                 events.append(f"used {update.site}")
 
     config = study_config()
-    filters = rounds.make_filters
 
     def add_watcher(*arguments: Any) -> list[UpdateFilter]:
-        return [*filters(*arguments), Watcher()]
+        return [*make_filters(*arguments), Watcher()]
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(rounds, "make_filters", add_watcher)
@@ -465,7 +467,6 @@ def test_a_new_filter_is_a_small_class_in_the_list(
             context.round.note(update.site, "seen", update.num_samples)
             return update
 
-    make_filters = rounds.make_filters
     monkeypatch.setattr(
         rounds, "make_filters", lambda *arguments: [NoSmallSites(), *make_filters(*arguments)]
     )

@@ -54,7 +54,7 @@ def shorten(script: str) -> str:
     script = re.sub(r"--seeds \d+", "--seeds 1", script)
     # all commands alike, so that the features of the images are computed once
     return re.sub(
-        r"^(fedgsca (run|compare|noise preview) .*)$",
+        r"^(fedgsca (run|compare|noise) .*)$",
         r"\1 --set data.image_size=32 --set model.feature_size=32",
         script,
         flags=re.MULTILINE,

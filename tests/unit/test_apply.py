@@ -16,8 +16,8 @@ import fedgsca
 from fedgsca.cli import execute
 from fedgsca.cli.apply import _counts_text
 from fedgsca.cli.run_summary import show_run
-from fedgsca.data.label_changes import log_path, read_log
 from fedgsca.data.load import load
+from fedgsca.data.relabel import log_path, read_log
 from fedgsca.engine.rounds import run
 from fedgsca.errors import DataError, RunFolderError
 from fedgsca.experiment.data_source import load_table

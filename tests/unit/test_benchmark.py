@@ -26,8 +26,8 @@ from fedgsca.cli import execute
 from fedgsca.config import load_config
 from fedgsca.errors import ConfigError, DataError, RunFolderError
 from fedgsca.experiment.data_source import load_table
+from fedgsca.experiment.samples import weights_digest
 from fedgsca.experiment.simulation import divide
-from fedgsca.experiment.weights_file import weights_digest
 from tests.toys import toy_folder, toy_npz, toy_weights
 
 # A protocol never changes: a change is a new version. If this test fails, undo the change.

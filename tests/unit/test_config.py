@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tomllib
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, get_args
 
@@ -151,20 +152,31 @@ def test_short_names_sections_and_dotted_keys(tmp_path: Path) -> None:
 
 SHORT_VALUES: dict[str, Any] = {
     "data": "x.npz",
+    "method": "fedavg",
     "labels": "labels.csv",
     "partition": "dirichlet",
     "noise": "S40",
     "model": "resnet18",
+    "features": "features.npz",
     "frozen": True,
+    "device": "cpu",
+    "skip_unreadable": True,
+    "preset": "paper",
+    "track": "mlflow",
 }
 
 
-@pytest.mark.parametrize(("short_name", "key"), sorted(SHORT_NAMES.items()))
-def test_short_names_are_keys(short_name: str, key: str) -> None:
-    value = SHORT_VALUES.get(short_name, 3)
-    config = Config.load(**{short_name: value})
-    section, name = key.split(".")
-    assert getattr(getattr(config, section), name) == value
+def test_short_names_are_keys() -> None:
+    for short_name, key in SHORT_NAMES.items():
+        value: Any = SHORT_VALUES.get(short_name, 3)
+        config = Config.load(**{short_name: value})
+        assert attrgetter(key)(config) == value, short_name
+
+
+def test_a_folder_is_the_same_with_a_slash_at_its_end() -> None:
+    sources = {"x/": "x", "x//": "x", "x": "x", "kvasir:a/b/": "kvasir:a/b", "/": "/"}
+    for text, source in {**sources, "dicom:/": "dicom:/"}.items():
+        assert Config.load(data=text).data.source == source
 
 
 def test_a_misspelled_setting_is_refused() -> None:

@@ -34,7 +34,7 @@ from fedgsca.experiment.run_folder import read_rounds
 from fedgsca.label_audit.audit_table import Audit
 from fedgsca.label_audit.decisions import Decisions
 from fedgsca.label_audit.exchange import import_verdicts
-from fedgsca.noise.specification import parse_noise
+from fedgsca.noise.base import parse_noise
 from fedgsca.support.console import console, make_table
 from fedgsca.support.csv_table import write_cells
 from fedgsca.support.markdown import markdown_table

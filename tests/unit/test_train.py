@@ -13,7 +13,7 @@ from fedgsca import train as training
 from fedgsca.label_loss import LabelLoss
 from fedgsca.methods.parts.fedgsca_objective import CredalObjective
 from fedgsca.methods.parts.fedgsca_options import FedGSCAOptions
-from fedgsca.models.augment import augment
+from fedgsca.models.batches import augment
 from fedgsca.models.build import build_classifier, build_head_only
 from fedgsca.rng import stream
 from fedgsca.site import Samples, Site, weights_of

@@ -1,27 +1,20 @@
 """`fedgsca wire METHOD`: everything that leaves a hospital in a round, and everything it receives.
 
-With the number of bytes, measured by measure_wire.py.
+With the number of bytes, measured by measure_wire.py. `fedgsca privacy METHOD`: how much noise for
+which guarantee.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedgsca.cli.methods import find_method
-from fedgsca.cli.options import (
-    ConfigFile,
-    Data,
-    ExperimentFlags,
-    Frozen,
-    Json,
-    Model,
-    Preset,
-    Sets,
-    Sites,
-)
+from fedgsca.cli.config import find_method
+from fedgsca.cli.options import Json, Settings, experiment_options
+from fedgsca.errors import ConfigError
 from fedgsca.support.console import make_table, print_json, print_line, print_start, print_table
 from fedgsca.support.text import plural, size_text
 
@@ -31,44 +24,27 @@ if TYPE_CHECKING:
     from fedgsca.cli.measure_wire import ExtraSize, MessageSize, WireMeasurement
     from fedgsca.config import Config
 
+
 Name = Annotated[str, typer.Argument(metavar="METHOD", help="see `fedgsca methods`")]
 
 
 def add(app: typer.Typer) -> None:
-    """Add the command of this module."""
-    app.command(
-        "wire",
-        help="Show what a method sends out of a hospital, and what it receives.",
-        rich_help_panel="Understand",
-    )(wire)
+    """Add the commands of this module."""
+    text = "Show what a method sends out of a hospital, and what it receives."
+    app.command("wire", help=text)(wire)
+    text = "Compute the epsilon of a noise level, or the noise level for an epsilon."
+    app.command("privacy", help=text)(privacy)
 
 
-def wire(
-    method: Name,
-    data: Data = None,
-    model: Model = None,
-    frozen: Frozen = False,
-    sites: Sites = None,
-    config_file: ConfigFile = None,
-    sets: Sets = None,
-    preset: Preset = None,
-    as_json: Json = False,
-) -> None:
+@experiment_options("data", "model", "frozen", "sites", "preset")
+def wire(settings: Settings, method: Name, as_json: Json = False) -> None:
     """`fedgsca wire`."""
-    flags = ExperimentFlags(
-        data=data,
-        method=find_method(method).name,
-        model=model,
-        frozen=frozen,
-        sites=sites,
-        preset=preset,
-    )
-    from fedgsca.cli.chosen_settings import make_run_config
+    from fedgsca.cli.chosen_settings import complete_config
     from fedgsca.cli.measure_wire import measure_wire
 
-    print_start(f"{flags.method}: two rounds with a few images", quiet=as_json)
-    config = make_run_config(flags, config_file, sets, None, quiet=True)
-
+    name = find_method(method).name
+    print_start(f"{name}: two rounds with a few images", quiet=as_json)
+    config = complete_config(settings.load(method=name), quiet=True)
     measurement = measure_wire(config)
     if as_json:
         print_json(measurement.to_json())
@@ -186,3 +162,74 @@ def _deployment_table(measurement: WireMeasurement) -> Table:
 def _shape_text(shape: Sequence[int]) -> str:
     text = " x ".join(str(length) for length in shape) or "1"
     return "1 number" if text == "1" else f"{text} numbers"
+
+
+# ---- privacy ----
+
+
+Rounds = Annotated[int, typer.Option("--rounds", min=1, help="rounds that a site answers")]
+NoiseLevel = Annotated[
+    float | None, typer.Option("--noise", help="privacy.noise: which epsilon does it give?")
+]
+Epsilon = Annotated[float | None, typer.Option("--epsilon", help="which noise does it need?")]
+Delta = Annotated[float, typer.Option("--delta", help="privacy.delta")]
+
+
+def privacy(
+    method: Name,
+    rounds: Rounds,
+    noise: NoiseLevel = None,
+    epsilon: Epsilon = None,
+    delta: Delta = 1e-5,
+    as_json: Json = False,
+) -> None:
+    """`fedgsca privacy`."""
+    from fedgsca.privacy.accountant import epsilon as epsilon_of
+    from fedgsca.privacy.accountant import noise_for
+
+    kind = find_method(method)
+    _check_protectable(kind.name)
+    _check_numbers(noise, epsilon, delta)
+    if noise is None:
+        noise = noise_for(epsilon or 0.0, kind.uploads, rounds, delta)
+    spent_epsilon = epsilon_of(noise, kind.uploads, rounds, delta)
+    if as_json:
+        guarantee = {"method": kind.name, "rounds": rounds, "noise": noise, "delta": delta}
+        print_json({**guarantee, "epsilon": spent_epsilon})
+        return
+    print_line(
+        f"{kind.name}, {plural(rounds, 'round')}, noise {noise:g}: epsilon {spent_epsilon:.3g}"
+        f" at delta {delta:g}, for a site as a whole"
+    )
+    print_line(
+        "in a configuration: privacy.clip (any), privacy.noise, privacy.delta",
+        "dim",
+    )
+
+
+def _check_protectable(name: str) -> None:
+    """Refuse a method that sends numbers which cannot be protected."""
+    from fedgsca.methods.base import load_methods
+    from fedgsca.wire import unprotected
+
+    unprotected_extras = {}
+    for other_name, method in load_methods().items():
+        unprotected_extras[other_name] = unprotected(method.uploads)
+    if unprotected_extras[name]:
+        protectable = [key for key, extras in unprotected_extras.items() if not extras]
+        raise ConfigError(
+            "privacy.method-cannot-be-protected",
+            f"{name} cannot run under privacy: it needs {', '.join(unprotected_extras[name])}"
+            " without noise",
+            fix=f"use one of: {', '.join(protectable)}",
+        )
+
+
+def _check_numbers(noise: float | None, epsilon: float | None, delta: float) -> None:
+    has_one = (noise is None) != (epsilon is None)
+    if not has_one or not 0 < (noise or epsilon or 0.0) < math.inf or not 0 < delta < 1:
+        raise ConfigError(
+            "privacy.invalid-budget",
+            "privacy needs either --noise or --epsilon, above 0, and a --delta between 0 and 1",
+            fix="for example, use --epsilon 8",
+        )
