@@ -29,17 +29,11 @@ class Liar:
 
 Poison = Callable[[Liar], Update]
 POISONS: dict[str, Poison] = {}
-# that scale, flip or inflate
-CRUDE: list[str] = []
-# about the number of images: agreed numbers stop them, and no rule does
-IMAGE_CLAIMS: list[str] = []
 
 
-def _poison(name: str, *lists: list[str]) -> Callable[[Poison], Poison]:
+def _poison(name: str) -> Callable[[Poison], Poison]:
     def register(function: Poison) -> Poison:
         POISONS[name] = function
-        for names in lists:
-            names.append(name)
         return function
 
     return register
@@ -73,7 +67,7 @@ def _scaled_change(liar: Liar, factor: float) -> Update:
 
 
 def _add_scaling(name: str, factor: float, honest_rounds: int = 0) -> None:
-    @_poison(name, *([] if honest_rounds else [CRUDE]))
+    @_poison(name)
     def scale(liar: Liar) -> Update:
         return _scaled_change(liar, factor) if len(liar.earlier) >= honest_rounds else liar.update
 
@@ -176,18 +170,18 @@ def _strike(liar: Liar) -> Update:
 # ---- numbers that no training makes ----
 
 
-@_poison("weights x 100", CRUDE)
+@_poison("weights x 100")
 def _weights_times_hundred(liar: Liar) -> Update:
     return _map_floats(liar.update, lambda name, value: value * 100.0)
 
 
-@_poison("weights x -1", CRUDE)
+@_poison("weights x -1")
 def _weights_flipped(liar: Liar) -> Update:
     return _map_floats(liar.update, lambda name, value: -value)
 
 
 def _add_constant(name: str, number: float) -> None:
-    @_poison(name, CRUDE)
+    @_poison(name)
     def fill(liar: Liar) -> Update:
         if len(liar.earlier) != 2:
             return liar.update
@@ -198,7 +192,7 @@ _add_constant("1e30 once", 1e30)
 _add_constant("3e38 once", 3e38)
 
 
-@_poison("one weight 1e6", CRUDE)
+@_poison("one weight 1e6")
 def _one_weight(liar: Liar) -> Update:
     def change(name: str, value: np.ndarray) -> np.ndarray:
         if name != min(liar.update.weights):
@@ -391,24 +385,24 @@ def _large_statistics(liar: Liar) -> Update:
     return replace(liar.update, extras=extras)
 
 
-# ---- numbers of images ----
+# ---- numbers of images: agreed ones stop these, and no rule does ----
 
 
-@_poison("10^9 images", CRUDE, IMAGE_CLAIMS)
+@_poison("10^9 images")
 def _many_images(liar: Liar) -> Update:
     return replace(liar.update, num_samples=10**9)
 
 
-@_poison("10^9 images from round 3", CRUDE, IMAGE_CLAIMS)
+@_poison("10^9 images from round 3")
 def _many_images_later(liar: Liar) -> Update:
     return replace(liar.update, num_samples=10**9) if len(liar.earlier) >= 2 else liar.update
 
 
-@_poison("images x 10", CRUDE, IMAGE_CLAIMS)
+@_poison("images x 10")
 def _ten_times_the_images(liar: Liar) -> Update:
     return replace(liar.update, num_samples=10 * liar.update.num_samples)
 
 
-@_poison("one wrong model and images x 3", IMAGE_CLAIMS)
+@_poison("one wrong model and images x 3")
 def _wrong_model_of_many_images(liar: Liar) -> Update:
     return replace(_wrong_model(liar), num_samples=3 * liar.update.num_samples)

@@ -19,24 +19,20 @@ _START, _END = "<!-- table {} -->", "<!-- end of table -->"
 
 
 class Results:
-    """Means over seeds of the study's runs."""
+    """The study's runs: scene, method, rule and lie -> seed -> F1, None for one that stopped."""
 
     def __init__(self, path: Path) -> None:
-        self.values: dict[tuple[str, str, str, str], list[float | None]] = {}
-        self.seeds: list[str] = []
+        self.values: dict[tuple[str, str, str, str], dict[str, float | None]] = {}
         with path.open(newline="") as file:
-            for row in list(csv.reader(file))[1:]:
-                scene, method, rule, lie, seed, f1 = row
-                numbers = self.values.setdefault((scene, method, rule, lie), [])
-                numbers.append(float(f1) if f1 else None)
-                if seed not in self.seeds:
-                    self.seeds.append(seed)
+            for scene, method, rule, lie, seed, f1 in list(csv.reader(file))[1:]:
+                runs = self.values.setdefault((scene, method, rule, lie), {})
+                runs[seed] = float(f1) if f1 else None
 
     def f1(self, scene: str, method: str, rule: str, lie: str = "honest") -> float | None:
-        """None: not measured, or a run stopped."""
-        numbers = self.values.get((scene, method, rule, lie), [None])
+        """The mean over seeds; None: not measured, or a run stopped."""
+        numbers = list(self.values.get((scene, method, rule, lie), {"": None}).values())
         known = [number for number in numbers if number is not None]
-        return fmean(known) if known and len(known) == len(numbers) else None
+        return fmean(known) if len(known) == len(numbers) else None
 
     def text(self, scene: str, method: str, rule: str, lie: str = "honest") -> str:
         """The mean, "stops" if a run did, a dash if there was none."""
@@ -51,14 +47,26 @@ class Results:
         keys = [key for key in self.values if wanted is None or key[0] in wanted]
         return list(dict.fromkeys(key[part] for key in keys))
 
-    def losses(self, scene: str, method: str, rule: str) -> dict[str, float]:
-        """Points below the liars' absence, for every lie that was measured."""
-        absent = self.f1(scene, method, rule, "absent")
+    def difference(
+        self, key: tuple[str, str, str, str], other: tuple[str, str, str, str]
+    ) -> float | None:
+        """How much more F1 `key` has than `other`: the mean over seeds that both have."""
+        runs, other_runs = self.values.get(key, {}), self.values.get(other, {})
+        points = []
+        for seed, f1 in runs.items():
+            other_f1 = other_runs.get(seed)
+            if f1 is not None and other_f1 is not None:
+                points.append(f1 - other_f1)
+        return fmean(points) if points else None
+
+    def changes(self, scene: str, method: str, rule: str) -> dict[str, float]:
+        """Of every lie that was measured: points above the liars' absence."""
         result = {}
         for lie in self.names(3, [scene]):
-            value = self.f1(scene, method, rule, lie)
-            if lie not in ("honest", "absent") and value is not None and absent is not None:
-                result[lie] = absent - value
+            key, absent = (scene, method, rule, lie), (scene, method, rule, "absent")
+            change = self.difference(key, absent)
+            if lie not in ("honest", "absent") and change is not None:
+                result[lie] = change
         return result
 
 
@@ -73,24 +81,24 @@ def worst_table(results: Results) -> str:
     rows = []
     for scene in _SCENES:
         for method in results.names(1, [scene]):
-            losses = results.losses(scene, method, _RULE)
-            if not losses:
+            changes = results.changes(scene, method, _RULE)
+            if not changes:
                 continue
-            lie = max(losses, key=lambda name: losses[name])
-            num_worse = sum(loss > _LIMIT for loss in losses.values())
+            order = sorted(changes, key=lambda name: changes[name])
+            worst_lies = [f"{changes[lie]:+.1f} ({lie})" for lie in order[:2]]
+            num_worse = sum(change < -_LIMIT for change in changes.values())
             rows.append(
                 (
                     scene,
                     method,
                     results.text(scene, method, _RULE),
                     results.text(scene, method, _RULE, "absent"),
-                    f"{results.text(scene, method, _RULE, lie)} ({lie})",
-                    f"{-losses[lie]:+.1f}",
-                    f"{num_worse} of {len(losses)}",
+                    *worst_lies,
+                    f"{num_worse} of {len(changes)}",
                 )
             )
-    heads = ("Scene", "Method", "Honest", "Absent", "Worst lie", "Beside absent")
-    return _markdown((*heads, f"Lies that cost more than {_LIMIT:g}"), rows)
+    heads = ("Liars", "Method", "Honest", "Absent", "Worst lie", "Next")
+    return _markdown((*heads, f"Worse than -{_LIMIT:g}"), rows)
 
 
 def lie_table(results: Results, scene: str) -> str:
@@ -124,22 +132,23 @@ def honest_table(results: Results) -> str:
     methods = [name for name in all_methods if name in ("fedavg", "fedgsca", "fedgsca-e")]
     rows = []
     for scene in scenes:
-        costs = {}
+        changes = {}
         for method in all_methods:
-            mean, mixed = results.f1(scene, method, _MEAN), results.f1(scene, method, _RULE)
-            if mean is not None and mixed is not None:
-                costs[method] = mean - mixed
+            keys = [(scene, method, rule, "honest") for rule in (_RULE, _MEAN)]
+            change = results.difference(keys[0], keys[1])
+            if change is not None:
+                changes[method] = change
         numbers = []
         for method in methods:
             pair = [results.text(scene, method, rule) for rule in (_MEAN, _RULE)]
             numbers.append(", ".join(pair))
-        if not costs:
+        if not changes:
             continue
-        worst = max(costs, key=lambda name: costs[name])
-        change = f"{-fmean(costs.values()):+.1f}; worst {-costs[worst]:+.1f} ({worst})"
-        rows.append((scene, *numbers, change))
+        worst = min(changes, key=lambda name: changes[name])
+        text = f"{fmean(changes.values()):+.1f} ({len(changes)} methods)"
+        rows.append((scene, *numbers, text, f"{changes[worst]:+.1f} ({worst})"))
     heads = [f"{method}: mean, {_RULE}" for method in methods]
-    return _markdown(("Honest sites", *heads, f"All {len(all_methods)} methods"), rows)
+    return _markdown(("Honest sites", *heads, "Change", "Worst"), rows)
 
 
 def rival_table(results: Results) -> str:
@@ -182,13 +191,14 @@ def write_pages(folder: Path, page: Path) -> None:
     """The study's page in the folder, and the tables that `page` has a place for."""
     results = Results(folder / "robustness.csv")
     machine = f"{platform.system()} {platform.machine()}, Python {platform.python_version()}"
-    num_runs = sum(len(numbers) for numbers in results.values.values())
+    num_runs = sum(len(runs) for runs in results.values.values())
+    seeds = sorted({seed for runs in results.values.values() for seed in runs})
     text = (
         "# Lying sites: the study\n\n"
         "Written by `python -m benchmarks.robustness`; do not edit. What a scene and a lie is:\n"
         "benchmarks/robustness.py, benchmarks/poisons.py and docs/robustness.md.\n\n"
-        f"{datetime.date.today().isoformat()}; {machine}; seeds {', '.join(results.seeds)}; "
-        f"{num_runs} runs. Macro F1, mean over the seeds.\n"
+        f"{datetime.date.today().isoformat()}; {machine}; seeds {', '.join(seeds)}; "
+        f"{num_runs} runs. Macro F1, mean over the seeds that were measured.\n"
     )
     for name, make in TABLES.items():
         text += f"\n## {name[0].upper()}{name[1:]}\n\n{make(results)}\n"
