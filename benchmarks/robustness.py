@@ -125,8 +125,8 @@ def make_config(method: str, scene: str, rule: str, poison: str, seed: int = 0) 
         "federation": {"keep_losses": False},
     }
     tree = merge(tree, SCENES[scene])
-    if method != "fedgsca" and poison != "extras x -5":
-        tree = merge(tree, {"evidence": {"enabled": False}})
+    if poison == "extras x -5":
+        tree = merge(tree, {"audit": {"enabled": True}})
     if poison in LABEL_POISONS:
         tree = merge(tree, {"noise": {"spec": _liar_noise(scene, LABEL_POISONS[poison])}})
     settings = {"guard": rule != "off", "rule": "mean" if rule == "off" else rule}

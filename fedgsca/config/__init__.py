@@ -16,6 +16,8 @@ from fedgsca.config.loading import (
 )
 from fedgsca.config.presets import PRESETS
 from fedgsca.config.schema import (
+    AUTO_RATE,
+    DEFAULT_METHOD,
     METHODS,
     OWN_FEATURES,
     SITES_SOURCE,
@@ -36,6 +38,8 @@ from fedgsca.config.schema import (
 )
 
 __all__ = [
+    "AUTO_RATE",
+    "DEFAULT_METHOD",
     "METHODS",
     "OWN_FEATURES",
     "PRESETS",

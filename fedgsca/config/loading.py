@@ -11,6 +11,7 @@ from pydantic import BaseModel, ValidationError
 
 from fedgsca.config.presets import PRESETS, recommend
 from fedgsca.config.schema import (
+    DEFAULT_METHOD,
     METHODS,
     OWN_FEATURES,
     SITES_SOURCE,
@@ -154,7 +155,7 @@ def build(tree: Mapping[str, Any]) -> Config:
     tree = dict(tree)
     problems = _text_problems(tree)
     _raise_problems(problems)  # such texts can be neither stored nor shown
-    name = str(tree.get("method", "fedgsca")).lower()
+    name = str(tree.get("method", DEFAULT_METHOD)).lower()
     preset = str(tree.get("preset", "default"))
     if preset not in PRESETS:
         choices = ", ".join(PRESETS)
@@ -300,6 +301,12 @@ def _privacy_problems(config: Config, method: type[MethodSchema] | None) -> list
     if config.privacy is None or method is None:
         return []
     problems = []
+    if method.reads_evidence:
+        message = (
+            f"privacy: {config.method} selects by evidence heads, which are off under privacy; "
+            "use method=fedgsca"
+        )
+        problems.append(ConfigProblem("config.privacy-without-evidence", message))
     extras = unprotected(method.uploads)
     if extras:
         message = (

@@ -51,7 +51,7 @@ class NormLimits:
         if self.config.model.frozen:
             # a late update may have been trained with the rate of an earlier round
             first_round = max(0, round_index - self.config.federation.staleness)
-            self.memory.parts[MODEL].use_rate(self.config.train.lr_at(first_round))
+            self.memory.parts[MODEL].use_rate(self.config.train.decay_at(first_round))
 
     def is_surely_within(self, facts: UpdateFacts, part: str) -> bool:
         """Whether the norm is within the limits, whatever the other sites send."""
@@ -128,7 +128,7 @@ class NormLimits:
             return other_norm, self.first_round_spread
         if other_norm == 0.0 and memory.rate:
             # nobody to compare with: as before the learning rate fell
-            return usual_norm * self.config.train.lr / memory.rate, 1.0
+            return usual_norm / memory.rate, 1.0
         return usual_norm, 1.0
 
     def remember(

@@ -125,7 +125,7 @@ def run(
         )
         folder.cut_metrics(state.round)
         observer.on_start(experiment, state.round)
-        if config.privacy is not None and config.evidence.enabled:
+        if config.privacy is not None and config.audit.enabled:
             observer.on_message(NO_HEADS_MESSAGE)
         end_round = config.train.rounds
         if stop_after is not None:
@@ -290,7 +290,7 @@ class RoundLoop:
         mean_drift = float(np.mean(validator.drift)) if validator.drift else None
         return RoundRecord(
             round=payload.round,
-            lr=config.train.lr_at(payload.round),
+            lr=self.experiment.train.lr_at(payload.round),
             stability=mean_drift,
             bytes_up=validator.bytes_up,
             bytes_down=len(validator.names) * payload_bytes,

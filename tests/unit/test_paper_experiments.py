@@ -260,10 +260,10 @@ def test_a_ninth_method_is_a_row_of_every_table() -> None:
     size = grid.size
     hours = paper_hours(grid)
     with ninth_method() as method:
-        assert [row.label for row in grid.rows][-1] == method.title
+        assert [row.label for row in grid.rows][-1] == method.card.title
         assert grid.size == size + 2
         fedavg_hours = hours * 3.0 / sum(passes_of(name) for name in METHODS)
-        assert paper_hours(grid) == pytest.approx(hours + method.passes / 3.0 * fedavg_hours)
+        assert paper_hours(grid) == pytest.approx(hours + method.card.passes / 3.0 * fedavg_hours)
         names = [cell.name for cell in make_request("kvasir-symmetric").cells()]
         assert "fednine-kvasir-S40-s0" in names
         assert len(GRIDS["stability"].rows) == 4  # the paper prescribes these
