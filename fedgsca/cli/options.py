@@ -136,6 +136,14 @@ Preset = Annotated[
         rich_help_panel=_CONFIG_PANEL,
     ),
 ]
+AuditLabels = Annotated[
+    bool,
+    typer.Option(
+        "--audit",
+        help="train evidence heads beside the method, for `fedgsca audit`; fedgsca-e has them",
+        rich_help_panel=_EXPERIMENT_PANEL,
+    ),
+]
 Jobs = Annotated[
     int, typer.Option("--jobs", min=1, help="worker processes; the result does not depend on it")
 ]
@@ -178,6 +186,7 @@ class ExperimentFlags:
     features: str | None = None
     device: str | None = None
     skip_unreadable: bool = False
+    audit: bool = False
     preset: str | None = None
     track: str | None = None
 
@@ -197,6 +206,7 @@ class ExperimentFlags:
             "data__features": self.features,
             "train__device": self.device,
             "data__skip_unreadable": self.skip_unreadable or None,
+            "audit__enabled": self.audit or None,
             "preset": self.preset,
             "track": self.track,
         }

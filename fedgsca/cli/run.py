@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fedgsca.cli.options import (
+    AuditLabels,
     ConfigFile,
     Data,
     Device,
@@ -108,6 +109,7 @@ def run(
     features: Features = None,
     device: Device = None,
     skip_unreadable: SkipUnreadable = False,
+    audit: AuditLabels = False,
     config_file: ConfigFile = None,
     sets: Sets = None,
     preset: Preset = None,
@@ -133,6 +135,7 @@ def run(
         features=features,
         device=device,
         skip_unreadable=skip_unreadable,
+        audit=audit,
         preset=preset,
         track=track,
     )

@@ -33,7 +33,6 @@ _PAPER: Tree = {
         "losses_of": "trained",
         "memory": 0.0,
         "class_relative": False,
-        "clip": None,
         "var_floor": 1e-6,
         "checked_fit": False,
         "monotone": False,

@@ -58,7 +58,6 @@ from fedgsca.pseudo_label import (
     training_set,
 )
 from fedgsca.selector import (
-    LOSS_CAP,
     MIN_SPREAD,
     NO_SELECTOR,
     Selector,
@@ -149,9 +148,6 @@ class FedGSCAOptions(MethodOptions):
     class_relative: bool = Field(
         default=True, description="compare a loss with those of the same given class"
     )
-    clip: float | None = Field(
-        default=LOSS_CAP, gt=0, description="largest loss that counts; none: unlimited (the paper)"
-    )
     var_floor: float = Field(
         default=0.25, ge=0, description="lower bound of both variances, nats^2"
     )
@@ -186,7 +182,7 @@ class FedGSCAOptions(MethodOptions):
 class Outputs:
     """Step A at one site: what the received model says about D_k."""
 
-    # (n,) clipped, and (n, C): means over the rounds so far
+    # (n,) and (n, C): means over the rounds so far
     losses: np.ndarray
     probs: np.ndarray
     # of this round
@@ -363,7 +359,7 @@ class FedGSCA(Method):
         more likely wrong than one that was doubtful once.
         """
         evaluation = evaluate_site(site)
-        losses = clip_losses(evaluation.losses, self._loss_cap)
+        losses = clip_losses(evaluation.losses, np.inf)
         probs = evaluation.probs
         tau = clean_threshold(evaluation.losses)  # Eq. 5
         m, count = self.options.memory, memory.count
@@ -456,13 +452,9 @@ class FedGSCA(Method):
             validity_test=options.checked_fit,
         )
 
-    @property
-    def _loss_cap(self) -> float:
-        return np.inf if self.options.clip is None else self.options.clip
-
     def _selector_losses(self, losses: np.ndarray, site: Site) -> np.ndarray:
-        """(n,) losses as the selector sees them: clipped, and relative to their given class."""
-        losses = clip_losses(losses, self._loss_cap)
+        """(n,) losses as the selector sees them: finite, and relative to their given class."""
+        losses = clip_losses(losses, np.inf)
         if not self.options.class_relative:
             return losses
         return class_relative(losses, site.labels, site.num_classes)

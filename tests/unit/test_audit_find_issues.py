@@ -63,8 +63,8 @@ def test_clean_labels_give_few_issues() -> None:
 
 
 def test_lists_float16_and_one_label_are_accepted() -> None:
-    issues = find_label_issues([0] * 13 + [1] * 12, [[0.9, 0.1]] * 12 + [[0.1, 0.9]] * 13)
-    assert issues.tolist() == [12]
+    issues = find_label_issues([0, 0] + [1, 0] * 19, [[0.1, 0.9], [0.9, 0.1]] * 20)
+    assert issues.tolist() == [0]
     labels, probs, _ = noisy_labels()
     half = find_label_issues(labels.astype(np.uint8), probs.astype(np.float16))
     full = find_label_issues(labels, probs)

@@ -253,7 +253,7 @@ def test_guard_events_reach_the_result(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def test_memory_is_the_normalised_mean_over_rounds(tmp_path: Path) -> None:
-    runner = toy(tmp_path, options={"memory": 0.5, "clip": None})
+    runner = toy(tmp_path, options={"memory": 0.5})
     state, outputs = runner.start(), []
     for t in range(4):
         site = runner.site("site-2")
