@@ -155,8 +155,9 @@ def build(tree: Mapping[str, Any]) -> Config:
     tree = dict(tree)
     problems = _text_problems(tree)
     _raise_problems(problems)  # such texts can be neither stored nor shown
-    name = str(tree.get("method", DEFAULT_METHOD)).lower()
     preset = str(tree.get("preset", "default"))
+    default_method = PRESETS.get(preset, {}).get("method", DEFAULT_METHOD)
+    name = str(tree.get("method", default_method)).lower()
     if preset not in PRESETS:
         choices = ", ".join(PRESETS)
         message = f"preset: unknown preset {preset!r}; use one of: {choices}"

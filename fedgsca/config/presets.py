@@ -15,6 +15,7 @@ from fedgsca.models.training import training_defaults
 Tree = dict[str, Any]
 
 _PAPER: Tree = {
+    "method": "fedgsca",
     "train": {
         "rounds": 100,
         "epochs": 1,

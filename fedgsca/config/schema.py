@@ -255,7 +255,7 @@ class TrainConfig(Section):
         default=0.1, gt=0, le=1, description="factor on the learning rate at each of lr_steps"
     )
     class_balance: float = Field(
-        default=0.5,
+        default=0.25,
         ge=0,
         le=1,
         description="how often samples of rare classes are shown: in proportion to (1 / share of "

@@ -229,7 +229,7 @@ class FedGSCA(Method):
         "Client Adaptive Adjuster, 2025",
         order=8,
         in_paper=True,
-        passes=4.0,
+        passes=4.2,
     )
     uploads: ClassVar[Mapping[str, Extra]] = {
         "selector": SELECTOR_UPLOAD,

@@ -168,9 +168,9 @@ def test_ablations_remove_one_part_after_the_other() -> None:
 
     assert changed_keys("fedgsca-no-rcl") == {"loss"}
     assert changed_keys("fedgsca-no-rcl-atp") == {"loss", "thresholds", "zeta"}
-    all_parts = {"loss", "thresholds", "zeta", "selector"}
+    all_parts = {"loss", "thresholds", "zeta", "scope"}
     assert changed_keys("fedgsca-no-rcl-atp-gss") == all_parts
-    assert options["fedgsca-no-rcl-atp-gss"]["selector"] == full["selector"] | {"scope": "own"}
+    assert options["fedgsca-no-rcl-atp-gss"]["scope"] == "own"
     levels = {cell.row for cell in cells if cell.column == "kvasir S40"}
     assert levels == {"fedgsca", "fedgsca-ucl"}
 

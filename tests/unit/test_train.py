@@ -39,7 +39,7 @@ CPU = torch.device("cpu")
 def site(tmp_path: Path) -> Site:
     labels = np.arange(33, dtype=np.int64) % CLASSES
     samples = Samples(toy_images(labels), labels, CLASSES)
-    hyper = toy_config("fedavg", train__batch_size=8).train
+    hyper = toy_config("fedavg", train__batch_size=8, train__lr=0.02, train__class_balance=0).train
     return Site(
         "north", samples, hyper, 0, build_classifier("cnn", CLASSES, seed=0), CPU, Store(tmp_path)
     )
@@ -176,7 +176,9 @@ def test_features_go_straight_in() -> None:
 def frozen_site(folder: Path, num_samples: int = 45) -> Site:
     features = stream(0, "frozen").normal(size=(num_samples, 20)).astype(np.float32)
     labels = stream(0, "labels").integers(0, CLASSES, num_samples)
-    hyper = toy_config("fedavg", train__batch_size=8, train__epochs=2, train__lr=0.5).train
+    hyper = toy_config(
+        "fedavg", train__batch_size=8, train__epochs=2, train__lr=0.5, train__class_balance=0
+    ).train
     model = build_head_only(20, CLASSES, seed=0)
     return Site("north", Samples(features, labels, CLASSES), hyper, 0, model, CPU, Store(folder))
 
