@@ -76,7 +76,7 @@ VARIANTS: dict[str, tuple[str, ...]] = {
 
 def make_config(args: argparse.Namespace, seed: int, method: str, *sets: str) -> Config:
     """The common settings of all runs: a small CNN from scratch, four equal sites."""
-    common = ["data.partition=stratified", "evidence.enabled=false", "train.augment=none"]
+    common = ["data.partition=stratified", "train.augment=none"]
     return load_config(
         sets=[*common, *args.set, *sets],
         data__source=args.data,

@@ -44,7 +44,7 @@ OPTIONS = {
     "fedgp": ("fedgp.warmup=0.34",),
     "fedfixer": ("fedfixer.warmup=2",),
     "fednoro": ("fednoro.warmup=2",),
-    "fedgsca": ("fedgsca.warmup=1", "fedgsca.wait_for_health=false"),
+    "fedgsca": ("fedgsca.warmup=0",),
 }
 COMMON = (
     "data.train=320",

@@ -129,7 +129,7 @@ def read_scores(out: Path) -> list[Score]:
 
 def to_markdown(protocol: Protocol, scores: Sequence[Score], methods: Sequence[str]) -> str:
     """A row per setting: mean ± standard deviation over seeds; the mean rank in the last row."""
-    titles = [load_methods()[method].title for method in methods]
+    titles = [load_methods()[method].card.title for method in methods]
     lines = [f"| setting | noise | {' | '.join(titles)} |", "|---|---|" + "--:|" * len(methods)]
     ranks: list[Mapping[str, float]] = []
     for setting in SETTINGS[protocol.name]:

@@ -89,7 +89,7 @@ def config_of(
     Both cost every method the same; benchmarks/audit_cost.py measures it. Two threads wait for
     each other in a busy loop, which on a busy machine takes most of the time.
     """
-    base = ["federation.keep_losses=false", "audit.enabled=false", "evidence.enabled=false"]
+    base = ["federation.keep_losses=false", "audit.enabled=false"]
     base.append("train.threads=1")
     return load_config(None, [*base, *sets], method=method, data__source=data, noise__spec=noise)
 
@@ -322,7 +322,7 @@ def frozen_runs(folder: Path, quick: bool) -> Iterator[Measurement]:
             seconds = time_run(method, repeat)
             times.append(seconds)
             ratios.append(seconds / time_run("fedavg", repeat * 10 + len(method)))
-        title = load_methods()[method].title
+        title = load_methods()[method].card.title
         what = f"{title} run / FedAvg run, frozen, 4 x 1,000, {num_rounds} rounds"
         value = median(ratios)
         yield Measurement(what, value, goal, "at most", "with files and audit", previous, reason)
@@ -475,7 +475,7 @@ def methods_over_fedavg(folder: Path, quick: bool) -> Iterator[Measurement]:
             ours = Rounds(config_of(name, *sets, *options), place / "ours")
             fedavg = Rounds(config_of("fedavg", *sets), place / "fedavg")
             value = _run_ratio(ours, fedavg, rounds)
-            what = f"{load_methods()[name].title} run / FedAvg run, {title}"
+            what = f"{load_methods()[name].card.title} run / FedAvg run, {title}"
             previous = PREVIOUS_RUNS[name][list(cases).index(title)]
             yield Measurement(what, value, goal, note=f"{rounds} rounds", previous=previous)
 

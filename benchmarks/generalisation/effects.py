@@ -10,6 +10,7 @@ from itertools import product
 from pathlib import Path
 
 import numpy as np
+from fedgsca.methods.parts.fedgsca_options import FedGSCAOptions
 
 from benchmarks.generalisation.measure import score_ranking
 from benchmarks.generalisation.plan import (
@@ -39,7 +40,6 @@ from benchmarks.generalisation.summary import LOW_RECOVERY, TOLERANCE, recovery
 from benchmarks.generalisation.variants import DEFAULT, LEARNING_RATE, Variant, format_value
 from fedgsca.config import Config
 from fedgsca.evidence import suspicion
-from fedgsca.methods.parts.fedgsca_options import FedGSCAOptions
 from fedgsca.support.files import write_atomic
 
 BASELINES = "baselines"

@@ -25,7 +25,7 @@ PARTITIONS = ("stratified", "dirichlet", "group")
 FROZEN = "frozen"
 CNN = "cnn"
 BASELINE = "fedavg"
-OURS = "fedgsca"
+OURS = "fedgsca-e"
 # FedAvg without the wrong labels
 CEILING = "ceiling"
 # no training: cross-validated regressions inside each site, for the audit
@@ -242,9 +242,6 @@ def cell_config(
         "model": {"frozen": True} if setting.model == FROZEN else {"name": "cnn"},
         "train": {"rounds": rounds, "lr": cell.lr, "threads": 1},
         "federation": {"eval_every": rounds, "keep_losses": False},
-        # heads do not change what other methods learn, and the audit is that of FedGSCA's run
-        "evidence": {"enabled": is_ours},
-        "audit": {"enabled": is_ours},
     }
     if setting.model == CNN and dataset.cnn_pixels is not None:
         tree["data"]["image_size"] = dataset.cnn_pixels

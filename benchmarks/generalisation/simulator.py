@@ -16,6 +16,9 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from fedgsca.methods.parts.fedgsca_objective import CredalObjective
+from fedgsca.methods.parts.fedgsca_options import FedGSCAOptions
+from fedgsca.methods.parts.fedgsca_steps import bound_rate
 from torch import Tensor
 
 from benchmarks.generalisation.counting import HeadSite, make_sites
@@ -43,9 +46,6 @@ from fedgsca.evidence import (
 from fedgsca.experiment.simulation import prepare
 from fedgsca.methods.fedgsca import ONLY_GIVEN_LABEL
 from fedgsca.methods.parts.evidence_heads import FIRST_JUDGED_ROUND, WITHHELD
-from fedgsca.methods.parts.fedgsca_objective import CredalObjective
-from fedgsca.methods.parts.fedgsca_options import FedGSCAOptions
-from fedgsca.methods.parts.fedgsca_steps import bound_rate
 from fedgsca.metrics import HEADLINE_ROUNDS, confusion, headline, scores
 from fedgsca.models.build import build_model
 from fedgsca.pseudo_label import guard_reason

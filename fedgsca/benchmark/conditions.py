@@ -15,7 +15,6 @@ from fedgsca.config import Config, build, flatten, merge
 from fedgsca.data.table import ImageTable
 from fedgsca.errors import ConfigError, DataError
 from fedgsca.experiment.simulation import Division
-from fedgsca.methods.base import load_methods
 from fedgsca.support.files import sha256_file
 from fedgsca.support.text import plural
 from fedgsca.support.version import __version__
@@ -27,18 +26,12 @@ _UNSHARED_KEYS = ("data.source", "model.weights", "seed")
 def protocol_config(
     protocol: Protocol, data: str, method: str, setting: Mapping[str, Any], seed: int
 ) -> Config:
-    """The configuration of a run; `setting` is nested: {"train": {"lr": 0.01}}.
-
-    Evidence heads are trained only beside a method that reads them.
-    """
-    method_class = load_methods().get(method)
-    reads_evidence = method_class is not None and method_class.reads_evidence
+    """The configuration of a run; `setting` is nested: {"train": {"lr": 0.01}}."""
     run_tree: Tree = {
         "method": method,
         "seed": seed,
         "data": {"source": data},
         "noise": {"spec": protocol.noise},
-        "evidence": {"enabled": reads_evidence},
     }
     return build(merge(merge(protocol.tree, setting), run_tree))
 

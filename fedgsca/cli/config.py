@@ -207,10 +207,10 @@ def _show_methods(*, as_json: bool) -> None:
     if as_json:
         records = []
         for name, method in available.items():
-            records.append({"name": name, "title": method.title, "paper": method.paper})
+            records.append({"name": name, "title": method.card.title, "paper": method.card.paper})
         print_json({"methods": records})
         return
-    rows = [[name, method.title, method.paper] for name, method in available.items()]
+    rows = [[name, method.card.title, method.card.paper] for name, method in available.items()]
     print_table(make_table(["method", "title", "paper"], rows, text_columns=3))
     print_line(
         "`fedgsca methods NAME` lists a method's options, `fedgsca wire NAME` what it sends.", "dim"
@@ -223,9 +223,9 @@ def _show_options(method: type[Method], *, as_json: bool) -> None:
         options.append(replace(option, key=f"{method.name}.{option.key}"))
     if as_json:
         records = [option.to_json() for option in options]
-        print_json({"name": method.name, "paper": method.paper, "options": records})
+        print_json({"name": method.name, "paper": method.card.paper, "options": records})
         return
-    print_line(f"{method.name}: {method.paper}", "bold")
+    print_line(f"{method.name}: {method.card.paper}", "bold")
     if not options:
         print_line("no options of its own")
         return

@@ -202,7 +202,7 @@ def measure(
         parse_seeds,
         read_plan,
     )
-    from fedgsca.grid.time_to_accuracy import timed_methods, timed_settings, timed_tree
+    from fedgsca.grid.time_to_accuracy import timed_methods, timed_tree
 
     names = timed_methods(parse_methods(methods))
     plan = ComparisonPlan(
@@ -213,7 +213,6 @@ def measure(
         is_timed=True,
     )
     source = plan.cells()[0].config.data.source  # reports unknown methods and settings, too
-    plan = replace(plan, method_settings=timed_settings(names))
     folder = out or Path("runs") / f"efficiency-{source_slug(source)}"
     print_start(f"{plural(len(plan.cells()), 'run')} on {source}", quiet=quiet or as_json)
     earlier = read_plan(folder)

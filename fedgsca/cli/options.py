@@ -335,6 +335,7 @@ class ExperimentFlags:
     features: str | None = None
     device: str | None = None
     skip_unreadable: bool = False
+    audit: bool = False
     preset: str | None = None
     track: str | None = None
 

@@ -18,6 +18,8 @@ from fedgsca.config.loading import (
 )
 from fedgsca.config.presets import PRESETS
 from fedgsca.config.schema import (
+    AUTO_RATE,
+    DEFAULT_METHOD,
     METHODS,
     OWN_FEATURES,
     SHORT_NAMES,
@@ -39,6 +41,8 @@ from fedgsca.config.schema import (
 )
 
 __all__ = [
+    "AUTO_RATE",
+    "DEFAULT_METHOD",
     "METHODS",
     "OWN_FEATURES",
     "PRESETS",

@@ -11,6 +11,7 @@ from pydantic import BaseModel, ValidationError
 
 from fedgsca.config.presets import PRESETS, recommend
 from fedgsca.config.schema import (
+    DEFAULT_METHOD,
     METHODS,
     OWN_FEATURES,
     SHORT_NAMES,
@@ -174,8 +175,9 @@ def build(tree: Mapping[str, Any]) -> Config:
     tree = dict(tree)
     problems = _text_problems(tree)
     _raise_problems(problems)  # such texts can be neither stored nor shown
-    name = str(tree.get("method", "fedgsca")).lower()
     preset = str(tree.get("preset", "default"))
+    default_method = PRESETS.get(preset, {}).get("method", DEFAULT_METHOD)
+    name = str(tree.get("method", default_method)).lower()
     if preset not in PRESETS:
         choices = ", ".join(PRESETS)
         message = f"preset: unknown preset {preset!r}; use one of: {choices}"
@@ -335,6 +337,12 @@ def _privacy_problems(config: Config, method: type[MethodSchema] | None) -> list
     from fedgsca.wire import unprotected  # with numpy, which no help text needs
 
     problems = []
+    if method.reads_evidence:
+        message = (
+            f"privacy: {config.method} selects by evidence heads, which are off under privacy; "
+            "use method=fedgsca"
+        )
+        problems.append(ConfigProblem("config.privacy-without-evidence", message))
     extras = unprotected(method.uploads)
     if extras:
         message = (

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Protocol, TypeAlias
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator
 
 from fedgsca.support.registry import Registry
 from fedgsca.support.text import strip_slash
@@ -23,6 +24,20 @@ SITES_SOURCE = "sites"
 OWN_FEATURES = "features"
 # a shorter run has no evidence heads: they would have nothing to say in time
 MIN_EVIDENCE_ROUNDS = 6
+DEFAULT_METHOD = "fedgsca-e"
+# train.lr: the rate of the model
+AUTO_RATE: Literal["auto"] = "auto"
+
+
+def _check_rate(value: object) -> object:
+    """One problem in words, instead of one for each of the two forms."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if value == AUTO_RATE or (is_number and 0 < float(value) < math.inf):  # type: ignore[arg-type]
+        return value
+    raise ValueError("write a positive number or auto")
+
+
+LearningRate: TypeAlias = Annotated[float | Literal["auto"], BeforeValidator(_check_rate)]
 ImageCount: TypeAlias = Annotated[int, Field(gt=0, strict=True)]  # true is no number here
 # the settings with a short name, in `Config.load` and as an option of the command line
 SHORT_NAMES = {
@@ -41,6 +56,7 @@ SHORT_NAMES = {
     "lr": "train.lr",
     "device": "train.device",
     "skip_unreadable": "data.skip_unreadable",
+    "audit": "audit.enabled",
     "preset": "preset",
     "track": "track",
 }
@@ -52,6 +68,7 @@ class MethodSchema(Protocol):
     name: ClassVar[str]
     uploads: ClassVar[Mapping[str, Extra]]
     takes_loss: ClassVar[bool]
+    reads_evidence: ClassVar[bool]
     Options: ClassVar[type[BaseModel]]
 
 
@@ -231,7 +248,11 @@ class TrainConfig(Section):
     rounds: int = Field(default=40, ge=1, description="number of communication rounds")
     epochs: int = Field(default=1, ge=1, description="local epochs per round")
     batch_size: int = Field(default=32, ge=2, description="images per step of SGD")
-    lr: float = Field(default=0.02, gt=0, description="learning rate of the first round")
+    lr: LearningRate = Field(
+        default=AUTO_RATE,
+        description="learning rate of the first round; auto: the rate of the model, the same for "
+        "every method (fedgsca/models/training.py)",
+    )
     momentum: float = Field(
         default=0.9, ge=0, lt=1, description="momentum of SGD, restarted every round"
     )
@@ -242,6 +263,13 @@ class TrainConfig(Section):
     )
     lr_decay: float = Field(
         default=0.1, gt=0, le=1, description="factor on the learning rate at each of lr_steps"
+    )
+    class_balance: float = Field(
+        default=0.25,
+        ge=0,
+        le=1,
+        description="how often samples of rare classes are shown: in proportion to (1 / share of "
+        "the class)^class_balance, by the labels that a site trains on; 0: every sample once",
     )
     augment: Literal["none", "flips", "dihedral", "rotate"] = Field(
         default="dihedral",
@@ -282,8 +310,18 @@ class TrainConfig(Section):
 
     def lr_at(self, round: int) -> float:
         """Learning rate of a zero-based round: steps are counted over communication rounds."""
+        return self.rate * self.decay_at(round)
+
+    def decay_at(self, round: int) -> float:
+        """The factor of a zero-based round on the learning rate of the first one."""
         num_steps = sum(round >= int(step * self.rounds) for step in self.lr_steps)
-        return float(self.lr * self.lr_decay**num_steps)
+        return float(self.lr_decay**num_steps)
+
+    @property
+    def rate(self) -> float:
+        """`lr` as a number. A site trains with settings in which "auto" is resolved."""
+        assert not isinstance(self.lr, str), "models.training.resolve_rate replaces auto"
+        return self.lr
 
 
 class FederationConfig(Section):
@@ -358,41 +396,27 @@ class FederationConfig(Section):
         """Whether rounds may ask only some of the sites."""
         return self.participation < 1 or self.sites_per_round is not None
 
+    def num_asked(self, num_sites: int) -> int:
+        """How many of `num_sites` sites a round asks."""
+        if self.sites_per_round is not None:
+            return min(self.sites_per_round, num_sites)
+        return max(1, int(self.participation * num_sites + 0.5))
+
 
 class AuditConfig(Section):
-    """Evidence about labels, collected at each site for `fedgsca audit`."""
+    """Evidence about labels, for `fedgsca audit`."""
 
     enabled: bool = Field(
-        default=True,
-        description="each site keeps evidence about its own labels, for `fedgsca audit`",
+        default=False,
+        description="train evidence heads beside a method that does not read them, so that "
+        "`fedgsca audit` can judge the labels of its run; always on for fedgsca-e, off under "
+        "privacy",
     )
-    first: int = Field(
-        default=3,
-        ge=0,
-        description="first round of the evidence, from 0: earlier models know too little",
-    )
-    last: int = Field(
-        default=20,
-        ge=1,
-        description="the evidence ends before this round: "
-        "later models may have memorised the wrong labels",
-    )
-
-    def window(self, rounds: int) -> range:
-        """Rounds that give evidence. A run too short for the window uses its second half."""
-        if not self.enabled:
-            return range(0)
-        return range(min(self.first, rounds // 2), min(self.last, rounds))
 
 
 class EvidenceConfig(Section):
-    """Evidence heads: a slow second opinion about labels, trained beside any method."""
+    """Evidence heads: a slow second opinion about labels (see audit.enabled)."""
 
-    enabled: bool = Field(
-        default=True,
-        description="train evidence heads beside the method, for `fedgsca audit` and FedGSCA; "
-        "always off under privacy",
-    )
     first: int = Field(
         default=8,
         ge=1,
@@ -413,7 +437,7 @@ class EvidenceConfig(Section):
     def collection_rounds(self, rounds: int) -> range:
         """Rounds in which the sites' opinions are collected; empty for very short runs."""
         first = min(self.first, rounds // 4)
-        if not self.enabled or rounds < MIN_EVIDENCE_ROUNDS:
+        if rounds < MIN_EVIDENCE_ROUNDS:
             return range(0)
         return range(first, max(first + 1, 2 * rounds // 3 - 1), self.every)
 
@@ -482,7 +506,7 @@ class Config(Section):
         default="default",
         description="default (our reading), paper (literal) or paper-full (and its network)",
     )
-    method: str = Field(default="fedgsca", description="see `fedgsca methods`")
+    method: str = Field(default=DEFAULT_METHOD, description="see `fedgsca methods`")
     data: DataConfig = Field(
         default=DataConfig(),
         description="the images and how they are divided among sites",
@@ -509,7 +533,7 @@ class Config(Section):
     )
     evidence: EvidenceConfig = Field(
         default=EvidenceConfig(),
-        description="a slow second opinion about labels, trained beside any method",
+        description="a slow second opinion about labels",
     )
     privacy: PrivacyConfig | None = Field(
         default=None, description="clipping and noise on what leaves a site"

@@ -12,6 +12,7 @@ from typing import Any
 
 from fedgsca.config import OWN_FEATURES, Config, to_toml
 from fedgsca.deploy.consortium import TEMPLATES, Consortium, Hospital
+from fedgsca.methods.compose import head_rounds
 from fedgsca.support.json_record import Record
 from fedgsca.support.markdown import escape_text
 from fedgsca.support.registry import is_import_path
@@ -234,7 +235,7 @@ def _common_values(
 
 def _sends_evidence(config: Config) -> bool:
     """Whether evidence heads travel beside the model; never under `privacy`."""
-    return config.privacy is None and bool(config.evidence.collection_rounds(config.train.rounds))
+    return bool(head_rounds(config))
 
 
 def _render(name: str, values: Mapping[str, Any]) -> bytes:

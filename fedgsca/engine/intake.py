@@ -200,7 +200,7 @@ class Intake:
         payload_bytes = num_bytes(self.payload.weights) + num_bytes(self.payload.extras)
         return RoundRecord(
             round=self.payload.round,
-            lr=config.train.lr_at(self.payload.round),
+            lr=experiment.train.lr_at(self.payload.round),
             stability=float(np.mean(drift)) if drift else None,
             bytes_up=sum(receipt.num_bytes for receipt in receipts.values()),
             bytes_down=len(self.expected_sites) * payload_bytes,

@@ -76,7 +76,7 @@ class SiteRunner:
         return Site(
             name,
             experiment.sites[name],
-            experiment.config.train,
+            experiment.train,
             experiment.config.seed,
             self.model,
             self.device,
@@ -127,23 +127,13 @@ class SiteRunner:
     def _answer_payload(self, name: str, payload: Payload) -> Reply:
         site = self.site(name)
         start = time.perf_counter()
-        records_training = self.method.records_training()
-        evaluation = label_evidence.evaluate_received(
-            site, payload, self.experiment.config, records_training=records_training
-        )
         try:
             update = self.make_update(payload, site)
         except UpdateError as error:
             return Reply(name, None, error.message, seconds=time.perf_counter() - start)
-        if evaluation is None:
-            evaluation = label_evidence.read_record(site, payload, self.experiment.config)
         seconds = time.perf_counter() - start
         truth = self.experiment.truth.get(name)
         self._store_selection(site, payload.round, truth)
-        if evaluation is not None:
-            label_evidence.add_to_folder(
-                evaluation, site, payload.round, self.experiment, self.folder
-            )
         label_evidence.add_judgement(site, payload.round, self.experiment, self.folder)
         metrics = measure_decisions(site.notes, truth, site.labels)
         return Reply(name, update, None, metrics, seconds)

@@ -92,7 +92,7 @@ def run(
         restore_memory(filters, newest.filters)
         folder.cut_metrics(state.round)
         observer.on_start(experiment, state.round)
-        if config.privacy is not None and config.evidence.enabled:
+        if config.privacy is not None and config.audit.enabled:
             observer.on_message(NO_HEADS_MESSAGE)
         end_round = config.train.rounds
         if stop_after is not None:

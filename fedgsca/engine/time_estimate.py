@@ -23,7 +23,7 @@ from fedgsca.models.features import extract
 from fedgsca.support.files import remove_quietly, temporary_path, write_atomic
 from fedgsca.support.text import duration, plural
 
-TRAINING_PASS = 3.0  # a training pass in forward passes, the unit of Method.passes
+TRAINING_PASS = 3.0  # a training pass in forward passes, the unit of Card.passes
 _PROBE = 16  # images whose features are timed
 # For small models most of a round is not training. Counted and timed in a run of FedGSCA on 400
 # images with 4 sites: evidence heads, checks of the update, files of sites and checkpoint.
@@ -97,7 +97,7 @@ def estimate_time(
     speed = speed or measure_speed(config, table)
     method = make_method(config.method, config.options, config.train.rounds)
     batch, sites = config.train.batch_size, config.data.sites
-    steps = math.ceil(len(table.rows("train")) / batch) * config.train.epochs * method.passes
+    steps = math.ceil(len(table.rows("train")) / batch) * config.train.epochs * method.card.passes
     steps += len(table.rows("test")) / batch  # one forward pass
     overhead = sites * (_SITE_SECONDS + _WRITES_PER_SITE * speed.write)
     per_round = speed.step * steps / TRAINING_PASS + overhead

@@ -476,6 +476,8 @@ class EvidenceHeader(Record):
     classes: tuple[str, ...]
     fingerprint: str
     config: Mapping[str, Any]
+    # there was no run: the heads were trained on the images of one folder
+    alone: bool = False
 
 
 @dataclass(frozen=True)
@@ -556,8 +558,6 @@ class AuditSummary(Record):
     data: AuditData
     classes: tuple[str, ...]
     method: str
-    rounds: tuple[int, ...]  # first round of the window, and the round after its last
-    evidence_rounds: int = field(metadata=stored_as("seen"))
     split: str
     warning: str | None
     summary: LabelSummary

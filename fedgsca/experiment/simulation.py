@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fedgsca.config import OWN_FEATURES, Config
+from fedgsca.config import OWN_FEATURES, Config, TrainConfig
 from fedgsca.data.partition import leakage_warnings, partition, partition_warnings
 from fedgsca.data.table import ImageTable
 from fedgsca.errors import ConfigError
@@ -68,6 +68,15 @@ class Experiment:
         elif brings_weights(self.config):
             sha.update((weights_digest(self.config) or "").encode())
         return sha.hexdigest()
+
+    @property
+    def train(self) -> TrainConfig:
+        """`config.train` as it is used: with the learning rate that "auto" stands for."""
+        from fedgsca.models.training import resolve_rate
+
+        num_asked = self.config.federation.num_asked(len(self.names))
+        rate = resolve_rate(self.config, self.feature_width, num_asked)
+        return self.config.train.model_copy(update={"lr": rate})
 
     @property
     def dims(self) -> dict[str, int]:

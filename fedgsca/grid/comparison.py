@@ -513,14 +513,14 @@ def collect(plan: ComparisonPlan, cells: Iterable[GridCell], results: Results) -
 
 def method_titles(methods: Iterable[str]) -> str:
     """FedAvg, FedProx and FedGSCA."""
-    return join_words([load_methods()[name].title for name in methods])
+    return join_words([load_methods()[name].card.title for name in methods])
 
 
 def _comparison_cell(cell: GridCell, result: RunResult) -> ComparisonCell:
     return ComparisonCell(
         **final_qualities(result),
         method=cell.config.method,
-        label=load_methods()[cell.config.method].title,
+        label=load_methods()[cell.config.method].card.title,
         noise=cell.noise,
         seed=cell.seed,
         path=f"cells/{cell.name}",

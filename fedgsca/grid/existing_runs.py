@@ -28,7 +28,7 @@ def compare_existing(paths: Sequence[Path], out: Path) -> tuple[Comparison, list
     cells = []
     for path, result in zip(paths, results, strict=True):
         name = path.resolve().name
-        title = load_methods()[result.method].title
+        title = load_methods()[result.method].card.title
         method, label = (name, f"{title} ({name})") if has_twins else (result.method, title)
         cells.append(_cell(result, method, label, os.path.relpath(path.resolve(), out.resolve())))
     methods = tuple(dict.fromkeys(cell.method for cell in cells))

@@ -130,7 +130,7 @@ def _check_scored(config: Config) -> None:
     raise ConfigError(
         "tune.no-evidence",
         "a search without clean labels needs evidence heads, and they are off: they need at least"
-        " six rounds, evidence.enabled and no privacy",
+        " six rounds and no privacy",
         fix=f"switch them on for the search with at least {needed_rounds(config)} rounds, and keep"
         " privacy for the final run",
     )

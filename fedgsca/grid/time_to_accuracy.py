@@ -161,7 +161,7 @@ def summarise_times(
     """
     best = {seed: max(curves[BASELINE].f1) for seed, curves in runs.items()}
     goal = {seed: SHARE * curves[CEILING].final for seed, curves in runs.items()}
-    titles = {name: method.title for name, method in load_methods().items()}
+    titles = {name: method.card.title for name, method in load_methods().items()}
     rows = []
     for method in methods:
         seeds = [seed for seed in runs if method in runs[seed]]
@@ -357,15 +357,3 @@ def timed_tree(tree: Tree) -> Tree:
             fix="leave federation.eval_every out",
         )
     return tree
-
-
-def timed_settings(methods: Sequence[str]) -> dict[str, Tree]:
-    """Method -> settings of its own: none pays for evidence heads that it does not read.
-
-    The heads do not change what these methods learn.
-    """
-    settings: dict[str, Tree] = {}
-    for name in methods:
-        if not load_methods()[name].reads_evidence:
-            settings[name] = {"evidence": {"enabled": False}, "audit": {"enabled": False}}
-    return settings

@@ -56,18 +56,12 @@ class Suspect:
     given: str
     # the most probable class other than `given`
     suggestion: str
-    # of `suggestion`, averaged over the rounds
+    # of `suggestion`
     probability: float
     # the next two classes with their probabilities; `given` may be one of them
     runners_up: tuple[tuple[str, float], ...]
     # 0 to 1, higher is worse; the list is sorted by it
     suspicion: float
-    # in which the model was evaluated on the sample before it trained on it
-    rounds: int
-    # rounds in which `suggestion` was the most probable class
-    votes: int
-    # of "clean", from the method's own selector, where it has one
-    posterior: float | None
     reason: str
     # on the priority list
     priority: bool

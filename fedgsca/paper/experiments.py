@@ -79,7 +79,7 @@ class GridRow:
         """The name of the row in tables and figures."""
         from fedgsca.methods.base import load_methods
 
-        return self.variant_label or load_methods()[self.variant.method].title
+        return self.variant_label or load_methods()[self.variant.method].card.title
 
 
 @dataclass(frozen=True)
@@ -101,11 +101,11 @@ class Grid:
         """The rows in the order of the table, without methods of this package that came later."""
         if self.prescribed_rows:
             return self.prescribed_rows
-        from fedgsca.methods.base import Method, load_methods
+        from fedgsca.methods.base import Card, load_methods
 
         names = []
         for name, method in load_methods().items():
-            if method.in_paper or method.order >= Method.order:
+            if method.card.in_paper or method.card.order >= Card.order:
                 names.append(name)
         return tuple(map(method_row, names))
 
@@ -175,7 +175,7 @@ _LEVEL_COLUMNS = tuple(GridColumn(f"kvasir {level}", "kvasir", level) for level 
 
 _NO_RCL: Tree = {"loss": "ce"}
 _NO_ATP: Tree = {**_NO_RCL, "thresholds": "fixed", "zeta": 0.7}
-_NO_GSS: Tree = {**_NO_ATP, "selector": {"scope": "own"}}
+_NO_GSS: Tree = {**_NO_ATP, "scope": "own"}
 _PARTS = ("kvasir 0-S10-P10-C10", "chaoyang real")
 
 _ABLATION = Grid(
@@ -229,7 +229,7 @@ _STABILITY = Grid(
     (
         method_row("fedavg"),
         method_row("fedgp"),
-        _fedgsca_row("css", "FedGSCA (CSS)", {"selector": {"scope": "own"}}),
+        _fedgsca_row("css", "FedGSCA (CSS)", {"scope": "own"}),
         method_row("fedgsca"),
     ),
     "fedgsca",

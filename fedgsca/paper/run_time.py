@@ -1,7 +1,7 @@
 """What an experiment costs, before and while it runs.
 
 Before, at paper scale: the paper's 133 seconds per FedAvg round (Kvasir-Capsule, two RTX 3090)
-times the cost of a method (`Method.passes`) relative to FedAvg's, and the number of images. This is
+times the cost of a method (`Card.passes`) relative to FedAvg's, and the number of images. This is
 an estimate, not a measurement. While it runs: what the finished runs took.
 """
 
@@ -21,7 +21,7 @@ def passes_of(method: str) -> float:
     """The cost of a method's round in passes over the data."""
     from fedgsca.methods.base import load_methods
 
-    return load_methods()[method].passes
+    return load_methods()[method].card.passes
 
 
 def paper_hours(grid: Grid, seeds: int = SEEDS) -> float:

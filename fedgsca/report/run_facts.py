@@ -19,7 +19,7 @@ def method_title(method: str) -> str:
     from fedgsca.methods.base import load_methods
 
     definition = load_methods().get(method.lower())
-    return method if definition is None else definition.title
+    return method if definition is None else definition.card.title
 
 
 def noise_kind_title(noise: str) -> str:

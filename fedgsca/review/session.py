@@ -174,8 +174,6 @@ class ListItem:
             first = (suspect.suggestion, suspect.probability)
             tree["probabilities"] = [first, *suspect.runners_up]
             tree["suspicion"] = suspect.suspicion
-            tree["rounds"] = suspect.rounds
-            tree["votes"] = suspect.votes
             tree["reason"] = suspect.reason
             tree["opinions"] = dict(suspect.opinions)
         if self.readings:

@@ -36,9 +36,6 @@ def suspect(rank: int, **changes: object) -> Suspect:
         probability=0.93,
         runners_up=(("serrated", 0.05), ("normal", 0.02)),
         suspicion=1 / rank,
-        rounds=12,
-        votes=11,
-        posterior=None,
         reason="given serrated, the model says adenoma with 0.93 in 11 of 12 rounds",
         priority=rank <= 10,
     )
@@ -80,14 +77,14 @@ def test_the_files_have_the_keys_of_version_0_2(audit: Audit) -> None:
     line = json.loads((audit.path / "suspects.jsonl").read_text().splitlines()[0])
     assert list(line) == [
         *("rank", "row", "id", "hash", "given", "suggested", "probability", "others", "suspicion"),
-        *("rounds", "votes", "posterior", "reason", "priority", "opinions"),
+        *("reason", "priority", "opinions"),
     ]
     assert json.loads((audit.path / "clean.json").read_text()) == {
         "normal": [{"row": 3, "hash": "ab"}]
     }
     header = json.loads((audit.path / "audit.json").read_text())
     assert list(header) == [
-        *("run", "site", "data", "classes", "method", "rounds", "seen", "split", "warning"),
+        *("run", "site", "data", "classes", "method", "split", "warning"),
         *("summary", "version", "scored", "columns"),
     ]
     assert header["version"] == 1 and header["scored"] == 50
@@ -111,7 +108,6 @@ def test_names_survive_and_no_cell_is_a_formula(tmp_path: Path) -> None:
         1,
         id='=cmd|"/c calc"!A1',
         reason="naïve, 日本\nline",
-        posterior=0.25,
         opinions={"cleanlab": ("normal", 0.5)},
     )
     audit = write_audit(tmp_path, HEADER, [odd, suspect(2, id="-1+1", runners_up=())], {})

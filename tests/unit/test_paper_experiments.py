@@ -168,9 +168,9 @@ def test_ablations_remove_one_part_after_the_other() -> None:
 
     assert changed_keys("fedgsca-no-rcl") == {"loss"}
     assert changed_keys("fedgsca-no-rcl-atp") == {"loss", "thresholds", "zeta"}
-    all_parts = {"loss", "thresholds", "zeta", "selector"}
+    all_parts = {"loss", "thresholds", "zeta", "scope"}
     assert changed_keys("fedgsca-no-rcl-atp-gss") == all_parts
-    assert options["fedgsca-no-rcl-atp-gss"]["selector"] == full["selector"] | {"scope": "own"}
+    assert options["fedgsca-no-rcl-atp-gss"]["scope"] == "own"
     levels = {cell.row for cell in cells if cell.column == "kvasir S40"}
     assert levels == {"fedgsca", "fedgsca-ucl"}
 
@@ -260,10 +260,10 @@ def test_a_ninth_method_is_a_row_of_every_table() -> None:
     size = grid.size
     hours = paper_hours(grid)
     with ninth_method() as method:
-        assert [row.label for row in grid.rows][-1] == method.title
+        assert [row.label for row in grid.rows][-1] == method.card.title
         assert grid.size == size + 2
         fedavg_hours = hours * 3.0 / sum(passes_of(name) for name in METHODS)
-        assert paper_hours(grid) == pytest.approx(hours + method.passes / 3.0 * fedavg_hours)
+        assert paper_hours(grid) == pytest.approx(hours + method.card.passes / 3.0 * fedavg_hours)
         names = [cell.name for cell in make_request("kvasir-symmetric").cells()]
         assert "fednine-kvasir-S40-s0" in names
         assert len(GRIDS["stability"].rows) == 4  # the paper prescribes these

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from fedgsca.methods.parts.fedgsca_options import FedGSCAOptions
 
 from benchmarks.generalisation.constants import list_constants
 from benchmarks.generalisation.effects import (
@@ -50,7 +51,6 @@ from benchmarks.generalisation.variants import (
     list_option_variants,
 )
 from fedgsca.grid.demo_plan import has_pretrained_network
-from fedgsca.methods.parts.fedgsca_options import FedGSCAOptions
 
 needs_weights = pytest.mark.skipif(not has_pretrained_network(), reason="needs the extra [weights]")
 SETTING = Setting("tiny", FROZEN, MIXED, "stratified")
