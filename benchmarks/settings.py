@@ -20,13 +20,13 @@ from pathlib import Path
 from statistics import fmean, stdev
 
 from benchmarks.generalisation.summary import rank_methods
-from fedgsca.benchmark.conditions import protocol_config
-from fedgsca.benchmark.protocol import PROTOCOLS, Protocol
-from fedgsca.benchmark.submission import Submission, read_submission
+from benchmarks.protocols.conditions import protocol_config
+from benchmarks.protocols.protocol import PROTOCOLS, Protocol
+from benchmarks.protocols.submission import Submission, read_submission
 from fedgsca.config import Tree, build, merge, unflatten
 from fedgsca.engine.rounds import run
 from fedgsca.errors import FedgscaError
-from fedgsca.grid.comparison import parse_methods, parse_seeds
+from fedgsca.grid.plan import parse_methods, parse_seeds
 from fedgsca.methods.base import load_methods
 from fedgsca.support.files import write_atomic
 from fedgsca.support.text import plural

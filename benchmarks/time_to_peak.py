@@ -16,9 +16,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
+from fedgsca.paper.collect_scores import FinishedRun, read_run
+
 from fedgsca.experiment.records import RunResult
 from fedgsca.grid.comparison import read_comparison
-from fedgsca.paper.collect_scores import FinishedRun, read_run
 
 
 @dataclass(frozen=True)

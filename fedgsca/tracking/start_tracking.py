@@ -9,7 +9,7 @@ from typing import Any
 
 from fedgsca.config import Config
 from fedgsca.engine.base import RunObserver
-from fedgsca.grid.comparison import ComparisonPlan
+from fedgsca.grid.plan import ComparisonPlan
 from fedgsca.grid.runner import GridObserver
 from fedgsca.tracking.base import TrackTarget, parse_targets, require_packages
 from fedgsca.tracking.observers import (

@@ -11,6 +11,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from fedgsca.report.paired_scores import (
+    compare_with_previous,
+    describe_difference,
+    read_difference,
+)
 
 import fedgsca
 from fedgsca.cli import execute
@@ -26,11 +31,6 @@ from fedgsca.label_audit.apply_decisions import DecisionCounts, apply_decisions
 from fedgsca.label_audit.audit_table import Audit, Suspect, read_audit
 from fedgsca.label_audit.decisions import FILE, Decision, Decisions
 from fedgsca.report.html_page import write_report
-from fedgsca.report.paired_scores import (
-    compare_with_previous,
-    describe_difference,
-    read_difference,
-)
 from tests.audits import toy_audit
 from tests.toys import toy_config, toy_folder, toy_npz
 

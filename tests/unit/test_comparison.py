@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fedgsca.report.comparison_tables import compare_rows
 
 import fedgsca.grid.runner as runner
 from fedgsca.config import Config, Tree, build
@@ -34,7 +35,6 @@ from fedgsca.grid.comparison import (
 from fedgsca.grid.runner import GridCell, SilentGridObserver
 from fedgsca.grid.variation import check_variation, join_variations, parse_variation
 from fedgsca.methods.base import load_methods
-from fedgsca.report.comparison_tables import compare_rows
 from fedgsca.report.html_page import write_report
 from tests.ninth_method import ninth_method
 from tests.toys import toy_npz

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from fedgsca.report.seed_intervals import draw_f1, mean_interval, subtract_scores, with_intervals
 from sklearn.metrics import f1_score, roc_auc_score
 
 from fedgsca.calibration import scale_probabilities
@@ -28,7 +29,6 @@ from fedgsca.export.exported_model import open_model
 from fedgsca.export.trained_model import as_evaluated, read_trained
 from fedgsca.export.write_export import export
 from fedgsca.report.html_page import write_report
-from fedgsca.report.seed_intervals import draw_f1, mean_interval, subtract_scores, with_intervals
 from fedgsca.rng import stream
 from fedgsca.wire import Update
 from tests.toys import CLASSES, digest, toy_config, toy_folder, toy_images, toy_npz

@@ -17,16 +17,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+from fedgsca.report.comparison_caution import find_lead
+from fedgsca.report.comparison_tables import compare_rows, recovery_text, to_csv, to_markdown
+from fedgsca.report.loaded_comparison import load_comparison
 
 from fedgsca.cli.run_summary import show_participation
 from fedgsca.errors import RunFolderError
 from fedgsca.experiment.records import Comparison
 from fedgsca.report import page_sections
-from fedgsca.report.comparison_caution import find_lead
-from fedgsca.report.comparison_tables import compare_rows, recovery_text, to_csv, to_markdown
 from fedgsca.report.elements import BulletList, PageSection
 from fedgsca.report.html_page import write_report
-from fedgsca.report.loaded_comparison import load_comparison
 from fedgsca.report.page_sections import RUN_SECTIONS, run_section
 from fedgsca.report.palette import NUM_COLOURS, assign_slots, method_slot, slot_line_style
 from fedgsca.report.run_facts import describe_noises, method_title, noise_title

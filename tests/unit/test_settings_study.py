@@ -6,9 +6,9 @@ from itertools import product
 
 import pytest
 
+from benchmarks.protocols.conditions import protocol_config
+from benchmarks.protocols.protocol import PROTOCOLS
 from benchmarks.settings import PUBLISHED, SETTINGS, Score, chosen_settings, to_markdown
-from fedgsca.benchmark.conditions import protocol_config
-from fedgsca.benchmark.protocol import PROTOCOLS
 from fedgsca.config import build, merge
 from fedgsca.methods.base import load_methods
 from fedgsca.noise import parse_noise
