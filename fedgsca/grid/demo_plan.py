@@ -16,7 +16,7 @@ NOISE = "0-S40-P20-C20"
 
 # A pretrained network that stays frozen and a linear head on top of it: how a hospital without a
 # GPU takes part. The head has more weights than a site has images, so FedAvg memorises the wrong
-# labels within sixty rounds; benchmarks/studies.py has three seeds.
+# labels within sixty rounds.
 RECIPE: MappingProxyType[str, Tree] = MappingProxyType(
     {
         "data": {"source": "synthetic", "sites": 4, "train": 1200, "test": 800},

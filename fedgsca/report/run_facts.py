@@ -258,7 +258,7 @@ def result_notes(config: Config, rounds: Sequence[RoundRecord]) -> tuple[str, ..
 def find_idle_stage(method: str, rounds: Sequence[RoundRecord]) -> str:
     """The stage that makes a method what it is, if it ran at no site in no round; else empty."""
     definition = load_methods().get(method)
-    if definition is None or definition.logged.stage_ran is None:
+    if definition is None or definition.logged.stage_ran is None or not rounds:
         return ""
     for record in rounds:
         for site in record.sites.values():
