@@ -11,12 +11,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fedgsca.report.paired_scores import (
-    compare_with_previous,
-    describe_difference,
-    read_difference,
-)
-
 import fedgsca
 from fedgsca.cli import execute
 from fedgsca.cli.apply import _counts_text
@@ -31,6 +25,8 @@ from fedgsca.label_audit.apply_decisions import DecisionCounts, apply_decisions
 from fedgsca.label_audit.audit_table import Audit, Suspect, read_audit
 from fedgsca.label_audit.decisions import FILE, Decision, Decisions
 from fedgsca.report.html_page import write_report
+from fedgsca.report.previous_run import compare_with_previous, read_difference
+from fedgsca.report.statistic import describe
 from tests.audits import toy_audit
 from tests.toys import toy_config, toy_folder, toy_npz
 
@@ -389,7 +385,7 @@ def test_the_report_shows_before_and_after(
         show_run(tmp_path / name, run_result)
     output = capsys.readouterr().out.splitlines()
     assert "labels  3 labels corrected by anna" in output
-    assert f"effect  {describe_difference(difference)}" in output
+    assert f"effect  {describe(difference, 'this run', difference.reference)}" in output
 
 
 def test_the_corrected_file_keeps_images_that_the_run_did_not_use(tmp_path: Path) -> None:

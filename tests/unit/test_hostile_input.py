@@ -463,8 +463,8 @@ def test_predictions_contain_no_formula() -> None:
 def test_a_table_as_csv_contains_no_formula() -> None:
     from fedgsca.report.table import Cell, Table, to_csv
 
-    rows = [[Cell("@cmd", data={"label": "@cmd"}), "=1+1"]]
-    table = Table("", ["Method", "x"], rows, data={"noise": "=1+1"})
+    cell = Cell("@cmd", data={"label": "@cmd"})
+    table = Table("", ["Method", "x"], [[cell, "=1+1"]], data={"noise": "=1+1"})
     assert to_csv([table]).splitlines()[1] == "'=1+1,'@cmd,'=1+1"
 
 
