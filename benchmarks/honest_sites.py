@@ -23,17 +23,17 @@ from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
+from fedgsca.engine.guard import UpdateGuard
+from fedgsca.engine.update_facts import RoundFacts, UpdateFacts, comparable_rounds
+from fedgsca.robust.motion import SKETCH_SIZE
+from fedgsca.robust.opposition import MIN_WEIGHT
 
 from benchmarks.robustness import prepare_once
 from fedgsca.config import Config, Tree, build, merge
 from fedgsca.engine import rounds
-from fedgsca.engine.guard import UpdateGuard
-from fedgsca.engine.update_facts import RoundFacts, UpdateFacts, comparable_rounds
 from fedgsca.experiment.run_folder import read_rounds
 from fedgsca.grid.demo_plan import RECIPE
 from fedgsca.methods.base import load_methods
-from fedgsca.robust.motion import SKETCH_SIZE
-from fedgsca.robust.opposition import MIN_WEIGHT
 from fedgsca.support.files import write_atomic
 
 NOISE = "0-S40-P20-C20"

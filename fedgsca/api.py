@@ -135,7 +135,7 @@ def run(
         "tensorboard", "mlflow" or both with a comma; default: the configuration, or what an
         earlier session of this run used. A finished run is not recorded again.
     """
-    from fedgsca.engine.base import find_engine
+    from fedgsca.engine.base import ObserverGroup, find_engine
     from fedgsca.engine.progress import display
     from fedgsca.tracking.start_tracking import find_targets, track_run
 
@@ -143,11 +143,11 @@ def run(
     targets = find_targets(track, config, folder)
     with display(quiet=not progress) as screen:
         observer = screen.observe(config.method)
-        tracking = track_run(observer, folder, config, targets)
+        tracking = track_run(observer.on_message, folder, config, targets)
         result = None
         try:
             result = find_engine(engine).run(
-                config, folder, jobs=jobs, observer=tracking or observer
+                config, folder, jobs=jobs, observer=ObserverGroup(observer, tracking)
             )
         finally:
             if tracking is not None:

@@ -66,7 +66,7 @@ class Extra:
     # extra with neither bounds nor diagnostic keeps its method from running under `privacy`.
     bounds: tuple[tuple[float, float], ...] | None = None
     # What an aggregation rule does with it (docs/robustness.md). "mean": the server takes the mean
-    # over the sites, so rule and guard treat it like weights; "median": it is replaced by the
+    # over the sites, so a rule treats it like weights; "median": it is replaced by the
     # median over the sites; "clip": it is moved to within six median deviations of the median.
     vote: Literal["", "mean", "median", "clip"] = ""
     # smallest and largest sum along the last axis, for each image of the site

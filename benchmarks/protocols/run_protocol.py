@@ -32,7 +32,7 @@ from benchmarks.protocols.submission import (
     write_submission,
 )
 from fedgsca.config import Config, flatten
-from fedgsca.engine.base import RunObserver, SilentObserver
+from fedgsca.engine.base import RunObserver
 from fedgsca.engine.rounds import run
 from fedgsca.errors import RunFolderError
 from fedgsca.experiment.records import RoundRecord
@@ -59,7 +59,7 @@ ObserverFactory = Callable[[BenchmarkRun], RunObserver]
 
 def silent_observer(benchmark_run: BenchmarkRun) -> RunObserver:
     """Shows nothing."""
-    return SilentObserver()
+    return RunObserver()
 
 
 class ProtocolRunner:

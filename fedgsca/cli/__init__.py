@@ -84,7 +84,6 @@ COMMAND_ORDER = (
     "demo",
     "run",
     "resume",
-    "readmit",
     "compare",
     "table",
     "deploy",

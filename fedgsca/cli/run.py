@@ -1,4 +1,4 @@
-"""`fedgsca run`, `fedgsca resume` and `fedgsca readmit`."""
+"""`fedgsca run` and `fedgsca resume`."""
 
 from __future__ import annotations
 
@@ -68,9 +68,6 @@ FromRound = Annotated[
         help="go back and run this round and all later ones again; the last four rounds are kept",
     ),
 ]
-ReadmittedSites = Annotated[
-    list[str], typer.Argument(metavar="SITE", help="names of sites that were put aside")
-]
 Folder = Annotated[Path, typer.Argument(metavar="RUN", help="folder of a run or a comparison")]
 
 
@@ -87,11 +84,6 @@ def add(app: typer.Typer) -> None:
         help="Resume a run or comparison after a crash or Ctrl-C; the result is bit-identical.",
         rich_help_panel="Train",
     )(resume)
-    app.command(
-        "readmit",
-        help="Let sites that the guard put aside take part again.",
-        rich_help_panel="Train",
-    )(readmit)
 
 
 def run(
@@ -210,15 +202,6 @@ def resume(
     )
 
 
-def readmit(folder: Folder, sites: ReadmittedSites) -> None:
-    """`fedgsca readmit`."""
-    from fedgsca.experiment.run_folder import read_config, request_readmission
-
-    read_config(folder)  # an error if this is not a run folder
-    request_readmission(folder, sites)
-    print_note(f"{', '.join(sites)} will take part again from the next round on", "green")
-
-
 def check_track(track: str | None) -> None:
     """Report a typo or a missing package before any data is read."""
     if track:
@@ -255,7 +238,7 @@ def run_and_report(
     `start` is when the command started, on the monotonic clock. `track` is the option; without
     it, the configuration and the earlier sessions of the run decide.
     """
-    from fedgsca.engine.base import RunObserver, find_engine
+    from fedgsca.engine.base import ObserverGroup, find_engine
     from fedgsca.experiment.run_folder import read_setup
     from fedgsca.tracking.start_tracking import find_targets, track_run
 
@@ -266,10 +249,10 @@ def run_and_report(
     targets = find_targets(track, config, out) if track or not is_finished else ()
     with resume_hint(out), display(quiet=quiet) as progress:
         kind = find_engine("local" if is_finished else engine)
-        observer: RunObserver = progress.observe(label)
-        tracking = track_run(observer, out, config, targets)
+        observer = progress.observe(label)
+        tracking = track_run(observer.on_message, out, config, targets)
         try:
-            result = kind.run(config, out, jobs=jobs, observer=tracking or observer)
+            result = kind.run(config, out, jobs=jobs, observer=ObserverGroup(observer, tracking))
         except BaseException:  # Ctrl-C, too
             if tracking is not None:
                 tracking.finish(None)

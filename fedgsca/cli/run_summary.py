@@ -44,6 +44,7 @@ def show_run(out: Path, result: RunResult, command_seconds: float | None = None)
     print_tables([_site_table(out, setup)])
     _show_selection(out)
     _show_events(out)
+    _show_distant_sites(out)
     show_participation(out)
     seconds = result.seconds
     print_line(f"time    {_time_text(seconds.total, seconds.per_round, command_seconds)}")
@@ -136,6 +137,16 @@ def _show_events(out: Path) -> None:
         count = sum(len(rounds) for rounds in event_rounds(run, event).values())
         if count:
             print_line(f"{clause} {plural(count, 'time')} (once per site and round)", "yellow")
+
+
+def _show_distant_sites(out: Path) -> None:
+    """Once more, for the message may have passed by during a long run."""
+    from fedgsca.engine.filters.distance import DISTANT_TEXT
+    from fedgsca.report.run_facts import distant_rounds
+    from fedgsca.report.run_reader import read_run
+
+    for site in sorted(distant_rounds(read_run(out, with_losses=False))):
+        print_line(f"far     {site}: {DISTANT_TEXT}", "yellow")
 
 
 def show_participation(out: Path) -> None:

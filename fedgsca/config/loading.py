@@ -331,18 +331,12 @@ def _rule_problems(config: Config) -> list[ConfigProblem]:
 
 
 def _agreement_problems(config: Config) -> list[ConfigProblem]:
-    """Agreed numbers of images that nobody would check, or of sites that do not take part.
+    """Agreed numbers of images of sites that do not take part.
 
     The names of the sites are known here only in a deployment.
     """
     max_images, names = config.aggregation.max_images, config.federation.sites
     problems = []
-    if max_images is not None and not config.aggregation.guard:
-        message = (
-            "aggregation.guard: false switches off the guard, which alone compares the sites with "
-            "the agreed numbers of images (max_images); remove one of the two"
-        )
-        problems.append(ConfigProblem("config.agreement-without-guard", message))
     if isinstance(max_images, dict) and names is not None:
         valid_names = ", ".join(names[:_MAX_SITES])
         if len(names) > _MAX_SITES:

@@ -22,7 +22,6 @@ OWN_FEATURES = "features"
 MIN_EVIDENCE_ROUNDS = 6
 # of `federation`, left out of config.toml where they have their defaults
 _NEW_FEDERATION_KEYS = ("participation", "staleness", "simulated_lateness", "timeout_factor")
-_NEW_AGGREGATION_KEYS = ("opposed_sites",)  # likewise
 ImageCount: TypeAlias = Annotated[int, Field(gt=0, strict=True)]  # true is no number here
 # the short names of `Config.load`
 SHORT_NAMES = {
@@ -426,87 +425,23 @@ class PrivacyConfig(Section):
 
 
 class AggregationConfig(Section):
-    """Protection of the coordinator against sites that send wrong updates."""
+    """How the coordinator combines the updates of the sites."""
 
-    guard: bool = Field(
-        default=True,
-        description="leave out updates that no honest site sends: absurd numbers, changes far "
-        "larger than usual, more than privacy.clip, false sizes, repeated updates",
+    rule: str = Field(
+        default="mean",
+        description="how models are combined: mean (the method's own), or a robust rule that lying "
+        "sites cannot move far",
     )
-    norm_factor: float = Field(
-        default=6.0,
-        gt=1,
-        description="guard: largest L2 norm of a change, as a multiple of what is usual in the "
-        "round, in earlier rounds and at the site",
-    )
-    scale_factor: float = Field(
-        default=4.0,
-        gt=1,
-        description="guard: a change that is more times larger than usual is scaled down to the "
-        "usual norm, and the log says so",
-    )
-    steady_factor: float = Field(
-        default=3.1,
-        gt=1,
-        description="guard: a site whose changes are more times larger than those of the others "
-        "over its rounds (geometric mean) is used with their norm",
-    )
-    max_response: float = Field(
-        default=0.1,
-        ge=-1,
-        le=1,
-        description="guard: largest correlation of a site's changes with the models it received; "
-        "training makes it negative, a reversed change positive; 1 switches the check off",
-    )
-    max_retreat: float = Field(
-        default=0.8,
-        gt=0,
-        description="guard: how far a site may move away from the models that it sent before, in "
-        "usual steps, added up over its rounds; a site that begins to reverse its change exceeds "
-        "it",
-    )
-    max_share: float = Field(
-        default=0.75,
-        gt=0,
-        le=1,
-        description="guard: largest share of all images that a site may claim, from three sites on",
+    liars: float = Field(
+        default=0.25,
+        ge=0,
+        description="robust rules: how many may lie; below 1 a share of the agreed images, 1 or "
+        "more a number of sites",
     )
     max_images: ImageCount | dict[str, ImageCount] | None = Field(
         default=None,
-        description="guard: the number of training images that was agreed on beforehand, and that "
-        "a site may claim at most: one number for every site, or a table of sites",
-    )
-    opposed_sites: Literal["limit", "report"] = Field(
-        default="limit",
-        description="guard: a site that leads the model against all others, who agree with each "
-        "other, is reported; limit: it then moves the model at most as much as another site",
-    )
-    strikes: int = Field(
-        default=3,
-        ge=1,
-        description="guard: updates left out until a site is put aside; `fedgsca readmit` "
-        "lets it take part again",
-    )
-    rule: str = Field(
-        default="mean",
-        description="how models are combined: mean (the method's own), norm-bound, median, "
-        "trimmed-mean, geometric-median, krum, multi-krum",
-    )
-    bound: float = Field(
-        default=1.0,
-        gt=0,
-        description="rule norm-bound: largest norm of a change, as a multiple of the usual one",
-    )
-    trim: float = Field(
-        default=0.25,
-        ge=0,
-        lt=0.5,
-        description="rule trimmed-mean: share of sites left out at either end",
-    )
-    liars: int = Field(
-        default=1,
-        ge=0,
-        description="rules krum and multi-krum: the number of lying sites to expect",
+        description="the number of training images that was agreed on beforehand, and that a site "
+        "may claim at most: one number for every site, or a table of sites",
     )
 
     @field_validator("max_images", mode="before")
@@ -624,9 +559,6 @@ class Config(Section):
             for key in _LOSS_KEYS:
                 if tree["train"][key] == TrainConfig.model_fields[key].default:
                     del tree["train"][key]
-        for key in _NEW_AGGREGATION_KEYS:
-            if tree.get("aggregation", {}).get(key) == AggregationConfig.model_fields[key].default:
-                del tree["aggregation"][key]
         for key in _NEW_FEDERATION_KEYS:
             if tree["federation"].get(key) == FederationConfig.model_fields[key].default:
                 del tree["federation"][key]

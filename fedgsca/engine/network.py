@@ -14,10 +14,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from fedgsca.engine.base import Reply, RunObserver, SilentObserver
+from fedgsca.engine.base import Reply, RunObserver
 from fedgsca.engine.node_registry import NodeRegistry
 from fedgsca.engine.notify import notify
-from fedgsca.engine.round_status import StatusObserver
 from fedgsca.engine.simulation_metrics import check_metrics
 from fedgsca.engine.site_node import MessageKind
 from fedgsca.engine.timeouts import SiteTimeouts
@@ -101,7 +100,7 @@ class NetworkEngine:
     A round goes to the sites that are connected when it begins. The first one waits for all sites,
     later ones for a quorum; a site that returns during a round takes part in the next one. A site
     that is late in round t and answers in round t + s, s <= `staleness`, hands in a late update
-    (lateness.py); until then it is not asked again.
+    (filters/lateness.py); until then it is not asked again.
     """
 
     def __init__(
@@ -135,7 +134,7 @@ class NetworkEngine:
         self.transport = transport
         self.quorum = quorum
         self.deadline = deadline
-        self.observer = observer or SilentObserver()
+        self.observer = observer or RunObserver()
         self.poll = poll
         self.stop = stop or threading.Event()
         self.strict = strict
@@ -195,11 +194,9 @@ class NetworkEngine:
         if not self._has_quorum():
             text += ", or as soon as enough sites are connected again"
         self._tell(text)
-        if isinstance(self.observer, StatusObserver):
-            self.observer.pause(text)
+        self.observer.on_pause(text)
         sites = self._wait_for_return(start + pause, present)
-        if isinstance(self.observer, StatusObserver):
-            self.observer.end_pause()
+        self.observer.on_pause(None)
         if sites:
             self._tell(f"connected again: {', '.join(sites)}; the round is tried again now")
         self.deadline_factor = min(2.0 ** (attempt + 1), _LARGEST_FACTOR)
@@ -283,12 +280,10 @@ class NetworkEngine:
         return _OpenRound(kind, payload.round, open_messages, ends)
 
     def _show_timeouts(self, kind: MessageKind, sites: Iterable[str]) -> None:
-        if not isinstance(self.observer, StatusObserver):
-            return
         for site in sites:
             usual = self.timeouts.usual(kind, site)
             timeout = self._seconds(self.timeouts.timeout(kind, site))
-            self.observer.set_timeout(site, usual, timeout)
+            self.observer.on_timeout(site, usual, timeout)
 
     def _wait_for_reply(self, site: str, open_round: _OpenRound, report: _WaitingReport) -> None:
         """Collect answers until this site's is among them, or until its time is over."""
@@ -451,10 +446,9 @@ class NetworkEngine:
             self.registry.sizes.setdefault(site, reply.update.num_samples)
         if reason is not None:
             self.observer.on_message(f"{site or 'a node'} cannot take part: {reason}")
-        if isinstance(self.observer, StatusObserver):
-            name = key_name or site
-            if reason is None or name in self.registry.reasons:  # not a second node of a good site
-                self.observer.set_connection(name, reason)
+        name = key_name or site
+        if reason is None or name in self.registry.reasons:  # not a second node of a good site
+            self.observer.on_connection(name, reason)
 
 
 def read_message(message: SiteMessage, site: str, kind: MessageKind, round_index: int) -> Reply:
@@ -505,8 +499,7 @@ class _WaitingReport:
         self.subject = subject
         self.start_text = time.strftime("%H:%M:%S")
         self.last_report = time.monotonic()
-        if isinstance(observer, StatusObserver):
-            observer.await_sites(sorted(sites), subject)
+        observer.on_waiting(sorted(sites), subject)
 
     def update(self, sites: Iterable[str]) -> None:
         """Send a message, unless the last one is recent or nobody is awaited."""

@@ -3,7 +3,7 @@
 memory.json in the state folder of a site says in which round its memory begins and which files of
 it must exist. If some of them are gone, the site says so instead of training another model. If the
 whole folder is gone, so is this record: the site then begins as a new one, and its reply says since
-when it remembers. The coordinator knows since when the site takes part, and compares.
+when it remembers. The coordinator knows that the site took part before, and its log says so.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ def check_memory(folder: Path, round_index: int) -> int:
                 "site.lost-memory",
                 f"its memory of round {version + 1} is missing, and without it the run would end"
                 " in another model",
-                fix="restore the state folder of the site from a backup; or delete the folder and"
-                " run `fedgsca readmit RUN SITE` at the coordinator, to begin as a new site",
+                fix="restore the state folder of the site from a backup; or delete the folder, to"
+                " begin as a new site: the coordinator's log then says so",
             ) from error
     return min(record.since, round_index)
 

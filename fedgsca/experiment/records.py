@@ -46,7 +46,9 @@ class SiteRecord(Record):
     """One site in one round, as far as its update was usable."""
 
     num_samples: int
-    # what the method declares in `uploads`, and in simulations the quality of its decisions
+    # what the method declares in `uploads`; in simulations the quality of its decisions; and
+    # `coefficient`, its weight under the rule `mixing` relative to its share of the images: 1 is
+    # as much as its images, near 0 its update is far from those of all others
     values: Mapping[str, SiteValue] = field(default_factory=dict, metadata=REMAINING_KEYS)
 
     def number(self, name: str) -> float | None:
@@ -81,8 +83,9 @@ class RoundRecord(Record):
     sites: Mapping[str, SiteRecord]
     # site -> why its update was not used
     refusals: Mapping[str, str] = field(metadata=stored_as("refused"))
-    # site -> how it leads the model against all others; None: nobody new does
-    opposition: Mapping[str, str] | None = field(default=None, metadata=stored_as("opposed"))
+    # sites that hardly any other site would listen to in most of their last rounds
+    # (engine/filters/distance.py); None: there are none
+    distant_sites: tuple[str, ...] | None = field(default=None, metadata=stored_as("distant"))
     # the sites that were asked; None: all of them
     asked_sites: tuple[str, ...] | None = field(default=None, metadata=stored_as("asked"))
     f1: float | None = None
@@ -469,6 +472,7 @@ class RunStatus(Record):
     sites: Mapping[str, SiteStatus]
     messages: tuple[str, ...]
     at: str = ""  # when the file was written (UTC)
+    distant_sites: tuple[str, ...] = ()  # as in the newest RoundRecord
 
 
 # ---- audit ----

@@ -21,7 +21,7 @@ import contextlib
 import io
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -51,7 +51,6 @@ from fedgsca.support.csv_table import write_cells
 from fedgsca.support.files import (
     is_disk_full,
     remove_abandoned,
-    remove_quietly,
     write_atomic,
 )
 from fedgsca.support.locks import try_lock
@@ -61,7 +60,6 @@ from fedgsca.wire import save_tensors
 if TYPE_CHECKING:
     from filelock import BaseFileLock
 
-READMISSIONS = "readmit"  # a folder with one empty file per site, until the next checkpoint
 # without them a file is no result; later versions may add others
 _RESULT_KEYS = ("method", "f1", "rounds")
 _SHOWN_CHANGES = 6  # differences between two experiments that an error lists
@@ -149,19 +147,6 @@ def read_config(path: Path) -> Config:
             fix="give the folder that `fedgsca run --out` made",
         )
     return build(read_toml(path / "config.toml"))
-
-
-def request_readmission(folder: Path, sites: Iterable[str]) -> None:
-    """Let sites that were put aside take part again, from the next round on."""
-    setup = _read_object(folder / "setup.json") or {}
-    for site in sites:
-        if site not in setup.get("sites", {}):
-            raise RunFolderError(
-                "run.unknown-site",
-                f"the run in {folder} has no site {site!r}",
-                fix=f"use one of: {', '.join(setup.get('sites', {})) or 'none so far'}",
-            )
-        write_atomic(folder / READMISSIONS / site, b"")
 
 
 class RunFolder:
@@ -348,17 +333,6 @@ class RunFolder:
                 " checkpoint are safe",
                 fix=f"free some space under {self.path}, then run `fedgsca resume {self.path}`",
             ) from error
-
-    # ---- sites that were put aside ----
-
-    def is_readmitted(self, site: str) -> bool:
-        """Whether a person readmitted the site since the last round."""
-        return (self.path / READMISSIONS / site).exists()
-
-    def end_readmission(self, sites: Iterable[str]) -> None:
-        """The checkpoint knows about these readmissions: forget the requests."""
-        for site in sites:
-            remove_quietly(self.path / READMISSIONS / site)
 
     # ---- at the end ----
 

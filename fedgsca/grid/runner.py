@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Literal, Protocol
 
 from fedgsca.config import Config, Difference, differences
-from fedgsca.engine.base import RunObserver, SilentObserver
+from fedgsca.engine.base import RunObserver
 from fedgsca.engine.rounds import run
 from fedgsca.errors import ConfigError, FedgscaError, RunFolderError
 from fedgsca.experiment.records import NO_VARIANT, ComparisonVariant, RunResult
@@ -62,7 +62,7 @@ class SilentGridObserver:
     """Shows nothing."""
 
     def observe(self, cell: GridCell) -> RunObserver:
-        return SilentObserver()
+        return RunObserver()
 
     def on_run_done(self, cell: GridCell, result: RunResult) -> None: ...
     def on_run_failed(self, cell: GridCell, error: Exception) -> None: ...

@@ -261,7 +261,6 @@ class FedCorr(Method):
     order = 4
     in_paper = True
     passes = 3.1
-    response_slack = 0.15
     uploads: ClassVar[Mapping[str, Extra]] = {
         "lid": Extra(
             (),

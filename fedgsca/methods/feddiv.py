@@ -217,9 +217,6 @@ class FedDiv(Method):
     )
     order = 11
     passes = 5.0
-    # a site that begins to train on new labels wants something else than before
-    response_slack = 0.25
-    retreat_slack = 0.8
     uploads: ClassVar[Mapping[str, Extra]] = {
         "filter": Extra(
             (6,),

@@ -227,8 +227,6 @@ class FedGP(Method):
     order = 5
     in_paper = True
     head = "centroid"
-    # the centroids of a site take the size of its own features, which can differ 26-fold at first
-    first_round_spread = 9.0
     passes = 4.0
     uploads: ClassVar[Mapping[str, Extra]] = {
         "centroids": Extra(

@@ -303,6 +303,15 @@ def all_event_rounds(run: LoadedRun) -> Iterator[int]:
                 yield record.round + 1
 
 
+def distant_rounds(run: LoadedRun) -> dict[str, list[int]]:
+    """Sites whose updates were far from those of all others, with the rounds, from 1."""
+    rounds: dict[str, list[int]] = {}
+    for record in run.metrics:
+        for site in record.distant_sites or ():
+            rounds.setdefault(site, []).append(record.round + 1)
+    return rounds
+
+
 def absent_sites(run: LoadedRun) -> list[str]:
     """Sites of which no round used an update; empty if there is no round yet."""
     contributors: set[str] = set()

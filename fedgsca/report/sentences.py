@@ -11,6 +11,7 @@ from fedgsca.report.run_facts import (
     best_round,
     count_refusals,
     count_training_images,
+    distant_rounds,
     event_rounds,
     headline_scores,
     is_recorded_noise,
@@ -188,6 +189,9 @@ def _event_sentence(run: LoadedRun) -> str:
     if subject:
         verb = "was" if count_refusals(run).total() == 1 else "were"
         clauses.append(f"{subject} {verb} left out")
+    distant_sites = sorted(distant_rounds(run))
+    if distant_sites:
+        clauses.append(f"the updates of {join_words(distant_sites)} are far from all others")
     if not clauses:
         return ""
     text = join_words(clauses)

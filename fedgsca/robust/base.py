@@ -33,7 +33,9 @@ class RuleSettings:
 
     bound: float = 1.0
     trim: float = 0.25
-    liars: int = 1
+    liars: float = 0.25  # below 1 a share of the images, else a number of sites
+    # agreed number of images of all sites that were asked; 0: of those that have a vote
+    images: float = 0.0
 
 
 class Rule:
@@ -41,6 +43,8 @@ class Rule:
 
     name: ClassVar[str]
     description: ClassVar[str]
+    # what it can and cannot stop, for kit and log: one or two sentences
+    stops: ClassVar[str] = ""
     # whether all updates of a round are needed before the first can be used
     needs_all: ClassVar[bool] = False
     # whether `bound_change` is used, which has to know the usual norm of a change
@@ -88,3 +92,24 @@ def squared_distances(products: np.ndarray) -> np.ndarray:
     """(n, n) squared distances between changes, from their inner products."""
     squares = np.diag(products)
     return np.asarray(np.maximum(squares[:, None] + squares[None, :] - 2.0 * products, 0.0))
+
+
+_STEPS = 100
+_SMALLEST = 1e-6  # of the largest distance: a point at the median itself must not divide by zero
+
+
+def geometric_median(products: np.ndarray, shares: np.ndarray) -> np.ndarray:
+    """The weights (n,) of n points in the one with the smallest sum of distances to them.
+
+    Weiszfeld's steps from the weighted mean keep it a weighted mean, so that the inner products
+    (n, n) of the points are all that is needed. `shares` (n,) weight the distances.
+    """
+    weights = shares
+    for _ in range(_STEPS):
+        squares = np.diag(products) - 2.0 * products @ weights + weights @ products @ weights
+        distances = np.sqrt(np.maximum(squares, 0.0))
+        if distances.max() == 0.0:
+            break
+        inverse = shares / np.maximum(distances, _SMALLEST * distances.max())
+        weights = inverse / inverse.sum()
+    return np.asarray(weights)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -11,7 +12,6 @@ from fedgsca.robust.base import Rule
 from fedgsca.robust.spool import UpdateSpool
 from fedgsca.wire import Arrays, Extra
 
-_MAX_SIZE = 2.0  # weight of a site in a rule, as a multiple of the median
 _DEVIATIONS = 6.0  # of honest sites' numbers from their median, in median deviations
 _CLIP_SITES = 3
 
@@ -71,7 +71,10 @@ def _combine(
             voters.append(position)
     if not voters:
         return dict(reference)
-    sizes = _capped_sizes([float(spool.num_samples(position)) for position in voters])
+    sizes = np.array([float(spool.num_samples(position)) for position in voters])
+    images = float(sum(spool.num_samples(position) for position in positions))
+    if images > rule.settings.images:
+        rule = type(rule)(replace(rule.settings, images=images))
     weights = None
     if rule.uses_distances:
         weights = rule.coefficients(_inner_products(read, voters, reference), sizes)
@@ -118,23 +121,6 @@ def _clip_values(values: Sequence[np.ndarray]) -> list[np.ndarray]:
         number = np.clip(value.astype(np.float64), median - deviation, median + deviation)
         results.append(np.asarray(number).astype(value.dtype))
     return results
-
-
-def scale_change(weights: Arrays, reference: Arrays, factor: float) -> dict[str, np.ndarray]:
-    """The reference model plus `factor` times the change."""
-    model = {}
-    for name, value in weights.items():
-        if value.dtype.kind == "f":
-            change = np.subtract(value, reference[name], dtype=np.float64)
-            value = np.asarray(reference[name] + factor * change).astype(value.dtype)
-        model[name] = value
-    return model
-
-
-def _capped_sizes(claims: Sequence[float]) -> np.ndarray:
-    """(n,) numbers of images, none above twice the median: a claim must not buy the majority."""
-    sizes = np.array(claims)
-    return np.asarray(np.minimum(sizes, _MAX_SIZE * np.sort(sizes)[(len(sizes) - 1) // 2]))
 
 
 def _has_changed(read: Callable[[int, str], np.ndarray], position: int, reference: Arrays) -> bool:

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from fedgsca.config import Config
-from fedgsca.engine.base import RunObserver
 from fedgsca.grid.plan import ComparisonPlan
 from fedgsca.grid.runner import GridObserver
 from fedgsca.tracking.base import TrackTarget, parse_targets, require_packages
@@ -41,13 +40,13 @@ def _read_earlier(folder: Path) -> str | None:
 
 
 def track_run(
-    inner: RunObserver, folder: Path, config: Config, targets: tuple[TrackTarget, ...]
+    warn: Callable[[str], None], folder: Path, config: Config, targets: tuple[TrackTarget, ...]
 ) -> TrackingObserver | None:
     """The observer of a run that writes to trackers; None if there are none."""
     if not targets:
         return None
     name = folder.resolve().name
-    return TrackingObserver(inner, folder, config, targets, name=name, store=folder.parent)
+    return TrackingObserver(warn, folder, config, targets, name=name, store=folder.parent)
 
 
 def track_comparison(

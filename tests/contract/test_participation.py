@@ -152,15 +152,6 @@ def test_full_participation_is_the_same_experiment_as_before(tmp_path: Path) -> 
     assert all("asked" not in line for line in read_lines(tmp_path / "run" / "metrics.jsonl"))
 
 
-def test_a_site_that_was_put_aside_is_not_drawn() -> None:
-    config = partial_config("fedavg")
-    for round_index in range(20):
-        sites = draw_sites(config, NAMES, round_index, excluded_sites=["site-1"])
-        assert len(sites) == 2
-        assert "site-1" not in sites
-    assert draw_sites(config, NAMES, 0, excluded_sites=NAMES)
-
-
 def test_a_repeated_round_asks_others() -> None:
     config = partial_config("fedavg", federation__participation=0.25)
     draws = {draw_sites(config, NAMES, 3, attempt=attempt) for attempt in range(8)}

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+
 import fedgsca
 from fedgsca.cli import execute
 from fedgsca.cli.apply import _counts_text
@@ -378,9 +379,8 @@ def test_the_report_shows_before_and_after(
     assert "Corrected labels" not in write_report(tmp_path / "run").read_text()
     compare_with_previous(tmp_path / "again")
     difference = read_difference(tmp_path / "again")
-    assert difference is not None and difference.run == "run" and difference.images == 30
-    assert difference.new_f1 == pytest.approx(results[1].last.f1)
-    assert difference.old_f1 == pytest.approx(results[0].last.f1)
+    assert difference is not None and difference.reference == "run" and difference.images == 30
+    assert difference.points == pytest.approx(results[1].f1 - results[0].f1)
     for name, run_result in zip(("run", "again"), results, strict=True):
         show_run(tmp_path / name, run_result)
     output = capsys.readouterr().out.splitlines()

@@ -11,7 +11,7 @@ import pytest
 
 import fedgsca.grid.runner as runner
 from fedgsca.config import Config, Tree, build
-from fedgsca.engine.base import RunObserver, SilentObserver
+from fedgsca.engine.base import RunObserver
 from fedgsca.errors import ConfigError, FedgscaError, QuorumError, RunFolderError
 from fedgsca.experiment.records import RunResult
 from fedgsca.experiment.run_folder import read_config
@@ -56,7 +56,7 @@ class RecordingObserver:
 
     def observe(self, cell: GridCell) -> RunObserver:
         self.started.append(cell.name)
-        return SilentObserver()
+        return RunObserver()
 
     def on_run_done(self, cell: GridCell, result: RunResult) -> None:
         self.ended.append(cell.name)

@@ -73,18 +73,6 @@ def test_a_mistake_is_named_with_its_fix(item: str, code: str, hint: str) -> Non
     assert messages and hint in messages[0]
 
 
-def test_agreed_numbers_need_the_guard() -> None:
-    """Without the guard nobody would compare the sites' numbers with them."""
-    with pytest.raises(ConfigError) as error:
-        load_config(sets=["aggregation.max_images=100", "aggregation.guard=false"])
-    (problem,) = error.value.problems
-    assert problem.code == "config.agreement-without-guard"
-    assert problem.message.startswith("aggregation.guard: ") and "max_images" in problem.message
-    assert error.value.fix
-    load_config(sets=["aggregation.guard=false"])
-    load_config(sets=["aggregation.max_images=100"])
-
-
 def test_agreed_numbers_are_those_of_sites_that_take_part() -> None:
     sets = ["data.source=sites", 'federation.sites=["berlin", "lyon"]']
     load_config(sets=[*sets, "aggregation.max_images.lyon=700"])

@@ -154,7 +154,7 @@ def forget_checksums(folder: Path) -> None:
         del tree["digest"]
         path.write_text(json.dumps(tree))
     for path in (folder / "checkpoint").iterdir():
-        names = ("weights", "extras", "guard")
+        names = ("weights", "extras", "filters")
         header, groups = unpack(path.read_bytes(), names)
         del header["companions"]
         path.write_bytes(pack(header, **dict(zip(names, groups, strict=True))))

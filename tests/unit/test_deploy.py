@@ -56,7 +56,6 @@ from fedgsca.deploy.flower_probe import (
 from fedgsca.deploy.kit_files import KEY_FILE, installed_versions
 from fedgsca.deploy.kits import add_hospital, make_kits
 from fedgsca.deploy.status_view import read_deployment_status
-from fedgsca.engine.base import SilentObserver
 from fedgsca.engine.round_status import StatusObserver
 from fedgsca.engine.site_node import SiteSettings, read_settings, state_folder
 from fedgsca.errors import ConfigError, RunFolderError
@@ -159,7 +158,6 @@ def test_agreed_numbers_of_images_are_part_of_the_experiment(tmp_path: Path) -> 
             PLAN + "[experiment.aggregation.max_images]\nparis = 700\n",
             "experiment.aggregation.max_images",
         ),
-        (AGREED + "[experiment.aggregation]\nguard = false\n", "experiment.aggregation.guard"),
     ],
 )
 def test_a_wrong_agreement_is_reported(text: str, place: str, tmp_path: Path) -> None:
@@ -251,7 +249,7 @@ def test_the_status_shows_the_agreed_numbers(
 ) -> None:
     config = toy_config("fedavg", aggregation__max_images={"site-1": 1234})
     (tmp_path / "config.toml").touch()
-    StatusObserver(tmp_path, SilentObserver()).on_start(prepare(config), 0)
+    StatusObserver(tmp_path).on_start(prepare(config), 0)
     assert execute(["deploy", "status", str(tmp_path)]) == 0
     output = capsys.readouterr().out
     assert "images agreed" in output and "1,234" in output

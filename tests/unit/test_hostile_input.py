@@ -369,7 +369,7 @@ def test_the_reason_of_a_site_is_filtered_and_capped() -> None:
 def test_a_hostile_reason_reaches_neither_the_log_nor_the_observer(tmp_path: Path) -> None:
     from dataclasses import replace
 
-    from fedgsca.engine.base import SilentObserver
+    from fedgsca.engine.base import RunObserver
     from fedgsca.engine.local import LocalEngine, open_runner
     from fedgsca.wire import Update
 
@@ -377,7 +377,7 @@ def test_a_hostile_reason_reaches_neither_the_log_nor_the_observer(tmp_path: Pat
     runner = open_runner(config, tmp_path / "run")
     messages: list[str] = []
 
-    class Observer(SilentObserver):
+    class Observer(RunObserver):
         def on_message(self, message: str) -> None:
             messages.append(message)
 

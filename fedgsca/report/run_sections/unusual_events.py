@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from fedgsca.engine.filters.distance import LOW, MOST, WINDOW
 from fedgsca.report.elements import BulletList, PageElement, PageSection, fold_long_table
 from fedgsca.report.number_text import count_text, range_text
 from fedgsca.report.page_sections import run_section
-from fedgsca.report.run_facts import describe_event, event_rounds, method_events
+from fedgsca.report.run_facts import describe_event, distant_rounds, event_rounds, method_events
 from fedgsca.report.run_reader import LoadedRun
 from fedgsca.report.table import Table
 
@@ -16,7 +17,7 @@ def event_section(run: LoadedRun) -> PageSection | None:
     blocks: list[PageElement] = []
     if run.damage:
         blocks.append(BulletList(run.damage, "Damaged files"))
-    tables = [*_event_tables(run), *_refusal_tables(run)]
+    tables = [*_event_tables(run), *_refusal_tables(run), *_distance_tables(run)]
     blocks += [fold_long_table(table) for table in tables]
     if run.setup.warnings:
         blocks.append(BulletList(run.setup.warnings, "Warnings and notes about the data"))
@@ -52,3 +53,18 @@ def _refusal_tables(run: LoadedRun) -> list[Table]:
     ]
     note = "An update that is left out does not count; the round continues with the other sites."
     return [Table("Updates left out", ["Site", "Reason", "Rounds"], rows, words=(1, 2), note=note)]
+
+
+def _distance_tables(run: LoadedRun) -> list[Table]:
+    """Sites that the others would hardly listen to: a question, not a verdict."""
+    rounds = distant_rounds(run)
+    if not rounds:
+        return []
+    rows = [[site, range_text(numbers)] for site, numbers in sorted(rounds.items())]
+    note = (
+        "Their updates are far from those of all others: under the rule mixing they had less than "
+        f"{LOW:.0%} of the weight of their images in {MOST} of {WINDOW} rounds. Ask what differs: "
+        "other images, classes or labels, other software, or false updates. Nothing was left out "
+        "for it."
+    )
+    return [Table("Sites far from all others", ["Site", "Rounds"], rows, words=(1,), note=note)]

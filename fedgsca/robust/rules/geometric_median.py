@@ -8,10 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from fedgsca.robust.base import Rule, register_rule
-
-_STEPS = 100
-_SMALLEST = 1e-6  # of the largest distance: a model at the median itself must not divide by zero
+from fedgsca.robust.base import Rule, geometric_median, register_rule
 
 
 @register_rule
@@ -25,13 +22,4 @@ class GeometricMedianRule(Rule):
 
     def coefficients(self, products: np.ndarray, sizes: np.ndarray) -> np.ndarray:
         """Weiszfeld's algorithm, from the weighted mean."""
-        shares = sizes / sizes.sum()
-        weights = shares
-        for _ in range(_STEPS):
-            squares = np.diag(products) - 2.0 * products @ weights + weights @ products @ weights
-            distances = np.sqrt(np.maximum(squares, 0.0))
-            if distances.max() == 0.0:
-                return np.asarray(weights)
-            inverse = shares / np.maximum(distances, _SMALLEST * distances.max())
-            weights = inverse / inverse.sum()
-        return np.asarray(weights)
+        return geometric_median(products, sizes / sizes.sum())

@@ -24,8 +24,15 @@ class KrumRule(Rule):
     def coefficients(self, products: np.ndarray, sizes: np.ndarray) -> np.ndarray:
         """1 for the chosen site and 0 for all others; the first one if several are equal."""
         weights = np.zeros(len(products))
-        weights[int(np.argmin(krum_scores(products, self.settings.liars)))] = 1.0
+        weights[
+            int(np.argmin(krum_scores(products, count_liars(self.settings.liars, len(products)))))
+        ] = 1.0
         return weights
+
+
+def count_liars(liars: float, num_sites: int) -> int:
+    """A share of the sites, or their number."""
+    return int(liars) if liars >= 1.0 else int(liars * num_sites)
 
 
 def krum_scores(products: np.ndarray, liars: int) -> np.ndarray:

@@ -11,3 +11,8 @@ class MeanRule(Rule):
 
     name = "mean"
     description = "the method's own weighted mean"
+    stops = (
+        "Stops what is no update of this run, an update that is sent twice and more images than "
+        "agreed. It does not stop a false model of the right form, which moves the mean by the "
+        "site's share of the images."
+    )

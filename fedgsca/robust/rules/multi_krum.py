@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from fedgsca.robust.base import Rule, register_rule
-from fedgsca.robust.rules.krum import krum_scores
+from fedgsca.robust.rules.krum import count_liars, krum_scores
 
 
 @register_rule
@@ -25,8 +25,9 @@ class MultiKrumRule(Rule):
     def coefficients(self, products: np.ndarray, sizes: np.ndarray) -> np.ndarray:
         """Shares of the images of those that stay, at least one; 0 for the others."""
         count = len(products)
-        num_kept = max(1, count - self.settings.liars)
-        order = np.argsort(krum_scores(products, self.settings.liars), kind="stable")
+        liars = count_liars(self.settings.liars, count)
+        num_kept = max(1, count - liars)
+        order = np.argsort(krum_scores(products, liars), kind="stable")
         weights = np.zeros(count)
         weights[order[:num_kept]] = sizes[order[:num_kept]]
         return np.asarray(weights / weights.sum())

@@ -17,10 +17,37 @@ from __future__ import annotations
 import numpy as np
 
 from fedgsca.aggregate import is_buffer
+from fedgsca.engine.filters.base import UpdateContext, UpdateFilter
 from fedgsca.errors import UpdateError
 from fedgsca.methods.base import Method
 from fedgsca.support.text import plural
 from fedgsca.wire import Arrays, Payload, Update
+
+
+class LatenessFilter(UpdateFilter):
+    """Discounts a late update; it follows all filters that look at what the site sent."""
+
+    name = "lateness"
+
+    def __init__(self, method: Method, bound: int) -> None:
+        """`bound` is the largest number of rounds."""
+        self.method = method
+        self.bound = bound
+
+    def examine(self, update: Update, context: UpdateContext) -> Update:
+        """Raises UpdateError if the update is too late."""
+        old_payload, payload = context.received, context.round.payload
+        if context.reply.late_to is None:
+            return update
+        check_lateness(self.method, old_payload, payload, self.bound)
+        rounds = payload.round - old_payload.round
+        context.round.note(update.site, "rounds_late", rounds)
+        context.round.tell(
+            f"round {payload.round + 1}: the update of {update.site} for round"
+            f" {old_payload.round + 1} counts with a smaller weight"
+        )
+        update = rebase(update, old_payload.weights, payload.weights, late_weight(rounds))
+        return self.method.trim_late(update)
 
 
 def late_weight(rounds: int) -> float:
