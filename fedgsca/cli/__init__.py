@@ -21,15 +21,12 @@ from typer.core import TyperGroup
 from fedgsca.cli import (
     apply,
     audit,
-    bench,
-    benchmark,
     compare,
     config,
     data,
     demo,
     deploy,
     doctor,
-    efficiency,
     model,
     noise,
     paper_table,
@@ -37,8 +34,6 @@ from fedgsca.cli import (
     review,
     reviewers,
     run,
-    tune,
-    watch,
     wire,
 )
 from fedgsca.cli.error_output import (
@@ -60,12 +55,8 @@ MODULES = (
     demo,
     run,
     compare,
-    tune,
     paper_table,
-    efficiency,
-    benchmark,
     report,
-    watch,
     noise,
     audit,
     review,
@@ -76,7 +67,6 @@ MODULES = (
     wire,
     data,
     config,
-    bench,
     doctor,
 )
 # the commands of each person, in the order in which a newcomer needs them
@@ -87,8 +77,8 @@ PEOPLE = {
         "resume",
         "compare",
         "report",
+        "table",
         "noise",
-        "benchmark",
     ),
     "Hospital: find and correct wrong labels, use a model": (
         "audit",

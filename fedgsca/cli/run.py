@@ -116,8 +116,7 @@ def resume(
 ) -> None:
     """`fedgsca resume`: whatever the folder contains."""
     from fedgsca.experiment.run_folder import read_config
-    from fedgsca.grid.comparison import read_plan
-    from fedgsca.paper.request import read_request
+    from fedgsca.grid.plan import read_plan
 
     if not folder.is_dir():
         raise RunFolderError(
@@ -132,25 +131,11 @@ def resume(
         if not quiet:
             print_note(f"{folder} stays as it is; its copy {copy} is trained to round {rounds}")
         folder = copy
-    request = read_request(folder)
-    if request is not None:
-        from fedgsca.cli.paper_table_run import resume_table
-
-        resume_table(request, folder, jobs=jobs, quiet=quiet, as_json=as_json)
-        return
     plan = read_plan(folder)
     if plan is not None:
         from fedgsca.cli.compare import run_comparison
 
         run_comparison(plan, folder, jobs=jobs, track=track, quiet=quiet, as_json=as_json)
-        return
-    from fedgsca.grid.rate_search import read_search_plan
-
-    search = read_search_plan(folder)
-    if search is not None:
-        from fedgsca.cli.tune import run_search
-
-        run_search(search, folder, jobs=jobs, quiet=quiet, as_json=as_json)
         return
     config = read_config(folder)
     if not (folder / "result.json").exists():
@@ -227,7 +212,7 @@ def run_and_report(
     report = out / "report.html"
     if not (is_finished and report.exists()):
         from fedgsca.report.html_page import write_report
-        from fedgsca.report.paired_scores import compare_with_previous
+        from fedgsca.report.previous_run import compare_with_previous
 
         compare_with_previous(out)
         write_report(out)

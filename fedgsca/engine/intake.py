@@ -187,7 +187,7 @@ class Intake:
             " finished rounds are kept",
         )
 
-    def finish(self, config: Config) -> RoundRecord:
+    def finish(self, experiment: Experiment) -> RoundRecord:
         """Let the filters remember the round; returns its line of metrics.jsonl, without scores."""
         for item in self.filters:
             item.remember(self.used_sites, self.context)
@@ -208,7 +208,7 @@ class Intake:
             asked_sites=self.asked_sites,
             refusals=self.refusals,
             distant_sites=self.context.distant_sites or None,
-            privacy=_budget(config, self.payload.round + 1),
+            privacy=_budget(experiment.config, self.payload.round + 1),
         )
 
 

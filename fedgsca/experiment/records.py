@@ -336,20 +336,28 @@ class PreviousRun(Record):
 
 
 @dataclass(frozen=True)
-class PairedDifference(Record):
-    """paired.json: the last models of two runs on the same test images, in percent macro F1."""
+class Difference(Record):
+    """Macro F1 of a method minus that of its reference: the means that tables print, in points.
 
-    run: str  # the earlier one
-    images: int
-    old_f1: float
-    new_f1: float
-    low: float  # of the 95 % interval of new_f1 - old_f1
-    high: float
-    p: float  # of "no difference"
+    The interval is over the seeds that both have and over the test images (report/statistic.py).
+    Also the content of paired.json: a run on corrected labels and the run before it.
+    """
+
+    noise: str  # the condition; empty for two single runs
+    method: str
+    reference: str
+    seeds: int
+    images: int | None  # None: the runs have no probabilities of their test images
+    points: float
+    low: float | None = None  # of the 95 % interval
+    high: float | None = None
+    p: float | None = None  # of "no difference", corrected for the rows of the table (Holm)
 
     @property
     def is_clear(self) -> bool:
-        """Whether the difference is more than the choice of these test images explains."""
+        """Whether the two can be told apart."""
+        if self.p is None or self.low is None or self.high is None:
+            return False
         return self.p < 0.05 and not self.low <= 0.0 <= self.high
 
 
@@ -587,10 +595,21 @@ class ComparisonCell(Record):
     seconds_per_round: float
     bytes_up: int | None
     bytes_down: int | None
-    # of the last model, percent; None: no probabilities of test images
+    # of the last model, percent; None where the coordinator has no test images
     auroc: float | None = None
     average_precision: float | None = None
     ece: float | None = None
+    # mean of the last five rounds that the evidence expects, without a true label (held-out images)
+    expected_f1: float | None = None
+    # share of given labels that were not trained on as given in the last round; None: not logged
+    unused_labels: float | None = None
+    # mean change of the weights at the sites over all rounds
+    stability: float | None = None
+    # seconds until FedAvg's best F1, and until 95 % of the ceiling; None: never, or not measured
+    seconds_to_best: float | None = None
+    seconds_to_goal: float | None = None
+    # what touched this run, each a clause for a footnote
+    notes: tuple[str, ...] = ()
     # the network, in a comparison of several
     model: str | None = None
     # the values of the settings that the comparison varies, by key
@@ -651,19 +670,20 @@ NO_VARIANT = ComparisonVariant()
 
 
 @dataclass(frozen=True)
-class MethodInterval(Record):
-    """The last models of a method under one noise (and network): macro F1, mean over the seeds.
+class PrintedScore(Record):
+    """A number of a publication; the standard deviation over its seeds where it has one."""
 
-    The intervals are over test images and seeds together. `difference` is to the method
-    `reference`, over the seeds that both have; None for the reference itself.
-    """
+    mean: float
+    std: float | None = None
 
-    noise: str
-    method: str
-    reference: str
-    seeds: int
-    f1: ScoreInterval
-    difference: ScoreInterval | None = None
+
+@dataclass(frozen=True)
+class PrintedNumbers(Record):
+    """What a publication prints for the same comparison, to stand beside our numbers."""
+
+    source: str  # such as "Table 4"
+    # [method][noise][score]
+    rows: Mapping[str, Mapping[str, Mapping[str, PrintedScore]]]
 
 
 @dataclass(frozen=True)
@@ -680,8 +700,14 @@ class Comparison(Record):
     # wrong labels
     ceiling: Mapping[str, Mapping[str, float]]
     clean: Mapping[str, float] | None = None  # seed -> F1 of FedAvg without noise
-    # None before the tables are written; empty where no run has probabilities of its test images
-    intervals: tuple[MethodInterval, ...] | None = None
+    # to the reference, one for each other method and condition; None before tables are written
+    differences: tuple[Difference, ...] | None = None
+    # the method that the others are compared with; None: FedAvg, or else the first
+    reference: str | None = None
+    # what a publication prints for the same rows
+    printed: PrintedNumbers | None = None
+    # sentences about all tables, such as the scale of a reproduction
+    notes: tuple[str, ...] = ()
     models: tuple[str, ...] | None = None  # networks, if there are several
     # settings that vary: key -> values
     vary: Mapping[str, tuple[Any, ...]] | None = None

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fedgsca.engine.label_evidence import read_evidence
+from fedgsca.engine.label_evidence import read_evidence, read_header
 from fedgsca.errors import DataError
 from fedgsca.experiment.records import (
     AuditData,

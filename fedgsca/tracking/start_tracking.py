@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from fedgsca.config import Config
-from fedgsca.grid.comparison import ComparisonPlan
+from fedgsca.grid.plan import ComparisonPlan
 from fedgsca.grid.runner import GridObserver
 from fedgsca.tracking.base import TrackTarget, parse_targets, require_packages
 from fedgsca.tracking.observers import (
@@ -66,6 +65,5 @@ def track_comparison(
 
 
 def _plan_settings(plan: ComparisonPlan) -> dict[str, str]:
-    tree: Mapping[str, Any] = plan.to_json()
     keys = ("methods", "noises", "seeds", "ceiling", "clean")
-    return {key: str(tree[key]) for key in keys}
+    return {key: str(getattr(plan, key)) for key in keys}

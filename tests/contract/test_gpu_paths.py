@@ -16,9 +16,8 @@ import pytest
 import torch
 from safetensors.numpy import load_file
 
-from fedgsca.cli import execute
 from fedgsca.config import TrainConfig
-from fedgsca.engine import device_speed, processes
+from fedgsca.engine import processes
 from fedgsca.engine.rounds import run
 from fedgsca.errors import ConfigError
 from fedgsca.methods.base import load_methods
@@ -292,42 +291,3 @@ def test_a_run_with_a_compiled_network_learns_the_same(tmp_path: Path) -> None:
     assert list(models[0]) == list(models[1])
     for name, value in models[0].items():
         np.testing.assert_allclose(models[1][name], value, atol=1e-3, rtol=1e-2)
-
-
-# ---- the table ----
-
-
-def test_bench_prints_a_table(capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = ["bench", "--device", "cpu", "--networks", "cnn:12", "--batch", "4"]
-    arguments += ["--seconds", "0", "--threads", "1", "--no-rounds"]
-    assert execute(arguments) == 0
-    output = capsys.readouterr().out
-    assert "cpu" in output and "float32" in output
-    [row] = [line for line in output.splitlines() if line.startswith("| cnn:12")]
-    training, evaluation = (float(cell) for cell in row.split("|")[3:5])
-    assert training > 0 and evaluation > 0
-    assert execute([*arguments, "--json"]) == 0
-    [network] = json.loads(capsys.readouterr().out)["networks"]
-    assert network["network"] == "cnn:12" and network["memory"] is None
-
-
-def test_bench_times_whole_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(device_speed, "_TRAIN_IMAGES", 64)
-    monkeypatch.setattr(device_speed, "_ROUNDS", 2)
-    settings = TrainConfig(device="cpu", threads=1)
-    rows = list(device_speed.measure_rounds(settings, (1,)))
-    assert [(row.method, row.jobs) for row in rows] == [("fedavg", 1), ("fedgsca", 1)]
-    assert all(row.seconds > 0 for row in rows)
-
-
-@pytest.mark.parametrize("text", ["resnet19:64", "cnn", "cnn:", "cnn:4", "cnn:12px", "", "cnn:12,"])
-def test_bench_refuses_unknown_networks(text: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert execute(["bench", "--device", "cpu", "--networks", text]) == ConfigError.exit_code
-    assert "model.invalid-network-case" in capsys.readouterr().err
-
-
-def test_bench_without_the_gpu_that_was_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
-    if torch.cuda.is_available():
-        pytest.skip("this machine has a GPU")
-    assert execute(["bench", "--device", "cuda"]) == ConfigError.exit_code
-    assert "model.no-gpu" in capsys.readouterr().err

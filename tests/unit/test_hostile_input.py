@@ -460,12 +460,12 @@ def test_predictions_contain_no_formula() -> None:
     assert sheet.getvalue() == b"'=x.png,'@class,0.500000\ncaf\xe9.png,a,1.000000\n"
 
 
-def test_the_csv_of_a_comparison_contains_no_formula() -> None:
-    from fedgsca.report.comparison_tables import ComparisonRow, to_csv
+def test_a_table_as_csv_contains_no_formula() -> None:
+    from fedgsca.report.table import Cell, Table, to_csv
 
-    row = ComparisonRow(noise="=1+1", method="fedavg", label="@cmd", seeds=1, stats={})
-    line = to_csv([row]).splitlines()[1]
-    assert line.startswith("'=1+1,fedavg,'@cmd,1,")
+    cell = Cell("@cmd", data={"label": "@cmd"})
+    table = Table("", ["Method", "x"], [[cell, "=1+1"]], data={"noise": "=1+1"})
+    assert to_csv([table]).splitlines()[1] == "'=1+1,'@cmd,'=1+1"
 
 
 def test_the_list_of_copies_contains_no_formula(tmp_path: Path) -> None:

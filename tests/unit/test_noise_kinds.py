@@ -15,7 +15,7 @@ from fedgsca.data.partition import partition
 from fedgsca.errors import ConfigError
 from fedgsca.experiment.label_noise import measure_likeness
 from fedgsca.experiment.simulation import prepare
-from fedgsca.grid.comparison import parse_noises
+from fedgsca.grid.plan import parse_noises
 from fedgsca.noise import (
     SiteNoise,
     corrupt,

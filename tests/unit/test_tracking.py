@@ -15,7 +15,7 @@ from fedgsca.engine.base import ObserverGroup
 from fedgsca.engine.rounds import run
 from fedgsca.errors import ConfigError, MissingExtraError
 from fedgsca.experiment.records import RoundRecord, RunResult
-from fedgsca.grid.comparison import ComparisonPlan
+from fedgsca.grid.plan import ComparisonPlan
 from fedgsca.grid.runner import SilentGridObserver
 from fedgsca.tracking import mlflow_tracker, tensorboard_tracker
 from fedgsca.tracking.base import RunLabel, TrackTarget, parse_targets, safe_name
