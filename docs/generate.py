@@ -14,9 +14,11 @@ from __future__ import annotations
 import ast
 import importlib.metadata
 import json
+import os
 import re
 import subprocess
 import sys
+import tempfile
 import tomllib
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -267,6 +269,19 @@ def render_budget() -> str:
     return make_table(["method", "rounds", "epsilon wanted", "`privacy.noise`", "epsilon"], rows)
 
 
+def render_first_run() -> str:
+    """What the program of the README prints."""
+    text = (ROOT / "README.md").read_text("utf-8")
+    program = text.partition("```python\n")[2].partition("```")[0]
+    with tempfile.TemporaryDirectory() as folder:
+        environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+        command = [sys.executable, "-c", program]
+        output = subprocess.run(
+            command, cwd=folder, env=environment, capture_output=True, text=True, check=True
+        ).stdout
+    return f"```\n{output}```"
+
+
 SITE_BLOCKS: dict[str, Callable[[], str]] = {
     "errors": render_errors,
     "commands": render_commands,
@@ -281,9 +296,10 @@ PAGE_BLOCKS: dict[str, Callable[[], str]] = {
     "networks": render_networks,
     "wire": render_wire,
     "budget": render_budget,
+    "first-run": render_first_run,
 }
 # those that train, or need an extra: compared by `make slow`
-SLOW_BLOCKS = ("networks", "wire", "budget")
+SLOW_BLOCKS = ("networks", "wire", "budget", "first-run")
 # name -> the command that writes it
 STUDY_BLOCKS = {"results": "python -m benchmarks.studies"}
 
