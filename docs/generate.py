@@ -29,7 +29,7 @@ from docs.error_codes import render_errors
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "fedgsca"
 BLOCK = re.compile(
-    r"^<!-- begin: (?P<name>[\w-]+) -->\n(?P<text>.*?)^<!-- end: (?P=name) -->$",
+    r"^<!-- begin: (?P<name>[a-z-]+) -->\n(?P<text>.*?)^<!-- end: (?P=name) -->$",
     re.MULTILINE | re.DOTALL,
 )
 
