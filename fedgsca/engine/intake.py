@@ -21,6 +21,7 @@ from fedgsca.engine.base import Reply, RunObserver
 from fedgsca.engine.filters.base import RoundContext, UpdateContext, UpdateFilter
 from fedgsca.errors import QuorumError, UpdateError
 from fedgsca.experiment.records import PrivacyBudget, RoundRecord, SiteRecord, SiteValue
+from fedgsca.experiment.simulation import Experiment
 from fedgsca.metrics import stability
 from fedgsca.privacy.accountant import spent_epsilon
 from fedgsca.support.text import one_line

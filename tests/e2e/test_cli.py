@@ -508,7 +508,7 @@ def test_wire_in_words(shell: Shell) -> None:
     )  # declared, but not sent with these options
     assert "Also leaves a site in a deployment" in out and "confusion" in out and "seconds" in out
     code, out, _ = shell("wire", "fedavg", "--data", toy_npz())
-    assert "Exceptions: all weights" in " ".join(out.split()), "as docs/wire.md says"
+    assert "Exceptions: all weights" in " ".join(out.split()), "as docs/privacy.md says"
     assert code == 0 and "selector" not in out and "Privacy is off" in out
 
 

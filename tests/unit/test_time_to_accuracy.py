@@ -1,9 +1,12 @@
-"""The arithmetic of the time to accuracy, by hand."""
+"""The arithmetic of the time to accuracy and of benchmarks.one_pass, by hand."""
 
 from __future__ import annotations
 
 import pytest
 
+from benchmarks.generalisation.plan import Cell, Setting
+from benchmarks.generalisation.results import CellResult, SiteAudit
+from benchmarks.one_pass import summarise
 from benchmarks.speed import Measurement
 from fedgsca.config import build
 from fedgsca.errors import ConfigError
