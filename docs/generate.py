@@ -121,7 +121,8 @@ def _escape(text: str) -> str:
 
 def render_configuration() -> str:
     """Every key with type, default and meaning: those of an experiment, then of every method."""
-    from fedgsca.cli.methods import list_options, value_text
+    from fedgsca.cli.config import list_options, value_text
+
     from fedgsca.config import Config
     from fedgsca.config.schema import PrivacyConfig
     from fedgsca.methods.base import load_methods
@@ -132,7 +133,7 @@ def render_configuration() -> str:
         row = [f"`{option.key}`", option.type_name, value_text(option.default), option.description]
         if option.key not in ("options", "privacy"):
             tables.setdefault(section or "top of the file", []).append(row)
-    titles = {name: f"{method.title} (`[{name}]`)" for name, method in load_methods().items()}
+    titles = {name: f"{method.card.title} (`[{name}]`)" for name, method in load_methods().items()}
     for name, method in load_methods().items():
         for option in list_options(method.Options):
             key = f"{name}.{option.key}"
@@ -158,7 +159,7 @@ def render_uploads() -> str:
                 shape = " x ".join(str(part) for part in extra.shape) or "1"
                 when = "in some rounds" if extra.optional else "every round"
                 what = _escape(extra.description)
-                rows.append([method.title, direction, f"`{name}`", shape, when, what])
+                rows.append([method.card.title, direction, f"`{name}`", shape, when, what])
     return make_table(["method", "direction", "name", "numbers", "sent", "meaning"], rows)
 
 

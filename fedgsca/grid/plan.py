@@ -97,7 +97,7 @@ class ComparisonPlan:
     def label_of(self, row: str) -> str:
         """The name of a row for people."""
         method = load_methods().get(row)
-        return self.labels.get(row) or (method.title if method is not None else row)
+        return self.labels.get(row) or (method.card.title if method is not None else row)
 
     def _condition_cells(self, noise: str, variant: ComparisonVariant, seed: int) -> list[GridCell]:
         """All rows under one noise with one network and its settings, and the ceiling."""

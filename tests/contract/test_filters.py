@@ -204,9 +204,9 @@ def codes(monkeypatch: pytest.MonkeyPatch) -> list[set[tuple[str, str]]]:
     found: list[set[tuple[str, str]]] = []
 
     class WatchedIntake(Intake):
-        def finish(self, config: Config) -> Any:
+        def finish(self, experiment: Experiment) -> Any:
             found.append(set(self.num_refusals))
-            return super().finish(config)
+            return super().finish(experiment)
 
     monkeypatch.setattr(rounds, "Intake", WatchedIntake)
     return found

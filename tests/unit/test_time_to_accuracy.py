@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from benchmarks.one_pass import summarise
 
 from benchmarks.generalisation.plan import Cell, Setting
 from benchmarks.generalisation.results import CellResult, SiteAudit
-from benchmarks.one_pass import summarise
 from benchmarks.speed import Measurement
 from fedgsca.config import build
 from fedgsca.errors import ConfigError

@@ -145,9 +145,6 @@ class MethodWithHeads(Method):
             head=method.head,
             logged=method.logged,
             late=method.late,
-            first_round_spread=method.first_round_spread,
-            response_slack=method.response_slack,
-            retreat_slack=method.retreat_slack,
             uploads={**method.uploads, **UPLOADS},
             downloads={**method.downloads, **DOWNLOADS},
         )
