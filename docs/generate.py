@@ -122,7 +122,6 @@ def _escape(text: str) -> str:
 def render_configuration() -> str:
     """Every key with type, default and meaning: those of an experiment, then of every method."""
     from fedgsca.cli.config import list_options, value_text
-
     from fedgsca.config import Config
     from fedgsca.config.schema import PrivacyConfig
     from fedgsca.methods.base import load_methods

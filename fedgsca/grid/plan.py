@@ -26,6 +26,7 @@ from fedgsca.grid.variation import Variation, folder_part, join_variations
 from fedgsca.methods.base import load_methods, paper_methods
 from fedgsca.noise import parse_noise
 from fedgsca.report.comparison_rows import BASELINE, CEILING
+from fedgsca.report.run_facts import method_title
 from fedgsca.support.files import write_atomic
 from fedgsca.support.registry import is_import_path
 from fedgsca.support.text import join_words, slug
@@ -96,8 +97,7 @@ class ComparisonPlan:
 
     def label_of(self, row: str) -> str:
         """The name of a row for people."""
-        method = load_methods().get(row)
-        return self.labels.get(row) or (method.card.title if method is not None else row)
+        return self.labels.get(row) or method_title(row)
 
     def _condition_cells(self, noise: str, variant: ComparisonVariant, seed: int) -> list[GridCell]:
         """All rows under one noise with one network and its settings, and the ceiling."""

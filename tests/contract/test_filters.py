@@ -20,6 +20,7 @@ from fedgsca.engine.intake import Intake
 from fedgsca.engine.rounds import run
 from fedgsca.errors import ConfigError, UpdateError
 from fedgsca.experiment.run_folder import read_rounds
+from fedgsca.experiment.simulation import Experiment
 from fedgsca.methods.base import load_methods
 from fedgsca.methods.compose import compose_method
 from fedgsca.wire import Payload, Update

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fedgsca.engine.filters.distance import LOW, WINDOW
+from fedgsca.engine.filters.distance import LOW, LOW_ROUNDS, WINDOW
 from fedgsca.report.elements import BulletList, PageElement, PageSection, fold_long_table
 from fedgsca.report.number_text import count_text, range_text
 from fedgsca.report.page_sections import run_section
