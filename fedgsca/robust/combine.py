@@ -111,9 +111,10 @@ def _changes(
 
 
 def _inner_products(read: Reader, positions: Sequence[int], reference: Arrays) -> np.ndarray:
-    """(n, n) of the changes, summed array by array."""
+    """(n, n) of the changes, summed array by array, by name: a resumed run has another order."""
     products = np.zeros((len(positions), len(positions)))
-    for name, value in reference.items():
+    for name in sorted(reference):
+        value = reference[name]
         if value.dtype.kind == "f":
             rows = _changes(read, positions, name, value).reshape(len(positions), -1)
             products += rows @ rows.T
