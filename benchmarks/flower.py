@@ -6,8 +6,7 @@ over the rounds after the first one. Processor time and memory are read from /pr
 coordinator and sites, per round after the first; memory of the coordinator (the process of the
 ServerApp) and of the SuperLink, per round; memory of a site's node and of its worker.
 
-The load
-of the machine is printed, because other programs slow everything down.
+The load of the machine is printed, because other programs slow everything down.
 """
 
 from __future__ import annotations

