@@ -20,6 +20,7 @@ from benchmarks.generalisation.plan import (
     FROZEN,
     LEARNING_RATES,
     OURS,
+    Rate,
     Setting,
     default_lr,
 )
@@ -35,7 +36,7 @@ LOW_RECOVERY = 0.5
 COUNT_TOLERANCE = 0.05
 CLEAN_LIMIT = 0.03
 # (setting, method, learning rate) -> seed -> score
-Scores = Mapping[tuple[Setting, str, float], Mapping[int, float]]
+Scores = Mapping[tuple[Setting, str, Rate], Mapping[int, float]]
 
 
 def collect_scores(results: Iterable[CellResult], *, on_validation: bool = False) -> Scores:
@@ -43,7 +44,7 @@ def collect_scores(results: Iterable[CellResult], *, on_validation: bool = False
 
     `on_validation`: that on validation images, where they are not the ones F1 is measured on.
     """
-    scores: dict[tuple[Setting, str, float], dict[int, float]] = {}
+    scores: dict[tuple[Setting, str, Rate], dict[int, float]] = {}
     for result in results:
         cell = result.cell
         score = result.f1
@@ -54,7 +55,7 @@ def collect_scores(results: Iterable[CellResult], *, on_validation: bool = False
 
 
 def mean_score(
-    scores: Scores, setting: Setting, method: str, lr: float, seeds: Sequence[int] | None = None
+    scores: Scores, setting: Setting, method: str, lr: Rate, seeds: Sequence[int] | None = None
 ) -> float | None:
     """The mean over the seeds that are finished, or over `seeds` if all of them are; else None."""
     values = scores.get((setting, method, lr), {})
@@ -171,7 +172,7 @@ def summarise_setting(
 
 
 def _mean_over(
-    scores: Scores, setting: Setting, method: str, lr: float, seeds: Sequence[int]
+    scores: Scores, setting: Setting, method: str, lr: Rate, seeds: Sequence[int]
 ) -> float | None:
     return mean_score(scores, setting, method, lr, seeds) if seeds else None
 

@@ -15,6 +15,7 @@ from benchmarks.generalisation.plan import (
     OURS,
     Setting,
     default_lr,
+    rate_text,
 )
 from benchmarks.generalisation.results import CellResult, RankingScore
 from benchmarks.generalisation.summary import (
@@ -284,7 +285,7 @@ def rank_lines(overview: Overview) -> list[str]:
 def lr_table(scores: Scores) -> list[str]:
     """F1 over two decades of learning rate; seeds that all six runs have."""
     rates = LEARNING_RATES[FROZEN]
-    heads = [f"{name} {lr:g}" for name in ("FedAvg", "FedGSCA") for lr in rates]
+    heads = [f"{name} {rate_text(lr)}" for name in ("FedAvg", "FedGSCA") for lr in rates]
     lines = ["| data, noise | " + " | ".join(heads) + " |", "|---" * (len(heads) + 1) + "|"]
     table = []
     settings = list(dict.fromkeys(setting for setting, _, _ in scores))

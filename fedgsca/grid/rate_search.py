@@ -76,10 +76,15 @@ class SearchPlan(Record):
     holdout: float = SEARCH_HOLDOUT
 
     def defaults(self) -> dict[str, float]:
-        """The configured learning rate of every method."""
+        """The configured learning rate of every method, or that of the model."""
+        from fedgsca.models.build import feature_width
+        from fedgsca.models.training import resolve_rate
+
         rates = {}
         for method in self.methods:
-            rates[method] = build(merge(dict(self.tree), {"method": method})).train.lr
+            config = build(merge(dict(self.tree), {"method": method}))
+            width = config.model.feature_width or feature_width(config.model.name)
+            rates[method] = resolve_rate(config, width, config.data.sites)
         return rates
 
     def cells(self) -> list[GridCell]:
@@ -196,7 +201,7 @@ def read_candidates(cells: Sequence[GridCell], results: Results) -> list[Candida
         result = results[cell.name]
         score = _score_of(result, cell.name)
         candidates.append(
-            Candidate(cell.name, cell.config.method, cell.config.train.lr, score, result.f1)
+            Candidate(cell.name, cell.config.method, cell.config.train.rate, score, result.f1)
         )
     return candidates
 
