@@ -22,10 +22,10 @@ import numpy as np
 from fedgsca.config import load_config
 from fedgsca.evidence import assign_folds, layer_normalise
 from fedgsca.experiment.simulation import Experiment, prepare
-from fedgsca.label_audit.cleanlab_scores import label_quality, out_of_sample_probs
+from fedgsca.label_audit.build_audit import measure_ranking
 from fedgsca.label_audit.local_evidence import NUM_FOLDS, LocalLabels, collect_local_evidence
-from fedgsca.label_audit.ranking_quality import measure_ranking
 from fedgsca.label_audit.score import count_errors, rank_labels
+from fedgsca.label_audit.second_opinion import label_quality, out_of_sample_probs
 from fedgsca.support.files import write_atomic
 from fedgsca.wrong_count import fit_models
 

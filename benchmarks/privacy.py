@@ -23,8 +23,8 @@ import numpy as np
 from fedgsca.config import Tree, build, merge
 from fedgsca.engine.rounds import run
 from fedgsca.experiment.run_folder import read_rounds
-from fedgsca.grid.comparison import parse_seeds
 from fedgsca.grid.demo_plan import RECIPE
+from fedgsca.grid.plan import parse_seeds
 from fedgsca.methods.base import load_methods
 from fedgsca.privacy.accountant import noise_for
 

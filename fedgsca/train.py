@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
 import numpy as np
 
 from fedgsca.evidence import MAX_WEIGHT, balance_classes
-from fedgsca.models.augment import augment
-from fedgsca.models.transfer import channel_values, copy_stream, send
+from fedgsca.models.batches import augment, channel_values, copy_stream, send
 from fedgsca.site import Evaluation as Evaluation
 from fedgsca.site import Samples, Site
 from fedgsca.support.lazy_torch import F, Tensor, inference_mode, nn, no_grad, torch

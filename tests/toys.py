@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from fedgsca.config import Config, load_config
-from fedgsca.engine.base import Reply
+from fedgsca.engine.base import Reply, RunObserver
 from fedgsca.engine.local import SiteRunner, open_runner
 from fedgsca.experiment.records import RoundRecord
 from fedgsca.rng import stream
@@ -230,14 +230,11 @@ class FaultyEngine:
 
 
 @dataclass
-class RecordingObserver:
+class RecordingObserver(RunObserver):
     """An observer that keeps messages and records."""
 
     messages: list[str] = field(default_factory=list)
     rounds: list[RoundRecord] = field(default_factory=list)
-
-    def on_start(self, experiment: object, first_round: int) -> None: ...
-    def on_site_done(self, round_index: int, reply: Reply) -> None: ...
 
     def on_round_done(self, record: RoundRecord, seconds: float) -> None:
         self.rounds.append(record)

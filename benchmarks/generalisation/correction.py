@@ -41,8 +41,10 @@ from fedgsca.engine.label_evidence import read_evidence
 from fedgsca.engine.rounds import run
 from fedgsca.experiment.records import RunResult
 from fedgsca.experiment.simulation import Experiment, prepare
-from fedgsca.label_audit.ranking_quality import first_tenth
+from fedgsca.label_audit.build_audit import first_tenth
 from fedgsca.label_audit.score import rank_labels
+from fedgsca.report.run_facts import method_title
+from fedgsca.report.table import Table, to_markdown
 from fedgsca.support.files import write_atomic
 
 METHODS = (BASELINE, OURS)
@@ -170,24 +172,23 @@ def _wrong_share(labels: Mapping[str, np.ndarray], truth: Mapping[str, np.ndarra
     return wrong / sum(len(site_labels) for site_labels in truth.values())
 
 
-def correction_table(corrections: Sequence[Correction]) -> list[str]:
+def correction_table(corrections: Sequence[Correction]) -> Table:
     """Means over the seeds: a line for the macro F1 and one for every class."""
-    lines = [
-        "| noise | class | images | FedAvg before | after | FedGSCA before | unmarked | after |",
-        "|---" * 8 + "|",
-    ]
+    base, ours = method_title(BASELINE), method_title(OURS)
+    head = ["noise", "class", "images", f"{base} before", "after", f"{ours} before"]
+    rows = []
     for setting in dict.fromkeys(item.setting for item in corrections):
         items = [item for item in corrections if item.setting == setting]
         wrong = 100 * float(np.mean([item.wrong_share for item in items]))
         wrong_after = 100 * float(np.mean([item.wrong_share_after for item in items]))
-        note = f"**macro F1** ({wrong:.1f} % of the labels wrong, then {wrong_after:.1f} %)"
+        note = f"macro F1 ({wrong:.1f} % of the labels wrong, then {wrong_after:.1f} %)"
         support = items[0].support
         values = _means([_pick(item, None) for item in items])
-        lines.append(f"| {setting.noise} | {note} | {sum(support.values())} | {values} |")
+        rows.append([setting.noise, note, str(sum(support.values())), *values])
         for name, count in support.items():
             values = _means([_pick(item, name) for item in items])
-            lines.append(f"| {setting.noise} | {name} | {count} | {values} |")
-    return lines
+            rows.append([setting.noise, name, str(count), *values])
+    return Table("Correction", [*head, "unmarked", "after"], rows, words=(1,))
 
 
 def _pick(item: Correction, name: str | None) -> list[float]:
@@ -205,8 +206,8 @@ def _pick(item: Correction, name: str | None) -> list[float]:
     return values
 
 
-def _means(rows: Sequence[Sequence[float]]) -> str:
-    return " | ".join(f"{value:.1f}" for value in np.mean(rows, axis=0))
+def _means(rows: Sequence[Sequence[float]]) -> list[str]:
+    return [f"{value:.1f}" for value in np.mean(rows, axis=0)]
 
 
 def run_correction(options: argparse.Namespace) -> None:
@@ -228,7 +229,7 @@ def run_correction(options: argparse.Namespace) -> None:
                 write_atomic(path, json.dumps(asdict(item), indent=1).encode())
             corrections.append(read_correction(path))
             print(f"{path.stem} finished", flush=True)
-    text = "\n".join(correction_table(corrections)) + "\n"
+    text = to_markdown([correction_table(corrections)]) + "\n"
     write_atomic(folder / "table.md", text.encode())
     print(text)
 

@@ -37,11 +37,13 @@ from benchmarks.generalisation.simulator import (
     train_evidence,
 )
 from benchmarks.generalisation.sources import share_features
-from benchmarks.generalisation.summary import LOW_RECOVERY, TOLERANCE, recovery
+from benchmarks.generalisation.summary import LOW_RECOVERY, TOLERANCE
 from benchmarks.generalisation.variants import DEFAULT, LEARNING_RATE, Variant, format_value
 from fedgsca.config import Config
 from fedgsca.evidence import suspicion
 from fedgsca.methods.fedgsca_e import FedGSCAEOptions
+from fedgsca.report.comparison_rows import recovery
+from fedgsca.report.table import Table
 from fedgsca.support.files import write_atomic
 
 BASELINES = "baselines"
@@ -247,28 +249,23 @@ def summarise_effect(results: Mapping[Setting, Sequence[tuple[RunResult, Baselin
     )
 
 
-def make_table(out: Path, runs: Sequence[Run], variants: Sequence[Variant]) -> list[str]:
+def make_table(out: Path, runs: Sequence[Run], variants: Sequence[Variant]) -> Table:
     """A line per variant that is finished."""
-    lines = [
-        "| constant or option | tried | F1 | recovery | below 0.5 | worst | to tuned FedAvg "
-        "| below it | no noise, worst | AUROC | precision | does not hold |",
-        "|---" * 12 + "|",
-    ]
+    head = ["constant or option", "tried", "F1", "recovery", "below 0.5", "worst"]
+    head += ["to tuned FedAvg", "below it", "no noise, worst", "AUROC", "precision"]
     default = measure_effect(out, runs, DEFAULT.folder)
-    if default is None:
-        return lines
-    for variant in variants:
+    rows = []
+    for variant in variants if default is not None else ():
         effect = measure_effect(out, runs, variant.folder)
-        if effect is not None:
-            lines.append(format_row(variant, effect, default))
-    return lines
+        if effect is not None and default is not None:
+            rows.append(_effect_cells(variant, effect, default))
+    return Table("Half and twice", [*head, "does not hold"], rows, words=(1,))
 
 
-def format_row(variant: Variant, effect: Effect, default: Effect) -> str:
-    """A line of the table."""
+def _effect_cells(variant: Variant, effect: Effect, default: Effect) -> list[str]:
     names = effect.failed_conclusions(default)
-    cells = [
-        f"`{variant.name}`" if variant.name else "(default)",
+    return [
+        variant.name or "(default)",
         format_value(variant.value) if variant.name else "",
         f"{effect.f1:.1f}",
         f"{effect.recovery:.2f}",
@@ -281,4 +278,3 @@ def format_row(variant: Variant, effect: Effect, default: Effect) -> str:
         f"{effect.precision:.3f}",
         ", ".join(names) or "–",
     ]
-    return "| " + " | ".join(cells) + " |"

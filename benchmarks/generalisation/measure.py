@@ -23,9 +23,9 @@ from fedgsca.evidence import Judgement
 from fedgsca.experiment.records import RoundRecord
 from fedgsca.experiment.run_folder import read_rounds
 from fedgsca.experiment.simulation import Experiment, prepare
-from fedgsca.label_audit.cleanlab_scores import label_quality, out_of_sample_probs
-from fedgsca.label_audit.ranking_quality import first_tenth, precision_at
+from fedgsca.label_audit.build_audit import first_tenth, precision_at
 from fedgsca.label_audit.score import count_errors, rank_labels
+from fedgsca.label_audit.second_opinion import label_quality, out_of_sample_probs
 from fedgsca.metrics import HEADLINE_ROUNDS, auroc
 from fedgsca.wrong_count import fit_models
 

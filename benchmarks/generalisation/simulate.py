@@ -98,12 +98,13 @@ def run_group(options: argparse.Namespace, variants: Sequence[Variant]) -> str:
 def print_table(options: argparse.Namespace) -> None:
     """The table of the variants that are finished."""
     from benchmarks.generalisation.effects import list_runs, make_table
+    from fedgsca.report.table import to_markdown
     from fedgsca.support.files import write_atomic
 
     all_variants = [*list_option_variants(), *list_constant_variants()]
     variants = [DEFAULT, *choose_variants(all_variants, options)]
     runs = [(setting, seed) for setting, _, _, seed in list_runs(options)]
-    text = "\n".join(make_table(options.out, runs, variants)) + "\n"
+    text = to_markdown([make_table(options.out, runs, variants)]) + "\n"
     write_atomic(options.out / "table.md", text.encode())
     print(text, end="")
 

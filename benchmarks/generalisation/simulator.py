@@ -43,7 +43,7 @@ from fedgsca.experiment.simulation import prepare
 from fedgsca.methods.fedgsca_e import FedGSCAEOptions
 from fedgsca.methods.parts.evidence_heads import FIRST_JUDGED_ROUND
 from fedgsca.metrics import HEADLINE_ROUNDS, confusion, headline, scores
-from fedgsca.models.initial import build_model
+from fedgsca.models.build import build_model
 from fedgsca.pseudo_label import guard_reason
 from fedgsca.rng import stream
 from fedgsca.selector import (

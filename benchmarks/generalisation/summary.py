@@ -1,9 +1,8 @@
 """From finished runs to the numbers of the page. Pure functions.
 
-F1 is in percent, a mean over seeds. The recovery of a method is the share of what noise costs
-FedAvg that it regains, (F1 - FedAvg) / (ceiling - FedAvg). Where noise costs less than MIN_COST
-points the ratio says nothing, and there is none. Small costs still give large ratios, so the goal
-is judged by the mean in which no setting counts more than 1; the plain mean is shown beside it.
+F1 is in percent, a mean over seeds; recovery is that of all tables (report/comparison_rows.py). A
+small gap still gives a large ratio, so the goal is judged by the mean in which no setting counts
+more than 1; the plain mean is shown beside it.
 """
 
 from __future__ import annotations
@@ -25,10 +24,9 @@ from benchmarks.generalisation.plan import (
     default_lr,
 )
 from benchmarks.generalisation.results import CellResult, RankingScore, SiteAudit
-from fedgsca.label_audit.ranking_quality import first_tenth
+from fedgsca.label_audit.build_audit import first_tenth
+from fedgsca.report.comparison_rows import recovery
 
-# points of F1 that noise must cost before a recovery is computed
-MIN_COST = 1.0
 # differences in F1 up to this many points count as equal
 TOLERANCE = 0.5
 LOW_RECOVERY = 0.5
@@ -63,13 +61,6 @@ def mean_score(
         return None
     chosen_values = list(values.values()) if seeds is None else [values[seed] for seed in seeds]
     return float(np.mean(chosen_values)) if chosen_values else None
-
-
-def recovery(score: float, baseline: float, ceiling: float) -> float | None:
-    """The share of what noise costs that is regained; None where noise costs too little."""
-    if ceiling - baseline < MIN_COST:
-        return None
-    return (score - baseline) / (ceiling - baseline)
 
 
 def rank_methods(scores: Mapping[str, float]) -> dict[str, float]:

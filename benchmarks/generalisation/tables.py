@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -31,6 +31,10 @@ from benchmarks.generalisation.summary import (
     summarise_audits,
     summarise_setting,
 )
+from fedgsca.report.run_facts import method_title
+from fedgsca.report.table import Cell, Row, Table
+from fedgsca.report.table import to_markdown as write_tables
+from fedgsca.support.text import DASH
 
 # (setting, seed) -> site -> cleanlab's ranking
 CleanlabScores = Mapping[tuple[Setting, int], Mapping[str, RankingScore]]
@@ -77,24 +81,18 @@ def make_page(
 
 def to_markdown(page: Page) -> str:
     """The whole page."""
-    lines = [
-        f"# Generalisation, part {page.part}",
-        "",
-        f"{page.finished} of {page.planned} runs are finished. Package: "
-        + ", ".join(page.versions)
-        + ".",
-        "",
-        *goal_lines(page),
-        "",
-        *main_table(page.rows),
-        "",
-        *rank_lines(page.overview),
-        "",
-        *lr_table(page.scores),
-        "",
-        *audit_table(page.pairs),
+    head = (
+        f"# Generalisation, part {page.part}\n\n{page.finished} of {page.planned} runs are"
+        f" finished. Package: {', '.join(page.versions)}.\n"
+    )
+    tables = [
+        goal_table(page),
+        main_table(page.rows),
+        rank_table(page.overview),
+        lr_table(page.scores),
+        audit_table(page.pairs),
     ]
-    return "\n".join(lines) + "\n"
+    return f"{head}\n{write_tables(tables)}\n"
 
 
 def to_tree(page: Page) -> dict[str, Any]:
@@ -224,12 +222,12 @@ def _count_text(names: Sequence[str], remark: str) -> str:
     return f"{len(names)} below ({remark}): " + ", ".join(names)
 
 
-def goal_lines(page: Page) -> list[str]:
-    """A table of goals."""
-    lines = ["| goal | result | |", "|---|---|---|"]
+def goal_table(page: Page) -> Table:
+    """The goals, met or missed."""
+    rows = []
     for goal in list_goals(page):
-        lines.append(f"| {goal.text} | {goal.value} | {'met' if goal.is_met else '**missed**'} |")
-    return lines
+        rows.append([goal.text, goal.value, "met" if goal.is_met else "missed"])
+    return Table("Goals", ["goal", "result", ""], rows, words=(1, 2))
 
 
 # ---- tables ----
@@ -237,31 +235,29 @@ def goal_lines(page: Page) -> list[str]:
 
 def number(value: float | None, form: str = ".1f") -> str:
     """A number, or a dash."""
-    return "–" if value is None else format(value, form)
+    return DASH if value is None else format(value, form)
 
 
-def main_table(rows: Sequence[SettingRow]) -> list[str]:
+def main_table(rows: Sequence[SettingRow]) -> Table:
     """One line per setting."""
-    lines = [
-        "| data | network | noise | sites | FedAvg | tuned (lr) | **FedGSCA** | best rival "
-        "| ceiling | recovery | to tuned | rank | seeds |",
-        "|---" * 13 + "|",
-    ]
+    head = ["data", "network", "noise", "sites", "FedAvg", "tuned (lr)", method_title(OURS)]
+    head += ["best rival", "ceiling", "recovery", "to tuned", "rank", "seeds"]
+    lines: list[Row] = []
     order = sorted(rows, key=lambda row: (row.setting.model != FROZEN, row.setting.data))
     for row in order:
         setting = row.setting
-        rival = "–" if row.rival is None else f"{row.rival[0]} {row.rival[1]:.1f}"
+        rival = DASH if row.rival is None else f"{row.rival[0]} {row.rival[1]:.1f}"
         tuned = number(row.tuned)
         if row.tuned is not None:
             tuned += f" ({row.tuned_lr:g})"
-        cells = [
+        line: list[str | Cell] = [
             setting.data,
             setting.model,
             "none" if not setting.is_noisy else setting.noise,
             setting.partition,
             number(row.baseline),
             tuned,
-            f"**{number(row.ours)}**",
+            Cell(number(row.ours), "best"),
             rival,
             number(row.ceiling),
             number(row.recovery, ".2f"),
@@ -269,24 +265,25 @@ def main_table(rows: Sequence[SettingRow]) -> list[str]:
             number(row.ranks.get(OURS), "g"),
             str(row.seeds),
         ]
-        lines.append("| " + " | ".join(cells) + " |")
-    return lines
+        lines.append(line)
+    note = "Recovery: (F1 - FedAvg) / (ceiling - FedAvg) of the means; a dash: no gap."
+    return Table("Settings", head, lines, words=(1, 2, 3), note=note)
 
 
-def rank_lines(overview: Overview) -> list[str]:
-    """Mean ranks of the methods."""
-    if not overview.ranks:
-        return ["No setting has all methods yet."]
+def rank_table(overview: Overview) -> Table:
+    """Mean ranks of the methods, the best first."""
     order = sorted(overview.ranks.items(), key=lambda item: item[1])
-    ranks = ", ".join(f"{name} {rank:.2f}" for name, rank in order)
-    return [f"Mean rank over {overview.ranked_settings} noisy settings: {ranks}."]
+    rows = [[method_title(name), f"{rank:.2f}"] for name, rank in order]
+    title = f"Mean rank over {overview.ranked_settings} noisy settings that all methods have"
+    return Table(title, ["method", "mean rank"], rows)
 
 
-def lr_table(scores: Scores) -> list[str]:
+def lr_table(scores: Scores) -> Table:
     """F1 over two decades of learning rate; seeds that all six runs have."""
     rates = LEARNING_RATES[FROZEN]
-    heads = [f"{name} {rate_text(lr)}" for name in ("FedAvg", "FedGSCA") for lr in rates]
-    lines = ["| data, noise | " + " | ".join(heads) + " |", "|---" * (len(heads) + 1) + "|"]
+    head = ["data, noise"]
+    head += [f"{method_title(name)} {rate_text(lr)}" for name in (BASELINE, OURS) for lr in rates]
+    rows = []
     table = []
     settings = list(dict.fromkeys(setting for setting, _, _ in scores))
     for setting in settings:
@@ -294,59 +291,63 @@ def lr_table(scores: Scores) -> list[str]:
         if setting.model != FROZEN or not all(key in scores for key in keys):
             continue
         seeds = sorted(set.intersection(*[set(scores[key]) for key in keys]))
-        if not seeds:
-            continue
-        values = [mean_score(scores, *key, seeds) or 0.0 for key in keys]
-        table.append(values)
-        cells = " | ".join(f"{value:.1f}" for value in values)
-        lines.append(f"| {describe_setting(setting)} | {cells} |")
+        if seeds:
+            values = [mean_score(scores, *key, seeds) or 0.0 for key in keys]
+            table.append(values)
+            rows.append([describe_setting(setting), *(f"{value:.1f}" for value in values)])
     if table:
-        means = " | ".join(f"**{value:.1f}**" for value in np.mean(table, axis=0))
-        lines.append(f"| **mean** | {means} |")
-    return lines
+        rows.append(["mean", *(f"{value:.1f}" for value in np.mean(table, axis=0))])
+    return Table("Learning rates", head, rows)
 
 
 AUDIT_HEAD = (
-    "| data | noise | noisy, clean sites | AUROC | cleanlab | precision | cleanlab | ratio "
-    "| AUROC worse | precision worse (by > 1 label) | count within 5 points | interval holds "
-    "| clean below 3 % | cannot tell |"
+    "data",
+    "noise",
+    "noisy, clean sites",
+    "AUROC",
+    "cleanlab",
+    "precision",
+    "cleanlab",
+    "ratio",
+    "AUROC worse",
+    "precision worse (by > 1 label)",
+    "count within 5 points",
+    "interval holds",
+    "clean below 3 %",
+    "cannot tell",
 )
 
 
-def audit_table(pairs: Sequence[AuditPair]) -> list[str]:
+def audit_table(pairs: Sequence[AuditPair]) -> Table:
     """The audit against cleanlab, by data and noise, and over all sites."""
-    lines = [AUDIT_HEAD, "|---" * 14 + "|"]
+    rows = []
     places = list(dict.fromkeys((pair.setting.data, pair.setting.noise) for pair in pairs))
     for data, noise in sorted(places):
         members = [
             pair for pair in pairs if (pair.setting.data, pair.setting.noise) == (data, noise)
         ]
-        lines.append(_audit_line(data, "none" if noise == "0" else noise, members))
+        rows.append(_audit_row(data, "none" if noise == "0" else noise, members))
     for partition in dict.fromkeys(pair.setting.partition for pair in pairs):
         members = [pair for pair in pairs if pair.setting.partition == partition]
-        lines.append(_audit_line("all", f"all, {partition}", members))
-    lines.append(_audit_line("**all**", "**all**", pairs))
+        rows.append(_audit_row("all", f"all, {partition}", members))
+    rows.append(_audit_row("all", "all", pairs))
     told = summarise_audits(pairs)
-    lines += [
-        "",
+    note = (
         "Where the audit gives a number: count within 5 points at "
         f"{number(told.told_near_count, '.2f')} of the noisy sites, clean sites below 3 %: "
-        f"{number(told.told_low_clean, '.2f')}.",
-    ]
-    return lines
+        f"{number(told.told_low_clean, '.2f')}."
+    )
+    return Table("The audit against cleanlab", AUDIT_HEAD, rows, words=(1,), note=note)
 
 
-def _audit_line(data: str, noise: str, pairs: Sequence[AuditPair]) -> str:
+def _audit_row(data: str, noise: str, pairs: Sequence[AuditPair]) -> list[str]:
     audit = summarise_audits(pairs)
-    three: Callable[[float | None], str] = lambda value: number(value, ".3f")  # noqa: E731
-    cells = [
+    scores = (audit.auroc, audit.cleanlab_auroc, audit.precision, audit.cleanlab_precision)
+    return [
         data,
         noise,
         f"{audit.noisy_sites}, {audit.clean_sites}",
-        three(audit.auroc),
-        three(audit.cleanlab_auroc),
-        three(audit.precision),
-        three(audit.cleanlab_precision),
+        *(number(score, ".3f") for score in scores),
         number(audit.ratio, ".2f"),
         f"{audit.worse_auroc} of {audit.pairs}",
         f"{audit.worse_precision} ({audit.much_worse_precision})",
@@ -355,4 +356,3 @@ def _audit_line(data: str, noise: str, pairs: Sequence[AuditPair]) -> str:
         number(audit.low_clean, ".2f"),
         number(audit.cannot_tell, ".2f"),
     ]
-    return "| " + " | ".join(cells) + " |"

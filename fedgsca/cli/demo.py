@@ -11,10 +11,10 @@ import typer
 
 from fedgsca.cli.options import Jobs, Json, Quiet
 from fedgsca.support.console import print_line
-from fedgsca.support.text import count
+from fedgsca.support.text import count, join_words
 
 if TYPE_CHECKING:
-    from fedgsca.grid.comparison import ComparisonPlan, ComparisonResult
+    from fedgsca.grid.plan import ComparisonPlan
     from fedgsca.noise import SiteNoise
 
 Seed = Annotated[
@@ -34,7 +34,7 @@ def add(app: typer.Typer) -> None:
     """Add the command of this module."""
     app.command(
         "demo",
-        help="Watch FedGSCA and FedAvg learn from the same wrong labels. Needs no data.",
+        help="Watch methods learn from the same wrong labels. Needs no data.",
         rich_help_panel="Train",
     )(demo)
 
@@ -55,13 +55,13 @@ def demo(
     has_text = not (quiet or as_json)
     if has_text:
         _introduce(plan)
-    # one seed names no winner; `_conclude` says so in words that fit a demonstration
-    result = run_comparison(plan, out, jobs=jobs, quiet=quiet, as_json=as_json, cautions=False)
+    run_comparison(plan, out, jobs=jobs, quiet=quiet, as_json=as_json)
     sheet = write_demo_sheet(plan, out)
-    _write_run_report(out, seed)
+    run = _default_run(plan, out)
+    _write_run_report(run, out)
     if has_text:
         print_line(f"images  {sheet}")
-        _conclude(result, out, seed)
+        _conclude(run, out, seed)
 
 
 def _introduce(plan: ComparisonPlan) -> None:
@@ -78,13 +78,15 @@ def _introduce(plan: ComparisonPlan) -> None:
     for position, noise in enumerate(site_noises, 1):
         rates.append(f"{_noise_text(noise)} at hospital {position}")
     print_line(f"Wrong labels: {', '.join(rates)}.")
+    others = [plan.label_of(name) for name in plan.methods[1:]]
+    verb = "finds" if len(others) == 1 else "find"
     print_line(
-        "FedAvg trusts every label, FedGSCA finds the suspect ones:"
-        f" {config.train.rounds} rounds each."
+        f"{plan.label_of(plan.methods[0])} trusts every label, {join_words(others)} {verb} the"
+        f" suspect ones: {config.train.rounds} rounds each."
     )
     if plan.ceiling:
         print_line(
-            "A third run, the ceiling, is FedAvg without the wrong labels: the best that finding"
+            "One more run, the ceiling, is FedAvg without the wrong labels: the best that finding"
             " them could reach."
         )
     if config.model.frozen:
@@ -105,41 +107,28 @@ def _noise_text(noise: SiteNoise) -> str:
     return f"{100 * noise.rate:g} % ({noise.definition.wrong_label})"
 
 
-def _conclude(result: ComparisonResult, out: Path, seed: int) -> None:
-    scores = {cell.method: cell.f1 for cell in result.comparison.cells}
-    gain = scores["fedgsca"] - scores["fedavg"]
-    change = "more" if gain >= 0 else "less"
-    print_line(
-        f"\nMacro F1: {scores['fedavg']:.1f} with FedAvg, {scores['fedgsca']:.1f} with FedGSCA,"
-        f" {abs(gain):.1f} points {change}.",
-        "bold",
-    )
-    print_line(
-        "This is one draw of the wrong labels: other seeds give other numbers, and only several of"
-        " them show which method is better."
-    )
+def _conclude(run: Path, out: Path, seed: int) -> None:
     page = out / "report.html"
-    print_line("Try next:")
+    print_line("Other seeds draw other wrong labels and give other numbers. Try next:")
     print_line(f"  {_open_command(page)}    look at the report")
-    print_line(
-        f"  {_program()} audit {_fedgsca_run(out, seed)}    list the labels that are probably wrong"
-    )
+    print_line(f"  {_program()} audit {run}    list the labels that are probably wrong")
     print_line(
         f"  {_program()} demo --seed {seed + 1} --out {out}-{seed + 1}    draw other wrong labels"
     )
 
 
-def _fedgsca_run(out: Path, seed: int) -> Path:
-    from fedgsca.grid.demo_plan import NOISE
+def _default_run(plan: ComparisonPlan, out: Path) -> Path:
+    """The folder of the method that runs where none is named."""
+    from fedgsca.grid.runner import folder_of
 
-    return out / "cells" / f"fedgsca-{NOISE}-s{seed}"
+    cells = [cell for cell in plan.cells() if cell.row == plan.methods[-1]]
+    return folder_of(cells[0], out)
 
 
-def _write_run_report(out: Path, seed: int) -> None:
-    """The report of FedGSCA's run, and once more that of the comparison, which then links it."""
+def _write_run_report(run: Path, out: Path) -> None:
+    """The report of one run, and once more that of the comparison, which then links it."""
     from fedgsca.report.html_page import write_report
 
-    run = _fedgsca_run(out, seed)
     if not (run / "report.html").exists():
         write_report(run)
         write_report(out)

@@ -1,14 +1,14 @@
-"""`fedgsca table NAME` and other experiments of the paper, rendered beside its numbers."""
+"""`fedgsca table NAME`: an experiment of the paper, as a comparison with its printed numbers."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from fedgsca.cli.compare import Ceiling, Noises, ShardText
 from fedgsca.cli.options import (
     ConfigFile,
     ExperimentFlags,
@@ -22,13 +22,12 @@ from fedgsca.cli.options import (
     source_slug,
 )
 from fedgsca.errors import ConfigError, WeightsError
-from fedgsca.paper.experiments import GRIDS, TABLES
+from fedgsca.paper.experiments import EXPERIMENTS
+from fedgsca.support.console import print_json
+from fedgsca.support.text import did_you_mean
 
 if TYPE_CHECKING:
     from fedgsca.config import Tree
-    from fedgsca.paper.request import Request
-
-Command = Callable[..., None]
 
 
 class ScaleName(StrEnum):
@@ -38,19 +37,13 @@ class ScaleName(StrEnum):
     mini = "mini"
 
 
+Name = Annotated[str | None, typer.Argument(help="the experiment; without it, all are listed")]
 ScaleOption = Annotated[
     ScaleName,
-    typer.Option(
-        "--scale",
-        help="paper: its data, network and rounds; mini: frozen features on any data",
-        show_default=True,
-    ),
+    typer.Option("--scale", help="paper: its data, network and rounds; mini: on any data"),
 ]
 Data = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--data", help="kvasir:ROOT, odir:ROOT, chaoyang:ROOT; mini: any source. Repeatable"
-    ),
+    str | None, typer.Option("--data", help="kvasir:ROOT, odir:ROOT, chaoyang:ROOT; mini: any")
 ]
 Weights = Annotated[
     Path | None, typer.Option("--weights", help="LVM-Med ResNet-50 weights (paper scale)")
@@ -61,11 +54,8 @@ NoWeights = Annotated[
 Rows = Annotated[
     str | None,
     typer.Option(
-        "--methods", help="rows joined by commas, all or paper; default: those of the paper"
+        "--methods", help="rows joined by commas, all or paper; default: the paper's and FedGSCA-E"
     ),
-]
-Settings = Annotated[
-    str | None, typer.Option("--settings", help="only these columns, joined by commas")
 ]
 Seeds = Annotated[
     str | None, typer.Option("--seeds", help="how many or which; default 5 (paper), 3 (mini)")
@@ -73,124 +63,109 @@ Seeds = Annotated[
 Out = Annotated[
     Path | None, typer.Option("--out", help="folder; default runs/<name>-<scale>-<data>")
 ]
-ShardText = Annotated[
-    str | None,
-    typer.Option("--shard", metavar="I/N", help="run every n-th cell only, for several machines"),
-]
-Merge = Annotated[
-    list[Path] | None,
-    typer.Option("--merge", metavar="DIR", help="take finished cells from this folder. Repeatable"),
-]
-OnlyRender = Annotated[
-    bool, typer.Option("--only-render", help="run nothing, render what is finished")
-]
-ListAll = Annotated[bool, typer.Option("--list", help="all experiments with grid and cost")]
-
-group = typer.Typer(invoke_without_command=True, rich_markup_mode="rich")
 
 
 def add(app: typer.Typer) -> None:
-    """Add the commands of this module."""
-    panel = "The paper's experiments"
-    for name in TABLES:
-        group.command(name, help=f"{GRIDS[name].title}.")(make_command(name))
-    app.add_typer(
-        group, name="table", help="Reproduce a table of the paper.", rich_help_panel=panel
-    )
-    for name in GRIDS:
-        if name not in TABLES and name != "efficiency":  # which does more: cli/efficiency.py
-            help_text = f"{GRIDS[name].title}."
-            app.command(name, help=help_text, rich_help_panel=panel)(make_command(name))
+    """Add the command of this module."""
+    text = "Reproduce a table or figure of the paper, its numbers beside ours."
+    app.command("table", help=text, rich_help_panel="Train")(table)
 
 
-@group.callback()
-def table(context: typer.Context, list_all: ListAll = False, as_json: Json = False) -> None:
-    """Reproduce a table of the paper, with the paper's numbers beside ours.
-
-    Runs that are finished are kept; the same command continues after an interruption.
-    """
-    if context.invoked_subcommand is not None:
+def table(
+    name: Name = None,
+    scale: ScaleOption = ScaleName.paper,
+    data: Data = None,
+    noise: Noises = None,
+    weights: Weights = None,
+    no_weights: NoWeights = False,
+    methods: Rows = None,
+    seeds: Seeds = None,
+    rounds: Rounds = None,
+    model: Model = None,
+    config_file: ConfigFile = None,
+    sets: Sets = None,
+    preset: Preset = None,
+    ceiling: Ceiling = True,
+    out: Out = None,
+    shard: ShardText = None,
+    jobs: Jobs = 1,
+    quiet: Quiet = False,
+    as_json: Json = False,
+) -> None:
+    """`fedgsca table`."""
+    if name is None:
+        list_experiments(as_json=as_json)
         return
-    if not list_all:
+    if name not in EXPERIMENTS:
         raise ConfigError(
-            "table.no-name",
-            "the name of the table is missing",
-            fix=f"use one of: {', '.join(TABLES)}; `fedgsca table --list` shows what they cost",
+            "table.unknown-name",
+            f"the paper has no experiment {name!r}",
+            fix=f"{did_you_mean(name, EXPERIMENTS)}use one of: {', '.join(EXPERIMENTS)}",
         )
-    from fedgsca.cli.paper_table_list import show_list
+    from fedgsca.cli.compare import start_comparison
+    from fedgsca.grid.plan import parse_methods, parse_seeds
+    from fedgsca.grid.runner import parse_shard
+    from fedgsca.paper.plans import make_plan
 
-    show_list(as_json=as_json)
+    flags = ExperimentFlags(rounds=rounds, model=model, preset=preset)
+    tree = _add_weights(flags.make_tree(config_file, sets), scale, weights, no_weights)
+    plan = make_plan(
+        EXPERIMENTS[name],
+        scale.value,
+        data,
+        rows=parse_methods(methods) if methods else (),
+        noises=tuple(noise or ()),
+        seeds=parse_seeds(seeds) if seeds else (),
+        tree=tree,
+        ceiling=ceiling,
+        without_weights=no_weights,
+    )
+    parts = (name, scale.value, source_slug(data or ""))
+    folder = out or Path("runs") / "-".join(part for part in parts if part)
+    start_comparison(
+        plan, folder, jobs=jobs, shard=parse_shard(shard), quiet=quiet, as_json=as_json
+    )
 
 
-def make_command(name: str) -> Command:
-    """The function behind the command of an experiment."""
+def list_experiments(*, as_json: bool) -> None:
+    """All experiments with their numbers of runs."""
+    from fedgsca.paper.experiments import DATASETS
+    from fedgsca.paper.plans import SEEDS_OF, read_numbers
+    from fedgsca.report.table import Table, print_tables
 
-    def command(
-        scale: ScaleOption = ScaleName.paper,
-        data: Data = None,
-        weights: Weights = None,
-        no_weights: NoWeights = False,
-        methods: Rows = None,
-        settings: Settings = None,
-        seeds: Seeds = None,
-        rounds: Rounds = None,
-        model: Model = None,
-        config_file: ConfigFile = None,
-        sets: Sets = None,
-        preset: Preset = None,
-        out: Out = None,
-        shard: ShardText = None,
-        merge: Merge = None,
-        only_render: OnlyRender = False,
-        jobs: Jobs = 1,
-        quiet: Quiet = False,
-        as_json: Json = False,
-    ) -> None:
-        from fedgsca.cli.paper_table_run import TableOptions, run_table
-        from fedgsca.grid.comparison import parse_seeds
-        from fedgsca.grid.runner import parse_shard
-        from fedgsca.paper.request import Request, check_settings, choose, choose_rows
-        from fedgsca.paper.scales import SEEDS_OF
+    places = read_numbers()["experiments"]
+    rows = []
+    records = []
+    for name, experiment in EXPERIMENTS.items():
+        place = places.get(name, {}).get("where", "figure")
+        size = len(experiment.rows) * len(experiment.noises)
+        runs = {scale: seeds * size for scale, seeds in SEEDS_OF.items()}
+        title = f"{DATASETS[experiment.dataset].title}, {experiment.title}"
+        rows.append([name, place, title, str(runs["paper"]), str(runs["mini"])])
+        records.append({"name": name, "paper": place, "title": title, "runs": runs})
+    if as_json:
+        print_json({"experiments": records})
+        return
+    note = (
+        "Runs without the ceiling: 5 seeds at paper scale, 3 at mini scale. On the paper's machine"
+        " (two RTX 3090) a FedAvg run of Kvasir-Capsule takes 3.7 hours."
+    )
+    head = ["experiment", "paper", "", "runs", "mini runs"]
+    print_tables([Table("fedgsca table NAME", head, rows, words=(1, 2), note=note)])
 
-        grid = GRIDS[name]
-        flags = ExperimentFlags(rounds=rounds, model=model, preset=preset)
-        tree = flags.make_tree(config_file, sets)
-        check_settings(tree)
-        if scale == ScaleName.paper:
-            tree = _add_weights(tree, weights, no_weights)
-        elif weights or no_weights:
+
+def _add_weights(tree: Tree, scale: ScaleName, weights: Path | None, no_weights: bool) -> Tree:
+    """The paper starts from LVM-Med; any other start must be explicit."""
+    from fedgsca.config import merge
+
+    if scale == ScaleName.mini:
+        if weights or no_weights:
             raise ConfigError(
                 "table.weights-at-mini-scale",
                 "--weights and --no-weights can be used with --scale paper only",
                 fix="use --set model.weights=FILE together with --model",
             )
-        request = Request(
-            name=name,
-            scale=scale.value,
-            data=tuple(data or ()),
-            rows=choose_rows(grid, methods),
-            columns=choose("--settings", settings, (column.key for column in grid.columns)),
-            seeds=parse_seeds(seeds or str(SEEDS_OF[scale.value])),
-            tree=tree,
-            without_weights=no_weights,
-        )
-        options = TableOptions(
-            shard=parse_shard(shard),
-            merge=merge or (),
-            only_render=only_render,
-            jobs=jobs,
-            quiet=quiet,
-            as_json=as_json,
-        )
-        run_table(request, out or default_out(request), options)
-
-    return command
-
-
-def _add_weights(tree: Tree, weights: Path | None, no_weights: bool) -> Tree:
-    """The paper starts from LVM-Med; any other start must be explicit."""
-    from fedgsca.config import merge
-
+        return tree
     file = tree.get("model", {}).get("weights") or weights
     if no_weights and file:
         raise ConfigError(
@@ -213,9 +188,3 @@ def _add_weights(tree: Tree, weights: Path | None, no_weights: bool) -> Tree:
             fix="check the path given to --weights",
         )
     return merge(tree, {"model": {"weights": str(file)}})
-
-
-def default_out(request: Request) -> Path:
-    """The folder of a table without --out."""
-    data = "-".join(dict.fromkeys(source_slug(source) for source in request.data))
-    return Path("runs") / "-".join(part for part in (request.name, request.scale, data) if part)

@@ -1,4 +1,4 @@
-"""`fedgsca run`, `fedgsca resume` and `fedgsca readmit`."""
+"""`fedgsca run` and `fedgsca resume`."""
 
 from __future__ import annotations
 
@@ -9,30 +9,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fedgsca.cli.options import (
-    AuditLabels,
-    ConfigFile,
-    Data,
-    Device,
     EngineName,
-    ExperimentFlags,
-    Features,
-    Frozen,
     Jobs,
     Json,
-    Labels,
-    Method,
-    Model,
-    Noise,
     NoiseHelpCommand,
-    Partition,
-    Preset,
     Quiet,
-    Rounds,
-    Seed,
-    Sets,
-    Sites,
-    SkipUnreadable,
+    Settings,
     Track,
+    experiment_options,
     source_slug,
 )
 from fedgsca.engine.progress import display
@@ -69,102 +53,54 @@ FromRound = Annotated[
         help="go back and run this round and all later ones again; the last four rounds are kept",
     ),
 ]
-ReadmittedSites = Annotated[
-    list[str], typer.Argument(metavar="SITE", help="names of sites that were put aside")
-]
 Folder = Annotated[Path, typer.Argument(metavar="RUN", help="folder of a run or a comparison")]
 
 
 def add(app: typer.Typer) -> None:
     """Add the commands of this module."""
-    app.command(
-        "run",
-        cls=NoiseHelpCommand,
-        help="Train one method on one data set, with a report at the end.",
-        rich_help_panel="Train",
-    )(run)
-    app.command(
-        "resume",
-        help="Resume a run or comparison after a crash or Ctrl-C; the result is bit-identical.",
-        rich_help_panel="Train",
-    )(resume)
-    app.command(
-        "readmit",
-        help="Let sites that the guard put aside take part again.",
-        rich_help_panel="Train",
-    )(readmit)
+    text = "Train one method on one data set, with a report at the end."
+    app.command("run", cls=NoiseHelpCommand, help=text)(run)
+    text = "Resume a run or comparison after a crash or Ctrl-C; the result is bit-identical."
+    app.command("resume", help=text)(resume)
 
 
+@experiment_options()
 def run(
-    data: Data = None,
-    method: Method = None,
-    noise: Noise = None,
-    rounds: Rounds = None,
-    seed: Seed = None,
-    sites: Sites = None,
-    partition: Partition = None,
-    labels: Labels = None,
-    model: Model = None,
-    frozen: Frozen = False,
-    features: Features = None,
-    device: Device = None,
-    skip_unreadable: SkipUnreadable = False,
-    audit: AuditLabels = False,
-    config_file: ConfigFile = None,
-    sets: Sets = None,
-    preset: Preset = None,
+    settings: Settings,
     out: Out = None,
     jobs: Jobs = 1,
     engine: EngineName = "local",
-    track: Track = None,
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
     """`fedgsca run`."""
-    flags = ExperimentFlags(
-        data=data,
-        method=method,
-        noise=noise,
-        rounds=rounds,
-        seed=seed,
-        sites=sites,
-        partition=partition,
-        labels=labels,
-        model=model,
-        frozen=frozen,
-        features=features,
-        device=device,
-        skip_unreadable=skip_unreadable,
-        audit=audit,
-        preset=preset,
-        track=track,
-    )
-    from fedgsca.cli.chosen_settings import announce, make_run_config
+    from fedgsca.cli.chosen_settings import announce, complete_config
+    from fedgsca.cli.config import explain_preset
     from fedgsca.engine.base import find_engine
+    from fedgsca.experiment.data_source import load_once
 
     find_engine(engine)  # a typo is reported before any data is read
-    check_track(track)
+    check_track(settings.get("track"))
     start = time.monotonic()
-    early_config = flags.make_config(config_file, sets)
-    folder = out or default_out(early_config)
-    print_start(_describe(early_config), quiet=quiet or as_json)
-    config = make_run_config(flags, config_file, sets, folder, quiet=quiet)
-    if not quiet:
-        from fedgsca.cli.show_config import explain_preset
-
-        explain_preset(config)
-        if not (folder / "result.json").exists():
-            announce([config])
-    run_and_report(
-        config,
-        folder,
-        jobs=jobs,
-        engine=engine,
-        track=track,
-        quiet=quiet,
-        as_json=as_json,
-        start=start,
-    )
+    config = settings.load()
+    folder = out or default_out(config)
+    print_start(_describe(config), quiet=quiet or as_json)
+    with load_once():
+        config = complete_config(config, quiet=quiet)
+        if not quiet:
+            explain_preset(config)
+            if not (folder / "result.json").exists():
+                announce([config])
+        run_and_report(
+            config,
+            folder,
+            jobs=jobs,
+            engine=engine,
+            track=settings.get("track"),
+            quiet=quiet,
+            as_json=as_json,
+            start=start,
+        )
 
 
 def resume(
@@ -180,8 +116,7 @@ def resume(
 ) -> None:
     """`fedgsca resume`: whatever the folder contains."""
     from fedgsca.experiment.run_folder import read_config
-    from fedgsca.grid.comparison import read_plan
-    from fedgsca.paper.request import read_request
+    from fedgsca.grid.plan import read_plan
 
     if not folder.is_dir():
         raise RunFolderError(
@@ -196,25 +131,11 @@ def resume(
         if not quiet:
             print_note(f"{folder} stays as it is; its copy {copy} is trained to round {rounds}")
         folder = copy
-    request = read_request(folder)
-    if request is not None:
-        from fedgsca.cli.paper_table_run import resume_table
-
-        resume_table(request, folder, jobs=jobs, quiet=quiet, as_json=as_json)
-        return
     plan = read_plan(folder)
     if plan is not None:
         from fedgsca.cli.compare import run_comparison
 
         run_comparison(plan, folder, jobs=jobs, track=track, quiet=quiet, as_json=as_json)
-        return
-    from fedgsca.grid.rate_search import read_search_plan
-
-    search = read_search_plan(folder)
-    if search is not None:
-        from fedgsca.cli.tune import run_search
-
-        run_search(search, folder, jobs=jobs, quiet=quiet, as_json=as_json)
         return
     config = read_config(folder)
     if not (folder / "result.json").exists():
@@ -226,15 +147,6 @@ def resume(
     run_and_report(
         config, folder, jobs=jobs, engine=engine, track=track, quiet=quiet, as_json=as_json
     )
-
-
-def readmit(folder: Folder, sites: ReadmittedSites) -> None:
-    """`fedgsca readmit`."""
-    from fedgsca.experiment.run_folder import read_config, request_readmission
-
-    read_config(folder)  # an error if this is not a run folder
-    request_readmission(folder, sites)
-    print_note(f"{', '.join(sites)} will take part again from the next round on", "green")
 
 
 def check_track(track: str | None) -> None:
@@ -273,7 +185,7 @@ def run_and_report(
     `start` is when the command started, on the monotonic clock. `track` is the option; without
     it, the configuration and the earlier sessions of the run decide.
     """
-    from fedgsca.engine.base import RunObserver, find_engine
+    from fedgsca.engine.base import ObserverGroup, find_engine
     from fedgsca.experiment.run_folder import read_setup
     from fedgsca.tracking.start_tracking import find_targets, track_run
 
@@ -284,10 +196,10 @@ def run_and_report(
     targets = find_targets(track, config, out) if track or not is_finished else ()
     with resume_hint(out), display(quiet=quiet) as progress:
         kind = find_engine("local" if is_finished else engine)
-        observer: RunObserver = progress.observe(label)
-        tracking = track_run(observer, out, config, targets)
+        observer = progress.observe(label)
+        tracking = track_run(observer.on_message, out, config, targets)
         try:
-            result = kind.run(config, out, jobs=jobs, observer=tracking or observer)
+            result = kind.run(config, out, jobs=jobs, observer=ObserverGroup(observer, tracking))
         except BaseException:  # Ctrl-C, too
             if tracking is not None:
                 tracking.finish(None)
@@ -300,7 +212,7 @@ def run_and_report(
     report = out / "report.html"
     if not (is_finished and report.exists()):
         from fedgsca.report.html_page import write_report
-        from fedgsca.report.paired_scores import compare_with_previous
+        from fedgsca.report.previous_run import compare_with_previous
 
         compare_with_previous(out)
         write_report(out)

@@ -6,17 +6,16 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fedgsca.support.console import make_table, print_line, print_table
+from fedgsca.support.console import print_line
 from fedgsca.support.text import NBSP, duration, number, percent, plural, size_text
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from fedgsca.experiment.records import RunResult, Setup
+    from fedgsca.report.table import Table
 
 # metric of a site -> heading; only those that the method reports are shown
 _COLUMNS = {
-    "noisy_precision": "flags correct",
+    "noisy_precision": "noisy ones wrong",
     "noisy_recall": "wrong found",
     "noisy_auroc": "AUROC",
     "pseudo_count": "pseudo-labels",
@@ -37,13 +36,15 @@ def show_run(out: Path, result: RunResult, command_seconds: float | None = None)
         "bold",
     )
     _show_scores(result)
-    setup = _read_setup(out)
+    from fedgsca.experiment.run_folder import read_setup
+    from fedgsca.report.table import print_tables
+
+    setup = read_setup(out)
     _show_previous_run(out, setup)
-    print_table(_site_table(out, setup))
+    print_tables([_site_table(out, setup)])
     _show_selection(out)
-    if result.guard_events:
-        _show_events(out)
-    _show_opposition(out)
+    _show_events(out)
+    _show_distant_sites(out)
     show_participation(out)
     seconds = result.seconds
     print_line(f"time    {_time_text(seconds.total, seconds.per_round, command_seconds)}")
@@ -106,25 +107,24 @@ def _show_statistics(result: RunResult) -> None:
     print_line("   ".join(parts).replace(NBSP, " "))
 
 
-def _read_setup(out: Path) -> Setup:
-    from fedgsca.experiment.run_folder import read_setup
-
-    return read_setup(out)
-
-
 def _show_selection(out: Path) -> None:
-    """The share of labels that the selector flagged, also where nobody knows which are wrong."""
-    from fedgsca.report.run_facts import selector_quality
+    """What touched the result, and the share of labels that were not trained on as given."""
+    from fedgsca.experiment.run_folder import read_config
+    from fedgsca.report.run_facts import result_notes, unused_labels
     from fedgsca.report.run_reader import read_run
     from fedgsca.report.sentences import idle_selector
 
     run = read_run(out, with_losses=False)
+    notes = result_notes(read_config(out), run.metrics)
+    print_line(f"notes   {'; '.join(notes)}")
     text = idle_selector(run)
     if text:
         print_line(text, "yellow")
-    share = selector_quality(run).flagged_share
+    share = unused_labels(run.metrics)
     if share is not None:
-        print_line(f"flagged {percent(share)} of the labels; list them: fedgsca audit {out}")
+        print_line(
+            f"labels  {percent(share)} not trained on as given; list them: fedgsca audit {out}"
+        )
 
 
 def _show_events(out: Path) -> None:
@@ -139,24 +139,25 @@ def _show_events(out: Path) -> None:
             print_line(f"{clause} {plural(count, 'time')} (once per site and round)", "yellow")
 
 
-def _show_opposition(out: Path) -> None:
-    """The alarm of the guard, once more: it may have passed by during a long run."""
-    from fedgsca.report.run_facts import opposition_alarms
+def _show_distant_sites(out: Path) -> None:
+    """Once more, for the message may have passed by during a long run."""
+    from fedgsca.engine.filters.distance import DISTANT_TEXT
+    from fedgsca.report.run_facts import distant_rounds
     from fedgsca.report.run_reader import read_run
 
-    for alarm in opposition_alarms(read_run(out, with_losses=False)):
-        print_line(f"ALARM   {alarm}", "red")
+    for site in sorted(distant_rounds(read_run(out, with_losses=False))):
+        print_line(f"far     {site}: {DISTANT_TEXT}", "yellow")
 
 
 def show_participation(out: Path) -> None:
-    """Sites whose updates were refused, and sites that never contributed; usually nothing."""
+    """Sites whose updates were left out, and sites that never contributed; usually nothing."""
     from fedgsca.report.run_reader import read_run
     from fedgsca.report.sentences import absence_sentence, refusal_subject
 
     run = read_run(out, with_losses=False)
     subject = refusal_subject(run)
     if subject:
-        print_line(f"refused {subject}; the reasons: fedgsca report {out}", "yellow")
+        print_line(f"left out {subject}; the reasons: fedgsca report {out}", "yellow")
     text = absence_sentence(run)
     if text:
         print_line(text, "yellow")
@@ -164,7 +165,8 @@ def show_participation(out: Path) -> None:
 
 def _show_previous_run(out: Path, setup: Setup) -> None:
     """For a run on corrected labels: the corrections, and their effect if there is a clear one."""
-    from fedgsca.report.paired_scores import describe_difference, read_difference
+    from fedgsca.report.previous_run import read_difference
+    from fedgsca.report.statistic import describe
 
     review = setup.labels.review if setup.labels else None
     previous = review.previous_run if review else None
@@ -175,7 +177,7 @@ def _show_previous_run(out: Path, setup: Setup) -> None:
     print_line(f"labels  {plural(num_changed, 'label')} corrected by {reviewers}")
     difference = read_difference(out)
     if difference is not None:
-        print_line(f"effect  {describe_difference(difference)}")
+        print_line(f"effect  {describe(difference, 'this run', difference.reference)}")
 
 
 def _site_table(out: Path, setup: Setup) -> Table:
@@ -184,9 +186,12 @@ def _site_table(out: Path, setup: Setup) -> Table:
     Only simulations know the truth that these decisions are compared with.
     """
     from fedgsca.experiment.run_folder import read_rounds
+    from fedgsca.report.run_facts import unused_shares
+    from fedgsca.report.table import Table
 
     rounds = read_rounds(out)
     sites = rounds[-1].sites if rounds else {}
+    shares = unused_shares(rounds)
     columns = []
     for name in _COLUMNS:
         if any(name in site.values for site in sites.values()):
@@ -195,12 +200,16 @@ def _site_table(out: Path, setup: Setup) -> Table:
     for name, site in setup.sites.items():
         wrong_share = site.realised_noise.rate if site.realised_noise else None
         cells = [name, site.noise or "", str(site.num_samples), percent(wrong_share)]
+        if shares:
+            cells.append(percent(shares.get(name)))
         for column in columns:
             value = sites[name].number(column) if name in sites else None
             cells.append(_metric_text(column, value))
         rows.append(cells)
-    header = ["site", "noise", "images", "labels wrong", *(_COLUMNS[name] for name in columns)]
-    return make_table(header, rows, text_columns=2)
+    head = ["site", "noise", "images", "labels wrong"]
+    if shares:
+        head.append("labels not trained on as given")
+    return Table("", [*head, *(_COLUMNS[name] for name in columns)], rows, words=(1,))
 
 
 def _metric_text(column: str, value: float | None) -> str:

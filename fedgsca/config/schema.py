@@ -7,12 +7,15 @@ import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Protocol, TypeAlias
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator
 
 from fedgsca.support.registry import Registry
-from fedgsca.wire import Extra
+from fedgsca.support.text import strip_slash
+
+if TYPE_CHECKING:
+    from fedgsca.wire import Extra
 
 Tree = dict[str, Any]
 # data.source of a deployment in which every site brings its own images
@@ -21,9 +24,6 @@ SITES_SOURCE = "sites"
 OWN_FEATURES = "features"
 # a shorter run has no evidence heads: they would have nothing to say in time
 MIN_EVIDENCE_ROUNDS = 6
-# of `federation`, left out of config.toml where they have their defaults
-_NEW_FEDERATION_KEYS = ("participation", "staleness", "simulated_lateness", "timeout_factor")
-_NEW_AGGREGATION_KEYS = ("opposed_sites",)  # likewise
 DEFAULT_METHOD = "fedgsca-e"
 # train.lr: the rate of the model
 AUTO_RATE: Literal["auto"] = "auto"
@@ -39,23 +39,27 @@ def _check_rate(value: object) -> object:
 
 LearningRate: TypeAlias = Annotated[float | Literal["auto"], BeforeValidator(_check_rate)]
 ImageCount: TypeAlias = Annotated[int, Field(gt=0, strict=True)]  # true is no number here
-# the short names of `Config.load`
+# the settings with a short name, in `Config.load` and as an option of the command line
 SHORT_NAMES = {
     "data": "data.source",
-    "labels": "data.labels",
-    "partition": "data.partition",
-    "sites": "data.sites",
+    "method": "method",
     "noise": "noise.spec",
+    "rounds": "train.rounds",
+    "seed": "seed",
+    "sites": "data.sites",
+    "partition": "data.partition",
+    "labels": "data.labels",
     "model": "model.name",
     "frozen": "model.frozen",
-    "rounds": "train.rounds",
+    "features": "data.features",
     "epochs": "train.epochs",
     "lr": "train.lr",
+    "device": "train.device",
+    "skip_unreadable": "data.skip_unreadable",
+    "audit": "audit.enabled",
+    "preset": "preset",
+    "track": "track",
 }
-
-
-# settings of `train` that only runs with another loss than cross-entropy write down
-_LOSS_KEYS = ("loss", "sce_alpha", "sce_beta", "gce_q", "elr_memory", "elr_strength")
 
 
 class MethodSchema(Protocol):
@@ -82,8 +86,8 @@ class DataConfig(Section):
 
     source: str = Field(
         default="synthetic",
-        description="built-in name, .npz file, folder with labels.csv, or reader:ROOT; "
-        "'sites': each site has its own",
+        description="synthetic, FILE.npz, FOLDER with labels.csv, or kind:PATH (see `fedgsca data "
+        "list`); 'sites': each site has its own",
     )
     classes: tuple[str, ...] | None = Field(
         default=None, min_length=2, description="source 'sites': the class names, in their order"
@@ -105,7 +109,8 @@ class DataConfig(Section):
     partition: Literal["stratified", "dirichlet", "missing", "group", "column"] = Field(
         default="stratified",
         description="how: equal class shares, skewed class shares, some classes missing at each "
-        "site, entire groups (patients), or a site column of the source",
+        "site, entire groups (patients), or a site column of the source; where the source has one "
+        "of the last two, it is the default",
     )
     alpha: float = Field(
         default=0.5, gt=0, description="partition dirichlet: concentration; small values are skewed"
@@ -164,6 +169,11 @@ class DataConfig(Section):
     splits: str | None = Field(
         default=None, description="folder of the lists of kvasir and chaoyang, if it is not in ROOT"
     )
+
+    @field_validator("source")
+    @classmethod
+    def _strip_slash(cls, value: str) -> str:
+        return strip_slash(value)
 
 
 class NoiseConfig(Section):
@@ -449,87 +459,23 @@ class PrivacyConfig(Section):
 
 
 class AggregationConfig(Section):
-    """Protection of the coordinator against sites that send wrong updates."""
+    """How the coordinator combines the updates of the sites."""
 
-    guard: bool = Field(
-        default=True,
-        description="leave out updates that no honest site sends: absurd numbers, changes far "
-        "larger than usual, more than privacy.clip, false sizes, repeated updates",
+    rule: str = Field(
+        default="mean",
+        description="how models are combined: mean (the method's own), or a robust rule that lying "
+        "sites cannot move far",
     )
-    norm_factor: float = Field(
-        default=6.0,
-        gt=1,
-        description="guard: largest L2 norm of a change, as a multiple of what is usual in the "
-        "round, in earlier rounds and at the site",
-    )
-    scale_factor: float = Field(
-        default=4.0,
-        gt=1,
-        description="guard: a change that is more times larger than usual is scaled down to the "
-        "usual norm, and the log says so",
-    )
-    steady_factor: float = Field(
-        default=3.1,
-        gt=1,
-        description="guard: a site whose changes are more times larger than those of the others "
-        "over its rounds (geometric mean) is used with their norm",
-    )
-    max_response: float = Field(
-        default=0.1,
-        ge=-1,
-        le=1,
-        description="guard: largest correlation of a site's changes with the models it received; "
-        "training makes it negative, a reversed change positive; 1 switches the check off",
-    )
-    max_retreat: float = Field(
-        default=0.8,
-        gt=0,
-        description="guard: how far a site may move away from the models that it sent before, in "
-        "usual steps, added up over its rounds; a site that begins to reverse its change exceeds "
-        "it",
-    )
-    max_share: float = Field(
-        default=0.75,
-        gt=0,
-        le=1,
-        description="guard: largest share of all images that a site may claim, from three sites on",
+    liars: float = Field(
+        default=0.25,
+        ge=0,
+        description="robust rules: how many may lie; below 1 a share of the agreed images, 1 or "
+        "more a number of sites",
     )
     max_images: ImageCount | dict[str, ImageCount] | None = Field(
         default=None,
-        description="guard: the number of training images that was agreed on beforehand, and that "
-        "a site may claim at most: one number for every site, or a table of sites",
-    )
-    opposed_sites: Literal["limit", "report"] = Field(
-        default="limit",
-        description="guard: a site that leads the model against all others, who agree with each "
-        "other, is reported; limit: it then moves the model at most as much as another site",
-    )
-    strikes: int = Field(
-        default=3,
-        ge=1,
-        description="guard: updates left out until a site is put aside; `fedgsca readmit` "
-        "lets it take part again",
-    )
-    rule: str = Field(
-        default="mean",
-        description="how models are combined: mean (the method's own), norm-bound, median, "
-        "trimmed-mean, geometric-median, krum, multi-krum",
-    )
-    bound: float = Field(
-        default=1.0,
-        gt=0,
-        description="rule norm-bound: largest norm of a change, as a multiple of the usual one",
-    )
-    trim: float = Field(
-        default=0.25,
-        ge=0,
-        lt=0.5,
-        description="rule trimmed-mean: share of sites left out at either end",
-    )
-    liars: int = Field(
-        default=1,
-        ge=0,
-        description="rules krum and multi-krum: the number of lying sites to expect",
+        description="the number of training images that was agreed on beforehand, and that a site "
+        "may claim at most: one number for every site, or a table of sites",
     )
 
     @field_validator("max_images", mode="before")
@@ -623,36 +569,18 @@ class Config(Section):
         (train__batch_size=64), or entire sections (train={"batch_size": 64}); None means not given.
         `set` has dotted keys, as --set on the command line. All problems are reported at once.
         """
-        from fedgsca.config import loading
+        from fedgsca.config.loading import build, collect
 
-        tree = {} if file is None else loading.read_toml(Path(file))
-        for key, value in {**settings, **(set or {})}.items():
-            if value is not None:
-                tree = loading.merge(tree, loading.nest(_key_path(key, value), _plain(value)))
-        return loading.build(tree)
+        return build(collect(file, settings={**settings, **(set or {})}))
 
     def to_tree(self) -> Tree:
         """As written to config.toml, with the method's options under the method's name.
 
-        None is left out, or spelled "none" where the default is something else. So is
-        `aggregation` if it is the default, and so are the options of unused losses and the newer
-        keys of `federation`: runs of versions without them remain the same experiment.
+        None is left out, or spelled "none" where the default is something else.
         """
         tree: Tree = json.loads(
             self.model_dump_json(exclude_none=True, exclude={"options", "track"})
         )
-        if self.aggregation == AggregationConfig():
-            del tree["aggregation"]
-        if self.train.loss == "ce":
-            for key in _LOSS_KEYS:
-                if tree["train"][key] == TrainConfig.model_fields[key].default:
-                    del tree["train"][key]
-        for key in _NEW_AGGREGATION_KEYS:
-            if tree.get("aggregation", {}).get(key) == AggregationConfig.model_fields[key].default:
-                del tree["aggregation"][key]
-        for key in _NEW_FEDERATION_KEYS:
-            if tree["federation"].get(key) == FederationConfig.model_fields[key].default:
-                del tree["federation"][key]
         if self.options:
             tree[self.method] = _spell_none(self.options)
         return tree
@@ -660,17 +588,6 @@ class Config(Section):
     def fingerprint(self) -> str:
         """The identity of the experiment: equal ones give equal bytes on the same machine."""
         return hashlib.sha256(json.dumps(self.to_tree(), sort_keys=True).encode()).hexdigest()
-
-
-def _key_path(key: str, value: object) -> list[str]:
-    """The path of a setting: rounds, train__rounds or train.rounds -> ["train", "rounds"]."""
-    if isinstance(value, Mapping):
-        return key.replace("__", ".").split(".")
-    return SHORT_NAMES.get(key, key.replace("__", ".")).split(".")
-
-
-def _plain(value: object) -> object:
-    return str(value) if isinstance(value, Path) else value
 
 
 def _spell_none(tree: Mapping[str, Any]) -> Tree:

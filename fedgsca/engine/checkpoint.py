@@ -1,7 +1,7 @@
 """Checkpoints: one file per round, complete or absent, checked by digest when read.
 
 The last four are kept, so that a run can go back (`fedgsca resume --from`). A checkpoint also holds
-the memory of the guard (guard.py).
+the memory of the filters (filters/base.py).
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ _PATTERN = "round-*.safetensors"
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """The state of the method after a round, and the memory of the guard."""
+    """The state of the method after a round, and the memory of the filters."""
 
     state: ServerState
-    guard: Arrays = field(default_factory=dict)
+    filters: Arrays = field(default_factory=dict)
 
 
 def _digest(*groups: Arrays) -> str:
@@ -45,22 +45,22 @@ def save(
     folder: Path,
     state: ServerState,
     fingerprint: str,
-    guard: Arrays | None = None,
+    filters: Arrays | None = None,
     companions: Mapping[str, object] | None = None,
 ) -> None:
     """Write the state after a round. `fingerprint` names the experiment.
 
     `companions` describe the files that belong to this state (run_companions.py).
     """
-    guard = guard or {}
+    filters = filters or {}
     header: dict[str, object] = {
         "round": state.round,
         "fingerprint": fingerprint,
-        "digest": _digest(state.weights, state.extras, guard),
+        "digest": _digest(state.weights, state.extras, filters),
     }
     if companions:
         header["companions"] = companions
-    content = pack(header, weights=state.weights, extras=state.extras, guard=guard)
+    content = pack(header, weights=state.weights, extras=state.extras, filters=filters)
     write_atomic(_path(folder, state.round), content)
     for old_path in sorted(folder.glob(_PATTERN))[:-KEEP]:
         old_path.unlink(missing_ok=True)
@@ -125,8 +125,8 @@ def read_companions(folder: Path, round_index: int) -> Mapping[str, object]:
 
 
 def _read(path: Path, fingerprint: str) -> Checkpoint:
-    header, (weights, extras, guard) = unpack(path.read_bytes(), ("weights", "extras", "guard"))
-    if header["digest"] != _digest(weights, extras, guard):
+    header, (weights, extras, filters) = unpack(path.read_bytes(), ("weights", "extras", "filters"))
+    if header["digest"] != _digest(weights, extras, filters):
         raise ValueError("its content does not match its checksum")
     if header["fingerprint"] != fingerprint:
         raise RunFolderError(
@@ -134,4 +134,4 @@ def _read(path: Path, fingerprint: str) -> Checkpoint:
             f"the checkpoint {path} belongs to another experiment",
             fix="use the folder's own config.toml, or another --out",
         )
-    return Checkpoint(ServerState(int(str(header["round"])), weights, extras), guard)
+    return Checkpoint(ServerState(int(str(header["round"])), weights, extras), filters)

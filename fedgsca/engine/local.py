@@ -22,8 +22,8 @@ from fedgsca.engine.base import Reply
 from fedgsca.engine.participation import num_asked
 from fedgsca.engine.simulation_metrics import measure_decisions
 from fedgsca.errors import UpdateError
+from fedgsca.experiment.samples import weights_path
 from fedgsca.experiment.simulation import Experiment, prepare
-from fedgsca.experiment.weights_file import weights_path
 from fedgsca.methods.base import Method
 from fedgsca.methods.compose import compose_method
 from fedgsca.privacy.mechanism import NormalSource, protect, secret_normals
@@ -31,7 +31,7 @@ from fedgsca.rng import global_torch_stream
 from fedgsca.site import Site
 from fedgsca.site_store import Store
 from fedgsca.support.files import FileBatch
-from fedgsca.support.import_path import is_import_path
+from fedgsca.support.registry import is_import_path
 from fedgsca.wire import Payload, Update
 
 log = logging.getLogger(__name__)
@@ -45,8 +45,8 @@ class SiteRunner:
         self, experiment: Experiment, method: Method, folder: Path, *, is_hospital: bool = False
     ) -> None:
         """`is_hospital`: this machine and this folder belong to a single site of a deployment."""
+        from fedgsca.models.build import build_model
         from fedgsca.models.device import compile_backbone, prepare_device
-        from fedgsca.models.initial import build_model
 
         self.experiment = experiment
         self.method = method

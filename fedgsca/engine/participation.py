@@ -4,14 +4,14 @@
     asked  <- n of the sites, without replacement, from stream(seed, "participation", round)
 
 The draw depends on the seed, the round and the names of the sites only, so a resumed run, worker
-processes and Flower ask the same sites. Sites that the guard has put aside are not drawn. A round
-that is repeated because too few sites answered draws again: the same sites may be away for long.
-A method can ask for all sites in a round (`Method.asks_all_sites`).
+processes and Flower ask the same sites. A round that is repeated because too few sites answered
+draws again: the same sites may be away for long. A method can ask for all sites in a round
+(`Method.asks_all_sites`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 
 from fedgsca.config import Config, FederationConfig
 from fedgsca.rng import stream
@@ -23,19 +23,14 @@ def num_asked(federation: FederationConfig, num_sites: int) -> int:
 
 
 def draw_sites(
-    config: Config,
-    names: Sequence[str],
-    round_index: int,
-    *,
-    excluded_sites: Collection[str] = (),
-    attempt: int = 0,
+    config: Config, names: Sequence[str], round_index: int, *, attempt: int = 0
 ) -> tuple[str, ...]:
     """The sites that a round asks, in the order of their names.
 
-    `attempt` counts the repetitions of a round. Excluded sites are drawn only if no other exists.
+    `attempt` counts the repetitions of a round.
     """
-    candidates = sorted(name for name in names if name not in excluded_sites) or sorted(names)
-    count = min(num_asked(config.federation, len(names)), len(candidates))
+    candidates = sorted(names)
+    count = num_asked(config.federation, len(names))
     address: tuple[str | int, ...] = ("participation", round_index)
     if attempt:
         address = (*address, attempt)

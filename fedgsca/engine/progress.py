@@ -8,15 +8,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Protocol
 
-from fedgsca.engine.base import ALARM, SilentObserver
-from fedgsca.support.activity import listen
-from fedgsca.support.console import console, print_note
+from fedgsca.engine.base import RunObserver
+from fedgsca.support.console import console, listen, print_note
 from fedgsca.support.text import count, duration
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
-    from fedgsca.engine.base import Reply, RunObserver
+    from fedgsca.engine.base import Reply
     from fedgsca.experiment.records import RoundRecord
     from fedgsca.experiment.simulation import Experiment
 
@@ -126,7 +125,7 @@ def _place(position: int, total: int) -> str:
     return f"{count(position)} of {count(total)}"
 
 
-class PaceObserver:
+class PaceObserver(RunObserver):
     """Follows a run and passes on warnings; subclasses draw."""
 
     def __init__(self, label: str, shown_warnings: set[str]) -> None:
@@ -158,7 +157,7 @@ class PaceObserver:
 
     def on_message(self, message: str) -> None:
         """Print it."""
-        print_note(message, message_style(message))
+        print_note(message, "dim")
 
     def draw(self, *, is_round_end: bool) -> None:
         """Show the pace; for subclasses."""
@@ -300,11 +299,6 @@ class BarDisplay:
         self.bars.update(self.total_bar, completed=position, place=place, remaining=remaining)
 
 
-def message_style(message: str) -> str:
-    """Messages are in the background, but for an alarm."""
-    return "bold red" if message.startswith(ALARM) else "dim"
-
-
 class BarObserver(PaceObserver):
     """Moves the lower bar."""
 
@@ -314,7 +308,7 @@ class BarObserver(PaceObserver):
 
     def on_message(self, message: str) -> None:
         """Print it above the bars."""
-        self.display.print(message, message_style(message))
+        self.display.print(message, "dim")
 
     def draw(self, *, is_round_end: bool) -> None:
         """Redraw both bars."""
@@ -337,7 +331,7 @@ class SilentDisplay:
 
     def observe(self, label: str) -> RunObserver:
         """An observer that shows nothing."""
-        return SilentObserver()
+        return RunObserver()
 
     def finish_run(self, label: str, text: str) -> None: ...
     def print(self, text: str, style: str | None = None) -> None: ...

@@ -8,18 +8,19 @@ from __future__ import annotations
 import contextlib
 import json
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from fedgsca.engine.base import RunObserver
 from fedgsca.errors import RunFolderError
 from fedgsca.experiment.records import RunStatus, SiteStatus
 from fedgsca.experiment.run_folder import dumps
 from fedgsca.support.files import write_atomic
 
 if TYPE_CHECKING:
-    from fedgsca.engine.base import Reply, RunObserver
+    from fedgsca.engine.base import Reply
     from fedgsca.experiment.records import RoundRecord
     from fedgsca.experiment.simulation import Experiment
 
@@ -33,12 +34,11 @@ def utc_now() -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
 
 
-class StatusObserver:
-    """Writes status.json and passes everything on to another observer; one per coordinator run."""
+class StatusObserver(RunObserver):
+    """Writes status.json; one per coordinator run."""
 
-    def __init__(self, folder: Path, inner: RunObserver) -> None:
+    def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.inner = inner
         self.status = RunStatus("starting", 0, 0, None, {}, (), "")
         self.last_write = -_WRITE_INTERVAL
 
@@ -71,36 +71,30 @@ class StatusObserver:
             sites[name] = replace(site, max_images=max_images)
         self.status = replace(self.status, sites=sites)
         self._write()
-        self.inner.on_start(experiment, first_round)
 
-    def await_sites(self, names: Iterable[str], subject: str) -> None:
-        """From now on these sites are awaited: a connection, an update, or a test result."""
-        self._set_sites(names, f"awaited: {subject}")
+    def on_waiting(self, sites: Sequence[str], subject: str) -> None:
+        """These sites are awaited."""
+        self._set_sites(sites, f"awaited: {subject}")
         self._write()
 
-    def set_connection(self, name: str, problem: str | None) -> None:
+    def on_connection(self, site: str, problem: str | None) -> None:
         """A site has said who it is, or why it cannot take part."""
-        if name not in self.status.sites:  # whoever that is
+        if site not in self.status.sites:  # whoever that is
             return
-        state = "connected" if problem is None else f"cannot take part: {problem}"
-        self._set_sites([name], state)
+        self._set_sites([site], "connected" if problem is None else f"cannot take part: {problem}")
         self._write()
 
-    def set_timeout(self, name: str, usual: float | None, timeout: float | None) -> None:
-        """How long a site usually needs, and how long it is awaited this time, in seconds."""
+    def on_timeout(self, site: str, usual: float | None, timeout: float | None) -> None:
+        """Written with the next event."""
         sites = dict(self.status.sites)
-        site = sites.get(name, SiteStatus("", utc_now()))
-        sites[name] = replace(site, usual=usual, timeout=timeout)
+        old_status = sites.get(site, SiteStatus("", utc_now()))
+        sites[site] = replace(old_status, usual=usual, timeout=timeout)
         self.status = replace(self.status, sites=sites)
 
-    def pause(self, text: str) -> None:
-        """The run waits for sites."""
-        self.status = replace(self.status, state=f"paused: {text}")
-        self._write()
-
-    def end_pause(self) -> None:
-        """The round is tried again."""
-        self.status = replace(self.status, state="running")
+    def on_pause(self, reason: str | None) -> None:
+        """The run waits for sites, or goes on."""
+        state = "running" if reason is None else f"paused: {reason}"
+        self.status = replace(self.status, state=state)
         self._write()
 
     def on_site_done(self, round_index: int, reply: Reply) -> None:
@@ -108,21 +102,24 @@ class StatusObserver:
         state = f"left out: {reply.error}" if reply.update is None else "answered"
         self._set_sites([reply.site], state)
         self._write_soon()
-        self.inner.on_site_done(round_index, reply)
 
     def on_round_done(self, record: RoundRecord, seconds: float) -> None:
         """A round is finished; a round that was not tested leaves the score as it was."""
         f1 = self.status.f1 if record.f1 is None else record.f1
-        self.status = replace(self.status, state="running", round=record.round + 1, f1=f1)
+        self.status = replace(
+            self.status,
+            state="running",
+            round=record.round + 1,
+            f1=f1,
+            distant_sites=record.distant_sites or (),
+        )
         self._write()
-        self.inner.on_round_done(record, seconds)
 
     def on_message(self, message: str) -> None:
         """The newest messages are part of the file."""
         messages = (*self.status.messages, f"{utc_now()} {message}")
         self.status = replace(self.status, messages=messages[-_MAX_MESSAGES:])
         self._write_soon()
-        self.inner.on_message(message)
 
     def finish(self, error: BaseException | None) -> None:
         """The run has ended, with an error or without."""

@@ -14,13 +14,12 @@ from torch.nn import functional as F
 from fedgsca.config import Config
 from fedgsca.data.cache import cache_folder
 from fedgsca.data.table import ImageTable
-from fedgsca.experiment.frozen_features import check_images, features_are_cached
+from fedgsca.experiment.samples import check_images, features_are_cached
 from fedgsca.experiment.simulation import check_model, feature_width_of
 from fedgsca.methods.base import make_method
-from fedgsca.models.build import build_backbone, spec_of
+from fedgsca.models.build import build_backbone, build_model, spec_of
 from fedgsca.models.device import prepare_device, synchronise
 from fedgsca.models.features import extract
-from fedgsca.models.initial import build_model
 from fedgsca.support.files import remove_quietly, temporary_path, write_atomic
 from fedgsca.support.text import duration, plural
 

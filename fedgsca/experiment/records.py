@@ -10,9 +10,9 @@
     audit/<site>/audit.json     AuditSummary
     compare.json           Comparison
 
-Records are strict when written and tolerant when read (fedgsca.support.json_record), so that runs
-of older versions, unfinished runs and damaged runs can be read. Scores are percentages, rounds are
-counted from 0, times are seconds.
+Records are strict when written and tolerant when read (fedgsca.support.json_record), so that
+unfinished and damaged runs can be read. Scores are percentages, rounds are counted from 0, times
+are seconds.
 """
 
 from __future__ import annotations
@@ -46,7 +46,9 @@ class SiteRecord(Record):
     """One site in one round, as far as its update was usable."""
 
     num_samples: int
-    # what the method declares in `uploads`, and in simulations the quality of its decisions
+    # what the method declares in `uploads`; in simulations the quality of its decisions; and
+    # `coefficient`, its weight under the rule `mixing` relative to its share of the images: 1 is
+    # as much as its images, near 0 its update is far from those of all others
     values: Mapping[str, SiteValue] = field(default_factory=dict, metadata=REMAINING_KEYS)
 
     def number(self, name: str) -> float | None:
@@ -81,8 +83,9 @@ class RoundRecord(Record):
     sites: Mapping[str, SiteRecord]
     # site -> why its update was not used
     refusals: Mapping[str, str] = field(metadata=stored_as("refused"))
-    # site -> how it leads the model against all others; None: nobody new does
-    opposition: Mapping[str, str] | None = field(default=None, metadata=stored_as("opposed"))
+    # sites that hardly any other site would listen to in most of their last rounds
+    # (engine/filters/distance.py); None: there are none
+    distant_sites: tuple[str, ...] | None = field(default=None, metadata=stored_as("distant"))
     # the sites that were asked; None: all of them
     asked_sites: tuple[str, ...] | None = field(default=None, metadata=stored_as("asked"))
     f1: float | None = None
@@ -99,7 +102,6 @@ class RoundRecord(Record):
     # is that of the round before; only with held-out images
     expected_f1: float | None = None
     privacy: PrivacyBudget | None = None
-    extra: Mapping[str, Any] = field(default_factory=dict, metadata=REMAINING_KEYS)
 
 
 @dataclass(frozen=True)
@@ -315,9 +317,8 @@ class RunResult(Record):
     # only with held-out images (`evidence.holdout`)
     unseen: UnseenChoice | None = None
     privacy: PrivacyBudget | None = None
-    # of the last round's model; None in runs of older versions
+    # of the last round's model; None: there were no test images
     statistics: FinalStatistics | None = None
-    extra: Mapping[str, Any] = field(default_factory=dict, metadata=REMAINING_KEYS)
 
 
 @dataclass(frozen=True)
@@ -335,20 +336,28 @@ class PreviousRun(Record):
 
 
 @dataclass(frozen=True)
-class PairedDifference(Record):
-    """paired.json: the last models of two runs on the same test images, in percent macro F1."""
+class Difference(Record):
+    """Macro F1 of a method minus that of its reference: the means that tables print, in points.
 
-    run: str  # the earlier one
-    images: int
-    old_f1: float
-    new_f1: float
-    low: float  # of the 95 % interval of new_f1 - old_f1
-    high: float
-    p: float  # of "no difference"
+    The interval is over the seeds that both have and over the test images (report/statistic.py).
+    Also the content of paired.json: a run on corrected labels and the run before it.
+    """
+
+    noise: str  # the condition; empty for two single runs
+    method: str
+    reference: str
+    seeds: int
+    images: int | None  # None: the runs have no probabilities of their test images
+    points: float
+    low: float | None = None  # of the 95 % interval
+    high: float | None = None
+    p: float | None = None  # of "no difference", corrected for the rows of the table (Holm)
 
     @property
     def is_clear(self) -> bool:
-        """Whether the difference is more than the choice of these test images explains."""
+        """Whether the two can be told apart."""
+        if self.p is None or self.low is None or self.high is None:
+            return False
         return self.p < 0.05 and not self.low <= 0.0 <= self.high
 
 
@@ -433,7 +442,6 @@ class Setup(Record):
     weights: str | None  # sha256 of the weights file
     version: str
     labels: LabelsInUse | None = None
-    extra: Mapping[str, Any] = field(default_factory=dict, metadata=REMAINING_KEYS)
 
 
 # ---- status.json ----
@@ -461,6 +469,7 @@ class RunStatus(Record):
     sites: Mapping[str, SiteStatus]
     messages: tuple[str, ...]
     at: str = ""  # when the file was written (UTC)
+    distant_sites: tuple[str, ...] = ()  # as in the newest RoundRecord
 
 
 # ---- audit ----
@@ -565,7 +574,6 @@ class AuditSummary(Record):
     columns: tuple[str, ...]
     # labels that a person had checked before and that are not in the list; None: none of them
     num_checked: int | None = field(default=None, metadata=stored_as("checked"))
-    extra: Mapping[str, Any] = field(default_factory=dict, metadata=REMAINING_KEYS)
 
 
 # ---- compare.json ----
@@ -587,10 +595,21 @@ class ComparisonCell(Record):
     seconds_per_round: float
     bytes_up: int | None
     bytes_down: int | None
-    # of the last model, percent; None in runs of older versions
+    # of the last model, percent; None where the coordinator has no test images
     auroc: float | None = None
     average_precision: float | None = None
     ece: float | None = None
+    # mean of the last five rounds that the evidence expects, without a true label (held-out images)
+    expected_f1: float | None = None
+    # share of given labels that were not trained on as given in the last round; None: not logged
+    unused_labels: float | None = None
+    # mean change of the weights at the sites over all rounds
+    stability: float | None = None
+    # seconds until FedAvg's best F1, and until 95 % of the ceiling; None: never, or not measured
+    seconds_to_best: float | None = None
+    seconds_to_goal: float | None = None
+    # what touched this run, each a clause for a footnote
+    notes: tuple[str, ...] = ()
     # the network, in a comparison of several
     model: str | None = None
     # the values of the settings that the comparison varies, by key
@@ -651,19 +670,20 @@ NO_VARIANT = ComparisonVariant()
 
 
 @dataclass(frozen=True)
-class MethodInterval(Record):
-    """The last models of a method under one noise (and network): macro F1, mean over the seeds.
+class PrintedScore(Record):
+    """A number of a publication; the standard deviation over its seeds where it has one."""
 
-    The intervals are over test images and seeds together. `difference` is to the method
-    `reference`, over the seeds that both have; None for the reference itself.
-    """
+    mean: float
+    std: float | None = None
 
-    noise: str
-    method: str
-    reference: str
-    seeds: int
-    f1: ScoreInterval
-    difference: ScoreInterval | None = None
+
+@dataclass(frozen=True)
+class PrintedNumbers(Record):
+    """What a publication prints for the same comparison, to stand beside our numbers."""
+
+    source: str  # such as "Table 4"
+    # [method][noise][score]
+    rows: Mapping[str, Mapping[str, Mapping[str, PrintedScore]]]
 
 
 @dataclass(frozen=True)
@@ -680,12 +700,17 @@ class Comparison(Record):
     # wrong labels
     ceiling: Mapping[str, Mapping[str, float]]
     clean: Mapping[str, float] | None = None  # seed -> F1 of FedAvg without noise
-    # None before the tables are written; empty where no run has probabilities of its test images
-    intervals: tuple[MethodInterval, ...] | None = None
+    # to the reference, one for each other method and condition; None before tables are written
+    differences: tuple[Difference, ...] | None = None
+    # the method that the others are compared with; None: FedAvg, or else the first
+    reference: str | None = None
+    # what a publication prints for the same rows
+    printed: PrintedNumbers | None = None
+    # sentences about all tables, such as the scale of a reproduction
+    notes: tuple[str, ...] = ()
     models: tuple[str, ...] | None = None  # networks, if there are several
     # settings that vary: key -> values
     vary: Mapping[str, tuple[Any, ...]] | None = None
-    extra: Mapping[str, Any] = field(default_factory=dict, metadata=REMAINING_KEYS)
 
     @property
     def variants(self) -> list[ComparisonVariant]:

@@ -21,13 +21,17 @@ from fedgsca.data.partition import leakage_warnings, partition, partition_warnin
 from fedgsca.data.table import ImageTable
 from fedgsca.errors import ConfigError
 from fedgsca.experiment.data_source import load_table
-from fedgsca.experiment.foreign_images import replace_images
-from fedgsca.experiment.label_noise import GivenLabels, give_labels
-from fedgsca.experiment.site_samples import make_sampler, split_samples
-from fedgsca.experiment.weights_file import brings_weights, weights_digest, weights_path
+from fedgsca.experiment.label_noise import GivenLabels, give_labels, replace_images
+from fedgsca.experiment.samples import (
+    brings_weights,
+    make_sampler,
+    split_samples,
+    weights_digest,
+    weights_path,
+)
 from fedgsca.noise import SiteNoise
 from fedgsca.site import Samples
-from fedgsca.support.import_path import is_import_path
+from fedgsca.support.registry import is_import_path
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from fedgsca.report.run_facts import (
     knows_truth,
     noise_title,
     site_noise,
+    unused_shares,
 )
 from fedgsca.report.run_reader import LoadedRun
 from fedgsca.support.markdown import markdown_table
@@ -53,21 +54,19 @@ def noise_section(run: LoadedRun) -> list[str]:
 
 
 def _estimate_columns(run: LoadedRun) -> dict[str, list[str]]:
-    """Columns of the numbers that sites reported: a share of flagged labels, or a noise level."""
-    last_records: Mapping[str, SiteRecord] = run.metrics[-1].sites if run.metrics else {}
+    """What sites reported: labels that were not trained on as given, and estimates of the noise."""
     columns = {}
-    for title, name, records in (
-        ("Labels flagged", "delta", run.last_selection),
-        ("Estimated wrong", "noise_level", last_records),
-    ):
-        shares = [_site_number(records, site, name) for site in run.sites]
-        if any(share is not None for share in shares):
-            columns[title] = [percent_text(share, 1) for share in shares]
+    shares = unused_shares(run.metrics)
+    if shares:
+        texts = [percent_text(shares.get(site), 1) for site in run.sites]
+        columns["Labels not trained on as given"] = texts
+    last_records: Mapping[str, SiteRecord] = run.metrics[-1].sites if run.metrics else {}
+    for name, records in (("delta", run.last_selection), ("noise_level", last_records)):
+        estimates = {site: record.number(name) for site, record in records.items()}
+        if any(estimate is not None for estimate in estimates.values()):
+            texts = [percent_text(estimates.get(site), 1) for site in run.sites]
+            columns["Estimated wrong"] = texts
     return columns
-
-
-def _site_number(records: Mapping[str, SiteRecord], site: str, name: str) -> float | None:
-    return records[site].number(name) if site in records else None
 
 
 def results_section(run: LoadedRun, rounds: int) -> list[str]:

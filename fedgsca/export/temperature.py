@@ -20,7 +20,7 @@ from fedgsca.calibration import (
 from fedgsca.config import SITES_SOURCE
 from fedgsca.data.table import ImageTable
 from fedgsca.errors import RunFolderError
-from fedgsca.experiment.final_predictions import read_predictions_file
+from fedgsca.experiment.final_statistics import read_predictions_file
 from fedgsca.export.trained_model import Probabilities, TrainedModel
 from fedgsca.support.json_record import Record
 

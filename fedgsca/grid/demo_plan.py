@@ -1,4 +1,4 @@
-"""The demonstration: FedAvg and FedGSCA on the built-in tissue images.
+"""The demonstration: FedAvg, FedGSCA and the default method on the built-in tissue images.
 
 Four hospitals take part; three of them have wrong labels.
 """
@@ -10,14 +10,13 @@ from pathlib import Path
 from types import MappingProxyType
 
 from fedgsca.config import Tree, merge
-from fedgsca.grid.comparison import ComparisonPlan
+from fedgsca.grid.plan import ComparisonPlan, default_methods
 
 NOISE = "0-S40-P20-C20"
-METHODS = ("fedavg", "fedgsca")
 
 # A pretrained network that stays frozen and a linear head on top of it: how a hospital without a
 # GPU takes part. The head has more weights than a site has images, so FedAvg memorises the wrong
-# labels within sixty rounds; benchmarks/studies.py has three seeds.
+# labels within sixty rounds.
 RECIPE: MappingProxyType[str, Tree] = MappingProxyType(
     {
         "data": {"source": "synthetic", "sites": 4, "train": 1200, "test": 800},
@@ -47,12 +46,11 @@ def demo_plan(seed: int = 0, *, ceiling: bool = False) -> ComparisonPlan:
     """The comparison that `fedgsca demo` runs, with the networks that are installed."""
     recipe = RECIPE if has_pretrained_network() else SCRATCH_RECIPE
     return ComparisonPlan(
-        methods=METHODS,
+        methods=default_methods(),
         noises=(NOISE,),
         seeds=(seed,),
         tree=merge({}, recipe),
         ceiling=ceiling,
-        title="FedAvg and FedGSCA on synthetic tissue",
     )
 
 

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from fedgsca.errors import RunFolderError
-from fedgsca.experiment.records import Comparison, ComparisonCell, RunResult, Setup
-from fedgsca.experiment.run_folder import read_config, read_result
-from fedgsca.grid.comparison import final_qualities
-from fedgsca.methods.base import load_methods
+from fedgsca.experiment.records import Comparison, RunResult
+from fedgsca.experiment.run_folder import read_config, read_result, read_setup
+from fedgsca.grid.comparison import make_cell
+from fedgsca.report.run_facts import method_title
 from fedgsca.support.text import join_words
 
 
@@ -27,17 +27,21 @@ def compare_existing(paths: Sequence[Path], out: Path) -> tuple[Comparison, list
     has_twins = max(Counter(identities).values()) > 1
     cells = []
     for path, result in zip(paths, results, strict=True):
-        name = path.resolve().name
-        title = load_methods()[result.method].card.title
-        method, label = (name, f"{title} ({name})") if has_twins else (result.method, title)
-        cells.append(_cell(result, method, label, os.path.relpath(path.resolve(), out.resolve())))
-    methods = tuple(dict.fromkeys(cell.method for cell in cells))
+        cell = replace(
+            make_cell(read_config(path), result, path),
+            label=method_title(result.method),
+            path=os.path.relpath(path.resolve(), out.resolve()),
+        )
+        if has_twins:
+            name = path.resolve().name
+            cell = replace(cell, method=name, label=f"{cell.label} ({name})")
+        cells.append(cell)
     data = join_words(sorted({result.data for result in results}))
     comparison = Comparison(
         title=f"{join_words(list(dict.fromkeys(cell.label for cell in cells)))} on {data}",
         data=data,
         noises=tuple(dict.fromkeys(cell.noise for cell in cells)),
-        methods=methods,
+        methods=tuple(dict.fromkeys(cell.method for cell in cells)),
         seeds=tuple(dict.fromkeys(cell.seed for cell in cells)),
         cells=tuple(cells),
         ceiling={},
@@ -56,35 +60,14 @@ def _read_finished(path: Path) -> RunResult:
     return result
 
 
-def _cell(result: RunResult, method: str, label: str, path: str) -> ComparisonCell:
-    return ComparisonCell(
-        **final_qualities(result),
-        method=method,
-        label=label,
-        noise=result.noise,
-        seed=result.seed,
-        path=path,
-        f1=result.f1,
-        recall=result.recall,
-        precision=result.precision,
-        best_f1=result.best.f1,
-        seconds_per_round=result.seconds.per_round,
-        bytes_up=result.bytes_per_round.up,
-        bytes_down=result.bytes_per_round.down,
-        model=None,
-        settings=None,
-    )
-
-
 def _find_differences(paths: Sequence[Path]) -> list[str]:
     """Images, rounds or networks that are not the same in all runs."""
     fingerprints = set()
     rounds = set()
     models = set()
     for path in paths:
-        setup = Setup.from_json(json.loads((path / "setup.json").read_bytes()))
         config = read_config(path)
-        fingerprints.add(setup.data.fingerprint)
+        fingerprints.add(read_setup(path).data.fingerprint)
         rounds.add(config.train.rounds)
         models.add(f"{config.model.name}{' (frozen)' if config.model.frozen else ''}")
     warnings = []

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import json
 import math
-import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Protocol
 
 from fedgsca.config import Config, Difference, differences
-from fedgsca.engine.base import RunObserver, SilentObserver
+from fedgsca.engine.base import RunObserver
 from fedgsca.engine.rounds import run
 from fedgsca.errors import ConfigError, FedgscaError, RunFolderError
 from fedgsca.experiment.records import NO_VARIANT, ComparisonVariant, RunResult
@@ -33,18 +32,14 @@ class GridCell:
 
     # its folder below cells/
     name: str
+    # the method, or a variant of one
     row: str
-    column: str
+    noise: str
     seed: int
     config: Config
     role: Role = "method"
     # the network as it was typed and the settings, in a comparison that varies them
     variant: ComparisonVariant = NO_VARIANT
-
-    @property
-    def noise(self) -> str:
-        """The noise specification of the run."""
-        return self.config.noise.spec
 
 
 class GridObserver(Protocol):
@@ -67,7 +62,7 @@ class SilentGridObserver:
     """Shows nothing."""
 
     def observe(self, cell: GridCell) -> RunObserver:
-        return SilentObserver()
+        return RunObserver()
 
     def on_run_done(self, cell: GridCell, result: RunResult) -> None: ...
     def on_run_failed(self, cell: GridCell, error: Exception) -> None: ...
@@ -213,11 +208,6 @@ def raise_failures(failures: Mapping[str, str], num_runs: int, out: Path) -> Non
         )
 
 
-def drop_checkpoints(cell: GridCell, out: Path) -> None:
-    """Delete the checkpoints of a finished run: those of a large grid would fill the disk."""
-    shutil.rmtree(folder_of(cell, out) / "checkpoint", ignore_errors=True)
-
-
 @dataclass(frozen=True)
 class Shard:
     """The i-th of n parts of a grid, i from 1."""
@@ -240,10 +230,13 @@ class Shard:
         return f"{self.index}/{self.count}"
 
 
+WHOLE = Shard()
+
+
 def parse_shard(text: str | None) -> Shard:
     """ "2/3" is the second of three parts; None is everything."""
     if text is None:
-        return Shard()
+        return WHOLE
     index, _, count = text.partition("/")
     if index.isdecimal() and count.isdecimal() and 1 <= int(index) <= int(count):
         return Shard(int(index), int(count))

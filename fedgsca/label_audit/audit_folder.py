@@ -13,13 +13,14 @@ from pathlib import Path
 import numpy as np
 
 from fedgsca.config import OWN_FEATURES, Config, Tree, load_config, parse_set
-from fedgsca.data.own_features import FILE_NAME, has_features
+from fedgsca.data.readers.features_npz import FILE_NAME, has_features
 from fedgsca.engine.label_evidence import read_header, write_header, write_judgement
 from fedgsca.errors import DataError, RunFolderError
 from fedgsca.evidence import assign_folds
-from fedgsca.experiment.frozen_features import frozen_features
 from fedgsca.experiment.records import EvidenceHeader
+from fedgsca.experiment.samples import frozen_features
 from fedgsca.experiment.simulation import Division, divide
+from fedgsca.experiment.site_rows import SiteRows, write_site_rows
 from fedgsca.label_audit.audit_run import audit_run
 from fedgsca.label_audit.audit_table import Audit
 from fedgsca.label_audit.find_issues import check_quota
@@ -187,4 +188,6 @@ def _write_evidence(folder: Path, name: str, config: Config, division: Division)
         config=config.to_tree(),
         alone=True,
     )
+    samples = SiteRows(rows, local_labels.given, local_labels.checked)
+    write_site_rows(folder, name, samples)
     write_header(place, header)

@@ -33,7 +33,6 @@ from fedgsca.support.files import (
     remove_quietly,
     write_atomic,
 )
-from fedgsca.support.json_record import Record
 from fedgsca.support.text import did_you_mean
 
 VERSION = 1
@@ -101,14 +100,6 @@ CSV_HEADER = (
 
 
 @dataclass(frozen=True)
-class CleanExample(Record):
-    """A sample whose label is almost certainly correct: an entry of clean.json."""
-
-    row: int
-    hash: str
-
-
-@dataclass(frozen=True)
 class Audit:
     """The audit of one site. The list of labels stays on the disk."""
 
@@ -146,13 +137,13 @@ class Audit:
         return index
 
     @cached_property
-    def clean(self) -> Mapping[str, tuple[CleanExample, ...]]:
-        """Class name -> clean examples, the most certain first."""
+    def clean(self) -> Mapping[str, tuple[int, ...]]:
+        """Class name -> rows of clean examples, the most certain first."""
         path = self.path / "clean.json"
         examples = {}
         with reading_audit_file(path):
-            for name, entries in dict(json.loads(path.read_bytes())).items():
-                examples[str(name)] = tuple(CleanExample.from_json(entry) for entry in entries)
+            for name, rows in dict(json.loads(path.read_bytes())).items():
+                examples[str(name)] = tuple(int(row) for row in rows)
         return examples
 
     def __len__(self) -> int:
@@ -241,7 +232,7 @@ def write_audit(
     folder: Path,
     header: AuditSummary,
     suspects: Iterable[Suspect],
-    clean: Mapping[str, Sequence[CleanExample]],
+    clean: Mapping[str, Sequence[int]],
 ) -> Audit:
     """Write all files of an audit. `suspects` may be a generator, in the order of the ranks.
 
@@ -267,10 +258,7 @@ def write_audit(
             offset += lines.write(suspect.to_json())
             write_cells(sheet, _csv_cells(suspect))
             count += 1
-    examples = {}
-    for name, entries in clean.items():
-        examples[name] = [entry.to_json() for entry in entries]
-    write_atomic(folder / "clean.json", _dump(examples), mode=PRIVATE)
+    write_atomic(folder / "clean.json", _dump(clean), mode=PRIVATE)
     header = replace(header, version=VERSION, num_labels=count, columns=COLUMNS)
     write_atomic(folder / "audit.json", _dump(header.to_json()), mode=PRIVATE)
     return Audit(folder, header)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,6 +18,7 @@ from fedgsca.experiment.records import (
     AuditSummary,
     ClassAudit,
     LabelSummary,
+    RankingTruth,
     SuspectPair,
     WrongEstimate,
 )
@@ -26,17 +28,18 @@ from fedgsca.label_audit.audit_table import (
     COLUMNS,
     VERSION,
     Audit,
-    CleanExample,
     Suspect,
     write_audit,
 )
 from fedgsca.label_audit.model_outputs import judge_test_labels
-from fedgsca.label_audit.ranking_quality import measure_ranking
-from fedgsca.label_audit.second_opinion import SecondOpinion, ask_second_opinion
-from fedgsca.label_audit.similarity import unit_vectors
-from fedgsca.label_audit.site_data import SiteData, check_data
+from fedgsca.label_audit.second_opinion import SecondOpinion, ask_second_opinion, unit_vectors
+from fedgsca.label_audit.site_data import SiteData
+from fedgsca.metrics import auroc
 from fedgsca.support.files import PRIVATE, remove_quietly, write_atomic
 from fedgsca.wrong_count import CountModels, fit_models
+
+EFFORT_STEPS = 20  # points of the curve of review effort
+
 
 # in place of a method's name, in the audit of a folder without a run
 FOLDER_AUDIT = "alone"
@@ -83,7 +86,6 @@ def audit_site(
     if split == "test":
         judgement = judge_test_labels(site_data, run)
     else:
-        check_data(site_data, read_header(run, site_data.site).fingerprint)
         judgement = read_evidence(run, site_data.site)
     if len(judgement.probs) != len(site_data):
         raise DataError(
@@ -98,9 +100,7 @@ def audit_site(
     assessment = LabelAssessment(site_data, ranking, models, second_opinions)
     clean_rows = score.select_clean_examples(site_data.given, ranking)
     _write_features(assessment, clean_rows, run, out)
-    clean = {}
-    for label, rows in clean_rows.items():
-        clean[assessment.classes[label]] = _clean_examples(site_data, rows)
+    clean = {assessment.classes[label]: rows.tolist() for label, rows in clean_rows.items()}
     header = _build_header(assessment, run, out, split)
     return write_audit(out, header, _list_suspects(assessment), clean)
 
@@ -117,10 +117,6 @@ def _ask_second_opinions(
             name, features, site_data.given, site_data.table.num_classes
         )
     return opinions
-
-
-def _clean_examples(site_data: SiteData, rows: np.ndarray) -> list[CleanExample]:
-    return [CleanExample(int(row), content_hash(site_data.content(row))) for row in rows]
 
 
 def _list_suspects(assessment: LabelAssessment) -> Iterator[Suspect]:
@@ -254,3 +250,45 @@ def _write_features(
     unit = unit_vectors(features).astype(np.float16)
     content = save({"rows": rows.astype(np.int64), "features": unit})
     write_atomic(out / "features.safetensors", content, mode=PRIVATE)
+
+
+# ---- how good a ranking is, in a simulation ----
+
+
+def precision_at(order: np.ndarray, wrong: np.ndarray, k: int) -> float | None:
+    """Share of wrong labels among the first k of the list `order`; None for an empty list."""
+    if not k or not len(order):
+        return None
+    return float(wrong[order[:k]].mean())
+
+
+def first_tenth(n: int) -> int:
+    """The size of the first tenth of a list of n labels, at least one label if there is any."""
+    return math.ceil(0.1 * n)
+
+
+def measure_ranking(order: np.ndarray, wrong: np.ndarray) -> RankingTruth:
+    """What a reviewer finds in the list `order`, (n,) rows; `wrong` is (n,) bool by row.
+
+    "10%" is the first tenth of the list. Where fewer than a tenth of the labels are wrong, no list
+    can reach 1 there; "errors", the first as many labels as there are errors, can do so at every
+    site. Both are None at a site without errors.
+    """
+    n = len(order)
+    errors = int(wrong.sum())
+    scores = np.empty(n)
+    scores[order] = -np.arange(n, dtype=np.float64)
+    errors_up_to = np.concatenate([[0], np.cumsum(wrong[order])])  # (n + 1,) by labels reviewed
+    precision: dict[str, float | None] = {}
+    recall: dict[str, float | None] = {}
+    for name, k in (("10%", first_tenth(n)), ("errors", errors)):
+        precision[name] = precision_at(order, wrong, k) if errors else None
+        recall[name] = int(errors_up_to[k]) / errors if errors and k else None
+    steps = sorted({round(n * i / EFFORT_STEPS) for i in range(EFFORT_STEPS + 1)})
+    return RankingTruth(
+        num_wrong=errors,
+        auroc=auroc(scores, wrong),
+        precision_at=precision,
+        recall_at=recall,
+        effort=tuple((k, int(errors_up_to[k])) for k in steps),
+    )

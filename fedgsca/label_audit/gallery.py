@@ -14,10 +14,8 @@ from fedgsca.label_audit.build_audit import FOLDER_AUDIT
 from fedgsca.report.elements import (
     CardList,
     ImageCard,
-    LegendEntry,
     Page,
     PageSection,
-    PageTable,
     Photo,
     PlotGallery,
     PlotImage,
@@ -26,6 +24,7 @@ from fedgsca.report.elements import (
 )
 from fedgsca.report.number_text import percent_text, ratio_text
 from fedgsca.report.run_facts import method_title
+from fedgsca.report.table import LegendEntry, Table
 from fedgsca.support.files import PRIVATE, write_atomic
 from fedgsca.support.text import NBSP, plural
 from fedgsca.support.version import __version__
@@ -145,7 +144,7 @@ def _class_section(summary: LabelSummary) -> PageSection:
         "classes",
         "By given label",
         "How many labels of each class look wrong.",
-        [fold_long_table(PageTable("Given labels", head, rows))],
+        [fold_long_table(Table("Given labels", head, rows))],
     )
 
 
@@ -160,7 +159,7 @@ def _confusion_section(summary: LabelSummary) -> PageSection | None:
         "Confusions",
         "What the label says, and what the model says instead. The sections below and the menu of"
         " the review page count the labels to review instead.",
-        [fold_long_table(PageTable(caption, ["Given → suggested", "Labels"], rows))],
+        [fold_long_table(Table(caption, ["Given → suggested", "Labels"], rows))],
     )
 
 

@@ -30,7 +30,7 @@ from fedgsca.evidence import (
     train_heads,
 )
 from fedgsca.rng import stream
-from fedgsca.support.activity import activity
+from fedgsca.support.console import activity
 
 # a head is trained on four fifths of the images
 NUM_FOLDS = 5

@@ -23,7 +23,7 @@ def evaluate_rows(site_data: SiteData, rows: np.ndarray, run: Path) -> Evaluatio
     """
     import torch
 
-    from fedgsca.experiment.frozen_features import frozen_features
+    from fedgsca.experiment.samples import frozen_features
     from fedgsca.export.trained_model import build_network, read_trained
     from fedgsca.models.build import Classifier, spec_of
     from fedgsca.site import RowView

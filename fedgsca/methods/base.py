@@ -126,13 +126,6 @@ class Method(Protocol):
     reads_evidence: ClassVar[bool] = False
     # the classifier head that the method trains: "linear" or "centroid" (FedGP)
     head: ClassVar[str] = "linear"
-    # how much more than usual the changes of honest sites may differ in the first round: a factor
-    # on `aggregation.norm_factor`
-    first_round_spread: ClassVar[float] = 1.0
-    # added to `aggregation.max_response`: a method that replaces labels changes what a site wants
-    response_slack: ClassVar[float] = 0.0
-    # likewise, added to `aggregation.max_retreat`
-    retreat_slack: ClassVar[float] = 0.0
     uploads: ClassVar[Mapping[str, Extra]] = {}
     downloads: ClassVar[Mapping[str, Extra]] = {}
     logged: ClassVar[Logged] = Logged()

@@ -270,7 +270,6 @@ class FedCorr(Method):
         in_paper=True,
         passes=3.1,
     )
-    response_slack = 0.15
     uploads: ClassVar[Mapping[str, Extra]] = {
         "lid": Extra(
             (),
@@ -278,7 +277,6 @@ class FedCorr(Method):
             optional=True,
             low=0,
             nan=True,
-            vote="clip",
         ),
         "noise_level": Extra((), "mu, the estimated share of wrong labels", low=0, high=1),
         "trains": Extra(

@@ -225,9 +225,6 @@ class FedDiv(Method):
         order=11,
         passes=5.0,
     )
-    # a site that begins to train on new labels wants something else than before
-    response_slack = 0.25
-    retreat_slack = 0.8
     uploads: ClassVar[Mapping[str, Extra]] = {
         "filter": Extra(
             (6,),
@@ -236,6 +233,7 @@ class FedDiv(Method):
             low=0.0,
             high=1e4,
             bounds=_FILTER_BOUNDS,
+            vote="mean",
             finish=nearest_selector,
         ),
         "noise_level": Extra((), "share of labels that look wrong", diagnostic=True, low=0, high=1),

@@ -103,8 +103,6 @@ class FedELC(Method):
         order=12,
         passes=3.5,
     )
-    # the labels of a noisy site change while they are learned
-    response_slack = 0.15
     uploads: ClassVar[Mapping[str, Extra]] = {
         **FedNoRo.uploads,
         "corrected": Extra((), "labels that differ from the given ones", diagnostic=True, low=0),

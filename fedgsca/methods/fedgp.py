@@ -236,8 +236,6 @@ class FedGP(Method):
         passes=4.0,
     )
     head = "centroid"
-    # the centroids of a site take the size of its own features, which can differ 26-fold at first
-    first_round_spread = 9.0
     uploads: ClassVar[Mapping[str, Extra]] = {
         "centroids": Extra(
             ("C", DIM),
@@ -245,7 +243,7 @@ class FedGP(Method):
             f"below {SMALLEST_GROUP} images: the received row of W",
             low=-LARGE,
             high=LARGE,
-            vote="clip",
+            vote="mean",
         ),
         **GNN_EXTRAS,
         "purified": Extra((), "size of the purified set", low=0),

@@ -198,7 +198,6 @@ class FedNoRo(Method):
             optional=True,
             low=0,
             nan=True,
-            vote="clip",
         ),
         "noisy": Extra(
             (),

@@ -8,7 +8,7 @@ not enter. It is squared, as in the paper (one published benchmark sums unsquare
 gradient is undefined at theta_k = theta). With one local epoch the term is nearly inactive.
 
 The authors search mu in {0.001, 0.01, 0.1, 1} for every data set and report the best: 1 for three
-of five (`official`), 0.001 and 0.01 for the others. benchmarks/tuning.py searches these values.
+of five (`official`), 0.001 and 0.01 for the others.
 """
 
 from __future__ import annotations

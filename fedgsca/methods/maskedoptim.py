@@ -177,8 +177,6 @@ class MaskedOptim(Method):
         order=15,
         passes=3.5,
     )
-    # the labels of a noisy site change while they are learned
-    response_slack = 0.15
     uploads: ClassVar[Mapping[str, Extra]] = FedELC.uploads
     downloads: ClassVar[Mapping[str, Extra]] = FedELC.downloads
     late = Lateness(

@@ -1,0 +1,1 @@
+"""The paper's experiments as comparisons, and the numbers that it prints."""

@@ -5,22 +5,74 @@ Its sections are the modules of fedgsca/report/comparison_sections.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from statistics import fmean
 
-from fedgsca.experiment.records import Comparison
-from fedgsca.report.comparison_caution import find_lead
-from fedgsca.report.comparison_sentences import OURS, describe_comparison
-from fedgsca.report.comparison_tables import BASELINE, share_text
+from fedgsca.errors import RunFolderError
+from fedgsca.experiment.records import Comparison, ComparisonCell
+from fedgsca.report.comparison_columns import difference_sentences, expected_choice, share_text
+from fedgsca.report.comparison_rows import ComparisonRow, compare_rows
 from fedgsca.report.elements import Page, Tile
-from fedgsca.report.loaded_comparison import LoadedComparison, load_comparison
 from fedgsca.report.number_text import score_number
 from fedgsca.report.page_sections import COMPARISON_SECTIONS, build_sections
-from fedgsca.support.text import plural
+from fedgsca.report.palette import method_entry
+from fedgsca.report.run_reader import LoadedRun, read_run
+from fedgsca.report.table import LegendEntry
+from fedgsca.support.text import join_words, plural
 
 _MAX_TILES = 5
-# noises that are named in the subtitle
+# conditions that are named in the subtitle, and pairs that are described at the top
 _MAX_NOISES = 4
+_MAX_PAIRS = 6
+
+
+@dataclass(frozen=True)
+class LoadedComparison:
+    """compare.json, its rows, and those of its runs that can still be read."""
+
+    record: Comparison
+    rows: Sequence[ComparisonRow]
+    # (condition, method) -> one run per seed
+    runs: Mapping[tuple[str, str], Sequence[LoadedRun]]
+    # of the comparison; the paths of its runs are relative to it
+    folder: Path = Path()
+
+    @property
+    def cells(self) -> list[ComparisonCell]:
+        """The finished runs."""
+        return [cell for cell in self.record.cells if cell.method and cell.noise]
+
+    @property
+    def noises(self) -> list[str]:
+        """The conditions, in the order of the rows: noises, and what varies beside them."""
+        return list(dict.fromkeys(row.noise for row in self.rows))
+
+    @property
+    def labels(self) -> dict[str, str]:
+        """The methods with their names for people, in the order of the rows."""
+        return {row.method: row.label for row in self.rows if not row.is_reference}
+
+    def find_runs(self, method: str, noise: str) -> Sequence[LoadedRun]:
+        """The runs of a method under a condition, one per seed."""
+        return self.runs.get((noise, method), ())
+
+    def legend(self) -> list[LegendEntry]:
+        """One entry per method."""
+        return [method_entry(method, label) for method, label in self.labels.items()]
+
+
+def load_comparison(path: Path, record: Comparison) -> LoadedComparison:
+    """The rows and runs of a comparison in the folder `path`."""
+    runs: dict[tuple[str, str], list[LoadedRun]] = {}
+    for cell in record.cells:
+        try:
+            run = read_run(path / cell.path, with_losses=False)
+        except RunFolderError:
+            # moved or deleted: its numbers are in compare.json, its curves are not
+            continue
+        runs.setdefault((cell.condition, cell.method), []).append(run)
+    return LoadedComparison(record, compare_rows(record), runs, path)
 
 
 def build_comparison_page(path: Path, record: Comparison) -> Page:
@@ -32,7 +84,7 @@ def build_comparison_page(path: Path, record: Comparison) -> Page:
     if num_finished < num_planned:
         banner = f"Unfinished: {num_finished} of {num_planned} runs"
     return Page(
-        title=_title(comparison),
+        title=record.title or f"Comparison of {plural(len(comparison.labels), 'method')}",
         subtitle=_subtitle(comparison),
         lead=describe_comparison(comparison),
         tiles=_tiles(comparison),
@@ -40,14 +92,6 @@ def build_comparison_page(path: Path, record: Comparison) -> Page:
         banner=banner,
         footer=f"fedgsca · {path.resolve().name}",
     )
-
-
-def _title(comparison: LoadedComparison) -> str:
-    record = comparison.record
-    if record.title:
-        return record.title
-    title = f"Comparison of {plural(len(comparison.labels), 'method')}"
-    return f"{title} on {record.data}" if record.data else title
 
 
 def _subtitle(comparison: LoadedComparison) -> str:
@@ -58,47 +102,32 @@ def _subtitle(comparison: LoadedComparison) -> str:
     return " · ".join(parts)
 
 
-def _tiles(comparison: LoadedComparison) -> list[Tile]:
-    """Mean F1 of the best methods, of the baseline and of FedGSCA, and FedGSCA's recovery."""
-    means: dict[str, float] = {}
-    for method in comparison.labels:
-        rows = [row for row in comparison.common_rows if row.method == method]
-        scores = [row.f1.mean for row in rows if row.f1 is not None]
-        if scores:
-            means[method] = fmean(scores)
-    ranking = sorted(means, key=lambda method: (method not in (OURS, BASELINE), -means[method]))
-    selection = ranking[:_MAX_TILES]
-    note = "mean macro F1"
-    if len(comparison.noises) > 1:
-        note = f"mean macro F1 of {len(comparison.noises)} {comparison.condition_word}s"
-    tiles = []
-    for method, label in comparison.labels.items():
-        if method in selection:
-            strong = _is_always_best(comparison, method)
-            tiles.append(Tile(label, score_number(means[method]), "%", note, strong=strong))
-    return [*tiles, *_recovery_tiles(comparison)]
-
-
-def _is_always_best(comparison: LoadedComparison, method: str) -> bool:
-    """Whether no other method has a higher F1 under any noise, beyond chance."""
-    for noise in comparison.noises:
-        lead = find_lead(comparison, noise)
-        if lead is not None and not lead.is_shown:
-            return False
-        row = comparison.find_common_row(method, noise)
-        if row is None or "f1" not in row.best:
-            return False
-    return True
-
-
-def _recovery_tiles(comparison: LoadedComparison) -> list[Tile]:
-    recoveries = []
-    for row in comparison.rows:
-        if row.method == OURS and row.recovery is not None:
-            recoveries.append(row.recovery)
-    if not recoveries:
-        return []
-    value = share_text(fmean(recoveries))
-    return [
-        Tile(f"Recovery of {comparison.labels[OURS]}", value, "", "share of the lost F1 won back")
+def describe_comparison(comparison: LoadedComparison) -> list[str]:
+    """What was compared, and what can be told apart."""
+    labels = list(comparison.labels.values())
+    if not labels:
+        return ["No run is finished yet."]
+    verb = "was" if len(labels) == 1 else "were"
+    sentences = [
+        f"{join_words(labels)} {verb} trained on the same data with the same wrong labels."
     ]
+    pairs = difference_sentences(comparison.record)
+    sentences += pairs[:_MAX_PAIRS]
+    if len(pairs) > _MAX_PAIRS:
+        sentences.append(f"{len(pairs) - _MAX_PAIRS} more pairs are described below.")
+    choice = expected_choice(comparison.record)
+    return [*sentences, choice] if choice else sentences
+
+
+def _tiles(comparison: LoadedComparison) -> list[Tile]:
+    """F1 and recovery of the methods under a single condition."""
+    if len(comparison.noises) != 1:
+        return []
+    tiles = []
+    for row in comparison.rows[: _MAX_TILES + 1]:
+        if row.f1 is not None:
+            note = "" if row.recovery is None else f"recovery {share_text(row.recovery)}"
+            is_best = row.difference is not None and row.difference.is_clear and "f1" in row.best
+            value = score_number(row.f1.mean)
+            tiles.append(Tile(row.label, value, "%", note or "macro F1", strong=is_best))
+    return tiles

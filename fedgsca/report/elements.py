@@ -10,23 +10,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
+from fedgsca.report.table import LegendEntry, Table
+
 # rows, or small plots, that a reader takes in at once
 MAX_ROWS_AT_ONCE = 12
 # lines, or rows of a plot, that can still be told apart
 MAX_LINES = 40
 
 CONFUSION_CORNER = "label ↓ predicted →"
-
-
-@dataclass(frozen=True)
-class LegendEntry:
-    """One entry of a legend."""
-
-    text: str
-    # a colour token of style.css
-    token: str
-    shape: Literal["line", "block", "dot", "ring", "triangle", "cross"] = "line"
-    dashes: Sequence[float] = ()
 
 
 @dataclass(frozen=True)
@@ -50,52 +41,6 @@ class PlotGallery:
     width: Literal["wide", "half", "quarter"] = "half"
     legend: Sequence[LegendEntry] = ()
     note: str = ""
-
-
-@dataclass(frozen=True)
-class TableCell:
-    """A cell of a table that is more than text."""
-
-    text: str
-    # 0 to 1, drawn beside the number
-    bar: float | None = None
-    mark: Literal["", "best", "second"] = ""
-    key: LegendEntry | None = None
-    # follows the text in a smaller size, without the mark
-    small: str = ""
-    # hangs over the right edge of the column, so that the numbers stay aligned
-    hang: str = ""
-    # where the text leads, relative to the page
-    link: str = ""
-
-
-CellRow = Sequence[str | TableCell]
-
-
-@dataclass(frozen=True)
-class PageTable:
-    """A table. The first column names the row; the other columns are numbers by default."""
-
-    kind: ClassVar[str] = "table"
-    caption: str
-    head: Sequence[str]
-    rows: Sequence[CellRow]
-    # columns that hold text
-    words: Sequence[int] = ()
-    # columns whose numbers have a bar beside them
-    bars: Sequence[int] = ()
-    note: str = ""
-
-
-@dataclass(frozen=True)
-class TableGroup:
-    """Narrow tables side by side, one below the other on a phone; `note` is printed below all."""
-
-    kind: ClassVar[str] = "tables"
-    items: Sequence[PageTable]
-    note: str = ""
-    # pixels that one table needs
-    width: int = 325
 
 
 @dataclass(frozen=True)
@@ -170,9 +115,7 @@ class Collapsible:
     text: str = ""
 
 
-PageElement = (
-    PlotGallery | PageTable | TableGroup | MatrixGroup | CardList | BulletList | Collapsible
-)
+PageElement = PlotGallery | Table | MatrixGroup | CardList | BulletList | Collapsible
 
 
 @dataclass(frozen=True)
@@ -207,13 +150,15 @@ class Page:
     sections: Sequence[PageSection]
     banner: str = ""
     footer: str = ""
+    # seconds after which the browser reads the page again; 0: never
+    refresh: int = 0
 
 
-def fold_long_table(table: PageTable) -> PageTable | Collapsible:
+def fold_long_table(table: Table) -> Table | Collapsible:
     """The table; a long one inside an element that is closed on the screen."""
     if len(table.rows) <= MAX_ROWS_AT_ONCE:
         return table
-    return Collapsible(f"{table.caption} ({len(table.rows)} rows)", [table])
+    return Collapsible(f"{table.title} ({len(table.rows)} rows)", [table])
 
 
 def matrix_width(classes: int) -> Literal["wide", "half"]:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedgsca.errors import RunFolderError
 from fedgsca.experiment.records import Comparison
-from fedgsca.report.elements import Page
+from fedgsca.report.elements import Page, PlotGallery, PlotImage
 from fedgsca.report.run_reader import read_json, read_run
+from fedgsca.report.svg_output import standalone_svg
 from fedgsca.support.files import write_atomic
 
 if TYPE_CHECKING:
@@ -17,10 +19,11 @@ if TYPE_CHECKING:
 TEMPLATES = Path(__file__).with_name("templates")
 
 
-def write_report(path: Path) -> Path:
+def write_report(path: Path, *, refresh: int = 0) -> Path:
     """Write report.html into the folder of a run or a comparison, finished or not.
 
-    Returns the path of the file.
+    `refresh`: the browser reads it again after so many seconds; 0: never. Drawings of a comparison
+    are also written to figures/. Returns the path of the file.
     """
     if not path.is_dir():
         raise RunFolderError(
@@ -29,8 +32,22 @@ def write_report(path: Path) -> Path:
             fix="give a folder that `fedgsca run` or `fedgsca compare` has written",
         )
     target = path / "report.html"
-    write_atomic(target, render_page(build_page(path)).encode())
+    page = build_page(path)
+    if (path / "compare.json").is_file():
+        write_figures(page, path / "figures")
+    write_atomic(target, render_page(replace(page, refresh=refresh)).encode())
     return target
+
+
+def write_figures(page: Page, folder: Path) -> None:
+    """The drawings of a page as files of their own, for a publication: <section>-<number>.svg."""
+    for section in page.sections:
+        pictures: list[PlotImage] = []
+        for block in section.blocks:
+            pictures += block.pictures if isinstance(block, PlotGallery) else ()
+        for number, picture in enumerate(pictures, 1):
+            name = f"{section.id}-{number}.svg"
+            write_atomic(folder / name, standalone_svg(picture.svg).encode())
 
 
 def build_page(path: Path) -> Page:

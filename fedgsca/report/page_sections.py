@@ -51,7 +51,7 @@ from fedgsca.report.elements import PageSection
 from fedgsca.support.registry import Registry
 
 if TYPE_CHECKING:
-    from fedgsca.report.loaded_comparison import LoadedComparison
+    from fedgsca.report.comparison_page import LoadedComparison
     from fedgsca.report.run_reader import LoadedRun
 
 S = TypeVar("S")

@@ -9,8 +9,9 @@ automatically, also to methods of other packages; only the methods of the paper 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from zlib import crc32
+
+from fedgsca.report.table import LegendEntry
 
 # Light values, each unique because it identifies its token in a drawing. Dark ones: style.css.
 TOKENS = {
@@ -65,8 +66,6 @@ _FIXED_SLOTS = {
     "fedrobust": 6,
     "fedfixer": 7,
 }
-# the order in which free slots are given to rows that are not methods, such as variants
-_FREE_ORDER = (0, 2, 3, 4, 6, 7, 1, 5)
 
 
 def method_slot(method: str) -> int:
@@ -91,20 +90,6 @@ def _other_methods() -> list[str]:
     return [name for name in load_methods() if name not in _FIXED_SLOTS]
 
 
-def assign_slots(keys: Iterable[str]) -> dict[str, int]:
-    """Slots for the rows of a table: a method's own one, and for variants those that are free."""
-    from fedgsca.methods.base import load_methods
-
-    names = list(keys)
-    methods = load_methods()
-    slots = {name: method_slot(name) for name in names if name in methods}
-    free = [slot for slot in _FREE_ORDER if slot not in slots.values()] or list(_FREE_ORDER)
-    variants = [name for name in names if name not in slots]
-    for i, name in enumerate(variants):
-        slots[name] = free[i % len(free)]
-    return slots
-
-
 def slot_token(slot: int) -> str:
     """The colour of a slot, as a token of style.css."""
     return f"s{slot % NUM_COLOURS}"
@@ -123,3 +108,9 @@ def slot_dashes(slot: int) -> tuple[float, ...]:
 def slot_line_style(slot: int) -> tuple[int, tuple[float, ...] | None]:
     """The dash pattern of a slot as a line style of matplotlib."""
     return (0, slot_dashes(slot) or None)
+
+
+def method_entry(method: str, label: str) -> LegendEntry:
+    """A method in a legend or a table, with its colour and dash."""
+    slot = method_slot(method)
+    return LegendEntry(label, slot_token(slot), "line", slot_dashes(slot))

@@ -1,17 +1,23 @@
-"""The scores of an earlier run, shown beside those of a run on corrected labels."""
+"""A run on corrected labels and the run before it: its scores, and whether the two differ."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
 
+import numpy as np
+
 from fedgsca.errors import RunFolderError
-from fedgsca.experiment.records import PreviousRun
+from fedgsca.experiment.final_statistics import read_predictions_file
+from fedgsca.experiment.records import Difference, PreviousRun
+from fedgsca.experiment.run_folder import read_result
 from fedgsca.report.run_facts import wrong_share
 from fedgsca.report.run_reader import LoadedRun, read_json, read_run
+from fedgsca.report.statistic import measure_difference, score_run
 from fedgsca.support.files import write_atomic
 
 FILE = "before.json"
+DIFFERENCE_FILE = "paired.json"
 # keys that may differ between the two runs: they are what was corrected
 _LABEL_KEYS = ("data.labels", "data.source", "noise.")
 
@@ -66,3 +72,56 @@ def other_differences(run: LoadedRun, previous: PreviousRun) -> list[str]:
         if not key.startswith(_LABEL_KEYS) and new.get(key) != old.get(key):
             differences.append(f"{key}: {old.get(key)} before, {new.get(key)} now")
     return differences
+
+
+# ---- is it better? ----
+
+
+def compare_with_previous(out: Path) -> None:
+    """For a run on corrected labels: write paired.json, if the audited run can still be read."""
+    previous = _find_previous_folder(out)
+    if previous is not None:
+        write_difference(out, previous)
+
+
+def write_difference(out: Path, previous: Path) -> None:
+    """Write paired.json for two finished runs; nothing if their test images differ."""
+    predictions = read_predictions_file(out)
+    old_predictions = read_predictions_file(previous)
+    result, old_result = read_result(out), read_result(previous)
+    if predictions is None or old_predictions is None or result is None or old_result is None:
+        return
+    is_same = np.array_equal(predictions.ids, old_predictions.ids)
+    if not (is_same and np.array_equal(predictions.labels, old_predictions.labels)):
+        return
+    difference = measure_difference(
+        {0: score_run(result.f1, predictions)},
+        {0: score_run(old_result.f1, old_predictions)},
+        noise="",
+        method=out.resolve().name,
+        reference=previous.resolve().name,
+    )
+    if difference is not None:
+        text = json.dumps(difference.to_json(), indent=1, sort_keys=True)
+        write_atomic(out / DIFFERENCE_FILE, text.encode() + b"\n")
+
+
+def read_difference(out: Path) -> Difference | None:
+    """The content of paired.json; None if it was not written."""
+    tree = read_json(out / DIFFERENCE_FILE)
+    return None if tree is None else Difference.from_json(tree)
+
+
+def _find_previous_folder(out: Path) -> Path | None:
+    """The folder of the audited run: above the labels file, or beside this run."""
+    run = read_run(out, with_losses=False)
+    review = run.setup.labels.review if run.setup.labels else None
+    previous = review.previous_run if review else None
+    labels = run.settings.values.get("data.labels")
+    if previous is None or not isinstance(labels, str):
+        return None
+    candidates = [*Path(labels).expanduser().resolve().parents, out.resolve().parent / previous.run]
+    for candidate in candidates:
+        if candidate.name == previous.run and (candidate / "result.json").is_file():
+            return candidate
+    return None

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from fedgsca.config import SITES_SOURCE
+from fedgsca.config import SITES_SOURCE, Config
 from fedgsca.experiment.records import RoundRecord, SiteRecord, finite
+from fedgsca.methods.base import load_methods
 from fedgsca.metrics import HEADLINE_ROUNDS
 from fedgsca.noise import read_site_noise
 from fedgsca.report.run_reader import LoadedRun
-from fedgsca.support.text import NBSP
+from fedgsca.support.text import NBSP, join_words, plural
 
 
 def method_title(method: str) -> str:
     """The name of a method for people; the name itself if the method is not installed."""
-    from fedgsca.methods.base import load_methods
-
     definition = load_methods().get(method.lower())
     return method if definition is None else definition.card.title
 
@@ -149,48 +148,75 @@ def knows_truth(run: LoadedRun, sites: Iterable[str]) -> bool:
     return any(run.noise_rate(site) is not None for site in sites)
 
 
+def unused_share(site: SiteRecord) -> float | None:
+    """The share of its given labels that a site did not train on as given; None: not logged.
+
+    A method logs `kept`, the number of labels that it trained on as given; without it, `clean` is
+    the number of labels that it took as clean. A site whose selection was set aside in a round
+    (`guard`, `fallback`) trained on all of them.
+    """
+    num_kept = site.number("kept")
+    if num_kept is None:
+        num_kept = site.number("clean")
+        if num_kept is None:
+            return None
+        if site.number("guard") or site.number("fallback"):
+            return 0.0
+    return 1.0 - num_kept / site.num_samples if site.num_samples else None
+
+
+def unused_shares(rounds: Sequence[RoundRecord]) -> dict[str, float]:
+    """Site -> the share of labels not trained on as given, in the site's last round."""
+    shares: dict[str, float] = {}
+    for name, site in _last_records(rounds).items():
+        share = unused_share(site)
+        if share is not None:
+            shares[name] = share
+    return shares
+
+
+def unused_labels(rounds: Sequence[RoundRecord]) -> float | None:
+    """The same over the labels of all sites together; None for a method that does not log it."""
+    records = _last_records(rounds)
+    shares = unused_shares(rounds)
+    total = sum(records[name].num_samples for name in shares)
+    if not total:
+        return None
+    return sum(share * records[name].num_samples for name, share in shares.items()) / total
+
+
+def _last_records(rounds: Sequence[RoundRecord]) -> dict[str, SiteRecord]:
+    records: dict[str, SiteRecord] = {}
+    for record in rounds:
+        records.update(record.sites)
+    return records
+
+
 @dataclass(frozen=True)
 class SelectorQuality:
-    """The selector over all sites together; None where it is not known.
+    """The selector over all sites together, in simulations; None where it is not known.
 
-    precision: the share of flagged labels that are wrong; recall: the share of wrong labels that
-    are flagged.
+    precision: the share of labels taken as noisy that are wrong; recall: the share of wrong labels
+    that are taken as noisy.
     """
 
-    flagged_share: float | None
     precision: float | None
     recall: float | None
 
 
 def selector_quality(run: LoadedRun) -> SelectorQuality:
     """From the last selection of every site."""
-    total = flag_count = hits = wrong = 0.0
-    has_truth = False
+    num_noisy = hits = wrong = 0.0
     for name, site in run.last_selection.items():
-        share = site.number("delta")
-        if share is None:
-            continue
-        total += site.num_samples
-        num_flags = _count_flags(site, share)
-        flag_count += num_flags
         rate = run.noise_rate(name)
-        if rate is not None and "noisy_precision" in site.values:
-            has_truth = True
-            hits += num_flags * (site.number("noisy_precision") or 0.0)
-            wrong += site.num_samples * rate
-    return SelectorQuality(
-        flagged_share=flag_count / total if total else None,
-        precision=hits / flag_count if has_truth and flag_count else None,
-        recall=hits / wrong if has_truth and wrong else None,
-    )
-
-
-def _count_flags(site: SiteRecord, share: float) -> float:
-    """Labels that are not taken as clean. `share` may be an estimate rather than a count."""
-    num_clean = site.number("clean")
-    if num_clean is None:
-        return site.num_samples * share
-    return site.num_samples - num_clean
+        num_clean = site.number("clean")
+        if rate is None or num_clean is None or "noisy_precision" not in site.values:
+            continue
+        num_noisy += site.num_samples - num_clean
+        hits += (site.num_samples - num_clean) * (site.number("noisy_precision") or 0.0)
+        wrong += site.num_samples * rate
+    precision = hits / num_noisy if num_noisy else None
+    return SelectorQuality(precision, hits / wrong if wrong else None)
 
 
 def is_selector_idle(run: LoadedRun) -> bool:
@@ -200,21 +226,58 @@ def is_selector_idle(run: LoadedRun) -> bool:
     return any("selector" in site.values for site in run.metrics[-1].sites.values())
 
 
+# ---- what touched a result ----
+
+
+def result_notes(config: Config, rounds: Sequence[RoundRecord]) -> tuple[str, ...]:
+    """What a reader must know about the number of a run, each a clause for a footnote.
+
+    The learning rate in use, class balance, updates that were left out, a stage that never ran,
+    and evidence heads that only the audit reads.
+    """
+    notes = []
+    if rounds and finite(rounds[0].lr) is not None:
+        origin = "auto" if str(config.train.lr) == "auto" else "set"
+        notes.append(f"learning rate {rounds[0].lr:g} ({origin})")
+    balance = getattr(config.train, "class_balance", 0.0)
+    if balance:
+        notes.append(f"class balance {balance:g}")
+    num_left_out = sum(len(record.refusals) for record in rounds)
+    if num_left_out:
+        sites = sorted({name for record in rounds for name in record.refusals})
+        notes.append(f"{plural(num_left_out, 'update')} of {join_words(sites)} left out")
+    stage = find_idle_stage(config.method, rounds)
+    if stage:
+        notes.append(f"the {stage} never ran: the number is that of training on all given labels")
+    method = load_methods().get(config.method)
+    if method is not None and not method.reads_evidence and config.audit.enabled:
+        notes.append("seconds and bytes include evidence heads that only the audit reads")
+    return tuple(notes)
+
+
+def find_idle_stage(method: str, rounds: Sequence[RoundRecord]) -> str:
+    """The stage that makes a method what it is, if it ran at no site in no round; else empty."""
+    definition = load_methods().get(method)
+    if definition is None or definition.logged.stage_ran is None or not rounds:
+        return ""
+    for record in rounds:
+        for site in record.sites.values():
+            if definition.logged.stage_ran(site.values, site.num_samples):
+                return ""
+    return definition.logged.stage
+
+
 # ---- events ----
 
 
 def method_events(run: LoadedRun) -> Mapping[str, str]:
     """Events that the method declares: the value that is 1 -> a clause that describes it."""
-    from fedgsca.methods.base import load_methods
-
     definition = load_methods().get(run.method)
     return {} if definition is None else definition.logged.events
 
 
 def describe_event(run: LoadedRun, event: str) -> str:
     """What the method says about the value that marks an event; empty if it says nothing."""
-    from fedgsca.methods.base import load_methods
-
     definition = load_methods().get(run.method)
     if definition is None or event not in definition.uploads:
         return ""
@@ -240,13 +303,13 @@ def all_event_rounds(run: LoadedRun) -> Iterator[int]:
                 yield record.round + 1
 
 
-def opposition_alarms(run: LoadedRun) -> tuple[str, ...]:
-    """What the guard said about sites that lead the model against all others."""
-    alarms = []
+def distant_rounds(run: LoadedRun) -> dict[str, list[int]]:
+    """Sites whose updates were far from those of all others, with the rounds, from 1."""
+    rounds: dict[str, list[int]] = {}
     for record in run.metrics:
-        for site, text in (record.opposition or {}).items():
-            alarms.append(f"Round {record.round + 1}, {site}: {text}.")
-    return tuple(alarms)
+        for site in record.distant_sites or ():
+            rounds.setdefault(site, []).append(record.round + 1)
+    return rounds
 
 
 def absent_sites(run: LoadedRun) -> list[str]:

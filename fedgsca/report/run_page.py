@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from statistics import median
 
+from fedgsca.experiment.records import RunStatus
+from fedgsca.metrics import HEADLINE_ROUNDS
 from fedgsca.report.elements import Page, Tile
 from fedgsca.report.number_text import bounds_text, percent_text, score_number, seconds_text
 from fedgsca.report.page_sections import RUN_SECTIONS, build_sections
@@ -12,13 +14,13 @@ from fedgsca.report.run_facts import (
     headline_scores,
     method_title,
     round_seconds,
-    selector_quality,
+    unused_labels,
     uses_site_data,
     wrong_share,
 )
-from fedgsca.report.run_reader import LoadedRun
+from fedgsca.report.run_reader import LoadedRun, read_json
 from fedgsca.report.sentences import absence_note, describe_run
-from fedgsca.support.text import NBSP, plural
+from fedgsca.support.text import NBSP, duration, one_line, plural
 
 
 def build_run_page(run: LoadedRun) -> Page:
@@ -28,7 +30,7 @@ def build_run_page(run: LoadedRun) -> Page:
         title += f" on {run.data_name}"
     banner = ""
     if run.result is None:
-        banner = f"Unfinished: {len(run.metrics)} of {run.num_rounds} rounds"
+        banner = f"Unfinished: {len(run.metrics)} of {run.num_rounds} rounds{_state_text(run)}"
     return Page(
         title=title,
         subtitle=_subtitle(run),
@@ -38,6 +40,19 @@ def build_run_page(run: LoadedRun) -> Page:
         banner=banner,
         footer=f"fedgsca {run.setup.version} · {run.path.resolve().name}",
     )
+
+
+def _state_text(run: LoadedRun) -> str:
+    """What the run says about itself at this moment, and how long it will take."""
+    text = ""
+    status = RunStatus.from_json(read_json(run.path / "status.json"))
+    if status.state:
+        text = f"; {one_line(status.state, 200)}"
+    left = run.num_rounds - len(run.metrics)
+    if run.timing and left > 0:
+        seconds = median(record.total for record in run.timing[-HEADLINE_ROUNDS:])
+        text += f"; about {duration(left * seconds)} left at this pace"
+    return text
 
 
 def _subtitle(run: LoadedRun) -> str:
@@ -85,10 +100,10 @@ def _score_tiles(run: LoadedRun) -> list[Tile]:
 
 def _label_tiles(run: LoadedRun) -> list[Tile]:
     wrong = wrong_share(run)
-    flagged_share = selector_quality(run).flagged_share
-    if flagged_share is not None:
-        note = "suspect" if wrong is None else f"{percent_text(wrong)} are wrong"
-        return [Tile("Labels flagged", f"{100 * flagged_share:.0f}", "%", note)]
+    share = unused_labels(run.metrics)
+    if share is not None:
+        note = "in the last round" if wrong is None else f"{percent_text(wrong)} are wrong"
+        return [Tile("Labels not trained on as given", f"{100 * share:.0f}", "%", note)]
     if wrong:
         return [Tile("Wrong labels", f"{100 * wrong:.0f}", "%", "of the training labels")]
     return []

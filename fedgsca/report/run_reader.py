@@ -40,7 +40,7 @@ class SiteLosses:
     clean: np.ndarray
     # (6,) means, variances, weights
     selector: np.ndarray
-    # the probability of "clean" below which a label is flagged
+    # the probability of "clean" below which a label is taken as noisy
     cut: float
     # (n,) bool, simulations only
     wrong: np.ndarray | None
@@ -48,7 +48,7 @@ class SiteLosses:
 
     @property
     def noisy(self) -> np.ndarray:
-        """(n,) bool: the labels that are flagged."""
+        """(n,) bool: the labels that are taken as noisy."""
         return ~self.clean
 
 

@@ -11,6 +11,7 @@ from fedgsca.report.run_facts import (
     best_round,
     count_refusals,
     count_training_images,
+    distant_rounds,
     event_rounds,
     headline_scores,
     is_recorded_noise,
@@ -20,6 +21,7 @@ from fedgsca.report.run_facts import (
     noise_kind_title,
     selector_quality,
     site_noise,
+    unused_labels,
     uses_site_data,
     wrong_share,
 )
@@ -93,7 +95,7 @@ def absence_note(run: LoadedRun) -> str:
 
 
 def refusal_subject(run: LoadedRun) -> str:
-    """The updates that were refused: "5 updates of site-1"; empty if there are none."""
+    """The updates that were left out: "5 updates of site-1"; empty if there are none."""
     num_refusals = count_refusals(run)
     if not num_refusals:
         return ""
@@ -161,14 +163,17 @@ def idle_selector(run: LoadedRun) -> str:
 def _selector_sentence(run: LoadedRun) -> str:
     if run.selection_start is None:
         return idle_selector(run)
-    quality = selector_quality(run)
-    if quality.flagged_share is None:
+    share = unused_labels(run.metrics)
+    if share is None:
         return ""
-    share = percent_text(quality.flagged_share)
-    text = Markup("The selector flagged <strong>{}</strong> of the labels").format(share)
+    template = (
+        "<strong>{}</strong> of the given labels were not trained on as given in the last round"
+    )
+    text = Markup(template).format(percent_text(share))
+    quality = selector_quality(run)
     if quality.precision is None or quality.recall is None:
         return text + "."
-    template = ": it found <strong>{}</strong> of the wrong ones, and {} of its flags were correct."
+    template = "; the selector took {} of the wrong labels as noisy, and {} of those were wrong."
     return text + Markup(template).format(
         percent_text(quality.recall), percent_text(quality.precision)
     )
@@ -183,13 +188,10 @@ def _event_sentence(run: LoadedRun) -> str:
     subject = refusal_subject(run)
     if subject:
         verb = "was" if count_refusals(run).total() == 1 else "were"
-        clauses.append(f"{subject} {verb} refused")
-    opposed_sites: dict[str, None] = {}
-    for record in run.metrics:
-        opposed_sites |= dict.fromkeys(record.opposition or {})
-    if opposed_sites:
-        verb = "leads" if len(opposed_sites) == 1 else "lead"
-        clauses.append(f"{join_words(list(opposed_sites))} {verb} the model against all others")
+        clauses.append(f"{subject} {verb} left out")
+    distant_sites = sorted(distant_rounds(run))
+    if distant_sites:
+        clauses.append(f"the updates of {join_words(distant_sites)} are far from all others")
     if not clauses:
         return ""
     text = join_words(clauses)

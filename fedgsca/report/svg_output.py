@@ -38,6 +38,20 @@ def figure_svg(figure: Figure, name: str) -> str:
     return _simplify(text.getvalue())
 
 
+def standalone_svg(drawing: str) -> str:
+    """An inline drawing as a file of its own: light colours, a typeface, white behind it."""
+    for token, colour in TOKENS.items():
+        drawing = drawing.replace(f"var(--{token})", colour)
+    head = (
+        '<svg xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink"'
+        ' font-family="DejaVu Sans, Verdana, Arial, sans-serif"'
+    )
+    start, _, rest = drawing.partition(">")
+    background = '<rect width="100%" height="100%" fill="#ffffff"/>'
+    text = start.replace("<svg", head, 1) + ">" + background + rest
+    return text.replace(" href=", " xlink:href=") + "\n"
+
+
 def _simplify(drawing: str) -> str:
     root = ElementTree.fromstring(drawing)
     for element in root.iter():

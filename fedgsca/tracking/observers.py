@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from fedgsca.config import Config, flatten
-from fedgsca.engine.base import Reply, RunObserver
+from fedgsca.engine.base import ObserverGroup, RunObserver
 from fedgsca.experiment.records import Comparison, RoundRecord, RunResult
 from fedgsca.experiment.run_folder import read_rounds
 from fedgsca.experiment.simulation import Experiment
@@ -56,12 +56,12 @@ class SafeTrackers:
                 warn(f"tracking with {target.kind} has stopped, the run continues: {reason}")
 
 
-class TrackingObserver:
-    """Wraps the observer of a run."""
+class TrackingObserver(RunObserver):
+    """Writes the rounds of a run to trackers."""
 
     def __init__(
         self,
-        inner: RunObserver,
+        warn: Callable[[str], None],
         folder: Path,
         config: Config,
         targets: Sequence[TrackTarget],
@@ -74,7 +74,7 @@ class TrackingObserver:
 
         `parents` are the records of the comparison that the run belongs to, by kind of tracker.
         """
-        self.inner = inner
+        self.warn = warn
         self.folder = folder
         self.config = config
         self.name = name
@@ -86,7 +86,6 @@ class TrackingObserver:
 
     def on_start(self, experiment: Experiment, first_round: int) -> None:
         """Begin or continue the records, and bring them up to date."""
-        self.inner.on_start(experiment, first_round)
         self.begin(experiment.table.fingerprint)
 
     def begin(self, data_fingerprint: str) -> None:
@@ -109,26 +108,17 @@ class TrackingObserver:
                 _log_once(tracker, record)
 
         self.is_open = True
-        self.trackers.call(open_record, self.inner.on_message)
+        self.trackers.call(open_record, self.warn)
         tree = {"track": ",".join(map(str, self.targets))}
         try:
             write_atomic(self.folder / TRACK_FILE, json.dumps(tree).encode() + b"\n")
         except Exception as error:  # whatever it is, the run must not notice
             reason = one_line(str(error) or type(error).__name__, 200)
-            self.inner.on_message(f"a resumed run will not be tracked by itself: {reason}")
-
-    def on_site_done(self, round_index: int, reply: Reply) -> None:
-        """Nothing to track."""
-        self.inner.on_site_done(round_index, reply)
+            self.warn(f"a resumed run will not be tracked by itself: {reason}")
 
     def on_round_done(self, record: RoundRecord, seconds: float) -> None:
         """Add the numbers of the round."""
-        self.inner.on_round_done(record, seconds)
-        self.trackers.call(lambda _, tracker: _log_once(tracker, record), self.inner.on_message)
-
-    def on_message(self, message: str) -> None:
-        """Nothing to track."""
-        self.inner.on_message(message)
+        self.trackers.call(lambda _, tracker: _log_once(tracker, record), self.warn)
 
     def finish(self, result: RunResult | None, warn: Callable[[str], None] | None = None) -> None:
         """After the report was written: add the files and end the records.
@@ -145,7 +135,7 @@ class TrackingObserver:
             tracker.close("stopped" if result is None else "finished")
 
         self.is_open = False
-        self.trackers.call(close_record, warn or self.inner.on_message)
+        self.trackers.call(close_record, warn or self.warn)
 
 
 def _log_once(tracker: Tracker, record: RoundRecord) -> None:
@@ -202,8 +192,9 @@ class TrackingGridObserver:
     def observe(self, cell: GridCell) -> RunObserver:
         """The observer of one run, with a record of its own."""
         self._begin()
+        observer = self.inner.observe(cell)
         self.current = TrackingObserver(
-            self.inner.observe(cell),
+            observer.on_message,
             folder_of(cell, self.out),
             cell.config,
             self.targets,
@@ -211,7 +202,7 @@ class TrackingGridObserver:
             store=self.out.parent,
             parents=self.parents,
         )
-        return self.current
+        return ObserverGroup(observer, self.current)
 
     def on_run_done(self, cell: GridCell, result: RunResult) -> None:
         """The child has ended."""

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from fedgsca.config import Config
-from fedgsca.engine.base import RunObserver
-from fedgsca.grid.comparison import ComparisonPlan
+from fedgsca.grid.plan import ComparisonPlan
 from fedgsca.grid.runner import GridObserver
 from fedgsca.tracking.base import TrackTarget, parse_targets, require_packages
 from fedgsca.tracking.observers import (
@@ -41,13 +39,13 @@ def _read_earlier(folder: Path) -> str | None:
 
 
 def track_run(
-    inner: RunObserver, folder: Path, config: Config, targets: tuple[TrackTarget, ...]
+    warn: Callable[[str], None], folder: Path, config: Config, targets: tuple[TrackTarget, ...]
 ) -> TrackingObserver | None:
     """The observer of a run that writes to trackers; None if there are none."""
     if not targets:
         return None
     name = folder.resolve().name
-    return TrackingObserver(inner, folder, config, targets, name=name, store=folder.parent)
+    return TrackingObserver(warn, folder, config, targets, name=name, store=folder.parent)
 
 
 def track_comparison(
@@ -67,6 +65,5 @@ def track_comparison(
 
 
 def _plan_settings(plan: ComparisonPlan) -> dict[str, str]:
-    tree: Mapping[str, Any] = plan.to_json()
     keys = ("methods", "noises", "seeds", "ceiling", "clean")
-    return {key: str(tree[key]) for key in keys}
+    return {key: str(getattr(plan, key)) for key in keys}

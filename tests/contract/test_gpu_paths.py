@@ -16,13 +16,12 @@ import pytest
 import torch
 from safetensors.numpy import load_file
 
-from fedgsca.cli import execute
 from fedgsca.config import TrainConfig
-from fedgsca.engine import device_speed, processes
+from fedgsca.engine import processes
 from fedgsca.engine.rounds import run
 from fedgsca.errors import ConfigError
 from fedgsca.methods.base import load_methods
-from fedgsca.models import transfer
+from fedgsca.models import batches
 from fedgsca.models.build import build_classifier, build_head_only
 from fedgsca.models.device import compile_backbone, pick_gpu
 from fedgsca.site import Site
@@ -183,11 +182,11 @@ def test_a_copy_to_a_gpu_is_pinned_and_has_its_own_stream(monkeypatch: pytest.Mo
     )
     monkeypatch.setattr(torch.cuda, "stream", lambda stream: stream)
     side_stream = RecordedStream("copying", events)
-    monkeypatch.setattr(transfer, "_stream_of", lambda device: side_stream)
+    monkeypatch.setattr(batches, "_stream_of", lambda device: side_stream)
     device = torch.device("cuda")
     batch: Any = RecordedTensor(events)
-    with transfer.copy_stream(device) as deliver:
-        deliver(transfer.send(batch, device))
+    with batches.copy_stream(device) as deliver:
+        deliver(batches.send(batch, device))
     assert events == [
         "enter copying",
         "pin",
@@ -202,8 +201,8 @@ def test_elsewhere_a_copy_is_a_plain_one() -> None:
     events: list[str] = []
     batch: Any = RecordedTensor(events)
     for device in (torch.device("cpu"), torch.device("mps")):
-        with transfer.copy_stream(device) as deliver:
-            deliver(transfer.send(batch, device))
+        with batches.copy_stream(device) as deliver:
+            deliver(batches.send(batch, device))
     assert events == ["to cpu {}", "to mps {}"]
 
 
@@ -292,42 +291,3 @@ def test_a_run_with_a_compiled_network_learns_the_same(tmp_path: Path) -> None:
     assert list(models[0]) == list(models[1])
     for name, value in models[0].items():
         np.testing.assert_allclose(models[1][name], value, atol=1e-3, rtol=1e-2)
-
-
-# ---- the table ----
-
-
-def test_bench_prints_a_table(capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = ["bench", "--device", "cpu", "--networks", "cnn:12", "--batch", "4"]
-    arguments += ["--seconds", "0", "--threads", "1", "--no-rounds"]
-    assert execute(arguments) == 0
-    output = capsys.readouterr().out
-    assert "cpu" in output and "float32" in output
-    [row] = [line for line in output.splitlines() if line.startswith("| cnn:12")]
-    training, evaluation = (float(cell) for cell in row.split("|")[3:5])
-    assert training > 0 and evaluation > 0
-    assert execute([*arguments, "--json"]) == 0
-    [network] = json.loads(capsys.readouterr().out)["networks"]
-    assert network["network"] == "cnn:12" and network["memory"] is None
-
-
-def test_bench_times_whole_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(device_speed, "_TRAIN_IMAGES", 64)
-    monkeypatch.setattr(device_speed, "_ROUNDS", 2)
-    settings = TrainConfig(device="cpu", threads=1)
-    rows = list(device_speed.measure_rounds(settings, (1,)))
-    assert [(row.method, row.jobs) for row in rows] == [("fedavg", 1), ("fedgsca", 1)]
-    assert all(row.seconds > 0 for row in rows)
-
-
-@pytest.mark.parametrize("text", ["resnet19:64", "cnn", "cnn:", "cnn:4", "cnn:12px", "", "cnn:12,"])
-def test_bench_refuses_unknown_networks(text: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert execute(["bench", "--device", "cpu", "--networks", text]) == ConfigError.exit_code
-    assert "model.invalid-network-case" in capsys.readouterr().err
-
-
-def test_bench_without_the_gpu_that_was_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
-    if torch.cuda.is_available():
-        pytest.skip("this machine has a GPU")
-    assert execute(["bench", "--device", "cuda"]) == ConfigError.exit_code
-    assert "model.no-gpu" in capsys.readouterr().err

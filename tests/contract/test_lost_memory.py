@@ -1,4 +1,4 @@
-"""A hospital that loses its state folder is named; it does not continue as if nothing happened."""
+"""A hospital that loses its state folder begins anew, and never in silence."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import pytest
 
 from fedgsca.config import Config
 from fedgsca.engine.base import Reply
-from fedgsca.engine.network import SiteMessage, read_message
+from fedgsca.engine.messages import SiteMessage, read_message, terms_of
 from fedgsca.engine.rewind import rewind
 from fedgsca.engine.rounds import run
-from fedgsca.engine.site_memory import check_memory, record_memory
-from fedgsca.engine.site_node import SitePlace, SiteSettings, answer, terms_of
+from fedgsca.engine.site_answers import SitePlace, answer, check_memory, record_memory
+from fedgsca.engine.site_settings import SiteSettings
 from fedgsca.errors import RunFolderError
-from fedgsca.experiment.run_folder import read_rounds, request_readmission
+from fedgsca.experiment.run_folder import read_rounds
 from fedgsca.experiment.simulation import prepare
 from fedgsca.wire import Payload
 from tests.toys import RecordingObserver, finished_run, outcome, toy_config
@@ -58,19 +58,16 @@ def test_without_a_loss_nothing_is_noticed(engine: HospitalEngine, tmp_path: Pat
     assert not any(record.refusals for record in read_rounds(tmp_path / "run"))
 
 
-def test_a_hospital_that_lost_its_folder_is_named(engine: HospitalEngine, tmp_path: Path) -> None:
+def test_a_hospital_that_lost_its_folder_begins_anew_and_is_named(
+    engine: HospitalEngine, tmp_path: Path
+) -> None:
     observer = RecordingObserver()
     run(CONFIG, tmp_path / "run", engine=engine, stop_after=3)
     shutil.rmtree(engine.homes / LOST)
-    run(CONFIG, tmp_path / "run", engine=engine, observer=observer, stop_after=5)
-    for record in observer.rounds:
-        assert list(record.refusals) == [LOST]
-        assert "since round 1" in record.refusals[LOST]
-        assert "before round 4" in record.refusals[LOST]
-    assert any(LOST in message and "state folder" in message for message in observer.messages)
-    request_readmission(tmp_path / "run", [LOST])
     run(CONFIG, tmp_path / "run", engine=engine, observer=observer)
-    assert not observer.rounds[-1].refusals, "a person let it begin as a new site"
+    assert not any(record.refusals for record in observer.rounds)
+    (message,) = [text for text in observer.messages if "state folder" in text]
+    assert message.startswith(f"round 4: {LOST} begins anew")
 
 
 def test_a_hospital_notices_that_a_part_of_its_folder_is_gone(

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from fedgsca.engine.base import Reply
-from fedgsca.engine.network import SiteMessage, read_message
+from fedgsca.engine.messages import SiteMessage, read_message
 from fedgsca.engine.rounds import run
 from fedgsca.errors import UpdateError
-from fedgsca.experiment.run_folder import request_readmission
 from fedgsca.selector import Selector
 from fedgsca.wire import (
     Payload,
@@ -24,62 +22,11 @@ from fedgsca.wire import (
     pack,
     read_count,
 )
-from tests.contract.test_robustness import LIAR, study_config
+from tests.contract.test_filters import LIAR, study_config
 from tests.toys import FaultyEngine, RecordingObserver
 
-Spoil = Callable[[Update], Update | None]
 
-
-def spoil_type(update: Update) -> Update:
-    weights = {name: value.astype(np.float16) for name, value in update.weights.items()}
-    return replace(update, weights=weights)
-
-
-def spoil_extras(update: Update) -> Update:
-    return replace(update, extras={**update.extras, "patients": np.zeros(3)})
-
-
-def lose_content(update: Update) -> None:
-    return None
-
-
-def spoil_rounds(spoil: Spoil, rounds: Sequence[int]) -> Callable[[int, Reply], Reply]:
-    def change(round_index: int, reply: Reply) -> Reply:
-        if reply.site != LIAR or round_index not in rounds or reply.update is None:
-            return reply
-        update = spoil(reply.update)
-        error = "its message cannot be used" if update is None else None
-        return replace(reply, update=update, error=error, is_malformed=update is None)
-
-    return change
-
-
-@pytest.mark.parametrize("spoil", [spoil_type, spoil_extras, lose_content])
-def test_a_site_that_always_sends_rubbish_is_put_aside(spoil: Spoil, tmp_path: Path) -> None:
-    config, folder = study_config(), tmp_path / "run"
-    observer = RecordingObserver()
-    engine = FaultyEngine(config, folder, spoil_rounds(spoil, range(7)))
-    run(config, folder, engine=engine, observer=observer, stop_after=7)
-    reasons = [record.refusals[LIAR] for record in observer.rounds]
-    assert not any("put aside" in reason for reason in reasons[:5]), "two are free, three count"
-    assert all("put aside" in reason for reason in reasons[5:])
-    assert any(f"{LIAR} is put aside from round 6 on" in text for text in observer.messages)
-    request_readmission(folder, [LIAR])
-    run(config, folder, engine=engine, observer=observer, stop_after=8)
-    assert not observer.rounds[7].refusals
-
-
-@pytest.mark.parametrize("rounds", [(2,), (2, 3), (0, 1, 3, 4, 6, 7, 9, 10)])
-def test_a_fault_of_a_round_or_two_is_no_offence(rounds: Sequence[int], tmp_path: Path) -> None:
-    config, folder = study_config(), tmp_path / "run"
-    observer = RecordingObserver()
-    engine = FaultyEngine(config, folder, spoil_rounds(lose_content, rounds))
-    run(config, folder, engine=engine, observer=observer, stop_after=12)
-    refused_rounds = [record.round for record in observer.rounds if record.refusals]
-    assert refused_rounds == list(rounds)
-
-
-def test_no_answer_at_all_is_never_an_offence(tmp_path: Path) -> None:
+def test_a_site_that_comes_back_takes_part_again(tmp_path: Path) -> None:
     config, folder = study_config(), tmp_path / "run"
     observer = RecordingObserver()
 

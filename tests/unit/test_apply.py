@@ -16,8 +16,8 @@ import fedgsca
 from fedgsca.cli import execute
 from fedgsca.cli.apply import _counts_text
 from fedgsca.cli.run_summary import show_run
-from fedgsca.data.label_changes import log_path, read_log
 from fedgsca.data.load import load
+from fedgsca.data.relabel import log_path, read_log
 from fedgsca.engine.rounds import run
 from fedgsca.errors import DataError, RunFolderError
 from fedgsca.experiment.data_source import load_table
@@ -26,11 +26,8 @@ from fedgsca.label_audit.apply_decisions import DecisionCounts, apply_decisions
 from fedgsca.label_audit.audit_table import Audit, Suspect, read_audit
 from fedgsca.label_audit.decisions import FILE, Decision, Decisions
 from fedgsca.report.html_page import write_report
-from fedgsca.report.paired_scores import (
-    compare_with_previous,
-    describe_difference,
-    read_difference,
-)
+from fedgsca.report.previous_run import compare_with_previous, read_difference
+from fedgsca.report.statistic import describe
 from tests.audits import toy_audit
 from tests.toys import toy_config, toy_folder, toy_npz
 
@@ -382,14 +379,13 @@ def test_the_report_shows_before_and_after(
     assert "Corrected labels" not in write_report(tmp_path / "run").read_text()
     compare_with_previous(tmp_path / "again")
     difference = read_difference(tmp_path / "again")
-    assert difference is not None and difference.run == "run" and difference.images == 30
-    assert difference.new_f1 == pytest.approx(results[1].last.f1)
-    assert difference.old_f1 == pytest.approx(results[0].last.f1)
+    assert difference is not None and difference.reference == "run" and difference.images == 30
+    assert difference.points == pytest.approx(results[1].f1 - results[0].f1)
     for name, run_result in zip(("run", "again"), results, strict=True):
         show_run(tmp_path / name, run_result)
     output = capsys.readouterr().out.splitlines()
     assert "labels  3 labels corrected by anna" in output
-    assert f"effect  {describe_difference(difference)}" in output
+    assert f"effect  {describe(difference, 'this run', difference.reference)}" in output
 
 
 def test_the_corrected_file_keeps_images_that_the_run_did_not_use(tmp_path: Path) -> None:

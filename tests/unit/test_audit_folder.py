@@ -18,8 +18,8 @@ from fedgsca.errors import DataError, RunFolderError
 from fedgsca.evidence import assign_folds, label_losses
 from fedgsca.label_audit import audit_folder as alone
 from fedgsca.label_audit import site_data
+from fedgsca.label_audit.build_audit import measure_ranking
 from fedgsca.label_audit.local_evidence import NUM_FOLDS, LocalLabels, collect_local_evidence
-from fedgsca.label_audit.ranking_quality import measure_ranking
 
 COLOURS = {"benign": (200, 60, 60), "malignant": (60, 60, 200), "normal": (60, 200, 60)}
 

@@ -11,32 +11,26 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedgsca.benchmark.check_submission import check_submission, repeat_run
-from fedgsca.benchmark.conditions import digest_data, label_file, protocol_config
-from fedgsca.benchmark.leaderboard import (
-    build_leaderboard,
-    find_submissions,
-    score_cells,
-    write_leaderboard,
-)
-from fedgsca.benchmark.protocol import PROTOCOLS, Protocol, find_protocol
-from fedgsca.benchmark.run_protocol import ProtocolRunner
-from fedgsca.benchmark.submission import Submission, read_submission, write_submission
-from fedgsca.cli import execute
+from benchmarks.protocols.__main__ import main
+from benchmarks.protocols.check_submission import check_submission, repeat_run
+from benchmarks.protocols.conditions import digest_data, label_file, protocol_config
+from benchmarks.protocols.leaderboard import find_submissions, make_tables, write_leaderboard
+from benchmarks.protocols.protocol import PROTOCOLS, Protocol, find_protocol
+from benchmarks.protocols.run_protocol import ProtocolRunner
+from benchmarks.protocols.submission import Submission, read_submission, write_submission
 from fedgsca.config import load_config
 from fedgsca.errors import ConfigError, DataError, RunFolderError
 from fedgsca.experiment.data_source import load_table
+from fedgsca.experiment.samples import weights_digest
 from fedgsca.experiment.simulation import divide
-from fedgsca.experiment.weights_file import weights_digest
 from tests.toys import toy_folder, toy_npz, toy_weights
 
 # A protocol never changes: a change is a new version. If this test fails, undo the change.
 FROZEN_DIGESTS = {
-    "tissue-28 v1": "67df7ac230c3e7d71783d7fbefd80debca958d6a6d01429518faef778e29f911",
-    "skin-96 v1": "75e854f684f5a4c4c5e42222dd62c4eae82d006eccc00b91ce0a9eb06a61662e",
+    "tissue-28 v2": "04ef34fb8acfca1de7411e1a151dfaed0ff209f6dea80e65f521d39523608b3f",
+    "skin-96 v2": "13d062721db7f3cdb66ba61c4293e136dce1af93698c402feda772e7a0b4bc79",
 }
 METHOD = "fedavg"
-ROOT = Path(__file__).parents[2]
 
 
 def test_protocols_never_change() -> None:
@@ -68,7 +62,6 @@ def make_toy_protocol() -> Protocol:
             },
             "train": {"rounds": 6, "batch_size": 8, "threads": 1, "device": "cpu"},
             "data": {"sites": 4},
-            "audit": {"enabled": False},
         },
     )
     source = str(toy_npz())
@@ -238,22 +231,12 @@ def test_more_candidates_than_allowed_are_refused(toy_protocol: Protocol, tmp_pa
 def test_the_leaderboard_ranks_valid_submissions_only(
     submission: Submission, tmp_path: Path
 ) -> None:
-    page = build_leaderboard([submission])
-    assert "toy v1" in page.sections[0].title
-    rejections = write_leaderboard([submission, change_f1(submission)], tmp_path / "board.html")
+    (table,) = make_tables([submission])
+    assert table.title == "toy v1"
+    assert [len(row) for row in table.rows] == [len(table.head)]
+    rejections = write_leaderboard([submission, change_f1(submission)], tmp_path / "board.md")
     assert len(rejections) == 1 and "digest" in rejections[0]
-    html = (tmp_path / "board.html").read_text()
-    assert "FedAvg" in html and "http" not in html.replace("http://www.w3.org", "")
-
-
-def test_the_published_results_are_valid_and_in_the_documentation() -> None:
-    page = (ROOT / "docs" / "benchmark.md").read_text()
-    files = sorted((ROOT / "docs" / "benchmark").glob("*.json"))
-    assert files
-    for file in files:
-        submission = read_submission(file)
-        assert check_submission(submission).problems == (), file.name
-        assert " | ".join(score_cells(submission)) in page.replace("**", ""), file.name
+    assert (tmp_path / "board.md").read_text().count("FedAvg") == 1
 
 
 def test_files_that_are_not_submissions(tmp_path: Path) -> None:
@@ -272,19 +255,15 @@ def test_files_that_are_not_submissions(tmp_path: Path) -> None:
         find_protocol("tisue-28")
 
 
-def test_the_commands(
-    submission_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert execute(["benchmark", "check", str(submission_file)]) == 0
-    assert "valid" in capsys.readouterr().out
-    assert execute(["benchmark", "list"]) == 0
-    assert "tissue-28 v1" in capsys.readouterr().out
-    page = tmp_path / "board.html"
-    assert execute(["benchmark", "page", str(submission_file), "--out", str(page)]) == 0
+def test_the_commands(submission_file: Path, tmp_path: Path) -> None:
+    assert main(["check", str(submission_file)]) == 0
+    assert main(["list", "--json"]) == 0
+    page = tmp_path / "board.csv"
+    assert main(["page", str(submission_file), "--out", str(page)]) == 0
     assert page.is_file()
     changed_file = tmp_path / "changed.json"
     write_submission(change_f1(read_submission(submission_file)), changed_file)
-    assert execute(["benchmark", "check", str(changed_file)]) != 0
+    assert main(["check", str(changed_file)]) != 0
 
 
 def test_validation_images_can_be_held_out_and_do_not_depend_on_the_seed() -> None:

@@ -11,10 +11,8 @@ import pytest
 
 from fedgsca.checked_labels import NO_ORIGINAL, CheckedLabels, mark_checked
 from fedgsca.cli import execute
-from fedgsca.data.align_classes import align_classes
-from fedgsca.data.class_names import rename_classes
-from fedgsca.data.load import load
-from fedgsca.data.subsample import take_rows
+from fedgsca.data.class_names import align_classes, rename_classes
+from fedgsca.data.load import load, take_rows
 from fedgsca.data.table import ImageTable
 from fedgsca.engine.rounds import run
 from fedgsca.errors import DataError, FedgscaError

@@ -11,30 +11,34 @@ import pytest
 
 import fedgsca.grid.runner as runner
 from fedgsca.config import Config, Tree, build
-from fedgsca.engine.base import RunObserver, SilentObserver
+from fedgsca.engine.base import RunObserver
 from fedgsca.errors import ConfigError, FedgscaError, QuorumError, RunFolderError
-from fedgsca.experiment.records import Comparison, RunResult
+from fedgsca.experiment.records import RunResult
 from fedgsca.experiment.run_folder import read_config
 from fedgsca.grid.comparison import (
-    ComparisonPlan,
     check_folder,
     collect,
     compare,
+    read_comparison,
+    run_plan,
+    write_tables,
+)
+from fedgsca.grid.plan import (
+    ComparisonPlan,
+    default_methods,
     model_tree,
     parse_methods,
     parse_models,
     parse_noises,
     parse_seeds,
-    read_comparison,
     read_plan,
     read_tuned,
-    run_plan,
-    write_tables,
 )
 from fedgsca.grid.runner import GridCell, SilentGridObserver
 from fedgsca.grid.variation import check_variation, join_variations, parse_variation
 from fedgsca.methods.base import load_methods
-from fedgsca.report.comparison_tables import compare_rows
+from fedgsca.report.comparison_columns import overview_table
+from fedgsca.report.comparison_rows import compare_rows
 from fedgsca.report.html_page import write_report
 from tests.ninth_method import ninth_method
 from tests.toys import toy_npz
@@ -52,7 +56,7 @@ class RecordingObserver:
 
     def observe(self, cell: GridCell) -> RunObserver:
         self.started.append(cell.name)
-        return SilentObserver()
+        return RunObserver()
 
     def on_run_done(self, cell: GridCell, result: RunResult) -> None:
         self.ended.append(cell.name)
@@ -185,7 +189,7 @@ def test_a_plan_survives_its_file(tmp_path: Path, broken_runs: dict[str, BaseExc
     plan = replace(PLAN, method_settings={"fedavg": {"train": {"lr": 0.5}}})
     run_plan(plan, tmp_path, RecordingObserver())
     assert read_plan(tmp_path) == plan
-    keys = {"methods", "noises", "seeds", "tree", "ceiling", "clean", "title", "tuned"}
+    keys = {"methods", "noises", "seeds", "title", "method_settings"}
     assert set(json.loads((tmp_path / "plan.json").read_text())) == keys
     (tmp_path / "plan.json").write_text("{")
     assert error_of(RunFolderError, read_plan, tmp_path).code == "grid.damaged-plan"
@@ -233,7 +237,7 @@ def test_compare_json_has_the_documented_form(
     result = run_plan(plan, tmp_path, RecordingObserver())
     tree = json.loads((tmp_path / "compare.json").read_text())
     assert read_comparison(tmp_path) == result.comparison
-    keys = {"title", "data", "noises", "methods", "seeds", "cells", "ceiling", "clean"}
+    keys = {"title", "data", "noises", "methods", "seeds", "cells", "ceiling", "clean", "notes"}
     assert set(tree) == keys
     assert (tree["title"], tree["data"], tree["seeds"]) == ("a test", "toy", [0, 2])
     assert tree["ceiling"] == {"S40": {"0": 80.0, "2": 80.0}}
@@ -252,6 +256,7 @@ def test_compare_json_has_the_documented_form(
         "seconds_per_round": 0.5,
         "bytes_up": 10,
         "bytes_down": 20,
+        "notes": [],
     }
 
 
@@ -304,7 +309,7 @@ def test_an_interrupted_comparison_keeps_its_numbers(
     with pytest.raises(KeyboardInterrupt):
         run_plan(PLAN, tmp_path, RecordingObserver())
     assert len(read_comparison(tmp_path).cells) == 2
-    assert collect(PLAN, PLAN.cells(), {}).cells == ()
+    assert collect(PLAN, PLAN.cells(), {}, tmp_path).cells == ()
 
 
 # ---- folders ----
@@ -389,9 +394,9 @@ def test_compare_from_python(tmp_path: Path, broken_runs: dict[str, BaseExceptio
     config = build({"noise": {"spec": "S40"}, "train": {"rounds": 3}, "fedprox": {"mu": 0.5}})
     result = compare(["fedavg", "fedprox"], config, seeds=2, out=tmp_path / "c")
     assert [(row.method, row.noise, row.seeds) for row in result.rows] == [
-        ("fedavg", "S40", 2),
-        ("fedprox", "S40", 2),
-        ("ceiling", "S40", 2),
+        ("fedavg", "S40", (0, 1)),
+        ("fedprox", "S40", (0, 1)),
+        ("ceiling", "S40", (0, 1)),
     ]
     row = result.row("fedprox")
     assert row.f1 is not None
@@ -440,17 +445,23 @@ def test_a_ninth_method_is_compared_under_its_title(
     assert result.comparison.title == "FedAvg and Nine Lives on toy"
 
 
-def test_a_comparison_of_version_0_2_0_is_readable(tmp_path: Path) -> None:
-    tree = {"title": "old", "data": "toy", "noises": ["S40"], "methods": ["fedavg"], "seeds": [0]}
-    cell = {"method": "fedavg", "label": "FedAvg", "noise": "S40", "seed": 0, "path": "cells/a"}
-    cell |= {"f1": 61.5, "recall": 60, "precision": 62.0, "best_f1": 63.0}
-    cell |= {"seconds_per_round": 0.5, "bytes_up": 10, "bytes_down": 20}
-    content = {**tree, "cells": [cell], "ceiling": {}}
-    (tmp_path / "compare.json").write_text(json.dumps(content))
-    comparison = read_comparison(tmp_path)
-    assert isinstance(comparison, Comparison)
-    assert comparison.cells[0].f1 == 61.5
-    assert comparison.to_json() == content
+def test_the_default_methods_come_from_the_registry() -> None:
+    names = default_methods()
+    assert names[:2] == ("fedavg", "fedgsca") and build({}).method in names
+    assert set(names) <= set(load_methods())
+
+
+def test_a_variant_of_a_method_is_a_row_of_its_own(
+    tmp_path: Path, broken_runs: dict[str, BaseException]
+) -> None:
+    path = tmp_path / "tuned.toml"
+    path.write_text('[plain]\nmethod = "fedgsca"\n[plain.fedgsca]\nloss = "ce"\n')
+    plan = ComparisonPlan(("fedgsca", "plain"), ("S40",), (0,), method_settings=read_tuned(path))
+    cells = {cell.row: cell.config for cell in plan.cells()}
+    assert cells["plain"].method == "fedgsca" and cells["plain"].options["loss"] == "ce"
+    assert cells["fedgsca"].options["loss"] != "ce"
+    result = run_plan(plan, tmp_path / "out", RecordingObserver())
+    assert [row.label for row in result.rows] == ["FedGSCA", "plain"]
 
 
 # ---- networks as rows ----
@@ -472,13 +483,11 @@ def test_networks_are_rows_with_their_own_ranks_and_ceilings(tmp_path: Path) -> 
     assert rows == [(condition, method) for condition in conditions for method in methods]
     write_tables(tmp_path, result.comparison)
     table = (tmp_path / "compare.md").read_text()
-    assert table.startswith("| Noise | Network | Method |")
-    assert "| S40 | tests.own_networks:build | FedProx |" in table
-    assert (tmp_path / "compare.csv").read_text().startswith("noise,model,method,")
+    assert table.count("| FedProx") == 2
+    assert (tmp_path / "compare.csv").read_text().startswith("noise,network,method,")
+    overview = overview_table(result.comparison)
+    assert overview is not None and list(overview.head[:2]) == ["Noise", "Network"]
     write_report(tmp_path)
-    page = (tmp_path / "report.html").read_text()
-    assert "Macro F1 by network under noise S40" in page
-    assert "2 networks" in page
     other = ComparisonPlan(("fedavg",), ("S40",), (0,), tree)
     with pytest.raises(RunFolderError) as caught:
         run_plan(other, tmp_path, SilentGridObserver())
@@ -549,16 +558,12 @@ def test_varied_settings_are_rows_with_their_own_ranks_and_ceilings(tmp_path: Pa
         assert config.federation.participation == cell.settings["federation.participation"]
     write_tables(tmp_path, result.comparison)
     assert read_comparison(tmp_path).conditions == tuple(conditions)
-    table = (tmp_path / "compare.md").read_text()
-    assert table.startswith("| Noise | Sites | Participation | Method |")
-    assert "| S40 | 4 | 0.5 | FedAvg |" in table
-    assert "| S40 | 4 | 0.5 | *Ceiling* |" in table
+    overview = overview_table(result.comparison)
+    assert overview is not None and overview.head[:3] == ["Noise", "Sites", "Participation"]
+    assert len(overview.rows) == 4
     assert (tmp_path / "compare.csv").read_text().startswith("noise,sites,participation,method,")
     assert "Noise S40 with sites=2, participation=1.0" in (tmp_path / "compare.tex").read_text()
     write_report(tmp_path)
-    page = (tmp_path / "report.html").read_text()
-    assert "Macro F1 by sites and participation under noise S40" in page
-    assert "2 values of sites, 2 values of participation" in page
 
 
 def test_a_comparison_of_settings_continues_whatever_their_order(tmp_path: Path) -> None:

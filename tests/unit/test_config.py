@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tomllib
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, get_args
 
@@ -72,18 +73,6 @@ def test_a_mistake_is_named_with_its_fix(item: str, code: str, hint: str) -> Non
         load_config(sets=[item])
     messages = [problem.message for problem in error.value.problems if problem.code == code]
     assert messages and hint in messages[0]
-
-
-def test_agreed_numbers_need_the_guard() -> None:
-    """Without the guard nobody would compare the sites' numbers with them."""
-    with pytest.raises(ConfigError) as error:
-        load_config(sets=["aggregation.max_images=100", "aggregation.guard=false"])
-    (problem,) = error.value.problems
-    assert problem.code == "config.agreement-without-guard"
-    assert problem.message.startswith("aggregation.guard: ") and "max_images" in problem.message
-    assert error.value.fix
-    load_config(sets=["aggregation.guard=false"])
-    load_config(sets=["aggregation.max_images=100"])
 
 
 def test_agreed_numbers_are_those_of_sites_that_take_part() -> None:
@@ -164,20 +153,31 @@ def test_short_names_sections_and_dotted_keys(tmp_path: Path) -> None:
 
 SHORT_VALUES: dict[str, Any] = {
     "data": "x.npz",
+    "method": "fedavg",
     "labels": "labels.csv",
     "partition": "dirichlet",
     "noise": "S40",
     "model": "resnet18",
+    "features": "features.npz",
     "frozen": True,
+    "device": "cpu",
+    "skip_unreadable": True,
+    "preset": "paper",
+    "track": "mlflow",
 }
 
 
-@pytest.mark.parametrize(("short_name", "key"), sorted(SHORT_NAMES.items()))
-def test_short_names_are_keys(short_name: str, key: str) -> None:
-    value = SHORT_VALUES.get(short_name, 3)
-    config = Config.load(**{short_name: value})
-    section, name = key.split(".")
-    assert getattr(getattr(config, section), name) == value
+def test_short_names_are_keys() -> None:
+    for short_name, key in SHORT_NAMES.items():
+        value: Any = SHORT_VALUES.get(short_name, 3)
+        config = Config.load(**{short_name: value})
+        assert attrgetter(key)(config) == value, short_name
+
+
+def test_a_folder_is_the_same_with_a_slash_at_its_end() -> None:
+    sources = {"x/": "x", "x//": "x", "x": "x", "kvasir:a/b/": "kvasir:a/b", "/": "/"}
+    for text, source in {**sources, "dicom:/": "dicom:/"}.items():
+        assert Config.load(data=text).data.source == source
 
 
 def test_a_misspelled_setting_is_refused() -> None:

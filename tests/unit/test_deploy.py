@@ -39,26 +39,27 @@ from fedgsca.deploy.certificates import (
     read_node_key,
 )
 from fedgsca.deploy.check import check_disk, check_versions
-from fedgsca.deploy.check_coordinator import (
-    check_free_port,
-    check_port,
-    check_server_certificate,
-    check_test_images,
-)
-from fedgsca.deploy.check_kit import check_hospital_key, check_kit, check_site_data
-from fedgsca.deploy.consortium import read_consortium
-from fedgsca.deploy.flower_probe import (
+from fedgsca.deploy.check_connection import (
     ENDPOINT,
     SiteIdentity,
     activation_request,
     clock_difference,
 )
+from fedgsca.deploy.check_kit import (
+    check_free_port,
+    check_hospital_key,
+    check_kit,
+    check_port,
+    check_server_certificate,
+    check_site_data,
+    check_test_images,
+)
+from fedgsca.deploy.consortium import read_consortium
 from fedgsca.deploy.kit_files import KEY_FILE, installed_versions
 from fedgsca.deploy.kits import add_hospital, make_kits
 from fedgsca.deploy.status_view import read_deployment_status
-from fedgsca.engine.base import SilentObserver
 from fedgsca.engine.round_status import StatusObserver
-from fedgsca.engine.site_node import SiteSettings, read_settings, state_folder
+from fedgsca.engine.site_settings import SiteSettings, read_settings, state_folder
 from fedgsca.errors import ConfigError, RunFolderError
 from fedgsca.experiment.simulation import prepare
 from fedgsca.privacy.accountant import epsilon
@@ -159,7 +160,6 @@ def test_agreed_numbers_of_images_are_part_of_the_experiment(tmp_path: Path) -> 
             PLAN + "[experiment.aggregation.max_images]\nparis = 700\n",
             "experiment.aggregation.max_images",
         ),
-        (AGREED + "[experiment.aggregation]\nguard = false\n", "experiment.aggregation.guard"),
     ],
 )
 def test_a_wrong_agreement_is_reported(text: str, place: str, tmp_path: Path) -> None:
@@ -251,7 +251,7 @@ def test_the_status_shows_the_agreed_numbers(
 ) -> None:
     config = toy_config("fedavg", aggregation__max_images={"site-1": 1234})
     (tmp_path / "config.toml").touch()
-    StatusObserver(tmp_path, SilentObserver()).on_start(prepare(config), 0)
+    StatusObserver(tmp_path).on_start(prepare(config), 0)
     assert execute(["deploy", "status", str(tmp_path)]) == 0
     output = capsys.readouterr().out
     assert "images agreed" in output and "1,234" in output
@@ -681,10 +681,10 @@ def test_each_fault_of_a_certificate_is_reported_with_the_command_that_renews_it
         "not valid yet": make_server(
             ours, hosts, now=datetime.datetime.now(datetime.UTC) + datetime.timedelta(days=2)
         ),
-        "not the key of": CertifiedKey(
+        "does not belong to": CertifiedKey(
             make_server(ours, hosts).certificate, make_server(ours, hosts).key
         ),
-        "damaged": CertifiedKey(b"something", b"else"),
+        "cannot be used": CertifiedKey(b"something", b"else"),
     }
     for phrase, signed in cases.items():
         (coordinator / "server.pem").write_bytes(signed.certificate)

@@ -15,20 +15,22 @@ from fedgsca.engine.base import Reply
 from fedgsca.engine.rounds import run
 from fedgsca.engine.site_evaluation import pool_scores
 from fedgsca.errors import RunFolderError
-from fedgsca.experiment.final_predictions import (
+from fedgsca.experiment.final_statistics import (
     FILE,
     FinalPredictions,
     read_predictions_file,
+    summarise_counts,
+    summarise_predictions,
     write_predictions_file,
 )
-from fedgsca.experiment.final_statistics import summarise_counts, summarise_predictions
 from fedgsca.experiment.records import Comparison, Matrix, RoundRecord, RunResult
 from fedgsca.experiment.run_folder import read_result
 from fedgsca.export.exported_model import open_model
 from fedgsca.export.trained_model import as_evaluated, read_trained
 from fedgsca.export.write_export import export
+from fedgsca.report.comparison_rows import with_differences
 from fedgsca.report.html_page import write_report
-from fedgsca.report.seed_intervals import draw_f1, mean_interval, subtract_scores, with_intervals
+from fedgsca.report.statistic import draw_f1
 from fedgsca.rng import stream
 from fedgsca.wire import Update
 from tests.toys import CLASSES, digest, toy_config, toy_folder, toy_images, toy_npz
@@ -306,34 +308,6 @@ def test_too_few_images_are_refused(tmp_path: Path) -> None:
 # ---- seeds ----
 
 
-def test_the_interval_over_seeds_has_the_variance_of_a_mean() -> None:
-    """Where images do not matter, the draws of four seeds vary by s^2 / 4."""
-    values = {0: 70.0, 1: 74.0, 2: 79.0, 3: 73.0}
-    scores = {seed: np.full(1001, value) for seed, value in values.items()}
-    interval = mean_interval(scores)
-    assert interval.value == pytest.approx(74.0)
-    standard_error = np.std(list(values.values()), ddof=1) / 2
-    assert _width(interval) == pytest.approx(2 * 1.96 * standard_error, rel=0.25)
-    alone = mean_interval({5: np.full(1001, 70.0)})
-    assert (alone.low, alone.high) == (70.0, 70.0), "one seed adds nothing"
-
-
-def test_the_difference_is_paired() -> None:
-    """Two models that differ in three images: their difference is far more certain than each."""
-    first = make_predictions(200)
-    probs = first.probs.copy()
-    wrong = np.flatnonzero(probs.argmax(axis=1) != first.labels)[:3]
-    probs[wrong] = np.eye(CLASSES)[first.labels[wrong]]
-    second = FinalPredictions(first.ids, first.labels, probs)
-    scores, better_scores = {0: draw_f1(first)}, {0: draw_f1(second)}
-    difference = mean_interval(subtract_scores(better_scores, scores))
-    assert 0 < difference.value < 3
-    assert _width(difference) < 0.5 * _width(mean_interval(scores))
-    same = mean_interval(subtract_scores(scores, scores))
-    assert (same.value, same.low, same.high) == (0.0, 0.0, 0.0)
-    assert subtract_scores(scores, {1: scores[0]}) == {}
-
-
 def test_other_test_images_get_other_draws() -> None:
     first = make_predictions(60)
     renamed = FinalPredictions(
@@ -353,11 +327,12 @@ def test_a_comparison_gets_the_intervals_of_the_runs_that_have_probabilities(
             path = f"cells/{method}-{seed}"
             cells.append({"method": method, "noise": "S40", "seed": seed, "path": path, "f1": 50.0})
             (tmp_path / path).mkdir(parents=True)
-            if method != "fedprox":  # a run of an older version
+            if method != "fedprox":  # its test images are not here
                 write_predictions_file(tmp_path / path, make_predictions(50, seed=seed))
-    comparison = with_intervals(tmp_path, Comparison.from_json({"cells": cells}))
-    assert [entry.method for entry in comparison.intervals or ()] == ["fedavg", "fedgsca"]
-    baseline, other = comparison.intervals or ()
-    assert baseline.difference is None and other.reference == "fedavg" and other.seeds == 2
-    assert other.difference is not None and other.difference.value == 0.0
-    assert with_intervals(tmp_path / "gone", comparison).intervals == ()
+    comparison = with_differences(tmp_path, Comparison.from_json({"cells": cells}))
+    without, same = comparison.differences or ()
+    assert (without.method, same.method) == ("fedprox", "fedgsca")
+    assert without.reference == same.reference == "fedavg" and same.seeds == 2
+    assert without.low is None and without.p is None
+    assert (same.points, same.low, same.high, same.p) == (0.0, 0.0, 0.0, 1.0)
+    assert not same.is_clear and not without.is_clear

@@ -38,7 +38,6 @@ from benchmarks.generalisation.summary import (
     AuditPair,
     collect_scores,
     rank_methods,
-    recovery,
     summarise,
     summarise_audits,
     summarise_setting,
@@ -74,17 +73,6 @@ def audit(
 
 
 # ---- scores ----
-
-
-def test_recovery_is_the_regained_share_of_what_noise_costs() -> None:
-    assert recovery(60.0, 50.0, 70.0) == pytest.approx(0.5)
-    assert recovery(45.0, 50.0, 70.0) == pytest.approx(-0.25)
-    assert recovery(75.0, 50.0, 70.0) == pytest.approx(1.25)
-
-
-def test_there_is_no_recovery_where_noise_costs_less_than_a_point() -> None:
-    assert recovery(60.0, 69.5, 70.0) is None
-    assert recovery(60.0, 71.0, 70.0) is None
 
 
 def test_equal_scores_share_a_rank() -> None:

@@ -27,14 +27,14 @@ from fedgsca.data.file_list import FileList, ImageRow, linked_outside
 from fedgsca.data.readers.folder import list_folder
 from fedgsca.data.readers.npz import read_npz
 from fedgsca.engine.base import Reply
-from fedgsca.engine.network import SiteMessage, read_message
+from fedgsca.engine.messages import SiteMessage, read_message
 from fedgsca.engine.rounds import run
 from fedgsca.errors import ConfigError, DataError
 from fedgsca.experiment.run_folder import read_rounds
 from fedgsca.label_audit.audit_table import Audit
 from fedgsca.label_audit.decisions import Decisions
 from fedgsca.label_audit.exchange import import_verdicts
-from fedgsca.noise.specification import parse_noise
+from fedgsca.noise.base import parse_noise
 from fedgsca.support.console import console, make_table
 from fedgsca.support.csv_table import write_cells
 from fedgsca.support.markdown import markdown_table
@@ -369,7 +369,7 @@ def test_the_reason_of_a_site_is_filtered_and_capped() -> None:
 def test_a_hostile_reason_reaches_neither_the_log_nor_the_observer(tmp_path: Path) -> None:
     from dataclasses import replace
 
-    from fedgsca.engine.base import SilentObserver
+    from fedgsca.engine.base import RunObserver
     from fedgsca.engine.local import LocalEngine, open_runner
     from fedgsca.wire import Update
 
@@ -377,7 +377,7 @@ def test_a_hostile_reason_reaches_neither_the_log_nor_the_observer(tmp_path: Pat
     runner = open_runner(config, tmp_path / "run")
     messages: list[str] = []
 
-    class Observer(SilentObserver):
+    class Observer(RunObserver):
         def on_message(self, message: str) -> None:
             messages.append(message)
 
@@ -460,12 +460,12 @@ def test_predictions_contain_no_formula() -> None:
     assert sheet.getvalue() == b"'=x.png,'@class,0.500000\ncaf\xe9.png,a,1.000000\n"
 
 
-def test_the_csv_of_a_comparison_contains_no_formula() -> None:
-    from fedgsca.report.comparison_tables import ComparisonRow, to_csv
+def test_a_table_as_csv_contains_no_formula() -> None:
+    from fedgsca.report.table import Cell, Table, to_csv
 
-    row = ComparisonRow(noise="=1+1", method="fedavg", label="@cmd", seeds=1, stats={})
-    line = to_csv([row]).splitlines()[1]
-    assert line.startswith("'=1+1,fedavg,'@cmd,1,")
+    cell = Cell("@cmd", data={"label": "@cmd"})
+    table = Table("", ["Method", "x"], [[cell, "=1+1"]], data={"noise": "=1+1"})
+    assert to_csv([table]).splitlines()[1] == "'=1+1,'@cmd,'=1+1"
 
 
 def test_the_list_of_copies_contains_no_formula(tmp_path: Path) -> None:
@@ -552,17 +552,16 @@ def test_a_damaged_setup_of_a_finished_run(audit: Audit, capfd: pytest.CaptureFi
 
 def test_a_connection_that_only_waits_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     uvicorn = pytest.importorskip("uvicorn")
-    from fedgsca.review import timed_protocol
 
-    monkeypatch.setattr(timed_protocol, "HEAD_SECONDS", 0.5)
+    from fedgsca.review import security
+
+    monkeypatch.setattr(security, "HEAD_SECONDS", 0.5)
 
     async def app(scope: object, receive: object, send: object) -> None:
         raise AssertionError("no complete request arrives")
 
     listener = socket.create_server(("127.0.0.1", 0))
-    config = uvicorn.Config(
-        app, http=timed_protocol.TimedProtocol, lifespan="off", log_level="error"
-    )
+    config = uvicorn.Config(app, http=security.TimedProtocol, lifespan="off", log_level="error")
     server = uvicorn.Server(config)
     thread = threading.Thread(
         target=lambda: asyncio.run(server.serve(sockets=[listener])), daemon=True

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from fedgsca.config import load_config
-from fedgsca.engine.guard import UpdateGuard
-from fedgsca.engine.guard_memory import GuardMemory
-from fedgsca.engine.network import NetworkEngine, SiteMessage, read_message
-from fedgsca.engine.node_registry import NodeRegistry
-from fedgsca.engine.site_node import MessageKind
+from fedgsca.engine.filters.base import RoundContext, UpdateContext
+from fedgsca.engine.filters.claims import ClaimFilter
+from fedgsca.engine.messages import MessageKind, SiteMessage, read_message
+from fedgsca.engine.network import NetworkEngine
+from fedgsca.engine.site_contacts import NodeRegistry
 from fedgsca.errors import UpdateError
 from fedgsca.wire import Payload
 
@@ -125,13 +126,14 @@ class LyingTransport:
 def test_a_site_claims_at_most_the_images_that_it_declared() -> None:
     claims = {"a": 7, "b": 6, "c": 8}  # b holds one out
     engine = NetworkEngine(LyingTransport(claims), list(claims), deadline=30.0)
-    guard = UpdateGuard(load_config(method="fedavg"), GuardMemory(tuple(claims)))
+    claims_filter = ClaimFilter(load_config(method="fedavg").aggregation, list(claims))
+    context = RoundContext(Payload(0, {}), Path(), print, print)
     liars = []
     for reply in engine.exchange(Payload(0, {})):
         assert reply.update is not None and reply.declared_samples == 7
         try:
-            guard.check_declaration(reply.update, reply.declared_samples)
+            claims_filter.examine(reply.update, UpdateContext(reply, context))
         except UpdateError as error:
-            assert error.code == "update.more-than-declared"
+            assert error.code == "update.too-many-images"
             liars.append(reply.site)
     assert liars == ["c"]

@@ -8,14 +8,12 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.tuning import OWN_SETTINGS
 from fedgsca.config import load_config
 from fedgsca.errors import ConfigError
 from fedgsca.methods.base import PublishedOptions, load_methods
 from fedgsca.methods.fedcorr import FedCorrOptions, noise_level
 from fedgsca.methods.fedfixer import FedFixerOptions, ModelPair, label_and_mean
 from fedgsca.methods.fednoro import grouping, is_noisy
-from fedgsca.methods.fedprox import MU_GRID, FedProxOptions
 from fedgsca.methods.fedrobust import Affine, FedRobustOptions
 from fedgsca.rng import stream
 from tests.helpers import toy_experiment
@@ -62,12 +60,6 @@ def test_a_short_run_with_official_learns(name: str, tmp_path: Path) -> None:
         options["warmup"] = 2  # type: ignore[assignment]
     toy = toy_experiment(tmp_path, name, noise=(0.0, 0.0, 0.3, 0.3), rounds=8, options=options)
     assert toy.accuracy(toy.run(8).weights) > 0.6
-
-
-def test_fedprox_is_searched_over_its_authors_grid() -> None:
-    default = FedProxOptions().mu
-    searched = {default, *(setting["mu"] for setting in OWN_SETTINGS["fedprox"])}
-    assert searched >= set(MU_GRID)
 
 
 def test_fedfixer_unlearns_a_confident_mistake_as_published_and_not_with_a_floor() -> None:

@@ -13,7 +13,7 @@ import pytest
 from fedgsca.aggregate import is_buffer
 from fedgsca.config import METHODS
 from fedgsca.engine import site_evaluation
-from fedgsca.engine.base import SilentObserver
+from fedgsca.engine.base import RunObserver
 from fedgsca.engine.checkpoint import latest
 from fedgsca.engine.rounds import check_model, run
 from fedgsca.errors import UpdateError
@@ -49,7 +49,7 @@ def test_a_model_that_is_not_finite_stops_the_run(diverging: str, tmp_path: Path
     config = toy_config(diverging, frozen=True, train__rounds=4)
     with pytest.raises(UpdateError) as error:
         run(config, tmp_path)
-    assert error.value.code == "round.invalid-aggregate"
+    assert error.value.code == "round.invalid-model"
     assert error.value.message.startswith("round 3: ")
     state = latest(tmp_path / "checkpoint", config.fingerprint())
     assert state is not None and state.round == 2
@@ -71,7 +71,7 @@ def test_buffers_are_recognised_by_name() -> None:
     assert is_buffer("layer.0.bn.num_batches_tracked")
 
 
-class MessageObserver(SilentObserver):
+class MessageObserver(RunObserver):
     """Collects the messages."""
 
     def __init__(self) -> None:

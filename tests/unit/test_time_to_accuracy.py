@@ -1,39 +1,40 @@
-"""The arithmetic of the time to accuracy, by hand."""
+"""The arithmetic of the time to accuracy and of benchmarks.one_pass, by hand."""
 
 from __future__ import annotations
 
-import math
-
 import pytest
+from benchmarks.one_pass import summarise
 
+from benchmarks.generalisation.plan import Cell, Setting
+from benchmarks.generalisation.results import CellResult, SiteAudit
 from benchmarks.speed import Measurement
 from fedgsca.config import build
 from fedgsca.errors import ConfigError
-from fedgsca.grid.time_to_accuracy import (
-    Curve,
-    format_ratio,
-    summarise_times,
-    timed_tree,
-    to_csv,
-    to_markdown,
-)
+from fedgsca.grid.time_to_accuracy import Curve, timed_tree
 
 
 def test_a_curve_reaches_a_score_in_its_first_round_at_or_above_it() -> None:
     curve = Curve([10.0, 30.0, 20.0, 40.0], [1.0, 2.0, 3.0, 4.0])
-    assert curve.reach(30.0) == (2, 2.0)
-    assert curve.reach(30.5) == (4, 4.0)
+    assert curve.reach(30.0) == 2.0
+    assert curve.reach(30.5) == 4.0
     assert curve.reach(40.5) is None
     assert curve.final == pytest.approx(25.0)
 
 
-def test_times_are_ratios_to_fedavg_or_seconds_where_fedavg_never_arrives() -> None:
-    fedavg = Curve([10.0, 30.0], [1.0, 2.0])
-    assert fedavg.seconds_until(30.0) == 2.0
-    assert fedavg.seconds_until(50.0) == math.inf
-    assert format_ratio([3.0], [2.0]) == "1.50"
-    assert format_ratio([6.0], [math.inf]) == "6.00 s"
-    assert format_ratio([math.inf, math.inf], [2.0, 2.0]) == "–"
+def test_clean_sites_do_not_count_in_the_audit_of_the_study() -> None:
+    noisy = SiteAudit("a", 100, 20, 30.0, 20.0, 40.0, True, 0.9, 0.8)
+    clean = SiteAudit("b", 100, 0, 50.0, 0.0, 60.0, True, None, None)
+    setting = Setting("built-in", "cnn", "S40", "stratified")
+    cell = Cell(setting, "fedgsca", 0.02, 1)
+    result = CellResult(cell, 70.0, None, 5.0, "version", (noisy, clean))
+    scores = summarise(result)
+    assert scores == {
+        "f1": 70.0,
+        "auroc": 0.9,
+        "precision": 0.8,
+        "error": pytest.approx(0.1),
+        "seconds": 5.0,
+    }
 
 
 def test_a_missed_goal_says_why() -> None:
@@ -41,42 +42,6 @@ def test_a_missed_goal_says_why() -> None:
     assert not row.is_met
     assert str(row).endswith("1.3  MISSED: one more pass")
     assert "MISSED" not in str(Measurement("a / b", 1.0, 1.05))
-
-
-def test_a_summary_has_the_times_of_each_seed_and_their_median_ratio() -> None:
-    """Targets: FedAvg's best 40 and 30; 95 % of the ceiling, 57 and 57."""
-    ceiling = Curve([60.0, 60.0], [1.0, 2.0])
-    runs = {
-        5: {
-            "fedavg": Curve([40.0, 35.0], [1.0, 2.0]),
-            "fedgsca": Curve([20.0, 58.0], [3.0, 6.0]),
-            "ceiling": ceiling,
-        },
-        7: {
-            "fedavg": Curve([10.0, 30.0], [1.0, 2.0]),
-            "fedgsca": Curve([31.0, 50.0], [3.0, 6.0]),
-            "fedprox": Curve([10.0, 20.0], [1.0, 2.0]),
-            "ceiling": ceiling,
-        },
-    }
-    group = summarise_times("noise S40", runs, ["fedavg", "fedgsca", "fedprox"])
-    assert group.best == {5: 40.0, 7: 30.0}
-    assert group.goal == pytest.approx({5: 57.0, 7: 57.0})
-    fedavg, fedgsca, fedprox = group.rows
-    assert fedgsca.to_best.rounds == (2, 1)
-    assert fedgsca.to_best.seconds == (6.0, 3.0)
-    assert fedgsca.to_best.ratio == pytest.approx(3.75)  # of 6 / 1 and 3 / 2
-    assert fedgsca.to_share.seconds == (6.0, None)
-    assert fedgsca.to_share.ratio is None and fedgsca.to_share.text == "–"
-    assert fedgsca.cost == pytest.approx(3.0)
-    assert fedavg.to_share.text == "–" and fedavg.to_share.arrivals == "0/2"
-    assert fedprox.seeds == (7,)
-    assert fedprox.to_best.arrivals == "0/1"  # the other seed has no run of it
-    lines = to_csv([group]).splitlines()
-    assert len(lines) == 1 + 2 + 2 + 1
-    assert lines[4] == "noise S40,fedgsca,7,CPU seconds,1,3.0,,"
-    # F1: the mean of 39 and 40.5
-    assert "| FedGSCA | 39.8 | 3.00 | 3.75 | 2/2 | – | 1/2 |" in to_markdown([group])
 
 
 def test_every_round_is_scored_and_a_section_that_is_no_table_stays_for_the_check() -> None:

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from fedgsca.config import Config, load_config, to_toml
-from fedgsca.engine.base import SilentObserver
+from fedgsca.engine.base import ObserverGroup
 from fedgsca.engine.rounds import run
 from fedgsca.errors import ConfigError, MissingExtraError
 from fedgsca.experiment.records import RoundRecord, RunResult
-from fedgsca.grid.comparison import ComparisonPlan
+from fedgsca.grid.plan import ComparisonPlan
 from fedgsca.grid.runner import SilentGridObserver
 from fedgsca.tracking import mlflow_tracker, tensorboard_tracker
 from fedgsca.tracking.base import RunLabel, TrackTarget, parse_targets, safe_name
@@ -57,7 +57,7 @@ def folder(tmp_path: Path) -> Path:
 
 def start(folder: Path, track: str) -> TrackingObserver:
     config = load_config(train__rounds=9)
-    observer = track_run(SilentObserver(), folder, config, parse_targets(track))
+    observer = track_run(print, folder, config, parse_targets(track))
     assert observer is not None
     observer.begin("data")
     return observer
@@ -175,7 +175,7 @@ def test_the_environment_never_sends_a_run_anywhere(
 
     monkeypatch.setattr("socket.socket.connect", refuse)
     observer = RecordingObserver()
-    tracking = track_run(observer, folder, load_config(), parse_targets("mlflow"))
+    tracking = track_run(observer.on_message, folder, load_config(), parse_targets("mlflow"))
     assert tracking is not None
     append(folder, 0)
     tracking.begin("data")
@@ -221,10 +221,12 @@ def test_a_failure_is_one_warning_and_the_run_is_the_same(
 ) -> None:
     config = toy_config("fedavg", train__rounds=2)
     observer = RecordingObserver()
-    tracking = track_run(observer, tmp_path / "run", config, (TrackTarget("tensorboard"),))
+    tracking = track_run(
+        observer.on_message, tmp_path / "run", config, (TrackTarget("tensorboard"),)
+    )
     assert tracking is not None
     tracking.trackers = SafeTrackers([(TrackTarget("tensorboard"), BrokenTracker(calls))])
-    result = run(config, tmp_path / "run", observer=tracking)
+    result = run(config, tmp_path / "run", observer=ObserverGroup(observer, tracking))
     tracking.finish(result)
     expected = "tracking with tensorboard has stopped, the run continues: the disk is full"
     assert observer.messages == [expected]
@@ -245,7 +247,7 @@ def test_tracking_does_not_change_a_byte(tmp_path: Path, plain_run: Path) -> Non
     pytest.importorskip("tensorboard")
     config = toy_config("fedavg", train__rounds=2, track="tensorboard,mlflow")
     targets = find_targets(None, config, tmp_path / "run")
-    tracking = track_run(SilentObserver(), tmp_path / "run", config, targets)
+    tracking = track_run(print, tmp_path / "run", config, targets)
     assert tracking is not None
     tracking.finish(run(config, tmp_path / "run", observer=tracking))
     assert outcome(tmp_path / "run") == outcome(plain_run)
@@ -257,7 +259,7 @@ def test_a_server_that_is_not_there_is_a_warning(folder: Path) -> None:
     pytest.importorskip("mlflow")
     observer = RecordingObserver()
     targets = parse_targets("mlflow:http://127.0.0.1:9")
-    tracking = track_run(observer, folder, load_config(), targets)
+    tracking = track_run(observer.on_message, folder, load_config(), targets)
     assert tracking is not None
     tracking.begin("data")
     tracking.on_round_done(make_record(0), 0.1)
@@ -283,10 +285,10 @@ def test_a_comparison_is_one_parent_with_children(tmp_path: Path) -> None:
     for cell in plan.cells():
         path = out / "cells" / cell.name
         path.mkdir(parents=True)
-        observer = tracking.observe(cell)
-        assert isinstance(observer, TrackingObserver)
+        tracking.observe(cell)
+        assert tracking.current is not None
         append(path, 0)
-        observer.begin("data")
+        tracking.current.begin("data")
         tracking.on_run_done(cell, RESULT)
     from fedgsca.experiment.records import Comparison
 

@@ -13,7 +13,7 @@ from fedgsca import train as training
 from fedgsca.credal import CredalObjective, Loss
 from fedgsca.evidence import MAX_WEIGHT
 from fedgsca.label_loss import LabelLoss
-from fedgsca.models.augment import augment
+from fedgsca.models.batches import augment
 from fedgsca.models.build import build_classifier, build_head_only
 from fedgsca.rng import stream
 from fedgsca.site import Samples, Site, weights_of

@@ -97,7 +97,7 @@ UPLOADS: Mapping[str, Extra] = {
         nan=True,
         # no honest mean over images is lower for all powers
         per_image=(-30.0 * holdout.MAX_HOLDOUT_FACTOR * len(POWERS), 0.0),
-        vote="median",
+        vote="mean",
         off_under_privacy=True,
     ),
 }
@@ -147,9 +147,6 @@ class MethodWithHeads(Method):
             head=method.head,
             logged=method.logged,
             late=method.late,
-            first_round_spread=method.first_round_spread,
-            response_slack=method.response_slack,
-            retreat_slack=method.retreat_slack,
             uploads={**method.uploads, **UPLOADS},
             downloads={**method.downloads, **DOWNLOADS},
         )

@@ -22,7 +22,7 @@ SELECTOR_UPLOAD = Extra(
     nan=True,
     inf=True,
     bounds=SELECTOR_BOUNDS,
-    vote="median",
+    vote="mean",
     finish=nearest_selector,
 )
 SELECTOR_DOWNLOAD = Extra((6,), "the merged selector; NaN: none yet", nan=True)

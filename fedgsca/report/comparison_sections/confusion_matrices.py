@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from fedgsca.report.comparison_page import LoadedComparison
 from fedgsca.report.elements import (
     Collapsible,
     HeatMatrix,
@@ -13,7 +14,6 @@ from fedgsca.report.elements import (
     count_matrix,
     matrix_width,
 )
-from fedgsca.report.loaded_comparison import LoadedComparison
 from fedgsca.report.page_sections import comparison_section
 
 

@@ -1,22 +1,16 @@
-"""Learning curves and stability of all methods, drawn over each other."""
+"""Learning curves and stability of all methods, drawn over each other: mean and range of seeds."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import TYPE_CHECKING, Literal
 
-from fedgsca.report.comparison_plots import (
-    RoundCurves,
-    collect_curves,
-    curve_values,
-    draw_mean_curve,
-)
+from fedgsca.experiment.records import finite
+from fedgsca.report.comparison_page import LoadedComparison
 from fedgsca.report.elements import PageSection, PlotGallery, PlotImage
-from fedgsca.report.loaded_comparison import LoadedComparison
 from fedgsca.report.page_sections import comparison_section
-from fedgsca.report.palette import method_slot, slot_colour
+from fedgsca.report.palette import method_slot, slot_colour, slot_line_style
 from fedgsca.report.plot_style import (
     LineEnd,
     format_round_axis,
@@ -25,113 +19,106 @@ from fedgsca.report.plot_style import (
     scale_value_axis,
     with_plot_style,
 )
+from fedgsca.report.run_reader import LoadedRun
 from fedgsca.report.svg_output import figure_svg
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-
-@dataclass(frozen=True)
-class MethodCurves:
-    """The curves of one method under one noise."""
-
-    label: str
-    curves: RoundCurves
+Field = Literal["f1", "stability"]
+# round, from 1 -> one value per seed
+RoundCurves = Mapping[int, Sequence[float]]
 
 
 @comparison_section(position=20)
 def learning_comparison_section(comparison: LoadedComparison) -> PageSection | None:
     """Macro F1 over the rounds."""
-    pictures = _curve_pictures(comparison, "f1")
-    if not pictures:
-        return None
     intro = (
         "Macro F1 on the test set, percent, round by round: the line is the mean over the seeds, "
-        "the band their range."
+        "the band their range. Low values of the first rounds may lie below the plot. A curve that "
+        "falls from its peak often belongs to a model that memorises wrong labels."
     )
-    note = "A curve that falls from its peak often belongs to a model that memorises wrong labels."
-    if _has_values_below(comparison):
-        note = f"Some of the first rounds lie below the plot. {note}"
-    gallery = _curve_gallery(comparison, pictures, note)
-    return PageSection("learning", "Learning curves", intro, [gallery])
+    return _section(comparison, "f1", "learning", "Learning curves", intro)
 
 
 @comparison_section(position=50)
 def stability_comparison_section(comparison: LoadedComparison) -> PageSection | None:
     """The stability metric over the rounds."""
-    pictures = _curve_pictures(comparison, "stability")
-    if not pictures:
-        return None
     intro = (
         "How far the sites move the shared model in a round (the paper's stability metric). "
         "Lower is steadier."
     )
-    gallery = _curve_gallery(comparison, pictures, "")
-    return PageSection("stability", "Stability of the training", intro, [gallery])
+    return _section(comparison, "stability", "stability", "Stability of the training", intro)
 
 
-def _curve_gallery(
-    comparison: LoadedComparison, pictures: list[PlotImage], note: str
-) -> PlotGallery:
-    width: Literal["wide", "half"] = "wide" if len(pictures) == 1 else "half"
-    return PlotGallery(pictures, width, comparison.legend(), note)
-
-
-def _curve_pictures(
-    comparison: LoadedComparison, field: Literal["f1", "stability"]
-) -> list[PlotImage]:
-    """One picture per noise, if any method has more than one round."""
+def _section(
+    comparison: LoadedComparison, field: Field, anchor: str, title: str, intro: str
+) -> PageSection | None:
+    """One picture per condition, if any method has more than one round."""
     pictures = []
+    is_single = len(comparison.noises) == 1
     for i, noise in enumerate(comparison.noises):
-        curves = _method_curves(comparison, noise, field)
-        if not any(len(method.curves) > 1 for method in curves.values()):
+        curves = {}
+        for method in comparison.labels:
+            seed_curves = collect_curves(comparison.find_runs(method, noise), field)
+            if seed_curves:
+                curves[method] = seed_curves
+        if not any(len(method_curves) > 1 for method_curves in curves.values()):
             continue
         ends = []
-        for method in curves.values():
-            last_values = list(method.curves.values())[-1]
-            ends.append(f"{method.label} {fmean(last_values):.3g}")
+        for method, method_curves in curves.items():
+            last = list(method_curves.values())[-1]
+            ends.append(f"{comparison.labels[method]} {fmean(last):.3g}")
         alt = f"Noise {noise}, one line per method; in the last round: {', '.join(ends)}."
-        name, title = f"{field}-{i}", f"Noise {noise}"
-        is_score = field == "f1"
-        small = draw_method_curves(curves, title, name, wide=False, is_score=is_score)
-        if len(comparison.noises) == 1:
-            large = draw_method_curves(curves, title, name, wide=True, is_score=is_score)
-            pictures.append(PlotImage(large, alt, narrow=small))
-        else:
-            pictures.append(PlotImage(small, alt))
-    return pictures
+        names = (comparison.labels, f"Noise {noise}", f"{field}-{i}")
+        small = draw_method_curves(curves, *names, wide=False, is_score=field == "f1")
+        large = ""
+        if is_single:
+            large = draw_method_curves(curves, *names, wide=True, is_score=field == "f1")
+        pictures.append(PlotImage(large or small, alt, narrow=small if large else ""))
+    if not pictures:
+        return None
+    gallery = PlotGallery(pictures, "wide" if is_single else "half", comparison.legend())
+    return PageSection(anchor, title, intro, [gallery])
 
 
-def _method_curves(
-    comparison: LoadedComparison, noise: str, field: Literal["f1", "stability"]
-) -> dict[str, MethodCurves]:
+def collect_curves(runs: Sequence[LoadedRun], field: Field) -> RoundCurves:
+    """One number of the log over rounds, as far as all seeds have it."""
+    values_of_round: dict[int, list[float]] = {}
+    for run in runs:
+        for record in run.metrics:
+            value = finite(getattr(record, field))
+            if value is not None:
+                values_of_round.setdefault(record.round + 1, []).append(value)
+    num_seeds = max(map(len, values_of_round.values()), default=0)
     curves = {}
-    for method, label in comparison.labels.items():
-        seed_curves = collect_curves(comparison.find_runs(method, noise), field)
-        if seed_curves:
-            curves[method] = MethodCurves(label, seed_curves)
+    for number in sorted(values_of_round):
+        if len(values_of_round[number]) == num_seeds:
+            curves[number] = values_of_round[number]
     return curves
 
 
 @with_plot_style
 def draw_method_curves(
-    curves: Mapping[str, MethodCurves], title: str, name: str, *, wide: bool, is_score: bool
+    curves: Mapping[str, RoundCurves],
+    labels: Mapping[str, str],
+    title: str,
+    name: str,
+    *,
+    wide: bool,
+    is_score: bool,
 ) -> str:
     """One line per method: the mean over the seeds, with a band over their range."""
-    if wide:
-        figure, axes = make_axes(1000, 360, margin_left=46, margin_right=122)
-    else:
-        figure, axes = make_axes(460, 290, margin_left=46)
+    figure, axes = make_axes(1000, 360, margin_right=122) if wide else make_axes(460, 290)
     ends = []
     for method, method_curves in curves.items():
-        slot = method_slot(method)
-        last_value = draw_mean_curve(axes, method_curves.curves, slot)
-        ends.append(LineEnd(last_value, method_curves.label, slot_colour(slot)))
-    last_round = max(max(method.curves) for method in curves.values())
+        last_value = _draw_mean(axes, method_curves, method_slot(method))
+        ends.append(LineEnd(last_value, labels[method], slot_colour(method_slot(method))))
+    last_round = max(max(method_curves) for method_curves in curves.values())
     if is_score:
-        _set_score_range(axes, curves, last_round)
+        axes.set_ylim(*score_range(list(curves.values()), last_round))
     else:
-        scale_value_axis(axes, _all_values(curves))
+        scale_value_axis(axes, _values(list(curves.values())))
     format_round_axis(axes, last_round)
     axes.set_title(title)
     if wide and is_score:
@@ -139,35 +126,35 @@ def draw_method_curves(
     return figure_svg(figure, f"{name}-{wide}")
 
 
-def _set_score_range(axes: Axes, curves: Mapping[str, MethodCurves], last_round: int) -> None:
-    axes.set_ylim(*score_range(curves, last_round))
+def _draw_mean(axes: Axes, curves: RoundCurves, slot: int) -> float:
+    """Draw mean and range in the colour and dash of a slot. Returns the last value of the mean."""
+    rounds = list(curves)
+    means = [fmean(curves[number]) for number in rounds]
+    if max(map(len, curves.values())) > 1:
+        low = [min(curves[number]) for number in rounds]
+        high = [max(curves[number]) for number in rounds]
+        axes.fill_between(rounds, low, high, color=slot_colour(slot), alpha=0.16, lw=0)
+    axes.plot(rounds, means, color=slot_colour(slot), ls=slot_line_style(slot))
+    return means[-1]
 
 
-def score_range(curves: Mapping[str, MethodCurves], last_round: int) -> tuple[float, float]:
+def score_range(curves: Sequence[RoundCurves], last_round: int) -> tuple[float, float]:
     """The lowest and the highest F1 of the plot.
 
     Low values of the steep first rounds lie below: they would press the differences together.
     The highest value of any round is always inside.
     """
-    low = min(_all_values(curves, last_round / 8) or _all_values(curves))
-    high = max(_all_values(curves))
+    low = min(_values(curves, last_round / 8) or _values(curves))
+    high = max(_values(curves))
     padding = 0.06 * max(high - low, 4)
     return low - padding, min(high + padding, 101)
 
 
-def _has_values_below(comparison: LoadedComparison) -> bool:
-    """Whether a value of any plot of F1 is lower than its range."""
-    for noise in comparison.noises:
-        curves = _method_curves(comparison, noise, "f1")
-        if any(len(method.curves) > 1 for method in curves.values()):
-            last_round = max(max(method.curves) for method in curves.values())
-            if min(_all_values(curves)) < score_range(curves, last_round)[0]:
-                return True
-    return False
-
-
-def _all_values(curves: Mapping[str, MethodCurves], after_round: float = 0) -> list[float]:
+def _values(curves: Sequence[RoundCurves], after_round: float = 0) -> list[float]:
+    """All values of all seeds in the rounds after `after_round`."""
     values: list[float] = []
-    for method in curves.values():
-        values += curve_values(method.curves, after_round)
+    for curve in curves:
+        for number, seed_values in curve.items():
+            if number > after_round:
+                values += seed_values
     return values

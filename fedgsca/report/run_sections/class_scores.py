@@ -5,10 +5,11 @@ from __future__ import annotations
 import numpy as np
 
 from fedgsca.metrics import per_class
-from fedgsca.report.elements import MatrixGroup, PageSection, PageTable, TableCell, count_matrix
+from fedgsca.report.elements import MatrixGroup, PageSection, count_matrix
 from fedgsca.report.number_text import count_text, score_number
 from fedgsca.report.page_sections import run_section
 from fedgsca.report.run_reader import LoadedRun
+from fedgsca.report.table import Cell, Table
 
 
 @run_section(position=20)
@@ -19,7 +20,7 @@ def class_section(run: LoadedRun) -> PageSection | None:
         return None
     last = records[-1]
     confusion = last.confusion or ()
-    rows: list[list[str | TableCell]] = []
+    rows: list[list[str | Cell]] = []
     for name, scores in zip(run.classes, per_class(np.array(confusion)), strict=False):
         cells = [_score_cell(scores[key]) for key in ("f1", "recall", "precision")]
         rows.append([name, *cells, count_text(scores["support"])])
@@ -29,7 +30,7 @@ def class_section(run: LoadedRun) -> PageSection | None:
         "A perfect model has 100 % on the diagonal."
     )
     matrix = count_matrix(f"Confusion matrix of round {last.round + 1}", run.classes, confusion)
-    table = PageTable(
+    table = Table(
         f"Scores of every class in round {last.round + 1}",
         ["Class", "F1", "Recall", "Precision", "Test images"],
         rows,
@@ -38,5 +39,5 @@ def class_section(run: LoadedRun) -> PageSection | None:
     return PageSection("classes", "Class by class", intro, [MatrixGroup([matrix]), table])
 
 
-def _score_cell(value: float) -> TableCell:
-    return TableCell(score_number(value), value / 100)
+def _score_cell(value: float) -> Cell:
+    return Cell(score_number(value), bar=value / 100)

@@ -5,19 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fedgsca.experiment.records import ClassResult, LabelPair, LabelsInUse, PreviousRun, finite
-from fedgsca.report.elements import (
-    BulletList,
-    PageElement,
-    PageSection,
-    PageTable,
-    fold_long_table,
-)
+from fedgsca.report.elements import BulletList, PageElement, PageSection, fold_long_table
 from fedgsca.report.number_text import count_text, percent_text, score_number
 from fedgsca.report.page_sections import run_section
-from fedgsca.report.paired_scores import describe_difference, read_difference
-from fedgsca.report.previous_run import find_previous, other_differences
+from fedgsca.report.previous_run import find_previous, other_differences, read_difference
 from fedgsca.report.run_facts import wrong_share
 from fedgsca.report.run_reader import LoadedRun
+from fedgsca.report.statistic import describe
+from fedgsca.report.table import Table
 from fedgsca.support.text import join_words, plural, signed
 
 _MAX_DIFFERENCES = 12
@@ -37,7 +32,7 @@ def corrected_label_section(run: LoadedRun) -> PageSection | None:
         intro = _describe_labels(labels, pairs)
         if pairs:
             rows = [[f"{pair.old} → {pair.new}", count_text(pair.count)] for pair in pairs]
-            table = PageTable("Changed labels", ["Old → new", "Labels"], rows)
+            table = Table("Changed labels", ["Old → new", "Labels"], rows)
             blocks.append(fold_long_table(table))
     if previous is not None and run.result is not None:
         blocks += _compare_runs(run, previous)
@@ -88,9 +83,10 @@ def _compare_runs(run: LoadedRun, previous: PreviousRun) -> list[PageElement]:
     if difference is not None and not difference.is_clear:  # a change by chance is not shown
         head = head[:-1]
         rows = [row[:-1] for row in rows]
-    blocks: list[PageElement] = [PageTable(caption, head, rows, note=note)]
+    blocks: list[PageElement] = [Table(caption, head, rows, note=note)]
     if difference is not None:
-        blocks.append(BulletList([describe_difference(difference)], "Is this more than chance?"))
+        text = describe(difference, "This run", difference.reference)
+        blocks.append(BulletList([text], "Is this more than chance?"))
     differences = other_differences(run, previous)
     if differences:
         heading = (

@@ -10,13 +10,10 @@ from fedgsca.experiment.records import (
 )
 from fedgsca.report.elements import (
     BulletList,
-    LegendEntry,
     PageElement,
     PageSection,
-    PageTable,
     PlotGallery,
     PlotImage,
-    TableCell,
     fold_long_table,
 )
 from fedgsca.report.number_text import bounds_text, count_text, score_number
@@ -25,6 +22,7 @@ from fedgsca.report.palette import GREY, MAIN, PAPER
 from fedgsca.report.plot_style import make_axes, with_plot_style
 from fedgsca.report.run_reader import LoadedRun
 from fedgsca.report.svg_output import figure_svg
+from fedgsca.report.table import Cell, LegendEntry, Table
 from fedgsca.support.text import plural
 
 
@@ -66,14 +64,14 @@ def _intro(statistics: FinalStatistics) -> str:
     )
 
 
-def interval_cell(interval: ScoreInterval | None) -> TableCell:
+def interval_cell(interval: ScoreInterval | None) -> Cell:
     """A score, and its interval in small type."""
     if interval is None:
-        return TableCell(score_number(None))
-    return TableCell(score_number(interval.value), small=bounds_text(interval))
+        return Cell(score_number(None))
+    return Cell(score_number(interval.value), small=bounds_text(interval))
 
 
-def _score_table(statistics: FinalStatistics) -> PageTable:
+def _score_table(statistics: FinalStatistics) -> Table:
     measures = {
         "Macro F1": statistics.f1,
         "Recall": statistics.recall,
@@ -88,17 +86,17 @@ def _score_table(statistics: FinalStatistics) -> PageTable:
     for name, interval in measures.items():
         rows.append([name, score_number(interval.value), bounds_text(interval)])
     note = "All but the accuracy are means over the classes."
-    return PageTable("The final model", ["Measure", "Score", "95 % interval"], rows, note=note)
+    return Table("The final model", ["Measure", "Score", "95 % interval"], rows, note=note)
 
 
-def _class_table(statistics: FinalStatistics) -> PageTable:
+def _class_table(statistics: FinalStatistics) -> Table:
     head = ["Class", "F1"]
     has_probabilities = statistics.auroc is not None
     if has_probabilities:
         head += ["AUROC", "Average precision"]
     else:
         head += ["Recall", "Precision"]
-    rows: list[list[str | TableCell]] = []
+    rows: list[list[str | Cell]] = []
     for name, entry in statistics.per_class.items():
         cells = [interval_cell(entry.f1)]
         if has_probabilities:
@@ -113,7 +111,7 @@ def _class_table(statistics: FinalStatistics) -> PageTable:
             "of another class; 50 is guessing. Average precision: the area under the curve of "
             "precision over recall; guessing gives the share of the class among the images."
         )
-    return PageTable("Each class against the others", head, rows, note=note)
+    return Table("Each class against the others", head, rows, note=note)
 
 
 def _calibration_plots(calibration: CalibrationResult) -> PlotGallery:
@@ -192,14 +190,14 @@ def draw_confidence(calibration: CalibrationResult) -> str:
     return figure_svg(figure, "confidence")
 
 
-def _site_table(statistics: FinalStatistics) -> PageTable:
-    rows: list[list[str | TableCell]] = []
+def _site_table(statistics: FinalStatistics) -> Table:
+    rows: list[list[str | Cell]] = []
     for name, site in statistics.per_site.items():
         cells = [interval_cell(site.f1), interval_cell(site.accuracy)]
         rows.append([name, *cells, count_text(site.images)])
     note = "Macro F1 of a site is the mean over the classes that occur among its test images."
     head = ["Site", "Macro F1", "Accuracy", "Test images"]
-    return PageTable("The test images of every site", head, rows, note=note)
+    return Table("The test images of every site", head, rows, note=note)
 
 
 def _group_sentences(groups: GroupStatistics) -> list[str]:

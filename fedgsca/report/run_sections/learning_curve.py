@@ -10,7 +10,7 @@ import numpy as np
 from fedgsca.experiment.records import finite
 from fedgsca.experiment.result_summary import expected_scores
 from fedgsca.metrics import HEADLINE_ROUNDS
-from fedgsca.report.elements import LegendEntry, PageSection, PlotGallery, PlotImage
+from fedgsca.report.elements import PageSection, PlotGallery, PlotImage
 from fedgsca.report.number_text import score_number
 from fedgsca.report.page_sections import run_section
 from fedgsca.report.palette import GREY, MAIN, NOISY, PAPER, SHADE, TOKENS
@@ -32,6 +32,7 @@ from fedgsca.report.run_facts import (
 )
 from fedgsca.report.run_reader import LoadedRun
 from fedgsca.report.svg_output import figure_svg
+from fedgsca.report.table import LegendEntry
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -84,7 +85,7 @@ def _legend(run: LoadedRun) -> list[LegendEntry]:
         if event_rounds(run, event):
             legend.append(LegendEntry(clause, "noisy", "triangle"))
     if rejection_rounds(run):
-        legend.append(LegendEntry("an update was refused", "noisy", "cross"))
+        legend.append(LegendEntry("an update was left out", "noisy", "cross"))
     return legend
 
 

@@ -6,18 +6,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fedgsca.report.elements import (
-    MAX_ROWS_AT_ONCE,
-    LegendEntry,
-    PageSection,
-    PlotGallery,
-    PlotImage,
-)
+from fedgsca.report.elements import MAX_ROWS_AT_ONCE, PageSection, PlotGallery, PlotImage
 from fedgsca.report.page_sections import run_section
 from fedgsca.report.palette import CLEAN, GREY, INK, NOISY
 from fedgsca.report.plot_style import SMALL, make_axes, shorten, with_plot_style
 from fedgsca.report.run_reader import LoadedRun, SiteLosses
 from fedgsca.report.svg_output import figure_svg
+from fedgsca.report.table import LegendEntry
 from fedgsca.selector import Selector, clean_probability
 
 if TYPE_CHECKING:
@@ -47,7 +42,7 @@ def selection_section(run: LoadedRun) -> PageSection | None:
     intro = (
         "A model that is still learning fits correct labels before wrong ones, so wrong labels "
         "accumulate at large losses. All sites together fit two bell curves to these losses. A "
-        "label is flagged where the left curve becomes too unlikely as an explanation."
+        "label is taken as noisy where the left curve becomes too unlikely as an explanation."
     )
     last_round = max(site_losses.round for site_losses in selection.values()) + 1
     note = (
@@ -57,13 +52,13 @@ def selection_section(run: LoadedRun) -> PageSection | None:
     if has_truth:
         note += " The colours show the truth, which only a simulation knows; the selector does not."
     if len(losses) > len(selection):
-        note += f" Drawn: the {len(selection)} of {len(losses)} sites with the most flagged labels."
+        note += f" Drawn: the {len(selection)} of {len(losses)} sites with the most noisy labels."
     gallery = PlotGallery(pictures, "half", _legend(has_truth), note)
     return PageSection("selection", "What the selector sees", intro, [gallery])
 
 
 def _noisiest_sites(losses: dict[str, SiteLosses]) -> dict[str, SiteLosses]:
-    """All sites, or those with the most flagged labels if there are many; in the same order."""
+    """All sites, or those with the most noisy labels if there are many; in the same order."""
     if len(losses) <= MAX_ROWS_AT_ONCE:
         return losses
     ranking = sorted(losses, key=lambda name: float(losses[name].clean.mean()))
@@ -72,25 +67,23 @@ def _noisiest_sites(losses: dict[str, SiteLosses]) -> dict[str, SiteLosses]:
 
 
 def _legend(has_truth: bool) -> list[LegendEntry]:
-    names = ("correct label", "wrong label") if has_truth else ("taken as clean", "flagged")
+    names = ("correct label", "wrong label") if has_truth else ("taken as clean", "taken as noisy")
     return [
         LegendEntry(names[0], "clean-soft", "block"),
         LegendEntry(names[1], "noisy-soft", "block"),
         LegendEntry("fitted: clean", "clean"),
         LegendEntry("fitted: noisy", "noisy"),
-        LegendEntry("threshold: labels to its right are flagged", "ink", "line", (4, 2.5)),
+        LegendEntry("threshold: labels to its right are noisy", "ink", "line", (4, 2.5)),
     ]
 
 
 def _describe_histogram(name: str, losses: SiteLosses) -> str:
-    text = (
-        f"Loss histogram of {name}: {losses.losses.size} labels, {int(losses.noisy.sum())} flagged"
-    )
+    text = f"Loss histogram of {name}: {losses.losses.size} labels, {int(losses.noisy.sum())} noisy"
     if losses.wrong is None:
         return f"{text}."
     num_wrong = int(losses.wrong.sum())
     num_hits = int((losses.wrong & losses.noisy).sum())
-    return f"{text}; {num_wrong} are wrong, {num_hits} of these are flagged."
+    return f"{text}; {num_wrong} are wrong, {num_hits} of these are taken as noisy."
 
 
 @with_plot_style
@@ -111,7 +104,7 @@ def draw_loss_histogram(site: str, losses: SiteLosses, *, monotone: bool) -> str
     axes.set_xlim(edges[0] - width, edges[-1] + width)
     axes.locator_params(axis="y", nbins=5, integer=True)
     axes.set_xlabel("Loss against the given label")
-    axes.set_title(f"{shorten(site, 26)}: {100 * float(losses.noisy.mean()):.0f} % flagged")
+    axes.set_title(f"{shorten(site, 26)}: {100 * float(losses.noisy.mean()):.0f} % noisy")
     return figure_svg(figure, f"losses-{site}")
 
 

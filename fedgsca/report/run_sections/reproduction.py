@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from fedgsca.report.elements import Collapsible, PageElement, PageSection, PageTable
+from fedgsca.report.elements import Collapsible, PageElement, PageSection
 from fedgsca.report.number_text import count_text
 from fedgsca.report.page_sections import run_section
 from fedgsca.report.run_reader import LoadedRun
+from fedgsca.report.table import Table
 
 
 @run_section(position=130)
@@ -15,7 +16,7 @@ def configuration_section(run: LoadedRun) -> PageSection | None:
     rows = [[name, value] for name, value in _facts(run).items() if value]
     if rows:
         head = ["Name", "Value"]
-        blocks.append(PageTable("Fingerprints and versions", head, rows, words=(1,)))
+        blocks.append(Table("Fingerprints and versions", head, rows, words=(1,)))
     if run.settings.text:
         summary = "Full configuration (config.toml)"
         blocks.append(Collapsible(summary, text=run.settings.text))

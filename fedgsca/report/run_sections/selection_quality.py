@@ -1,111 +1,134 @@
-"""How often the selector and the pseudo-labels are correct, as a table and curves (simulations)."""
+"""How much noise the sites estimate, and how often the selector is right (simulations)."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
 
 import numpy as np
 
-from fedgsca.experiment.records import SiteRecord, finite
+from fedgsca.experiment.records import SiteRecord
 from fedgsca.report.elements import (
     MAX_LINES,
-    LegendEntry,
     PageElement,
     PageSection,
-    PageTable,
     PlotGallery,
     PlotImage,
-    TableCell,
     fold_long_table,
 )
 from fedgsca.report.number_text import count_text, percent_text, ratio_text
 from fedgsca.report.page_sections import run_section
-from fedgsca.report.palette import (
-    GRID,
-    INK,
-    NUM_COLOURS,
-    slot_colour,
-    slot_dashes,
-    slot_line_style,
-    slot_token,
-)
-from fedgsca.report.plot_style import format_round_axis, make_axes, with_plot_style
+from fedgsca.report.palette import CLEAN, GREY, NOISY, PAPER
+from fedgsca.report.plot_style import make_axes, shorten, with_plot_style
+from fedgsca.report.run_facts import knows_truth
 from fedgsca.report.run_reader import LoadedRun
 from fedgsca.report.svg_output import figure_svg
+from fedgsca.report.table import Cell, LegendEntry, Table
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
+# values in the log of a site that only a simulation has
+MEASURES = ("noisy_precision", "noisy_recall", "noisy_auroc", "pseudo_accuracy")
 
-# value in the log of a site -> title of its plot
-MEASURES = {
-    "noisy_precision": "Precision of the flags",
-    "noisy_recall": "Recall of wrong labels",
-    "noisy_auroc": "AUROC",
-    "pseudo_accuracy": "Correct pseudo-labels",
-}
+
+@dataclass(frozen=True)
+class NoiseEstimate:
+    """One site in its last selection, as shares of its labels."""
+
+    site: str
+    # None: not known
+    wrong_share: float | None
+    estimated_share: float
+
+    def describe(self) -> str:
+        """In words."""
+        text = f"{self.site}: {percent_text(self.estimated_share)} estimated"
+        if self.wrong_share is not None:
+            text += f", {percent_text(self.wrong_share)} wrong"
+        return text
+
+
+def noise_estimates(run: LoadedRun) -> list[NoiseEstimate]:
+    """Of all sites that log `delta`, the share of wrong labels that they estimate (Eq. 8)."""
+    estimates = []
+    for name, site in run.last_selection.items():
+        share = site.number("delta")
+        if share is not None:
+            estimates.append(NoiseEstimate(name, run.noise_rate(name), share))
+    return estimates
+
+
+@run_section(position=60)
+def noise_estimate_section(run: LoadedRun) -> PageSection | None:
+    """One line per site; those with the largest errors if there are many."""
+    estimates = noise_estimates(run)
+    if not estimates:
+        return None
+    has_truth = knows_truth(run, [estimate.site for estimate in estimates])
+    ranking = sorted(
+        estimates, key=lambda item: -abs(item.estimated_share - (item.wrong_share or 0.0))
+    )
+    sites = {estimate.site for estimate in ranking[:MAX_LINES]}
+    drawn = [estimate for estimate in estimates if estimate.site in sites]
+    legend = [LegendEntry("estimated (δ)", "clean", "dot")]
+    intro = "The share of wrong labels that each site estimates (δ)."
+    if has_truth:
+        legend.append(LegendEntry("really wrong", "noisy", "ring"))
+        intro = f"{intro[:-1]}, and the share that is really wrong."
+    note = ""
+    if len(drawn) < len(estimates):
+        note = f"Drawn: {len(drawn)} of {len(estimates):,} sites, those with the largest errors."
+    alt = "; ".join(estimate.describe() for estimate in drawn) + "."
+    gallery = PlotGallery([PlotImage(draw_estimates(drawn), alt)], "wide", legend, note)
+    return PageSection("estimates", "Estimated noise", intro, [gallery])
+
+
+@with_plot_style
+def draw_estimates(estimates: Sequence[NoiseEstimate]) -> str:
+    """One line per site; the gap between the two dots is the error of the estimate."""
+    height = 70 + 22 * len(estimates)
+    figure, axes = make_axes(1000, height, 210, 30, margin_top=10, margin_bottom=40)
+    heights = np.arange(len(estimates))[::-1]
+    for y, estimate in zip(heights, estimates, strict=True):
+        share = 100 * estimate.estimated_share
+        if estimate.wrong_share is not None:
+            wrong = 100 * estimate.wrong_share
+            axes.plot([wrong, share], [y, y], color=GREY, lw=2)
+            axes.plot(wrong, y, "o", ms=8, mfc=PAPER, mec=NOISY, mew=2)
+        axes.plot(share, y, "o", ms=8, color=CLEAN)
+    axes.set_yticks(heights, [shorten(estimate.site, 30) for estimate in estimates])
+    axes.set_ylim(-0.8, len(estimates) - 0.2)
+    axes.xaxis.set_major_formatter("{x:.0f} %")
+    axes.set_xlabel("Share of the labels of the site")
+    return figure_svg(figure, "noise-estimates")
 
 
 @run_section(position=70)
 def quality_section(run: LoadedRun) -> PageSection | None:
     """Precision, recall and AUROC of "noisy", and the accuracy of pseudo-labels."""
-    measures = _logged_measures(run)
-    if not measures:
+    selection = run.last_selection
+    if not any(site.number(name) is not None for site in selection.values() for name in MEASURES):
         return None
     intro = (
         "Only a simulation can measure this, because it knows the truth. Precision: the share of "
-        "flagged labels that are wrong. Recall: the share of wrong labels that are flagged. AUROC: "
-        "how well the ranking separates wrong from correct labels; 0.5 is chance, 1 is perfect."
+        "labels taken as noisy that are wrong; at a clean site each is a false alarm. Recall: the "
+        "share of wrong labels that are taken as noisy. AUROC: how well the ranking separates "
+        "wrong from correct labels; 0.5 is chance, 1 is perfect."
     )
-    blocks: list[PageElement] = [_quality_table(run)]
-    noisy_sites = [name for name in run.last_selection if run.noise_rate(name)]
-    if _has_curve(run, noisy_sites, measures):
-        blocks.append(_quality_curves(run, noisy_sites, measures))
+    head = ["Site", "Clean", "Noisy", "Precision", "Recall", "AUROC", "Pseudo-labels", "Correct"]
+    rows = [_quality_row(name, site) for name, site in selection.items()]
+    table = Table("Selection in the last round", head, rows, bars=(3, 4, 5, 7))
+    blocks: list[PageElement] = [fold_long_table(table)]
     return PageSection("quality", "Quality of the selection", intro, blocks)
 
 
-def _logged_measures(run: LoadedRun) -> list[str]:
-    """The measures that any site has a number for."""
-    sites = run.last_selection.values()
-    measures = []
-    for measure in MEASURES:
-        if any(site.number(measure) is not None for site in sites):
-            measures.append(measure)
-    return measures
-
-
-def _has_curve(run: LoadedRun, sites: Sequence[str], measures: Sequence[str]) -> bool:
-    """Whether any measure of any site has more than one point."""
-    for site in sites:
-        for measure in measures:
-            if len(run.site_series(site, measure)[0]) > 1:
-                return True
-    return False
-
-
-def _quality_table(run: LoadedRun) -> PageElement:
-    level = finite(run.settings.method_option("noise_level"))
-    note = (
-        "At a clean site every flag is a false alarm. Pseudo-labels are given to flagged images "
-        "for which the model was confident enough; a site that flags less than "
-        f"{percent_text(0.1 if level is None else level)} uses none and keeps all given labels."
-    )
-    head = ["Site", "Clean", "Flagged", "Precision", "Recall", "AUROC", "Pseudo-labels", "Correct"]
-    rows = [_quality_row(name, site) for name, site in run.last_selection.items()]
-    return fold_long_table(
-        PageTable("Selection in the last round", head, rows, bars=(3, 4, 5, 7), note=note)
-    )
-
-
-def _quality_row(name: str, site: SiteRecord) -> list[str | TableCell]:
+def _quality_row(name: str, site: SiteRecord) -> list[str | Cell]:
     num_clean = site.number("clean")
-    num_flags = None if num_clean is None else site.num_samples - num_clean
+    num_noisy = None if num_clean is None else site.num_samples - num_clean
     num_pseudo = site.number("pseudo" if "pseudo" in site.values else "pseudo_count") or 0.0
     accuracy = site.number("pseudo_accuracy") if num_pseudo else None
     return [
         name,
         count_text(num_clean),
-        count_text(num_flags),
+        count_text(num_noisy),
         _bar_cell(site.number("noisy_precision")),
         _bar_cell(site.number("noisy_recall")),
         _bar_cell(site.number("noisy_auroc")),
@@ -114,63 +137,5 @@ def _quality_row(name: str, site: SiteRecord) -> list[str | TableCell]:
     ]
 
 
-def _bar_cell(value: float | None) -> TableCell:
-    return TableCell(ratio_text(value), value)
-
-
-def _quality_curves(run: LoadedRun, sites: Sequence[str], measures: Sequence[str]) -> PlotGallery:
-    pictures = []
-    for measure in measures:
-        drawing = draw_quality_over_rounds(run, measure, sites)
-        pictures.append(PlotImage(drawing, _describe_curve(run, measure, sites)))
-    legend = [LegendEntry("mean of the noisy sites", "ink"), LegendEntry("one site", "grid")]
-    if len(sites) <= NUM_COLOURS:
-        legend = [
-            LegendEntry(name, slot_token(i), "line", slot_dashes(i)) for i, name in enumerate(sites)
-        ]
-    return PlotGallery(pictures, "quarter", legend)
-
-
-def _describe_curve(run: LoadedRun, measure: str, sites: Sequence[str]) -> str:
-    ends = []
-    for site in sites[:MAX_LINES]:
-        _, values = run.site_series(site, measure)
-        if values:
-            ends.append(f"{site} {values[-1]:.2f}")
-    if len(sites) > MAX_LINES:
-        ends.append(f"and {len(sites) - MAX_LINES:,} more sites")
-    return f"{MEASURES[measure]} over rounds, final values: {', '.join(ends)}."
-
-
-@with_plot_style
-def draw_quality_over_rounds(run: LoadedRun, measure: str, sites: Sequence[str]) -> str:
-    """A line per site; for many sites thin lines and their mean."""
-    figure, axes = make_axes(250, 190, margin_left=30, margin_right=8)
-    if len(sites) <= NUM_COLOURS:
-        for i, site in enumerate(sites):
-            rounds, values = run.site_series(site, measure)
-            marker = "o" if len(rounds) == 1 else None
-            style = slot_line_style(i)
-            axes.plot(rounds, values, marker=marker, color=slot_colour(i), ls=style, lw=2)
-    else:
-        _draw_mean(axes, run, measure, sites)
-    axes.set_ylim(-0.03, 1.03)
-    axes.set_yticks([0, 0.25, 0.5, 0.75, 1.0], ["0", "", "0.5", "", "1"])
-    format_round_axis(axes, run.num_rounds, ticks=5)
-    axes.set_title(MEASURES[measure])
-    return figure_svg(figure, f"quality-{measure}")
-
-
-def _draw_mean(axes: Axes, run: LoadedRun, measure: str, sites: Sequence[str]) -> None:
-    values_of_round: dict[int, list[float]] = {}
-    step = -(-len(sites) // MAX_LINES)  # more lines would be a grey area
-    drawn_sites = set(sites[::step])
-    for site in sites:
-        rounds, values = run.site_series(site, measure)
-        if site in drawn_sites:
-            axes.plot(rounds, values, marker="o" if len(rounds) == 1 else None, color=GRID, lw=1)
-        for number, value in zip(rounds, values, strict=True):
-            values_of_round.setdefault(number, []).append(value)
-    rounds = sorted(values_of_round)
-    means = [float(np.mean(values_of_round[number])) for number in rounds]
-    axes.plot(rounds, means, color=INK)
+def _bar_cell(value: float | None) -> Cell:
+    return Cell(ratio_text(value), bar=value)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 
-from fedgsca.report.elements import PageSection, PageTable, TableCell, fold_long_table
+from fedgsca.report.elements import PageSection, fold_long_table
 from fedgsca.report.number_text import count_text
 from fedgsca.report.page_sections import run_section
 from fedgsca.report.run_reader import LoadedRun
+from fedgsca.report.table import Cell, Table
 from fedgsca.support.text import plural
 
 
@@ -35,9 +36,9 @@ def _section(
     head = ["Site", "Rounds asked", "Updates in time"]
     if num_late.total():
         head.append("Late updates")
-    rows: list[list[str | TableCell]] = []
+    rows: list[list[str | Cell]] = []
     for name in run.sites:
-        row: list[str | TableCell] = [name, count_text(num_asked[name]), count_text(num_used[name])]
+        row: list[str | Cell] = [name, count_text(num_asked[name]), count_text(num_used[name])]
         if num_late.total():
             row.append(count_text(num_late[name]))
         rows.append(row)
@@ -53,7 +54,7 @@ def _section(
         intro += (
             f" {plural(num_late.total(), 'update')} came late and counted with a smaller weight."
         )
-    table = PageTable("Participation of the sites", head, rows)
+    table = Table("Participation of the sites", head, rows)
     return PageSection("participation", "Who took part", intro, [fold_long_table(table)])
 
 

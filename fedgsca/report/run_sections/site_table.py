@@ -1,4 +1,4 @@
-"""The sites: images, noise, flagged labels, and which classes each of them holds."""
+"""The sites: images, noise, labels that were not used, and which classes each of them holds."""
 
 from __future__ import annotations
 
@@ -8,15 +8,14 @@ from fedgsca.report.elements import (
     MatrixGroup,
     PageElement,
     PageSection,
-    PageTable,
-    TableCell,
     fold_long_table,
     row_shares,
 )
 from fedgsca.report.number_text import count_text, percent_text
 from fedgsca.report.page_sections import run_section
-from fedgsca.report.run_facts import knows_truth, noise_title, site_noise
+from fedgsca.report.run_facts import knows_truth, noise_title, site_noise, unused_shares
 from fedgsca.report.run_reader import LoadedRun
+from fedgsca.report.table import Cell, Table
 
 
 @run_section(position=40)
@@ -33,26 +32,25 @@ def site_section(run: LoadedRun) -> PageSection | None:
     return PageSection("sites", "The sites and their labels", intro, blocks)
 
 
-def _site_table(run: LoadedRun) -> PageTable | Collapsible:
-    selection = run.last_selection
+def _site_table(run: LoadedRun) -> Table | Collapsible:
+    shares = unused_shares(run.metrics)
     has_truth = knows_truth(run, run.setup.sites)
     head = ["Site", "Images"]
     if has_truth:
         head += ["Noise added", "Labels wrong"]
-    if selection:
-        head.append("Labels flagged")
-    rows: list[list[str | TableCell]] = []
+    if shares:
+        head.append("Labels not trained on as given")
+    rows: list[list[str | Cell]] = []
     for name, site in run.setup.sites.items():
-        row: list[str | TableCell] = [name, count_text(site.num_samples)]
+        row: list[str | Cell] = [name, count_text(site.num_samples)]
         if has_truth:
             row.append(noise_title(site_noise(run, name)))
             row.append(percent_text(run.noise_rate(name), 1))
-        if selection:
-            share = selection[name].number("delta") if name in selection else None
-            row.append(percent_text(share, 1))
+        if shares:
+            row.append(percent_text(shares.get(name), 1))
         rows.append(row)
     caption = "Sites, in the order of the experiment"
-    return fold_long_table(PageTable(caption, head, rows, words=(2,) if has_truth else ()))
+    return fold_long_table(Table(caption, head, rows, words=(2,) if has_truth else ()))
 
 
 def _class_matrix(run: LoadedRun) -> HeatMatrix | None:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from statistics import median
 
-from fedgsca.report.elements import PageElement, PageSection, PageTable, TableCell
+from fedgsca.report.elements import PageElement, PageSection
 from fedgsca.report.number_text import percent_text, seconds_text
 from fedgsca.report.page_sections import run_section
 from fedgsca.report.run_facts import phase_seconds
 from fedgsca.report.run_reader import LoadedRun
+from fedgsca.report.table import Cell, Table
 from fedgsca.support.text import size_text
 
 
@@ -21,19 +22,19 @@ def cost_section(run: LoadedRun) -> PageSection | None:
     return PageSection("cost", "Time and traffic", "", blocks)
 
 
-def _time_tables(run: LoadedRun) -> list[PageTable]:
+def _time_tables(run: LoadedRun) -> list[Table]:
     if not run.timing:
         return []
     phases = phase_seconds(run)
     total = sum(map(sum, phases.values())) or 1.0
-    rows: list[list[str | TableCell]] = []
+    rows: list[list[str | Cell]] = []
     for phase, seconds in phases.items():
         share = sum(seconds) / total
-        cell = TableCell(percent_text(share), share)
+        cell = Cell(percent_text(share), bar=share)
         rows.append([phase, seconds_text(median(seconds)), seconds_text(sum(seconds)), cell])
     head = ["Phase", "Median per round", "All rounds", "Share"]
     note = f"{_memory_sentence(run)} {_slowest_site_sentence(run)}".strip()
-    return [PageTable("Where the time goes", head, rows, bars=(3,), note=note)]
+    return [Table("Where the time goes", head, rows, bars=(3,), note=note)]
 
 
 def _memory_sentence(run: LoadedRun) -> str:
@@ -58,7 +59,7 @@ def _slowest_site_sentence(run: LoadedRun) -> str:
     )
 
 
-def _traffic_tables(run: LoadedRun) -> list[PageTable]:
+def _traffic_tables(run: LoadedRun) -> list[Table]:
     directions = {
         "Server to sites": [record.bytes_down for record in run.metrics if record.bytes_down],
         "Sites to server": [record.bytes_up for record in run.metrics if record.bytes_up],
@@ -77,4 +78,4 @@ def _traffic_tables(run: LoadedRun) -> list[PageTable]:
     if not rows:
         return []
     head = ["Direction", "One site, one round", "One round", "All rounds"]
-    return [PageTable("Traffic", head, rows)]
+    return [Table("Traffic", head, rows)]

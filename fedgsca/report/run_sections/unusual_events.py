@@ -1,24 +1,14 @@
-"""Events that a method declares in `Method.logged`, refused updates, warnings about the data."""
+"""Events that a method declares in `Method.logged`, updates left out, warnings about the data."""
 
 from __future__ import annotations
 
-from fedgsca.report.elements import (
-    BulletList,
-    Collapsible,
-    PageElement,
-    PageSection,
-    PageTable,
-    fold_long_table,
-)
+from fedgsca.engine.filters.distance import LOW, LOW_ROUNDS, WINDOW
+from fedgsca.report.elements import BulletList, PageElement, PageSection, fold_long_table
 from fedgsca.report.number_text import count_text, range_text
 from fedgsca.report.page_sections import run_section
-from fedgsca.report.run_facts import (
-    describe_event,
-    event_rounds,
-    method_events,
-    opposition_alarms,
-)
+from fedgsca.report.run_facts import describe_event, distant_rounds, event_rounds, method_events
 from fedgsca.report.run_reader import LoadedRun
+from fedgsca.report.table import Table
 
 
 @run_section(position=120)
@@ -27,10 +17,8 @@ def event_section(run: LoadedRun) -> PageSection | None:
     blocks: list[PageElement] = []
     if run.damage:
         blocks.append(BulletList(run.damage, "Damaged files"))
-    blocks += [*_event_tables(run), *_rejection_tables(run), *_scaling_tables(run)]
-    alarms = opposition_alarms(run)
-    if alarms:
-        blocks.insert(0, BulletList(alarms, "One site against all others"))
+    tables = [*_event_tables(run), *_refusal_tables(run), *_distance_tables(run)]
+    blocks += [fold_long_table(table) for table in tables]
     if run.setup.warnings:
         blocks.append(BulletList(run.setup.warnings, "Warnings and notes about the data"))
     if not blocks:
@@ -38,25 +26,22 @@ def event_section(run: LoadedRun) -> PageSection | None:
     return PageSection("events", "Events and warnings", "", blocks)
 
 
-def _event_tables(run: LoadedRun) -> list[PageTable | Collapsible]:
+def _event_tables(run: LoadedRun) -> list[Table]:
     """One table per event of the method."""
-    tables: list[PageTable | Collapsible] = []
+    tables = []
     for event, clause in method_events(run).items():
-        rounds = event_rounds(run, event)
-        if rounds:
-            rows = [
-                [site, range_text(numbers), count_text(len(numbers))]
-                for site, numbers in sorted(rounds.items())
-            ]
-            caption = f"Rounds in which {clause}"
+        rows = []
+        for site, numbers in sorted(event_rounds(run, event).items()):
+            rows.append([site, range_text(numbers), count_text(len(numbers))])
+        if rows:
+            title = f"Rounds in which {clause}"
             head = ["Site", "Rounds", "Times"]
             note = describe_event(run, event)
-            table = PageTable(caption, head, rows, words=(1,), note=note)
-            tables.append(fold_long_table(table))
+            tables.append(Table(title, head, rows, words=(1,), note=note))
     return tables
 
 
-def _rejection_tables(run: LoadedRun) -> list[PageTable | Collapsible]:
+def _refusal_tables(run: LoadedRun) -> list[Table]:
     rounds: dict[tuple[str, str], list[int]] = {}
     for record in run.metrics:
         for site, reason in record.refusals.items():
@@ -66,22 +51,20 @@ def _rejection_tables(run: LoadedRun) -> list[PageTable | Collapsible]:
     rows = [
         [site, reason, range_text(numbers)] for (site, reason), numbers in sorted(rounds.items())
     ]
-    note = "A refused update is left out of the average; the round continues with the other sites."
-    head = ["Site", "Reason", "Rounds"]
-    table = PageTable("Refused updates", head, rows, words=(1, 2), note=note)
-    return [fold_long_table(table)]
+    note = "An update that is left out does not count; the round continues with the other sites."
+    return [Table("Updates left out", ["Site", "Reason", "Rounds"], rows, words=(1, 2), note=note)]
 
 
-def _scaling_tables(run: LoadedRun) -> list[PageTable | Collapsible]:
-    """Changes that the guard used with a smaller norm."""
-    rounds = event_rounds(run, "scaled_down")
+def _distance_tables(run: LoadedRun) -> list[Table]:
+    """Sites that the others would hardly listen to: a question, not a verdict."""
+    rounds = distant_rounds(run)
     if not rounds:
         return []
-    rows = [
-        [site, range_text(numbers), count_text(len(numbers))] for site, numbers in rounds.items()
-    ]
-    note = "The guard uses a change that is unusually large with the norm of the other sites."
-    table = PageTable(
-        "Changes scaled down", ["Site", "Rounds", "Times"], rows, words=(1,), note=note
+    rows = [[site, range_text(numbers)] for site, numbers in sorted(rounds.items())]
+    note = (
+        "Their updates are far from those of all others: under the rule mixing they had less than "
+        f"{LOW:.0%} of the weight of their images in {LOW_ROUNDS} of {WINDOW} rounds. Ask what "
+        "differs: other images, classes or labels, other software, or false updates. Nothing was "
+        "left out for it."
     )
-    return [fold_long_table(table)]
+    return [Table("Sites far from all others", ["Site", "Rounds"], rows, words=(1,), note=note)]

@@ -1,1 +1,0 @@
-"""A benchmark that others can cite: frozen protocols, checkable submissions, a leaderboard."""

@@ -1,0 +1,66 @@
+"""The last filter, and the list of all filters."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+
+from fedgsca.config import Config
+from fedgsca.engine.filters.base import RoundContext, UpdateFilter
+from fedgsca.engine.filters.claims import ClaimFilter
+from fedgsca.engine.filters.distance import DistanceFilter
+from fedgsca.engine.filters.form import ClipFilter, FormFilter, RepetitionFilter
+from fedgsca.engine.filters.lateness import LatenessFilter
+from fedgsca.methods.base import Method
+from fedgsca.robust.base import Rule, RuleSettings, make_rule
+from fedgsca.robust.combine import combine_extras, combine_models
+from fedgsca.robust.spool import UpdateSpool
+from fedgsca.wire import Extra, Update
+
+_DIAGNOSIS = "mixing"  # the rule of the distance filter
+
+
+def make_filters(
+    config: Config, method: Method, names: Sequence[str], dims: Mapping[str, int]
+) -> list[UpdateFilter]:
+    """The filters of a run, in their order. `dims` are those of `Extra.resolve`."""
+    settings = config.aggregation
+    rule_settings = RuleSettings(liars=settings.liars)
+    filters: list[UpdateFilter] = [
+        FormFilter(method.uploads, dims),
+        ClaimFilter(settings, names),
+    ]
+    if config.privacy is not None:
+        filters.append(ClipFilter(config.privacy))
+    filters += [
+        RepetitionFilter(),
+        LatenessFilter(method, config.federation.staleness),
+        DistanceFilter(make_rule(_DIAGNOSIS, rule_settings), names),
+    ]
+    rule = make_rule(settings.rule, rule_settings)
+    if rule.needs_all:
+        filters.append(RuleFilter(rule, method.uploads))
+    return filters
+
+
+class RuleFilter(UpdateFilter):
+    """Gives every update the model, and the extras, that the rule makes of all of them."""
+
+    name = "rule"
+
+    def __init__(self, rule: Rule, uploads: Mapping[str, Extra]) -> None:
+        self.rule = rule
+        self.uploads = uploads
+
+    def judge(self, updates: Iterator[Update], context: RoundContext) -> Iterator[Update]:
+        """All updates, when the last one is there."""
+        payload = context.payload
+        with UpdateSpool(context.folder) as spool:
+            for update in updates:
+                spool.add(update)
+            positions = range(len(spool))
+            model = combine_models(self.rule, spool, positions, payload.weights)
+            extras = combine_extras(self.rule, spool, positions, self.uploads, payload.extras)
+            for position in positions:
+                result = spool.update_with(position, model)
+                yield replace(result, extras=extras[position])

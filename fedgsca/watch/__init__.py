@@ -1,1 +1,0 @@
-"""`fedgsca watch`: a local page that shows runs while they happen, from the files they write."""
