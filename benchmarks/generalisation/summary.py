@@ -73,7 +73,7 @@ def rank_methods(scores: Mapping[str, float]) -> dict[str, float]:
     return ranks
 
 
-def tuned_lr(scores: Scores, setting: Setting, method: str = BASELINE) -> float | None:
+def tuned_lr(scores: Scores, setting: Setting, method: str = BASELINE) -> Rate | None:
     """The learning rate with the highest mean score on clean validation labels.
 
     None until all learning rates are finished with the same seeds.
@@ -97,7 +97,7 @@ class SettingRow:
     seeds: int
     baseline: float | None
     tuned: float | None
-    tuned_lr: float | None
+    tuned_lr: Rate | None
     ours: float | None
     # name and F1, over the seeds that the rivals have
     rival: tuple[str, float] | None

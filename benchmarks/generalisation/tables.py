@@ -248,8 +248,8 @@ def main_table(rows: Sequence[SettingRow]) -> Table:
         setting = row.setting
         rival = DASH if row.rival is None else f"{row.rival[0]} {row.rival[1]:.1f}"
         tuned = number(row.tuned)
-        if row.tuned is not None:
-            tuned += f" ({row.tuned_lr:g})"
+        if row.tuned_lr is not None:
+            tuned += f" ({rate_text(row.tuned_lr)})"
         line: list[str | Cell] = [
             setting.data,
             setting.model,

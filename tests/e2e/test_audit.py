@@ -187,11 +187,11 @@ def train_at_hospital(experiment: Experiment, folder: Path) -> None:
     """What a deployed site does in its state folder."""
     from fedgsca.engine.local import SiteRunner
     from fedgsca.experiment.site_rows import keep_samples
-    from fedgsca.methods.base import make_method
+    from fedgsca.methods.compose import compose_method
     from fedgsca.site import weights_of
 
     rounds = experiment.config.train.rounds
-    runner = SiteRunner(experiment, make_method("fedavg", {}, rounds), folder)
+    runner = SiteRunner(experiment, compose_method(experiment.config), folder)
     keep_samples(folder, experiment)
     state = runner.method.start(weights_of(runner.model), seed=0)
     for round_index in range(rounds):
@@ -212,7 +212,7 @@ def test_a_hospital_audits_from_its_own_folder(tmp_path: Path) -> None:
         "noise": {"spec": "0"},
         "federation": {"sites": ["north", "south"]},
     }
-    config = build(merge(toy_config("fedavg").to_tree(), changes))
+    config = build(merge(toy_config("fedavg", audit__enabled=True).to_tree(), changes))
     train_at_hospital(prepare_site(config, "north", str(data)), tmp_path)
     with pytest.raises(ConfigError) as error:
         audit(tmp_path)
