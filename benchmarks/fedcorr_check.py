@@ -54,7 +54,7 @@ def run_loop(experiment: Experiment, *, at_once: int) -> Outcome:
         stages[0],
         stages[1],
         rounds - sum(stages),
-        lr=config.train.lr,
+        lr=config.train.rate,
         batch=config.train.batch_size,
         clients_at_once=at_once,
     )

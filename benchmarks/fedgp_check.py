@@ -103,7 +103,7 @@ def run_loop(experiment: Experiment, changes: Mapping[str, Any]) -> Outcome:
         train.rounds,
         rounds_of(config.options["warmup"], train.rounds),
         epochs=train.epochs,
-        lr=train.lr,
+        lr=train.rate,
         momentum=train.momentum,
         weight_decay=train.weight_decay,
         batch=train.batch_size,

@@ -23,14 +23,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal, Protocol
 
 import numpy as np
 
 from fedgsca.support.lazy_torch import F, Tensor, nn, no_grad, torch
-
-if TYPE_CHECKING:
-    from fedgsca.train import Batch
 
 Reduction = Literal["mean", "sum", "none"]
 Schedule = Literal["cosine", "linear", "constant"]
@@ -98,6 +95,17 @@ def credal_gradient(
     make_set = _uniform_set if uniform else _robust_set
     r, _ = _project(log_p, make_set(log_p, labels, beta, permission), max(alpha, MIN_ALPHA))
     return torch._log_softmax_backward_data(r.mul_(weights).neg_(), log_p, 1, log_p.dtype)
+
+
+class Batch(Protocol):
+    """What an objective sees of a training step (fedgsca/train.py)."""
+
+    @property
+    def x(self) -> Tensor: ...
+    @property
+    def y(self) -> Tensor: ...
+    @property
+    def rows(self) -> np.ndarray: ...
 
 
 @dataclass(frozen=True)

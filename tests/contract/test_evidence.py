@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -41,7 +42,7 @@ def weight_bytes(folder: Path) -> dict[str, bytes]:
     return {name: array.tobytes() for name, array in arrays.items()}
 
 
-def audited(method: str, **sets: object) -> Config:
+def audited(method: str, **sets: Any) -> Config:
     return toy_config(method, frozen=True, **{"train__rounds": 8, "audit__enabled": True, **sets})
 
 

@@ -73,9 +73,7 @@ EAGER = (
     "--set",
     "fedgsca.warmup=0",
     "--set",
-    "fedgsca.wait_for_health=false",
-    "--set",
-    "fedgsca.selector.var_floor=0.001",
+    "fedgsca.var_floor=0.001",
 )
 
 
@@ -467,11 +465,9 @@ def test_the_preview_is_what_a_run_gets(shell: Shell) -> None:
 
 
 def test_wire_shows_what_a_run_sends(shell: Shell) -> None:
-    found = shell.json("wire", "fedgsca", "--data", toy_npz())
+    found = shell.json("wire", "fedgsca-e", "--data", toy_npz())
     assert "evidence.weight" in {extra["name"] for extra in found["leaves"]["extras"]}
-    # a run as short as this one has no evidence heads
-    off = "evidence.enabled=false"
-    found = shell.json("wire", "fedgsca", "--data", toy_npz(), "--set", off)
+    found = shell.json("wire", "fedgsca", "--data", toy_npz())
     up = found["leaves"]
     assert {extra["name"]: extra["shape"] for extra in up["extras"]}["selector"] == [6]
     assert {extra["name"]: extra["shape"] for extra in up["extras"]}["thresholds"] == [
@@ -480,7 +476,7 @@ def test_wire_shows_what_a_run_sends(shell: Shell) -> None:
     assert (
         sum(group["bytes"] for group in up["weights"]) == up["weights_bytes"] < up["message_bytes"]
     )
-    result = shell.json("run", *tiny("--out", "a"))
+    result = shell.json("run", "--method", "fedgsca", *tiny("--out", "a"))
     sent = found["sites"] * (up["weights_bytes"] + up["extras_bytes"])
     assert result["bytes_per_round"]["up"] == sent
     beside = {row["name"]: row["shape"] for row in found["deployment"]}
@@ -498,8 +494,7 @@ def test_wire_shows_what_a_run_sends(shell: Shell) -> None:
 
 
 def test_wire_in_words(shell: Shell) -> None:
-    # evidence heads send some numbers in some rounds only
-    off = ("--set", "fedgsca.diagnostics=false", "--set", "evidence.enabled=false")
+    off = ("--set", "fedgsca.diagnostics=false")
     code, out, _ = shell("wire", "fedgsca", "--data", toy_npz(), *off)
     assert code == 0
     assert "two Gaussians" in out and "weights head" in out and "num_samples" in out
@@ -563,21 +558,16 @@ def test_methods_and_their_options(shell: Shell) -> None:
     assert {"fedavg", "fedprox", "fedgsca"} <= set(names)
     options = {option["key"]: option for option in shell.json("methods", "fedgsca")["options"]}
     assert options["fedgsca.warmup"]["type"] == "int ≥ 0"
-    assert options["fedgsca.selector.clip"]["type"] == "float > 0 | none"
-    assert options["fedgsca.guard.enabled"]["default"] is True
+    assert options["fedgsca.guard"]["default"] is True
     code, out, _ = shell("methods", "fedgsca")
-    assert code == 0 and "fedgsca.selector.scope" in out and "global | own" in out
+    assert code == 0 and "fedgsca.scope" in out and "global | own" in out
     assert "no options" in shell("methods", "fedavg")[1]
 
 
 def test_config_resolves_and_differs(shell: Shell) -> None:
-    code, out, _ = shell("config", "--noise", "S40", "--set", "fedgsca.guard.max_delta=0.6")
+    code, out, _ = shell("config", "--noise", "S40", "--set", "fedgsca-e.zeta=0.6")
     tree = tomllib.loads(out)
-    assert (
-        code == 0
-        and tree["noise"]["spec"] == "S40"
-        and tree["fedgsca"]["guard"]["max_delta"] == 0.6
-    )
+    assert code == 0 and tree["noise"]["spec"] == "S40" and tree["fedgsca-e"]["zeta"] == 0.6
     Path("c.toml").write_text(out)
     assert shell("config", "--config", "c.toml")[1] == out  # what is written reads back as itself
     keys = {row["key"] for row in shell.json("config", "--diff", "paper")}

@@ -393,7 +393,7 @@ def test_the_corrected_file_keeps_images_that_the_run_did_not_use(tmp_path: Path
     data = tmp_path / "data"
     shutil.copytree(toy_folder("five_samples"), data)
     config = toy_config(
-        "fedavg", source=data, train__rounds=2, data__train=40, data__test=12, noise__spec="0"
+        "fedavg", source=data, audit__enabled=True, data__train=40, data__test=12, noise__spec="0"
     )
     run(config, tmp_path / "run")
     audit = next(iter(fedgsca.audit(tmp_path / "run")))

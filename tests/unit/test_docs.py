@@ -373,7 +373,7 @@ def test_a_wrong_key_would_be_noticed() -> None:
     load_methods()
     for item in ("train.lrr=1", "train.lr=fast", "fedgsca.zetta=LR"):
         assert why_refused(item)
-    for item in ("train.lr=LR", "fedgsca.selector.clip=none"):
+    for item in ("train.lr=LR", "data.image_size=none"):
         assert why_refused(item) is None
 
 

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from fedgsca.methods.parts.fedgsca_options import FedGSCAOptions
 
 from benchmarks.generalisation.constants import list_constants
 from benchmarks.generalisation.effects import (
@@ -51,6 +50,7 @@ from benchmarks.generalisation.variants import (
     list_option_variants,
 )
 from fedgsca.grid.demo_plan import has_pretrained_network
+from fedgsca.methods.fedgsca_e import FedGSCAEOptions
 
 needs_weights = pytest.mark.skipif(not has_pretrained_network(), reason="needs the extra [weights]")
 SETTING = Setting("tiny", FROZEN, MIXED, "stratified")
@@ -63,7 +63,7 @@ def tiny_dataset() -> Dataset:
 
 @pytest.fixture(scope="module")
 def federation() -> Federation:
-    config = cell_config(Cell(SETTING, OURS, 0.05, 1), tiny_dataset(), QUICK)
+    config = cell_config(Cell(SETTING, OURS, "auto", 1), tiny_dataset(), QUICK)
     share_features(config)
     return make_federation(config)
 
@@ -83,10 +83,10 @@ def test_the_simulator_computes_what_the_product_does(
     f1 = {
         BASELINE: run_fedavg(federation),
         CEILING: run_fedavg(federation, is_ceiling=True),
-        OURS: run_fedgsca(federation, opinions, FedGSCAOptions()),
+        OURS: run_fedgsca(federation, opinions, FedGSCAEOptions()),
     }
     for method, value in f1.items():
-        result = measure_cell(Cell(SETTING, method, 0.05, 1), tiny_dataset(), QUICK, tmp_path)
+        result = measure_cell(Cell(SETTING, method, "auto", 1), tiny_dataset(), QUICK, tmp_path)
         # one image of 48 may change sides by rounding
         assert value == pytest.approx(result.f1, abs=1.0), method
 
@@ -103,7 +103,7 @@ def test_a_site_falls_back_to_its_labels_when_its_evidence_explains_less_than_be
         round: [Opinion(opinion.posterior[:, ::-1], 0.1, 0.2) for opinion in items]
         for round, items in opinions.items()
     }
-    options = FedGSCAOptions()
+    options = FedGSCAEOptions()
     # a posterior that is not used cannot change anything
     assert run_fedgsca(federation, weak_opinions, options) == run_fedgsca(
         federation, reversed_opinions, options
@@ -121,25 +121,22 @@ def test_evidence_may_decline_a_little() -> None:
 
 
 def test_every_constant_of_the_evidence_is_halved_and_doubled() -> None:
-    options = FedGSCAOptions()
+    options = FedGSCAEOptions()
     for name, value in list_constants(MODULE).items():
         half, double = CONSTANTS[name]
         assert half == value / 2
         assert double == value * 2 or name == "MAX_RATE"
-    for name in ("noise_level", "class_balance", "alpha"):
+    for name in ("noise_level", "alpha"):
         assert OPTIONS[name] == (getattr(options, name) / 2, getattr(options, name) * 2)
-    assert options.step_bounds is not None
-    low, high = options.step_bounds
-    assert OPTIONS["step_bounds"] == ((low / 2, high / 2), (low * 2, high * 2))
 
 
 def test_every_variant_is_listed_once_and_is_valid() -> None:
     variants = [*list_option_variants(), *list_constant_variants()]
     assert len({variant.folder for variant in variants}) == len(variants)
     for variant in variants:
-        options = FedGSCAOptions.model_validate(variant.option_values())
+        options = FedGSCAEOptions.model_validate(variant.option_values())
         is_option = variant.name in OPTIONS and variant.name != "train.lr"
-        assert (options != FedGSCAOptions()) == is_option
+        assert (options != FedGSCAEOptions()) == is_option
 
 
 # ---- the table ----
@@ -180,17 +177,17 @@ def test_finished_runs_are_read_and_not_repeated(
 ) -> None:
     variants = [DEFAULT, Variant("zeta", 0.4)]
     measure_setting(SETTING, tiny_dataset(), QUICK, 1, variants, tmp_path)
-    lines = make_table(tmp_path, [(SETTING, 1)], variants)
-    assert len(lines) == 4 and lines[2].startswith("| (default) |")
+    table = make_table(tmp_path, [(SETTING, 1)], variants)
+    assert len(table.rows) == 2 and table.rows[0][0] == "(default)"
 
     def fail(*_: object) -> None:
         raise AssertionError("a finished run is repeated")
 
     monkeypatch.setattr("benchmarks.generalisation.effects.make_federation", fail)
     measure_setting(SETTING, tiny_dataset(), QUICK, 1, variants, tmp_path)
-    assert make_table(tmp_path, [(SETTING, 1)], variants) == lines
+    assert make_table(tmp_path, [(SETTING, 1)], variants) == table
     # a variant without all runs has no row
-    assert len(make_table(tmp_path, [(SETTING, 1), (NO_NOISE, 1)], variants)) == 2
+    assert not make_table(tmp_path, [(SETTING, 1), (NO_NOISE, 1)], variants).rows
 
 
 def test_the_command_has_no_part_with_test_images() -> None:

@@ -120,6 +120,8 @@ DOWNLOADS: Mapping[str, Extra] = {
 class MethodWithHeads(Method):
     """A method with evidence heads beside it. See the text of this module."""
 
+    name = ""  # that of the method
+
     def __init__(
         self,
         method: Method,
