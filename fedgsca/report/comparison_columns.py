@@ -26,6 +26,8 @@ from fedgsca.report.table import Cell, Table
 from fedgsca.support.text import DASH, duration, percent, plural, signed, size_text
 
 NO_GAP = f"no recovery: the ceiling is less than {MIN_GAP:g} point above FedAvg"
+# sentences about pairs at the top of a page; more of them are a list below the tables
+MAX_PAIRS = 6
 UNUSED_LABELS = "Labels not trained on as given"
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from fedgsca.report.comparison_columns import (
+    MAX_PAIRS,
     difference_sentences,
     explain_numbers,
     make_tables,
@@ -47,7 +48,7 @@ def result_section(comparison: LoadedComparison) -> PageSection | None:
         is_open = len(tables) <= _MAX_OPEN_TABLES
         blocks.append(table if is_open else Collapsible(table.title, [table]))
     sentences = difference_sentences(comparison.record)
-    if sentences:
+    if len(sentences) > MAX_PAIRS:  # the others are at the top of the page
         blocks.append(BulletList(sentences, "What can be told apart"))
     full_tables = make_tables(comparison.record)
     blocks.append(Collapsible("All numbers, as in compare.md and compare.csv", full_tables))
