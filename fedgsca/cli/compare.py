@@ -112,7 +112,7 @@ TunedFile = Annotated[
     typer.Option("--tuned", help="TOML with settings for each method, [METHOD.SECTION]"),
 ]
 
-Timed = Annotated[
+MeasureTimes = Annotated[
     bool,
     typer.Option("--timed", help="also the time to FedAvg's best F1 and to 95 % of the ceiling"),
 ]
@@ -154,7 +154,7 @@ def compare(
     out: Out = None,
     title: Title = None,
     tuned_file: TunedFile = None,
-    timed: Timed = False,
+    measure_times: MeasureTimes = False,
     shard: ShardText = None,
     jobs: Jobs = 1,
     track: Track = None,
@@ -216,14 +216,14 @@ def compare(
         methods=parse_methods(methods) if methods is not None else default_methods(),
         noises=parse_noises(noise or ["0-S40-P20-C20"]),
         seeds=parse_seeds(seeds),
-        tree=timed_tree(tree) if timed else tree,
+        tree=timed_tree(tree) if measure_times else tree,
         ceiling=ceiling,
         clean=clean,
         title=title or "",
         method_settings=read_tuned(tuned_file) if tuned_file else {},
         models=parse_models(models) if models is not None else (),
         vary=parse_variation(variations),
-        is_timed=timed,
+        is_timed=measure_times,
     )
     check_variation(plan.vary, plan.tree)
     source = plan.cells()[0].config.data.source
@@ -333,7 +333,7 @@ def run_comparison(
 ) -> ComparisonResult:
     """Start or resume a comparison; then tables and report, and an error if runs failed."""
     from fedgsca.grid.comparison import check_folder, run_plan, write_tables
-    from fedgsca.grid.runner import WHOLE, finished_cells, raise_failures
+    from fedgsca.grid.runner import ALL_CELLS, finished_cells, raise_failures
     from fedgsca.report.html_page import write_report
     from fedgsca.tracking.start_tracking import find_targets, track_comparison
 
@@ -349,7 +349,7 @@ def run_comparison(
         tracking = track_comparison(grid_display, out, plan, targets, print_warning)
         observer = tracking or grid_display
         try:
-            result = run_plan(plan, out, observer, jobs=jobs, shard=shard or WHOLE)
+            result = run_plan(plan, out, observer, jobs=jobs, shard=shard or ALL_CELLS)
         except BaseException:  # Ctrl-C, too
             if tracking is not None:
                 tracking.finish(None)

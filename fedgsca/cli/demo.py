@@ -78,10 +78,10 @@ def _introduce(plan: ComparisonPlan) -> None:
     for position, noise in enumerate(site_noises, 1):
         rates.append(f"{_noise_text(noise)} at hospital {position}")
     print_line(f"Wrong labels: {', '.join(rates)}.")
-    others = [plan.label_of(name) for name in plan.methods[1:]]
-    verb = "finds" if len(others) == 1 else "find"
+    titles = [plan.label_of(name) for name in plan.methods[1:]]
+    verb = "finds" if len(titles) == 1 else "find"
     print_line(
-        f"{plan.label_of(plan.methods[0])} trusts every label, {join_words(others)} {verb} the"
+        f"{plan.label_of(plan.methods[0])} trusts every label, {join_words(titles)} {verb} the"
         f" suspect ones: {config.train.rounds} rounds each."
     )
     if plan.ceiling:

@@ -705,7 +705,7 @@ class Comparison(Record):
     # the method that the others are compared with; None: FedAvg, or else the first
     reference: str | None = None
     # what a publication prints for the same rows
-    printed: PrintedNumbers | None = None
+    publication: PrintedNumbers | None = None
     # sentences about all tables, such as the scale of a reproduction
     notes: tuple[str, ...] = ()
     models: tuple[str, ...] | None = None  # networks, if there are several

@@ -110,7 +110,7 @@ def compare(
     clean     also train FedAvg without noise
     jobs      processes that train the sites of a run
 
-    Raises FedgscaError after the other runs have finished if a run failed.
+    Raises FedgscaError after the other runs have finished_runs if a run failed.
     """
     out = Path(out)
     plan = ComparisonPlan(
@@ -149,7 +149,7 @@ def run_plan(
     observer: GridObserver,
     *,
     jobs: int = 1,
-    shard: runner.Shard = runner.WHOLE,
+    shard: runner.Shard = runner.ALL_CELLS,
 ) -> ComparisonResult:
     """Run what the plan requests and is not finished yet.
 
@@ -165,16 +165,16 @@ def run_plan(
     save_plan(joint_plan, out)
     cells = joint_plan.cells()
     results = finished_cells(cells, out)
-    made: dict[str, ComparisonCell] = {}
+    known_cells: dict[str, ComparisonCell] = {}
 
     def save_numbers(cell: GridCell) -> None:
-        if joint_plan.printed is not None:  # hundreds of large checkpoints would fill the disk
+        if joint_plan.publication is not None:  # hundreds of large checkpoints would fill the disk
             shutil.rmtree(folder_of(cell, out) / "checkpoint", ignore_errors=True)
-        save_comparison(out, collect(joint_plan, cells, results, out, made))
+        save_comparison(out, collect(joint_plan, cells, results, out, known_cells))
 
     part = shard.part(requested_cells)
     failures = run_cells(part, out, observer, results, jobs=jobs, on_result=save_numbers)
-    return ComparisonResult(out, collect(joint_plan, cells, results, out, made), failures)
+    return ComparisonResult(out, collect(joint_plan, cells, results, out, known_cells), failures)
 
 
 def collect(
@@ -182,26 +182,26 @@ def collect(
     cells: Iterable[GridCell],
     results: Results,
     out: Path,
-    made: dict[str, ComparisonCell] | None = None,
+    known_cells: dict[str, ComparisonCell] | None = None,
 ) -> Comparison:
-    """The content of compare.json from the finished runs; `made` keeps cells for the next call."""
-    made = {} if made is None else made
+    """The content of compare.json from the finished runs; `known_cells` is for the next call."""
+    known_cells = {} if known_cells is None else known_cells
     ceiling: dict[str, dict[str, float]] = {}
     clean: dict[str, float] = {}
     rows = []
-    finished = [cell for cell in cells if cell.name in results]
-    for cell in finished:
+    finished_runs = [cell for cell in cells if cell.name in results]
+    for cell in finished_runs:
         result = results[cell.name]
         if cell.role == "method":
-            if cell.name not in made:
-                made[cell.name] = _plan_cell(plan, cell, result, out)
-            rows.append(made[cell.name])
+            if cell.name not in known_cells:
+                known_cells[cell.name] = _plan_cell(plan, cell, result, out)
+            rows.append(known_cells[cell.name])
         elif cell.role == "ceiling":
             condition = cell.variant.join(cell.noise)
             ceiling.setdefault(condition, {})[str(cell.seed)] = result.f1
         else:
             clean[str(cell.seed)] = result.f1
-    data = next((results[cell.name].data for cell in finished), "")
+    data = next((results[cell.name].data for cell in finished_runs), "")
     labels = [plan.label_of(row) for row in plan.methods]
     return Comparison(
         title=plan.title or f"{join_words(labels)} on {data}",
@@ -215,7 +215,7 @@ def collect(
         models=plan.models or None,
         vary=plan.vary or None,
         reference=plan.reference or None,
-        printed=plan.printed,
+        publication=plan.publication,
         notes=plan.notes,
     )
 
@@ -223,9 +223,9 @@ def collect(
 def _plan_cell(
     plan: ComparisonPlan, cell: GridCell, result: RunResult, out: Path
 ) -> ComparisonCell:
-    made = make_cell(cell.config, result, folder_of(cell, out))
+    comparison_cell = make_cell(cell.config, result, folder_of(cell, out))
     return replace(
-        made,
+        comparison_cell,
         method=cell.row,
         label=plan.label_of(cell.row),
         noise=cell.noise,

@@ -64,7 +64,7 @@ class ComparisonPlan:
     # the row that the others are compared with; empty: FedAvg, or else the first
     reference: str = ""
     # numbers of a publication to stand beside ours
-    printed: PrintedNumbers | None = None
+    publication: PrintedNumbers | None = None
     # sentences about all tables
     notes: tuple[str, ...] = ()
 
@@ -128,7 +128,7 @@ class ComparisonPlan:
     def to_json(self) -> dict[str, Any]:
         """The content of plan.json: what differs from an empty plan."""
         tree = asdict(self)
-        tree["printed"] = None if self.printed is None else self.printed.to_json()
+        tree["publication"] = None if self.publication is None else self.publication.to_json()
         empty = asdict(ComparisonPlan((), (), ()))
         return {key: value for key, value in tree.items() if value != empty[key]}
 
@@ -139,8 +139,8 @@ class ComparisonPlan:
         for name in ("methods", "noises", "seeds", "models", "notes"):
             fields[name] = tuple(fields.get(name, ()))
         fields["vary"] = {key: tuple(values) for key, values in fields.get("vary", {}).items()}
-        if "printed" in fields:
-            fields["printed"] = PrintedNumbers.from_json(fields["printed"])
+        if "publication" in fields:
+            fields["publication"] = PrintedNumbers.from_json(fields["publication"])
         return cls(**fields)
 
 

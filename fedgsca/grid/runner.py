@@ -230,13 +230,13 @@ class Shard:
         return f"{self.index}/{self.count}"
 
 
-WHOLE = Shard()
+ALL_CELLS = Shard()
 
 
 def parse_shard(text: str | None) -> Shard:
     """ "2/3" is the second of three parts; None is everything."""
     if text is None:
-        return WHOLE
+        return ALL_CELLS
     index, _, count = text.partition("/")
     if index.isdecimal() and count.isdecimal() and 1 <= int(index) <= int(count):
         return Shard(int(index), int(count))

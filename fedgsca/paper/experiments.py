@@ -68,7 +68,7 @@ class PaperExperiment:
 
 _RATES = ("0-S10-S10-S20", "0-S20-S20-S40", "0-P10-P10-P20", "0-P20-P20-P40")
 _TYPES = ("0-S10-P10-C10", "S10-S20-P10-P20", "0-S40-P20-C20")
-_MIXED = ("0-S10-P10-C10",)
+_MIXED_NOISE = ("0-S10-P10-C10",)
 
 _NO_RCL: Tree = {"loss": "ce"}
 _NO_ATP: Tree = {**_NO_RCL, "thresholds": "fixed", "zeta": 0.7}
@@ -104,7 +104,7 @@ _EXPERIMENTS = (
     PaperExperiment("odir-rates", "sites with different noise rates", "odir", _RATES),
     PaperExperiment("odir-types", "sites with different noise types", "odir", _TYPES),
     PaperExperiment("chaoyang", "labels as the pathologists gave them", "chaoyang", (REAL,)),
-    PaperExperiment("ablation", "FedGSCA without its parts", "kvasir", _MIXED, _PARTS),
+    PaperExperiment("ablation", "FedGSCA without its parts", "kvasir", _MIXED_NOISE, _PARTS),
     PaperExperiment("ablation-chaoyang", "FedGSCA without its parts", "chaoyang", (REAL,), _PARTS),
     PaperExperiment(
         "noise-levels",
@@ -118,7 +118,7 @@ _EXPERIMENTS = (
         "sensitivity",
         "hyper-parameters of FedGSCA",
         "odir",
-        _MIXED,
+        _MIXED_NOISE,
         _SETTINGS,
         reference="zeta-0.8",
         notes=("ζ₀ = 0.8 and β cosine 0.75 → 0.55 are the same settings, FedGSCA's default.",),
@@ -127,7 +127,7 @@ _EXPERIMENTS = (
         "stability",
         "distance of the sites' models from the one they received",
         "kvasir",
-        _MIXED,
+        _MIXED_NOISE,
         {"css": ("FedGSCA (CSS)", {"scope": "own"})},
         methods=("fedavg", "fedgp", "fedgsca"),
         notes=(

@@ -55,7 +55,7 @@ def read_numbers() -> dict[str, Any]:
     return dict(json.loads(text))
 
 
-def printed(name: str) -> PrintedNumbers | None:
+def printed_numbers(name: str) -> PrintedNumbers | None:
     """The paper's numbers of one experiment; None where it prints a figure without numbers."""
     experiment = read_numbers()["experiments"].get(name)
     if experiment is None:
@@ -82,7 +82,7 @@ def make_plan(
     dataset = DATASETS[experiment.dataset]
     source = choose_source(experiment.dataset, source, scale)
     is_own = source.startswith(f"{experiment.dataset}:")
-    numbers = printed(experiment.name)
+    numbers = printed_numbers(experiment.name)
     chosen_noises = _choose("--noise", noises, experiment.noises)
     noise_tree: Tree = {}
     if REAL in chosen_noises:
@@ -103,7 +103,7 @@ def make_plan(
         labels={row: label for row, (label, _) in experiment.variants.items()},
         reference=experiment.reference,
         is_timed=experiment.is_timed,
-        printed=numbers,
+        publication=numbers,
         notes=make_notes(experiment, scale, source, run_tree, without_weights=without_weights),
     )
 
@@ -117,15 +117,15 @@ def _variant_settings(experiment: PaperExperiment) -> dict[str, Tree]:
 
 def _choose(flag: str, names: tuple[str, ...], available: tuple[str, ...]) -> tuple[str, ...]:
     """The names, in any case; all that are available if there are none."""
-    known = {name.lower(): name for name in available}
-    invalid = [name for name in names if name.lower() not in known]
+    names_by_key = {name.lower(): name for name in available}
+    invalid = [name for name in names if name.lower() not in names_by_key]
     if invalid:
         raise ConfigError(
             "table.unknown-part",
             f"{flag}: this experiment does not have {', '.join(map(repr, invalid))}",
-            fix=f"use one or more of: {', '.join(known.values())}",
+            fix=f"use one or more of: {', '.join(names_by_key.values())}",
         )
-    return tuple(known[name.lower()] for name in names) or tuple(known.values())
+    return tuple(names_by_key[name.lower()] for name in names) or tuple(names_by_key.values())
 
 
 def check_settings(tree: Mapping[str, Any]) -> None:
@@ -214,7 +214,7 @@ def make_notes(
 ) -> tuple[str, ...]:
     """What a reader of the table must know: source of the printed numbers, scale, substitutes."""
     notes = []
-    numbers = printed(experiment.name)
+    numbers = printed_numbers(experiment.name)
     if numbers is not None:
         notes.append(f"Printed: {numbers.source} (Ye et al., arXiv:2507.10611, five seeds).")
     if scale == "mini":

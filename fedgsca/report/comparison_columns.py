@@ -26,6 +26,8 @@ from fedgsca.report.table import Cell, Table
 from fedgsca.support.text import DASH, duration, percent, plural, signed, size_text
 
 NO_GAP = f"no recovery: the ceiling is less than {MIN_GAP:g} point above FedAvg"
+# sentences about pairs at the top of a page; more of them are a list below the tables
+MAX_PAIRS = 6
 UNUSED_LABELS = "Labels not trained on as given"
 
 
@@ -69,9 +71,9 @@ def _printed(key: str, title: str, *, is_brief: bool = False) -> ComparisonColum
     """What the publication prints."""
 
     def make_cell(row: ComparisonRow) -> Cell | None:
-        if key not in row.printed:
+        if key not in row.printed_scores:
             return None
-        score = row.printed[key]
+        score = row.printed_scores[key]
         text = f"{score.mean:g}" if score.std is None else f"{score.mean:.1f} ± {score.std:.1f}"
         return Cell(text, data={f"printed_{key}_mean": score.mean, f"printed_{key}_std": score.std})
 
@@ -174,13 +176,16 @@ def _condition_table(
     comparison: Comparison, rows: Sequence[ComparisonRow], *, is_brief: bool
 ) -> Table:
     columns = [column for column in COLUMNS if column.is_brief or not is_brief]
-    made = [[column.make_cell(row) for column in columns] for row in rows]
-    used = [i for i in range(len(columns)) if any(cells[i] is not None for cells in made)]
-    shared = _shared_notes(rows)
+    filled_columns = []
+    for column in columns:
+        if any(column.make_cell(row) is not None for row in rows):
+            filled_columns.append(column)
+    common_notes = _common_notes(rows)
     table_rows = []
-    for row, cells in zip(rows, made, strict=True):
-        own_notes = tuple(_sentence(note) for note in row.notes if note not in shared)
-        table_rows.append([name_cell(row, own_notes), *(cells[i] or DASH for i in used)])
+    for row in rows:
+        own_notes = tuple(_sentence(note) for note in row.notes if note not in common_notes)
+        cells = [column.make_cell(row) or DASH for column in filled_columns]
+        table_rows.append([name_cell(row, own_notes), *cells])
     first = rows[0]
     data: dict[str, object] = {"noise": first.noise_spec}
     if first.variant.model:
@@ -189,9 +194,9 @@ def _condition_table(
         data[setting_name(key)] = setting_value(value)
     return Table(
         f"Noise {first.noise}",
-        ["Method", *(columns[i].title for i in used)],
+        ["Method", *(column.title for column in filled_columns)],
         table_rows,
-        note=" ".join(_table_notes(comparison, rows, shared)),
+        note=" ".join(_table_notes(comparison, rows, common_notes)),
         data=data,
     )
 
@@ -204,11 +209,14 @@ def name_cell(row: ComparisonRow, notes: tuple[str, ...] = ()) -> Cell:
     return Cell(row.label, notes=notes, data=data, key=method_entry(row.method, row.label))
 
 
-def _shared_notes(rows: Sequence[ComparisonRow]) -> list[str]:
+def _common_notes(rows: Sequence[ComparisonRow]) -> list[str]:
     """Notes that all methods of a table have: they are said once."""
     methods = [row for row in rows if not row.is_reference]
     first = methods[0].notes if methods else ()
-    return [note for note in first if all(note in row.notes for row in methods)]
+    common_notes = set(first)
+    for row in methods:
+        common_notes &= set(row.notes)
+    return [note for note in first if note in common_notes]
 
 
 def _sentence(clause: str) -> str:
@@ -216,10 +224,10 @@ def _sentence(clause: str) -> str:
 
 
 def _table_notes(
-    comparison: Comparison, rows: Sequence[ComparisonRow], shared: Sequence[str]
+    comparison: Comparison, rows: Sequence[ComparisonRow], common_notes: Sequence[str]
 ) -> list[str]:
     """What is said below a table: how its numbers came about, as far as all rows share it."""
-    notes = [_sentence(note) for note in shared]
+    notes = [_sentence(note) for note in common_notes]
     has_ceiling = any(row.is_reference for row in rows)
     has_baseline = any(row.method == BASELINE for row in rows)
     if has_ceiling and has_baseline and all(row.recovery is None for row in rows):

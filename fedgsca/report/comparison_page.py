@@ -11,7 +11,12 @@ from pathlib import Path
 
 from fedgsca.errors import RunFolderError
 from fedgsca.experiment.records import Comparison, ComparisonCell
-from fedgsca.report.comparison_columns import difference_sentences, expected_choice, share_text
+from fedgsca.report.comparison_columns import (
+    MAX_PAIRS,
+    difference_sentences,
+    expected_choice,
+    share_text,
+)
 from fedgsca.report.comparison_rows import ComparisonRow, compare_rows
 from fedgsca.report.elements import Page, Tile
 from fedgsca.report.number_text import score_number
@@ -22,9 +27,8 @@ from fedgsca.report.table import LegendEntry
 from fedgsca.support.text import join_words, plural
 
 _MAX_TILES = 5
-# conditions that are named in the subtitle, and pairs that are described at the top
+# conditions that are named in the subtitle
 _MAX_NOISES = 4
-_MAX_PAIRS = 6
 
 
 @dataclass(frozen=True)
@@ -112,9 +116,9 @@ def describe_comparison(comparison: LoadedComparison) -> list[str]:
         f"{join_words(labels)} {verb} trained on the same data with the same wrong labels."
     ]
     pairs = difference_sentences(comparison.record)
-    sentences += pairs[:_MAX_PAIRS]
-    if len(pairs) > _MAX_PAIRS:
-        sentences.append(f"{len(pairs) - _MAX_PAIRS} more pairs are described below.")
+    sentences += pairs[:MAX_PAIRS]
+    if len(pairs) > MAX_PAIRS:
+        sentences.append(f"{len(pairs) - MAX_PAIRS} more pairs are described below.")
     choice = expected_choice(comparison.record)
     return [*sentences, choice] if choice else sentences
 

@@ -25,7 +25,7 @@ CEILING = "ceiling"
 # fields of ComparisonCell in percent, where more is better
 SCORES = ("f1", "recall", "precision", "best_f1")
 # fields of ComparisonCell that are averaged over seeds as well
-OTHERS = (
+MEASURES = (
     "seconds_per_round",
     "bytes_up",
     "bytes_down",
@@ -72,7 +72,7 @@ class ComparisonRow:
     method: str
     label: str
     seeds: tuple[int, ...]
-    # keys of SCORES and OTHERS, as far as they are known
+    # keys of SCORES and MEASURES, as far as they are known
     stats: Mapping[str, MeanStd]
     times: Mapping[str, ReachTime] = field(default_factory=dict)
     recovery: float | None = None
@@ -87,7 +87,7 @@ class ComparisonRow:
     # what touched this row, each a clause
     notes: tuple[str, ...] = ()
     # score -> number of a publication
-    printed: Mapping[str, PrintedScore] = field(default_factory=dict)
+    printed_scores: Mapping[str, PrintedScore] = field(default_factory=dict)
 
     @property
     def noise_spec(self) -> str:
@@ -153,7 +153,7 @@ def _make_row(comparison: Comparison, cells: Sequence[ComparisonCell]) -> Compar
     """The row of a method from its cells under one condition."""
     first = cells[0]
     stats = {}
-    for key in (*SCORES, *OTHERS):
+    for key in (*SCORES, *MEASURES):
         values = _numbers(cells, key)
         if values:
             stats[key] = mean_std(values)
@@ -161,7 +161,8 @@ def _make_row(comparison: Comparison, cells: Sequence[ComparisonCell]) -> Compar
     for key in TIMES:
         values = _numbers(cells, key)
         times[key] = ReachTime(median(values) if values else None, len(values), len(cells))
-    printed = comparison.printed.rows if comparison.printed else {}
+    publication = comparison.publication
+    printed_rows = publication.rows if publication is not None else {}
     return ComparisonRow(
         noise=first.condition,
         variant=first.variant,
@@ -172,7 +173,7 @@ def _make_row(comparison: Comparison, cells: Sequence[ComparisonCell]) -> Compar
         times=times,
         difference=_find_difference(comparison, first),
         notes=_join_notes(cells),
-        printed=printed.get(first.method, {}).get(first.noise, {}),
+        printed_scores=printed_rows.get(first.method, {}).get(first.noise, {}),
     )
 
 
@@ -210,11 +211,11 @@ def _mark_best(rows: Sequence[ComparisonRow]) -> list[ComparisonRow]:
     for key in SCORES:
         means = [round(row.stats[key].mean, 1) for row in rows if key in row.stats]
         highest[key] = max(means, default=None)
-    marked = []
+    marked_rows = []
     for row in rows:
         keys = [k for k in SCORES if k in row.stats and round(row.stats[k].mean, 1) == highest[k]]
-        marked.append(replace(row, best=frozenset(keys)))
-    return marked
+        marked_rows.append(replace(row, best=frozenset(keys)))
+    return marked_rows
 
 
 def _add_recovery(rows: Sequence[ComparisonRow]) -> list[ComparisonRow]:
@@ -248,14 +249,14 @@ def with_differences(folder: Path, comparison: Comparison) -> Comparison:
                 score = score_run(cell.f1, read_predictions_file(folder / cell.path))
                 runs.setdefault(cell.method, {})[cell.seed] = score
         reference = _choose_reference(comparison, list(runs))
-        found = []
+        condition_differences = []
         for method, seed_runs in runs.items():
             if method != reference:
                 names = {"noise": condition, "method": method, "reference": reference}
                 difference = measure_difference(seed_runs, runs[reference], **names)
                 if difference is not None:
-                    found.append(difference)
-        differences += correct(found)
+                    condition_differences.append(difference)
+        differences += correct(condition_differences)
     return replace(comparison, differences=tuple(differences))
 
 
@@ -268,15 +269,15 @@ def _choose_reference(comparison: Comparison, methods: Sequence[str]) -> str:
 
 def rank_agreement(rows: Sequence[ComparisonRow]) -> float | None:
     """Spearman's correlation of the order by F1 here and in print; None below three methods."""
-    ours = []
-    theirs = []
+    own_means = []
+    printed_means = []
     for row in rows:
-        if row.f1 is not None and "f1" in row.printed:
-            ours.append(round(row.f1.mean, 1))
-            theirs.append(row.printed["f1"].mean)
-    if len(set(ours)) < 2 or len(set(theirs)) < 2 or len(ours) < 3:
+        if row.f1 is not None and "f1" in row.printed_scores:
+            own_means.append(round(row.f1.mean, 1))
+            printed_means.append(row.printed_scores["f1"].mean)
+    if len(set(own_means)) < 2 or len(set(printed_means)) < 2 or len(own_means) < 3:
         return None
-    return correlation(_mean_ranks(ours), _mean_ranks(theirs))
+    return correlation(_mean_ranks(own_means), _mean_ranks(printed_means))
 
 
 def _mean_ranks(values: Sequence[float]) -> list[float]:

@@ -244,8 +244,10 @@ def result_notes(config: Config, rounds: Sequence[RoundRecord]) -> tuple[str, ..
         notes.append(f"class balance {balance:g}")
     num_left_out = sum(len(record.refusals) for record in rounds)
     if num_left_out:
-        sites = sorted({name for record in rounds for name in record.refusals})
-        notes.append(f"{plural(num_left_out, 'update')} of {join_words(sites)} left out")
+        sites: set[str] = set()
+        for record in rounds:
+            sites |= set(record.refusals)
+        notes.append(f"{plural(num_left_out, 'update')} of {join_words(sorted(sites))} left out")
     stage = find_idle_stage(config.method, rounds)
     if stage:
         notes.append(f"the {stage} never ran: the number is that of training on all given labels")

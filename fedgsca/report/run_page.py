@@ -48,10 +48,10 @@ def _state_text(run: LoadedRun) -> str:
     status = RunStatus.from_json(read_json(run.path / "status.json"))
     if status.state:
         text = f"; {one_line(status.state, 200)}"
-    left = run.num_rounds - len(run.metrics)
-    if run.timing and left > 0:
+    remaining_rounds = run.num_rounds - len(run.metrics)
+    if run.timing and remaining_rounds > 0:
         seconds = median(record.total for record in run.timing[-HEADLINE_ROUNDS:])
-        text += f"; about {duration(left * seconds)} left at this pace"
+        text += f"; about {duration(remaining_rounds * seconds)} left at this pace"
     return text
 
 

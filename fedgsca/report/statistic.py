@@ -102,13 +102,13 @@ def measure_difference(
     if not seeds:
         return None
     pairs = [(runs[seed], reference_runs[seed]) for seed in seeds]
-    points = float(np.mean([run.f1 - other.f1 for run, other in pairs]))
+    points = float(np.mean([run.f1 - rival.f1 for run, rival in pairs]))
     result = Difference(noise, method, reference, len(seeds), None, points)
     draws = []
-    for run, other in pairs:
-        if run.deviations is None or other.deviations is None:
+    for run, rival in pairs:
+        if run.deviations is None or rival.deviations is None:
             return result
-        draws.append(run.f1 - other.f1 + run.deviations - other.deviations)
+        draws.append(run.f1 - rival.f1 + run.deviations - rival.deviations)
     values = _draw_means(np.stack(draws))
     bounds = quantile_interval(values)
     assert bounds is not None  # the deviations are finite
@@ -133,8 +133,8 @@ def two_sided_p(values: np.ndarray) -> float:
 
 def correct(differences: Sequence[Difference]) -> list[Difference]:
     """The rows of one table with p corrected for their number."""
-    corrected = holm([difference.p for difference in differences])
-    return [replace(item, p=p) for item, p in zip(differences, corrected, strict=True)]
+    corrected_values = holm([difference.p for difference in differences])
+    return [replace(item, p=p) for item, p in zip(differences, corrected_values, strict=True)]
 
 
 def holm(p_values: Sequence[float | None]) -> list[float | None]:
@@ -154,16 +154,16 @@ def describe(difference: Difference, label: str, reference_label: str) -> str:
     if difference.is_clear:
         better, worse = (label, reference_label) if points > 0 else (reference_label, label)
         text = f"{better} is better than {worse} by {abs(points):.1f} points"
-        return f"{text} ({_certainty(difference, mirrored=points < 0)})."
+        return f"{text} ({_certainty(difference, is_mirrored=points < 0)})."
     text = f"{label} and {reference_label} cannot be told apart: {signed(points)} points"
     return f"{text} ({_certainty(difference)})."
 
 
-def _certainty(difference: Difference, *, mirrored: bool = False) -> str:
+def _certainty(difference: Difference, *, is_mirrored: bool = False) -> str:
     if difference.low is None or difference.high is None or difference.p is None:
         return "without an interval: the test images are too few, or their predictions are missing"
     low, high = difference.low, difference.high
-    if mirrored:
+    if is_mirrored:
         low, high = -high, -low
     text = f"95 % interval {signed(low)} to {signed(high)}, corrected p {difference.p:.2g}"
     if difference.seeds == 1:

@@ -46,9 +46,9 @@ def standalone_svg(drawing: str) -> str:
         '<svg xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink"'
         ' font-family="DejaVu Sans, Verdana, Arial, sans-serif"'
     )
-    start, _, rest = drawing.partition(">")
+    start, _, content = drawing.partition(">")
     background = '<rect width="100%" height="100%" fill="#ffffff"/>'
-    text = start.replace("<svg", head, 1) + ">" + background + rest
+    text = start.replace("<svg", head, 1) + ">" + background + content
     return text.replace(" href=", " xlink:href=") + "\n"
 
 

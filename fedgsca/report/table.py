@@ -123,7 +123,9 @@ def _mark_of(cell: str | Cell) -> str:
 def print_tables(tables: Sequence[Table]) -> None:
     """Print tables on stdout; * marks the highest of a column."""
     for table in tables:
-        rows = [[_terminal_text(table, cell) for cell in row] for row in table.rows]
+        rows = []
+        for row in table.rows:
+            rows.append([_terminal_text(table, cell) for cell in row])
         text_columns = table.num_text_columns
         print_table(make_table(table.head, rows, title=table.title, text_columns=text_columns))
         for text, letter in table.footnotes.items():
@@ -147,7 +149,9 @@ def to_markdown(tables: Sequence[Table]) -> str:
     for table in tables:
         if table.title:
             lines += [f"**{escape_text(table.title)}**", ""]
-        rows = [[_markdown_cell(table, cell) for cell in row] for row in table.rows]
+        rows = []
+        for row in table.rows:
+            rows.append([_markdown_cell(table, cell) for cell in row])
         head = [escape_text(name) for name in table.head]
         text_columns = table.num_text_columns
         lines += markdown_table(head, rows, text_columns=text_columns, has_markup=True)
@@ -172,7 +176,9 @@ def to_csv(tables: Sequence[Table]) -> str:
     """All tables as one list, with the numbers at full precision; empty where there is none."""
     records: list[dict[str, object]] = []
     for table in tables:
-        with_data = {i for row in table.rows for i, cell in enumerate(row) if _data_of(cell)}
+        with_data: set[int] = set()
+        for row in table.rows:
+            with_data |= {i for i, cell in enumerate(row) if _data_of(cell)}
         for row in table.rows:
             record = dict(table.data)
             for i, cell in enumerate(row):
@@ -185,7 +191,10 @@ def to_csv(tables: Sequence[Table]) -> str:
     for record in records:
         names |= dict.fromkeys(record)
     # csv writes None as an empty field
-    return render_csv([list(names), *([record.get(name) for name in names] for record in records)])
+    lines: list[list[object]] = [list(names)]
+    for record in records:
+        lines.append([record.get(name) for name in names])
+    return render_csv(lines)
 
 
 def _data_of(cell: str | Cell) -> Mapping[str, object]:

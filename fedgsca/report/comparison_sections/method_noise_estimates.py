@@ -29,7 +29,9 @@ def estimate_comparison_section(comparison: LoadedComparison) -> PageSection | N
                     if estimate.wrong_share is not None:
                         point = (estimate.wrong_share, estimate.estimated_share)
                         points.setdefault(noise, []).append(point)
-        gaps = [abs(wrong - share) for pairs in points.values() for wrong, share in pairs]
+        gaps: list[float] = []
+        for pairs in points.values():
+            gaps += [abs(wrong - share) for wrong, share in pairs]
         if gaps:
             caption = f"{label}: mean difference {100 * sum(gaps) / len(gaps):.1f} points"
             drawing = draw_estimate_points(points, f"estimates-{method}")

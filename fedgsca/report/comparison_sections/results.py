@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from fedgsca.report.comparison_columns import (
+    MAX_PAIRS,
     difference_sentences,
     explain_numbers,
     make_tables,
@@ -47,7 +48,7 @@ def result_section(comparison: LoadedComparison) -> PageSection | None:
         is_open = len(tables) <= _MAX_OPEN_TABLES
         blocks.append(table if is_open else Collapsible(table.title, [table]))
     sentences = difference_sentences(comparison.record)
-    if sentences:
+    if len(sentences) > MAX_PAIRS:  # the others are at the top of the page
         blocks.append(BulletList(sentences, "What can be told apart"))
     full_tables = make_tables(comparison.record)
     blocks.append(Collapsible("All numbers, as in compare.md and compare.csv", full_tables))
@@ -62,14 +63,16 @@ def score_section(comparison: LoadedComparison) -> PageSection | None:
     pictures = []
     for i, noise in enumerate(comparison.noises):
         rows = [row for row in comparison.rows if row.noise == noise and row.f1 is not None]
-        if sum(len(row.seeds) for row in rows) > len(rows) or any(row.printed for row in rows):
+        if sum(len(row.seeds) for row in rows) > len(rows) or any(
+            row.printed_scores for row in rows
+        ):
             drawing = draw_scores(comparison, rows, f"Noise {noise}", f"scores-{i}")
             means = [f"{row.label} {row.f1.mean:.1f}" for row in rows if row.f1]
             pictures.append(PlotImage(drawing, f"Noise {noise}, macro F1: {', '.join(means)}."))
     if not pictures:
         return None
     legend = [LegendEntry("mean over the seeds", "s0", "dot"), LegendEntry("one seed", "grid")]
-    if any(row.printed for row in comparison.rows):
+    if any(row.printed_scores for row in comparison.rows):
         legend.append(LegendEntry("printed", "ink", "ring"))
     intro = "Macro F1 of the last five rounds, percent."
     return PageSection("scores", "Every seed", intro, [PlotGallery(pictures, "half", legend)])
@@ -93,8 +96,8 @@ def draw_scores(
         axes.plot(values, [y] * len(values), "|", color=colour, ms=10, mew=1.4, alpha=0.6)
         assert row.f1 is not None  # rows without a score are left out before
         axes.plot(row.f1.mean, y, "o", color=colour, ms=9, mec=PAPER, mew=1)
-        if "f1" in row.printed:
-            axes.plot(row.printed["f1"].mean, y, "o", mfc="none", mec=INK, mew=1.6, ms=10)
+        if "f1" in row.printed_scores:
+            axes.plot(row.printed_scores["f1"].mean, y, "o", mfc="none", mec=INK, mew=1.6, ms=10)
     axes.set_yticks(range(len(rows)), [shorten(row.label, 15) for row in reversed(rows)])
     axes.set_ylim(-0.6, len(rows) - 0.4)
     axes.grid(True, axis="x")

@@ -67,17 +67,18 @@ def noise_estimate_section(run: LoadedRun) -> PageSection | None:
         estimates, key=lambda item: -abs(item.estimated_share - (item.wrong_share or 0.0))
     )
     sites = {estimate.site for estimate in ranking[:MAX_LINES]}
-    drawn = [estimate for estimate in estimates if estimate.site in sites]
+    drawn_estimates = [estimate for estimate in estimates if estimate.site in sites]
     legend = [LegendEntry("estimated (δ)", "clean", "dot")]
     intro = "The share of wrong labels that each site estimates (δ)."
     if has_truth:
         legend.append(LegendEntry("really wrong", "noisy", "ring"))
         intro = f"{intro[:-1]}, and the share that is really wrong."
     note = ""
-    if len(drawn) < len(estimates):
-        note = f"Drawn: {len(drawn)} of {len(estimates):,} sites, those with the largest errors."
-    alt = "; ".join(estimate.describe() for estimate in drawn) + "."
-    gallery = PlotGallery([PlotImage(draw_estimates(drawn), alt)], "wide", legend, note)
+    if len(drawn_estimates) < len(estimates):
+        count = f"{len(drawn_estimates)} of {len(estimates):,} sites"
+        note = f"Drawn: {count}, those with the largest errors."
+    alt = "; ".join(estimate.describe() for estimate in drawn_estimates) + "."
+    gallery = PlotGallery([PlotImage(draw_estimates(drawn_estimates), alt)], "wide", legend, note)
     return PageSection("estimates", "Estimated noise", intro, [gallery])
 
 
@@ -105,7 +106,7 @@ def draw_estimates(estimates: Sequence[NoiseEstimate]) -> str:
 def quality_section(run: LoadedRun) -> PageSection | None:
     """Precision, recall and AUROC of "noisy", and the accuracy of pseudo-labels."""
     selection = run.last_selection
-    if not any(site.number(name) is not None for site in selection.values() for name in MEASURES):
+    if not any(_is_measured(site) for site in selection.values()):
         return None
     intro = (
         "Only a simulation can measure this, because it knows the truth. Precision: the share of "
@@ -118,6 +119,10 @@ def quality_section(run: LoadedRun) -> PageSection | None:
     table = Table("Selection in the last round", head, rows, bars=(3, 4, 5, 7))
     blocks: list[PageElement] = [fold_long_table(table)]
     return PageSection("quality", "Quality of the selection", intro, blocks)
+
+
+def _is_measured(site: SiteRecord) -> bool:
+    return any(site.number(name) is not None for name in MEASURES)
 
 
 def _quality_row(name: str, site: SiteRecord) -> list[str | Cell]:
