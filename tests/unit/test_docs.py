@@ -56,7 +56,6 @@ PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
 PAGES += [path for path in sorted((ROOT / "docs").glob("*.md")) if path.name not in INCLUDED_PAGES]
 PAGES += sorted((ROOT / "docs" / "tutorials").glob("*.md"))
 METHOD_NAME = "fedsmall"  # the example in docs/extend.md; not a method of this package
-MOST_WORDS = 50_000
 
 
 def lines_without_errors(text: str) -> Iterator[str]:
