@@ -174,6 +174,10 @@ def test_the_functions_of_the_equations_exist() -> None:
         assert hasattr(importlib.import_module(f"fedgsca.{module}"), function), name
 
 
+def test_the_manual_is_read_in_two_evenings() -> None:
+    assert sum(dict(count_words()).values()) <= 50_000
+
+
 def test_the_readme_is_short() -> None:
     assert dict(count_words())[ROOT / "README.md"] <= 900
     text = (ROOT / "README.md").read_text("utf-8")
