@@ -20,14 +20,14 @@ from typing import Any
 import numpy as np
 
 from fedgsca.config import load_config
-from fedgsca.engine.label_evidence import mean_evidence
 from fedgsca.evidence import assign_folds, layer_normalise
 from fedgsca.experiment.simulation import Experiment, prepare
-from fedgsca.label_audit.cleanlab_scores import label_quality, out_of_sample_probs
+from fedgsca.label_audit.build_audit import measure_ranking
 from fedgsca.label_audit.local_evidence import NUM_FOLDS, LocalLabels, collect_local_evidence
-from fedgsca.label_audit.ranking_quality import measure_ranking
 from fedgsca.label_audit.score import count_errors, rank_labels
+from fedgsca.label_audit.second_opinion import label_quality, out_of_sample_probs
 from fedgsca.support.files import write_atomic
+from fedgsca.wrong_count import fit_models
 
 PARTITIONS = ("stratified", "dirichlet")
 
@@ -40,10 +40,9 @@ def measure_site(experiment: Experiment, name: str, seed: int) -> dict[str, Any]
     features = np.asarray(samples.inputs, dtype=np.float32)
     folds = assign_folds(seed, name, [vector.tobytes() for vector in features], NUM_FOLDS)
     labels = LocalLabels(features, given, folds, samples.num_classes)
-    sums, judgement = collect_local_evidence(labels, seed)
-    evidence = mean_evidence(sums, judgement)
-    ranking = rank_labels(evidence, given)
-    errors = count_errors(evidence, given, ranking)
+    judgement = collect_local_evidence(labels, seed)
+    ranking = rank_labels(judgement, given)
+    errors = count_errors(fit_models(judgement, given), len(given))
     probs = out_of_sample_probs(layer_normalise(features), given, samples.num_classes)
     cleanlab_order = np.argsort(label_quality(probs, given), kind="stable")
     row: dict[str, Any] = {

@@ -18,13 +18,12 @@ import numpy as np
 
 from fedgsca.config import load_config
 from fedgsca.data.load import load
-from fedgsca.engine.label_evidence import add_round
+from fedgsca.engine.label_evidence import write_header, write_judgement
+from fedgsca.evidence import judge_alone
 from fedgsca.experiment.records import EvidenceHeader
-from fedgsca.experiment.run_folder import dumps
 from fedgsca.label_audit.audit_table import read_audit
 from fedgsca.rng import stream
 from fedgsca.site_store import Store
-from fedgsca.support.files import write_atomic
 
 NUM_CLASSES = 9
 SIDE = 28
@@ -50,9 +49,8 @@ def make_run(out: Path, count: int) -> Path:
         )
     config = load_config(data__source=str(source), data__sites=1, model__name="cnn")
     probs = rng.dirichlet(np.full(NUM_CLASSES, 0.3), count)
-    losses = -np.log(np.maximum(probs[np.arange(count), labels], 1e-9))
     folder = out / "run" / "evidence" / "site-1"
-    Store(folder).write(3, add_round({}, probs, losses, None))
+    write_judgement(Store(folder), 3, judge_alone(probs, labels, np.arange(count) % 2))
     table = load(str(source))
     header = EvidenceHeader(
         site="site-1",
@@ -61,7 +59,7 @@ def make_run(out: Path, count: int) -> Path:
         fingerprint=table.fingerprint,
         config=config.to_tree(),
     )
-    write_atomic(folder / "site.json", dumps(header.to_json()))
+    write_header(folder, header)
     return out / "run"
 
 

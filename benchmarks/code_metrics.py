@@ -19,8 +19,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 MAX_COLUMNS = 100
-# `base` holds the contract of an extension point
-SHARED_STEMS = ("__init__", "__main__", "base")
 
 # Pronouns, question words, adverbs and irregular participles: none of them says what a thing is.
 _VAGUE_WORDS = """
@@ -142,12 +140,6 @@ def count_code_lines(module: Module) -> int:
     return count
 
 
-def file_stems(modules: list[Module]) -> list[str]:
-    """Names of the modules without their folders, but for those that each package may have."""
-    stems = [module.path.stem for module in modules]
-    return [stem for stem in stems if stem not in SHARED_STEMS]
-
-
 def class_names(modules: list[Module]) -> list[str]:
     """Names of all classes, as often as they occur."""
     names = []
@@ -205,7 +197,6 @@ def measure(root: Path) -> dict[str, float | int | str]:
         ),
         "function length, median": statistics.median(lengths),
         "function length, p95": statistics.quantiles(lengths, n=20)[-1],
-        "file stems used twice": len(repeated(file_stems(modules))),
         "class names used twice": len(repeated(class_names(modules))),
     }
 
@@ -215,9 +206,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--root", type=Path, default=Path(__file__).parents[1])
-    parser.add_argument(
-        "--list", choices=("vague", "nested", "stems", "classes"), help="name the places"
-    )
+    parser.add_argument("--list", choices=("vague", "nested", "classes"), help="name the places")
     arguments = parser.parse_args()
     modules = read_modules(arguments.root)
     if arguments.list == "vague":
@@ -229,8 +218,6 @@ def main() -> None:
         for module in modules:
             for line in nested_comprehensions(module):
                 print(f"{module.path}:{line}")
-    elif arguments.list == "stems":
-        print(repeated(file_stems(modules)))
     elif arguments.list == "classes":
         print(repeated(class_names(modules)))
     else:

@@ -22,7 +22,7 @@ from benchmarks.speed import NETWORK, PICTURES, cpu_seconds_of, write_pictures
 from fedgsca.data.decode.image_files import decode, inspect_image
 from fedgsca.models.build import build_backbone, spec_of
 from fedgsca.models.features import FeaturePass
-from fedgsca.support.digests import sha256_file
+from fedgsca.support.files import sha256_file
 from fedgsca.support.markdown import markdown_table
 
 

@@ -61,7 +61,6 @@ def make_config(source: str, size: int, seed: int, train: int, test: int) -> Con
         model__feature_size=size,
         train__rounds=ROUNDS,
         audit__enabled=False,
-        evidence__enabled=False,
         seed=seed,
     )
 

@@ -34,7 +34,7 @@ OURS = {"FedAvg": "fedavg", "FedCorr": "fedcorr", "FedCorr official": "fedcorr"}
 def make_config(source: str, noise: str, seed: int, rounds: int, method: str, *sets: str) -> Config:
     """The common settings of all runs: frozen features, four equal sites, no evidence heads."""
     return load_config(
-        sets=["data.partition=stratified", "evidence.enabled=false", *sets],
+        sets=["data.partition=stratified", *sets],
         data__source=source,
         method=method,
         seed=seed,
@@ -54,7 +54,7 @@ def run_loop(experiment: Experiment, *, at_once: int) -> Outcome:
         stages[0],
         stages[1],
         rounds - sum(stages),
-        lr=config.train.lr,
+        lr=config.train.rate,
         batch=config.train.batch_size,
         clients_at_once=at_once,
     )

@@ -76,7 +76,7 @@ VARIANTS: dict[str, tuple[str, ...]] = {
 
 def make_config(args: argparse.Namespace, seed: int, method: str, *sets: str) -> Config:
     """The common settings of all runs: a small CNN from scratch, four equal sites."""
-    common = ["data.partition=stratified", "evidence.enabled=false", "train.augment=none"]
+    common = ["data.partition=stratified", "train.augment=none"]
     return load_config(
         sets=[*common, *args.set, *sets],
         data__source=args.data,
@@ -103,7 +103,7 @@ def run_loop(experiment: Experiment, changes: Mapping[str, Any]) -> Outcome:
         train.rounds,
         rounds_of(config.options["warmup"], train.rounds),
         epochs=train.epochs,
-        lr=train.lr,
+        lr=train.rate,
         momentum=train.momentum,
         weight_decay=train.weight_decay,
         batch=train.batch_size,

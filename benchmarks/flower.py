@@ -6,8 +6,7 @@ over the rounds after the first one. Processor time and memory are read from /pr
 coordinator and sites, per round after the first; memory of the coordinator (the process of the
 ServerApp) and of the SuperLink, per round; memory of a site's node and of its worker.
 
-`--stock` starts Flower's own SuperNode, which starts a process per message, at the sites. The load
-of the machine is printed, because other programs slow everything down.
+The load of the machine is printed, because other programs slow everything down.
 """
 
 from __future__ import annotations
@@ -106,7 +105,7 @@ class Usage:
         }
 
 
-def measure_deployment(config: Config, folder: Path, *, stock: bool = False) -> dict[str, Any]:
+def measure_deployment(config: Config, folder: Path) -> dict[str, Any]:
     """Run the experiment on a SuperLink with one node per site."""
     out = folder / "deployed"
     names = [f"site-{k}" for k in range(1, config.data.sites + 1)]
@@ -114,7 +113,7 @@ def measure_deployment(config: Config, folder: Path, *, stock: bool = False) -> 
         superlink = link.superlink().handle.pid
         for name in names:
             link.register(name)
-        nodes = [link.supernode(name, stock=stock).handle.pid for name in names]
+        nodes = [link.supernode(name).handle.pid for name in names]
         usage = Usage(link, superlink, nodes)
         process = link.run(write_app(config, out))
         while process.running:
@@ -131,7 +130,6 @@ def main() -> None:
     parser.add_argument("--model", default="cnn")
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--sites", type=int, default=4)
-    parser.add_argument("--stock", action="store_true", help="Flower's own SuperNode at the sites")
     parser.add_argument("--only", choices=["local", "simulation", "deployment"])
     options = parser.parse_args()
     config = load_config(
@@ -153,12 +151,12 @@ def main() -> None:
             run(config, folder / "local")
             measurements["local"] = summarise_timing(folder / "local")
         if options.only in (None, "simulation") and find_spec("ray"):
-            from fedgsca.engine.flower import simulate
+            from fedgsca.engine.flower_simulation import simulate
 
             simulate(config, folder / "simulated")
             measurements["simulation"] = summarise_timing(folder / "simulated")
         if options.only in (None, "deployment"):
-            measurements["deployment"] = measure_deployment(config, folder, stock=options.stock)
+            measurements["deployment"] = measure_deployment(config, folder)
         models = [path.read_bytes() for path in folder.glob("*/model.safetensors")]
         if len(models) > 1:
             measurements["same bytes"] = len(set(models)) == 1

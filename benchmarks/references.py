@@ -29,7 +29,7 @@ def bare_round(model: nn.Module, sites: Sites, tensors: Tensors, config: TrainCo
         model.train()
         optimiser = torch.optim.SGD(
             model.parameters(),
-            lr=config.lr,
+            lr=config.rate,
             momentum=config.momentum,
             weight_decay=config.weight_decay,
         )
@@ -86,7 +86,7 @@ def published_round(model: nn.Module, sites: Sites, config: TrainConfig) -> None
         network.train()
         optimiser = torch.optim.SGD(
             network.parameters(),
-            lr=config.lr,
+            lr=config.rate,
             momentum=config.momentum,
             weight_decay=config.weight_decay,
         )

@@ -74,9 +74,6 @@ def make_suspects(count: int) -> Iterator[Suspect]:
             probability=0.8,
             runners_up=((given, 0.1), (CLASSES[0], 0.05)),
             suspicion=1 - row / count,
-            rounds=12,
-            votes=11,
-            posterior=None,
             reason=f"given {given}, the model says {suggestion} with 0.80 in 11 of 12 rounds",
             priority=row < count // 10,
         )

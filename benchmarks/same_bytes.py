@@ -44,7 +44,7 @@ OPTIONS = {
     "fedgp": ("fedgp.warmup=0.34",),
     "fedfixer": ("fedfixer.warmup=2",),
     "fednoro": ("fednoro.warmup=2",),
-    "fedgsca": ("fedgsca.warmup=1", "fedgsca.wait_for_health=false"),
+    "fedgsca": ("fedgsca.warmup=0",),
 }
 COMMON = (
     "data.train=320",
@@ -52,7 +52,7 @@ COMMON = (
     "train.batch_size=16",
     "train.threads=1",
     "train.device=cpu",
-    "audit.first=1",
+    "audit.enabled=true",
 )
 SETTINGS = {
     "cnn": ("model.name=cnn", "data.image_size=28"),
@@ -196,7 +196,7 @@ def compare_run(
 def method_names(checkout: Path) -> list[str]:
     """All methods of a checkout: one module each."""
     names = {path.stem for path in (checkout / "fedgsca" / "methods").glob("*.py")}
-    return sorted(names - {"__init__", "base"})
+    return sorted({name.replace("_", "-") for name in names} - {"--init--", "base", "compose"})
 
 
 def main() -> None:

@@ -77,12 +77,11 @@ def measure_cell(cell: Cell, folder: Path) -> dict[str, float]:
     from fedgsca.methods.compose import compose_method
     from fedgsca.models.build import build_head_only
     from fedgsca.models.device import prepare_device
+    from fedgsca.models.training import resolve_rate
     from fedgsca.site import RowView, Samples, Site, weights_of
     from fedgsca.site_store import Store
 
     sets = [f"train.rounds={ROUNDS}", "train.threads=1", "model.frozen=true"]
-    if cell.method == "fedavg":
-        sets.append("evidence.enabled=false")
     config = load_config(None, sets, method=cell.method, noise__spec="S20")
     prepare_device(config.train)
     features, given = make_features(folder / "features.npy", cell)
@@ -97,7 +96,7 @@ def measure_cell(cell: Cell, folder: Path) -> dict[str, float]:
         site = Site(
             "site-1",
             samples,
-            config.train,
+            config.train.model_copy(update={"lr": resolve_rate(config, cell.width, 4)}),
             config.seed,
             model,
             torch.device("cpu"),

@@ -72,7 +72,6 @@ class Measurement:
 
 # why goals are missed that we know we miss
 EXTRA_PASS = "one more forward pass over all images until two thirds of the run"
-SMALL_PRODUCTS = "four heads learn from and judge every image, beside a small network"
 CONVOLUTIONS = "convolutions, the same on both sides, are nearly all of a round"
 SECOND_MODEL = "two models that judge each other in every batch"
 BATCHES = "steps of SGD with the credal loss are two fifths of it, evidence heads a sixth"
@@ -89,7 +88,7 @@ def config_of(
     Both cost every method the same; benchmarks/audit_cost.py measures it. Two threads wait for
     each other in a busy loop, which on a busy machine takes most of the time.
     """
-    base = ["federation.keep_losses=false", "audit.enabled=false", "evidence.enabled=false"]
+    base = ["federation.keep_losses=false", "audit.enabled=false"]
     base.append("train.threads=1")
     return load_config(None, [*base, *sets], method=method, data__source=data, noise__spec=noise)
 
@@ -265,21 +264,15 @@ def fedgsca_over_fedavg(name: str, folder: Path, quick: bool) -> Iterator[Measur
         return
     sets = (*common, *case.sets)
     fedavg = Rounds(config_of("fedavg", *sets, noise=case.noise), folder / case.title)
-    for passes in ("two", "one"):
-        options = (f"fedgsca.passes={passes}", "audit.enabled=true", "evidence.enabled=true")
-        config = config_of("fedgsca", *sets, *options, noise=case.noise)
-        fedgsca = Rounds(config, folder / f"{case.title}-{passes}")
-        yield from _compare_rounds(case, fedgsca, fedavg, passes)
+    config = config_of("fedgsca-e", *sets, noise=case.noise)
+    yield from _compare_rounds(case, Rounds(config, folder / f"{case.title}-e"), fedavg)
 
 
-def _compare_rounds(
-    case: SelectionCase, fedgsca: Rounds, fedavg: Rounds, passes: str
-) -> Iterator[Measurement]:
-    """Rounds of the warm-up, then those in which FedGSCA selects."""
-    # 0.2.0 had two passes
-    selecting, warming = case.previous if passes == "two" else ("", "")
-    name = f"FedGSCA round / FedAvg round, {case.title}, passes = {passes}"
-    reason = EXTRA_PASS if passes == "two" else SMALL_PRODUCTS
+def _compare_rounds(case: SelectionCase, fedgsca: Rounds, fedavg: Rounds) -> Iterator[Measurement]:
+    """Rounds of the warm-up, then those in which FedGSCA-E selects."""
+    selecting, warming = case.previous
+    name = f"FedGSCA-E round / FedAvg round, {case.title}"
+    reason = EXTRA_PASS
     value = ratio(fedgsca.step, fedavg.step, 3 if case.warm_rounds else case.repeats)
     yield Measurement(name, value, 1.05, "at most", "warm-up", warming, reason)
     if not case.warm_rounds:
@@ -322,7 +315,7 @@ def frozen_runs(folder: Path, quick: bool) -> Iterator[Measurement]:
             seconds = time_run(method, repeat)
             times.append(seconds)
             ratios.append(seconds / time_run("fedavg", repeat * 10 + len(method)))
-        title = load_methods()[method].title
+        title = load_methods()[method].card.title
         what = f"{title} run / FedAvg run, frozen, 4 x 1,000, {num_rounds} rounds"
         value = median(ratios)
         yield Measurement(what, value, goal, "at most", "with files and audit", previous, reason)
@@ -475,7 +468,7 @@ def methods_over_fedavg(folder: Path, quick: bool) -> Iterator[Measurement]:
             ours = Rounds(config_of(name, *sets, *options), place / "ours")
             fedavg = Rounds(config_of("fedavg", *sets), place / "fedavg")
             value = _run_ratio(ours, fedavg, rounds)
-            what = f"{load_methods()[name].title} run / FedAvg run, {title}"
+            what = f"{load_methods()[name].card.title} run / FedAvg run, {title}"
             previous = PREVIOUS_RUNS[name][list(cases).index(title)]
             yield Measurement(what, value, goal, note=f"{rounds} rounds", previous=previous)
 

@@ -1,4 +1,4 @@
-"""MkDocs hooks: pages that live in the root of the repository, and links to source files.
+"""MkDocs hooks: generated blocks, pages of the root of the repository, and links to source files.
 
 README.md, CONTRIBUTING.md and CHANGELOG.md belong in the root, where people look for them. The
 site shows them as pages. Links to files outside docs/ work in a checkout but not on the site, so
@@ -9,8 +9,13 @@ from __future__ import annotations
 
 import posixpath
 import re
+import sys
 from pathlib import Path
 from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # MkDocs imports a hook by its path
+
+from docs.generate import fill_site_blocks
 
 ROOT_PAGES = {
     "index.md": "README.md",
@@ -33,6 +38,7 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     else:
         for name, source in ROOT_PAGES.items():
             markdown = markdown.replace(f"](../{source}", f"]({name}")
+    markdown = fill_site_blocks(markdown)
     folder = posixpath.dirname(page.file.src_uri)
 
     def drop_source_link(match: re.Match[str]) -> str:

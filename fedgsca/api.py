@@ -122,7 +122,8 @@ def run(
     Parameters
     ----------
     config
-        The experiment, from `Config.load`.
+        The experiment, from `Config.load`. What nobody has set and the data decides (the network,
+        who has which images) is chosen here, as on the command line.
     out
         The run folder. It must be new, or hold the same experiment.
     jobs
@@ -137,11 +138,14 @@ def run(
     """
     from fedgsca.engine.base import ObserverGroup, find_engine
     from fedgsca.engine.progress import display
+    from fedgsca.experiment.choose_settings import complete
+    from fedgsca.experiment.data_source import load_once
     from fedgsca.tracking.start_tracking import find_targets, track_run
 
     folder = Path(out)
     targets = find_targets(track, config, folder)
-    with display(quiet=not progress) as screen:
+    with load_once(), display(quiet=not progress) as screen:
+        config = complete(config).config
         observer = screen.observe(config.method)
         tracking = track_run(observer.on_message, folder, config, targets)
         result = None
@@ -205,19 +209,22 @@ def compare(
 
     Returns a result whose `rows` hold mean and standard deviation per method and noise.
     """
+    from fedgsca.experiment.choose_settings import complete
+    from fedgsca.experiment.data_source import load_once
     from fedgsca.grid import comparison
     from fedgsca.report.html_page import write_report
 
-    result = comparison.compare(
-        methods,
-        config,
-        noises=noises,
-        models=models,
-        seeds=seeds,
-        out=Path(out),
-        ceiling=ceiling,
-        jobs=jobs,
-    )
+    with load_once():
+        result = comparison.compare(
+            methods,
+            complete(config, noises or ()).config,
+            noises=noises,
+            models=models,
+            seeds=seeds,
+            out=Path(out),
+            ceiling=ceiling,
+            jobs=jobs,
+        )
     write_report(Path(out))
     return result
 

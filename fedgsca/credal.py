@@ -22,12 +22,18 @@ equations.
 from __future__ import annotations
 
 import math
-from typing import Literal
+from dataclasses import dataclass
+from typing import Literal, Protocol
 
-from fedgsca.support.lazy_torch import Tensor, no_grad, torch
+import numpy as np
+
+from fedgsca.support.lazy_torch import F, Tensor, nn, no_grad, torch
 
 Reduction = Literal["mean", "sum", "none"]
 Schedule = Literal["cosine", "linear", "constant"]
+Loss = Literal["rcl", "ucl", "ce"]
+# a beta that no probability reaches: only the given label is possible (label relaxation)
+ONLY_GIVEN_LABEL = 2.0
 # alpha = 0 would make the projected probability of every other class 0 and the loss infinite
 MIN_ALPHA = 1e-3
 
@@ -89,6 +95,63 @@ def credal_gradient(
     make_set = _uniform_set if uniform else _robust_set
     r, _ = _project(log_p, make_set(log_p, labels, beta, permission), max(alpha, MIN_ALPHA))
     return torch._log_softmax_backward_data(r.mul_(weights).neg_(), log_p, 1, log_p.dtype)
+
+
+class Batch(Protocol):
+    """What an objective sees of a training step (fedgsca/train.py)."""
+
+    @property
+    def x(self) -> Tensor: ...
+    @property
+    def y(self) -> Tensor: ...
+    @property
+    def rows(self) -> np.ndarray: ...
+
+
+@dataclass(frozen=True)
+class CredalObjective:
+    """The mean credal loss of a batch at one beta: an objective for `train`.
+
+    permission (n, C) bool, by row of the site: classes that may join the credal set; None: all. The
+    loss "ucl" is the ablation, "ce" is cross-entropy.
+    """
+
+    alpha: float
+    beta: float
+    permission: np.ndarray | None = None
+    loss: Loss = "rcl"
+
+    def __call__(self, model: nn.Module, batch: Batch) -> Tensor:
+        """The mean loss of a batch."""
+        logits = model(batch.x)
+        if self.loss == "ce":
+            return F.cross_entropy(logits, batch.y)
+        credal_loss = rcl_loss if self.loss == "rcl" else ucl_loss
+        permission = self._permitted_classes(logits, batch)
+        return credal_loss(logits, batch.y, alpha=self.alpha, beta=self.beta, permission=permission)
+
+    @property
+    def has_gradient(self) -> bool:
+        """Both credal losses have a gradient of their own."""
+        return self.loss != "ce"
+
+    def logit_gradient(self, logits: Tensor, batch: Batch) -> Tensor:
+        """(b, C): the derivative of the mean loss."""
+        size = len(logits)
+        return credal_gradient(
+            logits,
+            batch.y,
+            torch.full((size, 1), 1.0 / size, dtype=logits.dtype, device=logits.device),
+            alpha=self.alpha,
+            beta=self.beta,
+            permission=self._permitted_classes(logits, batch),
+            uniform=self.loss == "ucl",
+        )
+
+    def _permitted_classes(self, logits: Tensor, batch: Batch) -> Tensor | None:
+        if self.permission is None:
+            return None
+        return torch.from_numpy(self.permission.take(batch.rows, axis=0)).to(logits.device)
 
 
 def _robust_set(log_p: Tensor, labels: Tensor, beta: float, permission: Tensor | None) -> Tensor:

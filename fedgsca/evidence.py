@@ -14,7 +14,7 @@ Head f never trains on the samples of fold f, and every sample is judged by the 
               kappa   <- the power that explains unseen labels best        best_power
 
 The audit ranks labels by 1 - r_i(y_i) (`suspicion`); wrong_count.py estimates how many are wrong.
-FedGSCA fits its selector to -log r_i(y_i) (`label_losses`) and trains on what
+FedGSCA-E fits its selector to -log r_i(y_i) (`label_losses`) and trains on what
 `select` returns.
 
 Symbols: n samples of one site, C classes, D features, K heads; `given` (n,) are the labels y.
@@ -408,6 +408,26 @@ class Judgement:
         return estimate_transition(opinion, given, self.references[index], checked=checked)
 
 
+def judge_alone(
+    probs: np.ndarray,
+    given: np.ndarray,
+    parts: np.ndarray,
+    *,
+    weights: np.ndarray | None = None,
+    checked: CheckedLabels | None = None,
+) -> Judgement:
+    """The judgement of a site without others: class mixes of its own, kappa by unseen labels.
+
+    probs (n, C) of something that has not memorised the labels `given` (n,); parts (n,) say which
+    labels explain which. weights (n,): of the samples in the training of the heads.
+    """
+    weights = np.ones(len(given)) if weights is None else weights
+    references = normalise_mix(class_masses(probs, weights))
+    opinions = np.stack([sharpen(probs, power) for power in POWERS])
+    likelihoods, _ = explain_opinions(opinions, given, parts, references, checked=checked)
+    return Judgement(probs, references, best_power(np.array(likelihoods)))
+
+
 def explained_across_folds(
     opinion: np.ndarray,
     given: np.ndarray,
@@ -587,17 +607,6 @@ def site_factor(num_sites: int) -> float:
     between the two.
     """
     return math.sqrt(min(max(num_sites, FEW_SITES), MANY_SITES) / FEW_SITES)
-
-
-def training_weights(counts: np.ndarray, exponent: float = BALANCE) -> np.ndarray:
-    """(C,): weight of a sample in the loss by its training label; counts (C,) of the federation.
-
-    (sum / count)^exponent with mean 1 over the federation's samples, at most MAX_WEIGHT. Balancing
-    helps only after selection: balanced wrong labels are still wrong.
-    """
-    weights = balance_classes(counts, exponent)
-    mean = float((weights * counts).sum()) / max(float(counts.sum()), 1.0)
-    return np.asarray(np.minimum(weights / max(mean, TINY), MAX_WEIGHT))
 
 
 # ---- a score without true labels ----

@@ -73,6 +73,14 @@ class Selector:
         return _sort_components(a[:2], a[2:4], a[4:])
 
 
+def read_selector(array: np.ndarray) -> Selector | None:
+    """The selector that a site sent; invalid numbers are "no fit": one site cannot stop others."""
+    try:
+        return Selector.from_array(array)
+    except UpdateError:
+        return None
+
+
 def _is_selector(a: np.ndarray) -> bool:
     if a.shape != (6,) or not np.isfinite(a).all():
         return False

@@ -89,73 +89,14 @@ class Evaluation:
 
 
 @dataclass(frozen=True)
-class RecordBatch:
-    """What a model says about a batch, on the device of the model."""
-
-    # (b,) rows of the site
-    rows: np.ndarray
-    # (b, D) and (b, C), without a graph of operations
-    features: torch.Tensor
-    logits: torch.Tensor
-
-
-@dataclass
-class TrainingRecord:
-    """What the training pass of a round sees of each sample, before the step on its batch.
-
-    It can stand in for an evaluation of the received model (docs/evidence.md, "One pass"). A method
-    declares with `records_training` that its pass is suitable; `train` fills the record.
-    """
-
-    # all samples of the site
-    samples: Samples
-    # (m,) rows of the samples that the method sees; None: all
-    method_rows: np.ndarray | None = None
-    # in the order of the pass
-    batches: list[RecordBatch] = field(default_factory=list)
-    # all of it, once it is complete (`finish_record`)
-    evaluation: Evaluation | None = None
-
-    def part(self, rows: np.ndarray) -> TrainingRecord:
-        """The same record for a method that sees the samples of some rows (m,) only."""
-        return replace(self, method_rows=rows)
-
-    def add(self, rows: np.ndarray, features: torch.Tensor, logits: torch.Tensor) -> None:
-        """Add a batch; rows (b,) as the method counts them."""
-        batch = RecordBatch(self.site_rows(rows), features.detach(), logits.detach())
-        self.batches.append(batch)
-
-    def site_rows(self, rows: np.ndarray) -> np.ndarray:
-        """(b,): the method's rows as rows of the site."""
-        return rows if self.method_rows is None else self.method_rows[rows]
-
-    def other_rows(self, rows: np.ndarray) -> np.ndarray:
-        """Rows of the site that are not among these rows of the method, ascending."""
-        mask = np.ones(len(self.samples), bool)
-        mask[self.site_rows(rows)] = False
-        return np.flatnonzero(mask)
-
-    def missing_rows(self) -> np.ndarray:
-        """Rows of the site that no batch has shown, ascending."""
-        mask = np.ones(len(self.samples), bool)
-        for batch in self.batches:
-            mask[batch.rows] = False
-        return np.flatnonzero(mask)
-
-
-@dataclass
 class LabelEvidence:
     """What the evidence heads say about a site's labels in this round (fedgsca/evidence.py).
 
-    A method may use it. It stays at the site, except for `own_counts`.
+    A method may use it. It stays at the site.
     """
 
     # (n, C): P(true class | image, given label); None: too early in the run
     posterior: np.ndarray | None = None
-    # (C,): samples of the federation by the label that they are trained with; None: unknown
-    training_counts: np.ndarray | None = None
-    # (C,): those of this site, for a method that wants `training_counts` in the next round
-    own_counts: np.ndarray | None = None
     # share of the labels' entropy that the heads explain; None: unknown
     share_explained: float | None = None
     # the same at the first refresh, when the heads had learnt from given labels only
@@ -181,8 +122,6 @@ class Site:
     evaluation: Evaluation | None = None
     # None: the run has no evidence heads
     evidence: LabelEvidence | None = None
-    # None: nobody wants to know what the training pass sees
-    record: TrainingRecord | None = None
     _current_weights: Arrays | None = None
 
     @property

@@ -20,8 +20,7 @@ from pathlib import Path
 import numpy as np
 
 from fedgsca.errors import RunFolderError
-from fedgsca.support.digests import arrays_digest
-from fedgsca.support.files import FileBatch
+from fedgsca.support.files import FileBatch, arrays_digest
 from fedgsca.wire import read_metadata, save_tensors
 
 # the coordinator can go back to any of four checkpoints; one more for a round that was cut short

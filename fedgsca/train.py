@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 
-from fedgsca.models.augment import augment
-from fedgsca.models.transfer import channel_values, copy_stream, send
+from fedgsca.evidence import MAX_WEIGHT, balance_classes
+from fedgsca.models.batches import augment, channel_values, copy_stream, send
 from fedgsca.site import Evaluation as Evaluation
-from fedgsca.site import RecordBatch, Samples, Site, TrainingRecord
+from fedgsca.site import Samples, Site
 from fedgsca.support.lazy_torch import F, Tensor, inference_mode, nn, no_grad, torch
 
 if TYPE_CHECKING:
@@ -138,13 +138,17 @@ def batches(
 ) -> Iterator[Batch]:
     """One shuffled, augmented pass over `rows` (default: all) with one label per row.
 
-    The default labels are the given ones. A last batch of one sample is skipped: BatchNorm cannot
-    normalise it.
+    The default labels are the given ones. With `train.class_balance`, rows of rare labels come
+    several times and others not in every pass (`draw_balanced`). A last batch of one sample is
+    skipped: BatchNorm cannot normalise it.
     """
     site.evaluation = None  # the model is about to change
     rows = np.arange(site.num_samples) if rows is None else rows
     labels = site.labels[rows] if labels is None else labels
     order = site.rng(round, "shuffle", epoch).permutation(len(rows))
+    if site.hyper.class_balance > 0 and len(rows):
+        rng = site.rng(round, "balance", epoch)
+        order = draw_balanced(labels, order, site.hyper.class_balance, rng)
     rng = site.rng(round, "augment", epoch)
     size = site.hyper.batch_size
     span = size if site.samples.are_images else FEATURE_BATCHES * size
@@ -163,6 +167,25 @@ def batches(
             batch_rows = span_rows[first : first + size]
             if len(batch_rows) >= 2:
                 yield Batch(batch_x, batch_y, batch_rows)
+
+
+def draw_balanced(
+    labels: np.ndarray, order: np.ndarray, exponent: float, rng: np.random.Generator
+) -> np.ndarray:
+    """(m,): positions of a pass in which class c has a share in proportion to n_c^(1 - exponent).
+
+    labels (m,), order (m,) a permutation that says which samples of a class come first. A sample
+    comes MAX_WEIGHT times at most. Every class gets its number of places up to one, which a draw of
+    every single place would not give; the pass is as long as one over all samples.
+    """
+    counts = np.bincount(labels)
+    weights = balance_classes(counts, exponent)[labels]
+    weights = np.minimum(weights / weights.mean(), MAX_WEIGHT)
+    by_class = order[np.argsort(labels[order], kind="stable")]
+    edges = np.cumsum(weights[by_class])
+    places = (np.arange(len(labels)) + rng.random()) * (edges[-1] / len(labels))
+    drawn = np.minimum(np.searchsorted(edges, places, side="right"), len(labels) - 1)
+    return np.asarray(by_class[drawn][rng.permutation(len(labels))])
 
 
 class SGD:
@@ -230,135 +253,25 @@ def train(
     objective: Objective,
     rows: np.ndarray | None = None,
     labels: np.ndarray | None = None,
-    *,
-    lr_factor: float = 1.0,
 ) -> None:
     """E local epochs of SGD on the site's model, which already holds the weights to start from.
 
     rows (m,) and labels (m,) are the training set; by default all samples with the given labels.
-    The learning rate of the round is multiplied by `lr_factor`.
     """
     site.model.train()
     sgd = optimiser(site, round)
-    sgd.lr *= lr_factor
     head = linear_head(site.model, site.device)
     if head is not None and isinstance(objective, LogitObjective) and objective.has_gradient:
         for epoch in range(site.hyper.epochs):
             _train_head(head, sgd, objective, batches(site, round, rows, labels, epoch=epoch))
         return
     for epoch in range(site.hyper.epochs):
-        epoch_batches = batches(site, round, rows, labels, epoch=epoch)
-        if epoch == 0 and site.record is not None and not site.record.batches:
-            epoch_batches = record_epoch(site, round, epoch_batches, rows, site.record)
-        for batch in epoch_batches:
+        for batch in batches(site, round, rows, labels, epoch=epoch):
             sgd.zero_grad()
             with precision(site.device):
                 loss = objective(site.model, batch)
             torch.autograd.backward(loss)
             sgd.step()
-
-
-def record_epoch(
-    site: Site,
-    round: int,
-    epoch: Iterator[Batch],
-    rows: np.ndarray | None,
-    record: TrainingRecord,
-) -> Iterator[Batch]:
-    """The batches of an epoch over `rows`; `record` keeps what the model says about each of them.
-
-    Samples that are not trained on pass forward in between, evenly spread over the epoch and under
-    the same conditions: augmented, in batches, in training mode. They leave no trace in the model.
-    """
-    rows = np.arange(site.num_samples) if rows is None else rows
-    size = site.hyper.batch_size
-    num_steps = len(rows) // size + (len(rows) % size >= 2)  # as in `batches`
-    other_batches = _record_others(site, round, record, record.other_rows(rows))
-    num_others = -(-len(record.other_rows(rows)) // size)
-    outputs: list[tuple[Tensor, Tensor]] = []
-
-    def keep_outputs(head: nn.Module, inputs: tuple[Tensor, ...], logits: Tensor) -> None:
-        outputs.append((inputs[0], logits))
-
-    hook = site.model.head.register_forward_hook(keep_outputs)
-    try:
-        position = 0
-        for step, batch in enumerate(epoch, 1):
-            outputs.clear()
-            yield batch  # here the method computes its objective
-            record.add(batch.rows, *outputs[0])
-            for _ in range(position, num_others * step // num_steps):
-                next(other_batches)
-            position = num_others * step // num_steps
-    finally:
-        hook.remove()
-
-
-def _record_others(
-    site: Site, round: int, record: TrainingRecord, rows: np.ndarray
-) -> Iterator[None]:
-    """Show the site's rows (m,) to the model, one batch whenever the next one is asked for.
-
-    A batch of one sample is left out: `finish_record` evaluates it.
-    """
-    order = site.rng(round, "shuffle others").permutation(len(rows))
-    rng = site.rng(round, "augment others")
-    size = site.hyper.batch_size
-    for start in range(0, len(order), size):
-        batch_rows = rows[order[start : start + size]]
-        if len(batch_rows) >= 2:
-            x = to_tensor(record.samples, batch_rows, site.device, rng, site.hyper.augment)
-            features, logits = _pass_forward(site.model, x, site.device)
-            record.batches.append(RecordBatch(batch_rows, features, logits))
-        yield
-
-
-@no_grad
-def _pass_forward(model: Classifier, x: Tensor, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Features and logits in the mode that the model is in, without a change of its buffers."""
-    buffers = list(model.buffers())
-    values = [buffer.clone() for buffer in buffers]
-    with precision(device):
-        features = model.features(x)
-        logits = model.head(features)
-    for buffer, value in zip(buffers, values, strict=True):
-        buffer.copy_(value)
-    return features, logits
-
-
-def finish_record(site: Site, record: TrainingRecord) -> Evaluation:
-    """The record of a round as outputs on all samples of the site, with features; made once.
-
-    Samples that the pass has not shown, all of them if nothing was trained, are evaluated now.
-    """
-    if record.evaluation is not None:
-        return record.evaluation
-    rows = record.missing_rows()
-    if len(rows):
-        late_outputs = evaluate(site.model, record.samples.part(rows), site.device, features=True)
-        if len(rows) == len(record.samples):
-            record.evaluation = late_outputs
-            return late_outputs
-    pass_rows = np.concatenate([batch.rows for batch in record.batches])
-    logits = torch.cat([batch.logits for batch in record.batches])
-    hidden = torch.cat([batch.features for batch in record.batches])
-    log_probs = F.log_softmax(logits.double(), dim=1).cpu().numpy()
-    size = len(record.samples)
-    probs = np.empty((size, log_probs.shape[1]))
-    losses = np.empty(size)
-    features = np.empty((size, hidden.shape[1]), np.float32)
-    probs[pass_rows] = np.exp(log_probs)
-    losses[pass_rows] = -log_probs[np.arange(len(pass_rows)), record.samples.labels[pass_rows]]
-    features[pass_rows] = hidden.float().cpu().numpy()
-    if len(rows):
-        assert late_outputs.features is not None
-        probs[rows], losses[rows], features[rows] = (
-            late_outputs.probs,
-            late_outputs.losses,
-            late_outputs.features,
-        )
-    record.evaluation = Evaluation(probs, losses, features)
-    return record.evaluation
 
 
 def linear_head(model: Classifier, device: torch.device) -> nn.Linear | None:

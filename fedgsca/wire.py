@@ -65,10 +65,8 @@ class Extra:
     # and the function that makes the noised numbers meaningful again (sorted, summing to one). An
     # extra with neither bounds nor diagnostic keeps its method from running under `privacy`.
     bounds: tuple[tuple[float, float], ...] | None = None
-    # What an aggregation rule does with it (docs/robustness.md). "mean": the server takes the mean
-    # over the sites, so a rule treats it like weights; "median": it is replaced by the
-    # median over the sites; "clip": it is moved to within six median deviations of the median.
-    vote: Literal["", "mean", "median", "clip"] = ""
+    # "mean": the server averages it over the sites, so an aggregation rule treats it like weights
+    vote: Literal["", "mean"] = ""
     # smallest and largest sum along the last axis, for each image of the site
     per_image: tuple[float, float] | None = None
     # belongs to a part that is off under `privacy`

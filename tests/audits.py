@@ -11,14 +11,16 @@ import numpy as np
 
 from fedgsca.experiment.records import AuditSummary
 from fedgsca.label_audit.audit_images import content_hash
-from fedgsca.label_audit.audit_table import Audit, CleanExample, Suspect, write_audit
+from fedgsca.label_audit.audit_table import Audit, Suspect, write_audit
 from fedgsca.label_audit.site_data import SiteData, open_sites
 from tests.toys import finished_run, toy_config
 
 
 def toy_audit(folder: Path, site: str = "site-2", source: Path | None = None, **sets: Any) -> Audit:
     """An audit of one site; its ranking is invented: wrong labels first, where there is a truth."""
-    config = toy_config("fedavg", source=source, **{"train__rounds": 1, **sets})
+    config = toy_config(
+        "fedavg", source=source, **{"train__rounds": 6, "audit__enabled": True, **sets}
+    )
     if not (folder / "result.json").exists():  # a second site of the same run
         shutil.copytree(finished_run(config), folder, dirs_exist_ok=True)
     site_data = open_sites(folder)[site]
@@ -29,14 +31,13 @@ def toy_audit(folder: Path, site: str = "site-2", source: Path | None = None, **
         "data": data,
         "classes": list(site_data.table.classes),
         "method": "fedavg",
-        "rounds": [0, 1],
         "split": "train",
         "summary": {},
     }
     clean = {}
     for label, name in enumerate(site_data.table.classes):
         rows = np.flatnonzero(site_data.given == label)[:4]
-        clean[name] = [CleanExample(int(row), pixels_hash(site_data, int(row))) for row in rows]
+        clean[name] = rows.tolist()
     target = folder / "audit" / site
     return write_audit(target, AuditSummary.from_json(header), invent_ranking(site_data), clean)
 
@@ -61,9 +62,6 @@ def invent_ranking(site_data: SiteData) -> Iterator[Suspect]:
             probability=0.7,
             runners_up=((given, 0.2), (third, 0.1)),
             suspicion=1 - rank / n,
-            rounds=5,
-            votes=4,
-            posterior=None,
             reason=f"given {given}, the model says {suggestion}",
             priority=rank <= n // 10,
         )

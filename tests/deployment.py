@@ -362,20 +362,12 @@ class Deployment:
         *,
         ca: Path | None = None,
         settings: Path | None = None,
-        stock: bool = False,
     ) -> Process:
-        """A hospital's node; with `stock` Flower's own, which starts a process per message."""
+        """A hospital's node."""
         path = settings or self.site_file(name)
         authority = str(ca or self.folder / "ca.crt")
         key_path = str(key or self.folder / f"key-{name}")
         superlink = ["--superlink", f"127.0.0.1:{self.port}"]
-        if stock:
-            trust = ["--insecure"]
-            if self.secure:
-                trust = ["--root-certificates", authority, "--auth-supernode-private-key", key_path]
-                trust += self._certificates()
-            place = [*superlink, "--port", str(free_port()), "--node-config", f'settings="{path}"']
-            return self.start(name, "flower-supernode", *trust, *place)
         trust = ["--root-certificates", authority, "--key", key_path]
         if not self.secure:
             trust = ["--insecure"]

@@ -1,4 +1,4 @@
-"""A worker without a site, for tests of the protocol: `python -m tests.echo_worker FOLDER PROCESS`.
+"""A worker without a site, for tests of the protocol: `python -m tests.echo_worker FOLDER`.
 
 It answers a request with its process id and the request reversed. Some requests are special.
 """
@@ -11,12 +11,10 @@ import sys
 import time
 from pathlib import Path
 
-from fedgsca.engine.site_worker import OutdatedWorkerError, WorkerServer, end_with
+from fedgsca.engine.site_worker import Handler, OutdatedWorkerError, serve
 
 
-def main() -> None:
-    folder = Path(sys.argv[1])
-    end_with(int(sys.argv[2]))
+def open_echo(folder: Path) -> Handler:
     num_answers = 0
 
     def handle(request: bytes) -> bytes:
@@ -28,14 +26,17 @@ def main() -> None:
         if request == b"new experiment" and num_answers:
             raise OutdatedWorkerError
         if request == b"slow":
+            (folder / "slow").touch()
             time.sleep(30)
         if request == b"fail":
             raise ValueError("a bug")
+        print("a library prints something", flush=True)
         num_answers += 1
         return f"{os.getpid()} ".encode() + request[::-1]
 
-    WorkerServer(folder, handle).serve()
+    return handle
 
 
 if __name__ == "__main__":
-    main()
+    idle_seconds = float(sys.argv[2]) if len(sys.argv) > 2 else 600.0
+    serve(lambda: open_echo(Path(sys.argv[1])), idle_seconds=idle_seconds)

@@ -21,8 +21,9 @@ from flwr.supercore.task_identity import TaskIdentity
 
 from fedgsca.config import Config
 from fedgsca.engine.base import RunObserver
-from fedgsca.engine.flower import FindPlace, coordinate
-from fedgsca.engine.site_node import SiteSettings
+from fedgsca.engine.flower import coordinate
+from fedgsca.engine.flower_simulation import FindPlace
+from fedgsca.engine.site_settings import SiteSettings
 from fedgsca.experiment.records import RunResult
 
 # site number, message, a function that delivers it -> reply; None: the reply is lost

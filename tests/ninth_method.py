@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from fedgsca.config import METHODS
-from fedgsca.methods.base import load_methods, register
+from fedgsca.methods.base import Card, load_methods, register
 from fedgsca.methods.fedavg import FedAvg
 
 
@@ -14,9 +14,7 @@ class NinthMethod(FedAvg):
     """FedAvg under another name."""
 
     name = "fednine"
-    title = "Nine Lives"
-    order = 100
-    passes = 6.0
+    card = Card(title="Nine Lives", passes=6.0)
 
 
 @contextmanager

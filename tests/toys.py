@@ -102,18 +102,17 @@ def quick_options(method: str) -> dict[str, Any]:
     """Values under which a few rounds pass through every stage of a method, whichever it is.
 
     Names of methods do not belong in contract tests, so this depends on the names of options:
-    whatever counts rounds of a first stage becomes one, and waiting for a condition that a toy may
-    never meet is switched off.
+    whatever counts rounds of a first stage becomes one, or zero where that switches off waiting for
+    a condition that a toy may never meet.
     """
     from fedgsca.methods.base import load_methods
 
     options: dict[str, Any] = {}
     for name, info in load_methods()[method].Options.model_fields.items():
-        if isinstance(info.default, bool):
-            if name.startswith("wait_"):
-                options[name] = False
-        elif isinstance(info.default, int) and _counts_rounds(name):
-            options[name] = min(info.default, 1)
+        is_number = isinstance(info.default, int) and not isinstance(info.default, bool)
+        if is_number and _counts_rounds(name):
+            waits = "no waiting" in (info.description or "")
+            options[name] = 0 if waits else min(info.default, 1)
     return options
 
 

@@ -39,7 +39,7 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
         default=[],
         metavar="KEY=VALUE",
         help="only runs like data=ham10000 model=cnn noise=S40,P20 partition=stratified "
-        "method=fedavg,fedgsca lr=0.05 seed=1",
+        "method=fedavg,fedgsca-e lr=auto seed=1",
     )
     parser.add_argument("--minutes", type=float, help="stop after this time")
     parser.add_argument("--quick", action="store_true", help="tiny images, to see that it works")

@@ -41,7 +41,7 @@ from fedgsca.engine.label_evidence import read_evidence
 from fedgsca.engine.rounds import run
 from fedgsca.experiment.records import RunResult
 from fedgsca.experiment.simulation import Experiment, prepare
-from fedgsca.label_audit.ranking_quality import first_tenth
+from fedgsca.label_audit.build_audit import first_tenth
 from fedgsca.label_audit.score import rank_labels
 from fedgsca.report.run_facts import method_title
 from fedgsca.report.table import Table, to_markdown

@@ -20,11 +20,13 @@ from benchmarks.generalisation.plan import (
     QUICK,
     Cell,
     Dataset,
+    Rate,
     Setting,
     Size,
     cell_config,
     default_lr,
     find_datasets,
+    rate_text,
 )
 from benchmarks.generalisation.simulator import (
     Federation,
@@ -39,7 +41,7 @@ from benchmarks.generalisation.summary import LOW_RECOVERY, TOLERANCE
 from benchmarks.generalisation.variants import DEFAULT, LEARNING_RATE, Variant, format_value
 from fedgsca.config import Config
 from fedgsca.evidence import suspicion
-from fedgsca.methods.parts.fedgsca_options import FedGSCAOptions
+from fedgsca.methods.fedgsca_e import FedGSCAEOptions
 from fedgsca.report.comparison_rows import recovery
 from fedgsca.report.table import Table
 from fedgsca.support.files import write_atomic
@@ -116,7 +118,7 @@ def measure_setting(
     opinions = train_evidence(federation)
     aurocs, precisions = score_audit(federation, list(opinions.values())[-1])
     for variant in pending_variants:
-        options = FedGSCAOptions.model_validate(variant.option_values())
+        options = FedGSCAEOptions.model_validate(variant.option_values())
         own_federation = federation
         if variant.name == LEARNING_RATE:
             assert isinstance(variant.value, float)
@@ -125,7 +127,7 @@ def measure_setting(
         _write(files[variant], RunResult(f1, aurocs, precisions))
 
 
-def use_rate(federation: Federation, lr: float) -> Federation:
+def use_rate(federation: Federation, lr: Rate) -> Federation:
     """The same federation with another learning rate."""
     config: Config = federation.config
     train = config.train.model_copy(update={"lr": lr})
@@ -136,8 +138,8 @@ def measure_baselines(federation: Federation, setting: Setting) -> Baselines:
     """FedAvg with all learning rates, and without wrong labels."""
     by_rate = {}
     for lr in LEARNING_RATES[setting.model]:
-        by_rate[f"{lr:g}"] = run_fedavg(use_rate(federation, lr))
-    ceiling = by_rate[f"{default_lr(setting.model):g}"]
+        by_rate[rate_text(lr)] = run_fedavg(use_rate(federation, lr))
+    ceiling = by_rate[rate_text(default_lr(setting.model))]
     if setting.is_noisy:
         ceiling = run_fedavg(federation, is_ceiling=True)
     return Baselines(by_rate, ceiling)
@@ -222,7 +224,7 @@ def summarise_effect(results: Mapping[Setting, Sequence[tuple[RunResult, Baselin
         by_rate = {}
         for lr in pairs[0][1].fedavg:
             by_rate[lr] = float(np.mean([base.fedavg[lr] for _, base in pairs]))
-        baseline = by_rate[f"{default_lr(setting.model):g}"]
+        baseline = by_rate[rate_text(default_lr(setting.model))]
         all_f1.append(f1)
         if not setting.is_noisy:
             clean_gaps.append(f1 - baseline)

@@ -17,15 +17,17 @@ from benchmarks.generalisation.results import (
     package_version,
 )
 from benchmarks.generalisation.sources import share_features
-from fedgsca.engine.label_evidence import Evidence, read_evidence
+from fedgsca.engine.label_evidence import read_evidence
 from fedgsca.engine.rounds import run
+from fedgsca.evidence import Judgement
 from fedgsca.experiment.records import RoundRecord
 from fedgsca.experiment.run_folder import read_rounds
 from fedgsca.experiment.simulation import Experiment, prepare
-from fedgsca.label_audit.cleanlab_scores import label_quality, out_of_sample_probs
-from fedgsca.label_audit.ranking_quality import first_tenth, precision_at
+from fedgsca.label_audit.build_audit import first_tenth, precision_at
 from fedgsca.label_audit.score import count_errors, rank_labels
+from fedgsca.label_audit.second_opinion import label_quality, out_of_sample_probs
 from fedgsca.metrics import HEADLINE_ROUNDS, auroc
+from fedgsca.wrong_count import fit_models
 
 
 def measure_cell(
@@ -87,10 +89,10 @@ def audit_sites(experiment: Experiment, folder: Path) -> tuple[SiteAudit, ...]:
     return tuple(audits)
 
 
-def audit_site(name: str, evidence: Evidence, given: np.ndarray, wrong: np.ndarray) -> SiteAudit:
+def audit_site(name: str, judgement: Judgement, given: np.ndarray, wrong: np.ndarray) -> SiteAudit:
     """Ranking and count of one site; given (n,), wrong (n,) bool."""
-    ranking = rank_labels(evidence, given)
-    errors = count_errors(evidence, given, ranking)
+    ranking = rank_labels(judgement, given)
+    errors = count_errors(fit_models(judgement, given), len(given))
     scores = np.empty(len(given))
     scores[ranking.order] = -np.arange(len(given), dtype=np.float64)
     quality = score_ranking(scores, wrong)

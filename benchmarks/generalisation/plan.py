@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
+from typing import Literal
 
 from benchmarks.generalisation.sources import source_name
 from fedgsca.config import Config, Tree, build, merge
@@ -25,20 +26,27 @@ PARTITIONS = ("stratified", "dirichlet", "group")
 FROZEN = "frozen"
 CNN = "cnn"
 BASELINE = "fedavg"
-OURS = "fedgsca"
+OURS = "fedgsca-e"
 # FedAvg without the wrong labels
 CEILING = "ceiling"
 # no training: cross-validated regressions inside each site, for the audit
 CLEANLAB = "cleanlab"
+# the rate of the model ("auto"), or a number
+Rate = float | Literal["auto"]
 # the middle one is the default
-LEARNING_RATES: Mapping[str, tuple[float, ...]] = {FROZEN: (0.005, 0.05, 0.5), CNN: (0.02,)}
+LEARNING_RATES: Mapping[str, tuple[Rate, ...]] = {FROZEN: (0.005, "auto", 0.5), CNN: ("auto",)}
 SEEDS: Mapping[str, tuple[int, ...]] = {"validation": (1, 2, 3), "test": (401, 402, 403)}
 
 
-def default_lr(model: str) -> float:
+def default_lr(model: str) -> Rate:
     """The learning rate that the package chooses for this network."""
     rates = LEARNING_RATES[model]
     return rates[len(rates) // 2]
+
+
+def rate_text(rate: Rate) -> str:
+    """As in tables and names of files."""
+    return rate if isinstance(rate, str) else f"{rate:g}"
 
 
 @dataclass(frozen=True)
@@ -76,13 +84,15 @@ class Cell:
 
     setting: Setting
     method: str
-    lr: float
+    lr: Rate
     seed: int
 
     @property
     def name(self) -> str:
         """The name of its file; unique."""
-        return slug(f"{self.setting.name}_{self.method}_{self.lr:g}_s{self.seed}", keep="_.")
+        return slug(
+            f"{self.setting.name}_{self.method}_{rate_text(self.lr)}_s{self.seed}", keep="_."
+        )
 
     def to_fields(self) -> dict[str, str]:
         """What `--only` compares with."""
@@ -93,7 +103,7 @@ class Cell:
             "noise": self.setting.noise,
             "partition": self.setting.partition,
             "method": self.method,
-            "lr": f"{self.lr:g}",
+            "lr": rate_text(self.lr),
             "seed": str(self.seed),
         }
 
@@ -242,9 +252,6 @@ def cell_config(
         "model": {"frozen": True} if setting.model == FROZEN else {"name": "cnn"},
         "train": {"rounds": rounds, "lr": cell.lr, "threads": 1},
         "federation": {"eval_every": rounds, "keep_losses": False},
-        # heads do not change what other methods learn, and the audit is that of FedGSCA's run
-        "evidence": {"enabled": is_ours},
-        "audit": {"enabled": is_ours},
     }
     if setting.model == CNN and dataset.cnn_pixels is not None:
         tree["data"]["image_size"] = dataset.cnn_pixels

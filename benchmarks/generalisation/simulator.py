@@ -1,4 +1,4 @@
-"""FedAvg and FedGSCA on frozen features without an engine, to vary many constants quickly.
+"""FedAvg and FedGSCA-E on frozen features without an engine, to vary many constants quickly.
 
 A run of the product takes about 8 s, most of it for messages, stores and logs. Here the sites are
 arrays in one process, and a run takes about one second. The mathematics is the package's own:
@@ -21,7 +21,7 @@ from torch import Tensor
 from benchmarks.generalisation.counting import HeadSite, make_sites
 from fedgsca.aggregate import WeightedMean
 from fedgsca.config import Config
-from fedgsca.credal import beta_at
+from fedgsca.credal import ONLY_GIVEN_LABEL, CredalObjective, beta_at
 from fedgsca.evidence import (
     MAX_DECLINE,
     MIN_USEFUL,
@@ -38,16 +38,12 @@ from fedgsca.evidence import (
     sharpen,
     suspicion,
     train_heads,
-    training_weights,
 )
 from fedgsca.experiment.simulation import prepare
-from fedgsca.methods.fedgsca import ONLY_GIVEN_LABEL
-from fedgsca.methods.parts.evidence_heads import FIRST_JUDGED_ROUND, WITHHELD
-from fedgsca.methods.parts.fedgsca_objective import CredalObjective
-from fedgsca.methods.parts.fedgsca_options import FedGSCAOptions
-from fedgsca.methods.parts.fedgsca_steps import bound_rate
+from fedgsca.methods.fedgsca_e import FedGSCAEOptions
+from fedgsca.methods.parts.evidence_heads import FIRST_JUDGED_ROUND
 from fedgsca.metrics import HEADLINE_ROUNDS, confusion, headline, scores
-from fedgsca.models.initial import build_model
+from fedgsca.models.build import build_model
 from fedgsca.pseudo_label import guard_reason
 from fedgsca.rng import stream
 from fedgsca.selector import (
@@ -57,8 +53,8 @@ from fedgsca.selector import (
     fit_selector,
     merge_selectors,
 )
-from fedgsca.train import SGD, Batch, cross_entropy_gradient
-from fedgsca.wire import SMALLEST_GROUP, Arrays
+from fedgsca.train import SGD, Batch, cross_entropy_gradient, draw_balanced
+from fedgsca.wire import Arrays
 
 # (logits, batch) -> (b, C), the derivative of the mean loss
 Gradient = Callable[[Tensor, Batch], Tensor]
@@ -144,6 +140,7 @@ class Federation:
 def make_federation(config: Config) -> Federation:
     """The sites of a configuration with frozen features."""
     experiment = prepare(config)
+    config = config.model_copy(update={"train": experiment.train})
     assert experiment.test is not None
     num_classes = experiment.table.num_classes
     sites = make_sites(experiment, config.seed, SimulatedSite)
@@ -207,7 +204,6 @@ class LocalWork:
     rows: np.ndarray
     labels: np.ndarray
     gradient: Gradient
-    lr_factor: float = 1.0
 
 
 @torch.inference_mode()
@@ -218,9 +214,12 @@ def train_locally(
     weight = torch.from_numpy(weights["weight"].copy())
     bias = torch.from_numpy(weights["bias"].copy())
     train = config.train
-    sgd = SGD([], train.lr_at(round) * work.lr_factor, train.momentum, train.weight_decay)
+    sgd = SGD([], train.lr_at(round), train.momentum, train.weight_decay)
     features = torch.from_numpy(site.features)
     order = _stream(config, site, round, "shuffle", 0).permutation(len(work.rows))
+    if train.class_balance > 0:
+        rng = _stream(config, site, round, "balance", 0)
+        order = draw_balanced(work.labels, order, train.class_balance, rng)
     for start in range(0, len(order), train.batch_size):
         positions = order[start : start + train.batch_size]
         if len(positions) < 2:
@@ -262,7 +261,7 @@ def run_fedavg(federation: Federation, *, is_ceiling: bool = False) -> float:
 
 
 def run_fedgsca(
-    federation: Federation, opinions: dict[int, list[Opinion]], options: FedGSCAOptions
+    federation: Federation, opinions: dict[int, list[Opinion]], options: FedGSCAEOptions
 ) -> float:
     """F1 of FedGSCA with these opinions of the evidence heads, the mean of the last rounds."""
     config = federation.config
@@ -270,7 +269,6 @@ def run_fedgsca(
     selector: Selector | None = None
     # by site, since the last refresh
     fits: list[Selector | None] = []
-    training_counts: np.ndarray | None = None
     current: list[Opinion] | None = None
     values = []
     for round in range(config.train.rounds):
@@ -278,19 +276,12 @@ def run_fedgsca(
             current = opinions[round]
             fits = _fit_selectors(federation, current, selector, options)
         mean = WeightedMean()
-        all_counts = []
         for k, site in enumerate(federation.sites):
             opinion = None if current is None else current[k]
-            work, counts = _plan_round(
-                federation, site, opinion, selector, training_counts, options, round
-            )
-            if counts is not None:
-                all_counts.append(np.where(counts < SMALLEST_GROUP, WITHHELD, counts))
+            work = _plan_round(federation, site, opinion, selector, options, round)
             weights_k = train_locally(weights, site, work, config, round)
             mean.add(weights_k, float(len(site.given)))
         weights = mean.result() or weights
-        if all_counts:
-            training_counts = np.sum(all_counts, axis=0)
         if fits:
             sizes = [len(site.given) for site in federation.sites]
             selector = merge_selectors(fits, sizes) or selector
@@ -299,16 +290,15 @@ def run_fedgsca(
     return headline(values)
 
 
-def _falls_back(opinion: Opinion, options: FedGSCAOptions) -> bool:
-    guard = options.guard
-    return opinion.explains_less_than(guard.min_explained, guard.max_decline)
+def _falls_back(opinion: Opinion, options: FedGSCAEOptions) -> bool:
+    return opinion.explains_less_than(options.min_explained, options.max_decline)
 
 
 def _fit_selectors(
     federation: Federation,
     opinions: Sequence[Opinion],
     start: Selector | None,
-    options: FedGSCAOptions,
+    options: FedGSCAEOptions,
 ) -> list[Selector | None]:
     """S_k of every site; None where the site falls back to its given labels."""
     fits: list[Selector | None] = []
@@ -317,7 +307,7 @@ def _fit_selectors(
             fits.append(None)
             continue
         losses = clip_losses(label_losses(opinion.posterior, site.given))
-        fits.append(fit_selector(losses, start, var_floor=options.selector.var_floor))
+        fits.append(fit_selector(losses, start))
     return fits
 
 
@@ -326,38 +316,26 @@ def _plan_round(
     site: SimulatedSite,
     opinion: Opinion | None,
     selector: Selector | None,
-    training_counts: np.ndarray | None,
-    options: FedGSCAOptions,
+    options: FedGSCAEOptions,
     round: int,
-) -> tuple[LocalWork, np.ndarray | None]:
-    """What a site trains on, and (C,) the counts of its selected labels, if it selects."""
-    train = federation.config.train
-    factor = 1.0
-    if options.step_bounds is not None:
-        width, num_sites = site.features.shape[1], len(federation.sites)
-        rate = bound_rate(train, train.rounds, width, num_sites, options.step_bounds)
-        factor = rate / train.lr
+) -> LocalWork:
+    """What a site trains on."""
     if opinion is None or _falls_back(opinion, options):
-        objective = CredalObjective(options, ONLY_GIVEN_LABEL)
+        objective = CredalObjective(options.alpha, ONLY_GIVEN_LABEL)
         rows = np.arange(len(site.given))
-        return LocalWork(rows, site.given, objective.logit_gradient, factor), None
+        return LocalWork(rows, site.given, objective.logit_gradient)
     rows, labels = _select_labels(site, opinion, selector, options, federation.num_classes)
-    counts = np.bincount(labels, minlength=federation.num_classes)
-    totals = counts if training_counts is None else training_counts
-    objective = CredalObjective(
-        options,
-        beta_at(round, train.rounds, start=options.beta_start, end=options.beta_end),
-        training_weights(totals, options.class_balance),
-        opinion.posterior >= options.alpha,
-    )
-    return LocalWork(rows, labels, objective.logit_gradient, factor), counts
+    rounds = federation.config.train.rounds
+    beta = beta_at(round, rounds, start=options.beta_start, end=options.beta_end)
+    objective = CredalObjective(options.alpha, beta, opinion.posterior >= options.alpha)
+    return LocalWork(rows, labels, objective.logit_gradient)
 
 
 def _select_labels(
     site: SimulatedSite,
     opinion: Opinion,
     selector: Selector | None,
-    options: FedGSCAOptions,
+    options: FedGSCAEOptions,
     num_classes: int,
 ) -> tuple[np.ndarray, np.ndarray]:
     """D_hat of a site, rows (m,) and labels (m,); all its labels if the guard says so."""
@@ -376,15 +354,6 @@ def _select_labels(
     rows = chosen_set.rows
     labels = chosen_set.labels[rows]
     delta = float(suspicion(posterior, given).mean())
-    guard = options.guard
-    if delta >= options.noise_level and guard_reason(
-        given,
-        labels,
-        delta,
-        num_classes,
-        max_delta=guard.max_delta,
-        max_shift=guard.max_shift,
-        min_class=guard.min_class,
-    ):
+    if delta >= options.noise_level and guard_reason(given, labels, delta, num_classes):
         return np.arange(len(given)), given
     return rows, labels

@@ -16,12 +16,11 @@ from functools import lru_cache
 import numpy as np
 
 from fedgsca.config import Config
-from fedgsca.data.load import load
+from fedgsca.data.load import draw_long_tail, draw_stratified, load, take_rows
+from fedgsca.data.partition import split_rows
 from fedgsca.data.reader import READERS, Reader, ReaderOptions
-from fedgsca.data.split import split_rows
-from fedgsca.data.subsample import draw_long_tail, draw_stratified, take_rows
 from fedgsca.data.table import ImageTable
-from fedgsca.experiment.frozen_features import copy_features
+from fedgsca.experiment.samples import copy_features
 from fedgsca.rng import stream
 
 VALIDATION_SHARE = 0.25

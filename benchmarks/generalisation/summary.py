@@ -19,11 +19,12 @@ from benchmarks.generalisation.plan import (
     FROZEN,
     LEARNING_RATES,
     OURS,
+    Rate,
     Setting,
     default_lr,
 )
 from benchmarks.generalisation.results import CellResult, RankingScore, SiteAudit
-from fedgsca.label_audit.ranking_quality import first_tenth
+from fedgsca.label_audit.build_audit import first_tenth
 from fedgsca.report.comparison_rows import recovery
 
 # differences in F1 up to this many points count as equal
@@ -33,7 +34,7 @@ LOW_RECOVERY = 0.5
 COUNT_TOLERANCE = 0.05
 CLEAN_LIMIT = 0.03
 # (setting, method, learning rate) -> seed -> score
-Scores = Mapping[tuple[Setting, str, float], Mapping[int, float]]
+Scores = Mapping[tuple[Setting, str, Rate], Mapping[int, float]]
 
 
 def collect_scores(results: Iterable[CellResult], *, on_validation: bool = False) -> Scores:
@@ -41,7 +42,7 @@ def collect_scores(results: Iterable[CellResult], *, on_validation: bool = False
 
     `on_validation`: that on validation images, where they are not the ones F1 is measured on.
     """
-    scores: dict[tuple[Setting, str, float], dict[int, float]] = {}
+    scores: dict[tuple[Setting, str, Rate], dict[int, float]] = {}
     for result in results:
         cell = result.cell
         score = result.f1
@@ -52,7 +53,7 @@ def collect_scores(results: Iterable[CellResult], *, on_validation: bool = False
 
 
 def mean_score(
-    scores: Scores, setting: Setting, method: str, lr: float, seeds: Sequence[int] | None = None
+    scores: Scores, setting: Setting, method: str, lr: Rate, seeds: Sequence[int] | None = None
 ) -> float | None:
     """The mean over the seeds that are finished, or over `seeds` if all of them are; else None."""
     values = scores.get((setting, method, lr), {})
@@ -72,7 +73,7 @@ def rank_methods(scores: Mapping[str, float]) -> dict[str, float]:
     return ranks
 
 
-def tuned_lr(scores: Scores, setting: Setting, method: str = BASELINE) -> float | None:
+def tuned_lr(scores: Scores, setting: Setting, method: str = BASELINE) -> Rate | None:
     """The learning rate with the highest mean score on clean validation labels.
 
     None until all learning rates are finished with the same seeds.
@@ -96,7 +97,7 @@ class SettingRow:
     seeds: int
     baseline: float | None
     tuned: float | None
-    tuned_lr: float | None
+    tuned_lr: Rate | None
     ours: float | None
     # name and F1, over the seeds that the rivals have
     rival: tuple[str, float] | None
@@ -162,7 +163,7 @@ def summarise_setting(
 
 
 def _mean_over(
-    scores: Scores, setting: Setting, method: str, lr: float, seeds: Sequence[int]
+    scores: Scores, setting: Setting, method: str, lr: Rate, seeds: Sequence[int]
 ) -> float | None:
     return mean_score(scores, setting, method, lr, seeds) if seeds else None
 

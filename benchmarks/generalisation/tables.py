@@ -15,6 +15,7 @@ from benchmarks.generalisation.plan import (
     OURS,
     Setting,
     default_lr,
+    rate_text,
 )
 from benchmarks.generalisation.results import CellResult, RankingScore
 from benchmarks.generalisation.summary import (
@@ -247,8 +248,8 @@ def main_table(rows: Sequence[SettingRow]) -> Table:
         setting = row.setting
         rival = DASH if row.rival is None else f"{row.rival[0]} {row.rival[1]:.1f}"
         tuned = number(row.tuned)
-        if row.tuned is not None:
-            tuned += f" ({row.tuned_lr:g})"
+        if row.tuned_lr is not None:
+            tuned += f" ({rate_text(row.tuned_lr)})"
         line: list[str | Cell] = [
             setting.data,
             setting.model,
@@ -281,7 +282,7 @@ def lr_table(scores: Scores) -> Table:
     """F1 over two decades of learning rate; seeds that all six runs have."""
     rates = LEARNING_RATES[FROZEN]
     head = ["data, noise"]
-    head += [f"{method_title(name)} {lr:g}" for name in (BASELINE, OURS) for lr in rates]
+    head += [f"{method_title(name)} {rate_text(lr)}" for name in (BASELINE, OURS) for lr in rates]
     rows = []
     table = []
     settings = list(dict.fromkeys(setting for setting, _, _ in scores))

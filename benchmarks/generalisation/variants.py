@@ -36,9 +36,7 @@ CONSTANTS: Mapping[str, tuple[Value, Value]] = {
 OPTIONS: Mapping[str, tuple[Value, Value]] = {
     # a decade, because nobody can tune it without clean labels
     LEARNING_RATE: (0.005, 0.5),
-    "step_bounds": ((2.5, 5.0), (10.0, 20.0)),
     "noise_level": (0.05, 0.2),
-    "class_balance": (0.25, 1.0),
     # probabilities: twice the value is cut at a bound; with beta = 1 no class joins the credal set
     "zeta": (0.4, 0.9),
     "alpha": (0.025, 0.1),

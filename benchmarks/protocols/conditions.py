@@ -15,7 +15,7 @@ from fedgsca.config import Config, build, flatten, merge
 from fedgsca.data.table import ImageTable
 from fedgsca.errors import ConfigError, DataError
 from fedgsca.experiment.simulation import Division
-from fedgsca.support.digests import sha256_file
+from fedgsca.support.files import sha256_file
 from fedgsca.support.text import plural
 from fedgsca.support.version import __version__
 

@@ -37,8 +37,8 @@ from fedgsca.engine.rounds import run
 from fedgsca.errors import RunFolderError
 from fedgsca.experiment.records import RoundRecord
 from fedgsca.experiment.run_folder import read_rounds, read_setup
+from fedgsca.experiment.samples import weights_digest
 from fedgsca.experiment.simulation import divide
-from fedgsca.experiment.weights_file import weights_digest
 from fedgsca.methods.base import load_methods
 from fedgsca.metrics import HEADLINE_ROUNDS
 from fedgsca.support.files import write_atomic
@@ -162,8 +162,8 @@ class ProtocolRunner:
             format=FORMAT,
             protocol=ProtocolReference(protocol.name, protocol.version, protocol.digest()),
             method=method,
-            title=method_class.title,
-            paper=method_class.paper,
+            title=method_class.card.title,
+            paper=method_class.card.paper,
             data_digest=protocol.data_digest,
             weights=protocol.weights,
             validation=tuple(validation),

@@ -1,12 +1,13 @@
 """The command line. A command group is a small module with `add(app)`, named in MODULES.
 
-Commands import torch, numpy, scikit-learn and pydantic only when they run, so that
-`fedgsca --help` answers at once.
+Commands import torch, numpy and scikit-learn only when they run, so that `fedgsca --help` answers
+at once.
 """
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import sys
 import traceback
@@ -20,26 +21,20 @@ from typer.core import TyperGroup
 from fedgsca.cli import (
     apply,
     audit,
-    audit_alone,
-    cache_command,
     compare,
+    config,
     data,
     demo,
     deploy,
     doctor,
-    exchange,
-    export,
-    methods,
+    model,
     noise,
     paper_table,
-    predict,
-    privacy,
     report,
     review,
     reviewers,
     run,
-    show_config,
-    show_wire,
+    wire,
 )
 from fedgsca.cli.error_output import (
     from_click,
@@ -61,49 +56,43 @@ MODULES = (
     run,
     compare,
     paper_table,
-    deploy,
     report,
+    noise,
     audit,
-    audit_alone,
     review,
     reviewers,
     apply,
-    exchange,
-    predict,
-    export,
+    model,
+    deploy,
+    wire,
     data,
-    cache_command,
-    noise,
-    show_wire,
-    privacy,
-    methods,
-    show_config,
+    config,
     doctor,
 )
-COMMAND_ORDER = (
-    "demo",
-    "run",
-    "resume",
-    "compare",
-    "table",
-    "deploy",
-    "report",
-    "audit",
-    "audit-folder",
-    "review",
-    "reviewers",
-    "apply",
-    "exchange",
-    "predict",
-    "export",
-    "data",
-    "noise",
-    "wire",
-    "privacy",
-    "methods",
-    "config",
-    "doctor",
-)
+# the commands of each person, in the order in which a newcomer needs them
+PEOPLE = {
+    "Researcher: compare methods under label noise": (
+        "demo",
+        "run",
+        "resume",
+        "compare",
+        "report",
+        "table",
+        "noise",
+    ),
+    "Hospital: find and correct wrong labels, use a model": (
+        "audit",
+        "audit-folder",
+        "review",
+        "reviewers",
+        "apply",
+        "exchange",
+        "predict",
+        "export",
+    ),
+    "Consortium: train across hospitals": ("deploy", "wire", "privacy"),
+    "Developer: data, methods, settings, this computer": ("data", "methods", "config", "doctor"),
+}
 
 INTERRUPT_EXIT_CODE = 130  # what a shell reports for Ctrl-C
 
@@ -114,12 +103,12 @@ _HELP_REQUEST: type[click.UsageError] | tuple[()] = getattr(
 
 
 class OrderedGroup(TyperGroup):
-    """Lists the commands in the order in which a newcomer needs them."""
+    """Lists the commands by person; those without one come last."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """The names in COMMAND_ORDER; others come last."""
-        names = [name for name in COMMAND_ORDER if name in self.commands]
-        return names + [name for name in self.commands if name not in COMMAND_ORDER]
+        """The names in the order of PEOPLE."""
+        names = list(itertools.chain.from_iterable(PEOPLE.values()))
+        return sorted(self.commands, key=lambda name: (*names, name).index(name))
 
 
 app = typer.Typer(
@@ -154,8 +143,20 @@ def about(
     """
 
 
-for module in MODULES:
-    module.add(app)
+def add_commands() -> None:
+    """Add the commands of all modules, each in the panel of its person."""
+    for module in MODULES:
+        module.add(app)
+    person_of: dict[str, str] = {}
+    for person, names in PEOPLE.items():
+        person_of |= dict.fromkeys(names, person)
+    for command in app.registered_commands:
+        command.rich_help_panel = person_of.get(command.name or "")
+    for group in app.registered_groups:
+        group.rich_help_panel = person_of.get(group.name or "")
+
+
+add_commands()
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -1,4 +1,4 @@
-"""`fedgsca apply`: corrected labels from what reviewers decided."""
+"""`fedgsca apply`: corrected labels from decisions; `exchange`: files for other tools."""
 
 from __future__ import annotations
 
@@ -30,14 +30,32 @@ Out = Annotated[
 
 MAX_PAIRS = 12  # printed; the log has all of them
 
+SiteFolder = Annotated[
+    Path, typer.Argument(metavar="AUDIT", help="folder of one site's audit, RUN/audit/SITE")
+]
+FormatName = Annotated[str, typer.Option("--format", help="cleanlab, label-studio or fiftyone")]
+ExportOut = Annotated[Path, typer.Option("--out", "-o", help="file to write; fiftyone: a folder")]
+AllLabels = Annotated[bool, typer.Option("--all", help="all labels, not only the priority list")]
+ExportReviewer = Annotated[str | None, typer.Option("--reviewer", help="whose decisions to export")]
+File = Annotated[Path, typer.Argument(metavar="FILE", help="what the tool exported")]
+ImportReviewer = Annotated[
+    str | None, typer.Option("--reviewer", help="name of the reviewer; default: as in the file")
+]
+
 
 def add(app: typer.Typer) -> None:
-    """Add the command of this module."""
+    """Add the commands of this module."""
     app.command(
         "apply",
         help="Write corrected labels beside the original, with a change log.",
         rich_help_panel="Review labels",
     )(apply_command)
+    group = typer.Typer(
+        no_args_is_help=True, help="Exchange suspects and decisions with other labelling tools."
+    )
+    group.command("export", help="Write the suspects in another tool's format.")(export_command)
+    group.command("import", help="Add the decisions from another tool.")(import_command)
+    app.add_typer(group, name="exchange", rich_help_panel="Review labels")
 
 
 def apply_command(
@@ -74,7 +92,7 @@ def _counts_text(counts: DecisionCounts) -> str:
 
 
 def _print_result(result: CorrectedLabels) -> None:
-    from fedgsca.data.label_changes import log_path
+    from fedgsca.data.relabel import log_path
 
     print_line(_counts_text(result.counts))
     _print_pairs(result)
@@ -129,3 +147,43 @@ def _folder_source(result: CorrectedLabels) -> str | None:
         return None
     header = read_header(result.run, sites_with_evidence(result.run)[0])
     return str(header.config["data"]["source"])
+
+
+# ---- other tools ----
+
+
+def export_command(
+    audit: SiteFolder,
+    format_name: FormatName,
+    out: ExportOut,
+    all_labels: AllLabels = False,
+    reviewer: ExportReviewer = None,
+) -> None:
+    """`fedgsca exchange export`."""
+    from fedgsca.label_audit.audit_table import read_audit
+    from fedgsca.label_audit.exchange import export_suspects
+
+    paths = export_suspects(
+        read_audit(audit), format_name, out, all_labels=all_labels, reviewer=reviewer
+    )
+    for path in paths:
+        print_line(f"written  {path}")
+
+
+def import_command(
+    audit: SiteFolder, file: File, format_name: FormatName, reviewer: ImportReviewer = None
+) -> None:
+    """`fedgsca exchange import`."""
+    from fedgsca.cli.review import reviewer_name
+    from fedgsca.label_audit.audit_table import read_audit
+    from fedgsca.label_audit.exchange import import_verdicts
+
+    name = None if reviewer is None else reviewer_name(reviewer)
+    counts = import_verdicts(read_audit(audit), format_name, file, reviewer=name)
+    for reviewer_of_file, num_new in sorted(counts.items()):
+        if num_new:
+            print_line(f"{plural(num_new, 'new decision')} of {reviewer_of_file}")
+        else:
+            print_line(f"no new decision of {reviewer_of_file}: all were imported before")
+    if not counts:
+        print_line(f"{file} contains no decisions")

@@ -1,4 +1,4 @@
-"""`fedgsca audit`: which of a site's own labels look wrong."""
+"""`fedgsca audit` and `audit-folder`: which of a site's own labels look wrong."""
 
 from __future__ import annotations
 
@@ -8,18 +8,28 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedgsca.cli.options import Json, Quiet
+from fedgsca.cli.options import (
+    Features,
+    Json,
+    Quiet,
+    Sets,
+    SkipUnreadable,
+    source_slug,
+    strip_slash,
+)
 from fedgsca.support.console import (
     make_table,
     print_json,
     print_line,
     print_note,
+    print_start,
     print_table,
     print_warning,
 )
 from fedgsca.support.text import DASH, join_words, number, percent, plural
 
 if TYPE_CHECKING:
+    from fedgsca.experiment.simulation import Division
     from fedgsca.label_audit.audit_table import Audit
 
 
@@ -73,13 +83,32 @@ Unlock = Annotated[
 ]
 
 
+Source = Annotated[
+    str,
+    typer.Argument(
+        metavar="DATA", help="a folder of images, FILE.npz or kind:PATH (see `fedgsca data list`)"
+    ),
+]
+FolderOut = Annotated[
+    Path | None, typer.Option("--out", help="folder for the audit; default audits/<name of DATA>")
+]
+FolderLabels = Annotated[
+    str | None, typer.Option("--labels", help="csv (file,label) of corrected labels")
+]
+
+
 def add(app: typer.Typer) -> None:
-    """Add the command of this module."""
+    """Add the commands of this module."""
     app.command(
         "audit",
         help="Rank a site's labels by how wrong they look.",
         rich_help_panel="Review labels",
     )(audit)
+    app.command(
+        "audit-folder",
+        help="Rank the labels of one folder by how wrong they look; no federation needed.",
+        rich_help_panel="Review labels",
+    )(audit_folder)
 
 
 def audit(
@@ -192,3 +221,65 @@ def _audit_row(audit: Audit, has_truth: bool) -> list[str]:
         return [*cells, DASH, DASH, DASH]
     precision = percent(summary.truth.precision_at["10%"])
     return [*cells, str(summary.truth.num_wrong), precision, number(summary.truth.auroc, 3)]
+
+
+# ---- a folder ----
+
+
+def audit_folder(
+    data: Source,
+    out: FolderOut = None,
+    labels: FolderLabels = None,
+    quota: Quota = 0.1,
+    second_opinion: Opinions = None,
+    skip_unreadable: SkipUnreadable = False,
+    features: Features = None,
+    sets: Sets = None,
+    quiet: Quiet = False,
+    as_json: Json = False,
+) -> None:
+    """`fedgsca audit-folder`."""
+    source = strip_slash(data)
+    print_start(f"auditing the labels of {source}", quiet=quiet or as_json)
+    from fedgsca.engine.progress import display
+    from fedgsca.label_audit.audit_folder import audit_folder as audit
+
+    settings = [*(sets or ())]
+    if features is not None:
+        settings.append(f"data.features={features}")
+    with display(quiet=quiet):
+        result = audit(
+            source,
+            out or Path("audits") / source_slug(source),
+            labels=labels,
+            quota=quota,
+            second_opinions=second_opinion or (),
+            skip_unreadable=skip_unreadable,
+            settings=settings,
+            on_division=None if quiet or as_json else _announce,
+        )
+    if as_json:
+        print_json({"audits": [{"path": str(result.path), **result.header.to_json()}]})
+    elif not quiet:
+        print_audits([result])
+        print_line(
+            "This hospital judged its labels alone. In a federation the judges learn from the"
+            " images of all hospitals (`fedgsca deploy --help`)."
+        )
+
+
+def _announce(division: Division) -> None:
+    """Say what is audited, and what is not."""
+    table = division.table
+    num_labels = sum(len(rows) for rows in division.rows.values())
+    text = f"{plural(num_labels, 'label')} of {plural(table.num_classes, 'class', 'classes')}"
+    if table.groups is not None:
+        text += f"; no image is judged by others of the same {table.group_word}"
+    print_note(text, None)
+    num_test = len(table) - num_labels
+    if num_test:
+        print_note(
+            f"{plural(num_test, 'image')} of the validation and test split not audited", None
+        )
+    for warning in division.warnings:
+        print_note(warning)

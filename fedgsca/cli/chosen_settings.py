@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fedgsca.cli.options import ExperimentFlags, Sets
 from fedgsca.support.console import print_note
 from fedgsca.support.text import duration
 
@@ -16,39 +14,33 @@ if TYPE_CHECKING:
 _WORTH_SAYING = 10.0  # seconds; shorter runs are over before the estimate is read
 
 
-def make_run_config(
-    flags: ExperimentFlags,
-    config_file: Path | None,
-    sets: Sets,
-    out: Path | None,
-    *,
-    quiet: bool,
-) -> Config:
-    """The configuration of a run with everything that the data decides.
+def complete_config(config: Config, *, quiet: bool) -> Config:
+    """The experiment with what the data decides; the choices are printed with their reasons."""
+    from fedgsca.engine.progress import display
+    from fedgsca.experiment.choose_settings import complete
 
-    A run that was started with other defaults in the folder `out` continues with those.
-    """
-    from fedgsca.config import build
-
-    config = flags.make_config(config_file, sets)
-    if out is not None and _is_started(out, config):
-        return config
-    tree = flags.make_tree(config_file, sets)
-    return build(complete_tree(tree, quiet=quiet))
+    with display(quiet=quiet):
+        result = complete(config)
+    _show_reasons(result.reasons, quiet=quiet)
+    return result.config
 
 
 def complete_tree(tree: Tree, noises: tuple[str, ...] = (), *, quiet: bool) -> Tree:
-    """The tree with what the data decides; the choices are printed with their reasons."""
-    from fedgsca.config import merge
+    """The same for the common settings of several experiments, which differ in their noise."""
+    from fedgsca.config import build, merge
     from fedgsca.engine.progress import display
-    from fedgsca.experiment.choose_settings import choose_settings
+    from fedgsca.experiment.choose_settings import complete
 
     with display(quiet=quiet):
-        choice = choose_settings(tree, noises)
+        result = complete(build(tree), noises)
+    _show_reasons(result.reasons, quiet=quiet)
+    return merge(result.choices, tree)
+
+
+def _show_reasons(reasons: Sequence[str], *, quiet: bool) -> None:
     if not quiet:
-        for reason in choice.reasons:
+        for reason in reasons:
             print_note(reason, None)
-    return merge(choice.tree, tree)
 
 
 def check_sites(configs: Sequence[Config], *, quiet: bool) -> None:
@@ -91,12 +83,3 @@ def announce(configs: Sequence[Config], jobs: int = 1) -> None:
         print_note(f"estimated time: about {duration(total)} for {len(configs)} runs", None)
     else:
         print_note(estimates[0].describe(), None)
-
-
-def _is_started(out: Path, config: Config) -> bool:
-    from fedgsca.experiment.run_folder import read_config
-
-    if not (out / "config.toml").is_file():
-        return False
-    # how a run is tracked is not part of the experiment
-    return read_config(out).fingerprint() == config.fingerprint()

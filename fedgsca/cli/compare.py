@@ -287,7 +287,7 @@ def _is_finished(folder: Path, cell: GridCell) -> bool:
 
 
 def _explain_plan(plan: ComparisonPlan) -> None:
-    from fedgsca.cli.show_config import explain_preset
+    from fedgsca.cli.config import explain_preset
 
     configs = {cell.config.method: cell.config for cell in plan.cells()}
     for config in configs.values():

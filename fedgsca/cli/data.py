@@ -1,4 +1,4 @@
-"""`fedgsca data`: available sources, the contents of one, and a contact sheet."""
+"""`fedgsca data`: available sources, the contents of one, an example, and the cache."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ import typer
 from fedgsca.cli.options import Json
 from fedgsca.errors import DataError, RunFolderError
 from fedgsca.support.console import make_table, print_json, print_line, print_table
-from fedgsca.support.text import plural, printable
+from fedgsca.support.text import plural, printable, size_text
 
 if TYPE_CHECKING:
     from rich.table import Table
 
     from fedgsca.data.checks import SourceReport
+    from fedgsca.data.table import ImageTable
 
 Source = Annotated[str, typer.Argument(help="as after --data")]
 Root = Annotated[
@@ -58,9 +59,18 @@ Save = Annotated[
 ListBad = Annotated[
     bool, typer.Option("--list-bad", help="print only the files that cannot be read, one per line")
 ]
-Output = Annotated[Path, typer.Option("-o", "--out", help="PNG file to write")]
-Columns = Annotated[int, typer.Option("--columns", min=1, max=64, help="images per class")]
-Seed = Annotated[int, typer.Option("--seed", min=0, help="which images are drawn")]
+Sheet = Annotated[
+    Path | None,
+    typer.Option(
+        "--sheet", metavar="FILE.png", help="write a row of training images for every class"
+    ),
+]
+Clear = Annotated[bool, typer.Option("--clear", help="remove them")]
+Yes = Annotated[bool, typer.Option("--yes", help="with --clear: do not ask")]
+OlderThan = Annotated[
+    float | None,
+    typer.Option("--older-than", min=0, metavar="DAYS", help="only what was not read for so long"),
+]
 
 _MAX_SETS = 5  # of each kind that are printed
 _MAX_COPIES = 4  # of a set
@@ -70,9 +80,7 @@ group = typer.Typer(no_args_is_help=True, rich_markup_mode="rich")
 
 def add(app: typer.Typer) -> None:
     """Add the commands of this module."""
-    app.add_typer(
-        group, name="data", help="List, check and preview data.", rich_help_panel="Data and noise"
-    )
+    app.add_typer(group, name="data", help="List, check and preview data; empty the cache.")
 
 
 @group.command("list")
@@ -102,6 +110,7 @@ def check(
     labels: Labels = None,
     fast: Fast = False,
     save: Save = None,
+    sheet: Sheet = None,
     list_bad: ListBad = False,
     as_json: Json = False,
 ) -> None:
@@ -110,9 +119,11 @@ def check(
     The exit code is 3 if a run would not start.
     """
     from fedgsca.data.checks import check_source
+    from fedgsca.data.load import load
 
+    name = source if root is None else f"{source}:{root}"
     report = check_source(
-        source if root is None else f"{source}:{root}",
+        name,
         image_size=image_size,
         labels=labels,
         split=split,
@@ -133,6 +144,28 @@ def check(
         _show_report(report)
     if not report.ok:
         raise _combine_problems(report)
+    if sheet is not None:
+        table = load(
+            name, image_size=image_size, split=split, label=label, splits=splits, need_test=False
+        )
+        _write_sheet(table, sheet)
+
+
+def _write_sheet(table: ImageTable, file: Path) -> None:
+    """A contact sheet, so that a person can look at the images."""
+    from fedgsca.data.contact_sheet import save_sheet
+
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        save_sheet(table, file)
+    except (OSError, ValueError) as error:
+        # no permission, no space, or a file type that Pillow does not support
+        raise RunFolderError(
+            "file.cannot-write",
+            f"{file} cannot be written: {error}",
+            fix="choose another file ending in .png",
+        ) from None
+    print_line(f"sheet   {file}", "bold")
 
 
 def _bad_files_json(report: SourceReport) -> dict[str, object]:
@@ -264,7 +297,7 @@ def _site_text(report: SourceReport, name: str) -> str:
 @group.command("example")
 def example(folder: NewFolder, seed: HospitalNumber = 0) -> None:
     """Write a folder of artificial images with some wrong labels, to try the commands on."""
-    from fedgsca.data.example_folder import NUM_TEST, NUM_TRAIN, write_example_folder
+    from fedgsca.data.readers.synthetic_source import NUM_TEST, NUM_TRAIN, write_example_folder
 
     num_wrong = write_example_folder(folder, seed)
     print_line(
@@ -274,32 +307,29 @@ def example(folder: NewFolder, seed: HospitalNumber = 0) -> None:
     print_line(f"next    fedgsca data check {folder}")
 
 
-@group.command("sheet")
-def sheet(
-    source: Source,
-    out: Output,
-    split: Split = None,
-    label: Label = None,
-    splits: Splits = None,
-    image_size: Size = None,
-    columns: Columns = 12,
-    seed: Seed = 0,
+@group.command("cache")
+def cache(
+    clear: Clear = False, older_than: OlderThan = None, yes: Yes = False, as_json: Json = False
 ) -> None:
-    """Write a contact sheet: a row of training images for every class."""
-    from fedgsca.data.contact_sheet import save_sheet
-    from fedgsca.data.load import load
+    """Show where decoded images and features are kept and how large they are, or remove them.
 
-    table = load(
-        source, image_size=image_size, split=split, label=label, splits=splits, need_test=False
-    )
-    try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        save_sheet(table, out, per_class=columns, seed=seed)
-    except (OSError, ValueError) as error:
-        # no permission, no space, or a file type that Pillow does not support
-        raise RunFolderError(
-            "file.cannot-write",
-            f"{out} cannot be written: {error}",
-            fix="choose another file ending in .png with -o",
-        ) from None
-    print_line(f"sheet   {out}", "bold")
+    Treat them like the images themselves. They are made again when they are needed; do not remove
+    them during a run.
+    """
+    from fedgsca.data.cache import cache_folder, list_cache, remove_cached
+
+    files = list_cache(older_than)
+    total = sum(file.size for file in files)
+    text = f"{size_text(total)} in {plural(len(files), 'file')}"
+    if clear:
+        if files and not (yes or as_json):
+            typer.confirm(f"Remove {text} in {cache_folder()}?", abort=True)
+        remove_cached(files)
+    if as_json:
+        print_json({"folder": str(cache_folder()), "files": len(files), "bytes": total})
+    elif clear:
+        print_line(f"removed {text}")
+    else:
+        print_line(f"{cache_folder()}: {text}")
+        if files:
+            print_line("It contains decoded images. Empty it with `fedgsca data cache --clear`.")

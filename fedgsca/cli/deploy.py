@@ -14,6 +14,8 @@ from fedgsca.support.console import make_table, print_json, print_line, print_ta
 from fedgsca.support.text import DASH, count, duration, number, plural, size_text
 
 if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
+
     from fedgsca.deploy.check import CheckResult
     from fedgsca.deploy.status_view import DeploymentStatus
 
@@ -254,10 +256,12 @@ def run_site(
 ) -> None:
     """At a hospital: connect to the coordinator and train when requested. Opens no port."""
     import logging
-    import os
 
+    from fedgsca.engine.messages import require_flower
+    from fedgsca.engine.site_worker import client_of
+
+    require_flower()
     from fedgsca.engine.flower_node import NodeAddress, run_node
-    from fedgsca.engine.worker_client import client_of
 
     if insecure == bool(root_certificates and key) or (insecure and (root_certificates or key)):
         raise ConfigError(
@@ -267,8 +271,23 @@ def run_site(
         )
     logging.basicConfig(level=logging.INFO, format="%(asctime)s node: %(message)s")
     logging.getLogger("httpx").setLevel(logging.WARNING)  # it logs every question for messages
-    run_node(NodeAddress(superlink, root_certificates, key), client_of(site, os.getpid()))
+    address = NodeAddress(superlink, root_certificates, None if key is None else _read_key(key))
+    run_node(address, client_of(site))
     raise typer.Exit(1)  # the connection could not be kept
+
+
+def _read_key(path: Path) -> EllipticCurvePrivateKey:
+    from fedgsca.deploy.certificates import read_node_key
+    from fedgsca.errors import DataError
+
+    try:
+        return read_node_key(path.read_bytes()).key
+    except OSError as error:
+        raise DataError(
+            "deploy.unusable-key",
+            f"the key {path} cannot be read: {error.strerror}",
+            fix="take the file out of the kit again, or correct --key",
+        ) from None
 
 
 @group.command("status")

@@ -1,4 +1,4 @@
-"""`fedgsca noise preview`: what a specification means, and what it does to a data set."""
+"""`fedgsca noise SPEC`: what a specification means, and what it does to a data set."""
 
 from __future__ import annotations
 
@@ -10,16 +10,7 @@ from xml.sax.saxutils import escape
 
 import typer
 
-from fedgsca.cli.options import (
-    ConfigFile,
-    Data,
-    ExperimentFlags,
-    Json,
-    NoiseHelpCommand,
-    Seed,
-    Sets,
-    Sites,
-)
+from fedgsca.cli.options import Json, NoiseHelpCommand, Settings, experiment_options
 from fedgsca.support.console import (
     make_table,
     print_json,
@@ -45,22 +36,11 @@ Picture = Annotated[
 ]
 _MAX_MATRIX_CLASSES = 16  # a larger matrix does not fit a screen
 
-group = typer.Typer(no_args_is_help=True, rich_markup_mode="rich")
-
 
 def add(app: typer.Typer) -> None:
-    """Add the commands of this module."""
-    app.add_typer(
-        group,
-        name="noise",
-        help="Preview label noise before using it.",
-        rich_help_panel="Data and noise",
-    )
-
-
-@group.callback()
-def about() -> None:
-    """Preview label noise before using it."""
+    """Add the command of this module."""
+    text = "Show what a noise specification does to the labels of a data set."
+    app.command("noise", cls=NoiseHelpCommand, help=text)(preview)
 
 
 @dataclass(frozen=True)
@@ -100,27 +80,18 @@ class NoisePreview:
         ]
 
 
-@group.command("preview", cls=NoiseHelpCommand)
-def preview(
-    spec: Spec,
-    data: Data = None,
-    sites: Sites = None,
-    seed: Seed = None,
-    config_file: ConfigFile = None,
-    sets: Sets = None,
-    picture: Picture = None,
-    as_json: Json = False,
-) -> None:
-    """Show the noise of every site, its transition matrix, and the realised rate on the data."""
-    from fedgsca.cli.chosen_settings import make_run_config
+@experiment_options("data", "sites", "seed")
+def preview(settings: Settings, spec: Spec, picture: Picture = None, as_json: Json = False) -> None:
+    """`fedgsca noise`: every site's noise, its matrix, and the realised rate on the data."""
+    from fedgsca.cli.chosen_settings import complete_config
     from fedgsca.experiment.simulation import prepare
     from fedgsca.noise import fixed_sites
 
-    if sites is None and config_file is None:
+    sites = settings.get("sites")
+    if sites is None and settings.file is None:
         sites = fixed_sites(spec)
-    flags = ExperimentFlags(data=data, noise=spec, seed=seed, sites=sites)
     print_start(f"drawing wrong labels by {spec}", quiet=as_json)
-    config = make_run_config(flags, config_file, sets, None, quiet=True)
+    config = complete_config(settings.load(noise=spec, sites=sites), quiet=True)
     experiment = prepare(config)
     previews = [_preview_site(experiment, name) for name in experiment.sites]
     matrices: dict[str, list[list[float]]] = {}

@@ -1,24 +1,208 @@
-"""Options that several commands share, and how they become a configuration."""
+"""Options that several commands share.
+
+The options that describe an experiment come from the schema of the configuration: a command has
+them by `@experiment_options`, and receives what was given as `Settings`.
+"""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+import functools
+import inspect
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import Annotated, Any, cast, get_args
 
 import click
 import typer
+from pydantic.fields import FieldInfo
 from typer.core import TyperCommand
 
+from fedgsca.config import SHORT_NAMES, Config, Tree, build, collect, merge
+from fedgsca.config.loading import section_model
 from fedgsca.support.text import slug
+from fedgsca.support.text import strip_slash as strip_slash
 
-if TYPE_CHECKING:
-    from fedgsca.config import Config, Tree
+ConfigFile = Annotated[
+    Path | None, typer.Option("--config", help="TOML file", rich_help_panel="Configuration")
+]
+Sets = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        help="any other setting as section.key=value, repeatable; beats the file; `fedgsca config`"
+        " prints every key",
+        metavar="KEY=VALUE",
+        rich_help_panel="Configuration",
+    ),
+]
+Jobs = Annotated[
+    int, typer.Option("--jobs", min=1, help="worker processes; the result does not depend on it")
+]
+EngineName = Annotated[
+    str,
+    typer.Option(
+        "--engine",
+        help="how messages reach the sites: local, flower-sim (Flower's simulation on Ray)"
+        " or an engine of a plugin; same result",
+    ),
+]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="print errors only")]
+Json = Annotated[
+    bool, typer.Option("--json", help="print one JSON object on stdout and nothing else")
+]
+Command = Callable[..., None]
+# where nobody gives a value, the data decides (experiment/choose_settings.py)
+DECIDED_BY_DATA = ("partition", "model", "frozen")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What a user has given on the command line: a file, then --set items, then options."""
+
+    file: Path | None = None
+    sets: tuple[str, ...] = ()
+    options: Mapping[str, Any] = field(default_factory=dict)  # short name -> value; None: not given
+
+    def get(self, name: str) -> Any:
+        """The value of an option by its short name; None if it was not given."""
+        return self.options.get(name)
+
+    def with_options(self, **options: Any) -> Settings:
+        """The same with other values of some options, by short name or key (data__sites)."""
+        return Settings(self.file, self.sets, {**self.options, **options})
+
+    @functools.cached_property
+    def tree(self) -> Tree:
+        """All of it as one tree, not checked yet, for commands that build several experiments."""
+        return collect(self.file, self.sets, self.options)
+
+    def load(self, **changes: Any) -> Config:
+        """The checked configuration; `changes` are settings that win, as for `Config.load`."""
+        return build(merge(self.tree, collect(settings=changes)))
+
+
+def experiment_options(
+    *names: str, without: Collection[str] = ()
+) -> Callable[[Callable[..., None]], Command]:
+    """Give a command the options of an experiment, `--config` and `--set`.
+
+        @experiment_options(without=("seed",))
+        def compare(settings: Settings, seeds: Seeds = "3") -> None: ...
+
+    The first parameter of the command receives the `Settings`; the options stand in its place.
+    Name, type and help text come from the schema. `names` are short names of settings
+    (fedgsca.config.SHORT_NAMES); default: all but `without`.
+    """
+    short_names = [name for name in names or SHORT_NAMES if name not in without]
+
+    def decorate(command: Callable[..., None]) -> Command:
+        own_parameters = list(inspect.signature(command, eval_str=True).parameters.values())[1:]
+        options = [schema_option(name) for name in short_names]
+        options += [_parameter("config_file", ConfigFile), _parameter("sets", Sets)]
+        parameters = sorted(
+            [*own_parameters, *options], key=lambda one: one.default is not one.empty
+        )
+
+        @functools.wraps(command)
+        def wrapped_command(**values: Any) -> None:
+            given = {name: values.pop(name) for name in short_names}
+            file, sets = values.pop("config_file"), values.pop("sets")
+            command(Settings(file, tuple(sets or ()), given), **values)
+
+        wrapped_command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        wrapped_command.__annotations__ = {one.name: one.annotation for one in parameters}
+        return wrapped_command
+
+    return decorate
+
+
+def schema_option(name: str) -> inspect.Parameter:
+    """The option of a setting with a short name: `--frozen` for model.frozen."""
+    info = find_field(SHORT_NAMES[name])
+    types = _value_types(info.annotation)
+    text = info.description or ""
+    if all(isinstance(one, str) for one in types):
+        text = f"{', '.join(types)}; {text}"
+    default = "by the data" if name in DECIDED_BY_DATA else info.default
+    if isinstance(default, str | int | float) and not isinstance(default, bool):
+        text += f" [dim]\\[{default}][/dim]"
+    option = typer.Option(
+        f"--{name.replace('_', '-')}",
+        help=text,
+        show_default=False,
+        rich_help_panel="Experiment",
+        # such as lr, a number or "auto"
+        parser=_parse_number if float in types and len(types) > 1 else None,
+    )
+    python_type = types[0] if len(types) == 1 and types[0] in (bool, int, float) else str
+    return _parameter(name, Annotated[python_type | None, option])
+
+
+def find_field(key: str) -> FieldInfo:
+    """The field of the schema behind a key such as "train.rounds"."""
+    model: Any = Config
+    *sections, last = key.split(".")
+    for section in sections:
+        model = section_model(model, section)
+    return cast("FieldInfo", model.model_fields[last])
+
+
+def _has_default(parameter: inspect.Parameter) -> bool:
+    return parameter.default is not parameter.empty
+
+
+def _parameter(name: str, annotation: Any) -> inspect.Parameter:
+    kind = inspect.Parameter.KEYWORD_ONLY
+    return inspect.Parameter(name, kind, default=None, annotation=annotation)
+
+
+def _value_types(annotation: Any) -> list[Any]:
+    """The types of a setting but None, and the words of a Literal: float | None -> [float]."""
+    types = [one for one in get_args(annotation) or [annotation] if one is not type(None)]
+    return types if len(types) > 1 or not get_args(types[0]) else _value_types(types[0])
+
+
+def _parse_number(text: str) -> Any:
+    """A number, or the word as it is."""
+    try:
+        return float(text)
+    except ValueError:
+        return text
+
+
+class NoiseHelpCommand(TyperCommand):
+    """A command whose help lists the kinds of noise, plugins included; loaded only for the help."""
+
+    def format_help(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """The help, with what the parts of a noise specification mean."""
+        from fedgsca.noise import explain_specification
+
+        for parameter in self.params:
+            if parameter.name in ("noise", "spec"):
+                help_text = f"label noise: S40 for every site, or {explain_specification()}"
+                cast("typer.core.TyperOption", parameter).help = help_text
+        super().format_help(ctx, formatter)
+
+
+def source_slug(source: str) -> str:
+    """A data source as part of a folder name.
+
+    data/pathmnist_small.npz -> pathmnist_small, chaoyang:/mnt/x -> chaoyang-x.
+    """
+    kind, _, location = source.rpartition(":")
+    if location == "synthetic":
+        stem = location
+    elif location.lower().endswith(".npz"):
+        stem = Path(location).stem
+    else:
+        stem = Path(location).expanduser().resolve().name
+    return slug("-".join(part for part in (kind, stem) if part))
+
+
+# ---- for commands that do not use experiment_options ----
 
 _EXPERIMENT_PANEL = "Experiment"
-_CONFIG_PANEL = "Configuration"
 
 Data = Annotated[
     str | None,
@@ -116,35 +300,12 @@ SkipUnreadable = Annotated[
         rich_help_panel=_EXPERIMENT_PANEL,
     ),
 ]
-ConfigFile = Annotated[
-    Path | None, typer.Option("--config", help="TOML file", rich_help_panel=_CONFIG_PANEL)
-]
-Sets = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--set",
-        help="section.key=value, repeatable; beats the file",
-        metavar="KEY=VALUE",
-        rich_help_panel=_CONFIG_PANEL,
-    ),
-]
 Preset = Annotated[
     str | None,
     typer.Option(
         "--preset",
         help="default (our reading of the paper) or paper (literal)",
-        rich_help_panel=_CONFIG_PANEL,
-    ),
-]
-Jobs = Annotated[
-    int, typer.Option("--jobs", min=1, help="worker processes; the result does not depend on it")
-]
-EngineName = Annotated[
-    str,
-    typer.Option(
-        "--engine",
-        help="how messages reach the sites: local, flower-sim (Flower's simulation on Ray)"
-        " or an engine of a plugin; same result",
+        rich_help_panel="Configuration",
     ),
 ]
 Track = Annotated[
@@ -154,10 +315,6 @@ Track = Annotated[
         help="record the run with tensorboard, mlflow (local files), mlflow:ADDRESS, or several"
         " with commas; the run is the same",
     ),
-]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="print errors only")]
-Json = Annotated[
-    bool, typer.Option("--json", help="print one JSON object on stdout and nothing else")
 ]
 
 
@@ -178,84 +335,12 @@ class ExperimentFlags:
     features: str | None = None
     device: str | None = None
     skip_unreadable: bool = False
+    audit: bool = False
     preset: str | None = None
     track: str | None = None
 
-    def overrides(self) -> dict[str, Any]:
-        """The flags under the names that load_config takes; those not given are None."""
-        return {
-            "data__source": self.data and strip_slash(self.data),
-            "method": self.method,
-            "noise__spec": self.noise,
-            "train__rounds": self.rounds,
-            "seed": self.seed,
-            "data__sites": self.sites,
-            "data__partition": self.partition,
-            "data__labels": self.labels,
-            "model__name": self.model,
-            "model__frozen": self.frozen or None,
-            "data__features": self.features,
-            "train__device": self.device,
-            "data__skip_unreadable": self.skip_unreadable or None,
-            "preset": self.preset,
-            "track": self.track,
-        }
-
-    def make_config(self, config_file: Path | None, sets: Sequence[str] | None) -> Config:
-        """The configuration: the file, then --set, then the flags."""
-        from fedgsca.config import load_config
-        from fedgsca.noise import parse_noise
-
-        config = load_config(config_file, sets or (), **self.overrides())
-        # Report a typo before any data is read. With partition column only the data knows how
-        # many sites there are.
-        num_sites = config.data.sites
-        if config.data.partition == "column":
-            num_sites = config.noise.spec.count("-") + 1
-        parse_noise(config.noise.spec, num_sites)
-        return config
-
-    def make_tree(self, config_file: Path | None, sets: Sequence[str] | None) -> Tree:
-        """The same before it is checked, for commands that build several configurations."""
-        from fedgsca.config import merge, nest, parse_set, read_toml
-
-        tree = read_toml(config_file) if config_file else {}
-        tree = merge(tree, parse_set(sets or ()))
-        for key, value in self.overrides().items():
-            if value is not None:
-                tree = merge(tree, nest(key.split("__"), value))
-        return tree
-
-
-def strip_slash(source: str) -> str:
-    """A folder is the same with and without a slash at its end; `/` alone stays."""
-    return re.sub(r"(?<=[^/:])/+$", "", source)
-
-
-class NoiseHelpCommand(TyperCommand):
-    """A command whose help lists the kinds of noise, plugins included; loaded only for the help."""
-
-    def format_help(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """The help, with what the parts of a noise specification mean."""
-        from fedgsca.noise import explain_specification
-
-        for parameter in self.params:
-            if parameter.name in ("noise", "spec"):
-                help_text = f"label noise: S40 for every site, or {explain_specification()}"
-                cast("typer.core.TyperOption", parameter).help = help_text
-        super().format_help(ctx, formatter)
-
-
-def source_slug(source: str) -> str:
-    """A data source as part of a folder name.
-
-    data/pathmnist_small.npz -> pathmnist_small, chaoyang:/mnt/x -> chaoyang-x.
-    """
-    kind, _, location = source.rpartition(":")
-    if location == "synthetic":
-        stem = location
-    elif location.lower().endswith(".npz"):
-        stem = Path(location).stem
-    else:
-        stem = Path(location).expanduser().resolve().name
-    return slug("-".join(part for part in (kind, stem) if part))
+    def make_tree(self, config_file: Path | None, sets: Collection[str] | None) -> Tree:
+        """The file, then --set, then the flags."""
+        options = {name: value or None for name, value in vars(self).items() if value != 0}
+        options |= {} if self.seed is None else {"seed": self.seed}
+        return collect(config_file, tuple(sets or ()), options)

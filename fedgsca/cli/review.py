@@ -25,7 +25,7 @@ from fedgsca.support.text import number, percent, plural
 if TYPE_CHECKING:
     from fedgsca.label_audit.audit_table import Audit
     from fedgsca.label_audit.consensus import ReviewerAgreement, ReviewSummary
-    from fedgsca.review.network_server import PageAddress, TlsFiles
+    from fedgsca.review.address import PageAddress, TlsFiles
 
 MAX_CONFLICTS = 20  # printed
 MIN_CERTIFICATE_DAYS = 14  # fewer are worth a warning
@@ -182,14 +182,8 @@ def _serve_network(
     audit: Audit, serve_at: str, listen: str | None, certificate: Path | None, key: Path | None
 ) -> None:
     from fedgsca.label_audit.audit_images import AuditImages
-    from fedgsca.review.network_server import (
-        TlsFiles,
-        choose_listen_address,
-        parse_address,
-        require_tls,
-        serve_network,
-    )
-    from fedgsca.review.serve import require_server_packages
+    from fedgsca.review.address import TlsFiles, choose_listen_address, parse_address, require_tls
+    from fedgsca.review.serve import require_server_packages, serve_network
 
     require_server_packages()
     page_address = parse_address(serve_at)
@@ -206,7 +200,7 @@ def _serve_network(
     require_tls(page_address, address, tls)  # before the images are read
     if tls is not None:
         _check_certificate(tls, page_address)
-    from fedgsca.review.network_app import SharedReview
+    from fedgsca.review.web_app import SharedReview
 
     review = SharedReview(audit, AuditImages.open(audit))
     if not review.links.active_links():
@@ -233,7 +227,7 @@ def _serve_network(
 
 
 def _check_certificate(tls: TlsFiles, page_address: PageAddress) -> None:
-    from fedgsca.review.tls import check_certificate
+    from fedgsca.review.address import check_certificate
 
     facts = check_certificate(tls, page_address)
     if facts.days_left < MIN_CERTIFICATE_DAYS:

@@ -83,8 +83,8 @@ def add_reviewer(
     as_json: Json = False,
 ) -> None:
     """Make a personal link. It is printed once and stored nowhere; an older one is revoked."""
+    from fedgsca.review.address import parse_address
     from fedgsca.review.links import ADJUDICATOR, READER, LinkBook
-    from fedgsca.review.network_server import parse_address
     from fedgsca.review.trail import ReviewTrail
 
     if adjudicator and blind:
@@ -191,8 +191,7 @@ def make_certificate_command(
     serve: ServeAt, out: Out = Path("review-certificate"), authority: Authority = None
 ) -> None:
     """Make a TLS certificate for the page: server.pem, server.key, and ca.crt for the browsers."""
-    from fedgsca.review.network_server import parse_address
-    from fedgsca.review.tls import make_certificate
+    from fedgsca.review.address import make_certificate, parse_address
 
     made_certificate = make_certificate(parse_address(serve), out, authority)
     digits = made_certificate.fingerprint
@@ -226,7 +225,7 @@ def _describe(link: PersonalLink) -> dict[str, Any]:
 
 def _describe_progress(audit: Audit, link: PersonalLink) -> dict[str, Any]:
     """How many labels the person has to decide about, and has; of readers only."""
-    from fedgsca.label_audit.review_progress import count_decided, required_labels
+    from fedgsca.label_audit.consensus import count_decided, required_labels
     from fedgsca.review.links import READER
 
     decisions = audit.open_decisions()

@@ -9,29 +9,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fedgsca.cli.options import (
-    ConfigFile,
-    Data,
-    Device,
     EngineName,
-    ExperimentFlags,
-    Features,
-    Frozen,
     Jobs,
     Json,
-    Labels,
-    Method,
-    Model,
-    Noise,
     NoiseHelpCommand,
-    Partition,
-    Preset,
     Quiet,
-    Rounds,
-    Seed,
-    Sets,
-    Sites,
-    SkipUnreadable,
+    Settings,
     Track,
+    experiment_options,
     source_slug,
 )
 from fedgsca.engine.progress import display
@@ -73,87 +58,49 @@ Folder = Annotated[Path, typer.Argument(metavar="RUN", help="folder of a run or 
 
 def add(app: typer.Typer) -> None:
     """Add the commands of this module."""
-    app.command(
-        "run",
-        cls=NoiseHelpCommand,
-        help="Train one method on one data set, with a report at the end.",
-        rich_help_panel="Train",
-    )(run)
-    app.command(
-        "resume",
-        help="Resume a run or comparison after a crash or Ctrl-C; the result is bit-identical.",
-        rich_help_panel="Train",
-    )(resume)
+    text = "Train one method on one data set, with a report at the end."
+    app.command("run", cls=NoiseHelpCommand, help=text)(run)
+    text = "Resume a run or comparison after a crash or Ctrl-C; the result is bit-identical."
+    app.command("resume", help=text)(resume)
 
 
+@experiment_options()
 def run(
-    data: Data = None,
-    method: Method = None,
-    noise: Noise = None,
-    rounds: Rounds = None,
-    seed: Seed = None,
-    sites: Sites = None,
-    partition: Partition = None,
-    labels: Labels = None,
-    model: Model = None,
-    frozen: Frozen = False,
-    features: Features = None,
-    device: Device = None,
-    skip_unreadable: SkipUnreadable = False,
-    config_file: ConfigFile = None,
-    sets: Sets = None,
-    preset: Preset = None,
+    settings: Settings,
     out: Out = None,
     jobs: Jobs = 1,
     engine: EngineName = "local",
-    track: Track = None,
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
     """`fedgsca run`."""
-    flags = ExperimentFlags(
-        data=data,
-        method=method,
-        noise=noise,
-        rounds=rounds,
-        seed=seed,
-        sites=sites,
-        partition=partition,
-        labels=labels,
-        model=model,
-        frozen=frozen,
-        features=features,
-        device=device,
-        skip_unreadable=skip_unreadable,
-        preset=preset,
-        track=track,
-    )
-    from fedgsca.cli.chosen_settings import announce, make_run_config
+    from fedgsca.cli.chosen_settings import announce, complete_config
+    from fedgsca.cli.config import explain_preset
     from fedgsca.engine.base import find_engine
+    from fedgsca.experiment.data_source import load_once
 
     find_engine(engine)  # a typo is reported before any data is read
-    check_track(track)
+    check_track(settings.get("track"))
     start = time.monotonic()
-    early_config = flags.make_config(config_file, sets)
-    folder = out or default_out(early_config)
-    print_start(_describe(early_config), quiet=quiet or as_json)
-    config = make_run_config(flags, config_file, sets, folder, quiet=quiet)
-    if not quiet:
-        from fedgsca.cli.show_config import explain_preset
-
-        explain_preset(config)
-        if not (folder / "result.json").exists():
-            announce([config])
-    run_and_report(
-        config,
-        folder,
-        jobs=jobs,
-        engine=engine,
-        track=track,
-        quiet=quiet,
-        as_json=as_json,
-        start=start,
-    )
+    config = settings.load()
+    folder = out or default_out(config)
+    print_start(_describe(config), quiet=quiet or as_json)
+    with load_once():
+        config = complete_config(config, quiet=quiet)
+        if not quiet:
+            explain_preset(config)
+            if not (folder / "result.json").exists():
+                announce([config])
+        run_and_report(
+            config,
+            folder,
+            jobs=jobs,
+            engine=engine,
+            track=settings.get("track"),
+            quiet=quiet,
+            as_json=as_json,
+            start=start,
+        )
 
 
 def resume(

@@ -3,7 +3,9 @@
 from fedgsca.config.loading import (
     Difference,
     build,
+    collect,
     differences,
+    fill,
     flatten,
     load_config,
     merge,
@@ -16,8 +18,11 @@ from fedgsca.config.loading import (
 )
 from fedgsca.config.presets import PRESETS
 from fedgsca.config.schema import (
+    AUTO_RATE,
+    DEFAULT_METHOD,
     METHODS,
     OWN_FEATURES,
+    SHORT_NAMES,
     SITES_SOURCE,
     AggregationConfig,
     AuditConfig,
@@ -36,9 +41,12 @@ from fedgsca.config.schema import (
 )
 
 __all__ = [
+    "AUTO_RATE",
+    "DEFAULT_METHOD",
     "METHODS",
     "OWN_FEATURES",
     "PRESETS",
+    "SHORT_NAMES",
     "SITES_SOURCE",
     "AggregationConfig",
     "AuditConfig",
@@ -56,7 +64,9 @@ __all__ = [
     "TrainConfig",
     "Tree",
     "build",
+    "collect",
     "differences",
+    "fill",
     "flatten",
     "load_config",
     "merge",

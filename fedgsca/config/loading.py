@@ -11,17 +11,17 @@ from pydantic import BaseModel, ValidationError
 
 from fedgsca.config.presets import PRESETS, recommend
 from fedgsca.config.schema import (
+    DEFAULT_METHOD,
     METHODS,
     OWN_FEATURES,
+    SHORT_NAMES,
     SITES_SOURCE,
     Config,
     MethodSchema,
     Tree,
 )
 from fedgsca.errors import ConfigError, ConfigProblem
-from fedgsca.robust.base import load_rules
 from fedgsca.support.text import did_you_mean, one_line, plural, printable, suggest
-from fedgsca.wire import unprotected
 
 # how TOML spells None, which it does not have
 _NONE = "none"
@@ -132,17 +132,38 @@ def read_toml(path: Path) -> Tree:
         ) from None
 
 
-def load_config(file: Path | None = None, sets: Sequence[str] = (), **overrides: Any) -> Config:
-    """A configuration from a file, then --set items, then explicit values.
+def collect(
+    file: Path | str | None = None,
+    sets: Sequence[str] = (),
+    settings: Mapping[str, Any] | None = None,
+) -> Tree:
+    """What a user has given: a TOML file, then --set items, then settings; the later one wins.
 
-    Overrides are keys with double underscores, such as train__rounds=3; None means not given.
+    A setting is a short name (rounds), a key (train__rounds, train.rounds) or an entire section
+    (train={"rounds": 3}); None means not given.
     """
-    tree = read_toml(file) if file else {}
+    tree = {} if file is None else read_toml(Path(file))
     tree = merge(tree, parse_set(sets))
-    for key, value in overrides.items():
+    for key, value in (settings or {}).items():
         if value is not None:
-            tree = merge(tree, nest(key.split("__"), value))
-    return build(tree)
+            plain_value = str(value) if isinstance(value, Path) else value
+            tree = merge(tree, nest(_key_path(key, value), plain_value))
+    return tree
+
+
+def _key_path(key: str, value: object) -> list[str]:
+    """The path of a setting: rounds, train__rounds or train.rounds -> ["train", "rounds"]."""
+    dotted_key = key.replace("__", ".")
+    if isinstance(value, Mapping):
+        return dotted_key.split(".")
+    return SHORT_NAMES.get(key, dotted_key).split(".")
+
+
+def load_config(
+    file: Path | str | None = None, sets: Sequence[str] = (), **settings: Any
+) -> Config:
+    """A checked configuration from a file, then --set items, then settings (see `collect`)."""
+    return build(collect(file, sets, settings))
 
 
 # ---- checking ----
@@ -154,8 +175,9 @@ def build(tree: Mapping[str, Any]) -> Config:
     tree = dict(tree)
     problems = _text_problems(tree)
     _raise_problems(problems)  # such texts can be neither stored nor shown
-    name = str(tree.get("method", "fedgsca")).lower()
     preset = str(tree.get("preset", "default"))
+    default_method = PRESETS.get(preset, {}).get("method", DEFAULT_METHOD)
+    name = str(tree.get("method", default_method)).lower()
     if preset not in PRESETS:
         choices = ", ".join(PRESETS)
         message = f"preset: unknown preset {preset!r}; use one of: {choices}"
@@ -186,6 +208,19 @@ def build(tree: Mapping[str, Any]) -> Config:
         problems += validation_problems(error, Config)
     _raise_problems(problems)
     return config
+
+
+def fill(config: Config, tree: Mapping[str, Any]) -> Config:
+    """The configuration with values for keys of its sections that nobody has set.
+
+    The values are our own, so they are not checked again.
+    """
+    sections = {}
+    for name, values in tree.items():
+        section = getattr(config, name)
+        open_keys = set(values) - section.model_fields_set
+        sections[name] = section.model_copy(update={key: values[key] for key in open_keys})
+    return config.model_copy(update=sections)
 
 
 def _raise_problems(problems: list[ConfigProblem]) -> None:
@@ -299,7 +334,15 @@ def _privacy_problems(config: Config, method: type[MethodSchema] | None) -> list
     """Why this experiment cannot run under `privacy`: some numbers would leave unprotected."""
     if config.privacy is None or method is None:
         return []
+    from fedgsca.wire import unprotected  # with numpy, which no help text needs
+
     problems = []
+    if method.reads_evidence:
+        message = (
+            f"privacy: {config.method} selects by evidence heads, which are off under privacy; "
+            "use method=fedgsca"
+        )
+        problems.append(ConfigProblem("config.privacy-without-evidence", message))
     extras = unprotected(method.uploads)
     if extras:
         message = (
@@ -318,6 +361,8 @@ def _privacy_problems(config: Config, method: type[MethodSchema] | None) -> list
 
 
 def _rule_problems(config: Config) -> list[ConfigProblem]:
+    from fedgsca.robust.base import load_rules  # with numpy, which no help text needs
+
     name = config.aggregation.rule
     rules = load_rules()
     if name in rules:

@@ -10,10 +10,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from fedgsca.config.schema import OWN_FEATURES
+from fedgsca.models.training import training_defaults
 
 Tree = dict[str, Any]
 
 _PAPER: Tree = {
+    "method": "fedgsca",
     "train": {
         "rounds": 100,
         "epochs": 1,
@@ -23,36 +25,25 @@ _PAPER: Tree = {
         "weight_decay": 1e-6,
         "lr_steps": [0.7, 0.9],
         "lr_decay": 0.1,
+        "class_balance": 0.0,
         "augment": "rotate",
     },
-    "evidence": {"enabled": False},
     "fedgsca": {
         "warmup": 0,
-        "wait_for_health": False,
+        "credal_after_warmup": False,
+        "losses_of": "trained",
+        "memory": 0.0,
+        "class_relative": False,
+        "var_floor": 1e-6,
+        "checked_fit": False,
+        "monotone": False,
         "doubtful": "flag",
         "unseen_class": "zero",
-        "credal_after_warmup": False,
-        "class_balance": 0.0,
-        "step_bounds": None,
-        "passes": "two",
-        "guard": {"enabled": False},
-        "selector": {
-            "losses_of": "trained",
-            "class_relative": False,
-            "memory": 0.0,
-            "var_floor": 1e-6,
-            "clip": None,
-            "monotone": False,
-            "second_start": False,
-            "validity_test": False,
-        },
+        "guard": False,
     },
 }
 # the parts of the protocol that need the paper's images and a GPU; its weights are a file of yours
 _PAPER_NETWORK: Tree = {"data": {"image_size": 224}, "model": {"name": "resnet50"}}
-
-# one thread: a linear head has no work for a second one, which would only wait and spin
-_HEAD_TRAINING: Tree = {"lr": 0.05, "momentum": 0.0, "augment": "none", "threads": 1}
 
 PRESETS: dict[str, Tree] = {
     "default": {},
@@ -64,7 +55,7 @@ PRESETS: dict[str, Tree] = {
 def recommend(tree: Mapping[str, Any]) -> Tree:
     """Defaults that depend on other values of the configuration.
 
-    A linear head on frozen features needs another step size than a network trained from scratch.
+    How a network is trained belongs to the network (fedgsca/models/training.py).
     """
     model = tree.get("model", {})
     data = tree.get("data", {})
@@ -72,16 +63,15 @@ def recommend(tree: Mapping[str, Any]) -> Tree:
         return {}
     base: Tree = {"data": _published_partition(data)}
     name = str(model.get("name", "cnn"))
+    is_frozen = bool(model.get("frozen"))
     if name == OWN_FEATURES or ("name" not in model and data.get("features")):
-        base["train"] = dict(_HEAD_TRAINING)
+        is_frozen = True
         base["model"] = {"name": OWN_FEATURES, "frozen": True}
-    elif model.get("frozen"):
-        base["train"] = dict(_HEAD_TRAINING)
+    elif is_frozen:
         base["model"] = {"name": model.get("name", "efficientnet-lite0")}
         if base["model"]["name"] == "efficientnet-lite0":
             base["model"]["weights"] = "packaged"
-    elif name.startswith(("resnet", "efficientnet")):
-        base["train"] = {"lr": 0.01, "batch_size": 128, "momentum": 0.0}
+    base["train"] = training_defaults(name, frozen=is_frozen)
     return base
 
 

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Protocol, TypeAlias
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator
 
 from fedgsca.support.registry import Registry
-from fedgsca.wire import Extra
+from fedgsca.support.text import strip_slash
+
+if TYPE_CHECKING:
+    from fedgsca.wire import Extra
 
 Tree = dict[str, Any]
 # data.source of a deployment in which every site brings its own images
@@ -20,26 +24,42 @@ SITES_SOURCE = "sites"
 OWN_FEATURES = "features"
 # a shorter run has no evidence heads: they would have nothing to say in time
 MIN_EVIDENCE_ROUNDS = 6
-# of `federation`, left out of config.toml where they have their defaults
-_NEW_FEDERATION_KEYS = ("participation", "staleness", "simulated_lateness", "timeout_factor")
+DEFAULT_METHOD = "fedgsca-e"
+# train.lr: the rate of the model
+AUTO_RATE: Literal["auto"] = "auto"
+
+
+def _check_rate(value: object) -> object:
+    """One problem in words, instead of one for each of the two forms."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if value == AUTO_RATE or (is_number and 0 < float(value) < math.inf):  # type: ignore[arg-type]
+        return value
+    raise ValueError("write a positive number or auto")
+
+
+LearningRate: TypeAlias = Annotated[float | Literal["auto"], BeforeValidator(_check_rate)]
 ImageCount: TypeAlias = Annotated[int, Field(gt=0, strict=True)]  # true is no number here
-# the short names of `Config.load`
+# the settings with a short name, in `Config.load` and as an option of the command line
 SHORT_NAMES = {
     "data": "data.source",
-    "labels": "data.labels",
-    "partition": "data.partition",
-    "sites": "data.sites",
+    "method": "method",
     "noise": "noise.spec",
+    "rounds": "train.rounds",
+    "seed": "seed",
+    "sites": "data.sites",
+    "partition": "data.partition",
+    "labels": "data.labels",
     "model": "model.name",
     "frozen": "model.frozen",
-    "rounds": "train.rounds",
+    "features": "data.features",
     "epochs": "train.epochs",
     "lr": "train.lr",
+    "device": "train.device",
+    "skip_unreadable": "data.skip_unreadable",
+    "audit": "audit.enabled",
+    "preset": "preset",
+    "track": "track",
 }
-
-
-# settings of `train` that only runs with another loss than cross-entropy write down
-_LOSS_KEYS = ("loss", "sce_alpha", "sce_beta", "gce_q", "elr_memory", "elr_strength")
 
 
 class MethodSchema(Protocol):
@@ -48,6 +68,7 @@ class MethodSchema(Protocol):
     name: ClassVar[str]
     uploads: ClassVar[Mapping[str, Extra]]
     takes_loss: ClassVar[bool]
+    reads_evidence: ClassVar[bool]
     Options: ClassVar[type[BaseModel]]
 
 
@@ -65,8 +86,8 @@ class DataConfig(Section):
 
     source: str = Field(
         default="synthetic",
-        description="built-in name, .npz file, folder with labels.csv, or reader:ROOT; "
-        "'sites': each site has its own",
+        description="synthetic, FILE.npz, FOLDER with labels.csv, or kind:PATH (see `fedgsca data "
+        "list`); 'sites': each site has its own",
     )
     classes: tuple[str, ...] | None = Field(
         default=None, min_length=2, description="source 'sites': the class names, in their order"
@@ -88,7 +109,8 @@ class DataConfig(Section):
     partition: Literal["stratified", "dirichlet", "missing", "group", "column"] = Field(
         default="stratified",
         description="how: equal class shares, skewed class shares, some classes missing at each "
-        "site, entire groups (patients), or a site column of the source",
+        "site, entire groups (patients), or a site column of the source; where the source has one "
+        "of the last two, it is the default",
     )
     alpha: float = Field(
         default=0.5, gt=0, description="partition dirichlet: concentration; small values are skewed"
@@ -147,6 +169,11 @@ class DataConfig(Section):
     splits: str | None = Field(
         default=None, description="folder of the lists of kvasir and chaoyang, if it is not in ROOT"
     )
+
+    @field_validator("source")
+    @classmethod
+    def _strip_slash(cls, value: str) -> str:
+        return strip_slash(value)
 
 
 class NoiseConfig(Section):
@@ -221,7 +248,11 @@ class TrainConfig(Section):
     rounds: int = Field(default=40, ge=1, description="number of communication rounds")
     epochs: int = Field(default=1, ge=1, description="local epochs per round")
     batch_size: int = Field(default=32, ge=2, description="images per step of SGD")
-    lr: float = Field(default=0.02, gt=0, description="learning rate of the first round")
+    lr: LearningRate = Field(
+        default=AUTO_RATE,
+        description="learning rate of the first round; auto: the rate of the model, the same for "
+        "every method (fedgsca/models/training.py)",
+    )
     momentum: float = Field(
         default=0.9, ge=0, lt=1, description="momentum of SGD, restarted every round"
     )
@@ -232,6 +263,13 @@ class TrainConfig(Section):
     )
     lr_decay: float = Field(
         default=0.1, gt=0, le=1, description="factor on the learning rate at each of lr_steps"
+    )
+    class_balance: float = Field(
+        default=0.25,
+        ge=0,
+        le=1,
+        description="how often samples of rare classes are shown: in proportion to (1 / share of "
+        "the class)^class_balance, by the labels that a site trains on; 0: every sample once",
     )
     augment: Literal["none", "flips", "dihedral", "rotate"] = Field(
         default="dihedral",
@@ -272,8 +310,18 @@ class TrainConfig(Section):
 
     def lr_at(self, round: int) -> float:
         """Learning rate of a zero-based round: steps are counted over communication rounds."""
+        return self.rate * self.decay_at(round)
+
+    def decay_at(self, round: int) -> float:
+        """The factor of a zero-based round on the learning rate of the first one."""
         num_steps = sum(round >= int(step * self.rounds) for step in self.lr_steps)
-        return float(self.lr * self.lr_decay**num_steps)
+        return float(self.lr_decay**num_steps)
+
+    @property
+    def rate(self) -> float:
+        """`lr` as a number. A site trains with settings in which "auto" is resolved."""
+        assert not isinstance(self.lr, str), "models.training.resolve_rate replaces auto"
+        return self.lr
 
 
 class FederationConfig(Section):
@@ -348,41 +396,27 @@ class FederationConfig(Section):
         """Whether rounds may ask only some of the sites."""
         return self.participation < 1 or self.sites_per_round is not None
 
+    def num_asked(self, num_sites: int) -> int:
+        """How many of `num_sites` sites a round asks."""
+        if self.sites_per_round is not None:
+            return min(self.sites_per_round, num_sites)
+        return max(1, int(self.participation * num_sites + 0.5))
+
 
 class AuditConfig(Section):
-    """Evidence about labels, collected at each site for `fedgsca audit`."""
+    """Evidence about labels, for `fedgsca audit`."""
 
     enabled: bool = Field(
-        default=True,
-        description="each site keeps evidence about its own labels, for `fedgsca audit`",
+        default=False,
+        description="train evidence heads beside a method that does not read them, so that "
+        "`fedgsca audit` can judge the labels of its run; always on for fedgsca-e, off under "
+        "privacy",
     )
-    first: int = Field(
-        default=3,
-        ge=0,
-        description="first round of the evidence, from 0: earlier models know too little",
-    )
-    last: int = Field(
-        default=20,
-        ge=1,
-        description="the evidence ends before this round: "
-        "later models may have memorised the wrong labels",
-    )
-
-    def window(self, rounds: int) -> range:
-        """Rounds that give evidence. A run too short for the window uses its second half."""
-        if not self.enabled:
-            return range(0)
-        return range(min(self.first, rounds // 2), min(self.last, rounds))
 
 
 class EvidenceConfig(Section):
-    """Evidence heads: a slow second opinion about labels, trained beside any method."""
+    """Evidence heads: a slow second opinion about labels (see audit.enabled)."""
 
-    enabled: bool = Field(
-        default=True,
-        description="train evidence heads beside the method, for `fedgsca audit` and FedGSCA; "
-        "always off under privacy",
-    )
     first: int = Field(
         default=8,
         ge=1,
@@ -403,7 +437,7 @@ class EvidenceConfig(Section):
     def collection_rounds(self, rounds: int) -> range:
         """Rounds in which the sites' opinions are collected; empty for very short runs."""
         first = min(self.first, rounds // 4)
-        if not self.enabled or rounds < MIN_EVIDENCE_ROUNDS:
+        if rounds < MIN_EVIDENCE_ROUNDS:
             return range(0)
         return range(first, max(first + 1, 2 * rounds // 3 - 1), self.every)
 
@@ -472,7 +506,7 @@ class Config(Section):
         default="default",
         description="default (our reading), paper (literal) or paper-full (and its network)",
     )
-    method: str = Field(default="fedgsca", description="see `fedgsca methods`")
+    method: str = Field(default=DEFAULT_METHOD, description="see `fedgsca methods`")
     data: DataConfig = Field(
         default=DataConfig(),
         description="the images and how they are divided among sites",
@@ -499,7 +533,7 @@ class Config(Section):
     )
     evidence: EvidenceConfig = Field(
         default=EvidenceConfig(),
-        description="a slow second opinion about labels, trained beside any method",
+        description="a slow second opinion about labels",
     )
     privacy: PrivacyConfig | None = Field(
         default=None, description="clipping and noise on what leaves a site"
@@ -535,33 +569,18 @@ class Config(Section):
         (train__batch_size=64), or entire sections (train={"batch_size": 64}); None means not given.
         `set` has dotted keys, as --set on the command line. All problems are reported at once.
         """
-        from fedgsca.config import loading
+        from fedgsca.config.loading import build, collect
 
-        tree = {} if file is None else loading.read_toml(Path(file))
-        for key, value in {**settings, **(set or {})}.items():
-            if value is not None:
-                tree = loading.merge(tree, loading.nest(_key_path(key, value), _plain(value)))
-        return loading.build(tree)
+        return build(collect(file, settings={**settings, **(set or {})}))
 
     def to_tree(self) -> Tree:
         """As written to config.toml, with the method's options under the method's name.
 
-        None is left out, or spelled "none" where the default is something else. So is
-        `aggregation` if it is the default, and so are the options of unused losses and the newer
-        keys of `federation`: runs of versions without them remain the same experiment.
+        None is left out, or spelled "none" where the default is something else.
         """
         tree: Tree = json.loads(
             self.model_dump_json(exclude_none=True, exclude={"options", "track"})
         )
-        if self.aggregation == AggregationConfig():
-            del tree["aggregation"]
-        if self.train.loss == "ce":
-            for key in _LOSS_KEYS:
-                if tree["train"][key] == TrainConfig.model_fields[key].default:
-                    del tree["train"][key]
-        for key in _NEW_FEDERATION_KEYS:
-            if tree["federation"].get(key) == FederationConfig.model_fields[key].default:
-                del tree["federation"][key]
         if self.options:
             tree[self.method] = _spell_none(self.options)
         return tree
@@ -569,17 +588,6 @@ class Config(Section):
     def fingerprint(self) -> str:
         """The identity of the experiment: equal ones give equal bytes on the same machine."""
         return hashlib.sha256(json.dumps(self.to_tree(), sort_keys=True).encode()).hexdigest()
-
-
-def _key_path(key: str, value: object) -> list[str]:
-    """The path of a setting: rounds, train__rounds or train.rounds -> ["train", "rounds"]."""
-    if isinstance(value, Mapping):
-        return key.replace("__", ".").split(".")
-    return SHORT_NAMES.get(key, key.replace("__", ".")).split(".")
-
-
-def _plain(value: object) -> object:
-    return str(value) if isinstance(value, Path) else value
 
 
 def _spell_none(tree: Mapping[str, Any]) -> Tree:

@@ -23,14 +23,13 @@ from fedgsca.data.decode.image_files import (
     inspect_image,
     white_level,
 )
-from fedgsca.data.file_facts import WORKERS, measure_files
-from fedgsca.data.file_list import FileList, ImageRow, is_file, show_cases
+from fedgsca.data.file_list import WORKERS, FileList, ImageRow, is_file, measure_files, show_cases
+from fedgsca.data.partition import split_rows
 from fedgsca.data.reader import ReaderOptions
-from fedgsca.data.split import split_rows
 from fedgsca.data.table import ImageTable, check_table, fingerprint
 from fedgsca.errors import DataError
-from fedgsca.support.activity import activity
-from fedgsca.support.digests import sha256_file
+from fedgsca.support.console import activity
+from fedgsca.support.files import sha256_file
 from fedgsca.support.text import join_words, plural
 
 DEFAULT_SIZE = 224  # what the ImageNet backbones expect

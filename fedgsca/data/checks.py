@@ -30,7 +30,7 @@ from fedgsca.data.reader import Reader, ReaderOptions
 from fedgsca.data.readers.published import published_warnings
 from fedgsca.data.table import SPLITS, ImageTable
 from fedgsca.errors import FedgscaError
-from fedgsca.support.digests import sha256_file
+from fedgsca.support.files import sha256_file
 from fedgsca.support.text import join_words, plural
 
 _MAX_WINDOWLESS = 3  # names of DICOM files without a window

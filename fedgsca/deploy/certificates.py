@@ -115,43 +115,7 @@ class ServerCertificate:
     days_left: int
 
 
-def inspect_certificate(certificate: bytes, key: bytes, authority: bytes) -> ServerCertificate:
-    """Read a server's certificate (all PEM); an error if it fits neither key nor authority."""
-    try:
-        leaf = x509.load_pem_x509_certificate(certificate)
-        root = x509.load_pem_x509_certificate(authority)
-        public = serialization.load_pem_private_key(key, None).public_key()
-        names = leaf.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-    except (ValueError, TypeError, x509.ExtensionNotFound) as error:
-        raise DataError(
-            "deploy.damaged-certificate",
-            f"server.pem, server.key or ca.crt is damaged ({error})",
-            fix="make a new certificate with --renew-server",
-        ) from None
-    if leaf.public_key() != public:
-        raise DataError(
-            "deploy.wrong-server-key",
-            "server.key is not the key of server.pem",
-            fix="make a new certificate with --renew-server",
-        )
-    try:
-        leaf.verify_directly_issued_by(root)
-    except (ValueError, TypeError, InvalidSignature):
-        raise DataError(
-            "deploy.wrong-authority",
-            "server.pem is not signed by the authority of ca.crt",
-            fix="make a new certificate with --renew-server",
-        ) from None
-    now = datetime.datetime.now(datetime.UTC)
-    return ServerCertificate(
-        hosts=tuple(str(name.value) for name in names),
-        end=leaf.not_valid_after_utc,
-        age=(now - leaf.not_valid_before_utc).total_seconds(),
-        days_left=(leaf.not_valid_after_utc - now).days,
-    )
-
-
-def inspect_own_certificate(certificate: bytes, key: bytes) -> ServerCertificate:
+def inspect_certificate(certificate: bytes, key: bytes) -> ServerCertificate:
     """Read a server's certificate (PEM, perhaps with its chain); an error if the key is another."""
     try:
         leaf = x509.load_pem_x509_certificates(certificate)[0]
@@ -177,6 +141,19 @@ def inspect_own_certificate(certificate: bytes, key: bytes) -> ServerCertificate
         age=(now - leaf.not_valid_before_utc).total_seconds(),
         days_left=(leaf.not_valid_after_utc - now).days,
     )
+
+
+def check_issuer(certificate: bytes, authority: bytes) -> None:
+    """An error if the authority (both PEM) did not sign the certificate."""
+    try:
+        root = x509.load_pem_x509_certificate(authority)
+        x509.load_pem_x509_certificate(certificate).verify_directly_issued_by(root)
+    except (ValueError, TypeError, InvalidSignature):
+        raise DataError(
+            "deploy.wrong-authority",
+            "server.pem is not signed by the authority of ca.crt",
+            fix="make a new certificate with --renew-server",
+        ) from None
 
 
 def make_key_pair() -> tuple[bytes, bytes]:

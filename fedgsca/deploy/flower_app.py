@@ -1,18 +1,24 @@
-"""The app folder of `flwr run`: two names in the installed package, and the run folder.
+"""The app folder of `flwr run`: a name in the installed package, and the run folder.
 
 Flower packs this folder and sends it to the sites, so it contains no logic: what runs in a hospital
-is the fedgsca that the hospital installed.
+is the fedgsca that the hospital installed (engine/flower_node.py).
 """
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from fedgsca.config import Config, to_toml
 from fedgsca.errors import ConfigError
 from fedgsca.experiment.run_folder import RunFolder
 from fedgsca.support.files import write_atomic
+
+if TYPE_CHECKING:
+    from fedgsca.config import Config
+    from fedgsca.engine.base import RunObserver
+    from fedgsca.engine.flower import FlowerServerApp
 
 _PROJECT = """\
 [project]
@@ -42,16 +48,10 @@ _FILES = {
     ),
     "fedgsca_run/__init__.py": "",
     "fedgsca_run/server.py": (
-        "from fedgsca.deploy.coordinator_app import coordinator_app\n\napp = coordinator_app()\n"
+        "from fedgsca.deploy.flower_app import coordinator_app\n\napp = coordinator_app()\n"
     ),
     "fedgsca_run/client.py": (
-        "try:\n"
-        "    from fedgsca.engine.flower_site import hospital_app\n"
-        "except ImportError:  # a site with 0.2 answers that its version is another one\n"
-        "    from fedgsca.engine.flower import client_app, from_node_config\n\n"
-        "    app = client_app(from_node_config)\n"
-        "else:\n"
-        "    app = hospital_app()\n"
+        "from flwr.clientapp import ClientApp\n\napp = ClientApp()  # hospitals run none of it\n"
     ),
 }
 
@@ -75,3 +75,15 @@ def write_app(config: Config, out: Path) -> Path:
         for name, text in _FILES.items():
             write_atomic(app / name, text.encode())
     return app
+
+
+def coordinator_app() -> FlowerServerApp:
+    """The ServerApp that the app names: progress as lines in the log, a report at the end."""
+    from fedgsca.engine.flower import server_app
+    from fedgsca.engine.progress import LineDisplay
+    from fedgsca.report.html_page import write_report
+
+    def make_observer(config: Config) -> RunObserver:
+        return LineDisplay(runs=1).observe(f"{config.method} over Flower")
+
+    return server_app(make_observer, on_finish=write_report)

@@ -12,9 +12,10 @@ from typing import Any
 
 from fedgsca.config import OWN_FEATURES, Config, to_toml
 from fedgsca.deploy.consortium import TEMPLATES, Consortium, Hospital
-from fedgsca.support.import_path import is_import_path
+from fedgsca.methods.compose import head_rounds
 from fedgsca.support.json_record import Record
 from fedgsca.support.markdown import escape_text
+from fedgsca.support.registry import is_import_path
 from fedgsca.support.text import one_line, printable
 from fedgsca.support.version import __version__
 
@@ -114,7 +115,7 @@ def hospital_files(
 
 def _hospital_values(consortium: Consortium, config: Config, hospital: Hospital) -> dict[str, Any]:
     """What the templates of a hospital's files contain."""
-    from fedgsca.engine.site_node import SiteSettings, state_folder
+    from fedgsca.engine.site_settings import SiteSettings, state_folder
 
     folder = f"/opt/fedgsca/{hospital.name}"
     values = _common_values(consortium, config, folder, f"fedgsca-{hospital.name}.service")
@@ -234,7 +235,7 @@ def _common_values(
 
 def _sends_evidence(config: Config) -> bool:
     """Whether evidence heads travel beside the model; never under `privacy`."""
-    return config.privacy is None and bool(config.evidence.collection_rounds(config.train.rounds))
+    return bool(head_rounds(config))
 
 
 def _render(name: str, values: Mapping[str, Any]) -> bytes:

@@ -19,8 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fedgsca.errors import ConfigError, RunFolderError
-from fedgsca.support.digests import sha256_file
-from fedgsca.support.files import write_atomic
+from fedgsca.support.files import sha256_file, write_atomic
 from fedgsca.support.text import one_line
 
 REQUIREMENTS = "requirements.txt"

@@ -1,10 +1,25 @@
 """A hospital's connection to the coordinator: a SuperNode that starts no process per message.
 
+The way of one message, from the coordinator to the model and back:
+
+    coordinator's machine
+      network.py            NetworkEngine.exchange: which sites, how long (site_contacts.py)
+      flower.py             FlowerTransport.send: messages.encode; the SuperLink stores it
+    hospital's machine, connecting process (no torch)
+      flower_node.py        answer_next: fetches the message, hands its bytes on unread
+      site_worker.py        WorkerClient.ask: through a pipe; starts the worker if there is none
+    hospital's machine, worker process (torch, images, model)
+      site_worker.py        serve: one message at a time
+      site_answers.py       ResidentSite.answer: messages.decode, terms, data, messages.encode_reply
+      local.py              SiteRunner.run_round: the site's work, as in every engine
+    and back the same way: the worker's bytes go to Flower unread; FlowerTransport.collect decodes
+    them, messages.read_message makes them a Reply
+
 Flower's own `flower-supernode` asks for messages every three seconds, and starts a Python process
 for each, which imports Flower (more than a second of processor time) and runs the program that the
 coordinator sent. This node speaks the same protocol, with Flower's own code for connection, keys
-and messages, but hands each message to the site worker (site_worker.py). It opens no port, not
-even on this machine, and runs no program of the coordinator.
+and messages, but hands each message to the site worker. It opens no port, not even on this machine,
+and runs no program of the coordinator.
 
 It uses functions of flwr 1.41 that are not documented; pyproject.toml admits no other version, and
 tests/contract/test_flower_node.py holds them against it.
@@ -21,15 +36,23 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
-from fedgsca.engine.flower_site import answer_records, kind_of
-from fedgsca.engine.worker_client import WorkerClient
-from fedgsca.errors import ConfigError
+from fedgsca.engine.base import Reply
+from fedgsca.engine.messages import (
+    EncodedMessage,
+    MessageKind,
+    encode_reply,
+    from_records,
+    kind_of,
+    public_reason,
+    to_records,
+)
+from fedgsca.engine.site_worker import WorkerClient
 
 # isort: split
-# after flower_site.py, which reports a missing Flower and switches its telemetry off
-from flwr.app import Error, Message
+# after messages.py, which switches Flower's telemetry off
+from flwr.app import Error, Message, RecordDict
 from flwr.supercore.inflatable.inflatable_object import (
     get_all_nested_objects,
     get_object_tree,
@@ -43,6 +66,10 @@ from flwr.supercore.inflatable.inflatable_utils import (
 )
 from flwr.supercore.run import RunNotRunningException
 from flwr.supernode.fleet_http_connection import http_request_response
+from httpx import TransportError
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
 
 log = logging.getLogger(__name__)
 _SHORTEST_PAUSE, _LONGEST_PAUSE = 0.2, 3.0  # seconds between two questions for messages
@@ -56,7 +83,7 @@ class NodeAddress:
 
     superlink: str  # host:port
     root_certificates: Path | None  # None: without encryption and keys, for tests
-    key: Path | None
+    key: EllipticCurvePrivateKey | None
 
 
 @dataclass(frozen=True)
@@ -92,33 +119,13 @@ def run_node(address: NodeAddress, worker: WorkerClient) -> None:
 
 
 def _open_connection(address: NodeAddress) -> AbstractContextManager[tuple[Any, ...]]:
-    certificates = address.root_certificates
+    certificates, key = address.root_certificates, address.key
     return http_request_response(
         address.superlink,
         insecure=certificates is None,
         root_certificates=None if certificates is None else certificates.read_bytes(),
-        authentication_keys=None if address.key is None else _read_key(address.key),
+        authentication_keys=None if key is None else (key, key.public_key()),
     )
-
-
-def _read_key(path: Path) -> tuple[Any, Any]:
-    """The key pair of a SuperNode; `path` is the private half in OpenSSH's format."""
-    from cryptography.exceptions import UnsupportedAlgorithm
-    from cryptography.hazmat.primitives.asymmetric import ec
-    from cryptography.hazmat.primitives.serialization import load_ssh_private_key
-
-    try:
-        key = load_ssh_private_key(path.read_bytes(), None)
-        if not isinstance(key, ec.EllipticCurvePrivateKey):
-            raise ValueError("not an elliptic-curve key")
-    except (OSError, ValueError, TypeError, UnsupportedAlgorithm) as error:
-        raise ConfigError(
-            "deploy.invalid-key",
-            f"the key {path} cannot be used: {error}",
-            fix='make one with ssh-keygen -t ecdsa -b 384 -N "", and send its .pub file to the'
-            " coordinator",
-        ) from None
-    return key, key.public_key()
 
 
 # ---- messages ----
@@ -159,7 +166,8 @@ def answer_next(fleet: Fleet, ask: Callable[[bytes], bytes]) -> bool:
     except RunNotRunningException:
         log.info("the run has ended; its message is dropped")
     except Exception as error:
-        log.error("a message was lost: %s", error, exc_info=error)
+        bug = None if isinstance(error, OSError | TransportError) else error
+        log.error("a message was lost: %s", error, exc_info=bug)
     else:
         kind, group = message.metadata.message_type, message.metadata.group_id
         log.info("answered %s, round index %s, %.2f s", kind, group, time.monotonic() - start)
@@ -187,7 +195,7 @@ def _make_reply(message: Message, ask: Callable[[bytes], bytes]) -> Message:
     try:
         return Message(answer_records(kind, message.content, ask), reply_to=message)
     except ValueError as error:
-        log.error("a message cannot be read: %s", error)
+        log.error("a message was refused: %s", error)
         return Message(Error(_UNKNOWN_ERROR, "the message cannot be read"), reply_to=message)
 
 
@@ -198,3 +206,21 @@ def _send_reply(fleet: Fleet, reply: Message, seconds: float) -> None:
         object_ids, session = fleet.send(reply, tree, seconds)
         push = partial(fleet.push_object, reply.metadata.run_id, session)
         push_objects(get_all_nested_objects(reply), push, object_ids_to_push=object_ids)
+
+
+def answer_records(
+    kind: MessageKind, records: RecordDict, ask: Callable[[bytes], bytes]
+) -> RecordDict:
+    """The site's answer to the content of a message. `ask` reaches the site worker.
+
+    What goes to the worker and back is what travels between the parties. Raises ValueError for a
+    message that is none of ours.
+    """
+    message = from_records(kind, records)
+    try:
+        return to_records(EncodedMessage.from_bytes(ask(message.to_bytes())))
+    except Exception as error:
+        # Flower would send the text of any exception; what is in site.toml stays here
+        log.error("this site cannot answer: %s", error)
+        refusal = Reply("", None, public_reason(error))
+        return to_records(encode_reply(kind, int(message.header["round"]), refusal))

@@ -21,6 +21,7 @@ from fedgsca.engine.base import Reply, RunObserver
 from fedgsca.engine.filters.base import RoundContext, UpdateContext, UpdateFilter
 from fedgsca.errors import QuorumError, UpdateError
 from fedgsca.experiment.records import PrivacyBudget, RoundRecord, SiteRecord, SiteValue
+from fedgsca.experiment.simulation import Experiment
 from fedgsca.metrics import stability
 from fedgsca.privacy.accountant import spent_epsilon
 from fedgsca.support.text import one_line
@@ -187,7 +188,7 @@ class Intake:
             " finished rounds are kept",
         )
 
-    def finish(self, config: Config) -> RoundRecord:
+    def finish(self, experiment: Experiment) -> RoundRecord:
         """Let the filters remember the round; returns its line of metrics.jsonl, without scores."""
         for item in self.filters:
             item.remember(self.used_sites, self.context)
@@ -200,7 +201,7 @@ class Intake:
         payload_bytes = num_bytes(self.payload.weights) + num_bytes(self.payload.extras)
         return RoundRecord(
             round=self.payload.round,
-            lr=config.train.lr_at(self.payload.round),
+            lr=experiment.train.lr_at(self.payload.round),
             stability=float(np.mean(drift)) if drift else None,
             bytes_up=sum(receipt.num_bytes for receipt in receipts.values()),
             bytes_down=len(self.expected_sites) * payload_bytes,
@@ -208,7 +209,7 @@ class Intake:
             asked_sites=self.asked_sites,
             refusals=self.refusals,
             distant_sites=self.context.distant_sites or None,
-            privacy=_budget(config, self.payload.round + 1),
+            privacy=_budget(experiment.config, self.payload.round + 1),
         )
 
 

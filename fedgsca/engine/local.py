@@ -22,8 +22,8 @@ from fedgsca.engine.base import Reply
 from fedgsca.engine.participation import num_asked
 from fedgsca.engine.simulation_metrics import measure_decisions
 from fedgsca.errors import UpdateError
+from fedgsca.experiment.samples import weights_path
 from fedgsca.experiment.simulation import Experiment, prepare
-from fedgsca.experiment.weights_file import weights_path
 from fedgsca.methods.base import Method
 from fedgsca.methods.compose import compose_method
 from fedgsca.privacy.mechanism import NormalSource, protect, secret_normals
@@ -31,7 +31,7 @@ from fedgsca.rng import global_torch_stream
 from fedgsca.site import Site
 from fedgsca.site_store import Store
 from fedgsca.support.files import FileBatch
-from fedgsca.support.import_path import is_import_path
+from fedgsca.support.registry import is_import_path
 from fedgsca.wire import Payload, Update
 
 log = logging.getLogger(__name__)
@@ -45,8 +45,8 @@ class SiteRunner:
         self, experiment: Experiment, method: Method, folder: Path, *, is_hospital: bool = False
     ) -> None:
         """`is_hospital`: this machine and this folder belong to a single site of a deployment."""
+        from fedgsca.models.build import build_model
         from fedgsca.models.device import compile_backbone, prepare_device
-        from fedgsca.models.initial import build_model
 
         self.experiment = experiment
         self.method = method
@@ -76,7 +76,7 @@ class SiteRunner:
         return Site(
             name,
             experiment.sites[name],
-            experiment.config.train,
+            experiment.train,
             experiment.config.seed,
             self.model,
             self.device,
@@ -127,23 +127,13 @@ class SiteRunner:
     def _answer_payload(self, name: str, payload: Payload) -> Reply:
         site = self.site(name)
         start = time.perf_counter()
-        records_training = self.method.records_training()
-        evaluation = label_evidence.evaluate_received(
-            site, payload, self.experiment.config, records_training=records_training
-        )
         try:
             update = self.make_update(payload, site)
         except UpdateError as error:
             return Reply(name, None, error.message, seconds=time.perf_counter() - start)
-        if evaluation is None:
-            evaluation = label_evidence.read_record(site, payload, self.experiment.config)
         seconds = time.perf_counter() - start
         truth = self.experiment.truth.get(name)
         self._store_selection(site, payload.round, truth)
-        if evaluation is not None:
-            label_evidence.add_to_folder(
-                evaluation, site, payload.round, self.experiment, self.folder
-            )
         label_evidence.add_judgement(site, payload.round, self.experiment, self.folder)
         metrics = measure_decisions(site.notes, truth, site.labels)
         return Reply(name, update, None, metrics, seconds)

@@ -10,39 +10,20 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
-
-import numpy as np
+from typing import Protocol
 
 from fedgsca.engine.base import Reply, RunObserver
-from fedgsca.engine.node_registry import NodeRegistry
+from fedgsca.engine.messages import MessageKind, SiteMessage, read_message
 from fedgsca.engine.notify import notify
-from fedgsca.engine.simulation_metrics import check_metrics
-from fedgsca.engine.site_node import MessageKind
-from fedgsca.engine.timeouts import SiteTimeouts
+from fedgsca.engine.site_contacts import NodeRegistry, SiteTimeouts, WaitingReport
 from fedgsca.errors import FedgscaError
-from fedgsca.support.text import duration, one_line, printable
-from fedgsca.wire import Payload, Update, read_count
+from fedgsca.support.text import duration, one_line
+from fedgsca.wire import Payload
 
 _LONGEST_PAUSE = 3600.0  # seconds before a round is tried again
 _LARGEST_FACTOR = 8.0  # on the deadline of a round that is tried again
-_MAX_SITE_NAME = 200  # characters of the name that a node tells
 _SHORTEST_POLL = 0.1  # seconds between two looks for answers
 _POLL_SHARE = 0.1  # of the time since the round began: short rounds are not slowed down
-_MESSAGE_INTERVAL = 30.0  # seconds between messages that name the sites that are awaited
-_SHOWN_SITES = 10  # of those, so that a message remains readable
-
-
-@dataclass(frozen=True)
-class SiteMessage:
-    """The answer to one message: its content, or the transport's reason why there is none."""
-
-    reply_to: str  # id of the message that this answers
-    header: dict[str, Any] | None = None
-    weights: dict[str, np.ndarray] | None = None
-    extras: dict[str, np.ndarray] | None = None
-    error: str | None = None
-    is_malformed: bool = False  # it arrived, but cannot be read
 
 
 class Transport(Protocol):
@@ -178,7 +159,7 @@ class NetworkEngine:
     def evaluate_at_sites(self, payload: Payload) -> Iterator[Reply]:
         """Have the model tested by the sites on their own test images."""
         self._begin_round(payload.round)
-        return self._exchange("judge", payload, self.registry.sites)
+        return self._exchange("test", payload, self.registry.sites)
 
     def wait_for_quorum(self, attempt: int, problem: str) -> bool:
         """Pause, longer each time; False when the patience is used up."""
@@ -245,7 +226,7 @@ class NetworkEngine:
         open_round = self._open_round(kind, payload, sites, start)
         self._show_timeouts(kind, open_round.addressees)
         subject = "update" if kind == "train" else "test result"
-        report = _WaitingReport(
+        report = WaitingReport(
             self.observer, f"round {payload.round + 1}: {subject}", open_round.addressees
         )
         for site in sites:
@@ -285,7 +266,7 @@ class NetworkEngine:
             timeout = self._seconds(self.timeouts.timeout(kind, site))
             self.observer.on_timeout(site, usual, timeout)
 
-    def _wait_for_reply(self, site: str, open_round: _OpenRound, report: _WaitingReport) -> None:
+    def _wait_for_reply(self, site: str, open_round: _OpenRound, report: WaitingReport) -> None:
         """Collect answers until this site's is among them, or until its time is over."""
         while site not in open_round.replies:
             self._collect(open_round)
@@ -408,7 +389,7 @@ class NetworkEngine:
         self.registry.retry()
         self._identify_nodes()
         missing_sites = set() if self._has_enough_sites(sites) else self._missing_of(sites)
-        report = _WaitingReport(self.observer, "connection", missing_sites)
+        report = WaitingReport(self.observer, "connection", missing_sites)
         while not self._has_enough_sites(sites) and time.monotonic() < end:
             report.update(self._missing_of(sites))
             self._pause()
@@ -449,65 +430,3 @@ class NetworkEngine:
         name = key_name or site
         if reason is None or name in self.registry.reasons:  # not a second node of a good site
             self.observer.on_connection(name, reason)
-
-
-def read_message(message: SiteMessage, site: str, kind: MessageKind, round_index: int) -> Reply:
-    """A site's reply; anything wrong with it becomes the reason for leaving the site out.
-
-    `site` may be empty: then the message tells the name.
-    """
-    if message.error is not None or message.header is None:
-        reason = message.error or "an empty message"
-        return Reply(site, None, reason, is_malformed=message.is_malformed)
-    try:
-        return _parse_reply(message, message.header, site, kind, round_index)
-    except (KeyError, TypeError, ValueError, OverflowError) as error:  # JSON allows Infinity
-        reason = f"its message cannot be used ({type(error).__name__}: {error})"
-        return Reply(site, None, reason, is_malformed=True)
-
-
-def _parse_reply(
-    message: SiteMessage, header: dict[str, Any], site: str, kind: MessageKind, round_index: int
-) -> Reply:
-    if (header["kind"], header["round"]) != (kind, round_index):
-        round_number = read_count(header["round"], "round") + 1
-        return Reply(site, None, f"it answered {header['kind']} of round {round_number}")
-    name = printable(str(header["site"])[:_MAX_SITE_NAME], keep="")
-    if header["error"] is not None:
-        return Reply(site or name, None, str(header["error"]))
-    num_samples = read_count(header["num_samples"], "num_samples")
-    update = Update(name, num_samples, message.weights or {}, message.extras or {})
-    seconds = float(header["seconds"])
-    if not math.isfinite(seconds):
-        raise ValueError(f"it took {seconds} seconds")
-    since = header.get("memory_since")
-    return Reply(
-        site,
-        update,
-        None,
-        check_metrics(dict(header["observed"])),
-        seconds,
-        None if since is None else read_count(since, "memory_since"),
-    )
-
-
-class _WaitingReport:
-    """Names, from time to time, the sites that are awaited, and since when."""
-
-    def __init__(self, observer: RunObserver, subject: str, sites: Iterable[str]) -> None:
-        self.observer = observer
-        self.subject = subject
-        self.start_text = time.strftime("%H:%M:%S")
-        self.last_report = time.monotonic()
-        observer.on_waiting(sorted(sites), subject)
-
-    def update(self, sites: Iterable[str]) -> None:
-        """Send a message, unless the last one is recent or nobody is awaited."""
-        names = sorted(set(sites))
-        if not names or time.monotonic() - self.last_report < _MESSAGE_INTERVAL:
-            return
-        self.last_report = time.monotonic()
-        text = ", ".join(names[:_SHOWN_SITES])
-        if len(names) > _SHOWN_SITES:
-            text += f" and {len(names) - _SHOWN_SITES} more"
-        self.observer.on_message(f"{self.subject}: waiting for {text} since {self.start_text}")

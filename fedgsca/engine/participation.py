@@ -19,9 +19,7 @@ from fedgsca.rng import stream
 
 def num_asked(federation: FederationConfig, num_sites: int) -> int:
     """How many of `num_sites` sites a round asks."""
-    if federation.sites_per_round is not None:
-        return min(federation.sites_per_round, num_sites)
-    return max(1, int(federation.participation * num_sites + 0.5))
+    return federation.num_asked(num_sites)
 
 
 def draw_sites(

@@ -9,8 +9,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Protocol
 
 from fedgsca.engine.base import RunObserver
-from fedgsca.support.activity import listen
-from fedgsca.support.console import console, print_note
+from fedgsca.support.console import console, listen, print_note
 from fedgsca.support.text import count, duration
 
 if TYPE_CHECKING:

@@ -92,7 +92,7 @@ def run(
         restore_memory(filters, newest.filters)
         folder.cut_metrics(state.round)
         observer.on_start(experiment, state.round)
-        if config.privacy is not None and config.evidence.enabled:
+        if config.privacy is not None and config.audit.enabled:
             observer.on_message(NO_HEADS_MESSAGE)
         end_round = config.train.rounds
         if stop_after is not None:
@@ -170,7 +170,7 @@ class RoundLoop:
         check_model(state.weights, round_index)
         end_of_exchange = time.perf_counter()
         cpu = time.process_time() - start_cpu
-        record = intake.finish(config)
+        record = intake.finish(self.experiment)
         record = replace(record, expected_f1=read_score(state.extras, round_index))
         record = self._with_scores(record, state)
         end_of_evaluation = time.perf_counter()

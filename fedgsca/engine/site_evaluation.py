@@ -16,7 +16,7 @@ import numpy as np
 from fedgsca.engine.base import Reply
 from fedgsca.engine.local import SiteRunner
 from fedgsca.errors import UpdateError
-from fedgsca.experiment.final_predictions import FinalPredictions, label_predictions
+from fedgsca.experiment.final_statistics import FinalPredictions, label_predictions
 from fedgsca.experiment.records import Matrix
 from fedgsca.metrics import confusion, scores
 from fedgsca.site import Samples, load_weights

@@ -1,277 +1,197 @@
 """The resident worker of a site: keeps torch, the images and the model between messages.
 
-    python -m fedgsca.engine.site_worker SITE.toml PROCESS
+    python -m fedgsca.engine.site_worker SITE.toml
 
-It is started by worker_client.py, listens on a Unix socket in the site's private folder, answers
-one message at a time with the same code as every engine (site_node.py), and ends with the process
-PROCESS, or after a while without messages. One worker serves one experiment: when the terms, the
-settings or the data change, it asks to be replaced, so that every experiment starts in a fresh
-process.
+The node (flower_node.py) starts it as a child process, and hands it one message after the other
+through a pipe; the node itself imports neither torch, MONAI nor numpy for it. The worker answers
+with the same code as every engine (site_answers.py), and ends with the node, or after a while
+without messages. One worker serves one experiment: when the terms, the settings or the data change,
+it asks to be replaced, so that every experiment starts in a fresh process.
+
+The worker may die at any moment. It is then started again and receives the same message: a site's
+memory has one version per round, so the second answer has the same bytes.
+
+    both directions   eight bytes with the length, and the bytes
 """
 
 from __future__ import annotations
 
 import contextlib
-import hashlib
-import json
 import logging
 import os
 import queue
 import signal
-import socket
+import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import IO, NoReturn
 
-from fedgsca.engine.worker_client import ANSWER, ASK_AGAIN, PROBLEM, state_of, worker_folder
-from fedgsca.errors import FedgscaError
-from fedgsca.support.import_path import restrict_imports
-from fedgsca.support.local_socket import (
-    LocalConnection,
-    MessageTooLongError,
-    WrongSecretError,
-    accept_client,
-    listen,
-    stop_listening,
-)
-from fedgsca.support.locks import file_lock, process_exists
-
-if TYPE_CHECKING:
-    from fedgsca.engine.base import Reply
-    from fedgsca.engine.site_node import MessageKind, SiteSettings, Terms
-    from fedgsca.wire import Payload
+from fedgsca.errors import FedgscaError, UpdateError
+from fedgsca.support.files import file_lock
+from fedgsca.support.registry import restrict_imports
 
 log = logging.getLogger(__name__)
 IDLE_SECONDS = 1800.0  # without a message, after which the worker ends and frees its memory
-_SEND_SECONDS = 5.0  # for the last answer of a worker that ends
-_WATCH_SECONDS = 1.0  # between two looks at the guardian, where the system cannot report its end
+# first byte of an answer: the answer follows; start a new worker and ask it; the problem follows
+_ANSWER, _ASK_AGAIN, _PROBLEM = b"A", b"N", b"P"
+_MAX_DEATHS = 3  # of workers over one message
+Handler = Callable[[bytes], bytes]  # an encoded message -> the encoded answer
+
+
+def send(pipe: IO[bytes], message: bytes) -> None:
+    """Write one message."""
+    pipe.write(len(message).to_bytes(8, "big"))
+    pipe.write(message)
+    pipe.flush()
+
+
+def receive(pipe: IO[bytes]) -> bytes:
+    """The next message. Raises EOFError if the other side is gone."""
+    length = int.from_bytes(_read_exactly(pipe, 8), "big")
+    return _read_exactly(pipe, length)
+
+
+def _read_exactly(pipe: IO[bytes], length: int) -> bytes:
+    pieces = []
+    while length:
+        piece = pipe.read(length)
+        if not piece:
+            raise EOFError("the other side has closed the pipe")
+        pieces.append(piece)
+        length -= len(piece)
+    return b"".join(pieces)
+
+
+# ---- in the node ----
+
+
+def client_of(settings: Path) -> WorkerClient:
+    """The client for the worker of this site.toml."""
+    command = [sys.executable, "-P", "-m", "fedgsca.engine.site_worker", str(settings.resolve())]
+    return WorkerClient(command)
+
+
+class WorkerClient:
+    """Starts a worker with `command`, and asks it."""
+
+    def __init__(self, command: Sequence[str]) -> None:
+        self.command = command
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def ask(self, request: bytes) -> bytes:
+        """The worker's answer to a request. A worker that dies is replaced and asked again."""
+        deaths = 0
+        while deaths < _MAX_DEATHS:
+            process = self.start()
+            assert process.stdin is not None and process.stdout is not None
+            try:
+                send(process.stdin, request)
+                answer = receive(process.stdout)
+            except (OSError, EOFError) as error:
+                self.stop()
+                deaths += 1
+                log.warning("the site worker ended during a message: %s", error)
+                continue
+            if answer[:1] == _ANSWER:
+                return answer[1:]
+            if answer[:1] == _PROBLEM:
+                problem = answer[1:].decode(errors="replace")
+                raise UpdateError(
+                    "site.worker-refused",
+                    f"its worker process cannot answer the message: {problem}",
+                    fix="install the same version of fedgsca everywhere, then restart the site",
+                )
+            log.info("the experiment, the settings or the data have changed: new site worker")
+            self.stop()
+        raise UpdateError(
+            "site.worker-died",
+            f"its worker process ended {_MAX_DEATHS} times over one message"
+            " (out of memory, or killed)",
+            fix="look for the reason in the log of the node and of the system;"
+            " a smaller train.batch_size needs less memory",
+        )
+
+    def start(self) -> subprocess.Popen[bytes]:
+        """The running worker; a new one if there is none, also before the first message."""
+        if self.process is None or self.process.poll() is not None:
+            self.stop()
+            # in a session of its own: Ctrl-C is for the node, which then stops it
+            self.process = subprocess.Popen(
+                self.command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                start_new_session=True,
+            )
+            log.info("site worker started, process %d", self.process.pid)
+        return self.process
+
+    def stop(self) -> None:
+        """End the worker if there is one."""
+        process, self.process = self.process, None
+        if process is None:
+            return
+        process.terminate()
+        try:
+            process.wait(5)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        for pipe in (process.stdin, process.stdout):
+            if pipe is not None:
+                with contextlib.suppress(OSError):  # a message that was not sent
+                    pipe.close()
+
+
+# ---- in the worker ----
 
 
 class OutdatedWorkerError(Exception):
     """The message belongs to another experiment, or the settings or data have changed."""
 
 
-@dataclass
-class _Job:
-    """A request of a client, and its answer as soon as there is one."""
+def serve(open_site: Callable[[], Handler], *, idle_seconds: float = IDLE_SECONDS) -> None:
+    """Answer requests until none has come for a while, or until the worker is outdated.
 
-    request: bytes
-    answer: Future[bytes] = field(default_factory=Future)
-    is_sent: threading.Event = field(default_factory=threading.Event)
-
-
-class WorkerServer:
-    """Accepts clients in threads; `handle` is called in the main thread, one request at a time.
-
-    torch counts its threads per thread that calls it, so all training is in one thread.
+    A thread reads the pipe, and ends the process with the node, also in the middle of a message.
+    All training is in the main thread, because torch counts its threads per thread that calls it.
+    `open_site` makes what answers; its imports take long, and begin before the first message.
     """
-
-    def __init__(
-        self,
-        folder: Path,
-        handle: Callable[[bytes], bytes],
-        *,
-        prepare: Callable[[], object] | None = None,
-        idle_seconds: float = IDLE_SECONDS,
-    ) -> None:
-        self.folder = folder
-        self.handle = handle
-        self.prepare = prepare
-        self.idle_seconds = idle_seconds
-        self.jobs: queue.Queue[_Job] = queue.Queue()
-
-    def serve(self) -> None:
-        """Serve until no message has come for a while, or until the worker is outdated."""
-        with file_lock(self.folder / "worker.lock"):  # waits for a worker that is ending
-            server = listen(self.folder)
-            try:
-                threading.Thread(target=self._accept_clients, args=(server,), daemon=True).start()
-                if self.prepare is not None:
-                    self.prepare()
-                while self._serve_next(server):
-                    pass
-            finally:
-                stop_listening(server, self.folder)
-
-    def _serve_next(self, server: socket.socket) -> bool:
-        """Answer the next request; False if the worker should end."""
-        try:
-            job = self.jobs.get(timeout=self.idle_seconds)
-        except queue.Empty:
-            log.info("no message for %.0f s: the site worker ends", self.idle_seconds)
-            return False
-        try:
-            job.answer.set_result(ANSWER + self.handle(job.request))
-        except OutdatedWorkerError:
-            stop_listening(server, self.folder)  # first, so that the client starts a new one
-            job.answer.set_result(ASK_AGAIN)
-            job.is_sent.wait(_SEND_SECONDS)
-            return False
-        except Exception as error:
-            log.error("a request cannot be answered", exc_info=error)
-            job.answer.set_result(PROBLEM + type(error).__name__.encode())
-        return True
-
-    def _accept_clients(self, server: socket.socket) -> None:
+    # what libraries print goes to the log
+    with os.fdopen(os.dup(1), "wb") as answers:
+        os.dup2(2, 1)
+        requests: queue.Queue[bytes] = queue.Queue()
+        threading.Thread(target=_read_requests, args=(requests,), daemon=True).start()
+        handle = open_site()
         while True:
             try:
-                channel, _ = server.accept()
-            except OSError:
-                return  # closed
-            threading.Thread(target=self._serve_client, args=(channel,), daemon=True).start()
+                request = requests.get(timeout=idle_seconds)
+            except queue.Empty:
+                log.info("no message for %.0f s: the site worker ends", idle_seconds)
+                return
+            try:
+                answer = _ANSWER + handle(request)
+            except OutdatedWorkerError:
+                send(answers, _ASK_AGAIN)
+                return
+            except Exception as error:
+                log.error("a request cannot be answered", exc_info=error)
+                answer = _PROBLEM + type(error).__name__.encode()
+            send(answers, answer)
 
-    def _serve_client(self, channel: socket.socket) -> None:
-        try:
-            with channel, accept_client(channel, self.folder) as connection:
-                self._answer_requests(connection)
-        except WrongSecretError as error:
-            log.warning("a program was refused: %s", error)
-        except MessageTooLongError as error:
-            log.warning("a message was refused: %s", error)
-        except OSError as error:
-            log.debug("a client is gone: %s", error)
 
-    def _answer_requests(self, connection: LocalConnection) -> None:
+def _read_requests(requests: queue.Queue[bytes]) -> None:
+    # not sys.stdin: Python cannot close it at its end while this thread reads
+    with contextlib.suppress(OSError, EOFError), os.fdopen(os.dup(0), "rb", 0) as pipe:
         while True:
-            job = _Job(connection.receive())
-            self.jobs.put(job)
-            connection.send(job.answer.result())
-            job.is_sent.set()
-
-
-# ---- the site's answers ----
-
-
-class ResidentSite:
-    """Answers the messages of one experiment for the site of a site.toml."""
-
-    def __init__(self, settings_path: Path) -> None:
-        self.settings_path = settings_path
-        self.identity: str | None = None  # of the experiment, once a message has come
-
-    def prepare(self) -> None:
-        """Import what takes long before the first message comes."""
-        from fedgsca.engine import site_node
-        from fedgsca.models import initial
-
-        log.info("ready: %s, %s", site_node.__name__, initial.__name__)
-
-    def answer(self, request: bytes) -> bytes:
-        """The reply to an encoded message, encoded. Errors of the site are reasons in the reply."""
-        from fedgsca.engine.site_node import reply_header
-        from fedgsca.wire import Payload, Update, pack, unpack
-
-        header, (weights, extras) = unpack(request, ("weights", "extras"))
-        kind: Any = header["kind"]
-        payload = Payload(int(str(header["round"])), weights, extras)
-        start = time.perf_counter()
-        reply = self._reply(kind, header["terms"], payload)
-        seconds = time.perf_counter() - start
-        log.info("%s of round %d took %.2f s", kind, payload.round + 1, seconds)
-        update = reply.update or Update(reply.site, 0, {})
-        reply_tree = reply_header(kind, payload.round, reply)
-        return pack(reply_tree, weights=update.weights, extras=update.extras)
-
-    def _reply(self, kind: MessageKind, terms_tree: Any, payload: Payload) -> Reply:
-        from fedgsca.engine.base import Reply
-        from fedgsca.engine.site_node import (
-            SitePlace,
-            Terms,
-            answer,
-            public_reason,
-            read_settings,
-            state_folder,
-        )
-
-        terms = Terms.from_json(terms_tree)
-        try:
-            settings = read_settings(self.settings_path)
-            self._check_identity(terms, settings)
-            place = SitePlace(settings, state_folder(settings, terms.fingerprint))
-        except OutdatedWorkerError:
-            raise
-        except Exception as error:
-            log.error("this site's settings cannot be used: %s", error)
-            return Reply("", None, public_reason(error))
-        return answer(kind, terms, payload, place)
-
-    def _check_identity(self, terms: Terms, settings: SiteSettings) -> None:
-        sources = [settings.data, settings.labels, settings.weights]
-        if settings.data is None:  # a rehearsal: the source of the configuration is shared
-            data = terms.config.get("data")
-            sources.append(str(data.get("source")) if isinstance(data, dict) else None)
-        stamps = [source_stamp(source) for source in sources]
-        identity = json.dumps([terms.to_json(), settings.model_dump(), stamps], sort_keys=True)
-        if self.identity not in (None, identity):
-            raise OutdatedWorkerError
-        self.identity = identity
-
-
-def source_stamp(source: str | None) -> str:
-    """A digest of the names, sizes and times of all files of a data source; no file is read."""
-    if source is None:
-        return ""
-    sha = hashlib.sha256()
-    for text in (source, source.partition(":")[2]):
-        root = Path(text).expanduser()
-        if text and root.exists():
-            for path in _files_below(root):
-                status = path.stat(follow_symlinks=True)
-                sha.update(f"{path}\0{status.st_size}\0{status.st_mtime_ns}\n".encode())
-    return sha.hexdigest()
-
-
-def _files_below(root: Path) -> Iterator[Path]:
-    if root.is_file():
-        yield root
-        return
-    for folder, folders, names in os.walk(root):
-        folders.sort()
-        for name in sorted(names):
-            path = Path(folder, name)
-            if path.exists():
-                yield path
-
-
-# ---- the process ----
-
-
-def end_with(process_id: int) -> None:
-    """End this process when the other one has ended: the worker belongs to a running site."""
-
-    def watch() -> None:
-        try:
-            handle = os.pidfd_open(process_id)
-        except (AttributeError, OSError):
-            while process_exists(process_id):
-                time.sleep(_WATCH_SECONDS)
-        else:
-            import select
-
-            select.select([handle], [], [])  # readable when the process has ended
-        os._exit(0)
-
-    threading.Thread(target=watch, daemon=True).start()
-
-
-def _restrict_imports(settings_path: Path) -> None:
-    """Whatever a message says, this process imports only the networks of its own settings."""
-    from fedgsca.engine.site_node import read_settings
-
-    networks: tuple[str, ...] = ()
-    with contextlib.suppress(FedgscaError):  # reported with the first message
-        networks = read_settings(settings_path).networks
-    restrict_imports(networks)
+            requests.put(receive(pipe))
+    os._exit(0)
 
 
 def main() -> None:
     """The command line of the worker."""
-    settings_path, guardian = Path(sys.argv[1]), int(sys.argv[2])
+    settings_path = Path(sys.argv[1])
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s site worker: %(message)s", stream=sys.stderr
     )
@@ -280,13 +200,39 @@ def main() -> None:
         sys.exit(0)
 
     signal.signal(signal.SIGTERM, end)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that started this one
-    end_with(guardian)
-    site = ResidentSite(settings_path)
-    _restrict_imports(settings_path)
-    folder = worker_folder(state_of(settings_path))
-    WorkerServer(folder, site.answer, prepare=site.prepare).serve()
+    with _own_state(settings_path):
+        serve(lambda: _open_site(settings_path))
+
+
+@contextlib.contextmanager
+def _own_state(settings_path: Path) -> Iterator[None]:
+    """Whatever a message says, this process imports only the networks of its own settings.
+
+    No other worker writes to the site's folder meanwhile: one that is ending is waited for.
+    """
+    from fedgsca.engine.site_settings import read_settings
+
+    restrict_imports(())
+    try:
+        settings = read_settings(settings_path)
+    except FedgscaError:  # reported with the first message
+        yield
+        return
+    restrict_imports(settings.networks)
+    state = Path(settings.state).expanduser()
+    with file_lock(state / "worker.lock"):
+        yield
+
+
+def _open_site(settings_path: Path) -> Handler:
+    from fedgsca.engine.site_answers import ResidentSite
+    from fedgsca.models import build
+
+    log.info("ready to train: %s", build.__name__)
+    return ResidentSite(settings_path).answer
 
 
 if __name__ == "__main__":
-    main()
+    from fedgsca.engine import site_worker  # its errors are those that site_answers.py raises
+
+    site_worker.main()

@@ -14,17 +14,16 @@ from torch.nn import functional as F
 from fedgsca.config import Config
 from fedgsca.data.cache import cache_folder
 from fedgsca.data.table import ImageTable
-from fedgsca.experiment.frozen_features import check_images, features_are_cached
+from fedgsca.experiment.samples import check_images, features_are_cached
 from fedgsca.experiment.simulation import check_model, feature_width_of
 from fedgsca.methods.base import make_method
-from fedgsca.models.build import build_backbone, spec_of
+from fedgsca.models.build import build_backbone, build_model, spec_of
 from fedgsca.models.device import prepare_device, synchronise
 from fedgsca.models.features import extract
-from fedgsca.models.initial import build_model
 from fedgsca.support.files import remove_quietly, temporary_path, write_atomic
 from fedgsca.support.text import duration, plural
 
-TRAINING_PASS = 3.0  # a training pass in forward passes, the unit of Method.passes
+TRAINING_PASS = 3.0  # a training pass in forward passes, the unit of Card.passes
 _PROBE = 16  # images whose features are timed
 # For small models most of a round is not training. Counted and timed in a run of FedGSCA on 400
 # images with 4 sites: evidence heads, checks of the update, files of sites and checkpoint.
@@ -98,7 +97,7 @@ def estimate_time(
     speed = speed or measure_speed(config, table)
     method = make_method(config.method, config.options, config.train.rounds)
     batch, sites = config.train.batch_size, config.data.sites
-    steps = math.ceil(len(table.rows("train")) / batch) * config.train.epochs * method.passes
+    steps = math.ceil(len(table.rows("train")) / batch) * config.train.epochs * method.card.passes
     steps += len(table.rows("test")) / batch  # one forward pass
     overhead = sites * (_SITE_SECONDS + _WRITES_PER_SITE * speed.write)
     per_round = speed.step * steps / TRAINING_PASS + overhead

@@ -6,18 +6,17 @@ like any other value, so that a run does not depend on how it was chosen.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from fedgsca.config import OWN_FEATURES, SITES_SOURCE, Config, Tree, build, merge
+from fedgsca.config import OWN_FEATURES, SITES_SOURCE, Config, Tree, fill, merge
 from fedgsca.config.presets import recommend
 from fedgsca.data.table import ImageTable
 from fedgsca.experiment.data_source import load_table, own_feature_file
-from fedgsca.noise import fixed_sites
+from fedgsca.noise import fixed_sites, parse_noise
 from fedgsca.support.text import join_words, plural
 
 LARGEST_CNN_SIZE = 64  # pixels; the small network is made for images up to this size
@@ -28,54 +27,92 @@ _BUILT_IN = ("synthetic", SITES_SOURCE)
 
 @dataclass(frozen=True)
 class ChosenSettings:
-    """The settings that were chosen, and why, for a person."""
+    """The settings that were choices, and why, for a person."""
 
     tree: Tree = field(default_factory=dict)
     reasons: tuple[str, ...] = ()
 
 
-def choose_settings(tree: Mapping[str, Any], noises: tuple[str, ...] = ()) -> ChosenSettings:
-    """What the data suggests for the settings that `tree` leaves open; reads the data.
+@dataclass(frozen=True)
+class CompleteConfig:
+    """An experiment in which nothing is open, what the data decided, and why, for a person."""
 
-    `noises` are the noise specifications of a comparison; one with a part per site fixes the number
-    of sites, like `data.sites`.
+    config: Config
+    choices: Tree = field(default_factory=dict)
+    reasons: tuple[str, ...] = ()
+
+
+def complete(config: Config, noises: Sequence[str] = ()) -> CompleteConfig:
+    """The experiment with what the data decides; reads the data if something is open.
+
+    Every way to an experiment passes here: command line, Python and TOML. A configuration of a run
+    folder has every key, so it stays as it is. `noises` are the noise specifications of a
+    comparison; one with a part per site fixes the number of sites, like `data.sites`.
     """
-    config = build(tree)
+    _check_noise(config)
     if config.data.source in _BUILT_IN or config.preset != "default":
-        return ChosenSettings()
-    needs_model = _is_open(tree, "model", ("name", "frozen", "weights"))
-    needs_partition = _is_open(tree, "data", ("partition",))
-    may_need_size = _is_open(tree, "model", ("feature_size",)) and (
-        needs_model or config.model.frozen
-    )
-    if not (needs_model or needs_partition or may_need_size):
-        return ChosenSettings()
+        return CompleteConfig(config)
+    needs_model = _is_open(config, "model", "name", "frozen", "weights")
+    needs_partition = _is_open(config, "data", "partition")
+    needs_size = _is_open(config, "model", "feature_size") and (needs_model or config.model.frozen)
+    if not (needs_model or needs_partition or needs_size):
+        return CompleteConfig(config)
     table = load_table(config)
-    choices = []
+    parts = []
     if needs_partition:
-        choices.append(choose_partition(config, table, _wanted_sites(tree, config, noises)))
-    image_size = table.images.shape[1]
-    file = own_feature_file(config, config.data.source)
-    if needs_model and (file is not None or not table.has_images):
-        choices.append(_choose_features(config.data.source if file is None else file.name))
-    elif needs_model:
-        choices.append(choose_model(image_size, config.train.device))
-    result: Tree = {}
+        parts.append(choose_partition(config, table, _wanted_sites(config, noises)))
+    if needs_model:
+        parts.append(_choose_model(config, table))
+    choices: Tree = {}
     reasons: list[str] = []
-    for choice in choices:
-        result = merge(result, choice.tree)
-        reasons += choice.reasons
-    model = build(merge(result, dict(tree))).model
-    if may_need_size and model.frozen and model.name != OWN_FEATURES:
-        result = merge(result, choose_feature_size(image_size))
-    return ChosenSettings(result, tuple(reasons))
+    for part in parts:
+        choices = merge(choices, part.tree)
+        reasons += part.reasons
+    model = fill(config, choices).model
+    if needs_size and model.frozen and model.name != OWN_FEATURES:
+        choices = merge(choices, choose_feature_size(table.images.shape[1]))
+    # training settings that go with the network
+    base = merge(recommend(choices), choices) if "model" in choices else choices
+    return CompleteConfig(fill(config, base), choices, tuple(reasons))
 
 
-def _choose_features(file: str) -> ChosenSettings:
-    reason = f"model: a head on your own features in {Path(file).name}"
-    return ChosenSettings(
-        {"model": {"name": OWN_FEATURES}}, (f"{reason} (a network instead: --model NAME)",)
-    )
+def _check_noise(config: Config) -> None:
+    """Report a typo before any data is read.
+
+    With partition column only the data knows how many sites there are.
+    """
+    num_sites = config.data.sites
+    if config.data.partition == "column":
+        num_sites = config.noise.spec.count("-") + 1
+    parse_noise(config.noise.spec, num_sites)
+
+
+def _is_open(config: Config, section: str, *keys: str) -> bool:
+    """Whether neither the user nor the recommendation for a published data set has set a key."""
+    fields: set[str] = getattr(config, section).model_fields_set
+    return fields.isdisjoint(keys)
+
+
+def _wanted_sites(config: Config, noises: Sequence[str]) -> int | None:
+    """How many sites were asked for, by a number or by one noise per site; None: not said."""
+    if not _is_open(config, "data", "sites"):
+        return config.data.sites
+    for spec in (*noises, config.noise.spec):
+        num_sites = fixed_sites(spec)
+        if num_sites is not None:
+            return num_sites
+    return None
+
+
+def _choose_model(config: Config, table: ImageTable) -> ChosenSettings:
+    """The user's own features, where there are some; else by the size of the images."""
+    source = config.data.source
+    file = own_feature_file(config, source)
+    if file is None and table.has_images:
+        return choose_model(table.images.shape[1], config.train.device)
+    name = Path(source).name if file is None else file.name
+    reason = f"model: a head on your own features in {name} (a network instead: --model NAME)"
+    return ChosenSettings({"model": {"name": OWN_FEATURES}}, (reason,))
 
 
 def choose_feature_size(image_size: int) -> Tree:
@@ -86,26 +123,6 @@ def choose_feature_size(image_size: int) -> Tree:
     """
     size = min(image_size, TRAINING_SIZE)
     return {"model": {"feature_size": size}} if size > FAST_SIZE else {}
-
-
-def _is_open(tree: Mapping[str, Any], section: str, keys: tuple[str, ...]) -> bool:
-    """Whether neither the user nor the recommendation for a published data set has set a key."""
-    for source in (tree, recommend(tree)):
-        values = source.get(section, {})
-        if isinstance(values, Mapping) and any(key in values for key in keys):
-            return False
-    return True
-
-
-def _wanted_sites(tree: Mapping[str, Any], config: Config, noises: tuple[str, ...]) -> int | None:
-    """How many sites were asked for, by a number or by one noise per site; None: not said."""
-    if not _is_open(tree, "data", ("sites",)):
-        return config.data.sites
-    for spec in (*noises, config.noise.spec):
-        num_sites = fixed_sites(spec)
-        if num_sites is not None:
-            return num_sites
-    return None
 
 
 def choose_partition(config: Config, table: ImageTable, wanted_sites: int | None) -> ChosenSettings:
@@ -191,6 +208,6 @@ def _has_gpu(device: str) -> bool:
 
 
 def _has_pretrained_network() -> bool:
-    from fedgsca.models.efficientnet import has_efficientnet
+    from fedgsca.models.networks import has_efficientnet
 
     return has_efficientnet()

@@ -2,18 +2,47 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from fedgsca.config import OWN_FEATURES, SITES_SOURCE, Config
 from fedgsca.data.load import load
-from fedgsca.data.own_features import FILE_NAME, attach_features
-from fedgsca.data.split import split_rows
+from fedgsca.data.partition import split_rows
+from fedgsca.data.readers.features_npz import FILE_NAME, attach_features
 from fedgsca.data.table import ImageTable, fingerprint
 from fedgsca.errors import ConfigError, DataError
+
+# what was read within `load_once`: the parameters of `load` -> the table
+_tables: ContextVar[dict[str, ImageTable] | None] = ContextVar("_tables", default=None)
+
+
+@contextmanager
+def load_once() -> Iterator[None]:
+    """Within the block, the same images are read once, however many steps or runs ask for them."""
+    if _tables.get() is not None:
+        yield
+        return
+    token = _tables.set({})
+    try:
+        yield
+    finally:
+        _tables.reset(token)
+
+
+def _load(source: str, **options: Any) -> ImageTable:
+    tables = _tables.get()
+    if tables is None:
+        return load(source, **options)
+    key = repr((source, sorted(options.items())))
+    if key not in tables:
+        tables[key] = load(source, **options)
+    return tables[key]
 
 
 def load_table(config: Config) -> ImageTable:
@@ -83,7 +112,7 @@ def read_source(
     The parameters are those of `fedgsca.data.load.load`; `seed` defaults to the experiment's.
     """
     data = config.data
-    table = load(
+    table = _load(
         source,
         image_size=data.image_size,
         skip_unreadable=data.skip_unreadable,

@@ -11,13 +11,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from fedgsca.config import OWN_FEATURES, SITES_SOURCE, Config
-from fedgsca.data.align_classes import align_classes
+from fedgsca.data.class_names import align_classes
 from fedgsca.data.partition import leakage_warnings
 from fedgsca.data.table import ImageTable, empty_table
 from fedgsca.errors import ClassListError, ConfigError, ConfigProblem
 from fedgsca.experiment.data_source import read_source
+from fedgsca.experiment.samples import make_sampler, split_samples
 from fedgsca.experiment.simulation import Experiment, check_model, feature_width_of, prepare
-from fedgsca.experiment.site_samples import make_sampler, split_samples
 from fedgsca.noise import CLEAN
 from fedgsca.support.text import did_you_mean
 

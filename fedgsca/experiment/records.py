@@ -10,9 +10,9 @@
     audit/<site>/audit.json     AuditSummary
     compare.json           Comparison
 
-Records are strict when written and tolerant when read (fedgsca.support.json_record), so that runs
-of older versions, unfinished runs and damaged runs can be read. Scores are percentages, rounds are
-counted from 0, times are seconds.
+Records are strict when written and tolerant when read (fedgsca.support.json_record), so that
+unfinished and damaged runs can be read. Scores are percentages, rounds are counted from 0, times
+are seconds.
 """
 
 from __future__ import annotations
@@ -102,7 +102,6 @@ class RoundRecord(Record):
     # is that of the round before; only with held-out images
     expected_f1: float | None = None
     privacy: PrivacyBudget | None = None
-    extra: Mapping[str, Any] = field(default_factory=dict, metadata=REMAINING_KEYS)
 
 
 @dataclass(frozen=True)
@@ -318,9 +317,8 @@ class RunResult(Record):
     # only with held-out images (`evidence.holdout`)
     unseen: UnseenChoice | None = None
     privacy: PrivacyBudget | None = None
-    # of the last round's model; None in runs of older versions
+    # of the last round's model; None: there were no test images
     statistics: FinalStatistics | None = None
-    extra: Mapping[str, Any] = field(default_factory=dict, metadata=REMAINING_KEYS)
 
 
 @dataclass(frozen=True)
@@ -444,7 +442,6 @@ class Setup(Record):
     weights: str | None  # sha256 of the weights file
     version: str
     labels: LabelsInUse | None = None
-    extra: Mapping[str, Any] = field(default_factory=dict, metadata=REMAINING_KEYS)
 
 
 # ---- status.json ----
@@ -487,6 +484,8 @@ class EvidenceHeader(Record):
     classes: tuple[str, ...]
     fingerprint: str
     config: Mapping[str, Any]
+    # there was no run: the heads were trained on the images of one folder
+    alone: bool = False
 
 
 @dataclass(frozen=True)
@@ -567,8 +566,6 @@ class AuditSummary(Record):
     data: AuditData
     classes: tuple[str, ...]
     method: str
-    rounds: tuple[int, ...]  # first round of the window, and the round after its last
-    evidence_rounds: int = field(metadata=stored_as("seen"))
     split: str
     warning: str | None
     summary: LabelSummary
@@ -577,7 +574,6 @@ class AuditSummary(Record):
     columns: tuple[str, ...]
     # labels that a person had checked before and that are not in the list; None: none of them
     num_checked: int | None = field(default=None, metadata=stored_as("checked"))
-    extra: Mapping[str, Any] = field(default_factory=dict, metadata=REMAINING_KEYS)
 
 
 # ---- compare.json ----
@@ -715,7 +711,6 @@ class Comparison(Record):
     models: tuple[str, ...] | None = None  # networks, if there are several
     # settings that vary: key -> values
     vary: Mapping[str, tuple[Any, ...]] | None = None
-    extra: Mapping[str, Any] = field(default_factory=dict, metadata=REMAINING_KEYS)
 
     @property
     def variants(self) -> list[ComparisonVariant]:

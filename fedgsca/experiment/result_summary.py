@@ -10,8 +10,11 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from fedgsca.errors import RunFolderError
-from fedgsca.experiment.final_predictions import FinalPredictions
-from fedgsca.experiment.final_statistics import summarise_counts, summarise_predictions
+from fedgsca.experiment.final_statistics import (
+    FinalPredictions,
+    summarise_counts,
+    summarise_predictions,
+)
 from fedgsca.experiment.records import (
     BestRound,
     ClassResult,

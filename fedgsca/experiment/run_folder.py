@@ -2,7 +2,7 @@
 
 config.toml        the experiment, with every default filled in
 setup.json         classes, sites, sizes, realised noise, fingerprints, warnings (Setup)
-noise/<site>.csv   simulations: file, true and given label
+rows/<site>.safetensors   images and labels of a site; noise/<site>.csv with true labels
 metrics.jsonl      one line per round; the same bytes whenever the same experiment is run
 timing.jsonl       seconds per phase and site; differs from run to run
 checkpoint/        the last four rounds
@@ -18,7 +18,6 @@ The JSON files are described by the records in records.py.
 from __future__ import annotations
 
 import contextlib
-import io
 import json
 import os
 from collections.abc import Mapping
@@ -29,9 +28,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fedgsca.config import OWN_FEATURES, Config, build, differences, read_toml, to_toml
-from fedgsca.data.label_changes import labels_in_use
+from fedgsca.data.relabel import labels_in_use
 from fedgsca.errors import RunFolderError
-from fedgsca.experiment.final_predictions import FinalPredictions, write_predictions_file
+from fedgsca.experiment.final_statistics import FinalPredictions, write_predictions_file
 from fedgsca.experiment.records import (
     DataSetup,
     LabelsInUse,
@@ -43,17 +42,17 @@ from fedgsca.experiment.records import (
     TimingRecord,
 )
 from fedgsca.experiment.result_summary import summarise_run
+from fedgsca.experiment.samples import weights_digest
 from fedgsca.experiment.simulation import Experiment
-from fedgsca.experiment.weights_file import weights_digest
+from fedgsca.experiment.site_rows import keep_samples
 from fedgsca.methods.base import Method, ServerState
-from fedgsca.noise import NO_CLASS_NAME, realised
-from fedgsca.support.csv_table import write_cells
+from fedgsca.noise import realised
 from fedgsca.support.files import (
     is_disk_full,
     remove_abandoned,
+    try_lock,
     write_atomic,
 )
-from fedgsca.support.locks import try_lock
 from fedgsca.support.version import __version__
 from fedgsca.wire import save_tensors
 
@@ -235,7 +234,7 @@ class RunFolder:
     # ---- at the start ----
 
     def write_setup(self, experiment: Experiment) -> None:
-        """config.toml, setup.json and noise/<site>.csv.
+        """config.toml, setup.json, and the samples of the sites (site_rows.py).
 
         Only an experiment whose data, labels and weights could be read takes possession of the
         folder: config.toml comes first.
@@ -244,8 +243,7 @@ class RunFolder:
             write_atomic(self.path / "config.toml", to_toml(self.config).encode())
         signature = experiment.signature()
         self._check_data(signature)
-        for name in experiment.truth.keys() & experiment.sites.keys():
-            write_atomic(self.path / "noise" / f"{name}.csv", _noise_csv(experiment, name))
+        keep_samples(self.path, experiment)
         setup = self._make_setup(experiment, signature)
         write_atomic(self.path / "setup.json", dumps(setup.to_json()))
 
@@ -398,15 +396,3 @@ def _site_setup(experiment: Experiment, name: str) -> SiteSetup:
         noise=str(experiment.noise[name]),
         realised_noise=realised_noise,
     )
-
-
-def _noise_csv(experiment: Experiment, name: str) -> bytes:
-    table, samples = experiment.table, experiment.sites[name]
-    class_names = (*table.classes, NO_CLASS_NAME)  # the last one is also that of NO_CLASS, -1
-    content = io.BytesIO()
-    write_cells(content, ["file", "true", "given"])
-    labels = zip(experiment.rows[name], experiment.truth[name], samples.labels, strict=True)
-    for row, true, given in labels:
-        names = (str(table.ids[row]), class_names[true], class_names[given])
-        write_cells(content, names)
-    return content.getvalue()

@@ -16,18 +16,22 @@ from pathlib import Path
 
 import numpy as np
 
-from fedgsca.config import OWN_FEATURES, Config
+from fedgsca.config import OWN_FEATURES, Config, TrainConfig
 from fedgsca.data.partition import leakage_warnings, partition, partition_warnings
 from fedgsca.data.table import ImageTable
 from fedgsca.errors import ConfigError
 from fedgsca.experiment.data_source import load_table
-from fedgsca.experiment.foreign_images import replace_images
-from fedgsca.experiment.label_noise import GivenLabels, give_labels
-from fedgsca.experiment.site_samples import make_sampler, split_samples
-from fedgsca.experiment.weights_file import brings_weights, weights_digest, weights_path
+from fedgsca.experiment.label_noise import GivenLabels, give_labels, replace_images
+from fedgsca.experiment.samples import (
+    brings_weights,
+    make_sampler,
+    split_samples,
+    weights_digest,
+    weights_path,
+)
 from fedgsca.noise import SiteNoise
 from fedgsca.site import Samples
-from fedgsca.support.import_path import is_import_path
+from fedgsca.support.registry import is_import_path
 
 
 @dataclass(frozen=True)
@@ -64,6 +68,15 @@ class Experiment:
         elif brings_weights(self.config):
             sha.update((weights_digest(self.config) or "").encode())
         return sha.hexdigest()
+
+    @property
+    def train(self) -> TrainConfig:
+        """`config.train` as it is used: with the learning rate that "auto" stands for."""
+        from fedgsca.models.training import resolve_rate
+
+        num_asked = self.config.federation.num_asked(len(self.names))
+        rate = resolve_rate(self.config, self.feature_width, num_asked)
+        return self.config.train.model_copy(update={"lr": rate})
 
     @property
     def dims(self) -> dict[str, int]:

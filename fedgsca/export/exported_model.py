@@ -10,7 +10,7 @@ from fedgsca.export.formats import FORMATS
 from fedgsca.export.model_json import read_description
 from fedgsca.export.temperature import TemperatureFit
 from fedgsca.export.trained_model import Probabilities, as_evaluated, read_trained
-from fedgsca.support.digests import sha256_file
+from fedgsca.support.files import sha256_file
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ import numpy as np
 
 from fedgsca.export.model_json import ModelDescription
 from fedgsca.export.trained_model import Probabilities, fill_network
-from fedgsca.support.import_path import is_import_path, require_permission
+from fedgsca.support.registry import is_import_path, require_permission
 
 if TYPE_CHECKING:
     from torch import nn

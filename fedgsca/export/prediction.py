@@ -20,9 +20,8 @@ from typing import IO
 import numpy as np
 
 from fedgsca.data.decode.image_files import UnreadableImageError, decode, is_image
-from fedgsca.data.file_facts import WORKERS
-from fedgsca.data.file_list import list_files
-from fedgsca.data.own_features import read_features
+from fedgsca.data.file_list import WORKERS, list_files
+from fedgsca.data.readers.features_npz import read_features
 from fedgsca.data.readers.folder import list_folder
 from fedgsca.errors import DataError
 from fedgsca.export.exported_model import LoadedModel, open_model

@@ -20,7 +20,7 @@ from fedgsca.calibration import (
 from fedgsca.config import SITES_SOURCE
 from fedgsca.data.table import ImageTable
 from fedgsca.errors import RunFolderError
-from fedgsca.experiment.final_predictions import read_predictions_file
+from fedgsca.experiment.final_statistics import read_predictions_file
 from fedgsca.export.trained_model import Probabilities, TrainedModel
 from fedgsca.support.json_record import Record
 
@@ -146,7 +146,7 @@ def _find_images(trained_model: TrainedModel) -> tuple[np.ndarray, np.ndarray, s
     rows = table.rows("val")
     if len(rows):
         return table.images[rows], table.labels[rows], VALIDATION
-    if is_deployment or not config.evidence.holdout or not config.evidence.enabled:
+    if is_deployment or not config.evidence.holdout:
         raise RunFolderError(
             "export.no-calibration-images",
             f"the run in {trained_model.path} has neither validation images nor held-out images on"

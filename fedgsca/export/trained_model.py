@@ -168,7 +168,7 @@ def build_network(trained_model: TrainedModel) -> Classifier:
 def _load_frozen_backbone(trained_model: TrainedModel) -> nn.Module:
     from torch import nn
 
-    from fedgsca.experiment.weights_file import weights_digest, weights_path
+    from fedgsca.experiment.samples import weights_digest, weights_path
     from fedgsca.models.build import build_backbone
     from fedgsca.models.weights import load_backbone
 

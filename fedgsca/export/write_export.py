@@ -26,9 +26,8 @@ from fedgsca.export.trained_model import (
     build_network,
     read_trained,
 )
-from fedgsca.support.digests import sha256_file
-from fedgsca.support.files import is_abandoned, temporary_path, write_atomic
-from fedgsca.support.import_path import is_import_path
+from fedgsca.support.files import is_abandoned, sha256_file, temporary_path, write_atomic
+from fedgsca.support.registry import is_import_path
 from fedgsca.support.text import one_line
 
 

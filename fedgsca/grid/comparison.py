@@ -18,7 +18,7 @@ from fedgsca.config import Config, Tree, build
 from fedgsca.errors import RunFolderError
 from fedgsca.experiment.records import Comparison, ComparisonCell, RoundRecord, RunResult, finite
 from fedgsca.experiment.run_folder import dumps, read_rounds
-from fedgsca.experiment.weights_file import check_weights
+from fedgsca.experiment.samples import check_weights
 from fedgsca.grid import runner
 from fedgsca.grid.plan import (
     ComparisonPlan,

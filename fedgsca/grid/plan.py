@@ -28,7 +28,7 @@ from fedgsca.noise import parse_noise
 from fedgsca.report.comparison_rows import BASELINE, CEILING
 from fedgsca.report.run_facts import method_title
 from fedgsca.support.files import write_atomic
-from fedgsca.support.import_path import is_import_path
+from fedgsca.support.registry import is_import_path
 from fedgsca.support.text import join_words, slug
 
 # the method of the paper; that of the configuration's default may be another

@@ -16,21 +16,21 @@ import numpy as np
 from fedgsca.checked_labels import NO_ORIGINAL, CheckedLabels
 from fedgsca.data.class_names import read_folder_names
 from fedgsca.data.file_list import normal_path
-from fedgsca.data.label_changes import (
+from fedgsca.data.readers.folder import COLUMNS
+from fedgsca.data.relabel import (
     LabelChange,
     count_pairs,
     is_log_of,
     log_path,
     write_log,
 )
-from fedgsca.data.readers.folder import COLUMNS
 from fedgsca.data.table import ImageTable
 from fedgsca.errors import ConfigError, DataError, RunFolderError
 from fedgsca.label_audit.audit_images import content_hash
 from fedgsca.label_audit.audit_table import Audit, find_audits, read_audit
 from fedgsca.label_audit.consensus import Consensus, find_consensus
 from fedgsca.label_audit.decisions import Decision, Decisions
-from fedgsca.label_audit.site_data import SiteData, check_data, open_sites, split_source
+from fedgsca.label_audit.site_data import SiteData, open_audited_sites, split_source
 from fedgsca.support.csv_table import CsvTable, read_csv_table, rename_columns
 from fedgsca.support.files import PRIVATE, remove_abandoned, write_atomic
 from fedgsca.support.json_record import Record, stored_as
@@ -87,10 +87,8 @@ def apply_decisions(
             f"nobody has decided about a label in {path} yet",
             fix=f"run `fedgsca review {audits[0].path}`",
         )
-    header = audits[0].header
-    run = (audits[0].path / header.run).resolve()
-    data = header.data
-    sites = open_sites(run, source=data.source, labels=data.labels, class_names=data.class_names)
+    run = (audits[0].path / audits[0].header.run).resolve()
+    sites = open_audited_sites(audits[0])
     _check_source_images(sites)
     labels = _given_labels(sites)
     checked = _checked_labels(sites)
@@ -172,7 +170,6 @@ def _check_source_images(sites: Mapping[str, SiteData]) -> None:
 
 def _check_decisions(audit: Audit, site_data: SiteData, outcome: Consensus) -> None:
     """Refuse decisions about images or labels other than those of the data."""
-    check_data(site_data, audit.header.data.fingerprint)
     problems = []
     for row, decisions in outcome.by_row().items():
         for decision in decisions:

@@ -13,19 +13,14 @@ from pathlib import Path
 import numpy as np
 
 from fedgsca.config import OWN_FEATURES, Config, Tree, load_config, parse_set
-from fedgsca.data.own_features import FILE_NAME, has_features
-from fedgsca.engine.label_evidence import (
-    NO_MODEL,
-    read_evidence,
-    read_header,
-    write_header,
-    write_judgement,
-)
+from fedgsca.data.readers.features_npz import FILE_NAME, has_features
+from fedgsca.engine.label_evidence import read_header, write_header, write_judgement
 from fedgsca.errors import DataError, RunFolderError
 from fedgsca.evidence import assign_folds
-from fedgsca.experiment.frozen_features import frozen_features
 from fedgsca.experiment.records import EvidenceHeader
+from fedgsca.experiment.samples import frozen_features
 from fedgsca.experiment.simulation import Division, divide
+from fedgsca.experiment.site_rows import SiteRows, write_site_rows
 from fedgsca.label_audit.audit_run import audit_run
 from fedgsca.label_audit.audit_table import Audit
 from fedgsca.label_audit.find_issues import check_quota
@@ -93,7 +88,7 @@ def audit_folder(
 def is_folder_audit(folder: Path) -> bool:
     """Whether this folder was written by `audit_folder`, not by a run or at a site."""
     for path in sorted((folder / "evidence").glob("*/site.json")):
-        return not read_evidence(folder, path.parent.name).has_model
+        return read_header(folder, path.parent.name).alone
     return False
 
 
@@ -182,9 +177,8 @@ def _write_evidence(folder: Path, name: str, config: Config, division: Division)
         num_classes=table.num_classes,
         checked=None if table.checked is None else table.checked.part(rows),
     )
-    sums, judgement = collect_local_evidence(local_labels, config.seed)
+    judgement = collect_local_evidence(local_labels, config.seed)
     place = folder / "evidence" / name
-    Store(place).write(NUM_EPOCHS, {**sums, NO_MODEL: np.array(1)})
     write_judgement(Store(place), NUM_EPOCHS, judgement)
     header = EvidenceHeader(
         site=name,
@@ -192,5 +186,8 @@ def _write_evidence(folder: Path, name: str, config: Config, division: Division)
         classes=tuple(table.classes),
         fingerprint=table.fingerprint,
         config=config.to_tree(),
+        alone=True,
     )
+    samples = SiteRows(rows, local_labels.given, local_labels.checked)
+    write_site_rows(folder, name, samples)
     write_header(place, header)

@@ -13,11 +13,10 @@ import numpy as np
 
 from fedgsca.errors import DataError
 from fedgsca.label_audit.audit_table import Audit, read_audit, reading_audit_file
-from fedgsca.label_audit.similarity import order_by_similarity
+from fedgsca.label_audit.second_opinion import order_by_similarity
 from fedgsca.label_audit.site_data import (
     SiteData,
-    check_data,
-    open_sites,
+    open_audited_sites,
     select_site,
     select_test_split,
 )
@@ -55,19 +54,11 @@ class AuditImages:
     def open(path: Path | Audit) -> AuditImages:
         """Open the data of an audit, or of the only audit in a folder; it must be unchanged."""
         audit = path if isinstance(path, Audit) else read_audit(path)
-        header = audit.header
-        data = header.data
-        sites = open_sites(
-            audit.path / header.run,
-            source=data.source,
-            labels=data.labels,
-            class_names=data.class_names,
-        )
-        if header.split == "test":
+        sites = open_audited_sites(audit)
+        if audit.header.split == "test":
             site_data = select_test_split(next(iter(sites.values())))
         else:
-            site_data = select_site(audit.path, sites, header.site)
-        check_data(site_data, data.fingerprint)
+            site_data = select_site(audit.path, sites, audit.site)
         return AuditImages(site_data, audit)
 
     def __len__(self) -> int:
@@ -135,7 +126,7 @@ class AuditImages:
         Without features, the most certain examples first.
         """
         examples = self.audit.clean.get(label, ())
-        rows = [example.row for example in examples if example.row != row]
+        rows = [example for example in examples if example != row]
         features = self._features
         if not rows or row not in features or not features.keys() >= set(rows):
             return rows[:k]

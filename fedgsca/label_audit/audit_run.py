@@ -12,8 +12,13 @@ from fedgsca.label_audit.audit_table import Audit
 from fedgsca.label_audit.build_audit import audit_site
 from fedgsca.label_audit.find_issues import check_quota
 from fedgsca.label_audit.gallery import write_gallery
-from fedgsca.label_audit.locate import locate_evidence
-from fedgsca.label_audit.site_data import SiteData, open_sites, select_site, select_test_split
+from fedgsca.label_audit.site_data import (
+    SiteData,
+    locate_evidence,
+    open_sites,
+    select_site,
+    select_test_split,
+)
 from fedgsca.support.text import did_you_mean
 
 SPLITS = ("train", "test")

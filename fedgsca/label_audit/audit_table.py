@@ -33,7 +33,6 @@ from fedgsca.support.files import (
     remove_quietly,
     write_atomic,
 )
-from fedgsca.support.json_record import Record
 from fedgsca.support.text import did_you_mean
 
 VERSION = 1
@@ -57,18 +56,12 @@ class Suspect:
     given: str
     # the most probable class other than `given`
     suggestion: str
-    # of `suggestion`, averaged over the rounds
+    # of `suggestion`
     probability: float
     # the next two classes with their probabilities; `given` may be one of them
     runners_up: tuple[tuple[str, float], ...]
     # 0 to 1, higher is worse; the list is sorted by it
     suspicion: float
-    # in which the model was evaluated on the sample before it trained on it
-    rounds: int
-    # rounds in which `suggestion` was the most probable class
-    votes: int
-    # of "clean", from the method's own selector, where it has one
-    posterior: float | None
     reason: str
     # on the priority list
     priority: bool
@@ -104,14 +97,6 @@ CSV_HEADER = (
     *COLUMNS[7:],
     "opinions",
 )
-
-
-@dataclass(frozen=True)
-class CleanExample(Record):
-    """A sample whose label is almost certainly correct: an entry of clean.json."""
-
-    row: int
-    hash: str
 
 
 @dataclass(frozen=True)
@@ -152,13 +137,13 @@ class Audit:
         return index
 
     @cached_property
-    def clean(self) -> Mapping[str, tuple[CleanExample, ...]]:
-        """Class name -> clean examples, the most certain first."""
+    def clean(self) -> Mapping[str, tuple[int, ...]]:
+        """Class name -> rows of clean examples, the most certain first."""
         path = self.path / "clean.json"
         examples = {}
         with reading_audit_file(path):
-            for name, entries in dict(json.loads(path.read_bytes())).items():
-                examples[str(name)] = tuple(CleanExample.from_json(entry) for entry in entries)
+            for name, rows in dict(json.loads(path.read_bytes())).items():
+                examples[str(name)] = tuple(int(row) for row in rows)
         return examples
 
     def __len__(self) -> int:
@@ -247,7 +232,7 @@ def write_audit(
     folder: Path,
     header: AuditSummary,
     suspects: Iterable[Suspect],
-    clean: Mapping[str, Sequence[CleanExample]],
+    clean: Mapping[str, Sequence[int]],
 ) -> Audit:
     """Write all files of an audit. `suspects` may be a generator, in the order of the ranks.
 
@@ -273,10 +258,7 @@ def write_audit(
             offset += lines.write(suspect.to_json())
             write_cells(sheet, _csv_cells(suspect))
             count += 1
-    examples = {}
-    for name, entries in clean.items():
-        examples[name] = [entry.to_json() for entry in entries]
-    write_atomic(folder / "clean.json", _dump(examples), mode=PRIVATE)
+    write_atomic(folder / "clean.json", _dump(clean), mode=PRIVATE)
     header = replace(header, version=VERSION, num_labels=count, columns=COLUMNS)
     write_atomic(folder / "audit.json", _dump(header.to_json()), mode=PRIVATE)
     return Audit(folder, header)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -10,13 +11,14 @@ from pathlib import Path
 
 import numpy as np
 
-from fedgsca.engine.label_evidence import Evidence, read_evidence, read_header
+from fedgsca.engine.label_evidence import read_evidence, read_header
 from fedgsca.errors import DataError
 from fedgsca.experiment.records import (
     AuditData,
     AuditSummary,
     ClassAudit,
     LabelSummary,
+    RankingTruth,
     SuspectPair,
     WrongEstimate,
 )
@@ -26,16 +28,18 @@ from fedgsca.label_audit.audit_table import (
     COLUMNS,
     VERSION,
     Audit,
-    CleanExample,
     Suspect,
     write_audit,
 )
-from fedgsca.label_audit.model_outputs import collect_test_evidence
-from fedgsca.label_audit.ranking_quality import measure_ranking
-from fedgsca.label_audit.second_opinion import SecondOpinion, ask_second_opinion
-from fedgsca.label_audit.similarity import unit_vectors
-from fedgsca.label_audit.site_data import SiteData, check_data
+from fedgsca.label_audit.model_outputs import judge_test_labels
+from fedgsca.label_audit.second_opinion import SecondOpinion, ask_second_opinion, unit_vectors
+from fedgsca.label_audit.site_data import SiteData
+from fedgsca.metrics import auroc
 from fedgsca.support.files import PRIVATE, remove_quietly, write_atomic
+from fedgsca.wrong_count import CountModels, fit_models
+
+EFFORT_STEPS = 20  # points of the curve of review effort
+
 
 # in place of a method's name, in the audit of a folder without a run
 FOLDER_AUDIT = "alone"
@@ -56,8 +60,8 @@ class LabelAssessment:
     """Everything that is computed about the labels of one site."""
 
     site_data: SiteData
-    evidence: Evidence
     ranking: score.LabelRanking
+    models: CountModels
     opinions: Mapping[str, SecondOpinion]
 
     @property
@@ -80,25 +84,23 @@ def audit_site(
     `quota` is the share of labels to review, `opinions` are names of second opinions.
     """
     if split == "test":
-        evidence = collect_test_evidence(site_data, run)
+        judgement = judge_test_labels(site_data, run)
     else:
-        check_data(site_data, read_header(run, site_data.site).fingerprint)
-        evidence = read_evidence(run, site_data.site)
-    if len(evidence) != len(site_data):
+        judgement = read_evidence(run, site_data.site)
+    if len(judgement.probs) != len(site_data):
         raise DataError(
             "audit.evidence-mismatch",
-            f"the run has evidence about {len(evidence)} labels of {site_data.site}, but the data"
-            f" has {len(site_data)}",
+            f"the run has evidence about {len(judgement.probs)} labels of {site_data.site}, but the"
+            f" data has {len(site_data)}",
             fix="restore the data and the configuration of the run",
         )
-    ranking = score.rank_labels(evidence, site_data.given, quota, site_data.checked)
+    ranking = score.rank_labels(judgement, site_data.given, quota, site_data.checked)
+    models = fit_models(judgement, site_data.given, site_data.checked)
     second_opinions = _ask_second_opinions(opinions, site_data, run)
-    assessment = LabelAssessment(site_data, evidence, ranking, second_opinions)
-    clean_rows = score.select_clean_examples(evidence, site_data.given, ranking)
+    assessment = LabelAssessment(site_data, ranking, models, second_opinions)
+    clean_rows = score.select_clean_examples(site_data.given, ranking)
     _write_features(assessment, clean_rows, run, out)
-    clean = {}
-    for label, rows in clean_rows.items():
-        clean[assessment.classes[label]] = _clean_examples(site_data, rows)
+    clean = {assessment.classes[label]: rows.tolist() for label, rows in clean_rows.items()}
     header = _build_header(assessment, run, out, split)
     return write_audit(out, header, _list_suspects(assessment), clean)
 
@@ -117,10 +119,6 @@ def _ask_second_opinions(
     return opinions
 
 
-def _clean_examples(site_data: SiteData, rows: np.ndarray) -> list[CleanExample]:
-    return [CleanExample(int(row), content_hash(site_data.content(row))) for row in rows]
-
-
 def _list_suspects(assessment: LabelAssessment) -> Iterator[Suspect]:
     """One at a time: hashes and texts of 100,000 labels are never in memory together."""
     for position, row in enumerate(assessment.ranking.order.tolist()):
@@ -129,7 +127,6 @@ def _list_suspects(assessment: LabelAssessment) -> Iterator[Suspect]:
 
 def _describe_label(assessment: LabelAssessment, row: int, rank: int) -> Suspect:
     site_data = assessment.site_data
-    evidence = assessment.evidence
     ranking = assessment.ranking
     classes = assessment.classes
     given = int(site_data.given[row])
@@ -149,10 +146,7 @@ def _describe_label(assessment: LabelAssessment, row: int, rank: int) -> Suspect
         probability=_rounded(probs[suggestion]),
         runners_up=tuple((classes[c], _rounded(probs[c])) for c in runners_up),
         suspicion=_rounded(ranking.suspicion[row], 6),
-        rounds=evidence.rounds,
-        votes=int(evidence.votes[row, suggestion]),
-        posterior=None if evidence.posterior is None else _rounded(evidence.posterior[row]),
-        reason=score.describe_label(evidence, ranking, row, given, classes),
+        reason=score.describe_label(ranking, row, given, classes),
         priority=bool(ranking.priority[row]),
         opinions=opinions,
     )
@@ -166,14 +160,10 @@ def _build_header(assessment: LabelAssessment, run: Path, out: Path, split: str)
     site_data = assessment.site_data
     checked = assessment.ranking.checked
     config = site_data.config
-    warning: str | None
+    is_alone = split == "train" and read_header(run, site_data.site).alone
+    warning = None if site_data.table.has_images else NO_IMAGES_WARNING
     if split == "test":
-        rounds = (config.train.rounds, config.train.rounds)
         warning = TEST_WARNING
-    else:
-        window = config.audit.window(config.train.rounds)
-        rounds = (window.start, window.stop)
-        warning = None if site_data.table.has_images else NO_IMAGES_WARNING
     return AuditSummary(
         run=os.path.relpath(run, out),
         site=site_data.site,
@@ -184,9 +174,7 @@ def _build_header(assessment: LabelAssessment, run: Path, out: Path, split: str)
             dict(site_data.class_names) or None,
         ),
         classes=assessment.classes,
-        method=config.method if assessment.evidence.has_model else FOLDER_AUDIT,
-        rounds=rounds,
-        evidence_rounds=assessment.evidence.rounds,
+        method=FOLDER_AUDIT if is_alone else config.method,
         split=split,
         warning=warning,
         summary=summarise_labels(assessment),
@@ -201,7 +189,7 @@ def summarise_labels(assessment: LabelAssessment) -> LabelSummary:
     """Numbers about the site's labels as a whole; in a simulation also the ranking's quality."""
     site_data = assessment.site_data
     ranking = assessment.ranking
-    errors = score.count_errors(assessment.evidence, site_data.given, ranking)
+    errors = score.count_errors(assessment.models, len(site_data))
     truth = None
     if site_data.truth is not None:
         # rows of the listed labels, ascending: the list is measured by itself
@@ -224,7 +212,7 @@ def _summarise_classes(assessment: LabelAssessment) -> tuple[ClassAudit, ...]:
     classes = []
     for label, name in enumerate(assessment.classes):
         mask = given == label
-        errors = score.count_errors(assessment.evidence, given, ranking, mask)
+        errors = score.count_errors(assessment.models, len(given), mask)
         suspects = int(np.count_nonzero(ranking.priority & mask))
         classes.append(ClassAudit(name, int(mask.sum()), _round_estimate(errors), suspects))
     return tuple(classes)
@@ -262,3 +250,45 @@ def _write_features(
     unit = unit_vectors(features).astype(np.float16)
     content = save({"rows": rows.astype(np.int64), "features": unit})
     write_atomic(out / "features.safetensors", content, mode=PRIVATE)
+
+
+# ---- how good a ranking is, in a simulation ----
+
+
+def precision_at(order: np.ndarray, wrong: np.ndarray, k: int) -> float | None:
+    """Share of wrong labels among the first k of the list `order`; None for an empty list."""
+    if not k or not len(order):
+        return None
+    return float(wrong[order[:k]].mean())
+
+
+def first_tenth(n: int) -> int:
+    """The size of the first tenth of a list of n labels, at least one label if there is any."""
+    return math.ceil(0.1 * n)
+
+
+def measure_ranking(order: np.ndarray, wrong: np.ndarray) -> RankingTruth:
+    """What a reviewer finds in the list `order`, (n,) rows; `wrong` is (n,) bool by row.
+
+    "10%" is the first tenth of the list. Where fewer than a tenth of the labels are wrong, no list
+    can reach 1 there; "errors", the first as many labels as there are errors, can do so at every
+    site. Both are None at a site without errors.
+    """
+    n = len(order)
+    errors = int(wrong.sum())
+    scores = np.empty(n)
+    scores[order] = -np.arange(n, dtype=np.float64)
+    errors_up_to = np.concatenate([[0], np.cumsum(wrong[order])])  # (n + 1,) by labels reviewed
+    precision: dict[str, float | None] = {}
+    recall: dict[str, float | None] = {}
+    for name, k in (("10%", first_tenth(n)), ("errors", errors)):
+        precision[name] = precision_at(order, wrong, k) if errors else None
+        recall[name] = int(errors_up_to[k]) / errors if errors and k else None
+    steps = sorted({round(n * i / EFFORT_STEPS) for i in range(EFFORT_STEPS + 1)})
+    return RankingTruth(
+        num_wrong=errors,
+        auroc=auroc(scores, wrong),
+        precision_at=precision,
+        recall_at=recall,
+        effort=tuple((k, int(errors_up_to[k])) for k in steps),
+    )

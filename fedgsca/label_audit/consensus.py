@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
 from statistics import median
+from typing import TYPE_CHECKING
+
+import numpy as np
 
 from fedgsca.errors import ConfigError
 from fedgsca.label_audit.decisions import ACTIONS, Decision, Decisions
 from fedgsca.support.json_record import Record, stored_as
 from fedgsca.support.text import did_you_mean
+
+if TYPE_CHECKING:
+    from fedgsca.label_audit.audit_table import Audit
 
 PAUSE = 120.0  # seconds: longer than this on one image is a pause, not work
 
@@ -225,3 +231,18 @@ def find_consensus(decisions: Decisions, *, prefer: str | None = None) -> Consen
         else:
             disputes[row] = tuple(row_decisions)
     return Consensus(agreements, disputes, unsure)
+
+
+# ---- how far a reviewer is ----
+
+
+def required_labels(audit: Audit) -> np.ndarray:
+    """(labels,) bool in the order of ranks: the priority list, or all labels if it is empty."""
+    selection: np.ndarray = audit.index["priority"] == 1
+    return selection if selection.any() else np.ones_like(selection)
+
+
+def count_decided(audit: Audit, rows: Iterable[int], selection: np.ndarray) -> int:
+    """How many labels of the selection, (labels,) bool, are among the rows."""
+    selected_rows = audit.index["row"][selection].astype(np.int64)
+    return int(np.isin(selected_rows, np.array(list(rows), dtype=np.int64)).sum())

@@ -25,8 +25,13 @@ from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 from fedgsca.errors import ConfigError, DataError, RunFolderError
-from fedgsca.support.files import GROWING_FILE, PRIVATE, is_disk_full, read_bytes_from
-from fedgsca.support.locks import wait_for_lock
+from fedgsca.support.files import (
+    GROWING_FILE,
+    PRIVATE,
+    is_disk_full,
+    read_bytes_from,
+    wait_for_lock,
+)
 from fedgsca.support.text import did_you_mean
 
 if TYPE_CHECKING:

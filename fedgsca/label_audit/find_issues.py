@@ -7,10 +7,9 @@ from typing import Literal, overload
 import numpy as np
 from numpy.typing import ArrayLike
 
-from fedgsca.engine.label_evidence import Evidence
 from fedgsca.errors import ConfigError, DataError
+from fedgsca.evidence import judge_alone
 from fedgsca.label_audit.score import rank_labels
-from fedgsca.selector import LOSS_CAP
 
 MIN_SUSPICION = 0.5  # more likely wrong than correct
 SUM_TOLERANCE = 1e-2  # rows of float16 probabilities sum to 1 only roughly
@@ -44,9 +43,9 @@ def find_label_issues(
 ) -> np.ndarray | tuple[np.ndarray, np.ndarray]:
     """Find the labels that are probably wrong, with the ranking of `fedgsca audit`.
 
-    The score of a label is its cross-entropy loss compared with the losses of the same class; a
-    mixture of two Gaussians turns it into a suspicion between 0 and 1 (higher is worse). A label
-    that the model agrees with is never an issue.
+    A transition matrix is fitted to labels and probabilities (docs/evidence.md); the suspicion of a
+    label is the probability that its true class is another one (higher is worse). A label that the
+    model agrees with is never an issue.
 
     Parameters
     ----------
@@ -75,17 +74,18 @@ def find_label_issues(
     Examples
     --------
     >>> import numpy as np
-    >>> labels = np.array([0, 0, 0, 1, 1, 1])
-    >>> probs = np.array([[.9, .1], [.8, .2], [.1, .9], [.2, .8], [.1, .9], [.3, .7]])
+    >>> classes = np.arange(40) % 2
+    >>> probs = 0.8 * np.eye(2)[classes] + 0.1
+    >>> labels = classes.copy()
+    >>> labels[7] = 0
     >>> find_label_issues(labels, probs)
-    array([2])
+    array([7])
     """
     label_array, prob_array = _check_inputs(labels, probs)
     if quota is not None:
         check_quota(quota)
-    ranking = rank_labels(
-        _evidence_of(label_array, prob_array), label_array, 0.1 if quota is None else quota
-    )
+    judgement = judge_alone(prob_array, label_array, np.arange(len(label_array)) % 2)
+    ranking = rank_labels(judgement, label_array, 0.1 if quota is None else quota)
     if quota is None:
         doubtful = prob_array.argmax(axis=1) != label_array
         mask = doubtful & (ranking.suspicion >= MIN_SUSPICION)
@@ -107,16 +107,6 @@ def check_quota(quota: float) -> None:
             f"the quota is a share of the labels and must be between 0 and 1, got {quota}",
             fix="use a share such as 0.1, which is 10 % of the labels",
         )
-
-
-def _evidence_of(labels: np.ndarray, probs: np.ndarray) -> Evidence:
-    """Evidence of a single round."""
-    rows = np.arange(len(labels))
-    with np.errstate(divide="ignore"):
-        losses = np.minimum(-np.log(probs[rows, labels]), LOSS_CAP)
-    votes = np.zeros(probs.shape, np.uint16)
-    votes[rows, probs.argmax(axis=1)] = 1
-    return Evidence(rounds=1, losses=losses, probs=probs, votes=votes)
 
 
 def _check_inputs(labels: ArrayLike, probs: ArrayLike) -> tuple[np.ndarray, np.ndarray]:

@@ -80,8 +80,7 @@ def _describe_origin(header: AuditSummary) -> str:
     """Who judged the labels."""
     if header.method == FOLDER_AUDIT:
         return "by evidence heads, each trained on the other images of this folder"
-    rounds = plural(header.evidence_rounds, "round")
-    return f"in {rounds} of {method_title(header.method)}"
+    return f"by evidence heads beside {method_title(header.method)}"
 
 
 def _lead_sentences(summary: LabelSummary) -> list[str]:

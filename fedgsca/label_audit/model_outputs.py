@@ -1,4 +1,4 @@
-"""Outputs of the run's own network: features for "similar images", evidence for test labels."""
+"""Outputs of the run's own network: features for "similar images", a judgement of test labels."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fedgsca.engine.label_evidence import Evidence, add_round, mean_evidence
 from fedgsca.errors import RunFolderError
+from fedgsca.evidence import Judgement, judge_alone
 from fedgsca.site import Samples
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ def evaluate_rows(site_data: SiteData, rows: np.ndarray, run: Path) -> Evaluatio
     """
     import torch
 
-    from fedgsca.experiment.frozen_features import frozen_features
+    from fedgsca.experiment.samples import frozen_features
     from fedgsca.export.trained_model import build_network, read_trained
     from fedgsca.models.build import Classifier, spec_of
     from fedgsca.site import RowView
@@ -44,8 +44,8 @@ def evaluate_rows(site_data: SiteData, rows: np.ndarray, run: Path) -> Evaluatio
     return evaluate(model, samples, torch.device("cpu"), features=True)
 
 
-def collect_test_evidence(site_data: SiteData, run: Path) -> Evidence:
-    """Evidence of the final model, which was never trained on them, about held-out labels."""
+def judge_test_labels(site_data: SiteData, run: Path) -> Judgement:
+    """The judgement of the final model, which was never trained on them, about held-out labels."""
     evaluation = evaluate_rows(site_data, np.arange(len(site_data)), run)
     if evaluation is None:
         raise RunFolderError(
@@ -53,4 +53,4 @@ def collect_test_evidence(site_data: SiteData, run: Path) -> Evidence:
             f"{run} contains no model to evaluate the test images with",
             fix="finish the run with `fedgsca resume`",
         )
-    return mean_evidence(add_round({}, evaluation.probs, evaluation.losses, None))
+    return judge_alone(evaluation.probs, site_data.given, np.arange(len(site_data)) % 2)

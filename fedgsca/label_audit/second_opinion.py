@@ -1,19 +1,23 @@
 """Second opinions about a site's labels: its nearest neighbours, or cleanlab.
 
-They use the site's own features alone. They are shown beside the federation's suggestion and do
-not change the ranking.
+They use the site's own features alone. They are shown beside the federation's suggestion and do not
+change the ranking. This is the only file that imports cleanlab.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
-from fedgsca.errors import ConfigError
-from fedgsca.label_audit.similarity import nearest_rows, unit_vectors
+from fedgsca.errors import ConfigError, MissingExtraError
 from fedgsca.support.text import did_you_mean
+
+FOLDS = 5
+BLOCK = 512  # rows compared at a time, so that memory does not grow with the square of n
+
 
 NEIGHBOURS = 10
 
@@ -41,8 +45,6 @@ def neighbour_opinion(features: np.ndarray, given: np.ndarray, num_classes: int)
 
 def cleanlab_opinion(features: np.ndarray, given: np.ndarray, num_classes: int) -> SecondOpinion:
     """The most probable class by a logistic regression trained on the other four fifths."""
-    from fedgsca.label_audit.cleanlab_scores import out_of_sample_probs
-
     probs = out_of_sample_probs(features, given, num_classes)
     return SecondOpinion(probs.argmax(axis=1), probs.max(axis=1))
 
@@ -71,3 +73,77 @@ def ask_second_opinion(
             fix="omit --second-opinion, or give the folder of the finished run",
         )
     return OPINIONS[name](features, given, num_classes)
+
+
+# ---- cleanlab ----
+
+
+def out_of_sample_probs(
+    features: np.ndarray, given: np.ndarray, num_classes: int, *, folds: int = FOLDS
+) -> np.ndarray:
+    """(n, C) probabilities by logistic regressions, each trained on the other folds.
+
+    `features` is (n, D), `given` (n,) class indices. A class that a regression has not seen gets 0.
+    """
+    _import_cleanlab()
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.model_selection import KFold, StratifiedKFold
+
+    probs = np.zeros((len(given), num_classes))
+    sizes = np.bincount(given, minlength=num_classes)
+    splitter = StratifiedKFold if sizes[sizes > 0].min() >= folds else KFold
+    for train, test in splitter(folds, shuffle=True, random_state=0).split(features, given):
+        if len(np.unique(given[train])) < 2:
+            probs[test, given[train[0]]] = 1.0
+            continue
+        model = LogisticRegression(max_iter=200).fit(features[train], given[train])
+        probs[np.ix_(test, model.classes_)] = model.predict_proba(features[test])
+    return probs
+
+
+def label_quality(
+    probs: np.ndarray, given: np.ndarray, method: str = "self_confidence"
+) -> np.ndarray:
+    """(n,) cleanlab's label quality scores, lower is worse."""
+    cleanlab = _import_cleanlab()
+    return np.asarray(cleanlab.rank.get_label_quality_scores(given, probs, method=method))
+
+
+def _import_cleanlab() -> Any:
+    try:
+        import cleanlab.rank
+    except ImportError:
+        raise MissingExtraError(
+            "extra.cleanlab-missing",
+            "a second opinion by cleanlab needs a package that is not installed",
+            fix="pip install 'fedgsca[cleanlab]', or use --second-opinion neighbours",
+        ) from None
+    return cleanlab
+
+
+# ---- similar samples ----
+
+
+def unit_vectors(features: np.ndarray) -> np.ndarray:
+    """(n, D): every row divided by its length; a zero row stays zero."""
+    return np.asarray(features / np.maximum(np.linalg.norm(features, axis=1, keepdims=True), 1e-12))
+
+
+def nearest_rows(unit: np.ndarray, k: int) -> np.ndarray:
+    """(n, min(k, n - 1)) the most similar other rows of each row of `unit`, (n, D), in no order."""
+    n = len(unit)
+    k = min(k, n - 1)
+    nearest = np.zeros((n, max(k, 0)), np.int64)
+    if k < 1:
+        return nearest
+    for start in range(0, n, BLOCK):
+        cosine = unit[start : start + BLOCK] @ unit.T  # (block, n)
+        rows = np.arange(start, start + len(cosine))
+        cosine[np.arange(len(cosine)), rows] = -np.inf  # a sample is not its own neighbour
+        nearest[rows] = np.argpartition(-cosine, k - 1, axis=1)[:, :k]
+    return nearest
+
+
+def order_by_similarity(unit: np.ndarray, query: np.ndarray) -> np.ndarray:
+    """(n,) rows of `unit`, (n, D), the most similar to `query`, (D,), first; stable."""
+    return np.argsort(-(unit @ query), kind="stable")

@@ -12,16 +12,24 @@ from pathlib import Path
 
 import numpy as np
 
-from fedgsca.checked_labels import CheckedLabels
+from fedgsca.checked_labels import NO_ORIGINAL, CheckedLabels, mark_checked
 from fedgsca.config import SITES_SOURCE, Config, build, merge
 from fedgsca.data.reader import available_readers
 from fedgsca.data.table import ImageTable
 from fedgsca.engine.label_evidence import read_header, sites_with_evidence
+from fedgsca.engine.site_settings import SiteSettings, read_settings, state_folder
 from fedgsca.errors import ConfigError, DataError, RunFolderError
-from fedgsca.experiment.frozen_features import frozen_features
+from fedgsca.experiment.data_source import load_table
+from fedgsca.experiment.samples import frozen_features
 from fedgsca.experiment.simulation import divide
-from fedgsca.label_audit.image_note import draw_note
-from fedgsca.support.text import did_you_mean
+from fedgsca.experiment.site_rows import has_truth, read_site_rows, sites_with_rows
+from fedgsca.label_audit.audit_table import Audit
+from fedgsca.noise import parse_noise
+from fedgsca.support.text import did_you_mean, one_line
+
+SETTINGS = "site.toml"
+NOTE_PIXELS = 192  # pixels
+_MAX_LETTERS = 24  # of a line
 
 
 @dataclass(frozen=True)
@@ -97,36 +105,77 @@ def open_sites(
     """Open all sites with evidence in a run's folder, or in the folder of a hospital's own state.
 
     `source` and `labels` name the data of a hospital, or the new place of data that was moved since
-    the run; `class_names` are a hospital's own names of classes.
+    the run; `class_names` are a hospital's own names of classes. Images or labels other than those
+    of the run are refused: its evidence is about other samples.
     """
     names = sites_with_evidence(run)
-    config = build(read_header(run, names[0]).config)
+    header = read_header(run, names[0])
+    config = build(header.config)
     if config.data.source == SITES_SOURCE:
-        own_names = class_names or {}
-        return {name: _open_hospital(config, name, source, labels, own_names) for name in names}
-    if source is None:
-        _check_source_exists(config.data.source)
-    changes = {}
-    if source is not None:
-        changes["source"] = source
-    if labels is not None:
-        changes["labels"] = labels
-    config = build(merge(config.to_tree(), {"data": changes}))
-    division = divide(config)
-    truth = division.truth
+        table = _own_table(config, names[0], source, labels, class_names or {})
+        place = absolute_source(str(source))
+    else:
+        if source is None:
+            _check_source_exists(config.data.source)
+        changes = {"source": source, "labels": labels}
+        changes = {key: value for key, value in changes.items() if value is not None}
+        config = build(merge(config.to_tree(), {"data": changes}))
+        table = _open_table(config, run)
+        place, labels = absolute_source(config.data.source), config.data.labels
+    _check_data(table, header.fingerprint, place)
     sites = {}
     for name in names:
+        samples = read_site_rows(run, name)
+        truth = table.labels[samples.rows] if has_truth(run, name) else None
         sites[name] = SiteData(
-            config=config,
-            site=name,
-            source=absolute_source(config.data.source),
-            labels=config.data.labels,
-            table=division.table,
-            rows=division.rows[name],
-            given=division.given[name],
-            truth=truth.get(name),
+            config,
+            name,
+            place,
+            labels,
+            table,
+            samples.rows,
+            samples.given,
+            truth,
+            class_names or {},
         )
     return sites
+
+
+def open_audited_sites(audit: Audit) -> dict[str, SiteData]:
+    """The sites of the run that an audit is about; its data must be as it was then."""
+    data = audit.header.data
+    run = audit.path / audit.header.run
+    sites = open_sites(run, source=data.source, labels=data.labels, class_names=data.class_names)
+    first = next(iter(sites.values()))
+    _check_data(first.table, data.fingerprint, first.source)
+    return sites
+
+
+def _check_data(table: ImageTable, fingerprint: str, place: str) -> None:
+    if table.fingerprint != fingerprint:
+        raise DataError(
+            "audit.data-changed",
+            f"the data in {place} is not the data of the run: images, labels or split have changed",
+            fix="restore the data, or run `fedgsca run` and `fedgsca audit` again on the new data",
+        )
+
+
+def _open_table(config: Config, run: Path) -> ImageTable:
+    """The images of a simulation. Images of no class, which noise added, are made again."""
+    names = sites_with_rows(run)
+    if any(noise.replaces_images for noise in parse_noise(config.noise.spec, len(names))):
+        return divide(config).table
+    table = load_table(config)
+    if config.noise.given:  # the marks of the file of given labels count
+        mask = np.zeros(len(table), bool)
+        original = np.full(len(table), NO_ORIGINAL)
+        for name in names:
+            samples = read_site_rows(run, name)
+            if samples.checked is not None:
+                mask[samples.rows] = samples.checked.mask
+                original[samples.rows] = samples.checked.original
+        table = replace(table, checked=mark_checked(mask, original))
+    return table
 
 
 def _check_source_exists(source: str) -> None:
@@ -140,13 +189,14 @@ def _check_source_exists(source: str) -> None:
         )
 
 
-def _open_hospital(
+def _own_table(
     config: Config,
     name: str,
     source: str | None,
     labels: str | None,
     class_names: Mapping[str, str],
-) -> SiteData:
+) -> ImageTable:
+    """The images of a hospital."""
     from fedgsca.experiment.deployment import site_table
 
     if source is None:
@@ -155,19 +205,7 @@ def _open_hospital(
             f"the site {name} has its own images, and the run does not say where they are",
             fix="add --data FOLDER",
         )
-    table = site_table(config, source, Path(labels) if labels else None, class_names)
-    rows = table.rows("train")
-    return SiteData(
-        config=config,
-        site=name,
-        source=absolute_source(source),
-        labels=labels,
-        table=table,
-        rows=rows,
-        given=table.trained_on[rows],
-        truth=None,
-        class_names=class_names,
-    )
+    return site_table(config, source, Path(labels) if labels else None, class_names)
 
 
 def select_site(run: Path, sites: Mapping[str, SiteData], name: str) -> SiteData:
@@ -188,17 +226,6 @@ def select_test_split(site_data: SiteData) -> SiteData:
     return replace(site_data, site="test", rows=rows, given=given, truth=None)
 
 
-def check_data(site_data: SiteData, fingerprint: str) -> None:
-    """Refuse images or labels other than those of the run: its evidence is about other samples."""
-    if site_data.table.fingerprint != fingerprint:
-        raise DataError(
-            "audit.data-changed",
-            f"the data in {site_data.source} is not the data of the run: images, labels or split"
-            " have changed",
-            fix="restore the data, or run `fedgsca run` and `fedgsca audit` again on the new data",
-        )
-
-
 def absolute_source(source: str) -> str:
     """The source with an absolute path; the reader before it and built-in names stay."""
     kind, path = split_source(source)
@@ -211,3 +238,99 @@ def split_source(source: str) -> tuple[str, Path]:
     if not path:
         return "", Path(source).expanduser()
     return kind + colon, Path(path).expanduser()
+
+
+# ---- samples without images ----
+
+
+def draw_note(title: str, text: str) -> np.ndarray:
+    """(H, W, 3) uint8: two lines on grey; of a long text the end, which differs most."""
+    from PIL import Image, ImageDraw, ImageFont
+
+    page = Image.new("RGB", (NOTE_PIXELS, NOTE_PIXELS), (236, 236, 236))
+    draw = ImageDraw.Draw(page)
+    line = one_line(text)
+    if len(line) > _MAX_LETTERS:
+        line = "\N{HORIZONTAL ELLIPSIS}" + line[-_MAX_LETTERS:]
+    middle = NOTE_PIXELS / 2
+    for shift, words, size in ((-18, title, 22), (16, line, 13)):
+        font = ImageFont.load_default(size=size)
+        draw.text((middle, middle + shift), words, fill=(70, 70, 70), font=font, anchor="mm")
+    return np.asarray(page)
+
+
+# ---- where the evidence is ----
+
+
+@dataclass(frozen=True)
+class EvidenceLocation:
+    """The folder with `evidence` in it and, at a hospital, its images and labels."""
+
+    folder: Path
+    data: str | None = None
+    labels: str | None = None
+    class_names: Mapping[str, str] = field(default_factory=dict)
+
+
+def locate_evidence(path: Path) -> EvidenceLocation:
+    """Find the evidence of a run, a kit, a site.toml, or the state folder of a site."""
+    settings = path / SETTINGS if path.is_dir() else path
+    if settings.is_file():
+        site = read_settings(settings)
+        labels = str(Path(site.labels).expanduser()) if site.labels else site.labels
+        folder = _folder_of_site(site, settings)
+        return EvidenceLocation(folder, site.data, labels, site.classes)
+    if not path.is_dir():
+        raise RunFolderError(
+            "run.folder-not-found",
+            f"there is no folder {path}",
+            fix="give a folder written by `fedgsca run --out`, or a hospital's kit or site.toml",
+        )
+    if (path / "evidence").is_dir():
+        return EvidenceLocation(path)
+    _refuse_comparison(path)
+    return EvidenceLocation(_only_experiment(path) or path)
+
+
+def _refuse_comparison(path: Path) -> None:
+    """The evidence of a comparison or a table is in its runs, and the user must choose one."""
+    runs = sorted(folder.parent for folder in path.glob("cells/*/evidence"))
+    if not runs:
+        return
+    fedgsca_runs = [run for run in runs if run.name.startswith("fedgsca-")]
+    example = (fedgsca_runs or runs)[0]
+    raise RunFolderError(
+        "audit.several-runs",
+        f"{path} is a comparison of {len(runs)} runs, but an audit is about one run",
+        fix=f"give the folder of one run: `fedgsca audit {example}`",
+    )
+
+
+def _folder_of_site(site: SiteSettings, settings: Path) -> Path:
+    state = Path(site.state).expanduser()
+    if site.fingerprint:
+        folder: Path | None = state_folder(site, site.fingerprint)
+    else:
+        folder = _only_experiment(state)
+    if folder is None or not (folder / "evidence").is_dir():
+        raise RunFolderError(
+            "audit.no-evidence",
+            f"{folder or state}, the state folder named in {settings}, contains no evidence about"
+            " labels",
+            fix="train first: start this site; or give the folder of an earlier experiment below"
+            " `state`, with --data",
+        )
+    return folder
+
+
+def _only_experiment(state: Path) -> Path | None:
+    """The one experiment with evidence in a state folder; None if there is none."""
+    folders = sorted(path.parent for path in state.glob("*/evidence"))
+    if len(folders) > 1:
+        names = ", ".join(str(path) for path in folders)
+        raise RunFolderError(
+            "audit.several-experiments",
+            f"{state} contains evidence of {len(folders)} experiments",
+            fix=f"give one of them: {names} (for a site with its own images, add --data)",
+        )
+    return folders[0] if folders else None

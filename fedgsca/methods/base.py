@@ -7,14 +7,14 @@ The server half (`start`, `broadcast`, `aggregate`) sees only what travelled. St
 server state and reach the sites in the payload. A method stores nothing in `self` between calls, so
 that another process, or a restarted one, can continue the run.
 
-A new method is one file: a class that derives from `Method` and is decorated with `@register`.
-Everything that names, draws, prices or logs a method reads the attributes below.
+A new method is one file: a class that derives from `Method` and is decorated with `@register`. Its
+`Card` is all that tables, legends and time estimates know about it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar, cast
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -50,6 +50,22 @@ class PublishedOptions(MethodOptions):
         if isinstance(values, Mapping) and values.get("official") in (True, "true"):
             return {**cls.OFFICIAL, **values}
         return values
+
+
+@dataclass(frozen=True)
+class Card:
+    """What tables, legends and estimates say about a method. No step of a run reads it."""
+
+    # as in reports and tables; without one, the name
+    title: str = ""
+    # the publication: authors, title, venue and year
+    paper: str = ""
+    # position in tables and legends; the methods of the paper come first, in its order
+    order: int = 100
+    # one of the eight methods that the paper compares
+    in_paper: bool = False
+    # cost of a round in passes over a site's data: a forward pass is 1, a training pass is 3
+    passes: float = 3.0
 
 
 @dataclass(frozen=True)
@@ -103,22 +119,13 @@ class Method(Protocol):
 
     # as in the configuration and on the command line, lower case
     name: ClassVar[str]
-    # as in reports and tables; without one, the name
-    title: ClassVar[str] = ""
-    # the publication: authors, title, venue and year
-    paper: ClassVar[str] = ""
-    # position in tables and legends; the methods of the paper come first, in its order
-    order: ClassVar[int] = 100
-    # one of the eight methods that the paper compares
-    in_paper: ClassVar[bool] = False
+    card: ClassVar[Card] = Card()
     # the loss of a given label is `train.loss` (fedgsca/label_loss.py), not one of the method
     takes_loss: ClassVar[bool] = False
-    # reads `site.evidence`; for the others, evidence heads serve only the label audit
+    # reads `site.evidence`: the run has evidence heads, with or without `audit.enabled`
     reads_evidence: ClassVar[bool] = False
     # the classifier head that the method trains: "linear" or "centroid" (FedGP)
     head: ClassVar[str] = "linear"
-    # cost of a round in passes over a site's data: a forward pass is 1, a training pass is 3
-    passes: ClassVar[float] = 3.0
     uploads: ClassVar[Mapping[str, Extra]] = {}
     downloads: ClassVar[Mapping[str, Extra]] = {}
     logged: ClassVar[Logged] = Logged()
@@ -154,15 +161,6 @@ class Method(Protocol):
         """Whether the next round needs all sites, also if `federation.participation` is partial."""
         return False
 
-    def records_training(self) -> bool:
-        """Whether its training pass can stand in for evaluations of the received model.
-
-        It must show the site's images to the network through `train`, each as it is or augmented,
-        and not mixed with others. What the network says before the step on their batch then serves
-        the evidence heads and the audit (`Site.record`), and there is no second pass.
-        """
-        return False
-
     def trim_late(self, update: Update) -> Update:
         """What of a late update still counts: without extras that belong to their round only."""
         return update
@@ -174,8 +172,8 @@ M = TypeVar("M", bound=type)
 def register(method: M) -> M:
     """Class decorator that offers a method to the command line, reports, engines and tests."""
     definition = cast("type[Method]", method)
-    if not definition.title:
-        definition.title = definition.name
+    if not definition.card.title:
+        definition.card = replace(definition.card, title=definition.name)
     METHODS.register(definition.name, method)
     return method
 
@@ -183,13 +181,13 @@ def register(method: M) -> M:
 def load_methods() -> Mapping[str, type[Method]]:
     """All methods by name, in their table order: those of this package and those of plugins."""
     methods = cast("Mapping[str, type[Method]]", METHODS.load())
-    names = sorted(methods, key=lambda name: (methods[name].order, name))
+    names = sorted(methods, key=lambda name: (methods[name].card.order, name))
     return {name: methods[name] for name in names}
 
 
 def paper_methods() -> tuple[str, ...]:
     """The methods that the paper compares, in its order."""
-    return tuple(name for name, method in load_methods().items() if method.in_paper)
+    return tuple(name for name, method in load_methods().items() if method.card.in_paper)
 
 
 def make_method(name: str, options: Mapping[str, object], rounds: int) -> Method:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from fedgsca.label_loss import LabelLoss
-from fedgsca.methods.base import Lateness, Method, ServerState, register
+from fedgsca.methods.base import Card, Lateness, Method, ServerState, register
 from fedgsca.methods.parts.averaging import average_models, broadcast_model, start_from
 from fedgsca.site import Site
 from fedgsca.train import train
@@ -21,13 +21,13 @@ class FedAvg(Method):
     """See the module docstring."""
 
     name = "fedavg"
-    title = "FedAvg"
-    paper = (
-        "McMahan et al., Communication-Efficient Learning of Deep Networks from Decentralized "
-        "Data, AISTATS 2017"
+    card = Card(
+        title="FedAvg",
+        paper="McMahan et al., Communication-Efficient Learning of Deep Networks from "
+        "Decentralized Data, AISTATS 2017",
+        order=1,
+        in_paper=True,
     )
-    order = 1
-    in_paper = True
     takes_loss = True
     late = Lateness("the server averages models, and nothing else travels", is_tolerated=True)
 

@@ -67,7 +67,15 @@ import numpy as np
 from pydantic import Field
 
 from fedgsca.aggregate import WeightedMean
-from fedgsca.methods.base import Lateness, Logged, Method, PublishedOptions, ServerState, register
+from fedgsca.methods.base import (
+    Card,
+    Lateness,
+    Logged,
+    Method,
+    PublishedOptions,
+    ServerState,
+    register,
+)
 from fedgsca.methods.parts.clustering import two_groups
 from fedgsca.methods.parts.lid import mean_lid
 from fedgsca.methods.parts.mixtures import fit_two_groups
@@ -254,13 +262,14 @@ class FedCorr(Method):
     """See the module docstring."""
 
     name = "fedcorr"
-    title = "FedCorr"
-    paper = (
-        "Xu et al., FedCorr: Multi-Stage Federated Learning for Label Noise Correction, CVPR 2022"
+    card = Card(
+        title="FedCorr",
+        paper="Xu et al., FedCorr: Multi-Stage Federated Learning for Label Noise Correction, "
+        "CVPR 2022",
+        order=4,
+        in_paper=True,
+        passes=3.1,
     )
-    order = 4
-    in_paper = True
-    passes = 3.1
     uploads: ClassVar[Mapping[str, Extra]] = {
         "lid": Extra(
             (),
@@ -268,7 +277,6 @@ class FedCorr(Method):
             optional=True,
             low=0,
             nan=True,
-            vote="clip",
         ),
         "noise_level": Extra((), "mu, the estimated share of wrong labels", low=0, high=1),
         "trains": Extra(

@@ -47,7 +47,15 @@ from typing import ClassVar, Literal
 import numpy as np
 from pydantic import Field
 
-from fedgsca.methods.base import Lateness, Logged, Method, PublishedOptions, ServerState, register
+from fedgsca.methods.base import (
+    Card,
+    Lateness,
+    Logged,
+    Method,
+    PublishedOptions,
+    ServerState,
+    register,
+)
 from fedgsca.methods.parts.averaging import average_models
 from fedgsca.methods.parts.loss_scales import double_softmax_losses, unit_range
 from fedgsca.methods.parts.mixup import mixup_cross_entropy
@@ -210,13 +218,13 @@ class FedDiv(Method):
     """See the module docstring."""
 
     name = "feddiv"
-    title = "FedDiv"
-    paper = (
-        "Li et al., FedDiv: Collaborative Noise Filtering for Federated Learning with Noisy "
-        "Labels, AAAI 2024"
+    card = Card(
+        title="FedDiv",
+        paper="Li et al., FedDiv: Collaborative Noise Filtering for Federated Learning with Noisy "
+        "Labels, AAAI 2024",
+        order=11,
+        passes=5.0,
     )
-    order = 11
-    passes = 5.0
     uploads: ClassVar[Mapping[str, Extra]] = {
         "filter": Extra(
             (6,),
@@ -225,6 +233,7 @@ class FedDiv(Method):
             low=0.0,
             high=1e4,
             bounds=_FILTER_BOUNDS,
+            vote="mean",
             finish=nearest_selector,
         ),
         "noise_level": Extra((), "share of labels that look wrong", diagnostic=True, low=0, high=1),

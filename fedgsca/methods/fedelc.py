@@ -34,7 +34,7 @@ from typing import ClassVar, Literal
 import numpy as np
 from pydantic import Field
 
-from fedgsca.methods.base import Lateness, Method, PublishedOptions, ServerState, register
+from fedgsca.methods.base import Card, Lateness, Method, PublishedOptions, ServerState, register
 from fedgsca.methods.fednoro import FedNoRo, distance_weights
 from fedgsca.methods.parts.averaging import average_models, start_from
 from fedgsca.methods.parts.label_correction import (
@@ -96,13 +96,13 @@ class FedELC(Method):
     """See the module docstring."""
 
     name = "fedelc"
-    title = "FedELC"
-    paper = (
-        "Jiang et al., Tackling Noisy Clients in Federated Learning with End-to-end Label "
-        "Correction, CIKM 2024"
+    card = Card(
+        title="FedELC",
+        paper="Jiang et al., Tackling Noisy Clients in Federated Learning with End-to-end Label "
+        "Correction, CIKM 2024",
+        order=12,
+        passes=3.5,
     )
-    order = 12
-    passes = 3.5
     uploads: ClassVar[Mapping[str, Extra]] = {
         **FedNoRo.uploads,
         "corrected": Extra((), "labels that differ from the given ones", diagnostic=True, low=0),

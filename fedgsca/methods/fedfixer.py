@@ -46,7 +46,15 @@ from typing import ClassVar, Literal, TypeAlias
 import numpy as np
 from pydantic import Field
 
-from fedgsca.methods.base import Lateness, Logged, Method, PublishedOptions, ServerState, register
+from fedgsca.methods.base import (
+    Card,
+    Lateness,
+    Logged,
+    Method,
+    PublishedOptions,
+    ServerState,
+    register,
+)
 from fedgsca.methods.parts.averaging import average_models, broadcast_model, start_from
 from fedgsca.methods.parts.statistics import log_prior
 from fedgsca.site import Site, load_weights, weights_of
@@ -164,13 +172,14 @@ class FedFixer(Method):
     """See the module docstring."""
 
     name = "fedfixer"
-    title = "FedFixer"
-    paper = (
-        "Ji et al., FedFixer: Mitigating Heterogeneous Label Noise in Federated Learning, AAAI 2024"
+    card = Card(
+        title="FedFixer",
+        paper="Ji et al., FedFixer: Mitigating Heterogeneous Label Noise in Federated Learning, "
+        "AAAI 2024",
+        order=6,
+        in_paper=True,
+        passes=6.0,
     )
-    order = 6
-    in_paper = True
-    passes = 6.0
     uploads: ClassVar[Mapping[str, Extra]] = {
         "selected": Extra(
             (), "samples on which the model was trained, averaged over local epochs", low=0

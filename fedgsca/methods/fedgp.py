@@ -74,7 +74,15 @@ import numpy as np
 from pydantic import Field
 
 from fedgsca.aggregate import WeightedMean
-from fedgsca.methods.base import Lateness, Logged, Method, PublishedOptions, ServerState, register
+from fedgsca.methods.base import (
+    Card,
+    Lateness,
+    Logged,
+    Method,
+    PublishedOptions,
+    ServerState,
+    register,
+)
 from fedgsca.methods.parts import graph
 from fedgsca.methods.parts.graph import GNN_NAMES, initial_gnn
 from fedgsca.methods.parts.schedules import rounds_of
@@ -219,15 +227,15 @@ class FedGP(Method):
     """See the module docstring."""
 
     name = "fedgp"
-    title = "FedGP"
-    paper = (
-        "Chen et al., FedGP: Federated Graph Purification for Medical Image Classification with "
-        "Label Noise, MedIA 2023"
+    card = Card(
+        title="FedGP",
+        paper="Chen et al., FedGP: Federated Graph Purification for Medical Image Classification "
+        "with Label Noise, MedIA 2023",
+        order=5,
+        in_paper=True,
+        passes=4.0,
     )
-    order = 5
-    in_paper = True
     head = "centroid"
-    passes = 4.0
     uploads: ClassVar[Mapping[str, Extra]] = {
         "centroids": Extra(
             ("C", DIM),
@@ -235,7 +243,7 @@ class FedGP(Method):
             f"below {SMALLEST_GROUP} images: the received row of W",
             low=-LARGE,
             high=LARGE,
-            vote="clip",
+            vote="mean",
         ),
         **GNN_EXTRAS,
         "purified": Extra((), "size of the purified set", low=0),

@@ -2,8 +2,7 @@
 
 One round at site k, given the global model theta and the global selector S:
 
-    A  losses and predictions of theta on D_k                                   _evaluate
-       (no augmentation; a mean over the rounds so far if selector.memory > 0)
+    A  losses and predictions of theta on D_k, without augmentation             _evaluate
     B  tau_k (Eq. 5), p("clean") under S (Eq. 6), D^c and D^n (Eq. 7)           _select
        delta_k (Eq. 8) decides what the site trains on (Eq. 13):
          delta_k <  0.1:  D_hat = D_k
@@ -11,66 +10,46 @@ One round at site k, given the global model theta and the global selector S:
                                 + D^pseudo with theta's predictions (Eq. 9-12)
     C  theta_k <- E epochs of SGD on D_hat with the credal loss RCL at beta_t   _objective
        (Eq. 14-17)
-    D  S_k <- two Gaussians fitted to the losses on D_k with the given labels,  fit_selector
+    D  S_k <- two Gaussians fitted to the losses on D_k with the given labels,  _fit
        EM started at S (Eq. 1-3)
 
     server: theta <- sum_k n_k/N theta_k                                        aggregate
             S     <- sum_k n_k/N S_k over the sites with a valid fit (Eq. 4)
 
 Eq. 1-7 are functions of fedgsca/selector.py, Eq. 8-13 of fedgsca/pseudo_label.py, Eq. 14-17 of
-fedgsca/credal.py; the options are in parts/fedgsca_options.py, the objective of step C in
-parts/fedgsca_objective.py, what a site remembers and logs in
-parts/fedgsca_selection.py, step B with evidence in parts/fedgsca_evidence.py. What the paper
-leaves open and how it is resolved here is in docs/fedgsca.md; preset `paper` takes the equations
-literally. Our additions, listed there with their options:
-warm-up until the selector is healthy, the variance floor, clipped and class-relative losses, losses
-of the received model, memory, monotone probabilities, doubtful labels kept, the credal set widened
-only after the warm-up, the guard, the second start of EM and the test of its fits.
-
-With evidence heads beside the method (selector.losses_of = "evidence", the default), the decisions
-rest on r, the probability of each true class under evidence that has not memorised the label
-(fedgsca/evidence.py, docs/evidence.md):
-
-    A, B  losses are -log r_i(y_i); D_hat by GSS on them or, per class, by the       select_by_
-          expected number of correct labels; pseudo-labels where r_i(c), corrected      evidence
-          for the share of the class, is at least zeta_0
-    C     the loss is class-balanced by the federation's training labels; RCL may
-          add a class to the credal set only if r_i(c) >= alpha
-
-The network's features, which the heads need, come from a pass over all images before the training
-(passes = "two") or from the training pass itself (passes = "one", docs/evidence.md).
-
-Before the first r exists, and where the heads explain too little of the labels for any selection
-(guard.min_explained) or less than plain training did (guard.max_decline), sites train on all given
-labels. On frozen features the sum of the steps is bounded (step_bounds): a linear head never
-forgets a wrong label. Without evidence heads (under `privacy`, in very short runs), "evidence"
-means the same as "received".
+fedgsca/credal.py. What the paper leaves open, and what it needs beyond its equations to run on
+small images, is resolved by the options under "resolutions" below; docs/fedgsca.md gives the reason
+of each, and preset `paper` switches all of them off. `fedgsca-e` (fedgsca_e.py) is another method.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
-from typing import ClassVar
+from dataclasses import dataclass, replace
+from typing import ClassVar, Literal
 
 import numpy as np
+from pydantic import Field
 
 from fedgsca.aggregate import WeightedMean
-from fedgsca.credal import beta_at
-from fedgsca.errors import UpdateError
-from fedgsca.evidence import label_losses, training_weights
-from fedgsca.methods.base import Lateness, Logged, Method, ServerState, register
-from fedgsca.methods.parts.fedgsca_evidence import select_by_evidence
-from fedgsca.methods.parts.fedgsca_objective import CredalObjective
-from fedgsca.methods.parts.fedgsca_options import FedGSCAOptions
-from fedgsca.methods.parts.fedgsca_selection import (
-    Outputs,
-    Selection,
-    SelectionMemory,
-    collapse_reason,
-    diagnostics,
+from fedgsca.credal import ONLY_GIVEN_LABEL, CredalObjective, beta_at
+from fedgsca.methods.base import (
+    Card,
+    Lateness,
+    Logged,
+    Method,
+    MethodOptions,
+    ServerState,
+    register,
 )
-from fedgsca.methods.parts.fedgsca_steps import bound_rate
+from fedgsca.methods.parts.selection_log import (
+    LOG_UPLOADS,
+    SELECTOR_DOWNLOAD,
+    SELECTOR_UPLOAD,
+    Selection,
+    log_selection,
+    selector_array,
+)
 from fedgsca.pseudo_label import (
     assign,
     class_thresholds,
@@ -81,7 +60,6 @@ from fedgsca.pseudo_label import (
 from fedgsca.selector import (
     MIN_SPREAD,
     NO_SELECTOR,
-    SELECTOR_BOUNDS,
     Selector,
     class_relative,
     clean_probability,
@@ -91,36 +69,153 @@ from fedgsca.selector import (
     fit_selector,
     is_healthy,
     merge_selectors,
-    nearest_selector,
+    read_selector,
 )
-from fedgsca.site import LabelEvidence, Site
-from fedgsca.train import Objective, evaluate_site, train
+from fedgsca.site import Site
+from fedgsca.train import evaluate_site, train
 from fedgsca.wire import SMALLEST_GROUP, Arrays, Extra, Payload, Update
 
 # rounds in a row in which the merged selector must be healthy before selection begins
 HEALTHY_ROUNDS = 2
-# a beta that no probability reaches: only the given label is possible (label relaxation)
-ONLY_GIVEN_LABEL = 2.0
 
 
-def read_selector(update: Update) -> Selector | None:
-    """The selector of a site; invalid numbers count as "no fit", so one site cannot stop others."""
-    try:
-        return Selector.from_array(update.extras["selector"])
-    except UpdateError:
-        return None
+class FedGSCAOptions(MethodOptions):
+    """Options of FedGSCA: the paper's numbers, its ablations, and our resolutions."""
+
+    # ---- the paper's numbers ----
+    noise_level: float = Field(
+        default=0.1, ge=0, le=1, description="delta below which a site trains on all its labels"
+    )
+    zeta: float = Field(
+        default=0.8,
+        gt=0,
+        le=1,
+        description="zeta_0, the highest confidence that a pseudo-label needs",
+    )
+    alpha: float = Field(
+        default=0.05,
+        ge=1e-3,
+        lt=1,
+        description="label relaxation: possibility of the classes other than the label",
+    )
+    beta_start: float = Field(
+        default=0.75,
+        gt=0,
+        le=1,
+        description="confidence from which another class is possible, at first",
+    )
+    beta_end: float = Field(
+        default=0.55, gt=0, le=1, description="the same, approached towards the end"
+    )
+    # ---- the paper's ablations ----
+    scope: Literal["global", "own"] = Field(
+        default="global",
+        description="select by the merged selector (GSS) or by the site's own (CSS)",
+    )
+    thresholds: Literal["adaptive", "fixed"] = Field(
+        default="adaptive", description="class thresholds of Eq. 9-10, or zeta for all classes"
+    )
+    loss: Literal["rcl", "ucl", "ce"] = Field(
+        default="rcl", description="robust credal loss, its uniform ablation, or cross-entropy"
+    )
+    beta_schedule: Literal["cosine", "linear", "constant"] = Field(
+        default="cosine", description="how beta falls from beta_start to beta_end over the rounds"
+    )
+    # ---- resolutions: off in preset paper ----
+    warmup: int = Field(
+        default=5,
+        ge=0,
+        description="rounds on all given labels before selecting, which then waits until the "
+        "merged selector was healthy twice in a row; 0: no warm-up and no waiting (the paper)",
+    )
+    credal_after_warmup: bool = Field(
+        default=True,
+        description="during warm-up only the given label is possible; "
+        "otherwise a network that predicts one class for all would satisfy RCL",
+    )
+    losses_of: Literal["received", "trained"] = Field(
+        default="received",
+        description="whose losses S_k is fitted to: of the model as received, or after training "
+        "(the paper)",
+    )
+    memory: float = Field(
+        default=0.8,
+        ge=0,
+        lt=1,
+        description="weight of the past in the running mean of losses and predictions; "
+        "0: this round only (the paper)",
+    )
+    class_relative: bool = Field(
+        default=True, description="compare a loss with those of the same given class"
+    )
+    var_floor: float = Field(
+        default=0.25, ge=0, description="lower bound of both variances, nats^2"
+    )
+    checked_fit: bool = Field(
+        default=True,
+        description="start EM at the data, too, keep the likelier fit, and discard one without two "
+        "separate modes; off: only at S, and every fit counts (the paper)",
+    )
+    monotone: bool = Field(default=True, description="a smaller loss is never less clean")
+    doubtful: Literal["keep", "flag"] = Field(
+        default="keep",
+        description="labels with a clean probability between 1 - tau and tau: "
+        "keep, or flag (the paper)",
+    )
+    unseen_class: Literal["zeta", "zero"] = Field(
+        default="zeta",
+        description="threshold of a class that is never predicted on clean samples (Avg_c = 0): "
+        "zeta_0, or 0 (Eq. 10 as printed)",
+    )
+    guard: bool = Field(
+        default=True,
+        description="train on the given labels for a round in which D_hat looks like a collapse",
+    )
+    # ---- the log ----
+    diagnostics: bool = Field(
+        default=True,
+        description="also send delta, tau, thresholds, counts and guard (numbers for the log)",
+    )
 
 
-def _without_checked(losses: np.ndarray, site: Site) -> np.ndarray:
-    """(m,): losses (n,) of labels that no person has checked; only those tell right from wrong."""
-    return losses if site.checked is None else losses[~site.checked.mask]
+@dataclass(frozen=True)
+class Outputs:
+    """Step A at one site: what the received model says about D_k."""
+
+    # (n,) and (n, C): means over the rounds so far
+    losses: np.ndarray
+    probs: np.ndarray
+    # of this round
+    tau: float
 
 
-def _permit_doubtful(site: Site) -> np.ndarray | None:
-    """(n, C) bool: no class may join the credal set of a label that a person has checked."""
-    if site.checked is None:
-        return None
-    return np.repeat(~site.checked.mask[:, None], site.num_classes, axis=1)
+@dataclass(frozen=True)
+class Memory:
+    """What a site remembers between rounds. It never leaves the site."""
+
+    # rounds in the means
+    count: float
+    # (6,) S_k of the last round with a fit
+    selector: np.ndarray
+    # (n,) and (n, C) means over the rounds so far; None: the option `memory` is 0
+    losses: np.ndarray | None = None
+    probs: np.ndarray | None = None
+
+    @staticmethod
+    def recall(site: Site, round: int) -> Memory:
+        """The memory as it was before `round`; empty at first."""
+        arrays = site.recall(round)
+        if not arrays:
+            return Memory(0.0, NO_SELECTOR.copy())
+        count = float(arrays["count"])
+        return Memory(count, arrays["selector"], arrays.get("losses"), arrays.get("probs"))
+
+    def to_arrays(self) -> dict[str, np.ndarray]:
+        """The named arrays for `Site.remember`."""
+        arrays = {"count": np.array(self.count), "selector": self.selector}
+        if self.losses is not None and self.probs is not None:
+            arrays |= {"losses": self.losses, "probs": self.probs}
+        return arrays
 
 
 @register
@@ -128,29 +223,17 @@ class FedGSCA(Method):
     """See the module docstring."""
 
     name = "fedgsca"
-    title = "FedGSCA"
-    paper = (
-        "Ye et al., FedGSCA: Medical Federated Learning with Global Sample Selector and Client "
-        "Adaptive Adjuster, 2025"
+    card = Card(
+        title="FedGSCA",
+        paper="Ye et al., FedGSCA: Medical Federated Learning with Global Sample Selector and "
+        "Client Adaptive Adjuster, 2025",
+        order=8,
+        in_paper=True,
+        passes=4.2,
     )
-    order = 8
-    in_paper = True
-    reads_evidence = True
-    passes = 4.2
     uploads: ClassVar[Mapping[str, Extra]] = {
-        "selector": Extra(
-            (6,),
-            "means, variances and weights of the two Gaussians fitted to this site's losses; "
-            "NaN: no fit",
-            nan=True,
-            inf=True,
-            bounds=SELECTOR_BOUNDS,
-            vote="median",
-            finish=nearest_selector,
-        ),
-        "delta": Extra(
-            (), "share of labels flagged as noisy", optional=True, low=0, high=1, diagnostic=True
-        ),
+        "selector": SELECTOR_UPLOAD,
+        **LOG_UPLOADS,
         "tau": Extra(
             (),
             "threshold on the probability of 'clean'",
@@ -158,12 +241,6 @@ class FedGSCA(Method):
             low=0,
             high=1,
             diagnostic=True,
-        ),
-        "clean": Extra(
-            (), "number of labels taken as clean", optional=True, low=0, diagnostic=True
-        ),
-        "pseudo": Extra(
-            (), "number of pseudo-labelled samples", optional=True, low=0, diagnostic=True
         ),
         "thresholds": Extra(
             ("C",),
@@ -175,38 +252,12 @@ class FedGSCA(Method):
             nan=True,
             diagnostic=True,
         ),
-        "guard": Extra(
-            (),
-            "1 if the collapse guard trained on the given labels this round",
-            optional=True,
-            low=0,
-            high=1,
-            diagnostic=True,
-        ),
-        "fallback": Extra(
-            (),
-            "1 if the site trained on all given labels because the evidence explains too little, "
-            "or less than plain training did",
-            optional=True,
-            low=0,
-            high=1,
-            diagnostic=True,
-        ),
     }
     downloads: ClassVar[Mapping[str, Extra]] = {
-        "selector": Extra((6,), "the merged selector; NaN: none yet", nan=True),
+        "selector": SELECTOR_DOWNLOAD,
         "selecting": Extra((), "1 once warm-up is over", low=0, high=1),
     }
-    logged: ClassVar[Logged] = Logged(
-        selection=(*Logged.selection, "pseudo_rows", "pseudo_labels"),
-        events={
-            "guard": "the collapse guard stepped in",
-            "fallback": "the evidence explained too little, or less than plain training did, so "
-            "all given labels were used",
-        },
-        stage="selection",
-        stage_ran=lambda values, n: values.get("clean", -1) < n,  # absent: not known
-    )
+    logged: ClassVar[Logged] = log_selection()
     late = Lateness(
         "the server averages models and selectors, and both change slowly from round to round",
         is_tolerated=True,
@@ -238,7 +289,7 @@ class FedGSCA(Method):
         sizes = []
         for update in updates:
             mean.add(update.weights, float(update.num_samples))
-            selectors.append(read_selector(update))
+            selectors.append(read_selector(update.extras["selector"]))
             sizes.append(update.num_samples)
         selector = merge_selectors(selectors, sizes)  # Eq. 4
         if selector is None:
@@ -249,142 +300,58 @@ class FedGSCA(Method):
             selector, healthy_rounds, next_round
         )
         extras = {
-            "selector": NO_SELECTOR.copy() if selector is None else selector.to_array(),
+            "selector": selector_array(selector),
             "healthy": np.array(healthy_rounds),
-            "selecting": np.array(int(selecting and self.options.selection)),
+            "selecting": np.array(int(selecting)),
         }
         return ServerState(next_round, mean.result() or dict(state.weights), extras)
 
     def _may_select(self, selector: Selector | None, healthy_rounds: int, next_round: int) -> bool:
         """Is the warm-up over? Once selection has begun, it does not stop."""
-        if selector is None or next_round < self.options.warmup:
+        warmup = self.options.warmup
+        if selector is None or next_round < warmup:
             return False
-        return healthy_rounds >= HEALTHY_ROUNDS or not self.options.wait_for_health
+        return healthy_rounds >= HEALTHY_ROUNDS or not warmup
 
     # ---- site ----
-
-    def records_training(self) -> bool:
-        """With evidence, a selection does not need the received model's opinion of this round."""
-        options = self.options
-        return options.passes == "one" and options.selector.losses_of == "evidence"
 
     def local_update(self, payload: Payload, site: Site) -> Update:
         """Steps A to D at one site."""
         site.load(payload.weights)
-        if not self.options.selection:
-            return self._update_without_selection(payload, site)
-        if self.options.selector.losses_of == "evidence" and site.evidence is not None:
-            return self._update_with_evidence(payload, site, site.evidence)
+        options = self.options
         selecting = bool(payload.extras["selecting"])
-        memory = SelectionMemory.recall(site, payload.round)
+        memory = Memory.recall(site, payload.round)
         # A: losses and predictions of theta on D_k
         outputs, memory = self._evaluate(site, memory)
         losses = self._selector_losses(outputs.losses, site)
         # B: D_hat
         selector = Selector.from_array(
-            memory.selector if self.options.selector.scope == "own" else payload.extras["selector"]
+            memory.selector if options.scope == "own" else payload.extras["selector"]
         )
-        selection = self._select(site, losses, outputs, selector if selecting else None)
+        thresholds = np.zeros(site.num_classes)
+        selection = Selection.everything(site)
+        too_similar = options.checked_fit and losses.std() < MIN_SPREAD
+        if selecting and selector is not None and not too_similar:
+            selection, thresholds = self._select(site, losses, outputs, selector)
         # C: theta_k
         if len(selection.rows) >= 2 and (selection.guard or selection.clean.any()):
-            permission = _permit_doubtful(site)
-            objective = self._objective(payload.round, selecting, permission=permission)
+            objective = self._objective(payload.round, selecting, site)
             train(site, payload.round, objective, selection.rows, selection.labels)
         weights = site.weights()
         # D: S_k
-        if self.options.selector.losses_of == "trained":
+        if options.losses_of == "trained":
             losses = self._selector_losses(evaluate_site(site).losses, site)
-        fit = self._fit(_without_checked(losses, site), selector)
+        fit = self._fit(losses, site, selector)
         if fit is not None:
             memory = replace(memory, selector=fit.to_array())
         site.remember(payload.round, **memory.to_arrays())
-        extras = {"selector": NO_SELECTOR.copy() if fit is None else fit.to_array()}
-        if self.options.diagnostics:
-            extras |= diagnostics(selection, outputs.tau)
+        extras = {"selector": selector_array(fit)}
+        if options.diagnostics:
+            extras |= selection.numbers()
+            extras |= {"tau": np.array(outputs.tau), "thresholds": thresholds}
         return Update(site.name, site.num_samples, weights, extras)
 
-    def _update_without_selection(self, payload: Payload, site: Site) -> Update:
-        """FedAvg with the credal loss, for `selection = false`."""
-        objective = self._objective(
-            payload.round,
-            payload.round >= self.options.warmup,
-            permission=_permit_doubtful(site),
-        )
-        train(site, payload.round, objective)
-        extras = {"selector": NO_SELECTOR.copy()}
-        return Update(site.name, site.num_samples, site.weights(), extras)
-
-    def _update_with_evidence(
-        self, payload: Payload, site: Site, evidence: LabelEvidence
-    ) -> Update:
-        """Steps A to D on the posterior of the evidence heads."""
-        if evidence.posterior is None:
-            return self._update_on_given_labels(payload, site, is_fallback=False)
-        if self._explains_too_little(evidence):
-            return self._update_on_given_labels(payload, site, is_fallback=True)
-        posterior = evidence.posterior.astype(np.float64)
-        memory = SelectionMemory.recall(site, payload.round)
-        own_scope = self.options.selector.scope == "own"
-        selector = Selector.from_array(memory.selector if own_scope else payload.extras["selector"])
-        losses = clip_losses(label_losses(posterior, site.labels), self._loss_cap)
-        selection = select_by_evidence(site, losses, posterior, selector, self.options)
-        counts = np.bincount(selection.labels, minlength=site.num_classes)
-        evidence.own_counts = counts
-        if len(selection.rows) >= 2:
-            totals = counts if evidence.training_counts is None else evidence.training_counts
-            objective = self._objective(
-                payload.round,
-                selecting=True,
-                class_weights=training_weights(totals, self.options.class_balance),
-                permission=posterior >= self.options.alpha,
-            )
-            rows, labels = selection.rows, selection.labels
-            factor = self._rate_factor(site)
-            train(site, payload.round, objective, rows, labels, lr_factor=factor)
-        fit = self._fit(_without_checked(losses, site), selector)
-        if fit is not None:
-            memory = replace(memory, selector=fit.to_array())
-        site.remember(payload.round, **memory.to_arrays())
-        extras = {"selector": NO_SELECTOR.copy() if fit is None else fit.to_array()}
-        if self.options.diagnostics:
-            extras |= diagnostics(selection, None)
-        return Update(site.name, site.num_samples, site.weights(), extras)
-
-    def _explains_too_little(self, evidence: LabelEvidence) -> bool:
-        """Would a selection by this evidence be arbitrary, or worse than plain training?"""
-        guard = self.options.guard
-        if not guard.enabled or evidence.share_explained is None:
-            return False
-        least = guard.min_explained
-        if evidence.plain_explained is not None:
-            least = max(least, evidence.plain_explained - guard.max_decline)
-        return evidence.share_explained < least
-
-    def _rate_factor(self, site: Site) -> float:
-        """Factor on the learning rate of a linear head on frozen features; 1 for a network."""
-        bounds = self.options.step_bounds
-        if site.samples.are_images or bounds is None:
-            return 1.0
-        width = site.samples.inputs.shape[1]
-        rate = bound_rate(site.hyper, self.rounds, width, site.num_sites, bounds)
-        return rate / site.hyper.lr
-
-    def _update_on_given_labels(self, payload: Payload, site: Site, *, is_fallback: bool) -> Update:
-        """A round on all given labels: before the heads have an opinion, or if it says nothing."""
-        permission = _permit_doubtful(site)
-        objective = self._objective(payload.round, selecting=False, permission=permission)
-        train(site, payload.round, objective, lr_factor=self._rate_factor(site))
-        extras = {"selector": NO_SELECTOR.copy()}
-        if self.options.diagnostics:
-            rows = np.arange(site.num_samples)
-            all_clean = np.ones(site.num_samples, bool)
-            selection = Selection(rows, site.labels, all_clean, np.zeros(site.num_classes))
-            extras |= diagnostics(selection, None)
-            if is_fallback:
-                extras["fallback"] = np.array(1)
-        return Update(site.name, site.num_samples, site.weights(), extras)
-
-    def _evaluate(self, site: Site, memory: SelectionMemory) -> tuple[Outputs, SelectionMemory]:
+    def _evaluate(self, site: Site, memory: Memory) -> tuple[Outputs, Memory]:
         """Step A: tau of this round; losses and predictions as a running mean over the rounds.
 
         A single global model can be a bad one (BatchNorm networks trained from scratch jump between
@@ -392,10 +359,10 @@ class FedGSCA(Method):
         more likely wrong than one that was doubtful once.
         """
         evaluation = evaluate_site(site)
-        losses = clip_losses(evaluation.losses, self._loss_cap)
+        losses = clip_losses(evaluation.losses, np.inf)
         probs = evaluation.probs
         tau = clean_threshold(evaluation.losses)  # Eq. 5
-        m, count = self.options.selector.memory, memory.count
+        m, count = self.options.memory, memory.count
         if not m:
             return Outputs(losses, probs, tau), replace(memory, count=count + 1)
         if memory.losses is not None and memory.probs is not None and count:
@@ -406,56 +373,32 @@ class FedGSCA(Method):
         memory = replace(memory, count=count + 1, losses=losses, probs=probs)
         return Outputs(losses, probs, tau), memory
 
-    def _fit(self, losses: np.ndarray, start: Selector | None) -> Selector | None:
-        """Step D: S_k from losses (n,), by EM from S."""
-        options = self.options.selector
-        return fit_selector(
-            losses,
-            start,
-            var_floor=options.var_floor,
-            second_start=options.second_start,
-            validity_test=options.validity_test,
-        )
-
-    @property
-    def _loss_cap(self) -> float:
-        clip = self.options.selector.clip
-        return np.inf if clip is None else clip
-
-    def _selector_losses(self, losses: np.ndarray, site: Site) -> np.ndarray:
-        """(n,) losses as the selector sees them: clipped, and relative to their given class."""
-        losses = clip_losses(losses, self._loss_cap)
-        if not self.options.selector.class_relative:
-            return losses
-        return class_relative(losses, site.labels, site.num_classes)
-
     def _select(
-        self, site: Site, losses: np.ndarray, outputs: Outputs, selector: Selector | None
-    ) -> Selection:
-        """Step B: D_hat (Eq. 13). Without a selector it is D_k."""
+        self, site: Site, losses: np.ndarray, outputs: Outputs, selector: Selector
+    ) -> tuple[Selection, np.ndarray]:
+        """Step B: D_hat (Eq. 13), and the thresholds (C,) of the classes as they are logged."""
         options = self.options
-        all_rows = np.arange(site.num_samples)
-        too_similar = options.selector.validity_test and losses.std() < MIN_SPREAD
-        if selector is None or too_similar:
-            all_clean = np.ones(site.num_samples, bool)
-            return Selection(all_rows, site.labels, all_clean, np.zeros(site.num_classes))
         tau = outputs.tau
-        posterior = clean_probability(losses, selector, monotone=options.selector.monotone)  # Eq. 6
+        posterior = clean_probability(losses, selector, monotone=options.monotone)  # Eq. 6
         cut = tau if options.doubtful == "flag" else min(tau, 1.0 - tau)
         clean = clean_subset(posterior, cut)  # Eq. 7; with the doubtful labels unless flagged
         if site.checked is not None:
             clean |= site.checked.mask
-        delta = noise_level(clean)  # Eq. 8
-        thresholds, support = self._class_thresholds(outputs.probs, clean_subset(posterior, tau))
-        limits = thresholds if options.pseudo_labels else np.full(site.num_classes, np.inf)
-        rows, labels = training_set(  # Eq. 11-13
-            site.labels, outputs.probs, clean, limits, noise_level=options.noise_level
+        thresholds, logged_thresholds = self._class_thresholds(
+            outputs.probs, clean_subset(posterior, tau)
         )
+        rows, labels = training_set(  # Eq. 11-13
+            site.labels, outputs.probs, clean, thresholds, noise_level=options.noise_level
+        )
+        y_hat, pseudo = assign(outputs.probs, clean, thresholds)
+        delta = noise_level(clean)  # Eq. 8
+        selection = Selection(rows, labels, clean, int(pseudo.sum()), delta)
         is_noisy = is_noisy_client(clean, options.noise_level)
-        guard = collapse_reason(site, labels, delta, options.guard) if is_noisy else None
-        y_hat, pseudo = assign(outputs.probs, clean, limits)
-        if guard or not is_noisy:
-            pseudo = np.zeros_like(pseudo)
+        if not is_noisy:
+            selection = replace(selection, num_pseudo=0)
+        elif options.guard:
+            selection = selection.unless_collapsed(site)
+        pseudo &= selection.num_pseudo > 0
         site.note(
             losses=losses,
             clean=clean,
@@ -465,36 +408,24 @@ class FedGSCA(Method):
             pseudo_rows=np.flatnonzero(pseudo),
             pseudo_labels=y_hat[pseudo],
         )
-        if guard:
-            rows, labels = all_rows, site.labels
-        return Selection(rows, labels, clean, thresholds, int(pseudo.sum()), delta, guard, support)
+        return selection, logged_thresholds
 
     def _class_thresholds(
         self, probs: np.ndarray, clean: np.ndarray
-    ) -> tuple[np.ndarray, np.ndarray | None]:
-        """(C,) zeta_c (Eq. 9-10), and (C,) the number of samples behind each."""
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """(C,) zeta_c (Eq. 9-10), and the same with NaN where a few images determine it."""
         options = self.options
         num_classes = probs.shape[1]
         if options.thresholds == "fixed":
-            return np.full(num_classes, options.zeta), None
-        thresholds = class_thresholds(
-            probs, clean, base=options.zeta, average=options.average, unseen=options.unseen_class
-        )
-        return thresholds, np.bincount(probs[clean].argmax(axis=1), minlength=num_classes)
+            fixed = np.full(num_classes, options.zeta)
+            return fixed, fixed
+        thresholds = class_thresholds(probs, clean, base=options.zeta, unseen=options.unseen_class)
+        support = np.bincount(probs[clean].argmax(axis=1), minlength=num_classes)
+        too_few = (support > 0) & (support < SMALLEST_GROUP)
+        return thresholds, np.where(too_few, np.nan, thresholds)
 
-    def _objective(
-        self,
-        round: int,
-        selecting: bool,
-        *,
-        class_weights: np.ndarray | None = None,
-        permission: np.ndarray | None = None,
-    ) -> Objective:
-        """Step C: the credal loss of this round (Eq. 14-17).
-
-        class_weights (C,) weight the samples by their training label; permission (n, C) bool, by
-        row, are the classes that may join the credal set.
-        """
+    def _objective(self, round: int, selecting: bool, site: Site) -> CredalObjective:
+        """Step C: the credal loss of this round (Eq. 14-17)."""
         options = self.options
         beta = beta_at(
             round,
@@ -505,4 +436,25 @@ class FedGSCA(Method):
         )
         if options.credal_after_warmup and not selecting:
             beta = ONLY_GIVEN_LABEL
-        return CredalObjective(options, beta, class_weights, permission)
+        permission = None
+        if site.checked is not None:  # no class may join a label that a person has checked
+            permission = np.repeat(~site.checked.mask[:, None], site.num_classes, axis=1)
+        return CredalObjective(options.alpha, beta, permission, options.loss)
+
+    def _fit(self, losses: np.ndarray, site: Site, start: Selector | None) -> Selector | None:
+        """Step D: S_k from losses (n,) of labels that no person has checked, by EM from S."""
+        options = self.options
+        return fit_selector(
+            losses if site.checked is None else losses[~site.checked.mask],
+            start,
+            var_floor=options.var_floor,
+            second_start=options.checked_fit,
+            validity_test=options.checked_fit,
+        )
+
+    def _selector_losses(self, losses: np.ndarray, site: Site) -> np.ndarray:
+        """(n,) losses as the selector sees them: finite, and relative to their given class."""
+        losses = clip_losses(losses, np.inf)
+        if not self.options.class_relative:
+            return losses
+        return class_relative(losses, site.labels, site.num_classes)

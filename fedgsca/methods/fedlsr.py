@@ -34,7 +34,7 @@ from typing import ClassVar, Literal
 import numpy as np
 from pydantic import Field
 
-from fedgsca.methods.base import Lateness, Method, PublishedOptions, ServerState, register
+from fedgsca.methods.base import Card, Lateness, Method, PublishedOptions, ServerState, register
 from fedgsca.methods.parts.averaging import average_models, broadcast_model, start_from
 from fedgsca.methods.parts.schedules import rounds_of
 from fedgsca.site import Site
@@ -108,13 +108,13 @@ class FedLSR(Method):
     """See the module docstring."""
 
     name = "fedlsr"
-    title = "FedLSR"
-    paper = (
-        "Jiang et al., Towards Federated Learning against Noisy Labels via Local "
-        "Self-Regularization, CIKM 2022"
+    card = Card(
+        title="FedLSR",
+        paper="Jiang et al., Towards Federated Learning against Noisy Labels via Local "
+        "Self-Regularization, CIKM 2022",
+        order=13,
+        passes=6.0,
     )
-    order = 13
-    passes = 6.0
     late = Lateness("the server averages models, and nothing else travels", is_tolerated=True)
     Options = FedLSROptions
     options: FedLSROptions

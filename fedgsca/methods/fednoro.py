@@ -56,7 +56,15 @@ from typing import ClassVar, Literal
 import numpy as np
 from pydantic import Field
 
-from fedgsca.methods.base import Lateness, Logged, Method, PublishedOptions, ServerState, register
+from fedgsca.methods.base import (
+    Card,
+    Lateness,
+    Logged,
+    Method,
+    PublishedOptions,
+    ServerState,
+    register,
+)
 from fedgsca.methods.parts.averaging import average_models, start_from
 from fedgsca.methods.parts.clustering import nearer_second, two_means
 from fedgsca.methods.parts.distances import model_distance
@@ -174,14 +182,14 @@ class FedNoRo(Method):
     """See the module docstring."""
 
     name = "fednoro"
-    title = "FedNoRo"
-    paper = (
-        "Wu et al., FedNoRo: Towards Noise-Robust Federated Learning by Addressing Class Imbalance "
-        "and Label Noise, IJCAI 2023"
+    card = Card(
+        title="FedNoRo",
+        paper="Wu et al., FedNoRo: Towards Noise-Robust Federated Learning by Addressing Class "
+        "Imbalance and Label Noise, IJCAI 2023",
+        order=7,
+        in_paper=True,
+        passes=3.7,
     )
-    order = 7
-    in_paper = True
-    passes = 3.7
     uploads: ClassVar[Mapping[str, Extra]] = {
         "class_losses": Extra(
             ("C",),
@@ -190,7 +198,6 @@ class FedNoRo(Method):
             optional=True,
             low=0,
             nan=True,
-            vote="clip",
         ),
         "noisy": Extra(
             (),

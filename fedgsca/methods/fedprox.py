@@ -19,7 +19,7 @@ from typing import ClassVar
 from pydantic import Field
 
 from fedgsca.label_loss import LabelLoss
-from fedgsca.methods.base import Lateness, Method, PublishedOptions, ServerState, register
+from fedgsca.methods.base import Card, Lateness, Method, PublishedOptions, ServerState, register
 from fedgsca.methods.parts.averaging import average_models, broadcast_model, start_from
 from fedgsca.site import Site
 from fedgsca.support.lazy_torch import Tensor, nn
@@ -45,10 +45,12 @@ class FedProx(Method):
     """See the module docstring."""
 
     name = "fedprox"
-    title = "FedProx"
-    paper = "Li et al., Federated Optimization in Heterogeneous Networks, MLSys 2020"
-    order = 2
-    in_paper = True
+    card = Card(
+        title="FedProx",
+        paper="Li et al., Federated Optimization in Heterogeneous Networks, MLSys 2020",
+        order=2,
+        in_paper=True,
+    )
     takes_loss = True
     late = Lateness("the server averages models, and nothing else travels", is_tolerated=True)
     Options = FedProxOptions

@@ -40,7 +40,15 @@ import numpy as np
 from pydantic import Field
 
 from fedgsca.label_loss import LabelLoss
-from fedgsca.methods.base import Lateness, Logged, Method, MethodOptions, ServerState, register
+from fedgsca.methods.base import (
+    Card,
+    Lateness,
+    Logged,
+    Method,
+    MethodOptions,
+    ServerState,
+    register,
+)
 from fedgsca.methods.parts.averaging import average_models, start_from
 from fedgsca.methods.parts.loss_scales import unit_range
 from fedgsca.methods.parts.schedules import rounds_of
@@ -102,14 +110,14 @@ class FedRN(Method):
     """See the module docstring."""
 
     name = "fedrn"
-    title = "FedRN"
-    paper = (
-        "Kim et al., FedRN: Exploiting k-Reliable Neighbors Towards Robust Federated Learning, "
-        "CIKM 2022"
+    card = Card(
+        title="FedRN",
+        paper="Kim et al., FedRN: Exploiting k-Reliable Neighbors Towards Robust Federated "
+        "Learning, CIKM 2022",
+        order=14,
+        passes=6.0,
     )
-    order = 14
     takes_loss = True
-    passes = 6.0
     uploads: ClassVar[Mapping[str, Extra]] = {
         "expertise": Extra((), "accuracy of the site's model on its given labels", low=0, high=1),
         "output": Extra(("C",), "the model's logits for one input of random noise"),

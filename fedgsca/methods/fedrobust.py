@@ -47,7 +47,7 @@ from pydantic import Field
 
 from fedgsca.errors import ConfigError
 from fedgsca.label_loss import LabelLoss
-from fedgsca.methods.base import Lateness, Method, PublishedOptions, ServerState, register
+from fedgsca.methods.base import Card, Lateness, Method, PublishedOptions, ServerState, register
 from fedgsca.methods.parts.averaging import average_models, broadcast_model, start_from
 from fedgsca.site import Site
 from fedgsca.support.lazy_torch import F, Tensor, nn, no_grad, torch
@@ -218,15 +218,15 @@ class FedRobust(Method):
     """See the module docstring."""
 
     name = "fedrobust"
-    title = "FedRobust"
-    paper = (
-        "Reisizadeh et al., Robust Federated Learning: The Case of Affine Distribution Shifts, "
-        "NeurIPS 2020"
+    card = Card(
+        title="FedRobust",
+        paper="Reisizadeh et al., Robust Federated Learning: The Case of Affine Distribution "
+        "Shifts, NeurIPS 2020",
+        order=3,
+        in_paper=True,
+        passes=3.5,
     )
-    order = 3
-    in_paper = True
     takes_loss = True
-    passes = 3.5
     late = Lateness("the server averages models; the map stays at the site", is_tolerated=True)
     Options = FedRobustOptions
     options: FedRobustOptions

@@ -34,7 +34,7 @@ from typing import ClassVar, Literal
 import numpy as np
 from pydantic import Field
 
-from fedgsca.methods.base import Lateness, Method, PublishedOptions, ServerState, register
+from fedgsca.methods.base import Card, Lateness, Method, PublishedOptions, ServerState, register
 from fedgsca.methods.fedelc import FedELC, note_labels
 from fedgsca.methods.parts.averaging import average_models, start_from
 from fedgsca.methods.parts.label_correction import (
@@ -170,13 +170,13 @@ class MaskedOptim(Method):
     """See the module docstring."""
 
     name = "maskedoptim"
-    title = "MaskedOptim"
-    paper = (
-        "Jiang et al., Robust Federated Learning against Noisy Clients via Masked Optimization, "
-        "arXiv 2506.02079, 2025"
+    card = Card(
+        title="MaskedOptim",
+        paper="Jiang et al., Robust Federated Learning against Noisy Clients via Masked "
+        "Optimization, arXiv 2506.02079, 2025",
+        order=15,
+        passes=3.5,
     )
-    order = 15
-    passes = 3.5
     uploads: ClassVar[Mapping[str, Extra]] = FedELC.uploads
     downloads: ClassVar[Mapping[str, Extra]] = FedELC.downloads
     late = Lateness(

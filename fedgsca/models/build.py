@@ -9,16 +9,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
-from fedgsca.config import OWN_FEATURES
+from fedgsca.config import OWN_FEATURES, ModelConfig
 from fedgsca.errors import ConfigError
+from fedgsca.models.networks import resnet18, resnet50
 from fedgsca.models.own_network import cut_network, inspect_network
-from fedgsca.models.resnet import resnet18, resnet50
+from fedgsca.models.weights import load_backbone
 from fedgsca.rng import global_torch_stream, torch_stream
-from fedgsca.support.import_path import is_import_path
+from fedgsca.support.registry import is_import_path
 from fedgsca.support.text import did_you_mean
 
 
@@ -56,7 +58,7 @@ class PooledEfficientNet(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        from fedgsca.models.efficientnet import efficientnet_lite0
+        from fedgsca.models.networks import efficientnet_lite0
 
         self.net = efficientnet_lite0()
 
@@ -67,13 +69,13 @@ class PooledEfficientNet(nn.Module):
 
 
 def _densenet() -> nn.Module:
-    from fedgsca.models.densenet import PooledDenseNet
+    from fedgsca.models.networks import PooledDenseNet
 
     return PooledDenseNet()
 
 
 def _vit() -> nn.Module:
-    from fedgsca.models.vit import ClassTokenViT
+    from fedgsca.models.networks import ClassTokenViT
 
     return ClassTokenViT()
 
@@ -217,7 +219,7 @@ def build_backbone(name: str, *, seed: int) -> nn.Module:
         return cut_network(name, seed).backbone
     spec = spec_of(name)
     if name == "efficientnet-lite0":
-        from fedgsca.models.efficientnet import need_efficientnet
+        from fedgsca.models.networks import need_efficientnet
 
         need_efficientnet()
     return _materialise(spec.make, seed, f"backbone/{name}")
@@ -248,3 +250,19 @@ def _build_head(kind: str, width: int, num_classes: int, seed: int) -> nn.Module
 def trainable_names(model: nn.Module) -> tuple[str, ...]:
     """The names of the parameters that training changes, without buffers."""
     return tuple(name for name, parameter in model.named_parameters() if parameter.requires_grad)
+
+
+def build_model(
+    model: ModelConfig, num_classes: int, *, width: int, head: str, seed: int, weights: Path | None
+) -> Classifier:
+    """A fresh head on a fresh or pretrained backbone; in frozen mode the head alone.
+
+    `width` is that of the feature vectors, `weights` the file of the pretrained backbone; None: the
+    backbone is fresh.
+    """
+    if model.frozen:
+        return build_head_only(width, num_classes, seed=seed, head=head)
+    classifier = build_classifier(model.name, num_classes, seed=seed, head=head)
+    if weights is not None:
+        load_backbone(classifier.backbone, weights)
+    return classifier

@@ -4,7 +4,7 @@ A pass through a backbone uses two threads, because the number of threads change
 machine with eight cores, four such passes run at the same time, in processes of their own. Batches
 are the same as without workers, and so are the bytes, whichever worker computes them.
 
-A worker is `python -m fedgsca.models.feature_worker`, not a process of `multiprocessing`: it does
+A worker is `python -m fedgsca.models.feature_workers`, not a process of `multiprocessing`: it does
 not import the caller's script again, and it may be started from any process. It receives the
 weights, then batches of images, through its standard input, and ends when that is closed: also
 when the process that started it is killed.
@@ -22,6 +22,7 @@ import logging
 import multiprocessing
 import os
 import queue
+import signal
 import struct
 import subprocess
 import sys
@@ -34,7 +35,7 @@ import numpy as np
 from torch import nn
 
 from fedgsca.errors import ConfigError
-from fedgsca.support.import_path import is_import_path
+from fedgsca.support.registry import is_import_path
 
 log = logging.getLogger(__name__)
 
@@ -180,7 +181,7 @@ def _start_worker() -> subprocess.Popen[bytes] | None:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, places))}
     try:
         return subprocess.Popen(
-            [sys.executable, "-P", "-m", "fedgsca.models.feature_worker"],
+            [sys.executable, "-P", "-m", "fedgsca.models.feature_workers"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -233,3 +234,42 @@ def encode_array(array: np.ndarray) -> bytes:
 def decode_array(content: bytes) -> np.ndarray:
     """The inverse of encode_array."""
     return np.asarray(np.load(io.BytesIO(content), allow_pickle=False))
+
+
+# ---- the worker ----
+
+
+def serve(source: IO[bytes], target: IO[bytes]) -> None:
+    """Answer batches of images with their features until the input ends."""
+    from safetensors.torch import load
+
+    from fedgsca.models.build import build_backbone, spec_of
+    from fedgsca.models.features import FeaturePass, feature_threads
+
+    task = json.loads(receive_message(source))
+    backbone = build_backbone(task["network"], seed=0)
+    backbone.load_state_dict(load(receive_message(source)))
+    feature_pass = FeaturePass(backbone, spec_of(task["network"]), task["size"])
+    with feature_threads():
+        while True:
+            try:
+                images = decode_array(receive_message(source))
+            except EOFError:
+                return
+            send_message(target, encode_array(feature_pass.compute(images)))
+
+
+def main() -> None:
+    """Serve on the standard streams."""
+    # Ctrl-C reaches all processes of a terminal; the one that started this worker ends it
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    target = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what a library prints is not a reply
+    try:
+        serve(sys.stdin.buffer, target)
+    except (EOFError, BrokenPipeError):
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

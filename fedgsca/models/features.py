@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedgsca.models.build import Spec
-from fedgsca.support.activity import activity
+from fedgsca.support.console import activity
 
 # fixed: the number of threads changes the bytes, and the cache must not depend on who filled it
 THREADS = 2

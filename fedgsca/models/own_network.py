@@ -8,7 +8,7 @@ about labels needs the features in front of it. The module may say what cannot b
     pixel_mean      per channel, for pixel values 0 to 255; default: those of ImageNet
     pixel_std
 
-Who may import what: fedgsca/support/import_path.py.
+Who may import what: fedgsca/support/registry.py.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from torch.nn.parameter import is_lazy
 
 from fedgsca.errors import ConfigError
 from fedgsca.rng import global_torch_stream, torch_stream
-from fedgsca.support.import_path import check_import, remember_import
+from fedgsca.support.registry import check_import, remember_import
 from fedgsca.support.text import one_line
 
 IMAGENET_MEAN = (123.675, 116.28, 103.53)

@@ -14,15 +14,13 @@ from fedgsca.noise.base import (
     NoiseContext,
     NoiseKind,
     SiteNoise,
-    list_kinds,
-    load_kinds,
-    register_kind,
-)
-from fedgsca.noise.specification import (
     explain_specification,
     fixed_sites,
+    list_kinds,
+    load_kinds,
     parse_noise,
     read_site_noise,
+    register_kind,
 )
 from fedgsca.noise.transition import (
     RealisedNoise,

@@ -72,7 +72,7 @@ _MIXED_NOISE = ("0-S10-P10-C10",)
 
 _NO_RCL: Tree = {"loss": "ce"}
 _NO_ATP: Tree = {**_NO_RCL, "thresholds": "fixed", "zeta": 0.7}
-_NO_GSS: Tree = {**_NO_ATP, "selector": {"scope": "own"}}
+_NO_GSS: Tree = {**_NO_ATP, "scope": "own"}
 _PARTS: Mapping[str, tuple[str, Tree]] = {
     "full": ("FedGSCA", {}),
     "no-rcl": ("without RCL", _NO_RCL),
@@ -128,7 +128,7 @@ _EXPERIMENTS = (
         "distance of the sites' models from the one they received",
         "kvasir",
         _MIXED_NOISE,
-        {"css": ("FedGSCA (CSS)", {"selector": {"scope": "own"}})},
+        {"css": ("FedGSCA (CSS)", {"scope": "own"})},
         methods=("fedavg", "fedgp", "fedgsca"),
         notes=(
             "Stability: mean squared distance of the sites' trained models from the model they "

@@ -14,8 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from fedgsca.errors import RunFolderError, UpdateError
-from fedgsca.support.files import remove_quietly, write_atomic
-from fedgsca.support.locks import file_lock
+from fedgsca.support.files import file_lock, remove_quietly, write_atomic
 from fedgsca.wire import Payload, Update, encode_payload, pack, read_count, unpack
 
 _KEEP = 2  # updates, as many as the coordinator keeps checkpoints

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import correlation, fmean, median, stdev
 
-from fedgsca.experiment.final_predictions import read_predictions_file
+from fedgsca.experiment.final_statistics import read_predictions_file
 from fedgsca.experiment.records import (
     NO_VARIANT,
     Comparison,

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from fedgsca.errors import RunFolderError
-from fedgsca.experiment.final_predictions import read_predictions_file
+from fedgsca.experiment.final_statistics import read_predictions_file
 from fedgsca.experiment.records import Difference, PreviousRun
 from fedgsca.experiment.run_folder import read_result
 from fedgsca.report.run_facts import wrong_share

@@ -18,7 +18,7 @@ from fedgsca.support.text import NBSP, join_words, plural
 def method_title(method: str) -> str:
     """The name of a method for people; the name itself if the method is not installed."""
     definition = load_methods().get(method.lower())
-    return method if definition is None else definition.title
+    return method if definition is None else definition.card.title
 
 
 def noise_kind_title(noise: str) -> str:

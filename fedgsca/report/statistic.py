@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from fedgsca.experiment.final_predictions import FinalPredictions
+from fedgsca.experiment.final_statistics import FinalPredictions
 from fedgsca.experiment.records import Difference
 from fedgsca.rng import stream
 from fedgsca.score_intervals import (

@@ -15,9 +15,8 @@ import numpy as np
 
 from fedgsca.errors import DataError
 from fedgsca.label_audit.audit_table import Audit, Suspect
-from fedgsca.label_audit.consensus import find_disagreements
+from fedgsca.label_audit.consensus import count_decided, find_disagreements, required_labels
 from fedgsca.label_audit.decisions import Decision
-from fedgsca.label_audit.review_progress import count_decided, required_labels
 from fedgsca.review.session import (
     ImageSource,
     ListFilter,

@@ -18,9 +18,8 @@ from pathlib import Path
 
 from fedgsca.errors import ConfigError, RunFolderError
 from fedgsca.label_audit.decisions import Decisions, check_reviewer_name
-from fedgsca.support.files import PRIVATE, write_atomic
+from fedgsca.support.files import PRIVATE, file_lock, write_atomic
 from fedgsca.support.json_record import Record, stored_as
-from fedgsca.support.locks import file_lock
 from fedgsca.support.text import did_you_mean
 
 FILE = "reviewers.json"

@@ -1,4 +1,4 @@
-"""Start a local page, such as the review, on 127.0.0.1 and on no other address."""
+"""Start a page: on 127.0.0.1 and on no other address, or with TLS on a hospital's network."""
 
 from __future__ import annotations
 
@@ -10,22 +10,26 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Protocol
 
 from fedgsca.errors import ConfigError, MissingExtraError
+from fedgsca.review.address import PageAddress, TlsFiles, require_tls
 
 if TYPE_CHECKING:
     import uvicorn
     from starlette.types import ASGIApp
 
+    from fedgsca.review.web_app import SharedReview
+
 HOST = "127.0.0.1"
 FIRST_PORT = 8765
 LAST_PORT = 8784
 MAX_CONNECTIONS = 200  # a browser opens six
+MAX_NETWORK_CONNECTIONS = 400  # of all clients together
 
 
 def bind(port: int | None) -> socket.socket:
     """A listening socket of this machine only: on `port`, or on the first free one from 8765 on."""
     if port is not None:
         try:
-            return _listen(port)
+            return _listen(HOST, port)
         except OSError as error:
             raise ConfigError(
                 "review.port-unavailable",
@@ -34,7 +38,7 @@ def bind(port: int | None) -> socket.socket:
             ) from None
     for candidate in range(FIRST_PORT, LAST_PORT + 1):
         with contextlib.suppress(OSError):
-            return _listen(candidate)
+            return _listen(HOST, candidate)
     raise ConfigError(
         "review.no-free-port",
         f"all ports from {FIRST_PORT} to {LAST_PORT} are in use",
@@ -42,12 +46,25 @@ def bind(port: int | None) -> socket.socket:
     )
 
 
-def _listen(port: int) -> socket.socket:
-    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+def bind_address(address: str, port: int) -> socket.socket:
+    """A listening socket on one address of this machine."""
+    try:
+        return _listen(address, port)
+    except OSError as error:
+        raise ConfigError(
+            "review.address-unavailable",
+            f"{address} port {port} cannot be used: {error.strerror or error}",
+            fix="choose another port in --serve, or an address of this machine in --listen; ports"
+            " below 1024 need special rights",
+        ) from None
+
+
+def _listen(address: str, port: int) -> socket.socket:
+    listener = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET)
     try:
         # allows a port that was just released, never one in use
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind((HOST, port))
+        listener.bind((address, port))
         listener.listen()  # already here, so that a second server finds the port in use
     except OSError:
         listener.close()
@@ -67,7 +84,7 @@ def require_server_packages() -> None:
 
 
 class MakeApp(Protocol):
-    """Makes the application of a page behind its guard."""
+    """Makes the application of a page behind its access control."""
 
     def __call__(self, *, port: int, token: str) -> ASGIApp: ...
 
@@ -96,7 +113,7 @@ def build_page_server(make_app: MakeApp, listener: socket.socket) -> tuple[uvico
     """A server of this machine only, for a listening socket, and the address of its page."""
     import uvicorn
 
-    from fedgsca.review.timed_protocol import TimedProtocol
+    from fedgsca.review.security import TimedProtocol
 
     port = int(listener.getsockname()[1])
     token = secrets.token_urlsafe(32)
@@ -114,4 +131,64 @@ def serve_page(make_app: MakeApp, port: int | None, announce: Callable[[str], No
     with contextlib.suppress(KeyboardInterrupt), bind(port) as listener:
         server, address = build_page_server(make_app, listener)
         announce(address)
+        server.run(sockets=[listener])
+
+
+# ---- on a network ----
+
+
+def build_network_server(
+    review: SharedReview, page_address: PageAddress, tls: TlsFiles | None, person: str = ""
+) -> uvicorn.Server:
+    """The server, for a socket that listens already. It notes its own end in the trail."""
+    import uvicorn
+
+    from fedgsca.review import security
+    from fedgsca.review.web_app import build_network_app
+
+    has_tls = tls is not None
+    app = build_network_app(
+        review,
+        hosts=page_address.host_headers(has_tls=has_tls),
+        scheme="https" if has_tls else "http",
+        port=page_address.port,
+    )
+    config = server_config(
+        app,
+        http=security.NetworkProtocol,
+        limit_concurrency=MAX_NETWORK_CONNECTIONS,
+        loop=f"{security.__name__}:HandshakeTimer",
+        ssl_ciphers=security.CIPHERS,
+        ssl_certfile=None if tls is None else str(tls.certificate),
+        ssl_keyfile=None if tls is None else str(tls.key),
+    )
+
+    class NotedServer(uvicorn.Server):
+        async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+            """End, by Ctrl-C or by the service manager: uvicorn repeats the signal after this."""
+            await super().shutdown(sockets)
+            review.trail.write("server-stopped", person, address=page_address.url(has_tls=has_tls))
+
+    return NotedServer(config)
+
+
+def serve_network(
+    review: SharedReview,
+    page_address: PageAddress,
+    *,
+    listen: str,
+    tls: TlsFiles | None,
+    person: str,
+    announce: Callable[[str], None],
+) -> None:
+    """Answer requests until Ctrl-C. `person` starts it, for the trail."""
+    require_tls(page_address, listen, tls)
+    url = page_address.url(has_tls=tls is not None)
+    with (
+        contextlib.suppress(KeyboardInterrupt),
+        bind_address(listen, page_address.port) as listener,
+    ):
+        server = build_network_server(review, page_address, tls, person)
+        review.trail.write("server-started", person, address=url)
+        announce(url)
         server.run(sockets=[listener])

@@ -13,9 +13,13 @@ import numpy as np
 
 from fedgsca.errors import DataError
 from fedgsca.label_audit.audit_table import Audit, Suspect
-from fedgsca.label_audit.consensus import images_per_minute, summarise_decisions
+from fedgsca.label_audit.consensus import (
+    count_decided,
+    images_per_minute,
+    required_labels,
+    summarise_decisions,
+)
 from fedgsca.label_audit.decisions import ACTIONS, Decision, resolve_action
-from fedgsca.label_audit.review_progress import count_decided, required_labels
 from fedgsca.rng import stream
 from fedgsca.support.json_record import Record, stored_as
 
@@ -170,8 +174,6 @@ class ListItem:
             first = (suspect.suggestion, suspect.probability)
             tree["probabilities"] = [first, *suspect.runners_up]
             tree["suspicion"] = suspect.suspicion
-            tree["rounds"] = suspect.rounds
-            tree["votes"] = suspect.votes
             tree["reason"] = suspect.reason
             tree["opinions"] = dict(suspect.opinions)
         if self.readings:

@@ -22,8 +22,15 @@ from threading import Lock
 from typing import Any
 
 from fedgsca.errors import RunFolderError
-from fedgsca.support.files import GROWING_FILE, PRIVATE, is_disk_full, read_bytes_from
-from fedgsca.support.locks import wait_for_lock
+from fedgsca.label_audit.decisions import Decision
+from fedgsca.review.links import PersonalLink
+from fedgsca.support.files import (
+    GROWING_FILE,
+    PRIVATE,
+    is_disk_full,
+    read_bytes_from,
+    wait_for_lock,
+)
 
 FILE = "review-trail.jsonl"
 START = "0" * 64  # "previous" of the first line
@@ -74,6 +81,37 @@ class ReviewTrail:
             except OSError as error:
                 raise _not_written(self.path, error) from error
             yield handle
+
+
+class TrailObserver:
+    """Writes what one reviewer sees and decides to the trail."""
+
+    def __init__(self, trail: ReviewTrail, link: PersonalLink) -> None:
+        self._trail = trail
+        self._link = link
+        self._seen_rows: set[int] = set()
+
+    def note_image(self, row: int) -> None:
+        """An image is sent: noted once per reviewer and start of the server."""
+        if row not in self._seen_rows:
+            self._trail.write(
+                "image", self._link.reviewer, link=self._link.id, row=row, is_flushed=False
+            )
+            self._seen_rows.add(row)
+
+    def note_decision(self, decision: Decision) -> None:
+        """A decision is about to be written to decisions.jsonl, where its content is."""
+        self._trail.write(
+            "adjudication" if decision.adjudication else "decision",
+            self._link.reviewer,
+            link=self._link.id,
+            row=decision.row,
+            request=decision.request,
+        )
+
+    def note_undo(self) -> None:
+        """The newest decision is about to be undone."""
+        self._trail.write("undo", self._link.reviewer, link=self._link.id)
 
 
 @dataclass(frozen=True)

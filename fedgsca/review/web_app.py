@@ -1,6 +1,6 @@
 """The routes of the review server. Images are addressed by row; no path reaches the browser.
 
-starlette is imported here, in the two guards and in network_app.py only.
+starlette is imported here and in security.py only.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import json
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
+from threading import Lock
 from typing import Any, TypeAlias
 
 from starlette.applications import Starlette
@@ -20,8 +21,12 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from fedgsca.errors import FedgscaError, RunFolderError
-from fedgsca.review.request_guard import Guard
-from fedgsca.review.session import ListFilter, Session
+from fedgsca.label_audit.audit_table import Audit
+from fedgsca.review.adjudication import AdjudicationSession
+from fedgsca.review.links import ADJUDICATOR, LinkBook, PersonalLink
+from fedgsca.review.security import LINK, LocalAccess, NetworkAccess, client_address
+from fedgsca.review.session import ImageSource, ListFilter, Session
+from fedgsca.review.trail import ReviewTrail, TrailObserver
 
 log = logging.getLogger(__name__)
 STATIC = Path(__file__).with_name("static")
@@ -41,15 +46,69 @@ Endpoint: TypeAlias = Callable[[Request], Awaitable[Response]]
 FindSession: TypeAlias = Callable[[Request], Session]
 
 
-def build_app(session: Session, *, port: int, token: str) -> Guard:
-    """The application behind its guard, for one reviewer on this machine."""
-    return Guard(build_pages(lambda _: session), port=port, token=token)
+def build_app(session: Session, *, port: int, token: str) -> LocalAccess:
+    """The application behind its access control, for one reviewer on this machine."""
+    return LocalAccess(build_pages(lambda _: session), port=port, token=token)
+
+
+class SharedReview:
+    """The sessions of all people who review one audit."""
+
+    def __init__(self, audit: Audit, images: ImageSource) -> None:
+        self.audit = audit
+        self.images = images
+        self.links = LinkBook(audit.path)
+        self.trail = ReviewTrail(audit.path)
+        self._sessions: dict[str, Session] = {}
+        self._lock = Lock()
+
+    def session_of(self, link: PersonalLink) -> Session:
+        """The session of a link. Nothing in a request can name another one."""
+        with self._lock:
+            if link.id not in self._sessions:
+                self._sessions[link.id] = self._open_session(link)
+            return self._sessions[link.id]
+
+    def _open_session(self, link: PersonalLink) -> Session:
+        observer = TrailObserver(self.trail, link)
+        if link.role == ADJUDICATOR:
+            return AdjudicationSession(
+                self.audit,
+                self.images,
+                link.reviewer,
+                find_readers=self.links.readers,
+                observer=observer,
+            )
+        return Session(self.audit, self.images, link.reviewer, blind=link.blind, observer=observer)
+
+
+def build_network_app(
+    review: SharedReview, *, hosts: tuple[str, ...], scheme: str, port: int
+) -> NetworkAccess:
+    """The application behind its access control, for everybody who has a link."""
+
+    def find_session(request: Request) -> Session:
+        return review.session_of(request.scope[LINK])
+
+    async def leave(request: Request) -> Response:
+        link: PersonalLink = request.scope[LINK]
+        address = client_address(request.scope)
+        access.sign_out(request.scope)  # also if the trail cannot be written
+        review.trail.write("left", link.reviewer, link=link.id, address=address)
+        return JSONResponse({"left": True})
+
+    routes = [Route("/api/leave", leave, methods=["POST"])]
+    pages = build_pages(find_session, routes, is_shared=True)
+    access = NetworkAccess(
+        pages, hosts=hosts, scheme=scheme, port=port, links=review.links, trail=review.trail
+    )
+    return access
 
 
 def build_pages(
     find_session: FindSession, more_routes: Sequence[Route] = (), *, is_shared: bool = False
 ) -> Starlette:
-    """The application without a guard; `find_session` knows whose request it is.
+    """The application without access control; `find_session` knows whose request it is.
 
     `is_shared` tells the page that it is served to several people: it then offers to sign out.
     """

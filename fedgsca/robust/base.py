@@ -1,15 +1,12 @@
 """The contract of an aggregation rule, and how it reaches every method.
 
-A method takes a weighted mean of the models that the sites sent. A rule replaces these models, so
-that the method needs no change: whatever weights it uses, the mean of n equal models is this model.
+A method takes a weighted mean of the models that the sites sent. A rule replaces these models by
+one, so that the method needs no change: whatever weights it uses, the mean of n equal models is
+this model. A rule sees the inner products of the sites' changes and their numbers of images, and
+answers with the coefficient of each change (`coefficients`).
 
-    mean           nothing is replaced
-    norm-bound     every model on its own, one at a time (`bound_change`)
-    coordinates    one model from all, array by array (`combine`)
-    distances      one model from all, a mean whose weights come from distances (`coefficients`)
-
-The last two need all updates of a round. They are kept in one temporary file, and one array of
-every site at a time is in memory.
+All updates of a round wait in one temporary file for it, and one array of every site at a time is
+in memory. The rule `mean` replaces nothing, and nothing waits.
 
 A new rule is one file with a class that derives from `Rule` and is decorated with
 `@register_rule`. Built-in ones are in fedgsca/robust/rules/; other packages use the entry point
@@ -29,42 +26,34 @@ from fedgsca.support.registry import Registry
 
 @dataclass(frozen=True)
 class RuleSettings:
-    """The options of all rules; each rule reads its own."""
+    """What a rule must survive."""
 
-    bound: float = 1.0
-    trim: float = 0.25
     liars: float = 0.25  # below 1 a share of the images, else a number of sites
-    # agreed number of images of all sites that were asked; 0: of those that have a vote
+    # of all sites that were asked; 0: of those that have a vote
     images: float = 0.0
+
+    def budget(self, sizes: np.ndarray) -> tuple[float, np.ndarray]:
+        """What liars can have at most, and how much of it each site of these sizes (n,) has."""
+        if self.liars >= 1.0:
+            return self.liars, np.ones(len(sizes))
+        return self.liars * max(self.images, float(sizes.sum())), sizes
 
 
 class Rule:
-    """An aggregation rule. The default replaces nothing."""
+    """An aggregation rule."""
 
     name: ClassVar[str]
     description: ClassVar[str]
     # what it can and cannot stop, for kit and log: one or two sentences
-    stops: ClassVar[str] = ""
-    # whether all updates of a round are needed before the first can be used
-    needs_all: ClassVar[bool] = False
-    # whether `bound_change` is used, which has to know the usual norm of a change
-    needs_level: ClassVar[bool] = False
-    # whether `coefficients` is used instead of `combine`
-    uses_distances: ClassVar[bool] = False
+    stops: ClassVar[str]
+    # whether it replaces anything, and so needs all updates of a round before the first is used
+    needs_all: ClassVar[bool] = True
 
     def __init__(self, settings: RuleSettings) -> None:
         self.settings = settings
 
-    def bound_change(self, norm: float, level: float) -> float:
-        """The factor on a change of this norm; `level` is the usual norm of a change."""
-        return 1.0
-
-    def combine(self, changes: np.ndarray, sizes: np.ndarray) -> np.ndarray:
-        """One change from the changes (n, ...) of one array by n sites of these sizes (n,)."""
-        raise NotImplementedError
-
     def coefficients(self, products: np.ndarray, sizes: np.ndarray) -> np.ndarray:
-        """The weight of each site in the mean (n,), from the inner products (n, n) of changes."""
+        """The coefficient of each change (n,), from their inner products (n, n) and images (n,)."""
         raise NotImplementedError
 
 
@@ -95,7 +84,10 @@ def squared_distances(products: np.ndarray) -> np.ndarray:
 
 
 _STEPS = 100
-_SMALLEST = 1e-6  # of the largest distance: a point at the median itself must not divide by zero
+_TINY = 1e-15
+# of the median distance: a point at the median itself must not divide by zero. Not of the largest
+# one, with which a liar could choose how near is near.
+_SMALLEST = 1e-6
 
 
 def geometric_median(products: np.ndarray, shares: np.ndarray) -> np.ndarray:
@@ -110,6 +102,7 @@ def geometric_median(products: np.ndarray, shares: np.ndarray) -> np.ndarray:
         distances = np.sqrt(np.maximum(squares, 0.0))
         if distances.max() == 0.0:
             break
-        inverse = shares / np.maximum(distances, _SMALLEST * distances.max())
+        middle = float(np.sort(distances)[(len(distances) - 1) // 2])
+        inverse = shares / np.maximum(distances, max(_SMALLEST * middle, _TINY * distances.max()))
         weights = inverse / inverse.sum()
     return np.asarray(weights)

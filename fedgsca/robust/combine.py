@@ -1,8 +1,12 @@
-"""One model from the updates of a round, by an aggregation rule."""
+"""One model from the updates of a round, by an aggregation rule.
+
+The same for what travels beside the model and is averaged by the server (`Extra.vote`): evidence
+heads, FedGP's network, selectors. Each array is a vector on which the rule decides anew, because a
+site can lie about one of them and be right about the others.
+"""
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
@@ -12,8 +16,7 @@ from fedgsca.robust.base import Rule
 from fedgsca.robust.spool import UpdateSpool
 from fedgsca.wire import Arrays, Extra
 
-_DEVIATIONS = 6.0  # of honest sites' numbers from their median, in median deviations
-_CLIP_SITES = 3
+Reader = Callable[[int, str], np.ndarray]  # position of an update, name of an array -> the array
 
 
 def combine_models(
@@ -24,7 +27,11 @@ def combine_models(
     A site that did not train (an unchanged model) and a site without images have no vote. Integer
     buffers are the lower median.
     """
-    return _combine(rule, spool, positions, spool.weight, reference)
+    voters = []
+    for position in positions:
+        if spool.num_samples(position) > 0 and _has_changed(spool.weight, position, reference):
+            voters.append(position)
+    return _combine(_for_round(rule, spool, positions), spool, voters, spool.weight, reference)
 
 
 def combine_extras(
@@ -34,96 +41,59 @@ def combine_extras(
     uploads: Mapping[str, Extra],
     payload_extras: Arrays,
 ) -> list[dict[str, np.ndarray]]:
-    """The extras of the updates at `positions` after the vote that each declares (Extra.vote).
+    """The extras of the updates at `positions`, those that are averaged as the rule makes them.
 
-    `payload_extras` are those that were sent out; without one, a mean starts from zero.
+    `payload_extras` are those that were sent out; without one, changes are from zero. A site that
+    sent numbers that are not finite (NaN: none) has no vote and keeps them.
     """
+    rule = _for_round(rule, spool, positions)
     results = [spool.extras(position) for position in positions]
     for name, extra in uploads.items():
-        owners = [i for i, extras in enumerate(results) if name in extras]
-        if not owners or not extra.vote:
+        if not extra.vote:
             continue
-        values = [results[i][name] for i in owners]
-        if extra.vote == "mean":
-            reference = {name: np.asarray(payload_extras.get(name, np.zeros_like(values[0])))}
-            voters = [positions[i] for i in owners]
-            value = _combine(rule, spool, voters, spool.extra, reference)[name]
-            votes = [value] * len(owners)
-        elif extra.vote == "median":
-            votes = _medians(values, extra)
-        else:
-            votes = _clip_values(values)
-        for i, vote in zip(owners, votes, strict=True):
-            results[i][name] = vote
+        owners = []
+        for i, extras in enumerate(results):
+            is_sent = name in extras and bool(np.isfinite(extras[name]).all())
+            if is_sent and spool.num_samples(positions[i]) > 0:
+                owners.append(i)
+        if not owners:
+            continue
+        first = results[owners[0]][name]
+        received = np.asarray(payload_extras.get(name, np.zeros_like(first)), dtype=first.dtype)
+        voters = [positions[i] for i in owners]
+        value = _combine(rule, spool, voters, spool.extra, {name: received})[name]
+        for i in owners:
+            results[i][name] = value
     return results
+
+
+def _for_round(rule: Rule, spool: UpdateSpool, positions: Sequence[int]) -> Rule:
+    """The rule with the images of all updates, whether they have a vote or not."""
+    images = float(sum(spool.num_samples(position) for position in positions))
+    if images <= rule.settings.images:
+        return rule
+    return type(rule)(replace(rule.settings, images=images))
 
 
 def _combine(
-    rule: Rule,
-    spool: UpdateSpool,
-    positions: Sequence[int],
-    read: Callable[[int, str], np.ndarray],
-    reference: Arrays,
+    rule: Rule, spool: UpdateSpool, voters: Sequence[int], read: Reader, reference: Arrays
 ) -> dict[str, np.ndarray]:
-    voters = []
-    for position in positions:
-        if spool.num_samples(position) > 0 and _has_changed(read, position, reference):
-            voters.append(position)
     if not voters:
         return dict(reference)
     sizes = np.array([float(spool.num_samples(position)) for position in voters])
-    images = float(sum(spool.num_samples(position) for position in positions))
-    if images > rule.settings.images:
-        rule = type(rule)(replace(rule.settings, images=images))
-    weights = None
-    if rule.uses_distances:
-        weights = rule.coefficients(_inner_products(read, voters, reference), sizes)
+    coefficients = rule.coefficients(_inner_products(read, voters, reference), sizes)
     model: dict[str, np.ndarray] = {}
     for name, value in reference.items():
-        if value.dtype.kind != "f":
+        if value.dtype.kind == "f":
+            change = np.tensordot(coefficients, _changes(read, voters, name, value), axes=1)
+            model[name] = np.asarray(value + change).astype(value.dtype)
+        else:
             stack = np.stack([read(position, name) for position in voters])
             model[name] = np.asarray(np.sort(stack, axis=0)[(len(voters) - 1) // 2])
-            continue
-        changes = _changes(read, voters, name, value)
-        if weights is None:
-            change = rule.combine(changes, sizes)
-        else:
-            change = np.tensordot(weights, changes, axes=1)
-        model[name] = np.asarray(value + change).astype(value.dtype)
     return model
 
 
-def _medians(values: Sequence[np.ndarray], extra: Extra) -> list[np.ndarray]:
-    """The median for all who sent finite numbers; what others sent (NaN: none) is kept."""
-    finite_values = [value for value in values if np.isfinite(value).all()]
-    if not finite_values:
-        return list(values)
-    median = np.asarray(np.median(np.stack(finite_values), axis=0))
-    if extra.finish is not None:
-        median = np.asarray(extra.finish(median))
-    median = median.astype(finite_values[0].dtype)
-    return [median if np.isfinite(value).all() else value for value in values]
-
-
-def _clip_values(values: Sequence[np.ndarray]) -> list[np.ndarray]:
-    """Each number within _DEVIATIONS median deviations of the median; NaN and order are kept."""
-    stack = np.stack(values).astype(np.float64)
-    stack[~np.isfinite(stack)] = np.nan
-    counts = np.isfinite(stack).sum(axis=0)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)  # numbers that no site sent
-        median = np.nanmedian(stack, axis=0)
-        deviation = _DEVIATIONS * np.nanmedian(np.abs(stack - median), axis=0)
-    # of two sites that differ, nobody knows which one lies
-    deviation = np.where((counts < _CLIP_SITES) | (deviation == 0.0), np.inf, deviation)
-    results = []
-    for value in values:
-        number = np.clip(value.astype(np.float64), median - deviation, median + deviation)
-        results.append(np.asarray(number).astype(value.dtype))
-    return results
-
-
-def _has_changed(read: Callable[[int, str], np.ndarray], position: int, reference: Arrays) -> bool:
+def _has_changed(read: Reader, position: int, reference: Arrays) -> bool:
     for name, value in reference.items():
         if value.dtype.kind == "f" and not np.array_equal(read(position, name), value):
             return True
@@ -131,23 +101,20 @@ def _has_changed(read: Callable[[int, str], np.ndarray], position: int, referenc
 
 
 def _changes(
-    read: Callable[[int, str], np.ndarray],
-    positions: Sequence[int],
-    name: str,
-    reference: np.ndarray,
+    read: Reader, positions: Sequence[int], name: str, reference: np.ndarray
 ) -> np.ndarray:
+    """(n, ...) of one array, in double precision."""
     rows = []
     for position in positions:
         rows.append(np.subtract(read(position, name), reference, dtype=np.float64))
     return np.stack(rows)
 
 
-def _inner_products(
-    read: Callable[[int, str], np.ndarray], positions: Sequence[int], reference: Arrays
-) -> np.ndarray:
-    """(n, n), summed array by array."""
+def _inner_products(read: Reader, positions: Sequence[int], reference: Arrays) -> np.ndarray:
+    """(n, n) of the changes, summed array by array, by name: a resumed run has another order."""
     products = np.zeros((len(positions), len(positions)))
-    for name, value in reference.items():
+    for name in sorted(reference):
+        value = reference[name]
         if value.dtype.kind == "f":
             rows = _changes(read, positions, name, value).reshape(len(positions), -1)
             products += rows @ rows.T

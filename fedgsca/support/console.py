@@ -7,16 +7,18 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from fedgsca.support.text import printable
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderableType
     from rich.table import Table
+
 
 _PIPE_WIDTH = 200  # a pipe has no width: wide enough that none of our tables wraps
 _NAME_WIDTH = 12  # a name keeps so many characters of a line, in however narrow a terminal
@@ -144,3 +146,47 @@ def resume_hint(out: Path) -> Iterator[None]:
     except KeyboardInterrupt:
         print_note(f"\nstopped; continue with `fedgsca resume {out}`", "bold yellow")
         raise
+
+
+# ---- signs of life from long work: decoding, computing features ----
+
+
+class ActivityListener(Protocol):
+    """Shows the progress of an activity to a person."""
+
+    def on_activity(self, phase: str, position: int, total: int, seconds: float) -> None:
+        """`position` of `total` items are done, after `seconds` of this phase."""
+        ...
+
+
+_listeners: list[ActivityListener] = []
+
+
+@contextmanager
+def listen(listener: ActivityListener) -> Iterator[None]:
+    """Inside the block, `listener` is told about every activity of this process."""
+    _listeners.append(listener)
+    try:
+        yield
+    finally:
+        _listeners.remove(listener)
+
+
+@contextmanager
+def activity(phase: str, total: int) -> Iterator[Callable[[int], None]]:
+    """A phase of `total` items. The block receives a function that counts finished items."""
+    start = time.monotonic()
+    position = 0
+
+    def advance(count: int) -> None:
+        nonlocal position
+        position += count
+        _tell(phase, position, total, time.monotonic() - start)
+
+    _tell(phase, 0, total, 0.0)
+    yield advance
+
+
+def _tell(phase: str, position: int, total: int, seconds: float) -> None:
+    for listener in _listeners:
+        listener.on_activity(phase, position, total, seconds)

@@ -1,20 +1,29 @@
-"""Files appear complete or not at all: write a temporary file, flush it to the disk, rename it."""
+"""Files appear complete or not at all: write a temporary file, flush it to the disk, rename it.
+
+Also their checksums, and locks between processes.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import hashlib
 import os
 import platform
+import sys
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import IO
+from typing import IO, TYPE_CHECKING
 
 from fedgsca.errors import RunFolderError
-from fedgsca.support.locks import process_exists
 from fedgsca.support.text import size_text
+
+if TYPE_CHECKING:
+    import numpy as np
+    from filelock import BaseFileLock
+
 
 # The disk is full, the quota is used up, or the shell or container limits the size of files.
 _DISK_FULL = (errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC), errno.EFBIG)
@@ -224,3 +233,101 @@ def remove_quietly(path: Path) -> None:
     """Delete a file if it exists; cleaning up must not hide the error that made it necessary."""
     with contextlib.suppress(OSError):
         path.unlink()
+
+
+# ---- checksums ----
+
+
+def sha256_file(path: Path) -> str:
+    """The sha256 of a file's content as 64 hexadecimal digits. Streams, so any size will do."""
+    with open(path, "rb") as handle:
+        return hashlib.file_digest(handle, "sha256").hexdigest()
+
+
+def arrays_digest(arrays: Mapping[str, np.ndarray]) -> str:
+    """The sha256 of named arrays: names, types, shapes and values."""
+    sha = hashlib.sha256()
+    for name in sorted(arrays):
+        array = arrays[name]
+        sha.update(f"{name}\0{array.dtype.str}\0{array.shape}\0".encode())
+        sha.update(array.tobytes())
+    return sha.hexdigest()
+
+
+# ---- locks ----
+# Through the package filelock, which works on Linux, macOS and Windows. The lock of a process that
+# dies is released by the operating system. Lock files are left in place: removing one would let two
+# processes hold locks on two files of the same name.
+
+
+_POLL_SECONDS = 0.02
+
+
+@contextlib.contextmanager
+def file_lock(path: Path) -> Iterator[None]:
+    """Let one process at a time run the block: wait until no other process holds this lock file.
+
+    Threads of one process take turns, too.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lock = wait_for_lock(path)
+    except OSError as error:
+        raise RunFolderError(
+            "file.cannot-write",
+            f"the lock file {path} cannot be written: {error.strerror or error}",
+            fix=f"check that {path.parent} is a folder that you may write to, or choose another"
+            " folder with --out",
+        ) from None
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def wait_for_lock(path: Path) -> BaseFileLock:
+    """Take the lock, until its `release`, as soon as no other process holds it.
+
+    Raises OSError if the lock file cannot be written.
+    """
+    lock = _make_lock(path)
+    lock.acquire(poll_interval=_POLL_SECONDS)
+    return lock
+
+
+def try_lock(path: Path) -> BaseFileLock | None:
+    """Take the lock if it is free, until its `release`; None if another process holds it.
+
+    Raises OSError if the lock file cannot be written.
+    """
+    from filelock import Timeout
+
+    lock = _make_lock(path)
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        return None
+    return lock
+
+
+def _make_lock(path: Path) -> BaseFileLock:
+    from filelock import FileLock
+
+    # not per thread: a lock may be taken in one thread and released in another
+    return FileLock(path, mode=0o600, thread_local=False)
+
+
+def process_exists(process_id: int) -> bool:
+    """Whether a process with this id exists. On Windows always True: there is no harmless signal.
+
+    os.kill(id, 0) would send Ctrl-C there.
+    """
+    if sys.platform == "win32":
+        return True
+    try:
+        os.kill(process_id, 0)  # signal 0 only checks
+    except ProcessLookupError:
+        return False
+    except OSError:  # of another user
+        return True
+    return True

@@ -12,9 +12,9 @@ holds the keys of the JSON object that no other field has.
 
 `to_json` checks every value against its type hint, so that a wrong value fails where it is written.
 Values of remaining keys are written as they are; their keys must not be those of other fields.
-`from_json` accepts what other versions, unfinished runs and damaged files contain: unknown keys are
-ignored, and a key that is missing or has the wrong type gets the field's default, or else the empty
-value of its type (NaN for a float, 0, "", an empty tuple, mapping or record).
+`from_json` accepts what unfinished runs and damaged files contain: unknown keys are ignored, and a
+key that is missing or has the wrong type gets the field's default, or else the empty value of its
+type (NaN for a float, 0, "", an empty tuple, mapping or record).
 """
 
 from __future__ import annotations

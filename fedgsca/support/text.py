@@ -197,3 +197,8 @@ def _edit_distance(a: str, b: str) -> int:
         before_last = last
         last = row
     return last[-1]
+
+
+def strip_slash(source: str) -> str:
+    """A folder is the same with and without a slash at its end; `/` alone stays."""
+    return re.sub(r"(?<=[^/:])/+$", "", source)

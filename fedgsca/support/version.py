@@ -1,3 +1,3 @@
 """The version of the package, apart from `__init__.py` so that every layer may import it."""
 
-__version__ = "0.3.0"
+__version__ = "0.4.0"

@@ -20,6 +20,7 @@ from fedgsca.engine.intake import Intake
 from fedgsca.engine.rounds import run
 from fedgsca.errors import ConfigError, UpdateError
 from fedgsca.experiment.run_folder import read_rounds
+from fedgsca.experiment.simulation import Experiment
 from fedgsca.methods.base import load_methods
 from fedgsca.methods.compose import compose_method
 from fedgsca.wire import Payload, Update
@@ -204,9 +205,9 @@ def codes(monkeypatch: pytest.MonkeyPatch) -> list[set[tuple[str, str]]]:
     found: list[set[tuple[str, str]]] = []
 
     class WatchedIntake(Intake):
-        def finish(self, config: Config) -> Any:
+        def finish(self, experiment: Experiment) -> Any:
             found.append(set(self.num_refusals))
-            return super().finish(config)
+            return super().finish(experiment)
 
     monkeypatch.setattr(rounds, "Intake", WatchedIntake)
     return found

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -25,14 +24,25 @@ from flwr.supercore.task_identity import TaskIdentity
 from flwr.supernode.fleet_http_connection import http_request_response
 
 from fedgsca.cli import execute
-from fedgsca.engine.flower_messages import MESSAGE_TYPES, from_records, to_records
-from fedgsca.engine.flower_node import Fleet, NodeAddress, answer_next, pause_after, run_node
-from fedgsca.engine.flower_site import answer_records, hospital_app, kind_of
+from fedgsca.engine.flower_node import (
+    Fleet,
+    answer_next,
+    answer_records,
+    pause_after,
+)
+from fedgsca.engine.flower_simulation import make_app
+from fedgsca.engine.messages import (
+    MESSAGE_TYPES,
+    EncodedMessage,
+    decode,
+    encode,
+    from_records,
+    kind_of,
+    to_records,
+)
 from fedgsca.engine.rounds import run
-from fedgsca.engine.site_worker import OutdatedWorkerError, ResidentSite
-from fedgsca.engine.worker_client import WorkerClient
-from fedgsca.errors import ConfigError
-from fedgsca.wire import pack, unpack
+from fedgsca.engine.site_answers import ResidentSite
+from fedgsca.engine.site_worker import OutdatedWorkerError
 from tests.localgrid import LocalGrid, run_over_flower
 from tests.toys import SITES, outcome, toy_config
 
@@ -44,23 +54,12 @@ ROOT = Path(__file__).parents[2]
 
 def worker_app(ask_site: Callable[[int, bytes], bytes]) -> ClientApp:
     """An app whose sites are numbered; `ask_site` is the worker of one."""
-    app = ClientApp()
 
-    def handler(kind: Any) -> Callable[[Message, Context], Message]:
-        def handle(message: Message, context: Context) -> Message:
-            number = int(context.node_config["partition-id"]) + 1
+    def answer(kind: Any, records: RecordDict, context: Context) -> RecordDict:
+        number = int(context.node_config["partition-id"]) + 1
+        return answer_records(kind, records, lambda request: ask_site(number, request))
 
-            def ask(request: bytes) -> bytes:
-                return ask_site(number, request)
-
-            return Message(answer_records(kind, message.content, ask), reply_to=message)
-
-        return handle
-
-    app.query()(handler("hello"))
-    app.train()(handler("train"))
-    app.evaluate()(handler("judge"))
-    return app
+    return make_app(answer)
 
 
 def test_workers_that_are_replaced_at_any_time_end_in_the_same_bytes(tmp_path: Path) -> None:
@@ -92,10 +91,10 @@ def test_another_experiment_or_changed_data_asks_for_a_new_worker(tmp_path: Path
     path.write_text(f'name = "a"\nstate = "{tmp_path}/s"\ndata = "{data}"\n')
     site = ResidentSite(path)
     terms = {"version": "0", "config": {}, "fingerprint": "f", "classes": "", "backbone": ""}
-    request = pack({"kind": "hello", "round": 0, "terms": terms}, weights={}, extras={})
-    header, _ = unpack(site.answer(request), ("weights", "extras"))
+    request = hello_request(terms)
+    header = EncodedMessage.from_bytes(site.answer(request)).header
     assert "the coordinator has 0" in str(header["error"])
-    assert unpack(site.answer(request), ("weights", "extras"))[0] == header | {
+    assert EncodedMessage.from_bytes(site.answer(request)).header == header | {
         "seconds": pytest.approx(header["seconds"], abs=5)
     }
     data.write_text("file,label\nx,y\n")
@@ -103,22 +102,25 @@ def test_another_experiment_or_changed_data_asks_for_a_new_worker(tmp_path: Path
         site.answer(request)
     new_site = ResidentSite(path)
     new_site.answer(request)
-    other = pack({"kind": "hello", "round": 0, "terms": {**terms, "fingerprint": "g"}})
     with pytest.raises(OutdatedWorkerError):
-        new_site.answer(other)
+        new_site.answer(hello_request({**terms, "fingerprint": "g"}))
+
+
+def hello_request(terms: dict[str, Any]) -> bytes:
+    return encode("hello", {"round": 0, "terms": terms}, {}, {}).to_bytes()
 
 
 def test_settings_that_cannot_be_used_are_a_reason_without_details(tmp_path: Path) -> None:
     path = tmp_path / "site.toml"
     path.write_text('name = "a"\nsecret_key = 1\n')
-    request = pack({"kind": "hello", "round": 0, "terms": {}}, weights={}, extras={})
-    header, _ = unpack(ResidentSite(path).answer(request), ("weights", "extras"))
+    terms = {"version": "0", "config": {}, "fingerprint": "f", "classes": "", "backbone": ""}
+    header = EncodedMessage.from_bytes(ResidentSite(path).answer(hello_request(terms))).header
     assert "configuration" in str(header["error"]) and "secret_key" not in str(header["error"])
 
 
 def test_the_process_of_a_message_imports_neither_torch_nor_monai() -> None:
     heavy = ["torch", "monai", "fedgsca.engine.local", "fedgsca.experiment"]
-    modules = "fedgsca.engine.flower_site, fedgsca.engine.flower_node"
+    modules = "fedgsca.engine.flower_node"
     code = f"import sys, {modules}; print([name for name in {heavy} if name in sys.modules])"
     output = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT
@@ -170,15 +172,20 @@ def make_message(message_type: str, records: RecordDict) -> Message:
     return Message(records, 7, message_type, group_id="3")
 
 
+def make_records(
+    header: dict[str, Any], weights: Any = (), extras: Any = (), kind: Any = "train"
+) -> RecordDict:
+    return to_records(encode(kind, header, dict(weights), dict(extras)))
+
+
 def echo(request: bytes) -> bytes:
-    header, (weights, extras) = unpack(request, ("weights", "extras"))
-    return pack({"kind": header["kind"], "round": header["round"]}, weights=weights, extras=extras)
+    return request
 
 
-@pytest.mark.parametrize("kind", ["hello", "train", "judge"])
+@pytest.mark.parametrize("kind", ["hello", "train", "test"])
 def test_a_message_reaches_the_worker_and_its_answer_the_superlink(kind: Any) -> None:
     weights = {"a": np.arange(6, dtype=np.float32).reshape(2, 3), "n": np.array(4)}
-    records = to_records({"round": 2, "terms": {}}, weights, {"e": np.array([1.5])})
+    records = make_records({"round": 2}, weights, {"e": np.array([1.5])}, kind)
     message = make_message(MESSAGE_TYPES[kind], records)
     superlink = FakeSuperLink([message])
     assert answer_next(superlink.fleet(), echo)
@@ -186,15 +193,15 @@ def test_a_message_reaches_the_worker_and_its_answer_the_superlink(kind: Any) ->
     assert superlink.confirmations == [reply.metadata.reply_to_message_id] == [message.object_id]
     stored = inflate_object_from_contents(reply.metadata.message_id, superlink.contents)
     assert isinstance(stored, Message)
-    header, answer_weights, extras = from_records(stored.content)
-    assert header == {"kind": kind, "round": 2} and extras["e"].tolist() == [1.5]
+    header, answer_weights, extras = decode(from_records(kind, stored.content))
+    assert header == {"round": 2} and extras["e"].tolist() == [1.5]
     assert all((answer_weights[name] == value).all() for name, value in weights.items())
     assert not answer_next(superlink.fleet(), echo)  # nothing left
 
 
 def test_strange_messages_are_answered_with_an_error_and_the_node_goes_on() -> None:
     unreadable = RecordDict({"rest": ConfigRecord({"fedgsca": b"nonsense"})})
-    good = to_records({"round": 0, "terms": {}}, {}, {})
+    good = make_records({"round": 0})
     messages = [make_message("train.other", good), make_message("train", unreadable)]
     superlink = FakeSuperLink([*messages, make_message("train", good)])
     for _ in range(3):
@@ -211,16 +218,16 @@ def test_a_failing_worker_is_a_reason_of_the_site() -> None:
     def fail(request: bytes) -> bytes:
         raise PermissionError("/home/patient-smith/site.toml")
 
-    superlink = FakeSuperLink([make_message("train", to_records({"round": 1}, {}, {}))])
+    superlink = FakeSuperLink([make_message("train", make_records({"round": 1}))])
     assert answer_next(superlink.fleet(), fail)
-    header, _, _ = from_records(superlink.replies[0].content)
+    header = from_records("train", superlink.replies[0].content).header
     assert header["error"] == "it failed with PermissionError; its own log says more"
     assert header["round"] == 1 and header["kind"] == "train"
 
 
 @pytest.mark.parametrize("error", [RunNotRunningException(), OSError("gone")])
 def test_a_message_that_cannot_be_sent_does_not_end_the_node(error: BaseException) -> None:
-    superlink = FakeSuperLink([make_message("train", to_records({"round": 1}, {}, {}))])
+    superlink = FakeSuperLink([make_message("train", make_records({"round": 1}))])
 
     def send(*_: Any) -> Any:
         raise error
@@ -250,7 +257,7 @@ def test_types_of_messages() -> None:
     assert [kind_of(name) for name in ("query", "train", "evaluate", "other")] == [
         "hello",
         "train",
-        "judge",
+        "test",
         None,
     ]
 
@@ -275,26 +282,13 @@ def test_a_node_needs_certificate_and_key_or_neither(
         assert "cli.conflicting-options" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("content", [None, "nonsense"])
 def test_a_key_that_cannot_be_used_is_reported(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], content: str | None
 ) -> None:
-    monkeypatch.setattr(signal, "signal", lambda *_: None)  # the handlers of this process stay
     path = tmp_path / "key"
-    path.write_text("nonsense")
-    address = NodeAddress("localhost:1", None, path)
-    client = WorkerClient(tmp_path / "worker", [])
-    client.start = lambda: None  # type: ignore[method-assign]
-    with pytest.raises(ConfigError) as caught:
-        run_node(address, client)
-    assert caught.value.code == "deploy.invalid-key"
-
-
-# ---- the app for Flower's own SuperNode ----
-
-
-def test_without_settings_the_app_says_that_the_site_is_not_configured() -> None:
-    message = make_message("query", to_records({"round": 0, "terms": {}}, {}, {}))
-    message.metadata.__dict__["_message_id"] = "m"
-    reply = hospital_app()(message, Context(1, 7, {}, RecordDict(), {}))
-    header, _, _ = from_records(reply.content)
-    assert header["error"] == "the configuration cannot be used there; its own log says more"
+    if content is not None:
+        path.write_text(content)
+    options = ["--superlink", "localhost:1", "--root-certificates", str(path), "--key", str(path)]
+    assert execute(["deploy", "node", str(tmp_path / "site.toml"), *options]) == 3
+    assert "deploy.unusable-key" in capsys.readouterr().err

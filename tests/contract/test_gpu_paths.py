@@ -21,7 +21,7 @@ from fedgsca.engine import processes
 from fedgsca.engine.rounds import run
 from fedgsca.errors import ConfigError
 from fedgsca.methods.base import load_methods
-from fedgsca.models import transfer
+from fedgsca.models import batches
 from fedgsca.models.build import build_classifier, build_head_only
 from fedgsca.models.device import compile_backbone, pick_gpu
 from fedgsca.site import Site
@@ -182,11 +182,11 @@ def test_a_copy_to_a_gpu_is_pinned_and_has_its_own_stream(monkeypatch: pytest.Mo
     )
     monkeypatch.setattr(torch.cuda, "stream", lambda stream: stream)
     side_stream = RecordedStream("copying", events)
-    monkeypatch.setattr(transfer, "_stream_of", lambda device: side_stream)
+    monkeypatch.setattr(batches, "_stream_of", lambda device: side_stream)
     device = torch.device("cuda")
     batch: Any = RecordedTensor(events)
-    with transfer.copy_stream(device) as deliver:
-        deliver(transfer.send(batch, device))
+    with batches.copy_stream(device) as deliver:
+        deliver(batches.send(batch, device))
     assert events == [
         "enter copying",
         "pin",
@@ -201,8 +201,8 @@ def test_elsewhere_a_copy_is_a_plain_one() -> None:
     events: list[str] = []
     batch: Any = RecordedTensor(events)
     for device in (torch.device("cpu"), torch.device("mps")):
-        with transfer.copy_stream(device) as deliver:
-            deliver(transfer.send(batch, device))
+        with batches.copy_stream(device) as deliver:
+            deliver(batches.send(batch, device))
     assert events == ["to cpu {}", "to mps {}"]
 
 

@@ -23,11 +23,11 @@ from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 
 from fedgsca.cli import execute
 from fedgsca.config import Config, load_config
-from fedgsca.engine import site_node
+from fedgsca.engine import site_answers
 from fedgsca.engine.base import Reply
-from fedgsca.engine.flower import FindPlace, client_app, from_node_config
+from fedgsca.engine.flower_simulation import FindPlace, client_app
 from fedgsca.engine.local import SiteRunner
-from fedgsca.engine.site_node import SiteSettings
+from fedgsca.engine.site_settings import SiteSettings, read_settings
 from fedgsca.experiment.run_folder import read_rounds
 from fedgsca.label_audit.audit_table import read_audit
 from fedgsca.label_audit.decisions import Decision, Decisions
@@ -266,8 +266,7 @@ def test_a_missing_settings_file_is_not_named(tmp_path: Path) -> None:
     def find_place(context: Context) -> tuple[SiteSettings, Path | None]:
         if context.node_config["partition-id"] == 0:
             return hospital_places(tmp_path)(context)
-        context.node_config["settings"] = str(house_of(tmp_path, "lyon") / "site.toml")
-        return from_node_config(context)
+        return read_settings(house_of(tmp_path, "lyon") / "site.toml"), None
 
     config = consortium("fedavg", train__rounds=1, federation__deadline=1)
     contents = run_consortium(config, tmp_path, find_place)
@@ -279,11 +278,11 @@ def test_a_leak_would_be_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     """A name that a site puts into its reason is found in message, log and report."""
     write_hospitals(tmp_path)
     damage_image(house_of(tmp_path, "lyon"))
-    monkeypatch.setattr(site_node, "public_reason", str)
+    monkeypatch.setattr(site_answers, "public_reason", str)
     leaks = find_leaks(run_consortium(consortium("fedavg", train__rounds=1), tmp_path))
     assert {"metrics.jsonl", "report.html", "printed"} <= set(leaks)
     assert any(name.startswith("message") for name in leaks)
     buffer = io.BytesIO()
     np.save(buffer, np.frombuffer(PLANTED_WORD, np.uint8))
     assert find_leaks({"array": buffer.getvalue()}) == ["array"]
-    assert logging.getLogger("fedgsca.engine.site_node").disabled is False
+    assert logging.getLogger("fedgsca.engine.site_answers").disabled is False

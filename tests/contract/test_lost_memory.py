@@ -10,11 +10,11 @@ import pytest
 
 from fedgsca.config import Config
 from fedgsca.engine.base import Reply
-from fedgsca.engine.network import SiteMessage, read_message
+from fedgsca.engine.messages import SiteMessage, read_message, terms_of
 from fedgsca.engine.rewind import rewind
 from fedgsca.engine.rounds import run
-from fedgsca.engine.site_memory import check_memory, record_memory
-from fedgsca.engine.site_node import SitePlace, SiteSettings, answer, terms_of
+from fedgsca.engine.site_answers import SitePlace, answer, check_memory, record_memory
+from fedgsca.engine.site_settings import SiteSettings
 from fedgsca.errors import RunFolderError
 from fedgsca.experiment.run_folder import read_rounds
 from fedgsca.experiment.simulation import prepare

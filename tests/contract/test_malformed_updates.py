@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from fedgsca.engine.base import Reply
-from fedgsca.engine.network import SiteMessage, read_message
+from fedgsca.engine.messages import SiteMessage, read_message
 from fedgsca.engine.rounds import run
 from fedgsca.errors import UpdateError
 from fedgsca.selector import Selector

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file
 
 from fedgsca.config import Config
 from fedgsca.engine import checkpoint
@@ -342,8 +343,32 @@ def test_without_a_quorum_the_run_stops_and_can_be_resumed(
 def test_introduces_itself(method: str) -> None:
     method_class = load_methods()[method]
     assert method_class.name == method == method.lower()
-    assert len(method_class.paper) > 20
-    assert method_class.title
+    assert len(method_class.card.paper) > 20
+    assert method_class.card.title
     for info in method_class.Options.model_fields.values():
         assert info.description or info.annotation
     assert make_method(method, {}, 10) is not None
+
+
+def test_the_rate_that_a_user_sets_trains(method: str, tmp_path: Path) -> None:
+    """Two rates are two models, the log has the rate of every round, and auto is a number there."""
+    weights = []
+    for name, lr in (("small", 0.05), ("large", 0.5)):
+        config = toy_config(method, frozen=True, train__rounds=2, train__lr=lr)
+        run(config, tmp_path / name)
+        assert read_rounds(tmp_path / name)[0].lr == lr
+        weights.append(load_file(tmp_path / name / "model.safetensors"))
+    assert any(not np.array_equal(weights[0][name], weights[1][name]) for name in weights[0])
+    run(toy_config(method, frozen=True, train__rounds=2), tmp_path / "auto")
+    rate = read_rounds(tmp_path / "auto")[0].lr
+    assert rate is not None and rate > 0
+
+
+def test_class_balance_reaches_the_method(method: str, tmp_path: Path) -> None:
+    """The labels of the toy are 3 : 2 : 2, so that a balanced pass is another one."""
+    weights = []
+    for exponent in (0.0, 1.0):
+        folder = tmp_path / str(exponent)
+        run(toy_config(method, frozen=True, train__rounds=1, train__class_balance=exponent), folder)
+        weights.append(load_file(folder / "model.safetensors"))
+    assert any(not np.array_equal(weights[0][name], weights[1][name]) for name in weights[0])

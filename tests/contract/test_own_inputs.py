@@ -14,9 +14,9 @@ pytest.importorskip("flwr")
 from flwr.app import Context
 
 from fedgsca.config import Config, load_config
-from fedgsca.engine.flower import client_app
+from fedgsca.engine.flower_simulation import client_app
 from fedgsca.engine.rounds import run
-from fedgsca.engine.site_node import SiteSettings
+from fedgsca.engine.site_settings import SiteSettings
 from fedgsca.errors import QuorumError
 from fedgsca.experiment.run_folder import read_rounds
 from fedgsca.rng import stream
@@ -102,7 +102,8 @@ def test_a_hospital_imports_only_what_its_own_settings_name(
 def test_a_message_cannot_make_a_hospital_run_a_module(tmp_path: Path) -> None:
     """The coordinator names a module that leaves a trace when it is imported."""
     from fedgsca.engine.base import Reply
-    from fedgsca.engine.site_node import SitePlace, Terms, answer
+    from fedgsca.engine.messages import Terms
+    from fedgsca.engine.site_answers import SitePlace, answer
     from fedgsca.support.version import __version__
     from fedgsca.wire import Payload
 
@@ -116,7 +117,7 @@ def test_a_message_cannot_make_a_hospital_run_a_module(tmp_path: Path) -> None:
     )
     sys.path.insert(0, str(tmp_path))
     try:
-        for kind in ("hello", "train", "judge"):
+        for kind in ("hello", "train", "test"):
             place = SitePlace(settings, tmp_path / "state")
             reply: Reply = answer(kind, terms, Payload(0, {}), place)  # type: ignore[arg-type]
             assert reply.update is None

@@ -14,10 +14,11 @@ pytest.importorskip("flwr")
 from flwr.app import Context, Message
 
 from fedgsca.config import Config
-from fedgsca.engine.flower import client_app
-from fedgsca.engine.flower_messages import from_records
+from fedgsca.engine.flower_simulation import client_app
+from fedgsca.engine.messages import MessageKind, decode, from_records, terms_of
 from fedgsca.engine.rounds import run
-from fedgsca.engine.site_node import MessageKind, SitePlace, SiteSettings, answer, terms_of
+from fedgsca.engine.site_answers import SitePlace, answer
+from fedgsca.engine.site_settings import SiteSettings
 from fedgsca.experiment.records import RoundRecord
 from fedgsca.experiment.run_folder import read_rounds
 from fedgsca.experiment.simulation import prepare
@@ -86,11 +87,11 @@ def run_twice_per_message(
     """Two rounds over Flower, every message delivered twice; training messages are recorded."""
 
     def deliver_twice(site: int, message: Message, deliver: Callable[[], Message]) -> Message:
-        first_reply = from_records(deliver().content)
+        first_reply = decode(from_records("train", deliver().content))
         second_message = deliver()
         if message.metadata.message_type == "train":
-            header, weights, extras = from_records(message.content)
-            second_reply = from_records(second_message.content)
+            header, weights, extras = decode(from_records("train", message.content))
+            second_reply = decode(from_records("train", second_message.content))
             payload = Payload(int(header["round"]), weights, extras)
             exchanges.append(Exchange(payload, second_reply[1], second_reply[2]))
             for name, array in first_reply[1].items():
@@ -156,7 +157,7 @@ def test_a_crafted_request_is_not_answered(tmp_path: Path, exchanges: list[Excha
     requests: list[tuple[MessageKind, Payload, str]] = [
         ("train", crafted, "another model"),
         ("train", later, "once"),
-        ("judge", payload, "exact counts"),
+        ("test", payload, "exact counts"),
     ]
     for kind, request, reason in requests:
         reply = answer(kind, terms, request, place)

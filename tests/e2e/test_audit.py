@@ -15,11 +15,12 @@ from typer.testing import CliRunner
 from fedgsca.cli import app
 from fedgsca.engine.rounds import run
 from fedgsca.errors import ConfigError, DataError, RunFolderError
+from fedgsca.experiment.simulation import Experiment
 from fedgsca.label_audit.audit_images import AuditImages
 from fedgsca.label_audit.audit_run import audit_run
 from fedgsca.label_audit.audit_table import read_audit
 from fedgsca.label_audit.build_audit import TEST_WARNING
-from fedgsca.label_audit.locate import EvidenceLocation, locate_evidence
+from fedgsca.label_audit.site_data import EvidenceLocation, locate_evidence
 from tests.toys import toy_config, toy_folder, toy_npz
 
 RUNNER = CliRunner()
@@ -28,7 +29,7 @@ RUNNER = CliRunner()
 @pytest.fixture(scope="module")
 def finished_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("audit") / "run"
-    run(toy_config("fedavg", train__rounds=8, train__lr=0.05), folder)
+    run(toy_config("fedavg", train__rounds=8, train__lr=0.05, audit__enabled=True), folder)
     return folder
 
 
@@ -120,7 +121,7 @@ def test_moved_data_is_found_with_an_option(tmp_path: Path) -> None:
     old_path = tmp_path / "old.npz"
     new_path = tmp_path / "new.npz"
     shutil.copy(toy_npz(), old_path)
-    run(toy_config("fedavg", source=old_path, train__rounds=2), tmp_path / "run")
+    run(toy_config("fedgsca-e", source=old_path), tmp_path / "run")
     old_path.rename(new_path)
     with pytest.raises(DataError) as error:
         audit(tmp_path / "run")
@@ -133,7 +134,7 @@ def test_moved_data_is_found_with_an_option(tmp_path: Path) -> None:
 def test_changed_data_is_refused(tmp_path: Path) -> None:
     data = tmp_path / "data.npz"
     shutil.copy(toy_npz(), data)
-    run(toy_config("fedavg", source=data, train__rounds=2), tmp_path / "run")
+    run(toy_config("fedgsca-e", source=data), tmp_path / "run")
     with np.load(data) as archive:
         arrays = {name: archive[name] for name in archive.files}
     arrays["train_labels"][0] = 2
@@ -144,14 +145,13 @@ def test_changed_data_is_refused(tmp_path: Path) -> None:
 
 
 def test_an_unfinished_run_is_audited_with_a_warning(tmp_path: Path) -> None:
-    config = toy_config("fedavg", audit__first=1)
+    config = toy_config("fedavg", audit__enabled=True)
     run(config, tmp_path, stop_after=1)
     with pytest.raises(RunFolderError) as error:
         audit(tmp_path)
     assert error.value.code == "audit.no-evidence"
-    assert f"has 1 of {config.train.rounds} rounds" in error.value.message
     assert f"`fedgsca resume {tmp_path}`" in error.value.fix
-    run(config, tmp_path, stop_after=3)
+    run(config, tmp_path, stop_after=4)
     audit(tmp_path, "--site", "site-2")
     assert "not finished" in (tmp_path / "audit" / "site-2" / "gallery.html").read_text()
 
@@ -183,13 +183,27 @@ def test_one_run_of_a_comparison_must_be_chosen(tmp_path: Path) -> None:
     assert f"fedgsca audit {tmp_path}/cells/fedgsca-S40-s0`" in error.value.fix
 
 
+def train_at_hospital(experiment: Experiment, folder: Path) -> None:
+    """What a deployed site does in its state folder."""
+    from fedgsca.engine.local import SiteRunner
+    from fedgsca.experiment.site_rows import keep_samples
+    from fedgsca.methods.compose import compose_method
+    from fedgsca.site import weights_of
+
+    rounds = experiment.config.train.rounds
+    runner = SiteRunner(experiment, compose_method(experiment.config), folder)
+    keep_samples(folder, experiment)
+    state = runner.method.start(weights_of(runner.model), seed=0)
+    for round_index in range(rounds):
+        reply = runner.run_round("north", runner.method.broadcast(state, round_index))
+        assert reply.update is not None
+        state = runner.method.aggregate(state, iter([reply.update]))
+
+
 def test_a_hospital_audits_from_its_own_folder(tmp_path: Path) -> None:
     """The state folder of a deployed site: no config.toml, no model, one site, its own images."""
     from fedgsca.config import build, merge
-    from fedgsca.engine.local import SiteRunner
     from fedgsca.experiment.deployment import prepare_site
-    from fedgsca.methods.base import make_method
-    from fedgsca.site import weights_of
 
     data = toy_folder("five_samples")
     classes = ["class 0", "class 1", "class 2"]
@@ -197,17 +211,9 @@ def test_a_hospital_audits_from_its_own_folder(tmp_path: Path) -> None:
         "data": {"source": "sites", "classes": classes, "image_size": 12},
         "noise": {"spec": "0"},
         "federation": {"sites": ["north", "south"]},
-        "train": {"rounds": 4},
     }
-    config = build(merge(toy_config("fedavg").to_tree(), changes))
-    runner = SiteRunner(
-        prepare_site(config, "north", str(data)), make_method("fedavg", {}, 4), tmp_path
-    )
-    state = runner.method.start(weights_of(runner.model), seed=0)
-    for round_index in range(4):
-        reply = runner.run_round("north", runner.method.broadcast(state, round_index))
-        assert reply.update is not None
-        state = runner.method.aggregate(state, iter([reply.update]))
+    config = build(merge(toy_config("fedavg", audit__enabled=True).to_tree(), changes))
+    train_at_hospital(prepare_site(config, "north", str(data)), tmp_path)
     with pytest.raises(ConfigError) as error:
         audit(tmp_path)
     assert error.value.code == "audit.data-required"
@@ -220,11 +226,8 @@ def test_a_hospital_audits_from_its_own_folder(tmp_path: Path) -> None:
 def test_a_hospital_with_its_own_class_names_audits_and_corrects(tmp_path: Path) -> None:
     """[classes] of site.toml holds for training, audit, review, apply and the corrected labels."""
     from fedgsca.config import build, merge
-    from fedgsca.engine.local import SiteRunner
     from fedgsca.experiment.deployment import prepare_site, site_table
     from fedgsca.label_audit.apply_decisions import apply_decisions
-    from fedgsca.methods.base import make_method
-    from fedgsca.site import weights_of
 
     data = toy_folder("five_samples")
     names = {"class 0": "healthy", "class 1": "adenoma", "class 2": "carcinoma"}
@@ -232,16 +235,10 @@ def test_a_hospital_with_its_own_class_names_audits_and_corrects(tmp_path: Path)
         "data": {"source": "sites", "classes": [*names.values(), "polyp"], "image_size": 12},
         "noise": {"spec": "0"},
         "federation": {"sites": ["north", "south"]},
-        "train": {"rounds": 2},
     }
-    config = build(merge(toy_config("fedavg").to_tree(), changes))
+    config = build(merge(toy_config("fedavg", audit__enabled=True).to_tree(), changes))
     experiment = prepare_site(config, "north", str(data), None, names)
-    runner = SiteRunner(experiment, make_method("fedavg", {}, 4), tmp_path / "state" / "a")
-    state = runner.method.start(weights_of(runner.model), seed=0)
-    for round_index in range(2):
-        reply = runner.run_round("north", runner.method.broadcast(state, round_index))
-        assert reply.update is not None
-        state = runner.method.aggregate(state, iter([reply.update]))
+    train_at_hospital(experiment, tmp_path / "state" / "a")
     table = "".join(f'"{own}" = "{name}"\n' for own, name in names.items())
     (tmp_path / "site.toml").write_text(
         f'name = "north"\nstate = "{tmp_path / "state"}"\ndata = "{data}"\n[classes]\n{table}'

@@ -119,9 +119,7 @@ def test_a_deployment_ends_in_the_bytes_of_one_process(
 def test_flowers_simulation_ends_in_the_bytes_of_one_process(method: str, tmp_path: Path) -> None:
     config = toy_config(method, train__rounds=3)
     run(config, tmp_path / "here")
-    from fedgsca.engine.flower import (
-        simulate,  # before ray, which reads its settings when it is imported
-    )
+    from fedgsca.engine.flower_simulation import simulate
 
     pytest.importorskip("ray")
     observer = AddressObserver()
@@ -219,21 +217,6 @@ def test_a_killed_node_that_returns_changes_nothing(link: Deployment, tmp_path: 
     wait_until(is_finished, run=process)
     process.wait(TIME_LIMIT)
     assert outcome(out) == outcome(tmp_path / "here")
-
-
-def test_flowers_own_supernode_uses_the_worker_and_ends_it(tmp_path: Path) -> None:
-    config = toy_config("fedavg", data__sites=2, noise__spec="S40", train__rounds=2)
-    out = tmp_path / "deployed"
-    run(config, tmp_path / "here")
-    with deployment(tmp_path / "stock") as link:
-        link.superlink()
-        for name in NAMES[:2]:
-            link.register(name)
-            link.supernode(name, stock=True)
-        complete(link, config, out)
-        assert len(site_workers(link.folder)) == 2
-        assert outcome(out) == outcome(tmp_path / "here")
-    wait_until(lambda: not site_workers(tmp_path / "stock"), 30)
 
 
 def test_a_killed_site_is_named_and_comes_back(link: Deployment, tmp_path: Path) -> None:

@@ -394,9 +394,10 @@ def test_all_images_of_a_patient_are_side_by_side(window: Browser, tmp_path: Pat
 
 
 def test_two_readers_and_a_judge_over_the_network(window: Browser, folder: Path) -> None:
+    from fedgsca.review.address import PageAddress
     from fedgsca.review.links import ADJUDICATOR, READER, LinkBook
-    from fedgsca.review.network_app import SharedReview
-    from fedgsca.review.network_server import PageAddress, bind_address, build_network_server
+    from fedgsca.review.serve import bind_address, build_network_server
+    from fedgsca.review.web_app import SharedReview
 
     with bind_address("127.0.0.1", 0) as listener:
         address = PageAddress("127.0.0.1", int(listener.getsockname()[1]))

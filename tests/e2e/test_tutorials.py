@@ -1,8 +1,8 @@
 """The tutorials, executed: every command of a `sh` block, in order, in an empty folder.
 
 Blocks with a title are files that the reader saves; `console` blocks need a person and are only
-shown. The fast tests use fewer rounds and seeds than the page, and smaller images; the slow one is
-a real deployment.
+shown. The tests use fewer rounds and seeds than the page, and smaller images. `make test` has the
+hospital's tutorial, `make slow` all of them, with a real deployment.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def shorten(script: str) -> str:
     script = re.sub(r"--seeds \d+", "--seeds 1", script)
     # all commands alike, so that the features of the images are computed once
     return re.sub(
-        r"^(fedgsca (run|compare|noise preview) .*)$",
+        r"^(fedgsca (run|compare|noise) .*)$",
         r"\1 --set data.image_size=32 --set model.feature_size=32",
         script,
         flags=re.MULTILINE,
@@ -103,8 +103,9 @@ def test_every_block_of_commands_is_executed_or_needs_a_person() -> None:
                 assert all(line.startswith("$ ") for line in block.content.splitlines())
 
 
-def test_the_researcher_compares_methods(execute: Execute, tmp_path: Path) -> None:
-    output = execute(shorten(shell_script(read_blocks("researcher"))), tmp_path)
+@pytest.mark.slow
+def test_the_researcher_compares_methods(tmp_path: Path) -> None:
+    output = run_script(shorten(shell_script(read_blocks("researcher"))), tmp_path)
     assert "ready to train on" in output
     for name in ("compare", "networks"):
         assert (tmp_path / "runs" / name / "report.html").is_file()
@@ -127,10 +128,11 @@ def test_the_hospital_audits_its_labels(execute: Execute, tmp_path: Path) -> Non
     assert second.header.summary.estimated_wrong.count < before
 
 
-def test_the_developer_adds_a_method(execute: Execute, tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_the_developer_adds_a_method(tmp_path: Path) -> None:
     blocks = read_blocks("developer")
     save_files(blocks, tmp_path)
-    output = execute(shorten(shell_script(blocks)), tmp_path)
+    output = run_script(shorten(shell_script(blocks)), tmp_path)
     assert "FedTrim" in output
     assert "FedTrim" in (tmp_path / "runs/compare/compare.md").read_text()
     ruff = shutil.which("ruff", path=str(BIN))
@@ -141,6 +143,7 @@ def test_the_developer_adds_a_method(execute: Execute, tmp_path: Path) -> None:
             subprocess.run([ruff, *command.split(), *options], cwd=ROOT, check=True)
 
 
+@pytest.mark.slow
 def test_the_coordinator_plans(tmp_path: Path) -> None:
     """Up to the start of the first server, in processes of their own."""
     blocks = read_blocks("coordinator")

@@ -29,7 +29,7 @@ from tests.toys import toy_config, toy_npz
 
 GOLDEN = Path(__file__).with_name("golden.json")
 UPDATE = bool(os.environ.get("FEDGSCA_UPDATE_GOLDEN"))
-METHODS = ("fedavg", "fedgsca")
+METHODS = ("fedavg", "fedgsca", "fedgsca-e")
 POINTS = 6.0  # of macro F1: three or four of the toy's 90 test images
 
 

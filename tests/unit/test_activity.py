@@ -13,7 +13,7 @@ from fedgsca.engine.progress import LineDisplay
 from fedgsca.engine.time_estimate import MachineSpeed, TimeEstimate, estimate_time
 from fedgsca.models.build import build_backbone, spec_of
 from fedgsca.models.features import extract
-from fedgsca.support.activity import activity, listen
+from fedgsca.support.console import activity, listen
 from tests.toys import toy_npz
 
 

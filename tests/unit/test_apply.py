@@ -16,8 +16,8 @@ import fedgsca
 from fedgsca.cli import execute
 from fedgsca.cli.apply import _counts_text
 from fedgsca.cli.run_summary import show_run
-from fedgsca.data.label_changes import log_path, read_log
 from fedgsca.data.load import load
+from fedgsca.data.relabel import log_path, read_log
 from fedgsca.engine.rounds import run
 from fedgsca.errors import DataError, RunFolderError
 from fedgsca.experiment.data_source import load_table
@@ -393,7 +393,7 @@ def test_the_corrected_file_keeps_images_that_the_run_did_not_use(tmp_path: Path
     data = tmp_path / "data"
     shutil.copytree(toy_folder("five_samples"), data)
     config = toy_config(
-        "fedavg", source=data, train__rounds=2, data__train=40, data__test=12, noise__spec="0"
+        "fedavg", source=data, audit__enabled=True, data__train=40, data__test=12, noise__spec="0"
     )
     run(config, tmp_path / "run")
     audit = next(iter(fedgsca.audit(tmp_path / "run")))

@@ -13,11 +13,12 @@ import pytest
 from fedgsca.config import FederationConfig, load_config
 from fedgsca.engine.filters.lateness import check_lateness, late_weight, rebase
 from fedgsca.engine.late_sites import LateSites
-from fedgsca.engine.network import NetworkEngine, SiteMessage
+from fedgsca.engine.messages import SiteMessage
+from fedgsca.engine.network import NetworkEngine
 from fedgsca.engine.participation import draw_sites, num_asked
 from fedgsca.engine.round_status import StatusObserver, read_status
 from fedgsca.engine.rounds import run
-from fedgsca.engine.timeouts import SiteTimeouts
+from fedgsca.engine.site_contacts import SiteTimeouts
 from fedgsca.errors import ConfigError, UpdateError
 from fedgsca.experiment.run_folder import read_rounds
 from fedgsca.methods.base import ServerState, make_method
@@ -199,7 +200,7 @@ def test_a_timeout_follows_the_median() -> None:
     timeouts.record("train", "a", 2000.0)
     assert timeouts.usual("train", "a") == 40.0
     assert timeouts.timeout("train", "a") == 200.0
-    assert timeouts.timeout("judge", "a") == 3600.0
+    assert timeouts.timeout("test", "a") == 3600.0
 
 
 def test_a_timeout_is_bounded() -> None:

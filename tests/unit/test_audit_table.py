@@ -15,7 +15,7 @@ from PIL import Image
 from fedgsca.errors import DataError, RunFolderError
 from fedgsca.experiment.records import AuditSummary
 from fedgsca.label_audit.audit_images import AuditImages, content_hash
-from fedgsca.label_audit.audit_table import Audit, CleanExample, Suspect, read_audit, write_audit
+from fedgsca.label_audit.audit_table import Audit, Suspect, read_audit, write_audit
 from tests.audits import toy_audit
 from tests.toys import toy_folder
 
@@ -36,9 +36,6 @@ def suspect(rank: int, **changes: object) -> Suspect:
         probability=0.93,
         runners_up=(("serrated", 0.05), ("normal", 0.02)),
         suspicion=1 / rank,
-        rounds=12,
-        votes=11,
-        posterior=None,
         reason="given serrated, the model says adenoma with 0.93 in 11 of 12 rounds",
         priority=rank <= 10,
     )
@@ -50,7 +47,7 @@ def audit(tmp_path: Path) -> Audit:
     entries = (
         suspect(i, given=CLASSES[i % 2], suggestion=CLASSES[1 + i % 2]) for i in range(1, 51)
     )
-    clean = {"normal": [CleanExample(3, "ab")]}
+    clean = {"normal": [3]}
     return write_audit(tmp_path / "audit" / "a", HEADER, entries, clean)
 
 
@@ -58,7 +55,7 @@ def test_written_labels_are_read_back_in_order(audit: Audit) -> None:
     again = read_audit(audit.path.parent.parent)  # the run's folder: there is one site
     assert [s.rank for s in again.ranked_labels()] == list(range(1, 51))
     assert next(again.ranked_labels()) == suspect(1, given="serrated", suggestion="adenoma")
-    assert again.clean == {"normal": (CleanExample(3, "ab"),)}
+    assert again.clean == {"normal": (3,)}
     assert len(again) == 50
     assert again.header == audit.header and again.header.columns[:7] == (
         "rank",
@@ -80,14 +77,14 @@ def test_the_files_have_the_keys_of_version_0_2(audit: Audit) -> None:
     line = json.loads((audit.path / "suspects.jsonl").read_text().splitlines()[0])
     assert list(line) == [
         *("rank", "row", "id", "hash", "given", "suggested", "probability", "others", "suspicion"),
-        *("rounds", "votes", "posterior", "reason", "priority", "opinions"),
+        *("reason", "priority", "opinions"),
     ]
     assert json.loads((audit.path / "clean.json").read_text()) == {
         "normal": [{"row": 3, "hash": "ab"}]
     }
     header = json.loads((audit.path / "audit.json").read_text())
     assert list(header) == [
-        *("run", "site", "data", "classes", "method", "rounds", "seen", "split", "warning"),
+        *("run", "site", "data", "classes", "method", "split", "warning"),
         *("summary", "version", "scored", "columns"),
     ]
     assert header["version"] == 1 and header["scored"] == 50
@@ -111,7 +108,6 @@ def test_names_survive_and_no_cell_is_a_formula(tmp_path: Path) -> None:
         1,
         id='=cmd|"/c calc"!A1',
         reason="naïve, 日本\nline",
-        posterior=0.25,
         opinions={"cleanlab": ("normal", 0.5)},
     )
     audit = write_audit(tmp_path, HEADER, [odd, suspect(2, id="-1+1", runners_up=())], {})

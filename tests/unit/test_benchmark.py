@@ -21,8 +21,8 @@ from benchmarks.protocols.submission import Submission, read_submission, write_s
 from fedgsca.config import load_config
 from fedgsca.errors import ConfigError, DataError, RunFolderError
 from fedgsca.experiment.data_source import load_table
+from fedgsca.experiment.samples import weights_digest
 from fedgsca.experiment.simulation import divide
-from fedgsca.experiment.weights_file import weights_digest
 from tests.toys import toy_folder, toy_npz, toy_weights
 
 # A protocol never changes: a change is a new version. If this test fails, undo the change.

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from PIL import Image
 
-from fedgsca.config import build, merge
+from fedgsca.config import Config, build, merge
 from fedgsca.experiment import choose_settings as module
 from fedgsca.experiment.choose_settings import (
+    CompleteConfig,
     choose_feature_size,
     choose_model,
-    choose_settings,
+    complete,
     describe_frozen,
 )
 from fedgsca.experiment.simulation import divide
@@ -38,33 +40,25 @@ def write_folder(root: Path, *, size: int = 16, columns: str = "", sites: int = 
     return root
 
 
-def tree_of(root: Path, **sections: dict[str, object]) -> dict[str, object]:
-    return merge({"data": {"source": str(root)}}, sections)
-
-
 def test_site_column_is_used(tmp_path: Path) -> None:
-    tree = tree_of(write_folder(tmp_path / "x", columns=",group,site"))
-    choice = choose_settings(tree)
-    division = divide(build(merge(choice.tree, tree)))
+    result = complete(Config.load(data=write_folder(tmp_path / "x", columns=",group,site")))
+    division = divide(result.config)
     assert list(division.rows) == ["hospital-0", "hospital-1", "hospital-2"]
-    assert any("hospital-1" in reason for reason in choice.reasons)
+    assert any("hospital-1" in reason for reason in result.reasons)
     assert not any("--partition column" in warning for warning in division.warnings)
 
 
 @pytest.mark.parametrize("spec", ["0-S20", "0-S20-S20-S20"])
 def test_number_of_sites_beats_site_column(tmp_path: Path, spec: str) -> None:
-    tree = tree_of(write_folder(tmp_path / "x", columns=",site"), noise={"spec": spec})
-    data = tree["data"]
-    assert isinstance(data, dict)
-    data["sites"] = spec.count("-") + 1
-    choice = choose_settings(tree)
-    assert "data" not in choice.tree
-    assert any("3 hospitals" in reason for reason in choice.reasons)
+    root = write_folder(tmp_path / "x", columns=",site")
+    result = complete(Config.load(data=root, noise=spec, sites=spec.count("-") + 1))
+    assert "data" not in result.choices
+    assert any("3 hospitals" in reason for reason in result.reasons)
 
 
 def test_groups_stay_together(tmp_path: Path) -> None:
-    tree = tree_of(write_folder(tmp_path / "x", columns=",group"))
-    division = divide(build(merge(choose_settings(tree).tree, tree)))
+    config = complete(Config.load(data=write_folder(tmp_path / "x", columns=",group"))).config
+    division = divide(config)
     assert division.table.groups is not None
     sites_of: dict[str, set[str]] = {}
     for site, rows in division.rows.items():
@@ -76,13 +70,29 @@ def test_groups_stay_together(tmp_path: Path) -> None:
 
 def test_explicit_settings_stay(tmp_path: Path) -> None:
     root = write_folder(tmp_path / "x", columns=",group,site")
-    tree = tree_of(root, model={"name": "cnn"})
-    data = tree["data"]
-    assert isinstance(data, dict)
-    data["partition"] = "stratified"
-    assert choose_settings(tree).tree == {}
-    assert choose_settings(tree_of(root) | {"preset": "paper"}).tree == {}
-    assert choose_settings({"data": {"source": "synthetic"}}).tree == {}
+    for settings in (
+        {"data": root, "model": "cnn", "partition": "stratified"},
+        {"data": root, "preset": "paper"},
+        {"data": "synthetic"},
+    ):
+        config = Config.load(**settings)
+        assert complete(config) == CompleteConfig(config)
+
+
+def test_a_complete_configuration_stays(tmp_path: Path) -> None:
+    """A run folder has every key: nothing is chosen again, on whatever machine it continues."""
+    config = Config.load(data=write_folder(tmp_path / "x", columns=",group,site"))
+    complete_config = complete(config).config
+    assert complete_config != config
+    assert complete(build(complete_config.to_tree())).choices == {}
+
+
+def test_chosen_values_are_those_of_a_user_who_gives_them(tmp_path: Path) -> None:
+    """Also what depends on them: a head on frozen features has training settings of its own."""
+    config = Config.load(data=write_folder(tmp_path / "x", columns=",group"), device="cpu", lr=0.3)
+    result = complete(config)
+    given = {"data": {"source": config.data.source}, "train": {"device": "cpu", "lr": 0.3}}
+    assert result.config == build(merge(given, result.choices))
 
 
 @pytest.mark.parametrize(
@@ -120,12 +130,11 @@ def test_the_backbone_sees_the_detail_that_there_is(image_size: int, size: int |
     assert tree == ({} if size is None else {"model": {"feature_size": size}})
 
 
-@pytest.mark.parametrize("model", [{}, {"frozen": True}])
-def test_feature_size_is_chosen_unless_given(tmp_path: Path, model: dict[str, object]) -> None:
+@pytest.mark.parametrize("settings", [{}, {"frozen": True}])
+def test_feature_size_is_chosen_unless_given(tmp_path: Path, settings: dict[str, Any]) -> None:
     pytest.importorskip("efficientnet_lite_pytorch")
     root = write_folder(tmp_path / "x", size=128)
-    tree = tree_of(root, model=model, train={"device": "cpu"})
-    chosen_model = choose_settings(tree).tree["model"]
-    assert isinstance(chosen_model, dict) and chosen_model["feature_size"] == 128
-    tree = tree_of(root, model={"frozen": True, "feature_size": 96})
-    assert "model" not in choose_settings(tree).tree
+    config = Config.load(data=root, device="cpu", **settings)
+    assert complete(config).config.model.feature_size == 128
+    config = Config.load(data=root, frozen=True, model__feature_size=96)
+    assert "model" not in complete(config).choices

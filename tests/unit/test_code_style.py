@@ -12,7 +12,6 @@ from benchmarks.code_metrics import (
     Module,
     bindings,
     class_names,
-    file_stems,
     is_vague,
     nested_comprehensions,
     read_modules,
@@ -43,8 +42,7 @@ def test_the_check_of_names_can_fail() -> None:
     assert [name for name in clear if is_vague(name)] == []
 
 
-def test_a_file_stem_and_a_class_name_occur_once(modules: list[Module]) -> None:
-    assert repeated(file_stems(modules)) == {}
+def test_a_class_name_occurs_once(modules: list[Module]) -> None:
     assert repeated(class_names(modules)) == {}
 
 

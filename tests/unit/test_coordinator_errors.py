@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from fedgsca.engine.coordinator_errors import TracebackFilter, report_stop
+from fedgsca.engine.flower import TracebackFilter, report_stop
 from fedgsca.errors import QuorumError, RunFolderError
 
 

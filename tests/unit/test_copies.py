@@ -14,9 +14,8 @@ from fedgsca.data import build_table
 from fedgsca.data.checks import check_source
 from fedgsca.data.decode.image_files import decode_with_patient
 from fedgsca.data.file_list import FileList, ImageRow
-from fedgsca.data.load import load
+from fedgsca.data.load import load, subsample
 from fedgsca.data.reader import ReaderOptions
-from fedgsca.data.subsample import subsample
 from fedgsca.rng import stream
 
 
@@ -121,9 +120,9 @@ def test_cache_size_and_clear(
     monkeypatch.setenv("FEDGSCA_CACHE", str(cache))
     load(str(root))
     (cache / "thesis.txt").write_text("not ours")
-    assert execute(["cache", "size"]) == 0
+    assert execute(["data", "cache"]) == 0
     assert "KB in 3 files" in capsys.readouterr().out
-    assert execute(["cache", "clear", "--older-than", "1", "--yes"]) == 0
+    assert execute(["data", "cache", "--clear", "--older-than", "1", "--yes"]) == 0
     assert len(list(cache.iterdir())) == 4
-    assert execute(["cache", "clear", "--yes"]) == 0
+    assert execute(["data", "cache", "--clear", "--yes"]) == 0
     assert [path.name for path in cache.iterdir()] == ["thesis.txt"]

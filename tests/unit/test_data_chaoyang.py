@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from fedgsca.config import load_config
-from fedgsca.data.align_classes import align_classes
 from fedgsca.data.checks import check_source
+from fedgsca.data.class_names import align_classes
 from fedgsca.data.load import load
 from fedgsca.data.reader import ReaderOptions
 from fedgsca.data.readers.chaoyang import list_chaoyang

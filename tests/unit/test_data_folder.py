@@ -20,8 +20,8 @@ from fedgsca.data.decode.image_files import (
 )
 from fedgsca.data.file_list import show_cases
 from fedgsca.data.load import load
+from fedgsca.data.partition import split_rows
 from fedgsca.data.readers.folder import list_folder
-from fedgsca.data.split import split_rows
 from fedgsca.data.table import ImageTable
 from fedgsca.errors import DataError
 

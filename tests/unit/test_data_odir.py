@@ -12,7 +12,7 @@ import pytest
 from fedgsca.data.checks import check_source
 from fedgsca.data.file_list import FolderCount
 from fedgsca.data.load import load
-from fedgsca.data.readers.odir_keywords import CLASSES, class_of_eye
+from fedgsca.data.readers.odir import CLASSES, class_of_eye
 from fedgsca.errors import DataError, MissingExtraError
 from fedgsca.noise.candidates import ODIR, table_for
 from tests import papers
@@ -191,7 +191,7 @@ def test_wrong_roots(root: Path, tmp_path: Path) -> None:
 def test_without_the_extra_the_line_that_installs_it_is_told(
     complete_root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fedgsca.data.readers.xlsx.find_spec", lambda name: None)
+    monkeypatch.setattr("fedgsca.data.readers.published.find_spec", lambda name: None)
     with pytest.raises(MissingExtraError) as caught:
         load(f"odir:{complete_root}")
     assert caught.value.code == "extra.odir-missing" and "fedgsca[odir]" in caught.value.fix

@@ -163,9 +163,6 @@ def suspect(row: int = 3) -> Suspect:
         probability=0.7,
         runners_up=(("a", 0.2), ("c", 0.1)),
         suspicion=0.9,
-        rounds=5,
-        votes=4,
-        posterior=None,
         reason="given a, the model says b",
         priority=True,
     )

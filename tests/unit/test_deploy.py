@@ -39,25 +39,27 @@ from fedgsca.deploy.certificates import (
     read_node_key,
 )
 from fedgsca.deploy.check import check_disk, check_versions
-from fedgsca.deploy.check_coordinator import (
-    check_free_port,
-    check_port,
-    check_server_certificate,
-    check_test_images,
-)
-from fedgsca.deploy.check_kit import check_hospital_key, check_kit, check_site_data
-from fedgsca.deploy.consortium import read_consortium
-from fedgsca.deploy.flower_probe import (
+from fedgsca.deploy.check_connection import (
     ENDPOINT,
     SiteIdentity,
     activation_request,
     clock_difference,
 )
+from fedgsca.deploy.check_kit import (
+    check_free_port,
+    check_hospital_key,
+    check_kit,
+    check_port,
+    check_server_certificate,
+    check_site_data,
+    check_test_images,
+)
+from fedgsca.deploy.consortium import read_consortium
 from fedgsca.deploy.kit_files import KEY_FILE, installed_versions
 from fedgsca.deploy.kits import add_hospital, make_kits
 from fedgsca.deploy.status_view import read_deployment_status
 from fedgsca.engine.round_status import StatusObserver
-from fedgsca.engine.site_node import SiteSettings, read_settings, state_folder
+from fedgsca.engine.site_settings import SiteSettings, read_settings, state_folder
 from fedgsca.errors import ConfigError, RunFolderError
 from fedgsca.experiment.simulation import prepare
 from fedgsca.privacy.accountant import epsilon
@@ -679,10 +681,10 @@ def test_each_fault_of_a_certificate_is_reported_with_the_command_that_renews_it
         "not valid yet": make_server(
             ours, hosts, now=datetime.datetime.now(datetime.UTC) + datetime.timedelta(days=2)
         ),
-        "not the key of": CertifiedKey(
+        "does not belong to": CertifiedKey(
             make_server(ours, hosts).certificate, make_server(ours, hosts).key
         ),
-        "damaged": CertifiedKey(b"something", b"else"),
+        "cannot be used": CertifiedKey(b"something", b"else"),
     }
     for phrase, signed in cases.items():
         (coordinator / "server.pem").write_bytes(signed.certificate)

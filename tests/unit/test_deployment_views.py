@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from fedgsca.config import load_config
-from fedgsca.data.align_classes import align_classes
+from fedgsca.data.class_names import align_classes
 from fedgsca.data.load import load
 from fedgsca.errors import ClassListError, ConfigError
 from fedgsca.experiment.deployment import prepare_coordinator, prepare_site, site_table

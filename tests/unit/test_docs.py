@@ -1,18 +1,19 @@
-"""The documentation is true where a machine can tell.
+"""The manual is true where a machine can tell.
 
-Links, commands, options, configuration keys, the four examples of CONTRIBUTING.md and the Python
-code of the pages are executed or checked.
+Links, commands, options, configuration keys, names of functions, the examples of docs/extend.md and
+everything between the markers of docs/generate.py are executed or checked.
 """
 
 from __future__ import annotations
 
 import functools
+import importlib
 import importlib.util
 import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import ModuleType
 
@@ -21,6 +22,20 @@ import numpy as np
 import pytest
 import typer
 
+from docs.generate import (
+    PAGE_BLOCKS,
+    SITE_BLOCKS,
+    SLOW_BLOCKS,
+    STUDY_BLOCKS,
+    count_words,
+    fill_site_blocks,
+    find_page,
+    list_pages,
+    read_blocks,
+    render_commands,
+    render_configuration,
+    write_block,
+)
 from fedgsca.cli import app
 from fedgsca.config import METHODS, load_config
 from fedgsca.data.load import load
@@ -40,9 +55,8 @@ INCLUDED_PAGES = ("index.md", "contributing.md", "changelog.md")
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
 PAGES += [path for path in sorted((ROOT / "docs").glob("*.md")) if path.name not in INCLUDED_PAGES]
 PAGES += sorted((ROOT / "docs" / "tutorials").glob("*.md"))
-METHOD_NAME = "fedsmall"  # the example in CONTRIBUTING.md; not a method of this package
-
-each_page = pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
+METHOD_NAME = "fedsmall"  # the example in docs/extend.md; not a method of this package
+MOST_WORDS = 50_000
 
 
 def lines_without_errors(text: str) -> Iterator[str]:
@@ -64,9 +78,13 @@ def read_links(path: Path) -> list[str]:
 # ---- links ----
 
 
-@each_page
-def test_relative_links_resolve(path: Path) -> None:
-    assert [link for link in read_links(path) if not (path.parent / link).exists()] == []
+def test_relative_links_resolve() -> None:
+    broken = []
+    for path in PAGES:
+        broken += [
+            (path.name, link) for link in read_links(path) if not (path.parent / link).exists()
+        ]
+    assert broken == []
 
 
 def test_every_page_is_linked_from_another_page() -> None:
@@ -84,11 +102,83 @@ def test_every_page_is_in_the_navigation_of_the_site() -> None:
     assert [name for name in names if name not in navigation] == []
 
 
-@each_page
-def test_no_page_names_a_machine(path: Path) -> None:
+def test_no_page_names_a_machine() -> None:
     pattern = r"(?<![\w.~])/(?:tmp|home|work|root|mnt)/\S*|localhost|\b\d+\.\d+\.\d+\.\d+\b"
-    text = path.read_text("utf-8").replace("127.0.0.1", "")  # every machine calls itself so
-    assert re.findall(pattern, text) == []
+    names = []
+    for path in PAGES:
+        text = path.read_text("utf-8").replace("127.0.0.1", "")  # every machine calls itself so
+        names += [(path.name, name) for name in re.findall(pattern, text)]
+    assert names == []
+
+
+# ---- what the product writes ----
+
+
+def test_every_block_has_one_page_and_a_command_that_writes_it() -> None:
+    names: list[str] = []
+    for path in list_pages():
+        names += read_blocks(path.read_text("utf-8"))
+    assert sorted(names) == sorted({*SITE_BLOCKS, *PAGE_BLOCKS, *STUDY_BLOCKS})
+
+
+def test_long_blocks_are_filled_on_the_site_only() -> None:
+    for name in SITE_BLOCKS:
+        assert read_blocks(find_page(name).read_text("utf-8"))[name] == "", name
+    page = fill_site_blocks("<!-- begin: errors -->\n<!-- end: errors -->\n")
+    assert "### `config.unknown-key`" in page
+
+
+def compare_blocks(names: Iterable[str]) -> None:
+    for name in names:
+        text = read_blocks(find_page(name).read_text("utf-8"))[name]
+        assert text.strip() == PAGE_BLOCKS[name](), f"run python -m docs.generate {name}"
+
+
+def test_blocks_of_the_pages_are_what_the_product_prints() -> None:
+    compare_blocks(set(PAGE_BLOCKS) - set(SLOW_BLOCKS))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SLOW_BLOCKS)
+def test_blocks_that_take_long_are_what_the_product_prints(name: str) -> None:
+    pytest.importorskip("efficientnet_lite_pytorch")
+    pytest.importorskip("opacus")
+    compare_blocks([name])
+
+
+def test_a_block_is_replaced_and_nothing_else(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("a\n<!-- begin: x -->\nold\n<!-- end: x -->\nb\n")
+    for _ in range(2):
+        write_block(page, "x", "new")
+        assert page.read_text() == "a\n<!-- begin: x -->\n\nnew\n\n<!-- end: x -->\nb\n"
+    with pytest.raises(SystemExit):
+        write_block(page, "y", "new")
+
+
+def test_the_keys_and_commands_on_the_site_are_complete() -> None:
+    keys = render_configuration()
+    for key in ("train.lr", "privacy.clip", "fedgsca.zeta"):
+        assert f"| `{key}` |" in keys
+    commands = render_commands()
+    for name, command in read_commands().items():
+        if not isinstance(command, click.Group):
+            assert f"### {name}\n" in commands
+
+
+def test_the_functions_of_the_equations_exist() -> None:
+    text = (ROOT / "docs" / "architecture.md").read_text("utf-8")
+    names = re.findall(r"`((?:selector|pseudo_label|credal|metrics)\.(?!py`|jsonl`)\w+)`", text)
+    assert len(names) > 10
+    for name in names:
+        module, _, function = name.partition(".")
+        assert hasattr(importlib.import_module(f"fedgsca.{module}"), function), name
+
+
+def test_the_readme_is_short() -> None:
+    assert dict(count_words())[ROOT / "README.md"] <= 900
+    text = (ROOT / "README.md").read_text("utf-8")
+    assert len(re.findall(r"(?<!!)\[[^]]+\]\(", text)) <= 10
 
 
 # ---- commands ----
@@ -123,29 +213,22 @@ def read_mentions(path: Path) -> Iterator[tuple[str, list[str]]]:
             yield name, [word for word in words if word.startswith("--")]
 
 
-@each_page
-def test_commands_and_their_options_exist(path: Path) -> None:
-    for name, options in read_mentions(path):
-        assert name in read_commands(), f"{path.name}: fedgsca {name}"
-        flags = {"--help"}
-        for parameter in read_commands()[name].params:
-            flags.update(parameter.opts, parameter.secondary_opts)
-        assert set(options) <= flags, f"{path.name}: fedgsca {name}"
+def test_commands_and_their_options_exist() -> None:
+    for path in PAGES:
+        for name, options in read_mentions(path):
+            assert name in read_commands(), f"{path.name}: fedgsca {name}"
+            flags = {"--help"}
+            for parameter in read_commands()[name].params:
+                flags.update(parameter.opts, parameter.secondary_opts)
+            assert set(options) <= flags, f"{path.name}: fedgsca {name}"
 
 
-def test_every_command_is_in_the_reference() -> None:
-    text = (ROOT / "docs" / "commands.md").read_text("utf-8")
-    for name, command in read_commands().items():
-        if not isinstance(command, click.Group):
-            assert f"fedgsca {name}" in text
-
-
-# ---- the four examples of CONTRIBUTING.md ----
+# ---- the examples of docs/extend.md ----
 
 
 def read_example(marker: str) -> str:
-    """The complete file in CONTRIBUTING.md that contains the marker."""
-    text = (ROOT / "CONTRIBUTING.md").read_text("utf-8")
+    """The complete file in docs/extend.md that contains the marker."""
+    text = (ROOT / "docs" / "extend.md").read_text("utf-8")
     blocks = re.findall(r"^```python\n(.*?)^```", text, flags=re.MULTILINE | re.DOTALL)
     (example,) = [block for block in blocks if marker in block]
     return str(example)
@@ -163,16 +246,14 @@ def import_example(marker: str, folder: Path) -> ModuleType:
     return module
 
 
-@pytest.mark.parametrize(
-    "marker", ["@register\n", "@register_kind", "READERS.register", "@register_engine"]
-)
-def test_the_examples_pass_our_own_lint(marker: str, tmp_path: Path) -> None:
+def test_the_examples_pass_our_own_lint(tmp_path: Path) -> None:
     ruff = shutil.which("ruff", path=str(Path(sys.executable).parent))
     if ruff is None:
         pytest.skip("ruff is not installed")
-    file = tmp_path / "example.py"
-    file.write_text(read_example(marker), encoding="utf-8")
-    options = ["--config", str(ROOT / "pyproject.toml"), "--no-cache", str(file)]
+    markers = ("@register\n", "@register_kind", "READERS.register", "@register_engine")
+    for number, marker in enumerate(markers):
+        (tmp_path / f"example_{number}.py").write_text(read_example(marker), encoding="utf-8")
+    options = ["--config", str(ROOT / "pyproject.toml"), "--no-cache", str(tmp_path)]
     for command in (["check"], ["format", "--check", "--diff"]):
         result = subprocess.run([ruff, *command, *options], capture_output=True, text=True)
         assert result.returncode == 0, result.stdout + result.stderr
@@ -276,22 +357,23 @@ def why_refused(item: str) -> str | None:
     return None
 
 
-@each_page
-def test_configuration_keys_exist_and_take_the_values_shown(
-    path: Path, example_method: ModuleType
-) -> None:
-    text = "\n".join(lines_without_errors(path.read_text("utf-8")))
-    text = re.sub(r"--set\s+", "--set ", text)
-    items = re.findall(r"--set ([a-z][\w.]+=[^\s`]+)", text)
-    refusals = {item: why_refused(item.rstrip("`.,;:)")) for item in items}
-    assert {item: reason for item, reason in refusals.items() if reason} == {}
+def test_configuration_keys_exist_and_take_the_values_shown(example_method: ModuleType) -> None:
+    refusals = {}
+    for path in PAGES:
+        text = "\n".join(lines_without_errors(path.read_text("utf-8")))
+        text = re.sub(r"--set\s+", "--set ", text)
+        for item in re.findall(r"--set ([a-z][\w.]+=[^\s`]+)", text):
+            reason = why_refused(item.rstrip("`.,;:)"))
+            if reason:
+                refusals[path.name, item] = reason
+    assert refusals == {}
 
 
 def test_a_wrong_key_would_be_noticed() -> None:
     load_methods()
     for item in ("train.lrr=1", "train.lr=fast", "fedgsca.zetta=LR"):
         assert why_refused(item)
-    for item in ("train.lr=LR", "fedgsca.selector.clip=none"):
+    for item in ("train.lr=LR", "data.image_size=none"):
         assert why_refused(item) is None
 
 

@@ -31,7 +31,6 @@ from fedgsca.evidence import (
     suspicion,
     symmetric_matrix,
     train_heads,
-    training_weights,
 )
 from fedgsca.metrics import auroc
 from fedgsca.rng import stream
@@ -321,14 +320,6 @@ def test_selection_by_hand() -> None:
     np.testing.assert_array_equal(training_set.counts(3), [4, 1, 0])
     without = select(posterior, given, clean, zeta=np.inf)
     assert not without.pseudo.any()
-
-
-def test_training_weights_have_mean_one_and_a_limit() -> None:
-    counts = np.array([900.0, 90.0, 10.0])
-    weights = training_weights(counts)
-    assert weights[0] < weights[1] < weights[2] <= evidence.MAX_WEIGHT
-    assert (weights * counts).sum() / counts.sum() == pytest.approx(1.0)
-    np.testing.assert_allclose(training_weights(counts, 0.0), 1.0)
 
 
 # ---- a score without true labels ----

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from fedgsca.cli import execute
-from fedgsca.data.example_folder import NUM_TEST, NUM_TRAIN, write_example_folder
 from fedgsca.data.load import load
+from fedgsca.data.readers.synthetic_source import NUM_TEST, NUM_TRAIN, write_example_folder
 from fedgsca.errors import RunFolderError
 
 

@@ -33,8 +33,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """A full network, a frozen backbone with FedGP's own head, a method with personal maps."""
     base = tmp_path_factory.mktemp("runs")
     eager: dict[str, Any] = {
-        "fedgsca__wait_for_health": False,
-        "fedgsca__selector": {"var_floor": 0.001},
+        "fedgsca__var_floor": 0.001,
     }
     configs = {
         "whole": toy_config("fedgsca", train__rounds=3, **eager),

@@ -27,7 +27,7 @@ from fedgsca.models.feature_workers import (
 )
 from fedgsca.models.features import extract
 from fedgsca.rng import stream
-from fedgsca.support.activity import listen
+from fedgsca.support.console import listen
 
 IMAGES = stream(5, "images").integers(0, 256, (40, 20, 20, 3), dtype=np.uint8)
 

@@ -30,7 +30,7 @@ def run_loop(toy: Toy, clients_at_once: int) -> Outcome:
         head.weight.copy_(torch.from_numpy(weights["head.weight"]))
         head.bias.copy_(torch.from_numpy(weights["head.bias"]))
     train = toy.hyper
-    hyper = Hyper(4, 3, 3, lr=train.lr, batch=train.batch_size, clients_at_once=clients_at_once)
+    hyper = Hyper(4, 3, 3, lr=train.rate, batch=train.batch_size, clients_at_once=clients_at_once)
     loop = MainLoop(clients, head, hyper, seed=0)
     return loop.run(torch.from_numpy(toy.test.inputs), toy.test.labels)
 

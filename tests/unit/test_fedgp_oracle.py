@@ -77,7 +77,7 @@ def make_loop(toy: Toy, rounds: int = ROUNDS, *, graph_in_turn: bool = True) -> 
     hyper = Hyper(
         rounds,
         4,
-        lr=train.lr,
+        lr=train.rate,
         momentum=train.momentum,
         batch=train.batch_size,
         # a single round is the first of many

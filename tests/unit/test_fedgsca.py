@@ -12,7 +12,8 @@ from safetensors.numpy import load_file
 from fedgsca.engine.rounds import run
 from fedgsca.experiment.run_folder import read_lines
 from fedgsca.methods.base import ServerState
-from fedgsca.methods.parts.fedgsca_selection import Selection
+from fedgsca.methods.fedgsca import FedGSCA, FedGSCAOptions
+from fedgsca.methods.parts import selection_log
 from fedgsca.models.build import build_head_only
 from fedgsca.selector import NO_SELECTOR, Selector
 from fedgsca.site import weights_of
@@ -20,7 +21,7 @@ from fedgsca.wire import Payload, Update
 from tests.helpers import CLASSES, WIDTH, Toy, toy_experiment
 from tests.toys import toy_config
 
-NOW = {"warmup": 1, "wait_for_health": False}  # select from the second round on
+NOW = {"warmup": 0}  # select from the second round on
 
 
 def toy(folder: Path, **changes: Any) -> Toy:
@@ -76,7 +77,7 @@ def test_without_selection_and_credal_loss_it_is_fedavg_bit_for_bit(
 ) -> None:
     run(toy_config("fedavg", frozen=frozen), tmp_path / "a")
     run(
-        toy_config("fedgsca", frozen=frozen, fedgsca__selection=False, fedgsca__loss="ce"),
+        toy_config("fedgsca", frozen=frozen, fedgsca__warmup=6, fedgsca__loss="ce"),
         tmp_path / "b",
     )
     one, other = (load_file(tmp_path / x / "model.safetensors") for x in "ab")
@@ -98,22 +99,19 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "loss": "ce",
         "thresholds": "fixed",
         "zeta": 0.7,
-        "selector": {"scope": "own"},
+        "scope": "own",
     },
-    "CSS instead of GSS": {"selector": {"scope": "own"}},
+    "CSS instead of GSS": {"scope": "own"},
     "UCL": {"loss": "ucl"},
     "beta constant": {"beta_schedule": "constant"},
     "beta linear": {"beta_schedule": "linear"},
     "zeta 0.7": {"zeta": 0.7},
     "zeta 0.9": {"zeta": 0.9},
-    "per-class average": {"average": "per_class"},
-    "no pseudo-labels": {"pseudo_labels": False},
-    "losses of the trained model": {"selector": {"losses_of": "trained"}},
-    "no memory": {"selector": {"memory": 0.0}},
-    "not class-relative": {"selector": {"class_relative": False}},
+    "losses of the trained model": {"losses_of": "trained"},
+    "no memory": {"memory": 0.0},
+    "not class-relative": {"class_relative": False},
     "later": {"warmup": 5},
-    "selection only": {"loss": "ce", "pseudo_labels": False},
-    "loss only": {"selection": False},
+    "loss only": {"warmup": 8},
 }
 
 
@@ -154,7 +152,7 @@ def test_the_full_method_beats_plain_averaging(
     finished: dict[str, tuple[Toy, ServerState]], tmp_path: Path
 ) -> None:
     runner, state = finished["full"]
-    plain = toy(tmp_path, options={"selection": False, "loss": "ce"})
+    plain = toy(tmp_path, options={"warmup": 8, "loss": "ce"})
     assert runner.accuracy(state.weights) > plain.accuracy(plain.run(8).weights)
 
 
@@ -172,7 +170,7 @@ def test_nothing_is_flagged_before_the_warm_up_is_over(tmp_path: Path) -> None:
 
 
 def test_it_waits_until_the_selector_was_healthy_twice(tmp_path: Path) -> None:
-    runner = toy(tmp_path, options={"warmup": 0, "wait_for_health": True})
+    runner = toy(tmp_path, options={"warmup": 1})
     state = runner.start()
     history = []
     for _ in range(8):
@@ -229,7 +227,7 @@ def test_the_guard_falls_back_to_the_given_labels_and_reports_it(tmp_path: Path)
     guarded, plain = run_round(runner, selector), run_round(runner, None)
     assert int(guarded.extras["guard"]) == 1 and float(guarded.extras["delta"]) > 0.8
     assert int(guarded.extras["pseudo"]) == 0 and same(guarded, plain)
-    runner = toy(tmp_path / "off", options={"loss": "ce", "guard": {"enabled": False}})
+    runner = toy(tmp_path / "off", options={"loss": "ce", "guard": False})
     trusting = run_round(runner, selector)
     assert int(trusting.extras["guard"]) == 0 and not same(trusting, plain)
 
@@ -241,17 +239,10 @@ def test_the_guard_also_works_when_every_label_is_flagged(tmp_path: Path) -> Non
     assert same(guarded, run_round(runner, None)), "it trains on the given labels, it does not rest"
 
 
-def test_limits_of_the_guard_are_options(tmp_path: Path) -> None:
-    runner = toy(
-        tmp_path, options={"guard": {"max_delta": 1.0, "max_shift": 1.0, "min_class": 1000}}
-    )
-    assert int(run_round(runner, almost_all_wrong(runner)).extras["guard"]) == 0
-
-
-def test_guard_events_reach_the_result(tmp_path: Path) -> None:
-    config = toy_config(
-        "fedgsca", frozen=True, fedgsca__noise_level=0.0, fedgsca__guard={"max_delta": 1e-9}
-    )
+def test_guard_events_reach_the_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    reason = "a reason"
+    monkeypatch.setattr(selection_log, "guard_reason", lambda *_: reason)
+    config = toy_config("fedgsca", frozen=True, fedgsca__noise_level=0.0)
     result = run(config, tmp_path / "run")
     lines = read_lines(tmp_path / "run" / "metrics.jsonl")
     counted = sum(site["guard"] for line in lines for site in line["sites"].values())
@@ -262,7 +253,7 @@ def test_guard_events_reach_the_result(tmp_path: Path) -> None:
 
 
 def test_memory_is_the_normalised_mean_over_rounds(tmp_path: Path) -> None:
-    runner = toy(tmp_path, options={"selector": {"memory": 0.5, "clip": None}})
+    runner = toy(tmp_path, options={"memory": 0.5})
     state, outputs = runner.start(), []
     for t in range(4):
         site = runner.site("site-2")
@@ -289,7 +280,7 @@ def test_memory_never_crosses(tmp_path: Path) -> None:
 
 
 def test_own_and_global_scope_differ_only_in_the_selector_used(tmp_path: Path) -> None:
-    own = toy(tmp_path / "own", options={"selector": {"scope": "own"}})
+    own = toy(tmp_path / "own", options={"scope": "own"})
     runner = toy(tmp_path / "global")
     for t in (own, runner):
         t.run(1)
@@ -299,8 +290,8 @@ def test_own_and_global_scope_differ_only_in_the_selector_used(tmp_path: Path) -
 
 
 def test_a_threshold_that_rests_on_a_few_images_stays_at_the_site() -> None:
-    thresholds = np.array([0.8, 0.1, 0.8, 0.4])
-    support = np.array([40, 4, 0, 5])
-    selection = Selection(np.arange(3), np.zeros(3), np.ones(3, bool), thresholds, support=support)
-    np.testing.assert_array_equal(selection.public_thresholds, [0.8, np.nan, 0.8, 0.4])
-    np.testing.assert_array_equal(selection.thresholds, thresholds)
+    method = FedGSCA(FedGSCAOptions(), 10)
+    probs = np.repeat(np.eye(3)[[0, 1, 2]], [40, 4, 5], axis=0) * 0.8 + 0.05
+    thresholds, logged = method._class_thresholds(probs, np.ones(49, bool))
+    assert np.isfinite(thresholds).all()
+    assert np.isnan(logged).tolist() == [False, True, False]

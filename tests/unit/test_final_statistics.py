@@ -15,13 +15,14 @@ from fedgsca.engine.base import Reply
 from fedgsca.engine.rounds import run
 from fedgsca.engine.site_evaluation import pool_scores
 from fedgsca.errors import RunFolderError
-from fedgsca.experiment.final_predictions import (
+from fedgsca.experiment.final_statistics import (
     FILE,
     FinalPredictions,
     read_predictions_file,
+    summarise_counts,
+    summarise_predictions,
     write_predictions_file,
 )
-from fedgsca.experiment.final_statistics import summarise_counts, summarise_predictions
 from fedgsca.experiment.records import Comparison, Matrix, RoundRecord, RunResult
 from fedgsca.experiment.run_folder import read_result
 from fedgsca.export.exported_model import open_model

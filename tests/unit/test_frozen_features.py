@@ -9,9 +9,9 @@ import numpy as np
 from PIL import Image
 
 from fedgsca.config import Config
-from fedgsca.data.subsample import take_rows
+from fedgsca.data.load import take_rows
 from fedgsca.experiment.data_source import load_table
-from fedgsca.experiment.frozen_features import features_are_cached, frozen_features
+from fedgsca.experiment.samples import features_are_cached, frozen_features
 from tests.toys import toy_config, toy_images
 
 

@@ -26,7 +26,7 @@ from fedgsca.config import Config, build, load_config
 from fedgsca.data.decode.image_files import UnreadableImageError, decode, inspect_image
 from fedgsca.data.readers.folder import list_folder
 from fedgsca.data.readers.npz import read_npz
-from fedgsca.engine.network import SiteMessage, read_message
+from fedgsca.engine.messages import SiteMessage, read_message
 from fedgsca.errors import FedgscaError, UpdateError
 from fedgsca.experiment import records
 from fedgsca.label_audit.decisions import Decisions

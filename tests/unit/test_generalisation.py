@@ -24,6 +24,7 @@ from benchmarks.generalisation.plan import (
     QUICK,
     Cell,
     Dataset,
+    Rate,
     Setting,
     cell_config,
     filter_cells,
@@ -54,7 +55,7 @@ METHODS = (BASELINE, "fedprox", OURS)
 def result(
     method: str,
     f1: float,
-    lr: float = 0.05,
+    lr: Rate = "auto",
     seed: int = 1,
     val_f1: float | None = None,
     sites: tuple[SiteAudit, ...] = (),
@@ -82,7 +83,7 @@ def test_equal_scores_share_a_rank() -> None:
 def test_fedavg_is_tuned_on_validation_and_compared_on_test() -> None:
     results = [
         result(BASELINE, 50.0, 0.005, val_f1=60.0),
-        result(BASELINE, 55.0, 0.05, val_f1=40.0),
+        result(BASELINE, 55.0, "auto", val_f1=40.0),
         result(BASELINE, 30.0, 0.5, val_f1=30.0),
         result(OURS, 52.0, val_f1=50.0),
         result(CEILING, 65.0, val_f1=50.0),
@@ -96,7 +97,7 @@ def test_fedavg_is_tuned_on_validation_and_compared_on_test() -> None:
 
 
 def test_a_learning_rate_that_is_not_finished_prevents_tuning() -> None:
-    results = [result(BASELINE, 50.0, 0.005), result(BASELINE, 55.0, 0.05)]
+    results = [result(BASELINE, 50.0, 0.005), result(BASELINE, 55.0, "auto")]
     assert tuned_lr(collect_scores(results), SETTING) is None
 
 
@@ -189,7 +190,7 @@ def test_the_first_seed_of_the_main_methods_comes_first() -> None:
 
 def test_only_filters_by_every_key() -> None:
     cells = plan_cells(datasets(), FULL, (201, 202, 203))
-    part = filter_cells(cells, ["data=ham10000", "method=fedavg,fedgsca", "noise=S40"])
+    part = filter_cells(cells, ["data=ham10000", "method=fedavg,fedgsca-e", "noise=S40"])
     assert part
     for cell in part:
         assert cell.setting.data == "ham10000" and cell.setting.noise == "S40"
@@ -199,11 +200,11 @@ def test_only_filters_by_every_key() -> None:
 def test_a_ceiling_leaves_out_wrong_labels_and_settings_apply_to_fedgsca_only() -> None:
     dataset = Dataset("tiny", "synthetic", True)
     setting = replace(SETTING, data="tiny")
-    further_settings = parse_settings(["fedgsca.zeta=0.4"])
+    further_settings = parse_settings(["fedgsca-e.zeta=0.4"])
     ceiling = cell_config(Cell(setting, CEILING, 0.05, 1), dataset, QUICK, further_settings)
     ours = cell_config(Cell(setting, OURS, 0.05, 1), dataset, QUICK, further_settings)
-    assert ceiling.noise.oracle and ceiling.method == BASELINE and not ceiling.evidence.enabled
-    assert not ours.noise.oracle and ours.evidence.enabled and ours.options["zeta"] == 0.4
+    assert ceiling.noise.oracle and ceiling.method == BASELINE
+    assert not ours.noise.oracle and ours.options["zeta"] == 0.4
 
 
 # ---- the data ----
@@ -341,8 +342,8 @@ def test_the_smallest_suite_runs_and_writes_its_page(
     from benchmarks.generalisation.__main__ import main
 
     arguments = ["--quick", "--out", str(tmp_path), "--only", "data=tiny", "partition=stratified"]
-    main([*arguments, f"noise={MIXED}", "method=fedavg,fedgsca,ceiling", "lr=0.05"])
+    main([*arguments, f"noise={MIXED}", "method=fedavg,fedgsca-e,ceiling", "lr=auto"])
     output = capsys.readouterr().out
     assert "3 of" in output and "| tiny | frozen |" in output
-    main([*arguments, f"noise={MIXED}", "method=fedavg,fedgsca,ceiling", "lr=0.05"])
+    main([*arguments, f"noise={MIXED}", "method=fedavg,fedgsca-e,ceiling", "lr=auto"])
     assert "3 of 3 runs are finished" in capsys.readouterr().out

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from fedgsca.methods.parts import holdout
-from fedgsca.methods.parts.evidence_heads import add_evidence_heads
+from fedgsca.methods.parts.evidence_heads import MethodWithHeads
 from fedgsca.metrics import confusion, scores
-from fedgsca.site import Samples
+from fedgsca.site import LabelEvidence, Samples
 from fedgsca.train import evaluate
 from fedgsca.wire import SMALLEST_GROUP
 from tests.helpers import CLASSES, Toy, toy_experiment
@@ -21,7 +21,7 @@ SHARE = 0.3
 
 def toy_with_holdout(folder: Path, method: str = "fedavg", share: float = SHARE) -> Toy:
     toy = toy_experiment(folder, method, samples=160, rounds=16)
-    toy.method = add_evidence_heads(toy.method, COLLECTION_ROUNDS, share)
+    toy.method = MethodWithHeads(toy.method, COLLECTION_ROUNDS, share)
     return toy
 
 
@@ -30,7 +30,7 @@ def holdout_of(toy: Toy, name: str) -> np.ndarray:
     return mask
 
 
-@pytest.mark.parametrize("method", ["fedavg", "fedgsca", "fedcorr"])
+@pytest.mark.parametrize("method", ["fedavg", "fedgsca-e", "fedcorr"])
 def test_labels_of_held_out_samples_do_not_reach_the_model_before_the_posterior(
     method: str, tmp_path: Path
 ) -> None:
@@ -110,3 +110,14 @@ def test_a_site_that_would_keep_nothing_holds_nothing_out(tmp_path: Path) -> Non
     toy.sites["site-1"] = part
     mask = holdout_of(toy, "site-1")
     assert mask.sum() == 0
+
+
+def test_a_method_sees_all_that_the_heads_say_about_its_training_part(tmp_path: Path) -> None:
+    site = toy_with_holdout(tmp_path).site("site-1")
+    posterior = np.full((160, CLASSES), 0.25)
+    site.evidence = LabelEvidence(posterior, share_explained=0.3, plain_explained=0.4)
+    mask = np.arange(160) < 40
+    evidence = holdout.training_part(site, mask).evidence
+    assert evidence is not None and evidence.posterior is not None
+    assert len(evidence.posterior) == 120
+    assert (evidence.share_explained, evidence.plain_explained) == (0.3, 0.4)

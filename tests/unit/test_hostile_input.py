@@ -27,14 +27,14 @@ from fedgsca.data.file_list import FileList, ImageRow, linked_outside
 from fedgsca.data.readers.folder import list_folder
 from fedgsca.data.readers.npz import read_npz
 from fedgsca.engine.base import Reply
-from fedgsca.engine.network import SiteMessage, read_message
+from fedgsca.engine.messages import SiteMessage, read_message
 from fedgsca.engine.rounds import run
 from fedgsca.errors import ConfigError, DataError
 from fedgsca.experiment.run_folder import read_rounds
 from fedgsca.label_audit.audit_table import Audit
 from fedgsca.label_audit.decisions import Decisions
 from fedgsca.label_audit.exchange import import_verdicts
-from fedgsca.noise.specification import parse_noise
+from fedgsca.noise.base import parse_noise
 from fedgsca.support.console import console, make_table
 from fedgsca.support.csv_table import write_cells
 from fedgsca.support.markdown import markdown_table
@@ -552,17 +552,16 @@ def test_a_damaged_setup_of_a_finished_run(audit: Audit, capfd: pytest.CaptureFi
 
 def test_a_connection_that_only_waits_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     uvicorn = pytest.importorskip("uvicorn")
-    from fedgsca.review import timed_protocol
 
-    monkeypatch.setattr(timed_protocol, "HEAD_SECONDS", 0.5)
+    from fedgsca.review import security
+
+    monkeypatch.setattr(security, "HEAD_SECONDS", 0.5)
 
     async def app(scope: object, receive: object, send: object) -> None:
         raise AssertionError("no complete request arrives")
 
     listener = socket.create_server(("127.0.0.1", 0))
-    config = uvicorn.Config(
-        app, http=timed_protocol.TimedProtocol, lifespan="off", log_level="error"
-    )
+    config = uvicorn.Config(app, http=security.TimedProtocol, lifespan="off", log_level="error")
     server = uvicorn.Server(config)
     thread = threading.Thread(
         target=lambda: asyncio.run(server.serve(sockets=[listener])), daemon=True

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -96,12 +95,3 @@ def test_a_method_with_a_loss_of_its_own_refuses_another_one() -> None:
         load_config(method="fednoro", train__loss="gce")
     assert error.value.problems[0].code == "config.loss-not-used"
     assert "fedavg" in error.value.problems[0].message
-
-
-def test_a_run_with_cross_entropy_is_the_same_experiment_as_before() -> None:
-    """Otherwise runs of earlier versions could not be resumed or extended."""
-    tree = load_config(method="fedavg").to_tree()
-    assert "loss" not in tree["train"] and "gce_q" not in tree["train"]
-    sets: dict[str, Any] = {"train__loss": "gce", "train__gce_q": 0.5}
-    tree = load_config(method="fedavg", **sets).to_tree()
-    assert tree["train"]["loss"] == "gce" and tree["train"]["gce_q"] == 0.5

@@ -9,6 +9,7 @@ import pytest
 
 from fedgsca.config import METHODS
 from fedgsca.methods.base import (
+    Card,
     Logged,
     Method,
     MethodOptions,
@@ -54,12 +55,12 @@ def test_a_method_needs_only_a_name_and_four_functions(bare: type[Method]) -> No
     method = make_method("bare", {}, rounds=7)
     assert isinstance(method, bare)
     assert (method.options, method.rounds) == (MethodOptions(), 7)
-    assert (bare.title, bare.head, bare.passes) == ("bare", "linear", 3.0)
+    assert (bare.card.title, bare.head, bare.card.passes) == ("bare", "linear", 3.0)
     assert bare.uploads == bare.downloads == {} and bare.logged == Logged()
 
 
 def test_methods_are_listed_in_the_order_of_the_paper(bare: type[Method]) -> None:
-    built_in = [name for name, method in load_methods().items() if method.order < Method.order]
+    built_in = [name for name, method in load_methods().items() if method.card.order < Card.order]
     assert built_in == [
         "fedavg",
         "fedprox",
@@ -69,6 +70,7 @@ def test_methods_are_listed_in_the_order_of_the_paper(bare: type[Method]) -> Non
         "fedfixer",
         "fednoro",
         "fedgsca",
+        "fedgsca-e",
         "feddiv",
         "fedelc",
         "fedlsr",
@@ -81,8 +83,8 @@ def test_methods_are_listed_in_the_order_of_the_paper(bare: type[Method]) -> Non
 
 def test_built_in_methods_describe_themselves() -> None:
     for name, method in load_methods().items():
-        if method.order < Method.order:
-            assert method.title.lower() == name and method.paper
+        if method.card.order < Card.order:
+            assert method.card.title.lower() == name and method.card.paper
         assert set(method.logged.events) <= set(method.uploads), "events are uploads"
 
 

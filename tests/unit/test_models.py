@@ -181,7 +181,7 @@ def test_a_device_that_is_not_available(name: str, code: str) -> None:
 
 
 def test_large_arrays_are_gathered_not_copied() -> None:
-    from fedgsca.experiment.site_samples import take_rows
+    from fedgsca.experiment.samples import take_rows
 
     images = np.load(toy_npz())["train_images"]
     rows = np.array([5, 3, 100])

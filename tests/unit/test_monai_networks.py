@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 
 from fedgsca.errors import ConfigError, MissingExtraError, WeightsError
 from fedgsca.experiment.simulation import prepare
-from fedgsca.models import monai_extra
+from fedgsca.models import networks
 from fedgsca.models.build import build_backbone, spec_of
 from fedgsca.models.weights import load_backbone
 from fedgsca.site import weights_of
@@ -99,7 +99,7 @@ def test_images_that_are_too_small_are_refused() -> None:
 
 
 def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(monai_extra, "find_spec", lambda name: None)
+    monkeypatch.setattr(networks, "find_spec", lambda name: None)
     with pytest.raises(MissingExtraError) as caught:
         build_backbone("densenet121", seed=0)
     assert caught.value.code == "extra.monai-missing"

@@ -12,9 +12,9 @@ import pytest
 from fedgsca.config import load_config
 from fedgsca.engine.filters.base import RoundContext, UpdateContext
 from fedgsca.engine.filters.claims import ClaimFilter
-from fedgsca.engine.network import NetworkEngine, SiteMessage, read_message
-from fedgsca.engine.node_registry import NodeRegistry
-from fedgsca.engine.site_node import MessageKind
+from fedgsca.engine.messages import MessageKind, SiteMessage, read_message
+from fedgsca.engine.network import NetworkEngine
+from fedgsca.engine.site_contacts import NodeRegistry
 from fedgsca.errors import UpdateError
 from fedgsca.wire import Payload
 

@@ -35,21 +35,21 @@ from fedgsca.label_audit.apply_decisions import apply_decisions
 from fedgsca.label_audit.audit_images import AuditImages
 from fedgsca.label_audit.audit_table import read_audit
 from fedgsca.label_audit.consensus import find_consensus, summarise_decisions
-from fedgsca.review import attempt_limit, network_guard, timed_protocol
-from fedgsca.review.links import ADJUDICATOR, READER, LinkBook, hash_token
-from fedgsca.review.network_app import SharedReview, build_network_app
-from fedgsca.review.network_guard import NetworkGuard
-from fedgsca.review.network_server import (
+from fedgsca.review import security
+from fedgsca.review.address import (
     PageAddress,
     TlsFiles,
-    bind_address,
-    build_network_server,
+    check_certificate,
     choose_listen_address,
+    make_certificate,
     parse_address,
     require_tls,
 )
-from fedgsca.review.tls import check_certificate, make_certificate
+from fedgsca.review.links import ADJUDICATOR, READER, LinkBook, hash_token
+from fedgsca.review.security import NetworkAccess
+from fedgsca.review.serve import bind_address, build_network_server
 from fedgsca.review.trail import ReviewTrail, check_trail
+from fedgsca.review.web_app import SharedReview, build_network_app
 
 HOST = "review.hospital.example:8443"
 ORIGIN = f"https://{HOST}"
@@ -69,7 +69,7 @@ def folder(master: Path, tmp_path: Path) -> Path:
     return tmp_path / "run" / "audit" / "site-2"
 
 
-def open_app(folder: Path) -> NetworkGuard:
+def open_app(folder: Path) -> NetworkAccess:
     audit = read_audit(folder)
     review = SharedReview(audit, AuditImages.open(audit))
     return build_network_app(review, hosts=(HOST,), scheme="https", port=8443)
@@ -93,7 +93,7 @@ class Answer:
 
 
 def ask(
-    app: NetworkGuard,
+    app: NetworkAccess,
     path: str,
     *,
     cookie: str | None = None,
@@ -142,19 +142,19 @@ def ask(
     return Answer(parts[0]["status"], answer_headers, content)
 
 
-def enter(app: NetworkGuard, token: str, client: str = "10.0.0.5") -> str:
+def enter(app: NetworkAccess, token: str, client: str = "10.0.0.5") -> str:
     """Open a personal link from a mail; returns the cookie."""
     answer = ask(app, f"/?token={token}", origin=None, sec_fetch_site="cross-site", client=client)
     assert answer.status == 200, answer.body
     return answer.headers["set-cookie"].partition(";")[0]
 
 
-def list_items(app: NetworkGuard, cookie: str, count: int = 50) -> list[dict[str, Any]]:
+def list_items(app: NetworkAccess, cookie: str, count: int = 50) -> list[dict[str, Any]]:
     return list(ask(app, f"/api/items?count={count}", cookie=cookie).json["items"])
 
 
 def decide(
-    app: NetworkGuard, cookie: str, item: dict[str, Any], action: str, **fields: Any
+    app: NetworkAccess, cookie: str, item: dict[str, Any], action: str, **fields: Any
 ) -> Answer:
     body = {"row": item["row"], "hash": item["hash"], "action": action, "request": "", **fields}
     return ask(app, "/api/decide", cookie=cookie, method="POST", body=body)
@@ -234,7 +234,7 @@ def test_an_expired_link_ends_in_the_middle_of_the_work(
         def now(cls, zone: Any = None) -> Any:
             return datetime.now(zone) + timedelta(days=1, seconds=1)
 
-    monkeypatch.setattr(network_guard, "datetime", Tomorrow)
+    monkeypatch.setattr(security, "datetime", Tomorrow)
     assert b"expired" in ask(app, "/api/items", cookie=cookie).body
     assert ask(app, f"/?token={token}", origin=None).status == 403
 
@@ -268,7 +268,7 @@ def test_a_page_that_was_forgotten_has_to_be_opened_again(
     token = add_link(folder, "anna")
     app = open_app(folder)
     cookie = enter(app, token)
-    monkeypatch.setattr(network_guard, "IDLE_SECONDS", -1.0)
+    monkeypatch.setattr(security, "IDLE_SECONDS", -1.0)
     assert ask(app, "/api/about", cookie=cookie).status == 403
 
 
@@ -286,7 +286,7 @@ def test_a_link_opens_a_limited_number_of_pages(folder: Path) -> None:
     token, other = add_link(folder, "anna"), add_link(folder, "bert")
     app = open_app(folder)
     other_cookie = enter(app, other)
-    cookies = [enter(app, token) for _ in range(network_guard.MAX_PAGES + 3)]
+    cookies = [enter(app, token) for _ in range(security.MAX_PAGES + 3)]
     assert ask(app, "/api/about", cookie=cookies[0]).status == 403
     assert ask(app, "/api/about", cookie=cookies[-1]).status == 200
     assert ask(app, "/api/about", cookie=other_cookie).status == 200
@@ -298,7 +298,7 @@ def test_guessing_is_slowed_down_and_recorded_without_filling_the_disk(folder: P
     cookie = enter(app, token, client="10.0.0.66")
     for i in range(200):
         status = ask(app, f"/?token=guess{i}", origin=None, client="10.0.0.66").status
-        assert status == (403 if i < attempt_limit.MAX_FAILURES else 429)
+        assert status == (403 if i < security.MAX_FAILURES else 429)
     blocked = ask(app, f"/?token={token}", origin=None, client="10.0.0.66")
     assert blocked.status == 429, "a correct guess is not recognised either"
     assert blocked.headers["retry-after"] == "60"
@@ -311,17 +311,17 @@ def test_guessing_is_slowed_down_and_recorded_without_filling_the_disk(folder: P
 
 def test_the_limit_forgets_after_a_minute_and_counts_a_network_of_ipv6_as_one() -> None:
     now = 0.0
-    limit = attempt_limit.AttemptLimit(lambda: now)
-    for i in range(attempt_limit.MAX_FAILURES):
+    limit = security.AttemptLimit(lambda: now)
+    for i in range(security.MAX_FAILURES):
         assert not limit.is_blocked("2001:db8::1")
         limit.count_failure(f"2001:db8::{i:x}")
     assert limit.is_blocked("2001:db8::ffff") and not limit.is_blocked("2001:db8:1::1")
     now = 61.0
     assert not limit.is_blocked("2001:db8::1")
-    for i in range(attempt_limit.MAX_CLIENTS + 10):
+    for i in range(security.MAX_CLIENTS + 10):
         limit.count_failure(f"10.{i // 65536}.{i // 256 % 256}.{i % 256}")
-    assert len(limit._failures) == attempt_limit.MAX_CLIENTS
-    assert attempt_limit.network_of("::ffff:10.0.0.1") == "10.0.0.1"
+    assert len(limit._failures) == security.MAX_CLIENTS
+    assert security.network_of("::ffff:10.0.0.1") == "10.0.0.1"
 
 
 # ---- foreign requests ----
@@ -420,7 +420,7 @@ def test_concurrent_decisions_of_several_people_are_all_kept(folder: Path) -> No
     assert not check.problems and check.events["decision"] == len(work)
 
 
-def read_all(app: NetworkGuard, cookie: str, keep: int) -> None:
+def read_all(app: NetworkAccess, cookie: str, keep: int) -> None:
     """Decide about the whole list: keep the first labels, accept the others."""
     for i, item in enumerate(list_items(app, cookie)):
         answer = decide(app, cookie, item, "keep" if i < keep else "accept", reason=f"n{keep}")
@@ -715,8 +715,8 @@ def test_a_browser_that_trusts_the_authority_gets_in_and_plain_http_does_not(
         with pytest.raises((urllib.error.URLError, OSError)):
             urllib.request.urlopen(f"{plain_url}/?token={token}", timeout=SECONDS)
         # from here on: the requests above must not be too slow on a busy machine
-        monkeypatch.setattr(timed_protocol, "MAX_CLIENT_CONNECTIONS", 5)
-        monkeypatch.setattr(timed_protocol, "HEAD_SECONDS", 0.5)
+        monkeypatch.setattr(security, "MAX_CLIENT_CONNECTIONS", 5)
+        monkeypatch.setattr(security, "HEAD_SECONDS", 0.5)
         host, port = url.removeprefix("https://").split(":")
         waiting = []
         for _ in range(5 + 3):  # more than one client may open; none of them sends a request

@@ -253,7 +253,7 @@ def test_the_preview_shows_drawn_labels_and_draws_a_picture(
 ) -> None:
     picture = tmp_path / "noise.svg"
     spec = "0-I30-R40/10-V30x3"
-    code = execute(["noise", "preview", spec, "--data", str(toy_npz()), "--picture", str(picture)])
+    code = execute(["noise", spec, "--data", str(toy_npz()), "--picture", str(picture)])
     text = capsys.readouterr().out
     assert code == 0
     assert "I30 at site-2: labels as they were drawn" in text

@@ -14,8 +14,8 @@ from fedgsca.cli import execute
 from fedgsca.engine.rounds import run
 from fedgsca.engine.simulation_metrics import measure_decisions
 from fedgsca.errors import ConfigError
-from fedgsca.experiment.foreign_images import make_texture
-from fedgsca.experiment.frozen_features import frozen_features
+from fedgsca.experiment.label_noise import make_texture
+from fedgsca.experiment.samples import frozen_features
 from fedgsca.experiment.simulation import Experiment, prepare
 from fedgsca.noise import NO_CLASS, corrupt, read_site_noise, realised
 from fedgsca.rng import stream
@@ -182,7 +182,7 @@ def test_run_folder_report_and_audit(tmp_path: Path) -> None:
 
 def test_the_preview_and_its_picture(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     picture = tmp_path / "noise.svg"
-    arguments = ["noise", "preview", SPEC, "--data", str(toy_npz()), "--picture", str(picture)]
+    arguments = ["noise", SPEC, "--data", str(toy_npz()), "--picture", str(picture)]
     assert execute(arguments) == 0
     output = capsys.readouterr()
     assert "none of the classes" in output.out

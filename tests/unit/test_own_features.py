@@ -15,14 +15,14 @@ from fedgsca.config import Config, load_config
 from fedgsca.data.contact_sheet import contact_sheet
 from fedgsca.data.duplicates import find_duplicates, find_near_duplicates
 from fedgsca.data.load import load
-from fedgsca.data.own_features import has_features, read_features
+from fedgsca.data.readers.features_npz import has_features, read_features
 from fedgsca.engine.rounds import run
 from fedgsca.engine.time_estimate import measure_speed
 from fedgsca.errors import ConfigError, DataError
-from fedgsca.experiment.choose_settings import choose_settings
+from fedgsca.experiment.choose_settings import complete
 from fedgsca.experiment.data_source import load_table
 from fedgsca.experiment.deployment import prepare_coordinator, prepare_site
-from fedgsca.experiment.frozen_features import frozen_features
+from fedgsca.experiment.samples import frozen_features
 from fedgsca.experiment.simulation import prepare
 from fedgsca.export.prediction import predict
 from fedgsca.export.write_export import export
@@ -236,14 +236,13 @@ def test_features_of_other_images_are_refused(tmp_path: Path) -> None:
 
 def test_the_data_chooses_the_model(tmp_path: Path) -> None:
     path = write_npz(tmp_path / "own.npz")
-    choice = choose_settings({"data": {"source": str(path)}})
-    assert choice.tree["model"] == {"name": "features"}
+    chosen = complete(load_config(data=path)).choices
+    assert chosen["model"] == {"name": "features"}
     names = write_folder(tmp_path / "images")
     np.savez(tmp_path / "images" / "features.npz", features=np.eye(30), files=np.array(names))
-    choice = choose_settings({"data": {"source": str(tmp_path / "images")}})
-    assert choice.tree["model"] == {"name": "features"}
-    given = choose_settings({"data": {"source": str(path)}, "model": {"name": "cnn"}})
-    assert "model" not in given.tree
+    chosen = complete(load_config(data=tmp_path / "images")).choices
+    assert chosen["model"] == {"name": "features"}
+    assert "model" not in complete(load_config(data=path, model="cnn")).choices
 
 
 def test_settings_that_contradict_each_other_are_reported(tmp_path: Path) -> None:

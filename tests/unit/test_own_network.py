@@ -21,7 +21,7 @@ from fedgsca.export.write_export import export
 from fedgsca.models.build import build_backbone, build_classifier, spec_of
 from fedgsca.models.own_network import check_network
 from fedgsca.site import weights_of
-from fedgsca.support import import_path
+from fedgsca.support import registry
 from tests.toys import outcome, toy_config
 
 PREFIX = "tests.own_networks:"
@@ -34,7 +34,7 @@ def own_config(name: str = "build", method: str = "fedavg", **sets: Any) -> Conf
 @pytest.fixture
 def no_permissions() -> Iterator[None]:
     """As in a process that has not imported a network; the state is restored afterwards."""
-    permissions = import_path._Permissions
+    permissions = registry._Permissions
     names, past_imports = permissions.names, permissions.past_imports
     permissions.names, permissions.past_imports = None, frozenset()
     yield
@@ -144,20 +144,20 @@ def test_a_model_file_imports_nothing_by_itself(
     export(tmp_path / "run", "safetensors", tmp_path / "export")
     description = json.loads((tmp_path / "export" / "model.json").read_text())
     assert description["architecture"] == PREFIX + "build"
-    import_path._Permissions.past_imports = frozenset()  # as in a program that only has the export
+    registry._Permissions.past_imports = frozenset()  # as in a program that only has the export
     with pytest.raises(ConfigError) as caught:
         open_model(tmp_path / "export")
     assert caught.value.code == "model.import-not-allowed"
-    monkeypatch.setenv(import_path.NETWORKS_VARIABLE, f"other:build, {PREFIX}build")
+    monkeypatch.setenv(registry.NETWORKS_VARIABLE, f"other:build, {PREFIX}build")
     assert open_model(tmp_path / "export").classes
 
 
 def test_a_restricted_process_imports_only_what_it_names(no_permissions: None) -> None:
-    import_path.restrict_imports(["other:build"])
+    registry.restrict_imports(["other:build"])
     with pytest.raises(ConfigError) as caught:
         build_backbone(PREFIX + "build", seed=0)
     assert caught.value.code == "model.network-not-in-settings"
-    import_path.restrict_imports([PREFIX + "build"])
+    registry.restrict_imports([PREFIX + "build"])
     build_backbone(PREFIX + "build", seed=0)
 
 

@@ -15,12 +15,10 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-# a hospital's node in a federation: Unix sockets, signals between processes
+# a hospital's node in a federation: signals between processes
 UNIX_ONLY = {
     "engine/flower_node.py",
     "engine/site_worker.py",
-    "engine/worker_client.py",
-    "support/local_socket.py",
 }
 MODULES = {"fcntl", "resource", "pwd", "grp", "termios", "tty", "pty", "syslog"}
 NAMES = {

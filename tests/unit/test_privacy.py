@@ -277,6 +277,7 @@ def test_a_method_that_cannot_be_protected_is_refused(method: str) -> None:
 
 def test_sites_cannot_test_the_model_under_privacy() -> None:
     sets: dict[str, Any] = {"data__source": "sites", "privacy__clip": 1.0, "privacy__noise": 1.0}
+    sets["method"] = "fedavg"
     with pytest.raises(ConfigError, match=r"federation\.test"):
         load_config(**sets)
     assert load_config(**sets, federation__test="t.npz").privacy

@@ -19,7 +19,8 @@ PAPER = "arXiv:2507.10611"
 def readme_commands() -> list[list[str]]:
     """The fedgsca commands of the README's code blocks, without comments."""
     commands = []
-    for block in re.findall(r"```\n(.*?)```", README, flags=re.DOTALL):
+    fences = re.findall(r"^```(\w*)\n(.*?)^```$", README, flags=re.DOTALL | re.MULTILINE)
+    for block in [text for language, text in fences if not language]:
         for line in block.splitlines():
             words = shlex.split(line, comments=True)
             if words[:1] == ["fedgsca"]:

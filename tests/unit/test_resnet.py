@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from fedgsca.models import build
 from fedgsca.models.build import build_backbone
-from fedgsca.models.resnet import resnet18, resnet50
+from fedgsca.models.networks import resnet18, resnet50
 from tests.helpers import needs_packages
 
 pytestmark = needs_packages("monai")

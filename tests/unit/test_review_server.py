@@ -22,7 +22,7 @@ pytest.importorskip("starlette")
 from fedgsca.errors import ConfigError
 from fedgsca.label_audit.audit_images import AuditImages
 from fedgsca.label_audit.audit_table import read_audit
-from fedgsca.review.request_guard import Guard
+from fedgsca.review.security import LocalAccess
 from fedgsca.review.serve import bind
 from fedgsca.review.session import ListFilter, Session
 from fedgsca.review.web_app import build_app
@@ -56,7 +56,7 @@ def session(folder: Path, reviewer: str = "anna", blind: bool = False) -> Sessio
 
 
 @pytest.fixture
-def app(folder: Path) -> Guard:
+def app(folder: Path) -> LocalAccess:
     return build_app(session(folder), port=PORT, token=TOKEN)
 
 
@@ -80,7 +80,7 @@ def encode_headers(headers: dict[str, str | None]) -> list[tuple[bytes, bytes]]:
 
 
 def ask(
-    app: Guard, path: str, *, method: str = "GET", body: Any = None, **headers: str | None
+    app: LocalAccess, path: str, *, method: str = "GET", body: Any = None, **headers: str | None
 ) -> Answer:
     """One request as the browser of a reviewer sends it; a header that is None is omitted."""
     data = b"" if body is None else json.dumps(body).encode()
@@ -120,11 +120,11 @@ def ask(
     )
 
 
-def first(app: Guard, count: int = 1) -> list[dict[str, Any]]:
+def first(app: LocalAccess, count: int = 1) -> list[dict[str, Any]]:
     return list(ask(app, f"/api/items?count={count}").json["items"])
 
 
-def decide(app: Guard, item: dict[str, Any], action: str, **fields: Any) -> Answer:
+def decide(app: LocalAccess, item: dict[str, Any], action: str, **fields: Any) -> Answer:
     body = {
         "row": item["row"],
         "hash": item["hash"],
@@ -141,7 +141,7 @@ DATA = ("/", "/review.js", "/api/about", "/api/items", "/api/summary", "/image/0
 
 
 @pytest.mark.parametrize("path", DATA)
-def test_without_the_secret_nothing_is_shown(app: Guard, path: str) -> None:
+def test_without_the_secret_nothing_is_shown(app: LocalAccess, path: str) -> None:
     for wrong in (
         path,
         f"{path}?token=",
@@ -154,7 +154,9 @@ def test_without_the_secret_nothing_is_shown(app: Guard, path: str) -> None:
     assert ask(app, path, cookie=f"{app.cookie}=guess").status == 403
 
 
-def test_the_token_opens_the_page_and_becomes_a_cookie_that_scripts_cannot_read(app: Guard) -> None:
+def test_the_token_opens_the_page_and_becomes_a_cookie_that_scripts_cannot_read(
+    app: LocalAccess,
+) -> None:
     answer = ask(app, f"/?token={TOKEN}", cookie=None, sec_fetch_site="none", origin=None)
     assert answer.status == 200 and b"<!doctype html>" in answer.body
     cookie = answer.headers["set-cookie"]
@@ -169,12 +171,12 @@ def test_the_token_opens_the_page_and_becomes_a_cookie_that_scripts_cannot_read(
     "host",
     ["evil.example", "evil.example:8765", "127.0.0.1", "127.0.0.1:80", "0.0.0.0:8765", "", None],
 )
-def test_dns_rebinding_is_refused(app: Guard, host: str | None) -> None:
+def test_dns_rebinding_is_refused(app: LocalAccess, host: str | None) -> None:
     for path in ("/api/items", f"/?token={TOKEN}"):
         assert ask(app, path, host=host).status == 421
 
 
-def test_localhost_is_another_name_of_this_machine(app: Guard) -> None:
+def test_localhost_is_another_name_of_this_machine(app: LocalAccess) -> None:
     assert ask(app, "/api/about", host=f"localhost:{PORT}", origin=None).status == 200
 
 
@@ -191,7 +193,7 @@ def test_localhost_is_another_name_of_this_machine(app: Guard) -> None:
     ],
 )
 def test_a_decision_from_another_page_is_refused(
-    app: Guard, folder: Path, headers: dict[str, str | None]
+    app: LocalAccess, folder: Path, headers: dict[str, str | None]
 ) -> None:
     item = first(app)[0]
     body = {"row": item["row"], "hash": item["hash"], "action": "keep"}
@@ -200,12 +202,12 @@ def test_a_decision_from_another_page_is_refused(
     assert not (folder / "decisions.jsonl").exists()
 
 
-def test_another_page_cannot_embed_an_image(app: Guard) -> None:
+def test_another_page_cannot_embed_an_image(app: LocalAccess) -> None:
     assert ask(app, "/image/0", sec_fetch_site="cross-site", origin=None).status == 403
     assert ask(app, "/image/0").headers["cross-origin-resource-policy"] == "same-origin"
 
 
-def test_a_form_or_another_kind_of_body_is_refused(app: Guard) -> None:
+def test_a_form_or_another_kind_of_body_is_refused(app: LocalAccess) -> None:
     assert ask(app, "/api/decide", method="POST", body={}, content_type="text/plain").status == 415
     assert ask(app, "/api/decide", method="POST", body=[]).status == 400
     assert ask(app, "/api/decide", method="POST", body={}, content_length=str(10**6)).status == 413
@@ -217,7 +219,7 @@ def test_a_form_or_another_kind_of_body_is_refused(app: Guard) -> None:
 
 @pytest.mark.parametrize("path", [*DATA, "/nothing", "/image/999999"])
 @pytest.mark.parametrize("cookie", [True, False])
-def test_every_answer_has_the_strict_headers(app: Guard, path: str, cookie: bool) -> None:
+def test_every_answer_has_the_strict_headers(app: LocalAccess, path: str, cookie: bool) -> None:
     answer = ask(app, path) if cookie else ask(app, path, cookie=None)
     headers = answer.headers
     assert headers["content-security-policy"] == (
@@ -228,7 +230,7 @@ def test_every_answer_has_the_strict_headers(app: Guard, path: str, cookie: bool
     assert headers["referrer-policy"] == "no-referrer"
 
 
-def test_the_page_loads_nothing_from_elsewhere_and_has_no_inline_script(app: Guard) -> None:
+def test_the_page_loads_nothing_from_elsewhere_and_has_no_inline_script(app: LocalAccess) -> None:
     for path in ("/", "/review.js", "/viewer.js", "/style.css"):
         text = ask(app, path).body.decode()
         assert (
@@ -262,18 +264,18 @@ def test_the_page_loads_nothing_from_elsewhere_and_has_no_inline_script(app: Gua
         "99999999999999999999",
     ],
 )
-def test_images_are_addressed_by_row_only(app: Guard, row: str) -> None:
+def test_images_are_addressed_by_row_only(app: LocalAccess, row: str) -> None:
     for kind in ("image", "thumbnail", "api/examples"):
         assert ask(app, f"/{kind}/{row}").status == 404
 
 
-def test_images_have_the_right_format(app: Guard) -> None:
+def test_images_have_the_right_format(app: LocalAccess) -> None:
     large, small = ask(app, "/image/0"), ask(app, "/thumbnail/0")
     assert large.headers["content-type"] == "image/png" and large.body.startswith(b"\x89PNG")
     assert small.headers["content-type"] == "image/jpeg" and small.body.startswith(b"\xff\xd8")
 
 
-def test_no_path_of_this_machine_is_revealed(app: Guard, folder: Path) -> None:
+def test_no_path_of_this_machine_is_revealed(app: LocalAccess, folder: Path) -> None:
     for path in ("/api/about", "/api/items?count=50&scope=all", "/api/summary", "/api/examples/0"):
         assert str(folder.parent).encode() not in ask(app, path).body
 
@@ -293,7 +295,7 @@ def test_the_server_listens_on_this_machine_only_and_finds_a_free_port() -> None
 # ---- deciding ----
 
 
-def test_the_list_comes_in_order_of_suspicion_and_decided_labels_leave_it(app: Guard) -> None:
+def test_the_list_comes_in_order_of_suspicion_and_decided_labels_leave_it(app: LocalAccess) -> None:
     one, two, three = first(app, 3)
     assert [one["rank"], two["rank"], three["rank"]] == [1, 2, 3]
     assert decide(app, one, "accept").json["progress"]["priority_decided"] == 1
@@ -307,7 +309,7 @@ def test_the_list_comes_in_order_of_suspicion_and_decided_labels_leave_it(app: G
 
 
 def test_choosing_the_given_class_is_keep_and_the_suggested_one_is_accept(
-    app: Guard, folder: Path
+    app: LocalAccess, folder: Path
 ) -> None:
     one, two = first(app, 2)
     decide(app, one, "change", label=one["given"])
@@ -334,7 +336,7 @@ def test_choosing_the_given_class_is_keep_and_the_suggested_one_is_accept(
     ],
 )
 def test_an_invalid_decision_is_refused_with_a_code(
-    app: Guard, folder: Path, wrong: dict[str, Any], code: str
+    app: LocalAccess, folder: Path, wrong: dict[str, Any], code: str
 ) -> None:
     item = first(app)[0]
     answer = ask(
@@ -348,7 +350,9 @@ def test_an_invalid_decision_is_refused_with_a_code(
     assert not (folder / "decisions.jsonl").exists()
 
 
-def test_a_full_disk_is_reported_to_the_page(app: Guard, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_reported_to_the_page(
+    app: LocalAccess, monkeypatch: pytest.MonkeyPatch
+) -> None:
     item = first(app)[0]
 
     def full(handle: int, data: bytes) -> int:
@@ -360,7 +364,7 @@ def test_a_full_disk_is_reported_to_the_page(app: Guard, monkeypatch: pytest.Mon
     assert answer.json["error"].startswith("NOT saved"), "the page looks for this"
 
 
-def test_undo_names_the_image_to_go_back_to(app: Guard) -> None:
+def test_undo_names_the_image_to_go_back_to(app: LocalAccess) -> None:
     item = first(app, 2)[1]
     decide(app, item, "unsure")
     assert ask(app, "/api/undo", method="POST", body={"request": "u"}).json["undone"] == {
@@ -370,7 +374,7 @@ def test_undo_names_the_image_to_go_back_to(app: Guard) -> None:
     assert ask(app, "/api/undo", method="POST", body={}).json["undone"] is None
 
 
-def test_a_filter_by_class_pair_shows_that_pair_only(app: Guard) -> None:
+def test_a_filter_by_class_pair_shows_that_pair_only(app: LocalAccess) -> None:
     pairs = ask(app, "/api/about").json["pairs"]
     assert sum(pair["labels"] for pair in pairs) == 100
     pair = pairs[0]
@@ -492,7 +496,7 @@ def test_with_an_empty_priority_list_all_labels_must_be_decided(folder: Path) ->
     assert anna.is_complete()
 
 
-def test_examples_are_clean_images_of_both_classes(app: Guard) -> None:
+def test_examples_are_clean_images_of_both_classes(app: LocalAccess) -> None:
     item = first(app)[0]
     groups = ask(app, f"/api/examples/{item['row']}").json["examples"]
     assert [group["label"] for group in groups] == [item["given"], item["suggested"]]
@@ -527,24 +531,26 @@ def test_an_image_that_changed_since_the_audit_is_not_decided_about(folder: Path
     ],
 )
 @pytest.mark.parametrize("path", ["/api/decide", "/api/undo"])
-def test_a_body_that_makes_no_sense_is_a_bad_request(app: Guard, path: str, text: bytes) -> None:
+def test_a_body_that_makes_no_sense_is_a_bad_request(
+    app: LocalAccess, path: str, text: bytes
+) -> None:
     assert send_raw(app, path, text).status == 400
 
 
 @pytest.mark.parametrize("path", ["/image/", "/thumbnail/", "/api/place/", "/api/examples/"])
-def test_a_row_of_thousands_of_digits_is_refused(app: Guard, path: str) -> None:
+def test_a_row_of_thousands_of_digits_is_refused(app: LocalAccess, path: str) -> None:
     assert ask(app, path + "9" * 5000).status == 414
     assert ask(app, path + "9" * 100).status in (200, 404)
 
 
-def test_a_slow_body_is_given_up(app: Guard, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slow_body_is_given_up(app: LocalAccess, monkeypatch: pytest.MonkeyPatch) -> None:
     from fedgsca.review import web_app
 
     monkeypatch.setattr(web_app, "BODY_SECONDS", 0.2)
     assert send_raw(app, "/api/undo", b"{", is_slow=True).status == 408
 
 
-def send_raw(app: Guard, path: str, data: bytes, *, is_slow: bool = False) -> Answer:
+def send_raw(app: LocalAccess, path: str, data: bytes, *, is_slow: bool = False) -> Answer:
     """A POST with these bytes; a slow one never ends."""
     headers = {
         **SAME,
@@ -579,7 +585,7 @@ def send_raw(app: Guard, path: str, data: bytes, *, is_slow: bool = False) -> An
 
 
 @pytest.mark.parametrize("row", [True, False, None, 1.0, "1", [], 10**30, -1])
-def test_a_row_that_is_no_number_of_the_list_is_refused(app: Guard, row: Any) -> None:
+def test_a_row_that_is_no_number_of_the_list_is_refused(app: LocalAccess, row: Any) -> None:
     body = {"row": row, "hash": "x", "action": "keep"}
     answer = ask(app, "/api/decide", method="POST", body=body)
     assert answer.status == 409 and answer.json["code"] == "review.unknown-row"

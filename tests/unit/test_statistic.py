@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from fedgsca.experiment.final_predictions import FinalPredictions
+from fedgsca.experiment.final_statistics import FinalPredictions
 from fedgsca.experiment.records import Difference
 from fedgsca.report.statistic import (
     RunScore,

@@ -1,12 +1,9 @@
-"""The arithmetic of the time to accuracy and of benchmarks.one_pass, by hand."""
+"""The arithmetic of the time to accuracy, by hand."""
 
 from __future__ import annotations
 
 import pytest
 
-from benchmarks.generalisation.plan import Cell, Setting
-from benchmarks.generalisation.results import CellResult, SiteAudit
-from benchmarks.one_pass import summarise
 from benchmarks.speed import Measurement
 from fedgsca.config import build
 from fedgsca.errors import ConfigError
@@ -19,22 +16,6 @@ def test_a_curve_reaches_a_score_in_its_first_round_at_or_above_it() -> None:
     assert curve.reach(30.5) == 4.0
     assert curve.reach(40.5) is None
     assert curve.final == pytest.approx(25.0)
-
-
-def test_clean_sites_do_not_count_in_the_audit_of_the_study() -> None:
-    noisy = SiteAudit("a", 100, 20, 30.0, 20.0, 40.0, True, 0.9, 0.8)
-    clean = SiteAudit("b", 100, 0, 50.0, 0.0, 60.0, True, None, None)
-    setting = Setting("built-in", "cnn", "S40", "stratified")
-    cell = Cell(setting, "fedgsca", 0.02, 1)
-    result = CellResult(cell, 70.0, None, 5.0, "version", (noisy, clean))
-    scores = summarise(result)
-    assert scores == {
-        "f1": 70.0,
-        "auroc": 0.9,
-        "precision": 0.8,
-        "error": pytest.approx(0.1),
-        "seconds": 5.0,
-    }
 
 
 def test_a_missed_goal_says_why() -> None:

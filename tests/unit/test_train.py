@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from fedgsca import train as training
+from fedgsca.credal import CredalObjective, Loss
+from fedgsca.evidence import MAX_WEIGHT
 from fedgsca.label_loss import LabelLoss
-from fedgsca.methods.parts.fedgsca_objective import CredalObjective
-from fedgsca.methods.parts.fedgsca_options import FedGSCAOptions
-from fedgsca.models.augment import augment
+from fedgsca.models.batches import augment
 from fedgsca.models.build import build_classifier, build_head_only
 from fedgsca.rng import stream
 from fedgsca.site import Samples, Site, weights_of
@@ -26,6 +26,7 @@ from fedgsca.train import (
     batches,
     cross_entropy,
     cross_entropy_gradient,
+    draw_balanced,
     evaluate,
     train,
 )
@@ -38,7 +39,7 @@ CPU = torch.device("cpu")
 def site(tmp_path: Path) -> Site:
     labels = np.arange(33, dtype=np.int64) % CLASSES
     samples = Samples(toy_images(labels), labels, CLASSES)
-    hyper = toy_config("fedavg", train__batch_size=8).train
+    hyper = toy_config("fedavg", train__batch_size=8, train__lr=0.02, train__class_balance=0).train
     return Site(
         "north", samples, hyper, 0, build_classifier("cnn", CLASSES, seed=0), CPU, Store(tmp_path)
     )
@@ -175,20 +176,21 @@ def test_features_go_straight_in() -> None:
 def frozen_site(folder: Path, num_samples: int = 45) -> Site:
     features = stream(0, "frozen").normal(size=(num_samples, 20)).astype(np.float32)
     labels = stream(0, "labels").integers(0, CLASSES, num_samples)
-    hyper = toy_config("fedavg", train__batch_size=8, train__epochs=2, train__lr=0.5).train
+    hyper = toy_config(
+        "fedavg", train__batch_size=8, train__epochs=2, train__lr=0.5, train__class_balance=0
+    ).train
     model = build_head_only(20, CLASSES, seed=0)
     return Site("north", Samples(features, labels, CLASSES), hyper, 0, model, CPU, Store(folder))
 
 
-def credal_objective(loss: str, num_samples: int) -> CredalObjective:
-    options = FedGSCAOptions.model_validate({"loss": loss})
+def credal_objective(loss: Loss, num_samples: int) -> CredalObjective:
     permission = stream(0, "permission").random((num_samples, CLASSES)) < 0.5
-    return CredalObjective(options, 0.4, np.linspace(0.5, 2.0, CLASSES), permission)
+    return CredalObjective(0.05, 0.4, permission, loss)
 
 
 @pytest.mark.parametrize("name", ["ce", "rcl", "ucl"])
 def test_the_direct_steps_of_a_linear_head_have_the_bits_of_autograd(
-    name: str, tmp_path: Path
+    name: Loss, tmp_path: Path
 ) -> None:
     weights = []
     for is_direct in (True, False):
@@ -293,3 +295,39 @@ def test_rotation_keeps_shape_range_and_stream() -> None:
     assert torch.allclose(augment(flat, "rotate", stream(0, "r")), torch.tensor(77.0)), (
         "no dark corners"
     )
+
+
+# ---- class balance ----
+
+
+@pytest.mark.parametrize(
+    ("exponent", "shares"), [(0.5, (0.70, 0.22, 0.08)), (1.0, (0.44, 0.43, 0.13))]
+)
+def test_rare_labels_come_more_often(exponent: float, shares: tuple[float, ...]) -> None:
+    labels = np.repeat([0, 1, 2], [900, 90, 10])
+    order = stream(0, "order").permutation(1000)
+    drawn = draw_balanced(labels, order, exponent, stream(0, "balance"))
+    assert drawn.shape == (1000,)
+    counts = np.bincount(labels[drawn])
+    np.testing.assert_allclose(counts / 1000, shares, atol=0.05)
+    repeats = np.bincount(drawn, minlength=1000)
+    assert repeats.max() <= MAX_WEIGHT * 2.5
+    for label in range(3):  # every sample of a class comes as often as any other, up to one
+        assert np.ptp(repeats[labels == label]) <= 1
+
+
+def test_equal_classes_are_each_shown_once() -> None:
+    labels = np.arange(60) % 3
+    order = stream(0, "order").permutation(60)
+    drawn = draw_balanced(labels, order, 1.0, stream(0, "balance"))
+    assert sorted(drawn) == list(range(60))
+
+
+def test_without_balance_a_pass_shows_every_sample_once(tmp_path: Path) -> None:
+    for exponent in (0.0, 1.0):
+        site = frozen_site(tmp_path)
+        site.hyper = site.hyper.model_copy(update={"class_balance": exponent})
+        labels = np.minimum(np.arange(site.num_samples), 1)  # one rare label, chosen by the method
+        rows = np.concatenate([b.rows for b in batches(site, 0, None, labels)])
+        assert (np.count_nonzero(rows == 0) > 1) == (exponent == 1.0)
+        assert len(rows) >= site.num_samples - 1

@@ -66,12 +66,12 @@ HEAVY_COMMANDS = (
     "run --data DATA --rounds 1 --out a",
     "compare --data DATA --rounds 1 --seeds 1 --out b",
     "tune --data DATA --rounds 9 --out c",
-    "noise preview S40 --data DATA",
+    "noise S40 --data DATA",
     "wire fedavg --data DATA",
     "bench --device cpu",
     "demo --out d",
     "run --data DATA --rounds 1 --out a --quiet",
-    "noise preview S40 --data DATA --json",
+    "noise S40 --data DATA --json",
 )
 
 

@@ -17,9 +17,9 @@ from pathlib import Path
 import numpy as np
 
 from fedgsca.data.file_list import FileList, FolderCount, ImageRow, show_cases
+from fedgsca.data.partition import three_way
 from fedgsca.data.reader import READERS, Reader, ReaderOptions
-from fedgsca.data.readers.kvasir_csv import has_fedgp, list_fedgp, list_official
-from fedgsca.data.readers.kvasir_facts import (
+from fedgsca.data.readers.kvasir_csv import (
     CAP,
     CLASSES,
     CLIENTS,
@@ -27,6 +27,9 @@ from fedgsca.data.readers.kvasir_facts import (
     OFFICIAL,
     ClassFolders,
     class_of,
+    has_fedgp,
+    list_fedgp,
+    list_official,
     video_of,
 )
 from fedgsca.data.readers.published import (
@@ -36,7 +39,6 @@ from fedgsca.data.readers.published import (
     list_folders,
     list_image_names,
 )
-from fedgsca.data.split import three_way
 from fedgsca.data.table import SPLITS
 from fedgsca.errors import DataError
 from fedgsca.rng import stream

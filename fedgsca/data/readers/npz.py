@@ -20,13 +20,12 @@ import numpy as np
 from fedgsca.checked_labels import mark_checked
 from fedgsca.data.cache import Extra, cached_rows
 from fedgsca.data.decode.image_files import UnreadableImageError, check_shape, fit
-from fedgsca.data.file_facts import measure_files
-from fedgsca.data.file_list import MAX_CLASSES
-from fedgsca.data.own_features import check_marks
+from fedgsca.data.file_list import check_class_count, measure_files
 from fedgsca.data.reader import READERS, Reader, ReaderOptions
+from fedgsca.data.readers.features_npz import check_marks
 from fedgsca.data.table import SPLITS, ImageTable, check_table, fingerprint
 from fedgsca.errors import DataError
-from fedgsca.support.digests import sha256_file
+from fedgsca.support.files import sha256_file
 from fedgsca.support.text import one_line
 
 VERSION = "npz-1"  # part of the cache key: raise it whenever the pixels that come out change
@@ -175,18 +174,6 @@ def _read_archive(
             notes=(*entry.notes, *_conversion_notes(images, file_size, size)),
         )
     )
-
-
-def check_class_count(path: Path, labels: np.ndarray) -> None:
-    """A single absurd label must not ask for as many classes."""
-    largest = int(labels.max(initial=-1))
-    if largest >= MAX_CLASSES:
-        raise DataError(
-            "data.too-many-classes",
-            f"{path}: the largest label is {largest:,}, but there may be at most {MAX_CLASSES:,}"
-            " classes",
-            fix="number the classes 0, 1, 2, ... without gaps",
-        )
 
 
 def _number_images(splits: list[str], counts: list[int]) -> np.ndarray:

@@ -12,22 +12,24 @@ every split.
 
 from __future__ import annotations
 
+import difflib
+import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
 from fedgsca.data.file_list import FileList, FolderCount, ImageRow, show_cases
+from fedgsca.data.partition import split_rows
 from fedgsca.data.reader import READERS, Reader, ReaderOptions
-from fedgsca.data.readers.odir_keywords import CLASSES, class_of_eye
 from fedgsca.data.readers.published import (
+    XlsxRow,
     check_root,
     drop_missing,
     list_folders,
     list_image_names,
+    read_xlsx,
 )
-from fedgsca.data.readers.xlsx import XlsxRow, read_xlsx
-from fedgsca.data.split import split_rows
 from fedgsca.errors import DataError
 from fedgsca.support.text import fold_name, plural
 
@@ -293,3 +295,76 @@ READERS.register(
         order=60,
     ),
 )
+
+
+# ---- the class of one eye, from its diagnostic keywords ----
+# Keywords are separated by full-width commas (rarely by plain ones), and their spelling varies.
+# Every finding outside the seven named classes is "Other"; remarks about the picture are not
+# findings.
+
+
+CLASSES = ("Normal", "Diabetes", "Glaucoma", "Cataract", "AMD", "Hypertension", "Myopia", "Other")
+
+# A keyword belongs to the first class whose pattern occurs in it; "suspected ..." counts as the
+# disease.
+_PATTERNS = {
+    "Normal": r"\bnormal fundus",
+    "Diabetes": r"diabet|proliferative retinopathy",
+    "Glaucoma": r"glaucoma",
+    "Cataract": r"cataract",
+    "AMD": r"age related macular",
+    "Hypertension": r"hypertens",
+    "Myopia": r"myopi[ac]",
+}
+# words whose misspellings are recognised: one or two letters off
+_WORDS = [
+    "normal",
+    "fundus",
+    "abnormal",
+    "diabetic",
+    "proliferative",
+    "nonproliferative",
+    "retinopathy",
+    "glaucoma",
+    "cataract",
+    "macular",
+    "hypertensive",
+    "pathological",
+    "myopia",
+    "myopic",
+]
+_NO_FINDING = {
+    "lens dust",
+    "low image quality",
+    "no fundus image",
+    "anterior segment image",
+    "image offset",
+    "optic disk photographically invisible",
+    "optic disc photographically invisible",
+}
+
+
+def class_of_eye(keywords: str) -> str:
+    """The first class in the order of the keywords; an empty text if there is no diagnosis."""
+    for keyword in re.split(r"[,，;；、]", keywords):
+        name = _class_of(keyword)
+        if name:
+            return name
+    return ""
+
+
+def _class_of(keyword: str) -> str:
+    text = " ".join(keyword.casefold().replace("-", " ").split())
+    if not text or text in _NO_FINDING:
+        return ""
+    words = " ".join(_correct_spelling(word) for word in text.split())
+    for name, pattern in _PATTERNS.items():
+        if re.search(pattern, words):
+            return name
+    return "Other"
+
+
+def _correct_spelling(word: str) -> str:
+    # a fixed cut-off, not support.text.suggest: the labels of a data set must never change
+    matches = difflib.get_close_matches(word, _WORDS, n=1, cutoff=0.86)
+    return matches[0] if matches else word

@@ -59,7 +59,7 @@ class UpdateContext:
     round: RoundContext
 
     @property
-    def received(self) -> Payload:
+    def payload(self) -> Payload:
         """What the site received: the payload of this round, or of an earlier one if it is late."""
         return self.round.payload if self.reply.late_to is None else self.reply.late_to
 
@@ -105,9 +105,9 @@ def restore_memory(filters: Sequence[UpdateFilter], arrays: Arrays) -> None:
     """The inverse of `memory_of`; without arrays, as before the first round."""
     for item in filters:
         prefix = f"{item.name}/"
-        own = {key[len(prefix) :]: a for key, a in arrays.items() if key.startswith(prefix)}
-        if own:
-            item.from_arrays(own)
+        keys = [key for key in arrays if key.startswith(prefix)]
+        if keys:
+            item.from_arrays({key.removeprefix(prefix): arrays[key] for key in keys})
 
 
 def numbers_of(values: Mapping[str, int], names: Sequence[str], missing: int = -1) -> np.ndarray:

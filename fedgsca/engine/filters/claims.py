@@ -55,7 +55,7 @@ class ClaimFilter(UpdateFilter):
 
     def _report_new_start(self, context: UpdateContext) -> None:
         """A site without its memory trains as a new one: allowed, but never in silence."""
-        round_index = context.received.round
+        round_index = context.payload.round
         if context.reply.site in self.sizes and context.reply.memory_since == round_index:
             context.round.tell(
                 f"round {round_index + 1}: {context.reply.site} begins anew: it took part before, "

@@ -8,9 +8,9 @@ Every round, whatever its rule, records for each site k
 would not listen to it. The inner products of changes come from sketches (robust/sketch.py), so
 updates need not wait for each other.
 
-A site whose coefficient was below LOW in MOST of its last WINDOW rounds is *distant*: log, report
-and status page name it, so that people ask what differs. Other images, other classes, wrong labels
-and a lie look alike from here.
+A site whose coefficient was below LOW in LOW_ROUNDS of its last WINDOW rounds is *distant*: log,
+report and status page name it, so that people ask what differs. Other images, other classes, wrong
+labels and a lie look alike from here.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from fedgsca.wire import Arrays, Update
 
 LOW = 0.2  # of a site's share of the images
 WINDOW = 8  # rounds of a site
-MOST = 6  # of them: with equal sites, mixing leaves out an honest one every few rounds
+LOW_ROUNDS = 6  # of them: with equal sites, mixing leaves out an honest one every few rounds
 # the end of a sentence that begins with the name of a site
 DISTANT_TEXT = "its updates are far from those of all others; ask what differs"
 _MIN_SITES = 3  # of two sites that differ, nobody knows which one is far away
@@ -92,7 +92,7 @@ class DistanceFilter(UpdateFilter):
         sites = []
         for name in self.names:
             window = self.windows.get(name, ())
-            if sum(window) >= MOST:
+            if sum(window) >= LOW_ROUNDS:
                 sites.append(name)
         return tuple(sites)
 

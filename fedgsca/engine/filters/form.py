@@ -46,7 +46,7 @@ class FormFilter(UpdateFilter):
 
     def examine(self, update: Update, context: UpdateContext) -> Update:
         """Raises UpdateError for anything else."""
-        reference = context.received.weights
+        reference = context.payload.weights
         check_update(update, reference, self.uploads, self.dims)
         problem = number_problem(update.weights) or _counter_problem(update.weights, reference)
         if problem is not None:
@@ -100,7 +100,7 @@ class ClipFilter(UpdateFilter):
 
     def examine(self, update: Update, context: UpdateContext) -> Update:
         """Raises UpdateError if the change is larger than clipping and noise allow."""
-        reference = context.received.weights
+        reference = context.payload.weights
         norm, limit = change_norm(update.weights, reference), self._limit(reference)
         if norm > limit:
             raise UpdateError(
@@ -148,7 +148,7 @@ class RepetitionFilter(UpdateFilter):
 
     def examine(self, update: Update, context: UpdateContext) -> Update:
         """Raises UpdateError if the same weights were sent before."""
-        if not _is_trained(update.weights, context.received.weights):
+        if not _is_trained(update.weights, context.payload.weights):
             return update
         digest = _digest_of(update.weights)
         problem = None
@@ -191,16 +191,16 @@ def trained_arrays(arrays: Arrays) -> dict[str, np.ndarray]:
     return {name: arrays[name] for name in names if not is_buffer(name)}
 
 
-def _is_trained(weights: Arrays, received: Arrays) -> bool:
+def _is_trained(weights: Arrays, reference: Arrays) -> bool:
     """Whether the weights are more than the received ones, scaled or rounded."""
-    product = change_square = received_square = 0.0
-    for name, value in trained_arrays(received).items():
+    product = change_square = model_square = 0.0
+    for name, value in trained_arrays(reference).items():
         row = np.asarray(value, dtype=np.float64).ravel()
         difference = np.subtract(weights[name], value, dtype=np.float64).ravel()
         product += float(difference @ row)
         change_square += float(difference @ difference)
-        received_square += float(row @ row)
-    change, model = math.sqrt(change_square), math.sqrt(received_square)
+        model_square += float(row @ row)
+    change, model = math.sqrt(change_square), math.sqrt(model_square)
     is_scaled = abs(product) > _ONLY_SCALED * change * model
     return change > _ONLY_ROUNDED * model and not is_scaled
 

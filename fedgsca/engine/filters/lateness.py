@@ -36,7 +36,7 @@ class LatenessFilter(UpdateFilter):
 
     def examine(self, update: Update, context: UpdateContext) -> Update:
         """Raises UpdateError if the update is too late."""
-        old_payload, payload = context.received, context.round.payload
+        old_payload, payload = context.payload, context.round.payload
         if context.reply.late_to is None:
             return update
         check_lateness(self.method, old_payload, payload, self.bound)

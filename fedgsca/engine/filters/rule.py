@@ -26,10 +26,8 @@ def make_filters(
     """The filters of a run, in their order. `dims` are those of `Extra.resolve`."""
     settings = config.aggregation
     rule_settings = RuleSettings(liars=settings.liars)
-    filters: list[UpdateFilter] = [
-        FormFilter(method.uploads, dims),
-        ClaimFilter(settings, names),
-    ]
+    claims = ClaimFilter(settings, names)
+    filters: list[UpdateFilter] = [FormFilter(method.uploads, dims), claims]
     if config.privacy is not None:
         filters.append(ClipFilter(config.privacy))
     filters += [
@@ -39,7 +37,9 @@ def make_filters(
     ]
     rule = make_rule(settings.rule, rule_settings)
     if rule.needs_all:
-        filters.append(RuleFilter(rule, method.uploads))
+        # a round that asks some of the sites knows nothing about the images of the others
+        sizes = {} if config.federation.is_partial else claims.sizes
+        filters.append(RuleFilter(rule, method.uploads, sizes))
     return filters
 
 
@@ -48,19 +48,26 @@ class RuleFilter(UpdateFilter):
 
     name = "rule"
 
-    def __init__(self, rule: Rule, uploads: Mapping[str, Extra]) -> None:
+    def __init__(self, rule: Rule, uploads: Mapping[str, Extra], sizes: Mapping[str, int]) -> None:
+        """`sizes` are the images of all sites that took part so far, also of those that are absent.
+
+        Without them, a liar among few answers would have a larger share than was agreed on.
+        """
         self.rule = rule
         self.uploads = uploads
+        self.sizes = sizes
 
     def judge(self, updates: Iterator[Update], context: RoundContext) -> Iterator[Update]:
         """All updates, when the last one is there."""
         payload = context.payload
+        images = float(sum(self.sizes.values()))
+        rule = type(self.rule)(replace(self.rule.settings, images=images))
         with UpdateSpool(context.folder) as spool:
             for update in updates:
                 spool.add(update)
             positions = range(len(spool))
-            model = combine_models(self.rule, spool, positions, payload.weights)
-            extras = combine_extras(self.rule, spool, positions, self.uploads, payload.extras)
+            model = combine_models(rule, spool, positions, payload.weights)
+            extras = combine_extras(rule, spool, positions, self.uploads, payload.extras)
             for position in positions:
                 result = spool.update_with(position, model)
                 yield replace(result, extras=extras[position])

@@ -18,6 +18,9 @@ def run_flower_simulation(
     config: Config, out: Path, *, jobs: int = 1, observer: RunObserver | None = None
 ) -> RunResult | None:
     """Run or continue the experiment as a Flower simulation; needs the extra `flower-sim`."""
-    from fedgsca.engine.flower import simulate
+    from fedgsca.engine.messages import require_flower
+
+    require_flower()
+    from fedgsca.engine.flower_simulation import simulate
 
     return simulate(config, out, jobs=jobs, observer=observer)

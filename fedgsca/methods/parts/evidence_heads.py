@@ -1,6 +1,6 @@
 """Evidence heads beside any method: a slow second opinion about labels (docs/evidence.md).
 
-`EvidenceMethod` wraps a method. What travels for the wrapped method is unchanged; what travels for
+`MethodWithHeads` holds a method. What travels for the wrapped method is unchanged; what travels for
 the heads has names that begin with "evidence." and is declared beside it. Heads are trained and
 judge in every round until the last collection. A refresh of the posterior takes three rounds,
 because every message rides on a round that takes place anyway:
@@ -46,8 +46,8 @@ from fedgsca.evidence import (
 )
 from fedgsca.methods.base import Method, ServerState
 from fedgsca.methods.parts import holdout
-from fedgsca.site import Evaluation, LabelEvidence, Samples, Site, TrainingRecord
-from fedgsca.train import evaluate_site, finish_record
+from fedgsca.site import LabelEvidence, Samples, Site
+from fedgsca.train import evaluate_site
 from fedgsca.wire import SMALLEST_GROUP, Arrays, Extra, Payload, Update
 
 PREFIX = "evidence."
@@ -97,16 +97,7 @@ UPLOADS: Mapping[str, Extra] = {
         nan=True,
         # no honest mean over images is lower for all powers
         per_image=(-30.0 * holdout.MAX_HOLDOUT_FACTOR * len(POWERS), 0.0),
-        vote="median",
-        off_under_privacy=True,
-    ),
-    "evidence.training_counts": Extra(
-        ("C",),
-        f"images by the label that they are trained with; NaN: below {SMALLEST_GROUP}",
-        optional=True,
-        low=0,
-        nan=True,
-        per_image=(0.0, holdout.MAX_HOLDOUT_FACTOR),
+        vote="mean",
         off_under_privacy=True,
     ),
 }
@@ -123,47 +114,13 @@ DOWNLOADS: Mapping[str, Extra] = {
         high=POWERS[-1],
     ),
     "evidence.refresh": Extra((), "how often the power was chosen", optional=True, low=0),
-    "evidence.training_counts": Extra(
-        ("C",),
-        "images of all sites by the label that they are trained with",
-        optional=True,
-        low=0,
-    ),
 }
-_COPIED_ATTRIBUTES = (
-    "name",
-    "title",
-    "paper",
-    "order",
-    "head",
-    "passes",
-    "logged",
-    "late",
-    "Options",
-)
 
 
-def add_evidence_heads(
-    method: Method,
-    collection_rounds: range,
-    holdout_share: float = 0.0,
-    *,
-    keeps_heads: bool = False,
-) -> Method:
-    """The method with evidence heads beside it; opinions are collected in these rounds.
+class MethodWithHeads(Method):
+    """A method with evidence heads beside it. See the text of this module."""
 
-    The method does not train on `holdout_share` of each site's samples. `keeps_heads`: the heads
-    are sent to the end of the run, for sites that have never seen them.
-    """
-    attributes: dict[str, object] = {name: getattr(method, name) for name in _COPIED_ATTRIBUTES}
-    attributes["uploads"] = {**method.uploads, **UPLOADS}
-    attributes["downloads"] = {**method.downloads, **DOWNLOADS}
-    kind: type[EvidenceMethod] = type("EvidenceMethod", (EvidenceMethod,), attributes)
-    return kind(method, collection_rounds, holdout_share, keeps_heads=keeps_heads)
-
-
-class EvidenceMethod(Method):
-    """See the text of this module; `add_evidence_heads` makes one."""
+    name = ""  # that of the method
 
     def __init__(
         self,
@@ -173,11 +130,26 @@ class EvidenceMethod(Method):
         *,
         keeps_heads: bool = False,
     ) -> None:
+        """Opinions are collected in `collection_rounds`, of which there is at least one.
+
+        The method does not train on `holdout_share` of each site's samples. `keeps_heads`: the
+        heads are sent to the end of the run, for sites that have never seen them.
+        """
         super().__init__(method.options, method.rounds)
-        self.keeps_heads = keeps_heads
         self.method = method
         self.collection_rounds = collection_rounds
         self.holdout_share = holdout_share
+        self.keeps_heads = keeps_heads
+        # the declarations of a method are attributes of its class; here they are the method's own
+        vars(self).update(
+            name=method.name,
+            card=method.card,
+            head=method.head,
+            logged=method.logged,
+            late=method.late,
+            uploads={**method.uploads, **UPLOADS},
+            downloads={**method.downloads, **DOWNLOADS},
+        )
 
     # ---- server ----
 
@@ -206,10 +178,6 @@ class EvidenceMethod(Method):
         """As the method asks."""
         return self.method.asks_all_sites(_split_state(state)[0])
 
-    def records_training(self) -> bool:
-        """As the method says."""
-        return self.method.records_training()
-
     def trim_late(self, update: Update) -> Update:
         """Without the evidence: a message of the refresh belongs to its own round."""
         update = self.method.trim_late(update)
@@ -231,68 +199,39 @@ class EvidenceMethod(Method):
         memory = HeadMemory.from_arrays(store.read_before(payload.round), site)
         memory = _catch_up(memory, evidence, payload, site)
         memory = _refresh_posterior(memory, evidence, site)
-        label_evidence = LabelEvidence(
-            memory.posterior,
-            evidence.get("evidence.training_counts"),
-            share_explained=memory.share_explained,
-            plain_explained=memory.plain_explained,
+        site.evidence = LabelEvidence(
+            memory.posterior, memory.share_explained, memory.plain_explained
         )
-        site.evidence = label_evidence
         extras: dict[str, np.ndarray] = {}
-        is_training = self._is_training(payload.round)
-        record = self._open_record(site) if is_training else None
-        features = None
-        if is_training and record is None:
-            features = _read_features(payload, site)
-        update, own_counts = self._train_method(memory, payload, site, extras)
-        if record is not None:
-            features = _normal_features(finish_record(site, record))
+        features = _read_features(payload, site) if self._is_training(payload.round) else None
+        update = self._train_method(memory, payload, site, extras)
         if features is not None:
             memory, head_extras = self._train_heads(memory, evidence, payload, site, features)
             extras |= head_extras
-        if own_counts is not None:
-            extras["evidence.training_counts"] = _withhold_small(own_counts.astype(np.float64))
         store.write(payload.round, memory.to_arrays())
         return replace(update, extras={**update.extras, **extras})
 
     def _train_method(
         self, memory: HeadMemory, payload: Payload, site: Site, extras: dict[str, np.ndarray]
-    ) -> tuple[Update, np.ndarray | None]:
+    ) -> Update:
         """The method's own round, without held-out samples, which score the received model.
 
-        Adds the counts to `extras`. Returns the update and the method's training labels (C,).
+        Adds the counts of the score to `extras`.
         """
-        assert site.evidence is not None
         mask = self._holdout(site)
         if not mask.any():
-            update = self.method.local_update(payload, site)
-            return update, site.evidence.own_counts
+            return self.method.local_update(payload, site)
         if memory.posterior is not None:
             extras |= holdout.count_holdout(payload, site, memory.posterior, mask)
         part = holdout.training_part(site, mask)
         update = self.method.local_update(payload, part)
         holdout.copy_notes(part, site, mask)
-        assert part.evidence is not None
         # the weight of a site in the average stays what it is without a hold-out
-        return replace(update, num_samples=site.num_samples), part.evidence.own_counts
+        return replace(update, num_samples=site.num_samples)
 
     def _holdout(self, site: Site) -> np.ndarray:
         """(n,) bool: the samples that no model trains on."""
         return find_holdout(site.seed, site.name, site.samples, self.holdout_share)
-
-    def _open_record(self, site: Site) -> TrainingRecord | None:
-        """For the features of this round's training pass; None: they need a pass before it.
-
-        Frozen features are the site's inputs. A site that catches up has evaluated the received
-        model already.
-        """
-        if not site.samples.are_images or not self.records_training():
-            return None
-        if site.evaluation is not None:
-            return None
-        if site.record is None:
-            site.record = TrainingRecord(site.samples)
-        return site.record
 
     def _train_heads(
         self,
@@ -371,9 +310,9 @@ class EvidenceSums:
         if all(name in evidence for name in _HEAD_EXTRAS):
             heads = {name: evidence[name] for name in _HEAD_EXTRAS}
             self.heads.add(heads, float(num_samples))
-        for name in ("evidence.masses", "evidence.training_counts"):
-            if name in evidence and np.isfinite(evidence[name]).any():
-                self._add_sum(name, np.nan_to_num(evidence[name], nan=WITHHELD))
+        masses = evidence.get("evidence.masses")
+        if masses is not None and np.isfinite(masses).any():
+            self._add_sum("evidence.masses", np.nan_to_num(masses, nan=WITHHELD))
         log_likelihoods = evidence.get("evidence.log_likelihoods")
         if log_likelihoods is not None and np.isfinite(log_likelihoods).all():
             self._add_sum("evidence.log_likelihoods", log_likelihoods)
@@ -387,8 +326,6 @@ class EvidenceSums:
         state = {**evidence, **(self.heads.result() or {})}
         if "evidence.masses" in self.sums:
             state["evidence.references"] = normalise_mix(self.sums["evidence.masses"])
-        if "evidence.training_counts" in self.sums:
-            state["evidence.training_counts"] = self.sums["evidence.training_counts"]
         if "evidence.log_likelihoods" in self.sums:
             state["evidence.power"] = np.array(best_power(self.sums["evidence.log_likelihoods"]))
             state["evidence.refresh"] = np.array(int(evidence.get("evidence.refresh", 0)) + 1)
@@ -545,17 +482,10 @@ def _read_features(payload: Payload, site: Site) -> np.ndarray | None:
         return site.samples.inputs
     site.load(payload.weights)
     evaluation = evaluate_site(site, features=True)
-    features = _normal_features(evaluation)
-    if np.isfinite(evaluation.losses).all():
-        site.evaluation = evaluation
-    return features
-
-
-def _normal_features(evaluation: Evaluation) -> np.ndarray | None:
-    """(n, D): the features of an evaluation, normalised; None if the model has diverged."""
     assert evaluation.features is not None
     if not np.isfinite(evaluation.losses).all():
         return None
+    site.evaluation = evaluation
     features = layer_normalise(evaluation.features)
     return features if np.isfinite(features).all() else None
 

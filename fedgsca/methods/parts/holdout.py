@@ -16,7 +16,7 @@ from dataclasses import replace
 import numpy as np
 
 from fedgsca.evidence import expected_counts, expected_f1, pool_small_classes
-from fedgsca.site import LabelEvidence, Samples, Site
+from fedgsca.site import Samples, Site
 from fedgsca.train import evaluate
 from fedgsca.wire import SMALLEST_GROUP, Arrays, Extra, Payload
 
@@ -56,17 +56,12 @@ def training_part(site: Site, holdout: np.ndarray) -> Site:
     rows = np.flatnonzero(~holdout)
     evidence = site.evidence
     if evidence is not None and evidence.posterior is not None:
-        evidence = LabelEvidence(
-            evidence.posterior[rows],
-            evidence.training_counts,
-            share_explained=evidence.share_explained,
-        )
+        evidence = replace(evidence, posterior=evidence.posterior[rows])
     return replace(
         site,
         samples=site.samples.part(rows),
         evidence=evidence,
         evaluation=None,
-        record=None if site.record is None else site.record.part(rows),
         notes={},
     )
 

@@ -32,7 +32,7 @@ def selection_section(run: LoadedRun) -> PageSection | None:
     if not losses:
         return None
     selection = _noisiest_sites(losses)
-    option = run.settings.method_option("selector.monotone")
+    option = run.settings.method_option("monotone")
     monotone = True if option is None else bool(option)
     pictures = []
     for name, site_losses in selection.items():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from fedgsca.robust.base import Rule, register_rule
 
 
@@ -16,3 +18,8 @@ class MeanRule(Rule):
         "agreed. It does not stop a false model of the right form, which moves the mean by the "
         "site's share of the images."
     )
+    needs_all = False
+
+    def coefficients(self, products: np.ndarray, sizes: np.ndarray) -> np.ndarray:
+        """Shares of the images, as in the mean of most methods."""
+        return np.asarray(sizes / sizes.sum())

@@ -37,14 +37,10 @@ class MixingRule(Rule):
         "numbers of images, which agreed numbers stop, nor more liars than that; what only one "
         "small site knows may be lost."
     )
-    needs_all = True
-    uses_distances = True
 
     def coefficients(self, products: np.ndarray, sizes: np.ndarray) -> np.ndarray:
         """The weight of each site in the geometric median of the mixed changes."""
-        liars, images = self.settings.liars, max(self.settings.images, float(sizes.sum()))
-        budget = liars * images if liars < 1.0 else liars
-        costs = sizes if liars < 1.0 else np.ones(len(sizes))
+        budget, costs = self.settings.budget(sizes)
         mixing = mixing_matrix(products, sizes, costs, budget)
         shares = sizes / sizes.sum()
         return np.asarray(geometric_median(mixing @ products @ mixing.T, shares) @ mixing)

@@ -1,0 +1,66 @@
+"""How each model is trained unless the user says otherwise: the same for every method.
+
+    small CNN                  lr 0.02, momentum 0.9, batches of 32
+    any other network          lr 0.01, no momentum, batches of 128 (the protocol of the paper)
+    head on frozen features    no momentum, no augmentation, and a rate by `head_rate`
+
+`train.lr = "auto"` is resolved by `resolve_rate`, once per run; a number that a user sets is used
+as it is. This module needs no torch: configurations are built before it is imported.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from fedgsca.evidence import FEW_SITES, site_factor
+
+if TYPE_CHECKING:
+    from fedgsca.config import Config, TrainConfig
+
+SMALL_CNNS = ("cnn", "cnn-groupnorm")
+_SMALL_CNN: Mapping[str, Any] = {"momentum": 0.9, "batch_size": 32}
+_NETWORK: Mapping[str, Any] = {"momentum": 0.0, "batch_size": 128}
+# one thread: a linear head has no work for a second one, which would only wait and spin
+_HEAD: Mapping[str, Any] = {"momentum": 0.0, "augment": "none", "threads": 1}
+SMALL_CNN_RATE = 0.02
+NETWORK_RATE = 0.01
+# sum over a run of the steps that a label takes in the model of all sites
+STEP_SUM = 10.0
+# largest rate times squared norm of a feature vector: a short run cannot make up for its length
+MAX_STEP = 64.0
+
+
+def training_defaults(name: str, *, frozen: bool = False) -> dict[str, Any]:
+    """The values of `train` for a network by its configured name; without the learning rate."""
+    if frozen:
+        return dict(_HEAD)
+    return dict(_SMALL_CNN if name in SMALL_CNNS else _NETWORK)
+
+
+def resolve_rate(config: Config, width: int, num_sites: int) -> float:
+    """`train.lr` as a number: that of the user, or that of the model.
+
+    width is D, the length of a feature vector; num_sites is how many sites a round asks.
+    """
+    train = config.train
+    if not isinstance(train.lr, str):
+        return train.lr
+    if config.model.frozen:
+        return head_rate(train, width, num_sites)
+    return SMALL_CNN_RATE if config.model.name in SMALL_CNNS else NETWORK_RATE
+
+
+def head_rate(train: TrainConfig, width: int, num_sites: int) -> float:
+    """The learning rate of a linear head on frozen features of this width.
+
+    In one pass over one of four sites a label moves its own logit, in the model of all sites, by at
+    most lr D / ((1 - momentum) 4 batch): D is the squared norm of a normalised feature vector. The
+    sum over all passes of the run is STEP_SUM; for more sites see `site_factor`. A larger one
+    memorises wrong labels, which a head with more features than images never forgets; with a
+    smaller one rare classes are not learnt in time.
+    """
+    distance = max(width, 1) / (1.0 - train.momentum)
+    passes = train.rounds * train.epochs
+    total = distance * passes / (train.batch_size * FEW_SITES * site_factor(num_sites))
+    return min(STEP_SUM / total, MAX_STEP / distance)

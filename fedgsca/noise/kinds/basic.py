@@ -1,0 +1,227 @@
+"""Kinds of a few lines each: none, S, P, M (a matrix), R (by class), G (by group), F, O."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+
+from fedgsca.errors import ConfigError
+from fedgsca.noise.base import (
+    CLEAN,
+    NoiseContext,
+    NoiseKind,
+    SiteNoise,
+    mix_with_identity,
+    other_classes,
+    register_kind,
+)
+
+
+@register_kind
+class CleanLabels(NoiseKind):
+    letter = "none"
+    title = "none"
+    description = "Every label is correct."
+    order = 0
+    is_clean = True
+
+    def parse(self, text: str) -> SiteNoise | None:
+        """0, 0%, clean or none."""
+        return CLEAN if text in ("0", "0%", "CLEAN", "NONE") else None
+
+    def write(self, noise: SiteNoise) -> str:
+        """Always 0."""
+        return "0"
+
+    def format_title(self, noise: SiteNoise) -> str:
+        """ "none", without a rate."""
+        return self.title
+
+    def describe(self, noise: SiteNoise) -> str:
+        """After the name of the site."""
+        return "labels every image correctly"
+
+    def transition_matrix(self, noise: SiteNoise, context: NoiseContext) -> np.ndarray:
+        """(C, C): the identity."""
+        return mix_with_identity(noise, other_classes(context.num_classes))
+
+
+@register_kind
+class SymmetricNoise(NoiseKind):
+    letter = "S"
+    title = "symmetric"
+    description = "A wrong label is any other class, each with the same probability."
+    wrong_label = "any other class"
+    order = 1
+
+    def transition_matrix(self, noise: SiteNoise, context: NoiseContext) -> np.ndarray:
+        """(C, C): rate / (C - 1) for every other class."""
+        return mix_with_identity(noise, other_classes(context.num_classes))
+
+
+@register_kind
+class PairflipNoise(NoiseKind):
+    letter = "P"
+    title = "pairflip"
+    description = "A wrong label is the next class, (c + 1) mod C."
+    wrong_label = "the next class"
+    order = 2
+
+    def transition_matrix(self, noise: SiteNoise, context: NoiseContext) -> np.ndarray:
+        """(C, C): the rate for the next class."""
+        # row c of the shifted identity has its one in column (c + 1) mod C
+        next_class = np.roll(np.eye(context.num_classes, dtype=bool), 1, axis=1)
+        return mix_with_identity(noise, next_class)
+
+
+@register_kind
+class MatrixNoise(NoiseKind):
+    letter = "M"
+    title = "custom matrix"
+    description = "Labels are drawn from the transition matrix in noise.matrix."
+    order = 4
+    has_rate = False
+    needs_matrix = True
+
+    def describe(self, noise: SiteNoise) -> str:
+        """After the name of the site."""
+        return "draws its labels from the given matrix"
+
+    def transition_matrix(self, noise: SiteNoise, context: NoiseContext) -> np.ndarray:
+        """(C, C): the given matrix."""
+        if context.matrix is None:
+            raise ConfigError(
+                "noise.missing-matrix",
+                "noise M needs a transition matrix, but none was given",
+                fix="--set noise.matrix=matrix.csv",
+            )
+        return context.matrix
+
+
+_RATE = r"(?:\d+(?:\.\d+)?|\.\d+)"
+
+
+@register_kind
+class ClassRateNoise(NoiseKind):
+    """R40/10/0: 40 % of the first class, 10 % of the second, none of the others.
+
+    The last rate is for all further classes, in the order of `fedgsca data check`.
+    """
+
+    letter = "R"
+    title = "by class"
+    description = "Every class has its own rate of wrong labels, which are any other class."
+    order = 10
+    has_rate = False
+
+    def parse(self, text: str) -> SiteNoise | None:
+        """R40/10: rates in percent, separated by slashes."""
+        if re.fullmatch(rf"R{_RATE}%?(?:/{_RATE}%?)+", text) is None:
+            return None
+        rates = tuple(float(part.rstrip("%")) / 100 for part in text[1:].split("/"))
+        return SiteNoise(self.letter, 0.0, rates) if max(rates) <= 1 else None
+
+    def write(self, noise: SiteNoise) -> str:
+        """The inverse of `parse`."""
+        return "R" + "/".join(f"{100 * rate:g}" for rate in noise.parameters)
+
+    def format_title(self, noise: SiteNoise) -> str:
+        """For reports: "by class 40, 10 %"."""
+        return f"by class {', '.join(f'{100 * rate:g}' for rate in noise.parameters)} %"
+
+    def describe(self, noise: SiteNoise) -> str:
+        """After the name of the site."""
+        rates = ", ".join(f"{100 * rate:g} %" for rate in noise.parameters)
+        return f"labels {rates} of its classes wrongly, in their order, as any other class"
+
+    def transition_matrix(self, noise: SiteNoise, context: NoiseContext) -> np.ndarray:
+        """(C, C): the rate of each row, in equal parts for the other classes."""
+        count = context.num_classes
+        last = noise.parameters[-1]
+        rates = np.array([*noise.parameters, *[last] * count])[:count, None]
+        wrong = other_classes(count) / max(count - 1, 1)
+        return np.asarray((1.0 - rates) * np.eye(count) + rates * wrong)
+
+
+# how alike the groups are: a Beta distribution with this sum of parameters
+CONCENTRATION = 2.0
+
+
+@register_kind
+class GroupNoise(NoiseKind):
+    """G30: each group draws its own rate from a Beta distribution with mean 30 %.
+
+    With a concentration of 2 most groups are far from the mean: nearly all correct, or mostly
+    wrong. A wrong label is any other class.
+    """
+
+    letter = "G"
+    title = "by group"
+    description = "Every patient, slide or video draws its own rate; the mean is the site's."
+    wrong_label = "any other class, some groups far more often than others"
+    order = 12
+    needs_groups = True
+    has_matrix = False
+
+    def image_probabilities(
+        self, noise: SiteNoise, labels: np.ndarray, context: NoiseContext, rng: np.random.Generator
+    ) -> np.ndarray:
+        """(n, C) from the groups (n,) of the context."""
+        if context.groups is None:
+            raise ConfigError(
+                "noise.no-groups",
+                "noise by group (G) needs to know which images belong together",
+                fix="use data with a group column, or other noise",
+            )
+        names, numbers = np.unique(context.groups, return_inverse=True)
+        a = CONCENTRATION * noise.rate
+        b = CONCENTRATION * (1.0 - noise.rate)
+        # a rate of 100 % has no Beta distribution
+        rates = rng.beta(a, b, len(names)) if b > 0 else np.ones(len(names))
+        image_rates = rates[numbers][:, None]
+        count = context.num_classes
+        wrong = other_classes(count)[labels] / max(count - 1, 1)
+        return np.asarray((1.0 - image_rates) * np.eye(count)[labels] + image_rates * wrong)
+
+
+@register_kind
+class RecordedLabels(NoiseKind):
+    letter = "F"
+    title = "from a file"
+    description = "Given labels are read from a file (noise.given or data.label)."
+    order = 5
+    has_rate = False
+    is_recorded = True
+
+    def describe(self, noise: SiteNoise) -> str:
+        """After the name of the site."""
+        return "takes its labels from a file"
+
+    def transition_matrix(self, noise: SiteNoise, context: NoiseContext) -> np.ndarray:
+        """Always raises ConfigError."""
+        raise ConfigError(
+            "noise.no-transition-matrix",
+            "labels that were read from a file (F) have no transition matrix",
+            fix="use another kind of noise, or noise M with --set noise.matrix=matrix.csv",
+        )
+
+
+@register_kind
+class OpenSetNoise(NoiseKind):
+    """O20: 20 % of the images are replaced by images of no class, which take over their labels.
+
+    So the labels that are given to foreign images follow the class distribution of the site. The
+    images come from `noise.open_set` or are made (`fedgsca/experiment/label_noise.py`).
+    """
+
+    letter = "O"
+    title = "open-set"
+    description = "Images of none of the classes take the place and the label of some images."
+    order = 15
+    replaces_images = True
+    has_matrix = False
+
+    def describe(self, noise: SiteNoise) -> str:
+        """After the name of the site."""
+        return f"has images of no class in place of {100 * noise.rate:g} % of its images"

@@ -1,0 +1,145 @@
+"""FedGSCA-E on clouds of points with known wrong labels."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from fedgsca.config import load_config
+from fedgsca.credal import rcl_loss, ucl_loss
+from fedgsca.errors import ConfigError
+from fedgsca.evidence import Heads, train_heads
+from fedgsca.methods.fedgsca_e import FedGSCAEOptions, explains_enough
+from fedgsca.methods.parts.evidence_heads import MethodWithHeads
+from fedgsca.rng import stream
+from fedgsca.site import LabelEvidence
+from tests.helpers import CLASSES, Toy, toy_experiment
+
+COLLECTION_ROUNDS = range(4, 11, 5)  # the posterior exists from round 6 on
+
+
+def toy_with_heads(folder: Path, samples: int = 120, **options: Any) -> Toy:
+    toy = toy_experiment(folder, "fedgsca-e", samples=samples, rounds=16, options=options)
+    toy.method = MethodWithHeads(toy.method, COLLECTION_ROUNDS)
+    return toy
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Toy:
+    toy = toy_with_heads(tmp_path_factory.mktemp("toy"))
+    toy.run(16)
+    return toy
+
+
+def test_noisy_sites_are_recognised_and_their_wrong_labels_flagged(finished: Toy) -> None:
+    for name in ("site-1", "site-2"):
+        assert finished.updates[name].extras["delta"] < 0.1
+    for name in ("site-3", "site-4"):
+        delta = float(finished.updates[name].extras["delta"])
+        assert delta == pytest.approx(0.5, abs=0.1)
+        wrong = finished.truth[name] != finished.sites[name].labels
+        clean = finished.notes[name]["clean"]
+        assert np.mean(clean == ~wrong) > 0.9
+
+
+def test_pseudo_labels_are_the_true_classes(finished: Toy) -> None:
+    for name in ("site-3", "site-4"):
+        rows = finished.notes[name]["pseudo_rows"]
+        assert len(rows) > 20
+        labels = finished.notes[name]["pseudo_labels"]
+        assert np.mean(labels == finished.truth[name][rows]) > 0.9
+
+
+def test_before_the_first_posterior_all_labels_are_used(tmp_path: Path) -> None:
+    toy = toy_with_heads(tmp_path)
+    toy.run(COLLECTION_ROUNDS[0] + 2)
+    for name, update in toy.updates.items():
+        assert "clean" not in toy.notes[name]
+        assert update.extras["clean"] == 120
+        assert np.isnan(update.extras["selector"]).all()
+
+
+def test_heads_are_sent_until_the_round_after_the_last_collection(tmp_path: Path) -> None:
+    toy = toy_with_heads(tmp_path)
+    state = toy.run(COLLECTION_ROUNDS[-1] + 2)
+    assert all("evidence.weight" in update.extras for update in toy.updates.values())
+    toy.run(1, state)
+    assert not any("evidence.weight" in update.extras for update in toy.updates.values())
+
+
+def test_where_the_images_say_nothing_all_labels_are_used(tmp_path: Path) -> None:
+    toy = toy_with_heads(tmp_path, samples=400)
+    for name, samples in toy.sites.items():
+        order = stream(0, "order", name).permutation(len(samples))
+        toy.sites[name] = replace(samples, inputs=samples.inputs[order])
+    toy.run(14)
+    for update in toy.updates.values():
+        assert update.extras["fallback"] == 1
+        assert update.extras["clean"] == 400
+        assert update.extras["pseudo"] == 0
+
+
+def test_where_the_images_say_something_the_fallback_is_not_used(finished: Toy) -> None:
+    for update in finished.updates.values():
+        assert update.extras.get("fallback", 0) == 0
+
+
+def test_a_run_too_short_for_heads_trains_on_the_given_labels(tmp_path: Path) -> None:
+    toy = toy_experiment(tmp_path, "fedgsca-e", samples=120, rounds=5)
+    state = toy.run(5)
+    assert all(update.extras["clean"] == 120 for update in toy.updates.values())
+    assert toy.accuracy(state.weights) > 0.5
+
+
+def test_under_privacy_it_is_refused_with_a_fix() -> None:
+    with pytest.raises(ConfigError) as error:
+        load_config(method="fedgsca-e", privacy__clip=1.0)
+    assert [problem.code for problem in error.value.problems] == ["config.privacy-without-evidence"]
+    assert "method=fedgsca" in error.value.problems[0].message
+
+
+@pytest.mark.parametrize("loss", [rcl_loss, ucl_loss])
+def test_a_confident_model_may_only_add_classes_that_the_evidence_permits(loss: Any) -> None:
+    logits = torch.zeros(2, CLASSES)
+    logits[:, 1] = 6.0  # both samples look like class 1
+    labels = torch.tensor([0, 0])
+    permission = torch.ones(2, CLASSES, dtype=torch.bool)
+    permission[1, 1] = False
+    losses = loss(logits, labels, beta=0.75, reduction="none", permission=permission)
+    assert losses[0] == 0
+    only_given = loss(logits, labels, beta=2.0, reduction="none")
+    assert losses[1] == only_given[1] > 1
+
+
+def test_the_heads_of_many_sites_take_larger_steps() -> None:
+    """The mean over the sites makes them smaller again."""
+    features = np.eye(4, 8, dtype=np.float32)
+    targets, weights = np.eye(2)[[0, 1, 0, 1]], np.ones(4)
+    biases = {}
+    for num_sites in (1, 4, 16, 100, 1000):
+        heads = train_heads(
+            Heads.zeros(8, 2),
+            features,
+            targets,
+            weights,
+            np.arange(4),
+            np.arange(3),
+            num_sites=num_sites,
+        )
+        biases[num_sites] = heads.bias
+    assert np.array_equal(biases[1], biases[4])
+    np.testing.assert_allclose(biases[16], 2 * biases[4], rtol=1e-6)
+    assert np.array_equal(biases[100], biases[1000])
+
+
+def test_a_site_whose_heads_explain_less_than_plain_training_did_uses_all_labels() -> None:
+    options = FedGSCAEOptions()
+    evidence = LabelEvidence(np.full((4, 2), 0.5), share_explained=0.20, plain_explained=0.21)
+    assert explains_enough(evidence, options)
+    assert not explains_enough(replace(evidence, plain_explained=0.25), options)
+    assert not explains_enough(replace(evidence, share_explained=0.005), options)
