@@ -21,13 +21,13 @@ import numpy as np
 
 from fedgsca.config import load_config
 from fedgsca.evidence import assign_folds, layer_normalise
-from fedgsca.experiment.simulation import Experiment, prepare
-from fedgsca.label_audit.build_audit import measure_ranking
-from fedgsca.label_audit.local_evidence import NUM_FOLDS, LocalLabels, collect_local_evidence
-from fedgsca.label_audit.score import count_errors, rank_labels
-from fedgsca.label_audit.second_opinion import label_quality, out_of_sample_probs
+from fedgsca.federation.simulation import Experiment, prepare
+from fedgsca.labels.build_audit import measure_ranking
+from fedgsca.labels.local_evidence import NUM_FOLDS, LocalLabels, collect_local_evidence
+from fedgsca.labels.score import count_errors, rank_labels
+from fedgsca.labels.second_opinion import label_quality, out_of_sample_probs
+from fedgsca.labels.wrong_count import fit_models
 from fedgsca.support.files import write_atomic
-from fedgsca.wrong_count import fit_models
 
 PARTITIONS = ("stratified", "dirichlet")
 

@@ -20,8 +20,8 @@ import numpy as np
 
 from benchmarks.generalisation.sources import share_features, source_name
 from fedgsca.config import Config, load_config
-from fedgsca.engine.rounds import run
-from fedgsca.experiment.run_folder import read_rounds
+from fedgsca.federation.rounds import run
+from fedgsca.federation.run_folder import read_rounds
 
 TARGET = Path(__file__).parent / "studies" / "literal_paper.md"
 LAST = 5

@@ -40,10 +40,10 @@ from fedgsca.cli import app
 from fedgsca.config import METHODS, load_config
 from fedgsca.data.load import load
 from fedgsca.data.reader import READERS
-from fedgsca.engine.base import ENGINES, find_engine
-from fedgsca.engine.rounds import run
 from fedgsca.errors import ConfigError, DataError
-from fedgsca.experiment.run_folder import read_rounds
+from fedgsca.federation.base import ENGINES, find_engine
+from fedgsca.federation.rounds import run
+from fedgsca.federation.run_folder import read_rounds
 from fedgsca.methods.base import load_methods
 from fedgsca.noise import parse_noise, transition_matrix
 from fedgsca.noise.base import KINDS
