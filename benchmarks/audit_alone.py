@@ -4,7 +4,7 @@
         --out alone.json
 
 The training images of each source are divided among four sites and given wrong labels. Every site
-is then audited as if it were alone: by the evidence heads of label_audit/local_evidence.py, and by
+is then audited as if it were alone: by the evidence heads of labels/local_evidence.py, and by
 cleanlab's ranking of a cross-validated logistic regression. Finished sites are read from the file.
 docs/audit.md has results.
 """

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 class OpinionName(StrEnum):
-    """Second opinions by name; label_audit/second_opinion.py has them, but imports numpy."""
+    """Second opinions by name; labels/second_opinion.py has them, but imports numpy."""
 
     neighbours = "neighbours"
     cleanlab = "cleanlab"

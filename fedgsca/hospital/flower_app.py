@@ -1,7 +1,7 @@
 """The app folder of `flwr run`: a name in the installed package, and the run folder.
 
 Flower packs this folder and sends it to the sites, so it contains no logic: what runs in a hospital
-is the fedgsca that the hospital installed (engine/flower_node.py).
+is the fedgsca that the hospital installed (flower_node.py).
 """
 
 from __future__ import annotations

@@ -233,6 +233,6 @@ def _open_site(settings_path: Path) -> Handler:
 
 
 if __name__ == "__main__":
-    from fedgsca.federation import site_worker  # its errors are those that site_answers.py raises
+    from fedgsca.hospital import site_worker  # its errors are those that site_answers.py raises
 
     site_worker.main()
