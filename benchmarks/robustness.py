@@ -52,9 +52,7 @@ FEW_LIES = (
     ABSENT,
     "change x -5",
     "one wrong model, three times the norm",
-    "strike in round 8",
     "nearly a copy of another site",
-    "a little is enough",
     "as far as the others are",
     "extras x -5",
     "statistics x 100",
@@ -225,10 +223,10 @@ def plan_study(sources: Mapping[str, str]) -> list[Cell]:
         (first, lying, chosen, (RULE,), LIES),
         (SEEDS, divisions, chosen, pair, (HONEST,)),
         (SEEDS, lying, methods, (RULE,), FEW_LIES),
-        (SEEDS, divisions[:4], methods, pair, (HONEST,)),
+        (SEEDS, divisions[:3], methods, pair, (HONEST,)),
         (first, ("20/100", "200/1000"), ("fedavg",), pair, MANY_LIES),
         (first, lying, ("fedavg",), RIVALS, FEW_LIES),
-        (first, divisions, ("fedavg", "fedgsca-e"), RIVALS, (HONEST,)),
+        (first, divisions, ("fedavg",), RIVALS, (HONEST,)),
     ]
     cells = []
     for seeds, scenes, names, rules, lies in parts:
