@@ -2,7 +2,7 @@
 
     python -m benchmarks.literal_paper --out DIR --data ham10000_small deepdrid_small [--seed 1]
 
-Every row is preset `paper` with one change; the last rows change several. Scores are those of
+Every row is preset `paper` with the named change; rows "all but" leave one resolution out of all. Scores are those of
 validation images. The table is written to benchmarks/studies/literal_paper.md with --write.
 Finished rows are read from DIR.
 """
@@ -20,8 +20,8 @@ import numpy as np
 
 from benchmarks.generalisation.sources import share_features, source_name
 from fedgsca.config import Config, load_config
-from fedgsca.engine.rounds import run
-from fedgsca.experiment.run_folder import read_rounds
+from fedgsca.federation.rounds import run
+from fedgsca.federation.run_folder import read_rounds
 
 TARGET = Path(__file__).parent / "studies" / "literal_paper.md"
 LAST = 5
@@ -50,17 +50,30 @@ RESOLUTIONS: Mapping[str, Mapping[str, Any]] = {
     "doubtful labels kept": {"fedgsca.doubtful": "keep"},
     "threshold of an unseen class": {"fedgsca.unseen_class": "zeta"},
     "guard against collapse": {"fedgsca.guard": True},
+}
+# parts of the method left out, to see which one does the damage
+PARTS: Mapping[str, Mapping[str, Any]] = {
     "cross-entropy instead of RCL": {"fedgsca.loss": "ce"},
+    "no pseudo-labels": {"fedgsca.thresholds": "fixed", "fedgsca.zeta": 1.0},
+    "no pseudo-labels, cross-entropy": {
+        "fedgsca.thresholds": "fixed",
+        "fedgsca.zeta": 1.0,
+        "fedgsca.loss": "ce",
+    },
 }
 ALL = {key: value for changes in RESOLUTIONS.values() for key, value in changes.items()}
-del ALL["fedgsca.loss"]
 ROWS: Mapping[str, Mapping[str, Any]] = {
     "FedAvg, the paper's protocol": {"method": "fedavg"},
     "FedAvg, this package's protocol": {"method": "fedavg", **OURS},
     "**literal**": {},
     **CONDITIONS,
+    **PARTS,
     **RESOLUTIONS,
-    "all resolutions": ALL,
+    "**all resolutions**": ALL,
+    **{
+        f"all but: {name}": {key: value for key, value in ALL.items() if key not in changes}
+        for name, changes in RESOLUTIONS.items()
+    },
     "all resolutions, this package's protocol": {**ALL, **OURS},
 }
 
