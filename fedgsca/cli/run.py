@@ -223,5 +223,5 @@ def run_and_report(
     elif not quiet:
         from fedgsca.cli.run_summary import show_run
 
-        show_run(out, result, None if is_finished else time.monotonic() - start)
+        show_run(out, config, result, None if is_finished else time.monotonic() - start)
         print_line(f"report  {report}", "bold")

@@ -10,6 +10,7 @@ from fedgsca.support.console import print_line
 from fedgsca.support.text import NBSP, duration, number, percent, plural, size_text
 
 if TYPE_CHECKING:
+    from fedgsca.config import Config
     from fedgsca.federation.records import RunResult, Setup
     from fedgsca.lab.table import Table
 
@@ -25,7 +26,9 @@ _COLUMNS = {
 }
 
 
-def show_run(out: Path, result: RunResult, command_seconds: float | None = None) -> None:
+def show_run(
+    out: Path, config: Config, result: RunResult, command_seconds: float | None = None
+) -> None:
     """Scores, the sites with the quality of their label decisions, time and traffic.
 
     `command_seconds` is how long the command has taken, in seconds; None: it did not train.
@@ -42,7 +45,7 @@ def show_run(out: Path, result: RunResult, command_seconds: float | None = None)
     setup = read_setup(out)
     _show_previous_run(out, setup)
     print_tables([_site_table(out, setup)])
-    _show_selection(out)
+    _show_selection(out, config)
     _show_events(out)
     _show_distant_sites(out)
     show_participation(out)
@@ -107,15 +110,14 @@ def _show_statistics(result: RunResult) -> None:
     print_line("   ".join(parts).replace(NBSP, " "))
 
 
-def _show_selection(out: Path) -> None:
+def _show_selection(out: Path, config: Config) -> None:
     """What touched the result, and the share of labels that were not trained on as given."""
-    from fedgsca.federation.run_folder import read_config
     from fedgsca.lab.report.run_facts import result_notes, unused_labels
     from fedgsca.lab.report.run_reader import read_run
     from fedgsca.lab.report.sentences import idle_selector
 
     run = read_run(out, with_losses=False)
-    notes = result_notes(read_config(out), run.metrics)
+    notes = result_notes(config, run.metrics)
     print_line(f"notes   {'; '.join(notes)}")
     text = idle_selector(run)
     if text:
