@@ -20,8 +20,8 @@ import numpy as np
 
 from benchmarks.generalisation.sources import share_features, source_name
 from fedgsca.config import Config, load_config
-from fedgsca.engine.rounds import run
-from fedgsca.experiment.run_folder import read_rounds
+from fedgsca.federation.rounds import run
+from fedgsca.federation.run_folder import read_rounds
 
 INTRODUCTION = """`python -m benchmarks.literal_paper`. Preset `paper` (100 rounds, rate 0.01,
 batches of 128, no momentum), a linear head on frozen EfficientNet-Lite0 features, four sites. Macro

@@ -20,13 +20,14 @@ from statistics import median
 
 import numpy as np
 
+from docs.generate import find_page, make_table, write_block
 from fedgsca.config import Tree, build, merge
-from fedgsca.engine.rounds import run
-from fedgsca.experiment.run_folder import read_rounds
-from fedgsca.grid.demo_plan import RECIPE
-from fedgsca.grid.plan import parse_seeds
+from fedgsca.federation.privacy.accountant import noise_for
+from fedgsca.federation.rounds import run
+from fedgsca.federation.run_folder import read_rounds
+from fedgsca.lab.demo_plan import RECIPE
+from fedgsca.lab.plan import parse_seeds
 from fedgsca.methods.base import load_methods
-from fedgsca.privacy.accountant import noise_for
 
 METHODS = ("fedavg", "fedgsca")
 KINDS = ("0", "S40", "P20", "C20")
@@ -84,13 +85,14 @@ def main() -> None:
     parser.add_argument("--seeds", default="1,2,3")
     parser.add_argument("--epsilons", default="1000,300,100,30,10")
     parser.add_argument("--clip", type=float, default=0.1)
+    parser.add_argument("--block", help="write the table to this block of docs/privacy.md")
     options = parser.parse_args()
     data = str(options.data.resolve()) if options.data else None
     epsilons = [float(text) for text in options.epsilons.split(",")]
     heads = ["method", "norm", "no privacy", "clip only"]
     heads += [f"epsilon {epsilon:g}" for epsilon in epsilons]
-    print("| " + " | ".join(heads) + " |")
-    print("|---" * len(heads) + "|")
+    table = [heads]
+    print(*heads, sep="  ")
     for method in METHODS:
         rows = []
         for seed in parse_seeds(options.seeds):
@@ -100,10 +102,13 @@ def main() -> None:
             rows.append(measure_cost(base, options.clip, epsilons, out))
         norm, *scores = np.mean(rows, axis=0).tolist()
         cells = [method, f"{norm:.2f}", *(f"{score:.1f}" for score in scores)]
-        print("| " + " | ".join(cells) + " |", flush=True)
+        table.append(cells)
+        print(*cells, sep="  ", flush=True)
     for method in METHODS:
         noises = [f"{noise_of(method, epsilon):g}" for epsilon in epsilons]
         print(f"noise of {method}: {', '.join(noises)}")
+    if options.block:
+        write_block(find_page(options.block), options.block, make_table(heads, table[1:]))
 
 
 if __name__ == "__main__":

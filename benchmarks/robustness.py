@@ -31,11 +31,11 @@ from benchmarks.poisons import LABEL_POISONS, POISONS, Liar
 from benchmarks.rival_rules import RIVALS
 from benchmarks.robustness_pages import write_pages
 from fedgsca.config import Config, Tree, build, merge
-from fedgsca.engine.base import Reply
-from fedgsca.engine.local import SiteRunner
-from fedgsca.engine.rounds import run
 from fedgsca.errors import FedgscaError
-from fedgsca.experiment.simulation import Experiment, prepare
+from fedgsca.federation.base import Reply
+from fedgsca.federation.local import SiteRunner
+from fedgsca.federation.rounds import run
+from fedgsca.federation.simulation import Experiment, prepare
 from fedgsca.methods.base import load_methods
 from fedgsca.methods.compose import compose_method
 from fedgsca.wire import Arrays, Payload, Update
@@ -52,9 +52,7 @@ FEW_LIES = (
     ABSENT,
     "change x -5",
     "one wrong model, three times the norm",
-    "strike in round 8",
     "nearly a copy of another site",
-    "a little is enough",
     "as far as the others are",
     "extras x -5",
     "statistics x 100",
@@ -225,10 +223,10 @@ def plan_study(sources: Mapping[str, str]) -> list[Cell]:
         (first, lying, chosen, (RULE,), LIES),
         (SEEDS, divisions, chosen, pair, (HONEST,)),
         (SEEDS, lying, methods, (RULE,), FEW_LIES),
-        (SEEDS, divisions[:4], methods, pair, (HONEST,)),
+        (SEEDS, divisions[:3], methods, pair, (HONEST,)),
         (first, ("20/100", "200/1000"), ("fedavg",), pair, MANY_LIES),
         (first, lying, ("fedavg",), RIVALS, FEW_LIES),
-        (first, divisions, ("fedavg", "fedgsca-e"), RIVALS, (HONEST,)),
+        (first, divisions, ("fedavg",), RIVALS, (HONEST,)),
     ]
     cells = []
     for seeds, scenes, names, rules, lies in parts:

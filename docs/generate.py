@@ -301,7 +301,11 @@ PAGE_BLOCKS: dict[str, Callable[[], str]] = {
 # those that train, or need an extra: compared by `make slow`
 SLOW_BLOCKS = ("networks", "wire", "budget", "first-run")
 # name -> the command that writes it
-STUDY_BLOCKS = {"results": "python -m benchmarks.generalisation"}
+STUDY_BLOCKS = {
+    "results": "python -m benchmarks.generalisation",
+    "privacy-built-in": "python -m benchmarks.privacy",
+    "privacy-pathmnist": "python -m benchmarks.privacy",
+}
 
 
 # ---- pages ----

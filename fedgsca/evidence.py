@@ -31,7 +31,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedgsca.checked_labels import NO_ORIGINAL, CheckedLabels
+from fedgsca.support.checked_labels import NO_ORIGINAL, CheckedLabels
 
 # number of heads and of folds
 NUM_HEADS = 4

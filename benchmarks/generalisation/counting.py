@@ -48,11 +48,11 @@ from fedgsca.evidence import (
     to_halves,
     train_heads,
 )
-from fedgsca.experiment.simulation import Experiment, prepare
+from fedgsca.federation.simulation import Experiment, prepare
+from fedgsca.labels.wrong_count import WrongShare, estimate_wrong, fit_models
+from fedgsca.methods.site import Samples
 from fedgsca.rng import stream
-from fedgsca.site import Samples
 from fedgsca.wire import SMALLEST_GROUP
-from fedgsca.wrong_count import WrongShare, estimate_wrong, fit_models
 
 # as in a run of 60 rounds: opinions count from the first of these rounds on, are collected in the
 # second and every five rounds, until the last

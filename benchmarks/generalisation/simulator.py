@@ -19,7 +19,6 @@ import torch
 from torch import Tensor
 
 from benchmarks.generalisation.counting import HeadSite, make_sites
-from fedgsca.aggregate import WeightedMean
 from fedgsca.config import Config
 from fedgsca.credal import ONLY_GIVEN_LABEL, CredalObjective, beta_at
 from fedgsca.evidence import (
@@ -39,9 +38,11 @@ from fedgsca.evidence import (
     suspicion,
     train_heads,
 )
-from fedgsca.experiment.simulation import prepare
+from fedgsca.federation.simulation import prepare
+from fedgsca.methods.aggregate import WeightedMean
 from fedgsca.methods.fedgsca_e import FedGSCAEOptions
 from fedgsca.methods.parts.evidence_heads import FIRST_JUDGED_ROUND
+from fedgsca.methods.train import SGD, Batch, cross_entropy_gradient, draw_balanced
 from fedgsca.metrics import HEADLINE_ROUNDS, confusion, headline, scores
 from fedgsca.models.build import build_model
 from fedgsca.pseudo_label import guard_reason
@@ -53,7 +54,6 @@ from fedgsca.selector import (
     fit_selector,
     merge_selectors,
 )
-from fedgsca.train import SGD, Batch, cross_entropy_gradient, draw_balanced
 from fedgsca.wire import Arrays
 
 # (logits, batch) -> (b, C), the derivative of the mean loss

@@ -14,6 +14,7 @@ from fedgsca.config.schema import (
     DEFAULT_METHOD,
     METHODS,
     OWN_FEATURES,
+    RULES,
     SHORT_NAMES,
     SITES_SOURCE,
     Config,
@@ -361,10 +362,8 @@ def _privacy_problems(config: Config, method: type[MethodSchema] | None) -> list
 
 
 def _rule_problems(config: Config) -> list[ConfigProblem]:
-    from fedgsca.robust.base import load_rules  # with numpy, which no help text needs
-
     name = config.aggregation.rule
-    rules = load_rules()
+    rules = RULES.load()
     if name in rules:
         return []
     nearest = suggest(name, rules)

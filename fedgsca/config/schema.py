@@ -73,6 +73,8 @@ class MethodSchema(Protocol):
 
 
 METHODS: Registry[type[MethodSchema]] = Registry("fedgsca.methods")
+# aggregation rules; their contract is fedgsca.federation.robust.base.Rule
+RULES: Registry[type] = Registry("fedgsca.federation.robust.rules")
 
 
 class Section(BaseModel):

@@ -10,11 +10,11 @@ import pytest
 from safetensors.numpy import load_file
 
 from fedgsca.config import Config
-from fedgsca.engine.label_evidence import read_evidence, sites_with_evidence
-from fedgsca.engine.rounds import run
 from fedgsca.errors import RunFolderError
 from fedgsca.evidence import POWERS
-from fedgsca.experiment.run_folder import read_rounds
+from fedgsca.federation.label_evidence import read_evidence, sites_with_evidence
+from fedgsca.federation.rounds import run
+from fedgsca.federation.run_folder import read_rounds
 from fedgsca.methods.base import load_methods
 from fedgsca.methods.compose import compose_method
 from fedgsca.wire import SMALLEST_GROUP

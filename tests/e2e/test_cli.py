@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from fedgsca import cli
-from fedgsca.engine import rounds as federation
 from fedgsca.errors import QuorumError, RunFolderError
+from fedgsca.federation import rounds as federation
 from tests.toys import outcome, toy_npz
 
 
@@ -239,7 +239,7 @@ def test_preset_paper_full_sets_network_and_size() -> None:
 
 
 def test_compare_writes_tables_and_resumes(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
-    import fedgsca.grid.runner
+    import fedgsca.lab.runner
 
     is_broken = True
 
@@ -248,7 +248,7 @@ def test_compare_writes_tables_and_resumes(shell: Shell, monkeypatch: pytest.Mon
             raise QuorumError("round.quorum-not-reached", "site-2 is on fire", fix="put it out")
         return federation.run(config, out, **options)
 
-    monkeypatch.setattr(fedgsca.grid.runner, "run", run_or_fail)
+    monkeypatch.setattr(fedgsca.lab.runner, "run", run_or_fail)
     words = tiny(
         "--methods",
         "fedavg,fedgsca",
@@ -363,13 +363,13 @@ def test_lists_of_settings_are_rows_of_a_comparison(shell: Shell) -> None:
 
 
 def test_demo_is_a_tour(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
-    import fedgsca.grid.demo_plan
+    import fedgsca.lab.demo_plan
 
     small = {
         "data": {"source": "synthetic", "train": 96, "test": 48, "sites": 4},
         "train": {"rounds": 2, "threads": 1},
     }
-    monkeypatch.setattr(fedgsca.grid.demo_plan, "RECIPE", small)
+    monkeypatch.setattr(fedgsca.lab.demo_plan, "RECIPE", small)
     code, out, err = shell("demo", "--out", "d")
     assert code == 0, err
     assert "4 hospitals" in out and "40 % (any other class) at hospital 2" in out

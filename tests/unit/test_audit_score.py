@@ -7,17 +7,17 @@ import pytest
 
 from fedgsca.errors import ConfigError
 from fedgsca.evidence import POWERS, Judgement, class_masses, normalise_mix
-from fedgsca.label_audit import score
-from fedgsca.label_audit.build_audit import measure_ranking
-from fedgsca.label_audit.second_opinion import (
+from fedgsca.labels import score
+from fedgsca.labels.build_audit import measure_ranking
+from fedgsca.labels.second_opinion import (
     ask_second_opinion,
     nearest_rows,
     neighbour_opinion,
     order_by_similarity,
     unit_vectors,
 )
+from fedgsca.labels.wrong_count import fit_models
 from fedgsca.rng import stream
-from fedgsca.wrong_count import fit_models
 
 CLASSES = ("normal", "serrated", "adenoma")
 
@@ -165,7 +165,7 @@ def test_a_second_opinion_needs_a_known_name_and_features() -> None:
 
 def test_cleanlab_is_a_second_opinion() -> None:
     pytest.importorskip("cleanlab")
-    from fedgsca.label_audit.second_opinion import label_quality, out_of_sample_probs
+    from fedgsca.labels.second_opinion import label_quality, out_of_sample_probs
 
     rng = stream(0, "cl")
     labels = np.arange(80) % 2

@@ -16,8 +16,8 @@ from fedgsca.errors import ConfigError
 from fedgsca.evidence import Heads, train_heads
 from fedgsca.methods.fedgsca_e import FedGSCAEOptions, explains_enough
 from fedgsca.methods.parts.evidence_heads import MethodWithHeads
+from fedgsca.methods.site import LabelEvidence
 from fedgsca.rng import stream
-from fedgsca.site import LabelEvidence
 from tests.helpers import CLASSES, Toy, toy_experiment
 
 COLLECTION_ROUNDS = range(4, 11, 5)  # the posterior exists from round 6 on

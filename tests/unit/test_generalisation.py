@@ -45,7 +45,7 @@ from benchmarks.generalisation.summary import (
 )
 from benchmarks.generalisation.tables import make_page, to_markdown
 from fedgsca.errors import QuorumError
-from fedgsca.grid.demo_plan import has_pretrained_network
+from fedgsca.lab.demo_plan import has_pretrained_network
 from fedgsca.methods.base import load_methods
 
 SETTING = Setting("ham10000", FROZEN, MIXED, "stratified")

@@ -5,19 +5,19 @@ from __future__ import annotations
 import pytest
 
 from fedgsca.errors import ConfigError
-from fedgsca.experiment.records import Comparison
-from fedgsca.grid.plan import ComparisonPlan, default_methods
-from fedgsca.methods.base import paper_methods
-from fedgsca.paper.experiments import DATASETS, EXPERIMENTS, REAL
-from fedgsca.paper.plans import (
+from fedgsca.federation.records import Comparison
+from fedgsca.lab.paper.experiments import DATASETS, EXPERIMENTS, REAL
+from fedgsca.lab.paper.plans import (
     MINI_ROUNDS,
     make_plan,
-    printed,
+    printed_numbers,
     read_numbers,
     warmups,
 )
-from fedgsca.report.comparison_columns import make_tables
-from fedgsca.report.comparison_rows import compare_rows, rank_agreement
+from fedgsca.lab.plan import ComparisonPlan, default_methods
+from fedgsca.lab.report.comparison_columns import make_tables
+from fedgsca.lab.report.comparison_rows import compare_rows, rank_agreement
+from fedgsca.methods.base import paper_methods
 from tests.toys import toy_npz
 
 
@@ -36,7 +36,7 @@ def test_every_experiment_is_a_valid_comparison_and_survives_its_file(name: str)
 
 @pytest.mark.parametrize("name", list(read_numbers()["experiments"]))
 def test_printed_numbers_belong_to_rows_and_noises_of_their_experiment(name: str) -> None:
-    numbers = printed(name)
+    numbers = printed_numbers(name)
     experiment = EXPERIMENTS[name]
     assert numbers is not None and set(numbers.rows) <= set(experiment.rows)
     for columns in numbers.rows.values():
@@ -67,13 +67,13 @@ def test_paper_scale_needs_the_papers_data() -> None:
     plan = make_plan(experiment, "paper", "chaoyang:/images")
     assert plan.noises == ("0",) and plan.tree["data"]["sites"] == DATASETS["chaoyang"].sites
     assert plan.tree["model"]["name"] == "resnet50" and len(plan.seeds) == 5
-    assert plan.printed is not None and "0" in plan.printed.rows["fedavg"]
+    assert plan.publication is not None and "0" in plan.publication.rows["fedavg"]
 
 
 def test_real_labels_are_replaced_on_other_data() -> None:
     plan = mini_plan("chaoyang")
     assert REAL not in plan.noises and len(plan.noises) == 1
-    assert plan.printed is not None and plan.noises[0] in plan.printed.rows["fedavg"]
+    assert plan.publication is not None and plan.noises[0] in plan.publication.rows["fedavg"]
 
 
 @pytest.mark.parametrize(
@@ -98,12 +98,12 @@ def test_warm_ups_are_shortened_in_proportion() -> None:
 
 def test_printed_numbers_and_the_agreement_of_orders_are_in_the_table() -> None:
     plan = mini_plan("kvasir-symmetric")
-    assert plan.printed is not None
+    assert plan.publication is not None
     cells = []
     for i, method in enumerate(plan.methods[:4]):
         cells.append({"method": method, "noise": "S40", "seed": 0, "f1": 50.0 + i})
     comparison = Comparison.from_json(
-        {"noises": ["S40"], "cells": cells, "printed": plan.printed.to_json()}
+        {"noises": ["S40"], "cells": cells, "publication": plan.publication.to_json()}
     )
     (table,) = make_tables(comparison)
     assert list(table.head[:3]) == ["Method", "Macro F1", "Printed F1"]

@@ -20,17 +20,17 @@ import pytest
 
 from fedgsca.cli.run_summary import show_participation
 from fedgsca.errors import RunFolderError
-from fedgsca.experiment.records import Comparison
-from fedgsca.report import page_sections
-from fedgsca.report.comparison_columns import explain_numbers, make_tables
-from fedgsca.report.comparison_rows import compare_rows, recovery
-from fedgsca.report.elements import BulletList, PageSection
-from fedgsca.report.html_page import write_report
-from fedgsca.report.page_sections import RUN_SECTIONS, run_section
-from fedgsca.report.palette import NUM_COLOURS, method_slot, slot_line_style
-from fedgsca.report.run_facts import describe_noises, method_title, noise_title
-from fedgsca.report.run_reader import LoadedRun, read_run
-from fedgsca.report.table import Cell, to_csv, to_markdown
+from fedgsca.federation.records import Comparison
+from fedgsca.lab.report import page_sections
+from fedgsca.lab.report.comparison_columns import explain_numbers, make_tables
+from fedgsca.lab.report.comparison_rows import compare_rows, recovery
+from fedgsca.lab.report.elements import BulletList, PageSection
+from fedgsca.lab.report.html_page import write_report
+from fedgsca.lab.report.page_sections import RUN_SECTIONS, run_section
+from fedgsca.lab.report.palette import NUM_COLOURS, method_slot, slot_line_style
+from fedgsca.lab.report.run_facts import describe_noises, method_title, noise_title
+from fedgsca.lab.report.run_reader import LoadedRun, read_run
+from fedgsca.lab.table import Cell, to_csv, to_markdown
 from fedgsca.rng import stream
 
 CLASSES = [
@@ -681,7 +681,7 @@ def test_unfinished_comparison_says_so(tmp_path: Path) -> None:
 
 def test_tables_are_light_enough_for_the_command_line() -> None:
     code = (
-        "import sys, fedgsca.report.comparison_columns; "
+        "import sys, fedgsca.lab.report.comparison_columns; "
         "print([m for m in ('torch', 'matplotlib', 'jinja2') if m in sys.modules])"
     )
     process = run_process([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -49,7 +49,7 @@ from benchmarks.generalisation.variants import (
     list_constant_variants,
     list_option_variants,
 )
-from fedgsca.grid.demo_plan import has_pretrained_network
+from fedgsca.lab.demo_plan import has_pretrained_network
 from fedgsca.methods.fedgsca_e import FedGSCAEOptions
 
 needs_weights = pytest.mark.skipif(not has_pretrained_network(), reason="needs the extra [weights]")
@@ -178,7 +178,7 @@ def test_finished_runs_are_read_and_not_repeated(
     variants = [DEFAULT, Variant("zeta", 0.4)]
     measure_setting(SETTING, tiny_dataset(), QUICK, 1, variants, tmp_path)
     table = make_table(tmp_path, [(SETTING, 1)], variants)
-    assert len(table.rows) == 2 and table.rows[0][0] == "(default)"
+    assert [row[0] for row in table.rows] == ["(default)", "zeta"]
 
     def fail(*_: object) -> None:
         raise AssertionError("a finished run is repeated")

@@ -22,7 +22,6 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from fedgsca.aggregate import WeightedMean
 from fedgsca.evidence import (
     MAX_DECLINE,
     MIN_USEFUL,
@@ -44,10 +43,11 @@ from fedgsca.evidence import (
     to_halves,
     train_heads,
 )
+from fedgsca.methods.aggregate import WeightedMean
 from fedgsca.methods.base import Method, ServerState
 from fedgsca.methods.parts import holdout
-from fedgsca.site import LabelEvidence, Samples, Site
-from fedgsca.train import evaluate_site
+from fedgsca.methods.site import LabelEvidence, Samples, Site
+from fedgsca.methods.train import evaluate_site
 from fedgsca.wire import SMALLEST_GROUP, Arrays, Extra, Payload, Update
 
 PREFIX = "evidence."
