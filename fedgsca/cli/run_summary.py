@@ -122,7 +122,7 @@ def _show_selection(out: Path, config: Config) -> None:
     text = idle_selector(run)
     if text:
         print_line(text, "yellow")
-    share = unused_labels(run.metrics)
+    share = unused_labels(run.metrics, run.settings.noise_level)
     if share is not None:
         print_line(
             f"labels  {percent(share)} not trained on as given; list them: fedgsca audit {out}"
@@ -187,13 +187,13 @@ def _site_table(out: Path, setup: Setup) -> Table:
 
     Only simulations know the truth that these decisions are compared with.
     """
-    from fedgsca.federation.run_folder import read_rounds
     from fedgsca.lab.report.run_facts import unused_shares
+    from fedgsca.lab.report.run_reader import read_run
     from fedgsca.lab.table import Table
 
-    rounds = read_rounds(out)
-    sites = rounds[-1].sites if rounds else {}
-    shares = unused_shares(rounds)
+    run = read_run(out, with_losses=False)
+    sites = run.metrics[-1].sites if run.metrics else {}
+    shares = unused_shares(run.metrics, run.settings.noise_level)
     columns = []
     for name in _COLUMNS:
         if any(name in site.values for site in sites.values()):

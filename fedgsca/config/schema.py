@@ -433,7 +433,7 @@ class EvidenceConfig(Section):
         ge=0,
         le=0.5,
         description="share of each site's images that no model trains on; they score the model "
-        "without a true label (`fedgsca tune` uses 0.2)",
+        "without a true label (0.2 serves `compare --vary`)",
     )
 
     def collection_rounds(self, rounds: int) -> range:

@@ -256,7 +256,7 @@ def make_cell(config: Config, result: RunResult, folder: Path) -> ComparisonCell
         bytes_up=result.bytes_per_round.up,
         bytes_down=result.bytes_per_round.down,
         expected_f1=None if result.unseen is None else result.unseen.last,
-        unused_labels=unused_labels(rounds),
+        unused_labels=unused_labels(rounds, float(config.options.get("noise_level", 0.0))),
         stability=fmean(known_distances) if known_distances else None,
         notes=result_notes(config, rounds),
     )

@@ -18,6 +18,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from statistics import fmean
 
 import numpy as np
 
@@ -102,7 +103,8 @@ def measure_difference(
     if not seeds:
         return None
     pairs = [(runs[seed], reference_runs[seed]) for seed in seeds]
-    points = float(np.mean([run.f1 - rival.f1 for run, rival in pairs]))
+    means = [fmean(run.f1 for run, _ in pairs), fmean(rival.f1 for _, rival in pairs)]
+    points = round(round(means[0], 1) - round(means[1], 1), 1)  # as a reader subtracts them
     result = Difference(noise, method, reference, len(seeds), None, points)
     draws = []
     for run, rival in pairs:

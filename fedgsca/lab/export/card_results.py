@@ -56,7 +56,7 @@ def noise_section(run: LoadedRun) -> list[str]:
 def _estimate_columns(run: LoadedRun) -> dict[str, list[str]]:
     """What sites reported: labels that were not trained on as given, and estimates of the noise."""
     columns = {}
-    shares = unused_shares(run.metrics)
+    shares = unused_shares(run.metrics, run.settings.noise_level)
     if shares:
         texts = [percent_text(shares.get(site), 1) for site in run.sites]
         columns["Labels not trained on as given"] = texts

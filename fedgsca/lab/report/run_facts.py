@@ -148,37 +148,39 @@ def knows_truth(run: LoadedRun, sites: Iterable[str]) -> bool:
     return any(run.noise_rate(site) is not None for site in sites)
 
 
-def unused_share(site: SiteRecord) -> float | None:
+def unused_share(site: SiteRecord, noise_level: float) -> float | None:
     """The share of its given labels that a site did not train on as given; None: not logged.
 
-    A method logs `kept`, the number of labels that it trained on as given; without it, `clean` is
-    the number of labels that it took as clean. A site whose selection was set aside in a round
-    (`guard`, `fallback`) trained on all of them.
+    `clean` is the number of labels that were taken as clean. A site trains on all labels as given
+    if it estimates fewer wrong ones than `noise_level` (Eq. 13), or if its selection was set aside
+    in the round (`guard`, `fallback`).
     """
-    num_kept = site.number("kept")
-    if num_kept is None:
-        num_kept = site.number("clean")
-        if num_kept is None:
-            return None
-        if site.number("guard") or site.number("fallback"):
-            return 0.0
-    return 1.0 - num_kept / site.num_samples if site.num_samples else None
+    num_clean = site.number("clean")
+    if num_clean is None or not site.num_samples:
+        return None
+    is_set_aside = site.number("guard") or site.number("fallback")
+    if is_set_aside or (site.number("delta") or 0.0) < noise_level:
+        return 0.0
+    return 1.0 - num_clean / site.num_samples
 
 
-def unused_shares(rounds: Sequence[RoundRecord]) -> dict[str, float]:
-    """Site -> the share of labels not trained on as given, in the site's last round."""
+def unused_shares(rounds: Sequence[RoundRecord], noise_level: float) -> dict[str, float]:
+    """Site -> the share of labels not trained on as given, in the site's last round.
+
+    `noise_level` is the option of the method; 0 if it has none.
+    """
     shares: dict[str, float] = {}
     for name, site in _last_records(rounds).items():
-        share = unused_share(site)
+        share = unused_share(site, noise_level)
         if share is not None:
             shares[name] = share
     return shares
 
 
-def unused_labels(rounds: Sequence[RoundRecord]) -> float | None:
+def unused_labels(rounds: Sequence[RoundRecord], noise_level: float) -> float | None:
     """The same over the labels of all sites together; None for a method that does not log it."""
     records = _last_records(rounds)
-    shares = unused_shares(rounds)
+    shares = unused_shares(rounds, noise_level)
     total = sum(records[name].num_samples for name in shares)
     if not total:
         return None

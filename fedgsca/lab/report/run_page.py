@@ -100,7 +100,7 @@ def _score_tiles(run: LoadedRun) -> list[Tile]:
 
 def _label_tiles(run: LoadedRun) -> list[Tile]:
     wrong = wrong_share(run)
-    share = unused_labels(run.metrics)
+    share = unused_labels(run.metrics, run.settings.noise_level)
     if share is not None:
         note = "in the last round" if wrong is None else f"{percent_text(wrong)} are wrong"
         return [Tile("Labels not trained on as given", f"{100 * share:.0f}", "%", note)]

@@ -97,6 +97,11 @@ class RunSettings:
         """Names of the sections of the file."""
         return frozenset(key.split(".")[0] for key in self.values if "." in key)
 
+    @property
+    def noise_level(self) -> float:
+        """The estimated share of wrong labels below which a site keeps all of them (Eq. 13)."""
+        return finite(self.method_option("noise_level")) or 0.0
+
     def method_option(self, key: str) -> Any:
         """An option of the method of the run; None if it has no such option."""
         return self.values.get(f"{self.method}.{key}")

@@ -163,7 +163,7 @@ def idle_selector(run: LoadedRun) -> str:
 def _selector_sentence(run: LoadedRun) -> str:
     if run.selection_start is None:
         return idle_selector(run)
-    share = unused_labels(run.metrics)
+    share = unused_labels(run.metrics, run.settings.noise_level)
     if share is None:
         return ""
     template = (

@@ -33,7 +33,7 @@ def site_section(run: LoadedRun) -> PageSection | None:
 
 
 def _site_table(run: LoadedRun) -> Table | Collapsible:
-    shares = unused_shares(run.metrics)
+    shares = unused_shares(run.metrics, run.settings.noise_level)
     has_truth = knows_truth(run, run.setup.sites)
     head = ["Site", "Images"]
     if has_truth:
