@@ -20,7 +20,7 @@ from fedgsca.methods.site import LabelEvidence
 from fedgsca.rng import stream
 from tests.helpers import CLASSES, Toy, toy_experiment
 
-COLLECTION_ROUNDS = range(4, 11, 5)  # the posterior exists from round 6 on
+COLLECTION_ROUNDS = range(4, 11, 5)  # the posterior exists from round 5 on
 
 
 def toy_with_heads(folder: Path, samples: int = 120, **options: Any) -> Toy:
@@ -57,16 +57,16 @@ def test_pseudo_labels_are_the_true_classes(finished: Toy) -> None:
 
 def test_before_the_first_posterior_all_labels_are_used(tmp_path: Path) -> None:
     toy = toy_with_heads(tmp_path)
-    toy.run(COLLECTION_ROUNDS[0] + 2)
+    toy.run(COLLECTION_ROUNDS[0] + 1)
     for name, update in toy.updates.items():
         assert "clean" not in toy.notes[name]
         assert update.extras["clean"] == 120
         assert np.isnan(update.extras["selector"]).all()
 
 
-def test_heads_are_sent_until_the_round_after_the_last_collection(tmp_path: Path) -> None:
+def test_heads_are_sent_until_the_last_collection(tmp_path: Path) -> None:
     toy = toy_with_heads(tmp_path)
-    state = toy.run(COLLECTION_ROUNDS[-1] + 2)
+    state = toy.run(COLLECTION_ROUNDS[-1] + 1)
     assert all("evidence.weight" in update.extras for update in toy.updates.values())
     toy.run(1, state)
     assert not any("evidence.weight" in update.extras for update in toy.updates.values())
