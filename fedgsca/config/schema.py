@@ -423,10 +423,10 @@ class EvidenceConfig(Section):
         default=8,
         ge=1,
         description="round, from 0, in which the heads' opinions are first collected; they count "
-        "two rounds later; a quarter of a shorter run",
+        "in the next round; a quarter of a shorter run",
     )
     every: int = Field(
-        default=5, ge=3, description="rounds between two collections, until two thirds of the run"
+        default=5, ge=2, description="rounds between two collections, until two thirds of the run"
     )
     holdout: float = Field(
         default=0.0,
@@ -441,7 +441,7 @@ class EvidenceConfig(Section):
         first = min(self.first, rounds // 4)
         if rounds < MIN_EVIDENCE_ROUNDS:
             return range(0)
-        return range(first, max(first + 1, 2 * rounds // 3 - 1), self.every)
+        return range(first, max(first + 1, 2 * rounds // 3), self.every)
 
 
 class PrivacyConfig(Section):

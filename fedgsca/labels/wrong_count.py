@@ -146,7 +146,7 @@ def assign_parts(given: np.ndarray) -> np.ndarray:
 
 
 def sharpen_to(judgement: Judgement, power: float) -> tuple[np.ndarray, np.ndarray]:
-    """Opinion (n, C) and class mix of the federation (C,) for a power that need not be of POWERS.
+    """Opinion (n, C) and the site's mean opinion (C,) for a power that need not be of POWERS.
 
     The mix is interpolated between those of the neighbouring powers, on a log scale.
     """

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fedgsca.errors import ConfigError
-from fedgsca.evidence import POWERS, Judgement, class_masses, normalise_mix
+from fedgsca.evidence import POWERS, Judgement, own_references
 from fedgsca.labels import score
 from fedgsca.labels.build_audit import measure_ranking
 from fedgsca.labels.second_opinion import (
@@ -42,7 +42,7 @@ def judge(truth: np.ndarray, **changes: float) -> Judgement:
 
 
 def judgement_of(probs: np.ndarray) -> Judgement:
-    references = normalise_mix(class_masses(probs, np.ones(len(probs))))
+    references = own_references(probs, np.ones(len(probs)))
     return Judgement(probs, references, POWERS[0])
 
 

@@ -8,8 +8,7 @@ import pytest
 from fedgsca.evidence import (
     POWERS,
     Judgement,
-    class_masses,
-    normalise_mix,
+    own_references,
     sharpen,
     symmetric_matrix,
 )
@@ -26,7 +25,7 @@ from tests.unit.test_evidence_heads import MIX, PAIR_FLIP, Labels, site_of
 
 
 def judgement_of(opinion: np.ndarray) -> Judgement:
-    references = normalise_mix(class_masses(opinion, np.ones(len(opinion))))
+    references = own_references(opinion, np.ones(len(opinion)))
     return Judgement(opinion, references, 1.0)
 
 
