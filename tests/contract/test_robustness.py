@@ -79,7 +79,7 @@ def test_a_rule_protects_the_evidence_heads(tmp_path: Path) -> None:
     """What a liar adds to the heads moves their mean far, and the rule's result not."""
     shifts = {}
     for rule in ("mean", "mixing"):
-        config = study_config(aggregation__rule=rule)
+        config = study_config(aggregation__rule=rule, audit__enabled=True)
         heads = []
         for poison in (None, "extras x -5"):
             folder = tmp_path / f"{poison} {rule}"

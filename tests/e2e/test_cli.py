@@ -136,7 +136,7 @@ def test_version(shell: Shell) -> None:
 def test_run_names_its_folder_and_shows_what_it_found(shell: Shell, tmp_path: Path) -> None:
     code, out, err = shell("run", *tiny("--noise", "0-S40-P20-C20", "--rounds", "5", *EAGER))
     assert code == 0, err
-    folder = tmp_path / "runs" / f"{toy_npz().stem}-fedgsca-0-S40-P20-C20-s0"
+    folder = tmp_path / "runs" / f"{toy_npz().stem}-fedgsca-e-0-S40-P20-C20-s0"
     for name in (
         "config.toml",
         "setup.json",
@@ -211,7 +211,7 @@ def test_report_is_written_again(shell: Shell) -> None:
 def test_preset_paper_is_explained_and_warned_about(shell: Shell) -> None:
     code, _, err = shell("run", *tiny("--preset", "paper", "--out", "a"))
     assert code == 0
-    assert "fedgsca.selector.var_floor" in err and "warning: preset paper" in err
+    assert "fedgsca.var_floor" in err and "warning: preset paper" in err
     _, _, err = shell("run", *tiny("--preset", "paper", "--method", "fedavg", "--out", "b"))
     assert "train.momentum" in err and "warning: preset paper" not in err
 
@@ -569,7 +569,7 @@ def test_config_resolves_and_differs(shell: Shell) -> None:
     Path("c.toml").write_text(out)
     assert shell("config", "--config", "c.toml")[1] == out  # what is written reads back as itself
     keys = {row["key"] for row in shell.json("config", "--diff", "paper")}
-    assert "fedgsca.warmup" in keys and "train.rounds" in keys and "data.source" not in keys
+    assert "method" in keys and "train.rounds" in keys and "data.source" not in keys
     assert "the same as preset paper" in shell("config", "--preset", "paper", "--diff", "paper")[1]
 
 

@@ -22,6 +22,7 @@ from fedgsca.errors import DataError, RunFolderError
 from fedgsca.federation.data_source import load_table
 from fedgsca.federation.records import RunResult
 from fedgsca.federation.rounds import run
+from fedgsca.federation.run_folder import read_config
 from fedgsca.lab.report.html_page import write_report
 from fedgsca.lab.report.previous_run import compare_with_previous, read_difference
 from fedgsca.lab.statistic import describe
@@ -382,7 +383,7 @@ def test_the_report_shows_before_and_after(
     assert difference is not None and difference.reference == "run" and difference.images == 30
     assert difference.points == pytest.approx(results[1].f1 - results[0].f1, abs=0.11)
     for name, run_result in zip(("run", "again"), results, strict=True):
-        show_run(tmp_path / name, run_result)
+        show_run(tmp_path / name, read_config(tmp_path / name), run_result)
     output = capsys.readouterr().out.splitlines()
     assert "labels  3 labels corrected by anna" in output
     assert f"effect  {describe(difference, 'this run', difference.reference)}" in output
