@@ -134,9 +134,11 @@ def test_version(shell: Shell) -> None:
 
 
 def test_run_names_its_folder_and_shows_what_it_found(shell: Shell, tmp_path: Path) -> None:
-    code, out, err = shell("run", *tiny("--noise", "0-S40-P20-C20", "--rounds", "5", *EAGER))
+    code, out, err = shell(
+        "run", *tiny("--method", "fedgsca", "--noise", "0-S40-P20-C20", "--rounds", "5", *EAGER)
+    )
     assert code == 0, err
-    folder = tmp_path / "runs" / f"{toy_npz().stem}-fedgsca-e-0-S40-P20-C20-s0"
+    folder = tmp_path / "runs" / f"{toy_npz().stem}-fedgsca-0-S40-P20-C20-s0"
     for name in (
         "config.toml",
         "setup.json",
@@ -569,7 +571,7 @@ def test_config_resolves_and_differs(shell: Shell) -> None:
     Path("c.toml").write_text(out)
     assert shell("config", "--config", "c.toml")[1] == out  # what is written reads back as itself
     keys = {row["key"] for row in shell.json("config", "--diff", "paper")}
-    assert "method" in keys and "train.rounds" in keys and "data.source" not in keys
+    assert "train.lr" in keys and "train.rounds" in keys and "data.source" not in keys
     assert "the same as preset paper" in shell("config", "--preset", "paper", "--diff", "paper")[1]
 
 
