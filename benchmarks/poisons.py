@@ -374,7 +374,7 @@ def _wrong_heads(liar: Liar) -> Update:
 
 @_poison("statistics x 100")
 def _large_statistics(liar: Liar) -> Update:
-    """True weights; selector, class losses, LID, masses, counts and centroids times 100."""
+    """True weights; selector, class losses, LID, counts and centroids times 100."""
     extras = dict(liar.update.extras)
     for name, value in extras.items():
         if np.asarray(value).dtype.kind == "f" and not _is_averaged(name):

@@ -54,7 +54,7 @@ from fedgsca.rng import stream
 
 # as in a run of 60 rounds: opinions count from the first of these rounds on, are collected in the
 # second and every five rounds, until the last
-FIRST_JUDGED, FIRST, EVERY, LAST = 3, 8, 5, 38
+FIRST_JUDGED, FIRST, EVERY, LAST = 3, 9, 5, 39
 SMALL_SITE = 150
 
 

@@ -420,10 +420,10 @@ class EvidenceConfig(Section):
     """Evidence heads: a slow second opinion about labels (see audit.enabled)."""
 
     first: int = Field(
-        default=8,
+        default=9,
         ge=1,
         description="round, from 0, in which the heads' opinions are first collected; they count "
-        "in the next round; a quarter of a shorter run",
+        "in the next round; the round after a quarter of a shorter run",
     )
     every: int = Field(
         default=5, ge=2, description="rounds between two collections, until two thirds of the run"
@@ -438,7 +438,7 @@ class EvidenceConfig(Section):
 
     def collection_rounds(self, rounds: int) -> range:
         """Rounds in which the sites' opinions are collected; empty for very short runs."""
-        first = min(self.first, rounds // 4)
+        first = min(self.first, rounds // 4 + 1)
         if rounds < MIN_EVIDENCE_ROUNDS:
             return range(0)
         return range(first, max(first + 1, 2 * rounds // 3), self.every)

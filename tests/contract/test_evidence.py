@@ -91,10 +91,10 @@ def test_a_run_without_heads_says_how_to_get_an_audit(tmp_path: Path) -> None:
 
 
 def test_heads_judge_a_site_that_missed_a_collection(tmp_path: Path) -> None:
-    """Opinions are collected in round 1; site-1 is absent in one of the rounds of the refresh."""
+    """Opinions are collected in round 2; site-1 is absent in one of the rounds of the refresh."""
     config = audited("fedavg", train__rounds=6)
-    assert list(config.evidence.collection_rounds(6)) == [1]
-    for absent_round in (1, 2):
+    assert list(config.evidence.collection_rounds(6)) == [2]
+    for absent_round in (2, 3):
         folder = tmp_path / str(absent_round)
         run(config, folder, engine=FaultyEngine(config, folder, absent={absent_round: "site-1"}))
         judgement = read_evidence(folder, "site-1")
@@ -112,8 +112,8 @@ def test_under_privacy_no_head_leaves_a_site_and_the_run_says_so(tmp_path: Path)
 def test_very_short_runs_have_no_heads() -> None:
     rounds = toy_config("fedavg").evidence.collection_rounds
     assert not rounds(5)
-    assert list(rounds(40)) == [8, 13, 18, 23]
-    assert list(rounds(60)) == [8, 13, 18, 23, 28, 33, 38]
+    assert list(rounds(40)) == [9, 14, 19, 24]
+    assert list(rounds(60)) == [9, 14, 19, 24, 29, 34, 39]
 
 
 def test_worker_processes_collect_the_same_evidence(tmp_path: Path, cheap_processes: None) -> None:
