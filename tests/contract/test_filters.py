@@ -108,7 +108,7 @@ def test_weight_decay_alone_makes_no_copies(tmp_path: Path) -> None:
 
 
 def test_the_mean_has_the_bytes_of_a_bare_weighted_mean(tmp_path: Path) -> None:
-    config = study_config(evidence__enabled=False)
+    config = study_config()
     engine = FaultyEngine(config, tmp_path / "run")
     for number in range(1, 4):
         run(config, tmp_path / "run", engine=engine, stop_after=number)
@@ -262,7 +262,7 @@ def test_a_negative_variance_and_a_wild_counter_are_refused(
 
 
 def test_sums_fit_the_number_of_images(codes: list[set[tuple[str, str]]], tmp_path: Path) -> None:
-    config = study_config("fedgsca")
+    config = study_config("fedgsca-e")
 
     def exaggerate(round_index: int, reply: Reply) -> Reply:
         if reply.site != LIAR or reply.update is None:
@@ -270,7 +270,7 @@ def test_sums_fit_the_number_of_images(codes: list[set[tuple[str, str]]], tmp_pa
         extras = dict(reply.update.extras)
         for name, value in extras.items():
             if name in sums:
-                extras[name] = value * 100
+                extras[name] = value * 1000
         return replace(reply, update=replace(reply.update, extras=extras))
 
     sums = [

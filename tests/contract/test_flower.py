@@ -42,11 +42,11 @@ Deliver = Callable[[], Message]
 def run_simulated(
     config: Config, out: Path, intercept: Intercept | None = None
 ) -> tuple[list[RoundRecord], list[str]]:
-    """A run over the grid: its records, and the messages for people after the first one."""
+    """A run over the grid: its records, and the messages for people."""
     observer = RecordingObserver()
     grid = LocalGrid(client_app(simulated_sites(out)), SITES, intercept)
     run_over_flower(config, grid, out, observer)
-    return read_rounds(out), observer.messages[1:]  # the first one describes the aggregation
+    return read_rounds(out), observer.messages
 
 
 def training_round(message: Message) -> int | None:

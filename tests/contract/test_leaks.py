@@ -171,7 +171,7 @@ def test_a_hospital_audits_and_corrects_its_labels_and_the_coordinator_learns_no
 ) -> None:
     """With site.toml and nothing of the coordinator's: the list, a decision, corrected labels."""
     write_hospitals(tmp_path)
-    run_consortium(consortium("fedavg"), tmp_path)
+    run_consortium(consortium("fedavg", audit__enabled=True, train__rounds=6), tmp_path)
     coordinator_files = files_of(tmp_path / "run")
     for name in NAMES:
         house = house_of(tmp_path, name)

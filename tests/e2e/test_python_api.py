@@ -62,7 +62,7 @@ def test_the_result_does_not_depend_on_the_number_of_processes(
 
 
 def test_decisions_of_a_script_are_applied(tmp_path: Path) -> None:
-    config = toy_config("fedavg", frozen=True, train__rounds=3, noise__spec="S40")
+    config = toy_config("fedgsca-e", frozen=True, train__rounds=6, noise__spec="S40")
     run = fedgsca.run(config, out=tmp_path / "run")
     audit = run.audit(["site-1"])[0]
     suspect = next(audit.suspects())

@@ -73,15 +73,13 @@ def test_the_priority_list_is_a_part_of_the_ranking(audit: Audit) -> None:
     assert audit.num_suspects == 10
 
 
-def test_the_files_have_the_keys_of_version_0_2(audit: Audit) -> None:
+def test_the_files_have_their_keys(audit: Audit) -> None:
     line = json.loads((audit.path / "suspects.jsonl").read_text().splitlines()[0])
     assert list(line) == [
         *("rank", "row", "id", "hash", "given", "suggested", "probability", "others", "suspicion"),
         *("reason", "priority", "opinions"),
     ]
-    assert json.loads((audit.path / "clean.json").read_text()) == {
-        "normal": [{"row": 3, "hash": "ab"}]
-    }
+    assert json.loads((audit.path / "clean.json").read_text()) == {"normal": [3]}
     header = json.loads((audit.path / "audit.json").read_text())
     assert list(header) == [
         *("run", "site", "data", "classes", "method", "split", "warning"),

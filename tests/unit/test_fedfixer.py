@@ -112,7 +112,9 @@ def test_the_sieve_keeps_clean_samples_more_often_than_noisy_ones(tmp_path: Path
     for name in ("site-3", "site-4"):  # half of the labels are wrong
         stored, wrong = toy.notes[name]["clean"], toy.sites[name].labels != toy.truth[name]
         assert stored[~wrong].mean() > stored[wrong].mean() + 0.5
-        assert float(toy.updates[name].extras["selected"]) == stored.sum()
+        # balanced epochs draw a sample twice or not at all: the two counts differ by a few
+        selected = float(toy.updates[name].extras["selected"])
+        assert abs(selected - stored.sum()) <= 0.1 * len(stored)
     for name in ("site-1", "site-2"):
         assert toy.notes[name]["clean"].mean() > 0.9
 

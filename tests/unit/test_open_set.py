@@ -162,7 +162,7 @@ def test_resumed_and_in_processes_with_the_same_bytes(
 
 def test_run_folder_report_and_audit(tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    config = toy_config("fedavg", frozen=True, noise__spec=SPEC, train__rounds=3)
+    config = toy_config("fedgsca-e", frozen=True, noise__spec=SPEC, train__rounds=6)
     finished_run = fedgsca.run(config, out=folder)
     lines = (folder / "noise" / "site-2.csv").read_text().splitlines()
     num_foreign = sum("none of the classes" in line for line in lines)

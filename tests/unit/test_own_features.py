@@ -279,7 +279,7 @@ def test_a_network_has_nothing_to_look_at(tmp_path: Path) -> None:
 
 def test_a_run_is_audited_reviewed_and_exported(tmp_path: Path) -> None:
     path = write_npz(tmp_path / "own.npz")
-    result = run(feature_config(path, method="fedgsca", noise__spec="C40"), tmp_path / "run")
+    result = run(feature_config(path, method="fedgsca-e", noise__spec="C40"), tmp_path / "run")
     assert result is not None
     assert result.f1 > 50
     audits = audit_run(tmp_path / "run")

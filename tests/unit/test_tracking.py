@@ -132,7 +132,7 @@ def test_mlflow_has_settings_files_and_state(folder: Path) -> None:
     start(folder, "mlflow").finish(RESULT)
     record = client(folder.parent).get_run(record_id(folder))
     assert record.info.status == "FINISHED" and record.info.run_name == "a"
-    assert record.data.params["train.rounds"] == "9" and record.data.params["method"] == "fedgsca"
+    assert record.data.params["train.rounds"] == "9" and record.data.params["method"] == "fedgsca-e"
     assert record.data.metrics["site/St. Mary_s/delta"] == 0.2
     files = {item.path for item in client(folder.parent).list_artifacts(record_id(folder))}
     assert {"report.html", "model.safetensors", "result.json", "metrics.jsonl"} <= files
