@@ -4,7 +4,7 @@
         --out alone.json
 
 The training images of each source are divided among four sites and given wrong labels. Every site
-is then audited as if it were alone: by the evidence heads of label_audit/local_evidence.py, and by
+is then audited as if it were alone: by the evidence heads of labels/local_evidence.py, and by
 cleanlab's ranking of a cross-validated logistic regression. Finished sites are read from the file.
 docs/audit.md has results.
 """
@@ -21,13 +21,13 @@ import numpy as np
 
 from fedgsca.config import load_config
 from fedgsca.evidence import assign_folds, layer_normalise
-from fedgsca.experiment.simulation import Experiment, prepare
-from fedgsca.label_audit.build_audit import measure_ranking
-from fedgsca.label_audit.local_evidence import NUM_FOLDS, LocalLabels, collect_local_evidence
-from fedgsca.label_audit.score import count_errors, rank_labels
-from fedgsca.label_audit.second_opinion import label_quality, out_of_sample_probs
+from fedgsca.federation.simulation import Experiment, prepare
+from fedgsca.labels.build_audit import measure_ranking
+from fedgsca.labels.local_evidence import NUM_FOLDS, LocalLabels, collect_local_evidence
+from fedgsca.labels.score import count_errors, rank_labels
+from fedgsca.labels.second_opinion import label_quality, out_of_sample_probs
+from fedgsca.labels.wrong_count import fit_models
 from fedgsca.support.files import write_atomic
-from fedgsca.wrong_count import fit_models
 
 PARTITIONS = ("stratified", "dirichlet")
 

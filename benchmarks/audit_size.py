@@ -18,12 +18,12 @@ import numpy as np
 
 from fedgsca.config import load_config
 from fedgsca.data.load import load
-from fedgsca.engine.label_evidence import write_header, write_judgement
 from fedgsca.evidence import judge_alone
-from fedgsca.experiment.records import EvidenceHeader
-from fedgsca.label_audit.audit_table import read_audit
+from fedgsca.federation.label_evidence import write_header, write_judgement
+from fedgsca.federation.records import EvidenceHeader
+from fedgsca.labels.audit_table import read_audit
+from fedgsca.methods.site_store import Store
 from fedgsca.rng import stream
-from fedgsca.site_store import Store
 
 NUM_CLASSES = 9
 SIDE = 28

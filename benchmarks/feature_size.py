@@ -23,8 +23,8 @@ import numpy as np
 
 from fedgsca.config import Config, load_config
 from fedgsca.data.readers.synthetic.images import CLASSES, render
-from fedgsca.engine.rounds import run
-from fedgsca.experiment.data_source import load_table
+from fedgsca.federation.data_source import load_table
+from fedgsca.federation.rounds import run
 from fedgsca.models.build import build_backbone, spec_of
 from fedgsca.models.features import extract
 

@@ -22,9 +22,9 @@ from torch import nn
 
 from benchmarks.oracles.fedcorr_loop import Client, Hyper, MainLoop, Outcome
 from fedgsca.config import Config, load_config
-from fedgsca.engine.rounds import run
-from fedgsca.experiment.run_folder import read_rounds
-from fedgsca.experiment.simulation import Experiment, prepare
+from fedgsca.federation.rounds import run
+from fedgsca.federation.run_folder import read_rounds
+from fedgsca.federation.simulation import Experiment, prepare
 from fedgsca.methods.parts.schedules import rounds_of
 from fedgsca.models.build import build_head_only
 

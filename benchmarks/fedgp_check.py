@@ -24,13 +24,13 @@ import torch
 
 from benchmarks.oracles.fedgp_loop import Client, Hyper, MainLoop, Outcome
 from fedgsca.config import Config, load_config
-from fedgsca.engine.rounds import run
-from fedgsca.experiment.run_folder import read_rounds
-from fedgsca.experiment.simulation import Experiment, prepare
+from fedgsca.federation.rounds import run
+from fedgsca.federation.run_folder import read_rounds
+from fedgsca.federation.simulation import Experiment, prepare
 from fedgsca.methods.parts.schedules import rounds_of
+from fedgsca.methods.site import Samples
+from fedgsca.methods.train import to_tensor
 from fedgsca.models.build import build_classifier
-from fedgsca.site import Samples
-from fedgsca.train import to_tensor
 
 # what our program does otherwise in the warm-up, beside the mean of the graph networks
 OUR_CHOICES: dict[str, Any] = {

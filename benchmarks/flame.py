@@ -129,8 +129,8 @@ def main() -> None:
     options = parser.parse_args()
 
     from fedgsca.config import load_config
-    from fedgsca.engine.rounds import run
-    from fedgsca.experiment.simulation import prepare
+    from fedgsca.federation.rounds import run
+    from fedgsca.federation.simulation import prepare
 
     sets = [
         "model.frozen=true",

@@ -24,9 +24,9 @@ from statistics import median
 from typing import Any
 
 from fedgsca.config import Config, load_config
-from fedgsca.deploy.flower_app import write_app
-from fedgsca.engine.rounds import run
-from fedgsca.experiment.run_folder import read_rounds, read_timing
+from fedgsca.federation.rounds import run
+from fedgsca.federation.run_folder import read_rounds, read_timing
+from fedgsca.hospital.flower_app import write_app
 from tests.deployment import (
     Deployment,
     cpu_seconds,
@@ -151,7 +151,7 @@ def main() -> None:
             run(config, folder / "local")
             measurements["local"] = summarise_timing(folder / "local")
         if options.only in (None, "simulation") and find_spec("ray"):
-            from fedgsca.engine.flower_simulation import simulate
+            from fedgsca.hospital.flower_simulation import simulate
 
             simulate(config, folder / "simulated")
             measurements["simulation"] = summarise_timing(folder / "simulated")

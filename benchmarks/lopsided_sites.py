@@ -16,7 +16,7 @@ from PIL import Image
 
 from fedgsca.config import build
 from fedgsca.data.table import ImageTable
-from fedgsca.experiment.simulation import divide
+from fedgsca.federation.simulation import divide
 from fedgsca.rng import stream
 
 SHARES = (0.68, 0.30, 0.012, 0.008)

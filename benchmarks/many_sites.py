@@ -60,11 +60,11 @@ def make_data(path: Path, num_sites: int) -> Path:
 def measure_run(data: Path, out: Path, sites: int, method: str, participation: float) -> None:
     """Run an experiment in this process and print what it took, as one JSON object."""
     from fedgsca.config import load_config
-    from fedgsca.engine.base import RunObserver
-    from fedgsca.engine.rounds import run
-    from fedgsca.experiment.records import RoundRecord
-    from fedgsca.experiment.simulation import Experiment
-    from fedgsca.report.html_page import write_report
+    from fedgsca.federation.base import RunObserver
+    from fedgsca.federation.records import RoundRecord
+    from fedgsca.federation.rounds import run
+    from fedgsca.federation.simulation import Experiment
+    from fedgsca.lab.report.html_page import write_report
 
     class Clock(RunObserver):
         times: list[float] = []  # noqa: RUF012

@@ -22,12 +22,12 @@ import numpy as np
 
 from docs.generate import find_page, make_table, write_block
 from fedgsca.config import Tree, build, merge
-from fedgsca.engine.rounds import run
-from fedgsca.experiment.run_folder import read_rounds
-from fedgsca.grid.demo_plan import RECIPE
-from fedgsca.grid.plan import parse_seeds
+from fedgsca.federation.privacy.accountant import noise_for
+from fedgsca.federation.rounds import run
+from fedgsca.federation.run_folder import read_rounds
+from fedgsca.lab.demo_plan import RECIPE
+from fedgsca.lab.plan import parse_seeds
 from fedgsca.methods.base import load_methods
-from fedgsca.privacy.accountant import noise_for
 
 METHODS = ("fedavg", "fedgsca")
 KINDS = ("0", "S40", "P20", "C20")

@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from fedgsca.config import TrainConfig
-from fedgsca.site import Samples
+from fedgsca.methods.site import Samples
 
 Sites = dict[str, Samples]
 Tensors = dict[str, tuple[torch.Tensor, torch.Tensor]]

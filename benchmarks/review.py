@@ -27,13 +27,13 @@ import numpy as np
 
 from fedgsca.config import load_config
 from fedgsca.data.table import ImageTable
-from fedgsca.experiment.records import AuditSummary
-from fedgsca.label_audit.audit_images import AuditImages
-from fedgsca.label_audit.audit_table import Audit, Suspect, write_audit
-from fedgsca.label_audit.site_data import SiteData
-from fedgsca.review.serve import bind, build_page_server
-from fedgsca.review.session import Session
-from fedgsca.review.web_app import build_app
+from fedgsca.federation.records import AuditSummary
+from fedgsca.labels.audit_images import AuditImages
+from fedgsca.labels.audit_table import Audit, Suspect, write_audit
+from fedgsca.labels.review.serve import bind, build_page_server
+from fedgsca.labels.review.session import Session
+from fedgsca.labels.review.web_app import build_app
+from fedgsca.labels.site_data import SiteData
 from fedgsca.rng import stream
 
 CLASSES = tuple(f"class {i}" for i in range(9))

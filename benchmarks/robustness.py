@@ -31,11 +31,11 @@ from benchmarks.poisons import LABEL_POISONS, POISONS, Liar
 from benchmarks.rival_rules import RIVALS
 from benchmarks.robustness_pages import write_pages
 from fedgsca.config import Config, Tree, build, merge
-from fedgsca.engine.base import Reply
-from fedgsca.engine.local import SiteRunner
-from fedgsca.engine.rounds import run
 from fedgsca.errors import FedgscaError
-from fedgsca.experiment.simulation import Experiment, prepare
+from fedgsca.federation.base import Reply
+from fedgsca.federation.local import SiteRunner
+from fedgsca.federation.rounds import run
+from fedgsca.federation.simulation import Experiment, prepare
 from fedgsca.methods.base import load_methods
 from fedgsca.methods.compose import compose_method
 from fedgsca.wire import Arrays, Payload, Update

@@ -75,11 +75,11 @@ def measure_cell(cell: Cell, folder: Path) -> dict[str, float]:
 
     from fedgsca.config import load_config
     from fedgsca.methods.compose import compose_method
+    from fedgsca.methods.site import RowView, Samples, Site, weights_of
+    from fedgsca.methods.site_store import Store
     from fedgsca.models.build import build_head_only
     from fedgsca.models.device import prepare_device
     from fedgsca.models.training import resolve_rate
-    from fedgsca.site import RowView, Samples, Site, weights_of
-    from fedgsca.site_store import Store
 
     sets = [f"train.rounds={ROUNDS}", "train.threads=1", "model.frozen=true"]
     config = load_config(None, sets, method=cell.method, noise__spec="S20")

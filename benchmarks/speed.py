@@ -34,12 +34,12 @@ from torch import Tensor, nn
 
 from benchmarks.references import Sites, Tensors, bare_round, published_round
 from fedgsca.config import Config, load_config
-from fedgsca.engine.local import LocalEngine, SiteRunner, open_runner
+from fedgsca.federation.local import LocalEngine, SiteRunner, open_runner
 from fedgsca.methods.base import ServerState, load_methods
+from fedgsca.methods.site import weights_of
+from fedgsca.methods.train import to_tensor
 from fedgsca.models.build import build_classifier
 from fedgsca.rng import stream
-from fedgsca.site import weights_of
-from fedgsca.train import to_tensor
 
 
 @dataclass(frozen=True)
@@ -293,8 +293,8 @@ FROZEN_GOALS = {
 
 def frozen_runs(folder: Path, quick: bool) -> Iterator[Measurement]:
     """Complete runs on frozen features, with all files and the audit's evidence on both sides."""
-    from fedgsca.engine.rounds import run
-    from fedgsca.experiment.simulation import prepare
+    from fedgsca.federation.rounds import run
+    from fedgsca.federation.simulation import prepare
 
     num_rounds = 12 if quick else 60
     sets = ("model.frozen=true", "data.train=4000", "data.test=800", f"train.rounds={num_rounds}")
@@ -542,8 +542,8 @@ start = time.perf_counter()
 import sys
 from pathlib import Path
 from fedgsca.config import load_config
-from fedgsca.engine.local import open_runner
-from fedgsca.train import batches
+from fedgsca.federation.local import open_runner
+from fedgsca.methods.train import batches
 
 config = load_config(method="fedavg", noise__spec="0-S40-P20-C20")
 runner = open_runner(config, Path(sys.argv[1]))

@@ -2,6 +2,7 @@
 
     python -m docs.generate          # rewrite the blocks that are kept in the pages
     python -m docs.generate wire     # only this one
+    python -m docs.generate demo runs/demo/compare.md    # what a study has written
     python -m docs.generate --words  # words by hand, for each page
 
 Blocks of SITE_BLOCKS are empty in the repository, and filled when the site is built (hooks.py).
@@ -305,6 +306,12 @@ STUDY_BLOCKS = {
     "results": "python -m benchmarks.generalisation",
     "privacy-built-in": "python -m benchmarks.privacy",
     "privacy-pathmnist": "python -m benchmarks.privacy",
+    "suite": "python -m benchmarks.generalisation",
+    "audit": "python -m benchmarks.generalisation",
+    "correction": "python -m benchmarks.generalisation --study correct",
+    "demo": "fedgsca demo",
+    "mini": "fedgsca table NAME --scale mini",
+    "protocols": "python -m benchmarks.protocols page",
 }
 
 
@@ -363,6 +370,11 @@ def main(words: Sequence[str]) -> None:
         for path, count in counts.items():
             print(f"{count:7,}  {path.relative_to(ROOT)}")
         print(f"{sum(counts.values()):7,}  all")
+        return
+    if len(words) == 2 and words[0] in STUDY_BLOCKS:
+        lines = Path(words[1]).read_text("utf-8").splitlines()
+        content = "\n".join(line for line in lines if not line.startswith("# ")).strip()
+        write_block(find_page(words[0]), words[0], content)
         return
     for name in words or PAGE_BLOCKS:
         write_block(find_page(name), name, PAGE_BLOCKS[name]())

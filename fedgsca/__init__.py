@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from fedgsca.api import run as run
     from fedgsca.config import Config as Config
     from fedgsca.errors import FedgscaError as FedgscaError
-    from fedgsca.label_audit.find_issues import find_label_issues as find_label_issues
+    from fedgsca.labels.find_issues import find_label_issues as find_label_issues
     from fedgsca.methods.base import register as register
 
 _MODULE_OF = {
@@ -41,7 +41,7 @@ _MODULE_OF = {
     "audit": "fedgsca.api",
     "audit_folder": "fedgsca.api",
     "compare": "fedgsca.api",
-    "find_label_issues": "fedgsca.label_audit.find_issues",
+    "find_label_issues": "fedgsca.labels.find_issues",
     "load_run": "fedgsca.api",
     "predict": "fedgsca.api",
     "record_decisions": "fedgsca.api",

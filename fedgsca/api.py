@@ -25,11 +25,11 @@ from fedgsca.config import Config
 from fedgsca.errors import DataError, RunFolderError
 
 if TYPE_CHECKING:
-    from fedgsca.experiment.records import ClassResult, RoundRecord, RunResult
-    from fedgsca.export.prediction import Predictions
-    from fedgsca.grid.comparison import ComparisonResult
-    from fedgsca.label_audit.apply_decisions import CorrectedLabels
-    from fedgsca.label_audit.audit_table import Audit
+    from fedgsca.federation.records import ClassResult, RoundRecord, RunResult
+    from fedgsca.lab.comparison import ComparisonResult
+    from fedgsca.lab.export.prediction import Predictions
+    from fedgsca.labels.apply_decisions import CorrectedLabels
+    from fedgsca.labels.audit_table import Audit
 
 PathLike: TypeAlias = str | os.PathLike[str]
 
@@ -43,14 +43,14 @@ class Run:
     @cached_property
     def config(self) -> Config:
         """The configuration with every default filled in."""
-        from fedgsca.experiment.run_folder import read_config
+        from fedgsca.federation.run_folder import read_config
 
         return read_config(self.folder)
 
     @cached_property
     def result(self) -> RunResult:
         """The content of result.json. Raises RunFolderError if the run is not finished."""
-        from fedgsca.experiment.run_folder import read_result
+        from fedgsca.federation.run_folder import read_result
 
         result = read_result(self.folder)
         if result is None:
@@ -89,13 +89,13 @@ class Run:
     @property
     def rounds(self) -> list[RoundRecord]:
         """One record per finished round: scores, sizes, and the numbers of every site."""
-        from fedgsca.experiment.run_folder import read_rounds
+        from fedgsca.federation.run_folder import read_rounds
 
         return read_rounds(self.folder)
 
     def report(self) -> Path:
         """Write report.html and return its path."""
-        from fedgsca.report.html_page import write_report
+        from fedgsca.lab.report.html_page import write_report
 
         return write_report(self.folder)
 
@@ -136,11 +136,11 @@ def run(
         "tensorboard", "mlflow" or both with a comma; default: the configuration, or what an
         earlier session of this run used. A finished run is not recorded again.
     """
-    from fedgsca.engine.base import ObserverGroup, find_engine
-    from fedgsca.engine.progress import display
-    from fedgsca.experiment.choose_settings import complete
-    from fedgsca.experiment.data_source import load_once
-    from fedgsca.tracking.start_tracking import find_targets, track_run
+    from fedgsca.federation.base import ObserverGroup, find_engine
+    from fedgsca.federation.choose_settings import complete
+    from fedgsca.federation.data_source import load_once
+    from fedgsca.federation.progress import display
+    from fedgsca.lab.tracking.start_tracking import find_targets, track_run
 
     folder = Path(out)
     targets = find_targets(track, config, folder)
@@ -209,10 +209,10 @@ def compare(
 
     Returns a result whose `rows` hold mean and standard deviation per method and noise.
     """
-    from fedgsca.experiment.choose_settings import complete
-    from fedgsca.experiment.data_source import load_once
-    from fedgsca.grid import comparison
-    from fedgsca.report.html_page import write_report
+    from fedgsca.federation.choose_settings import complete
+    from fedgsca.federation.data_source import load_once
+    from fedgsca.lab import comparison
+    from fedgsca.lab.report.html_page import write_report
 
     with load_once():
         result = comparison.compare(
@@ -244,7 +244,7 @@ def audit(run: Run | PathLike, sites: Sequence[str] = (), *, quota: float = 0.1)
     Returns one audit per site. `audit.suspects()` yields the labels to check, the most suspicious
     first; `audit.summary` estimates how many labels are wrong.
     """
-    from fedgsca.label_audit.audit_run import audit_run
+    from fedgsca.labels.audit_run import audit_run
 
     return audit_run(_folder(run), sites=sites, quota=quota)
 
@@ -274,7 +274,7 @@ def audit_folder(
 
     Returns one audit; `record_decisions` and `apply_decisions` take it.
     """
-    from fedgsca.label_audit import audit_folder as alone
+    from fedgsca.labels import audit_folder as alone
 
     return alone.audit_folder(
         os.fspath(data),
@@ -322,8 +322,8 @@ def apply_decisions(source: Run | Audit | PathLike) -> CorrectedLabels:
     `result.file` is a csv for `Config.load(..., labels=...)`, None if no label changed and none was
     confirmed. It marks the labels that were checked. Nothing is overwritten.
     """
-    from fedgsca.label_audit import apply_decisions as decisions
-    from fedgsca.label_audit.audit_table import Audit
+    from fedgsca.labels import apply_decisions as decisions
+    from fedgsca.labels.audit_table import Audit
 
     if isinstance(source, Audit):
         return decisions.apply_decisions(source.path)
@@ -340,7 +340,7 @@ def predict(model: Run | PathLike, images: PathLike | Iterable[PathLike]) -> Pre
     images
         An image file, a folder that is searched to any depth, or several of these.
     """
-    from fedgsca.export import prediction
+    from fedgsca.lab.export import prediction
 
     return prediction.predict(_folder(model), images)
 

@@ -98,7 +98,7 @@ def credal_gradient(
 
 
 class Batch(Protocol):
-    """What an objective sees of a training step (fedgsca/train.py)."""
+    """What an objective sees of a training step (fedgsca/methods/train.py)."""
 
     @property
     def x(self) -> Tensor: ...

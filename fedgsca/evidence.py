@@ -8,10 +8,10 @@ Head f never trains on the samples of fold f, and every sample is judged by the 
               p_i     <- opinion of head f(i), a mean over some rounds     judge
               heads   <- one epoch with small steps, without fold f        train_heads
               q_i     <- p_i^kappa, normalised                             sharpen
-              T, pi   <- transition matrix and class mix of the site       estimate_transition
+              pi      <- the site's mean opinion, for each kappa           own_references
+    server    kappa   <- the power that explains unseen labels best        best_power
+    site k    T, pi_k <- transition matrix and class mix of the site       estimate_transition
               r_i     <- P(true class | image i, given label y_i)
-    server    pi      <- class mix of the federation                       class_masses
-              kappa   <- the power that explains unseen labels best        best_power
 
 The audit ranks labels by 1 - r_i(y_i) (`suspicion`); wrong_count.py estimates how many are wrong.
 FedGSCA-E fits its selector to -log r_i(y_i) (`label_losses`) and trains on what
@@ -31,7 +31,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedgsca.checked_labels import NO_ORIGINAL, CheckedLabels
+from fedgsca.support.checked_labels import NO_ORIGINAL, CheckedLabels
 
 # number of heads and of folds
 NUM_HEADS = 4
@@ -217,15 +217,17 @@ def sharpen(probs: np.ndarray, power: float) -> np.ndarray:
     return softmax(power * np.log(np.maximum(probs, TINY)))
 
 
-def class_masses(
+def own_references(
     probs: np.ndarray, weights: np.ndarray, powers: Sequence[float] = POWERS
 ) -> np.ndarray:
-    """(P, C): for every power, the weighted sum over all samples of the sharpened opinion.
+    """(P, C): for every power, pi, the weighted mean over the site's samples of the opinion q.
 
-    The sum over the sites, normalised, is the class mix under which the heads were trained.
+    It is the site's own: where images look different, the opinions about all of them are shifted,
+    and a mean over other sites would let the shift pass for wrong labels. probs (n, C), weights
+    (n,) as in the training of the heads.
     """
     masses = [(sharpen(probs, power) * weights[:, None]).sum(axis=0) for power in powers]
-    return np.stack(masses)
+    return normalise_mix(np.stack(masses))
 
 
 def symmetric_matrix(rate: float, num_classes: int) -> np.ndarray:
@@ -270,7 +272,7 @@ def estimate_transition(
         T[c]   ~ sum_i r_i(c) onehot(y_i) + row_prior symmetric_matrix(e)[c]
         pi_k   = (sum_i r_i + mix_prior pi) / (n + mix_prior)
 
-    opinion (n, C) is q, the sharpened judgement; reference (C,) is pi, the federation's class mix,
+    opinion (n, C) is q, the sharpened judgement; reference (C,) is pi, the site's own mean opinion,
     with positive entries that sum to 1. The prior of T has the site's own e: no rate is assumed.
     A label that a person has `checked` is the truth: r_i is the given label. In e, T and the
     likelihood, it counts with the label that it was before; if that is not known, not at all.
@@ -396,7 +398,7 @@ class Judgement:
 
     # (n, C) mean opinion of the heads, before it is sharpened
     probs: np.ndarray
-    # (P, C) class mix of the federation for each of POWERS
+    # (P, C) the site's own mean opinion for each of POWERS
     references: np.ndarray
     # kappa, one of POWERS
     power: float
@@ -416,13 +418,13 @@ def judge_alone(
     weights: np.ndarray | None = None,
     checked: CheckedLabels | None = None,
 ) -> Judgement:
-    """The judgement of a site without others: class mixes of its own, kappa by unseen labels.
+    """The judgement of a site without others: kappa by its own unseen labels.
 
     probs (n, C) of something that has not memorised the labels `given` (n,); parts (n,) say which
     labels explain which. weights (n,): of the samples in the training of the heads.
     """
     weights = np.ones(len(given)) if weights is None else weights
-    references = normalise_mix(class_masses(probs, weights))
+    references = own_references(probs, weights)
     opinions = np.stack([sharpen(probs, power) for power in POWERS])
     likelihoods, _ = explain_opinions(opinions, given, parts, references, checked=checked)
     return Judgement(probs, references, best_power(np.array(likelihoods)))

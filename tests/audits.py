@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from fedgsca.experiment.records import AuditSummary
-from fedgsca.label_audit.audit_images import content_hash
-from fedgsca.label_audit.audit_table import Audit, Suspect, write_audit
-from fedgsca.label_audit.site_data import SiteData, open_sites
+from fedgsca.federation.records import AuditSummary
+from fedgsca.labels.audit_images import content_hash
+from fedgsca.labels.audit_table import Audit, Suspect, write_audit
+from fedgsca.labels.site_data import SiteData, open_sites
 from tests.toys import finished_run, toy_config
 
 

@@ -96,7 +96,7 @@ def one_thread() -> None:
 
 
 # What a worker process of a run imports, by itself or at the first use of torch.
-PRELOAD = ["torch", "numpy", "fedgsca.engine.processes", "fedgsca.engine.rounds"]
+PRELOAD = ["torch", "numpy", "fedgsca.federation.processes", "fedgsca.federation.rounds"]
 
 
 @pytest.fixture(scope="session")
@@ -114,5 +114,5 @@ def fork_server() -> Iterator[ForkServerContext]:
 def cheap_processes(fork_server: ForkServerContext, monkeypatch: pytest.MonkeyPatch) -> None:
     """Workers of `jobs=2` that do not import torch one by one. The kill tests start real ones."""
     monkeypatch.setattr(
-        "fedgsca.engine.processes.multiprocessing.get_context", lambda kind: fork_server
+        "fedgsca.federation.processes.multiprocessing.get_context", lambda kind: fork_server
     )

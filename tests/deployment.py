@@ -179,7 +179,7 @@ def site_workers(folder: Path, name: str = "") -> list[int]:
     process_ids = []
     for entry in Path("/proc").glob("[0-9]*"):
         words = program(int(entry.name)).split()
-        if "fedgsca.engine.site_worker" in words and any(
+        if "fedgsca.hospital.site_worker" in words and any(
             word.startswith(str(folder)) and word.endswith(f"{name}.toml") for word in words
         ):
             process_ids.append(int(entry.name))

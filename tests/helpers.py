@@ -17,13 +17,13 @@ import pytest
 import torch
 
 from fedgsca.config import TrainConfig
-from fedgsca.engine.simulation_metrics import measure_decisions
+from fedgsca.federation.simulation_metrics import measure_decisions
 from fedgsca.methods.base import Method, ServerState, make_method
+from fedgsca.methods.site import Samples, Site
+from fedgsca.methods.site_store import Store
+from fedgsca.methods.train import evaluate
 from fedgsca.models.build import Classifier, build_classifier, build_head_only
 from fedgsca.rng import stream
-from fedgsca.site import Samples, Site
-from fedgsca.site_store import Store
-from fedgsca.train import evaluate
 from fedgsca.wire import (
     Arrays,
     Payload,

@@ -20,11 +20,11 @@ from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_conte
 from flwr.supercore.task_identity import TaskIdentity
 
 from fedgsca.config import Config
-from fedgsca.engine.base import RunObserver
-from fedgsca.engine.flower import coordinate
-from fedgsca.engine.flower_simulation import FindPlace
-from fedgsca.engine.site_settings import SiteSettings
-from fedgsca.experiment.records import RunResult
+from fedgsca.federation.base import RunObserver
+from fedgsca.federation.records import RunResult
+from fedgsca.hospital.flower import coordinate
+from fedgsca.hospital.flower_simulation import FindPlace
+from fedgsca.hospital.site_settings import SiteSettings
 
 # site number, message, a function that delivers it -> reply; None: the reply is lost
 Intercept = Callable[[int, Message, Callable[[], Message]], Message | None]

@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 
 from fedgsca.config import Config, load_config
-from fedgsca.engine.base import Reply, RunObserver
-from fedgsca.engine.local import SiteRunner, open_runner
-from fedgsca.experiment.records import RoundRecord
+from fedgsca.federation.base import Reply, RunObserver
+from fedgsca.federation.local import SiteRunner, open_runner
+from fedgsca.federation.records import RoundRecord
 from fedgsca.rng import stream
 from fedgsca.wire import Payload
 
@@ -157,7 +157,7 @@ def finished_run(config: Config) -> Path:
     It is for reading only; `copy_run` is for tests that continue, change or damage a run. The same
     configuration gives the same bytes, so no test can tell whether another one was first.
     """
-    from fedgsca.engine.rounds import run
+    from fedgsca.federation.rounds import run
 
     key = config.model_dump_json()
     if key not in _FINISHED_RUNS:

@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 
 # modules whose constants can be replaced by --constant
-MODULES = ("fedgsca.evidence", "fedgsca.wrong_count")
+MODULES = ("fedgsca.evidence", "fedgsca.labels.wrong_count")
 # the number of heads is part of the design; the smallest probability only prevents log(0)
 EXCLUDED = ("NUM_HEADS", "TINY")
 

@@ -37,14 +37,14 @@ from benchmarks.generalisation.plan import (
 )
 from benchmarks.generalisation.sources import share_features
 from fedgsca.config import Config, build, merge
-from fedgsca.engine.label_evidence import read_evidence
-from fedgsca.engine.rounds import run
-from fedgsca.experiment.records import RunResult
-from fedgsca.experiment.simulation import Experiment, prepare
-from fedgsca.label_audit.build_audit import first_tenth
-from fedgsca.label_audit.score import rank_labels
-from fedgsca.report.run_facts import method_title
-from fedgsca.report.table import Table, to_markdown
+from fedgsca.federation.label_evidence import read_evidence
+from fedgsca.federation.records import RunResult
+from fedgsca.federation.rounds import run
+from fedgsca.federation.simulation import Experiment, prepare
+from fedgsca.lab.report.run_facts import method_title
+from fedgsca.lab.table import Table, to_markdown
+from fedgsca.labels.build_audit import first_tenth
+from fedgsca.labels.score import rank_labels
 from fedgsca.support.files import write_atomic
 
 METHODS = (BASELINE, OURS)

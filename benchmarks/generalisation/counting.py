@@ -38,21 +38,19 @@ from fedgsca.evidence import (
     Judgement,
     assign_folds,
     best_power,
-    class_masses,
     explain_parts,
     explained_across_folds,
     head_targets,
     judge,
-    normalise_mix,
+    own_references,
     sharpen,
     to_halves,
     train_heads,
 )
-from fedgsca.experiment.simulation import Experiment, prepare
+from fedgsca.federation.simulation import Experiment, prepare
+from fedgsca.labels.wrong_count import WrongShare, estimate_wrong, fit_models
+from fedgsca.methods.site import Samples
 from fedgsca.rng import stream
-from fedgsca.site import Samples
-from fedgsca.wire import SMALLEST_GROUP
-from fedgsca.wrong_count import WrongShare, estimate_wrong, fit_models
 
 # as in a run of 60 rounds: opinions count from the first of these rounds on, are collected in the
 # second and every five rounds, until the last
@@ -77,28 +75,24 @@ class HeadSite:
         total = self.opinion_sum.astype(np.float64)
         return np.asarray(total / total.sum(axis=1, keepdims=True))
 
-    def masses(self, weights: np.ndarray) -> np.ndarray:
-        """(P, C) as they leave a site; withheld ones are replaced as the coordinator does."""
-        opinion = self.mean_opinion()
-        masses = class_masses(opinion, weights)
-        num_images = class_masses(opinion, np.ones(len(self.given)))
-        is_small = (num_images < SMALLEST_GROUP) | (masses < SMALLEST_GROUP)
-        return np.where(is_small, SMALLEST_GROUP / 2, masses)
+    def references(self) -> np.ndarray:
+        """(P, C): the site's own mean opinion for each of POWERS."""
+        return own_references(self.mean_opinion(), head_targets(self.targets)[1])
 
-    def log_likelihoods(self, references: np.ndarray) -> np.ndarray:
+    def log_likelihoods(self) -> np.ndarray:
         """(P,)"""
         values = []
-        for power, reference in zip(POWERS, references, strict=True):
+        for power, reference in zip(POWERS, self.references(), strict=True):
             opinion = sharpen(self.mean_opinion(), power)
             value, _ = explain_parts(opinion, self.given, to_halves(self.folds), reference)
             values.append(value)
         return np.array(values)
 
-    def refresh(self, references: np.ndarray, power: float) -> Judgement:
+    def refresh(self, power: float) -> Judgement:
         """A new judgement; the heads learn its posterior, if it explains anything."""
-        judgement = Judgement(self.mean_opinion(), references, power)
+        judgement = Judgement(self.mean_opinion(), self.references(), power)
         opinion = sharpen(judgement.probs, power)
-        reference = references[POWERS.index(power)]
+        reference = judgement.references[POWERS.index(power)]
         self.targets = np.eye(opinion.shape[1])[self.given]
         if explained_across_folds(opinion, self.given, self.folds, reference) >= MIN_USEFUL:
             self.targets = judgement.transition(self.given).posterior
@@ -111,23 +105,20 @@ def train_all(sites: Sequence[HeadSite], seed: int) -> list[Judgement]:
     num_classes = sites[0].targets.shape[1]
     heads = Heads.zeros(sites[0].features.shape[1], num_classes)
     total = sum(len(site.given) for site in sites)
-    references = np.empty(0)
     power = POWERS[0]
-    for round in range(LAST + 2):
+    for round in range(LAST + 1):
         weight, bias = np.zeros_like(heads.weight), np.zeros_like(heads.bias)
-        masses, log_likelihoods = [], []
+        log_likelihoods = []
         since = (round - FIRST) % EVERY if round >= FIRST else -1
-        if since == 2:
+        if since == 1:
             for site in sites:
-                site.refresh(references, power)
+                site.refresh(power)
         for site in sites:
             if round >= FIRST_JUDGED:
                 site.opinion_sum += judge(heads, site.features, site.folds).astype(np.float32)
             targets, weights = head_targets(site.targets)
             if since == 0:
-                masses.append(site.masses(weights))
-            elif since == 1:
-                log_likelihoods.append(site.log_likelihoods(references))
+                log_likelihoods.append(site.log_likelihoods())
             order = stream(seed, site.name, round, "ev").permutation(len(site.given))
             own = train_heads(
                 heads, site.features, targets, weights, site.folds, order, num_sites=len(sites)
@@ -136,10 +127,8 @@ def train_all(sites: Sequence[HeadSite], seed: int) -> list[Judgement]:
             bias += own.bias * np.float32(len(site.given) / total)
         heads = Heads(weight, bias)
         if since == 0:
-            references = normalise_mix(np.sum(masses, axis=0))
-        elif since == 1:
             power = best_power(np.sum(log_likelihoods, axis=0))
-    return [site.refresh(references, power) for site in sites]
+    return [site.refresh(power) for site in sites]
 
 
 def read_contents(samples: Samples) -> list[bytes]:

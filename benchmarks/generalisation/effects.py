@@ -41,9 +41,9 @@ from benchmarks.generalisation.summary import LOW_RECOVERY, TOLERANCE
 from benchmarks.generalisation.variants import DEFAULT, LEARNING_RATE, Variant, format_value
 from fedgsca.config import Config
 from fedgsca.evidence import suspicion
+from fedgsca.lab.report.comparison_rows import recovery
+from fedgsca.lab.table import Table
 from fedgsca.methods.fedgsca_e import FedGSCAEOptions
-from fedgsca.report.comparison_rows import recovery
-from fedgsca.report.table import Table
 from fedgsca.support.files import write_atomic
 
 BASELINES = "baselines"

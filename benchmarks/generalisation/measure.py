@@ -17,17 +17,17 @@ from benchmarks.generalisation.results import (
     package_version,
 )
 from benchmarks.generalisation.sources import share_features
-from fedgsca.engine.label_evidence import read_evidence
-from fedgsca.engine.rounds import run
 from fedgsca.evidence import Judgement
-from fedgsca.experiment.records import RoundRecord
-from fedgsca.experiment.run_folder import read_rounds
-from fedgsca.experiment.simulation import Experiment, prepare
-from fedgsca.label_audit.build_audit import first_tenth, precision_at
-from fedgsca.label_audit.score import count_errors, rank_labels
-from fedgsca.label_audit.second_opinion import label_quality, out_of_sample_probs
+from fedgsca.federation.label_evidence import read_evidence
+from fedgsca.federation.records import RoundRecord
+from fedgsca.federation.rounds import run
+from fedgsca.federation.run_folder import read_rounds
+from fedgsca.federation.simulation import Experiment, prepare
+from fedgsca.labels.build_audit import first_tenth, precision_at
+from fedgsca.labels.score import count_errors, rank_labels
+from fedgsca.labels.second_opinion import label_quality, out_of_sample_probs
+from fedgsca.labels.wrong_count import fit_models
 from fedgsca.metrics import HEADLINE_ROUNDS, auroc
-from fedgsca.wrong_count import fit_models
 
 
 def measure_cell(

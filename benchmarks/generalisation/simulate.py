@@ -98,7 +98,7 @@ def run_group(options: argparse.Namespace, variants: Sequence[Variant]) -> str:
 def print_table(options: argparse.Namespace) -> None:
     """The table of the variants that are finished."""
     from benchmarks.generalisation.effects import list_runs, make_table
-    from fedgsca.report.table import to_markdown
+    from fedgsca.lab.table import to_markdown
     from fedgsca.support.files import write_atomic
 
     all_variants = [*list_option_variants(), *list_constant_variants()]

@@ -19,7 +19,6 @@ import torch
 from torch import Tensor
 
 from benchmarks.generalisation.counting import HeadSite, make_sites
-from fedgsca.aggregate import WeightedMean
 from fedgsca.config import Config
 from fedgsca.credal import ONLY_GIVEN_LABEL, CredalObjective, beta_at
 from fedgsca.evidence import (
@@ -33,15 +32,16 @@ from fedgsca.evidence import (
     head_targets,
     judge,
     label_losses,
-    normalise_mix,
     select,
     sharpen,
     suspicion,
     train_heads,
 )
-from fedgsca.experiment.simulation import prepare
+from fedgsca.federation.simulation import prepare
+from fedgsca.methods.aggregate import WeightedMean
 from fedgsca.methods.fedgsca_e import FedGSCAEOptions
 from fedgsca.methods.parts.evidence_heads import FIRST_JUDGED_ROUND
+from fedgsca.methods.train import SGD, Batch, cross_entropy_gradient, draw_balanced
 from fedgsca.metrics import HEADLINE_ROUNDS, confusion, headline, scores
 from fedgsca.models.build import build_model
 from fedgsca.pseudo_label import guard_reason
@@ -53,7 +53,6 @@ from fedgsca.selector import (
     fit_selector,
     merge_selectors,
 )
-from fedgsca.train import SGD, Batch, cross_entropy_gradient, draw_balanced
 from fedgsca.wire import Arrays
 
 # (logits, batch) -> (b, C), the derivative of the mean loss
@@ -81,13 +80,13 @@ class SimulatedSite(HeadSite):
 
     plain_explained: float | None = None
 
-    def renew_opinion(self, references: np.ndarray, power: float) -> Opinion:
+    def renew_opinion(self, power: float) -> Opinion:
         """The opinion of a refresh; the heads learn its posterior, unless it explains too little.
 
-        references (P, C), power is kappa.
+        power is kappa.
         """
-        judgement = Judgement(self.mean_opinion(), references, power)
-        reference = references[POWERS.index(power)]
+        judgement = Judgement(self.mean_opinion(), self.references(), power)
+        reference = judgement.references[POWERS.index(power)]
         share = explained_across_folds(
             sharpen(judgement.probs, power), self.given, self.folds, reference
         )
@@ -157,19 +156,16 @@ def train_evidence(federation: Federation) -> dict[int, list[Opinion]]:
     config, sites = federation.config, federation.sites
     collections = config.evidence.collection_rounds(config.train.rounds)
     heads = Heads.zeros(sites[0].features.shape[1], federation.num_classes)
-    references = np.empty(0)
     opinions = {}
-    for round in range(collections[-1] + 2):
+    for round in range(collections[-1] + 1):
         mean = WeightedMean()
-        masses, log_likelihoods = [], []
+        log_likelihoods = []
         for site in sites:
             if round >= min(FIRST_JUDGED_ROUND, collections[0]):
                 site.opinion_sum += judge(heads, site.features, site.folds).astype(np.float32)
             targets, weights = head_targets(site.targets)
             if round in collections:
-                masses.append(site.masses(weights))
-            if round - 1 in collections:
-                log_likelihoods.append(site.log_likelihoods(references))
+                log_likelihoods.append(site.log_likelihoods())
             order = _stream(config, site, round, "evidence").permutation(len(site.given))
             own = train_heads(
                 heads, site.features, targets, weights, site.folds, order, num_sites=len(sites)
@@ -178,11 +174,9 @@ def train_evidence(federation: Federation) -> dict[int, list[Opinion]]:
         arrays = mean.result()
         assert arrays is not None
         heads = Heads(arrays["weight"], arrays["bias"])
-        if masses:
-            references = normalise_mix(np.sum(masses, axis=0))
         if log_likelihoods:
             power = best_power(np.sum(log_likelihoods, axis=0))
-            opinions[round + 1] = [site.renew_opinion(references, power) for site in sites]
+            opinions[round + 1] = [site.renew_opinion(power) for site in sites]
     return opinions
 
 

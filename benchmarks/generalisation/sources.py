@@ -20,7 +20,7 @@ from fedgsca.data.load import draw_long_tail, draw_stratified, load, take_rows
 from fedgsca.data.partition import split_rows
 from fedgsca.data.reader import READERS, Reader, ReaderOptions
 from fedgsca.data.table import ImageTable
-from fedgsca.experiment.samples import copy_features
+from fedgsca.federation.samples import copy_features
 from fedgsca.rng import stream
 
 VALIDATION_SHARE = 0.25

@@ -24,8 +24,8 @@ from benchmarks.generalisation.plan import (
     default_lr,
 )
 from benchmarks.generalisation.results import CellResult, RankingScore, SiteAudit
-from fedgsca.label_audit.build_audit import first_tenth
-from fedgsca.report.comparison_rows import recovery
+from fedgsca.lab.report.comparison_rows import recovery
+from fedgsca.labels.build_audit import first_tenth
 
 # differences in F1 up to this many points count as equal
 TOLERANCE = 0.5

@@ -31,9 +31,9 @@ from benchmarks.generalisation.summary import (
     summarise_audits,
     summarise_setting,
 )
-from fedgsca.report.run_facts import method_title
-from fedgsca.report.table import Cell, Row, Table
-from fedgsca.report.table import to_markdown as write_tables
+from fedgsca.lab.report.run_facts import method_title
+from fedgsca.lab.table import Cell, Row, Table
+from fedgsca.lab.table import to_markdown as write_tables
 from fedgsca.support.text import DASH
 
 # (setting, seed) -> site -> cleanlab's ranking

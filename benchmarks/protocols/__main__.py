@@ -12,8 +12,8 @@ import typer
 
 from benchmarks.protocols.protocol import PROTOCOLS, Protocol, Tree
 from fedgsca.cli.options import Json, Quiet
-from fedgsca.engine.progress import Display, display
 from fedgsca.errors import ConfigError, FedgscaError
+from fedgsca.federation.progress import Display, display
 from fedgsca.support.console import (
     print_error,
     print_json,
@@ -25,7 +25,7 @@ from fedgsca.support.text import plural
 if TYPE_CHECKING:
     from benchmarks.protocols.check_submission import SubmissionCheck
     from benchmarks.protocols.run_protocol import BenchmarkRun
-    from fedgsca.engine.base import RunObserver
+    from fedgsca.federation.base import RunObserver
 
 Data = Annotated[str, typer.Option("--data", help="the protocol's images, a file or folder")]
 Methods = Annotated[str, typer.Option("--methods", help="names joined by commas, all or paper")]
@@ -96,7 +96,7 @@ def run_protocol(
 ) -> list[Path]:
     """Run a protocol for the methods and write their submissions; returns the paths."""
     from benchmarks.protocols.run_protocol import ProtocolRunner
-    from fedgsca.grid.plan import parse_methods
+    from fedgsca.lab.plan import parse_methods
 
     names = parse_methods(methods)
     own_candidates = read_settings(settings, names) if settings else {}
@@ -143,7 +143,7 @@ def show_submissions(paths: Sequence[Path]) -> None:
     """A table of submissions, best first."""
     from benchmarks.protocols.leaderboard import make_tables
     from benchmarks.protocols.submission import read_submission
-    from fedgsca.report.table import print_tables
+    from fedgsca.lab.table import print_tables
 
     print_tables(make_tables([read_submission(path) for path in paths]))
     for path in paths:

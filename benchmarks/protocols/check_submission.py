@@ -20,8 +20,8 @@ from benchmarks.protocols.protocol import PROTOCOLS, Protocol, Tree
 from benchmarks.protocols.run_protocol import ProtocolRunner, best_setting
 from benchmarks.protocols.submission import Submission, TestRun
 from fedgsca.config import flatten, unflatten
-from fedgsca.engine.rounds import run
 from fedgsca.errors import ConfigError, FedgscaError
+from fedgsca.federation.rounds import run
 from fedgsca.methods.base import load_methods
 from fedgsca.metrics import HEADLINE_ROUNDS, scores
 from fedgsca.support.text import plural

@@ -14,7 +14,7 @@ from benchmarks.protocols.protocol import TUNABLE, Protocol, Tree
 from fedgsca.config import Config, build, flatten, merge
 from fedgsca.data.table import ImageTable
 from fedgsca.errors import ConfigError, DataError
-from fedgsca.experiment.simulation import Division
+from fedgsca.federation.simulation import Division
 from fedgsca.support.files import sha256_file
 from fedgsca.support.text import plural
 from fedgsca.support.version import __version__

@@ -10,7 +10,7 @@ from benchmarks.protocols.check_submission import check_submission
 from benchmarks.protocols.protocol import PROTOCOLS
 from benchmarks.protocols.submission import Submission, read_submission
 from fedgsca.errors import RunFolderError
-from fedgsca.report.table import Cell, Table, to_csv, to_markdown
+from fedgsca.lab.table import Cell, Table, to_csv, to_markdown
 from fedgsca.support.files import write_atomic
 from fedgsca.support.text import plural, size_text
 

@@ -32,13 +32,13 @@ from benchmarks.protocols.submission import (
     write_submission,
 )
 from fedgsca.config import Config, flatten
-from fedgsca.engine.base import RunObserver
-from fedgsca.engine.rounds import run
 from fedgsca.errors import RunFolderError
-from fedgsca.experiment.records import RoundRecord
-from fedgsca.experiment.run_folder import read_rounds, read_setup
-from fedgsca.experiment.samples import weights_digest
-from fedgsca.experiment.simulation import divide
+from fedgsca.federation.base import RunObserver
+from fedgsca.federation.records import RoundRecord
+from fedgsca.federation.rounds import run
+from fedgsca.federation.run_folder import read_rounds, read_setup
+from fedgsca.federation.samples import weights_digest
+from fedgsca.federation.simulation import divide
 from fedgsca.methods.base import load_methods
 from fedgsca.metrics import HEADLINE_ROUNDS
 from fedgsca.support.files import write_atomic
@@ -122,7 +122,7 @@ class ProtocolRunner:
 
     def read_test_run(self, benchmark_run: BenchmarkRun) -> TestRun:
         """The record of a finished test run."""
-        from fedgsca.experiment.run_folder import read_result
+        from fedgsca.federation.run_folder import read_result
 
         folder = benchmark_run.folder
         result = read_result(folder)

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from fedgsca.errors import RunFolderError
-from fedgsca.experiment.records import Matrix
+from fedgsca.federation.records import Matrix
 from fedgsca.support.files import write_atomic
 from fedgsca.support.json_record import Record
 

@@ -17,8 +17,8 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
-from fedgsca.experiment.records import RoundRecord
-from fedgsca.experiment.run_folder import read_rounds
+from fedgsca.federation.records import RoundRecord
+from fedgsca.federation.run_folder import read_rounds
 
 RESTART_PAUSE = 10.0  # seconds before a hospital that ended is started again
 _PR_SET_PDEATHSIG = 1  # of prctl

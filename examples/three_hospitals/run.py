@@ -23,14 +23,14 @@ from hospitals import AuditQuality, find_leaks, measure_audit, unpack_kit, write
 from parties import ExampleError, Parties, free_port, is_listening
 
 from fedgsca.cli import execute
-from fedgsca.deploy.consortium import read_consortium
+from fedgsca.hospital.consortium import read_consortium
 from fedgsca.support.console import make_table, print_line, print_note, print_table
 from fedgsca.support.text import duration, number
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from fedgsca.experiment.records import RoundRecord
+    from fedgsca.federation.records import RoundRecord
 
 # no wrong labels; 40 % any other class; 30 % the next class
 NOISE = {"berlin": "0", "lyon": "S40", "turin": "P30"}

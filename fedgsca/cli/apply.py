@@ -15,7 +15,7 @@ from fedgsca.support.console import print_json, print_line, print_note
 from fedgsca.support.text import count, plural
 
 if TYPE_CHECKING:
-    from fedgsca.label_audit.apply_decisions import CorrectedLabels, DecisionCounts
+    from fedgsca.labels.apply_decisions import CorrectedLabels, DecisionCounts
 
 Folder = Annotated[
     Path, typer.Argument(metavar="AUDIT", help="RUN/audit/SITE, or RUN for all its reviewed sites")
@@ -62,7 +62,7 @@ def apply_command(
     audit: Folder, prefer: Prefer = None, out: Out = None, as_json: Json = False
 ) -> None:
     """`fedgsca apply`."""
-    from fedgsca.label_audit.apply_decisions import apply_decisions
+    from fedgsca.labels.apply_decisions import apply_decisions
 
     result = apply_decisions(audit, prefer=prefer, out=out)
     if as_json:
@@ -140,8 +140,8 @@ def _retraining_hint(result: CorrectedLabels) -> str:
 
 def _folder_source(result: CorrectedLabels) -> str | None:
     """The data of an audit by `fedgsca audit-folder`; None for the audit of a run."""
-    from fedgsca.engine.label_evidence import read_header, sites_with_evidence
-    from fedgsca.label_audit.audit_folder import is_folder_audit
+    from fedgsca.federation.label_evidence import read_header, sites_with_evidence
+    from fedgsca.labels.audit_folder import is_folder_audit
 
     if not is_folder_audit(result.run):
         return None
@@ -160,8 +160,8 @@ def export_command(
     reviewer: ExportReviewer = None,
 ) -> None:
     """`fedgsca exchange export`."""
-    from fedgsca.label_audit.audit_table import read_audit
-    from fedgsca.label_audit.exchange import export_suspects
+    from fedgsca.labels.audit_table import read_audit
+    from fedgsca.labels.exchange import export_suspects
 
     paths = export_suspects(
         read_audit(audit), format_name, out, all_labels=all_labels, reviewer=reviewer
@@ -175,8 +175,8 @@ def import_command(
 ) -> None:
     """`fedgsca exchange import`."""
     from fedgsca.cli.review import reviewer_name
-    from fedgsca.label_audit.audit_table import read_audit
-    from fedgsca.label_audit.exchange import import_verdicts
+    from fedgsca.labels.audit_table import read_audit
+    from fedgsca.labels.exchange import import_verdicts
 
     name = None if reviewer is None else reviewer_name(reviewer)
     counts = import_verdicts(read_audit(audit), format_name, file, reviewer=name)

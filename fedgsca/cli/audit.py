@@ -29,12 +29,12 @@ from fedgsca.support.console import (
 from fedgsca.support.text import DASH, join_words, number, percent, plural
 
 if TYPE_CHECKING:
-    from fedgsca.experiment.simulation import Division
-    from fedgsca.label_audit.audit_table import Audit
+    from fedgsca.federation.simulation import Division
+    from fedgsca.labels.audit_table import Audit
 
 
 class OpinionName(StrEnum):
-    """Second opinions by name; label_audit/second_opinion.py has them, but imports numpy."""
+    """Second opinions by name; labels/second_opinion.py has them, but imports numpy."""
 
     neighbours = "neighbours"
     cleanlab = "cleanlab"
@@ -125,7 +125,7 @@ def audit(
     as_json: Json = False,
 ) -> None:
     """`fedgsca audit`."""
-    from fedgsca.label_audit.audit_run import audit_run
+    from fedgsca.labels.audit_run import audit_run
 
     def announce_site(name: str, num_labels: int) -> None:
         if not quiet and not as_json:
@@ -180,7 +180,7 @@ def print_audits(audits: list[Audit]) -> None:
 
 def explain_unknown_counts(audits: list[Audit]) -> str:
     """Why a site has labels to review although nobody can tell how many are wrong; or nothing."""
-    from fedgsca.label_audit.score import MIN_PER_CLASS
+    from fedgsca.labels.score import MIN_PER_CLASS
 
     sites = []
     for audit in audits:
@@ -241,8 +241,8 @@ def audit_folder(
     """`fedgsca audit-folder`."""
     source = strip_slash(data)
     print_start(f"auditing the labels of {source}", quiet=quiet or as_json)
-    from fedgsca.engine.progress import display
-    from fedgsca.label_audit.audit_folder import audit_folder as audit
+    from fedgsca.federation.progress import display
+    from fedgsca.labels.audit_folder import audit_folder as audit
 
     settings = [*(sets or ())]
     if features is not None:

@@ -16,8 +16,8 @@ _WORTH_SAYING = 10.0  # seconds; shorter runs are over before the estimate is re
 
 def complete_config(config: Config, *, quiet: bool) -> Config:
     """The experiment with what the data decides; the choices are printed with their reasons."""
-    from fedgsca.engine.progress import display
-    from fedgsca.experiment.choose_settings import complete
+    from fedgsca.federation.choose_settings import complete
+    from fedgsca.federation.progress import display
 
     with display(quiet=quiet):
         result = complete(config)
@@ -28,8 +28,8 @@ def complete_config(config: Config, *, quiet: bool) -> Config:
 def complete_tree(tree: Tree, noises: tuple[str, ...] = (), *, quiet: bool) -> Tree:
     """The same for the common settings of several experiments, which differ in their noise."""
     from fedgsca.config import build, merge
-    from fedgsca.engine.progress import display
-    from fedgsca.experiment.choose_settings import complete
+    from fedgsca.federation.choose_settings import complete
+    from fedgsca.federation.progress import display
 
     with display(quiet=quiet):
         result = complete(build(tree), noises)
@@ -45,8 +45,8 @@ def _show_reasons(reasons: Sequence[str], *, quiet: bool) -> None:
 
 def check_sites(configs: Sequence[Config], *, quiet: bool) -> None:
     """Report a number of sites that the data does not allow, before the first run starts."""
-    from fedgsca.engine.progress import display
-    from fedgsca.experiment.simulation import check_divisions
+    from fedgsca.federation.progress import display
+    from fedgsca.federation.simulation import check_divisions
 
     with display(quiet=quiet):
         check_divisions(configs)
@@ -54,10 +54,10 @@ def check_sites(configs: Sequence[Config], *, quiet: bool) -> None:
 
 def announce(configs: Sequence[Config], jobs: int = 1) -> None:
     """Print at which size a frozen backbone sees the images, and the estimated time of all runs."""
-    from fedgsca.engine.progress import display
-    from fedgsca.engine.time_estimate import estimate_time, measure_speed
-    from fedgsca.experiment.choose_settings import describe_frozen
-    from fedgsca.experiment.data_source import load_table
+    from fedgsca.federation.choose_settings import describe_frozen
+    from fedgsca.federation.data_source import load_table
+    from fedgsca.federation.progress import display
+    from fedgsca.federation.time_estimate import estimate_time, measure_speed
 
     config = configs[0]
     with display(quiet=False):

@@ -29,8 +29,8 @@ from fedgsca.cli.options import (
     source_slug,
 )
 from fedgsca.cli.run import check_track
-from fedgsca.engine.progress import Display, display
 from fedgsca.errors import ConfigError, FedgscaError
+from fedgsca.federation.progress import Display, display
 from fedgsca.support.console import (
     print_json,
     print_line,
@@ -42,11 +42,11 @@ from fedgsca.support.console import (
 from fedgsca.support.text import plural
 
 if TYPE_CHECKING:
-    from fedgsca.engine.base import RunObserver
-    from fedgsca.experiment.records import Comparison, RunResult
-    from fedgsca.grid.comparison import ComparisonResult
-    from fedgsca.grid.plan import ComparisonPlan
-    from fedgsca.grid.runner import GridCell, Shard
+    from fedgsca.federation.base import RunObserver
+    from fedgsca.federation.records import Comparison, RunResult
+    from fedgsca.lab.comparison import ComparisonResult
+    from fedgsca.lab.plan import ComparisonPlan
+    from fedgsca.lab.runner import GridCell, Shard
 
 Methods = Annotated[
     str | None,
@@ -162,7 +162,7 @@ def compare(
     as_json: Json = False,
 ) -> None:
     """`fedgsca compare`."""
-    from fedgsca.grid.plan import (
+    from fedgsca.lab.plan import (
         ComparisonPlan,
         default_methods,
         parse_methods,
@@ -171,9 +171,9 @@ def compare(
         parse_seeds,
         read_tuned,
     )
-    from fedgsca.grid.runner import parse_shard
-    from fedgsca.grid.time_to_accuracy import timed_tree
-    from fedgsca.grid.variation import check_variation, parse_variation
+    from fedgsca.lab.runner import parse_shard
+    from fedgsca.lab.time_to_accuracy import timed_tree
+    from fedgsca.lab.variation import check_variation, parse_variation
 
     flags = ExperimentFlags(
         data=data,
@@ -252,8 +252,8 @@ def start_comparison(
     """Complete the plan with what the data decides, say what will happen, and run it."""
     from fedgsca.cli.chosen_settings import announce, check_sites, complete_tree
     from fedgsca.config import merge
-    from fedgsca.grid.plan import read_plan, variant_tree
-    from fedgsca.grid.variation import without_keys
+    from fedgsca.lab.plan import read_plan, variant_tree
+    from fedgsca.lab.variation import without_keys
 
     source = plan.cells()[0].config.data.source
     print_start(f"{plural(len(plan.cells()), 'run')} on {source}", quiet=quiet or as_json)
@@ -332,10 +332,10 @@ def run_comparison(
     as_json: bool,
 ) -> ComparisonResult:
     """Start or resume a comparison; then tables and report, and an error if runs failed."""
-    from fedgsca.grid.comparison import check_folder, run_plan, write_tables
-    from fedgsca.grid.runner import ALL_CELLS, finished_cells, raise_failures
-    from fedgsca.report.html_page import write_report
-    from fedgsca.tracking.start_tracking import find_targets, track_comparison
+    from fedgsca.lab.comparison import check_folder, run_plan, write_tables
+    from fedgsca.lab.report.html_page import write_report
+    from fedgsca.lab.runner import ALL_CELLS, finished_cells, raise_failures
+    from fedgsca.lab.tracking.start_tracking import find_targets, track_comparison
 
     cells = {cell.name: cell for cell in plan.cells()}
     check_folder(cells.values(), out)
@@ -373,13 +373,13 @@ def run_comparison(
 
 def show_comparison(comparison: Comparison) -> None:
     """The tables, what their numbers mean, and one sentence about each pair."""
-    from fedgsca.report.comparison_columns import (
+    from fedgsca.lab.report.comparison_columns import (
         difference_sentences,
         expected_choice,
         explain_numbers,
         make_tables,
     )
-    from fedgsca.report.table import print_tables
+    from fedgsca.lab.table import print_tables
 
     print_line(f"\n{comparison.title}", "bold")
     print_tables(make_tables(comparison, is_brief=True))

@@ -14,7 +14,7 @@ from fedgsca.support.console import print_line
 from fedgsca.support.text import count, join_words
 
 if TYPE_CHECKING:
-    from fedgsca.grid.plan import ComparisonPlan
+    from fedgsca.lab.plan import ComparisonPlan
     from fedgsca.noise import SiteNoise
 
 Seed = Annotated[
@@ -49,7 +49,7 @@ def demo(
 ) -> None:
     """`fedgsca demo`."""
     from fedgsca.cli.compare import run_comparison
-    from fedgsca.grid.demo_plan import demo_plan, write_demo_sheet
+    from fedgsca.lab.demo_plan import demo_plan, write_demo_sheet
 
     plan = demo_plan(seed, ceiling=ceiling)
     has_text = not (quiet or as_json)
@@ -65,7 +65,7 @@ def demo(
 
 
 def _introduce(plan: ComparisonPlan) -> None:
-    from fedgsca.grid.demo_plan import NOISE, has_pretrained_network
+    from fedgsca.lab.demo_plan import NOISE, has_pretrained_network
     from fedgsca.noise import parse_noise
 
     config = plan.cells()[0].config
@@ -119,7 +119,7 @@ def _conclude(run: Path, out: Path, seed: int) -> None:
 
 def _default_run(plan: ComparisonPlan, out: Path) -> Path:
     """The folder of the method that runs where none is named."""
-    from fedgsca.grid.runner import folder_of
+    from fedgsca.lab.runner import folder_of
 
     cells = [cell for cell in plan.cells() if cell.row == plan.methods[-1]]
     return folder_of(cells[0], out)
@@ -127,7 +127,7 @@ def _default_run(plan: ComparisonPlan, out: Path) -> Path:
 
 def _write_run_report(run: Path, out: Path) -> None:
     """The report of one run, and once more that of the comparison, which then links it."""
-    from fedgsca.report.html_page import write_report
+    from fedgsca.lab.report.html_page import write_report
 
     if not (run / "report.html").exists():
         write_report(run)

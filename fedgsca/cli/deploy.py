@@ -16,8 +16,8 @@ from fedgsca.support.text import DASH, count, duration, number, plural, size_tex
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
 
-    from fedgsca.deploy.check import CheckResult
-    from fedgsca.deploy.status_view import DeploymentStatus
+    from fedgsca.hospital.check import CheckResult
+    from fedgsca.hospital.status_view import DeploymentStatus
 
 ConsortiumFile = Annotated[Path, typer.Argument(metavar="FILE", help="consortium.toml")]
 Out = Annotated[
@@ -130,15 +130,15 @@ def init(
 
 
 def _write_example(path: Path) -> None:
-    from fedgsca.deploy.kits import write_example
+    from fedgsca.hospital.kits import write_example
 
     write_example(path)
     print_line(f"example  {path}", "bold")
 
 
 def _renew_server(plan: Path, folder: Path, *, as_json: bool) -> None:
-    from fedgsca.deploy.consortium import read_consortium
-    from fedgsca.deploy.kits import renew_server
+    from fedgsca.hospital.consortium import read_consortium
+    from fedgsca.hospital.kits import renew_server
 
     path = renew_server(read_consortium(plan)[0], folder)
     if as_json:
@@ -149,8 +149,8 @@ def _renew_server(plan: Path, folder: Path, *, as_json: bool) -> None:
 
 
 def _make_kits(plan: Path, folder: Path, new_hospital: str | None, *, as_json: bool) -> None:
-    from fedgsca.deploy.consortium import read_consortium
-    from fedgsca.deploy.kits import add_hospital, make_kits
+    from fedgsca.hospital.consortium import read_consortium
+    from fedgsca.hospital.kits import add_hospital, make_kits
 
     consortium, config = read_consortium(plan)
     if new_hospital:
@@ -184,7 +184,7 @@ def check(kit: Kit = Path(), as_json: Json = False) -> None:
 
     For hospitals and the coordinator. The exit code is 1 if a check fails.
     """
-    from fedgsca.deploy.check_kit import check_kit
+    from fedgsca.hospital.check_kit import check_kit
 
     results = []
     for result in check_kit(kit):
@@ -219,7 +219,7 @@ def make_wheelhouse(
     as_json: Json = False,
 ) -> None:
     """Collect all packages as files with checksums, for machines without internet."""
-    from fedgsca.deploy.wheelhouse import REQUIREMENTS, collect_wheels
+    from fedgsca.hospital.wheelhouse import REQUIREMENTS, collect_wheels
 
     extras = extra if extra is not None else ["flower", "weights", "review"]
     wheels = collect_wheels(wheel, out, constraints=constraints, extras=extras, source=source)
@@ -238,8 +238,8 @@ def make_wheelhouse(
 def make_app(config: Experiment, run: NewRun) -> None:
     """At the coordinator: make the run folder and the small app in it that `flwr run` starts."""
     from fedgsca.config import load_config
-    from fedgsca.deploy.flower_app import write_app
-    from fedgsca.experiment.deployment import prepare_coordinator
+    from fedgsca.federation.deployment import prepare_coordinator
+    from fedgsca.hospital.flower_app import write_app
 
     experiment = load_config(config)
     prepare_coordinator(experiment)  # reports wrong settings here rather than in Flower's log
@@ -257,11 +257,11 @@ def run_site(
     """At a hospital: connect to the coordinator and train when requested. Opens no port."""
     import logging
 
-    from fedgsca.engine.messages import require_flower
-    from fedgsca.engine.site_worker import client_of
+    from fedgsca.hospital.messages import require_flower
+    from fedgsca.hospital.site_worker import client_of
 
     require_flower()
-    from fedgsca.engine.flower_node import NodeAddress, run_node
+    from fedgsca.hospital.flower_node import NodeAddress, run_node
 
     if insecure == bool(root_certificates and key) or (insecure and (root_certificates or key)):
         raise ConfigError(
@@ -277,8 +277,8 @@ def run_site(
 
 
 def _read_key(path: Path) -> EllipticCurvePrivateKey:
-    from fedgsca.deploy.certificates import read_node_key
     from fedgsca.errors import DataError
+    from fedgsca.hospital.certificates import read_node_key
 
     try:
         return read_node_key(path.read_bytes()).key
@@ -293,7 +293,7 @@ def _read_key(path: Path) -> EllipticCurvePrivateKey:
 @group.command("status")
 def status(run: Run = Path("run"), as_json: Json = False) -> None:
     """At the coordinator: which sites are connected or awaited, rounds done, last F1."""
-    from fedgsca.deploy.status_view import read_deployment_status
+    from fedgsca.hospital.status_view import read_deployment_status
 
     progress = read_deployment_status(run)
     if as_json:

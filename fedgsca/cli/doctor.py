@@ -54,7 +54,7 @@ def doctor(run: Run = None, bundle: Bundle = None, as_json: Json = False) -> Non
     states = inspect_installation()
     files = []
     if bundle is not None:
-        from fedgsca.deploy.bug_report import write_bundle
+        from fedgsca.hospital.bug_report import write_bundle
 
         files = write_bundle(bundle, run)
     if as_json:
@@ -112,7 +112,7 @@ def _print_disk() -> None:
 
 
 def _print_bundle(bundle: Path, files: list[str]) -> None:
-    from fedgsca.deploy.bug_report import CONTENTS
+    from fedgsca.hospital.bug_report import CONTENTS
 
     print_line(f"bundle   {bundle}", "bold")
     for name in files:

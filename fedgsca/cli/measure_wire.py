@@ -14,13 +14,13 @@ from pathlib import Path
 import numpy as np
 
 from fedgsca.config import Config, build, merge
-from fedgsca.engine.local import SiteRunner
-from fedgsca.engine.site_evaluation import TEST_UPLOADS
-from fedgsca.experiment.data_source import read_source
-from fedgsca.experiment.simulation import prepare
+from fedgsca.federation.data_source import read_source
+from fedgsca.federation.local import SiteRunner
+from fedgsca.federation.privacy.mechanism import treatment
+from fedgsca.federation.simulation import prepare
+from fedgsca.federation.site_evaluation import TEST_UPLOADS
 from fedgsca.methods.compose import compose_method
-from fedgsca.privacy.mechanism import treatment
-from fedgsca.site import weights_of
+from fedgsca.methods.site import weights_of
 from fedgsca.support.json_record import Record, stored_as
 from fedgsca.wire import (
     Arrays,

@@ -27,8 +27,8 @@ from fedgsca.support.files import open_atomic
 from fedgsca.support.text import number, plural, size_text
 
 if TYPE_CHECKING:
-    from fedgsca.export.exported_model import LoadedModel
-    from fedgsca.export.prediction import PredictionSummary
+    from fedgsca.lab.export.exported_model import LoadedModel
+    from fedgsca.lab.export.prediction import PredictionSummary
 
 
 class FolderSplit(StrEnum):
@@ -83,9 +83,9 @@ def predict(
     """`fedgsca predict`."""
     _check_options(images, out, score=score, split=split, as_json=as_json)
     print_start(f"opening the model of {model}", quiet=quiet or as_json)
-    from fedgsca.export.exported_model import open_model
-    from fedgsca.export.prediction import find_images, find_labelled_images, write_predictions
-    from fedgsca.export.temperature import describe_fit
+    from fedgsca.lab.export.exported_model import open_model
+    from fedgsca.lab.export.prediction import find_images, find_labelled_images, write_predictions
+    from fedgsca.lab.export.temperature import describe_fit
 
     loaded_model = open_model(model)
     if score:
@@ -170,7 +170,7 @@ def _summarise(
     model: LoadedModel, result: PredictionSummary, out: Path | None, *, score: bool
 ) -> dict[str, Any]:
     """The JSON object of --json."""
-    from fedgsca.export.prediction import count_by_class
+    from fedgsca.lab.export.prediction import count_by_class
     from fedgsca.metrics import per_class, scores
 
     summary: dict[str, Any] = {
@@ -254,8 +254,8 @@ def export(
 ) -> None:
     """`fedgsca export`."""
     print_start(f"exporting the model of {run}", quiet=quiet or as_json)
-    from fedgsca.export.temperature import GIVEN_LABELS_CAUTION, describe_fit
-    from fedgsca.export.write_export import export as write_export
+    from fedgsca.lab.export.temperature import GIVEN_LABELS_CAUTION, describe_fit
+    from fedgsca.lab.export.write_export import export as write_export
 
     folder = out or run / f"export-{model_format.value}"
     model_export = write_export(

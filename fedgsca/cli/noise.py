@@ -24,7 +24,7 @@ from fedgsca.support.text import percent
 if TYPE_CHECKING:
     import numpy as np
 
-    from fedgsca.experiment.simulation import Experiment
+    from fedgsca.federation.simulation import Experiment
     from fedgsca.noise import RealisedNoise, SiteNoise
 
 Spec = Annotated[
@@ -84,7 +84,7 @@ class NoisePreview:
 def preview(settings: Settings, spec: Spec, picture: Picture = None, as_json: Json = False) -> None:
     """`fedgsca noise`: every site's noise, its matrix, and the realised rate on the data."""
     from fedgsca.cli.chosen_settings import complete_config
-    from fedgsca.experiment.simulation import prepare
+    from fedgsca.federation.simulation import prepare
     from fedgsca.noise import fixed_sites
 
     sites = settings.get("sites")
@@ -137,7 +137,7 @@ def matrix_of(experiment: Experiment, site: str) -> np.ndarray:
     """(C, C): probability of each given label (column) for each true class (row) of the site."""
     import numpy as np
 
-    from fedgsca.experiment.label_noise import find_candidates
+    from fedgsca.federation.label_noise import find_candidates
     from fedgsca.noise import transition_matrix
     from fedgsca.noise.label_files import read_annotators, read_matrix
 

@@ -52,7 +52,7 @@ Json = Annotated[
     bool, typer.Option("--json", help="print one JSON object on stdout and nothing else")
 ]
 Command = Callable[..., None]
-# where nobody gives a value, the data decides (experiment/choose_settings.py)
+# where nobody gives a value, the data decides (federation/choose_settings.py)
 DECIDED_BY_DATA = ("partition", "model", "frozen")
 
 

@@ -22,7 +22,7 @@ from fedgsca.cli.options import (
     source_slug,
 )
 from fedgsca.errors import ConfigError, WeightsError
-from fedgsca.paper.experiments import EXPERIMENTS
+from fedgsca.lab.paper.experiments import EXPERIMENTS
 from fedgsca.support.console import print_json
 from fedgsca.support.text import did_you_mean
 
@@ -103,9 +103,9 @@ def table(
             fix=f"{did_you_mean(name, EXPERIMENTS)}use one of: {', '.join(EXPERIMENTS)}",
         )
     from fedgsca.cli.compare import start_comparison
-    from fedgsca.grid.plan import parse_methods, parse_seeds
-    from fedgsca.grid.runner import parse_shard
-    from fedgsca.paper.plans import make_plan
+    from fedgsca.lab.paper.plans import make_plan
+    from fedgsca.lab.plan import parse_methods, parse_seeds
+    from fedgsca.lab.runner import parse_shard
 
     flags = ExperimentFlags(rounds=rounds, model=model, preset=preset)
     tree = _add_weights(flags.make_tree(config_file, sets), scale, weights, no_weights)
@@ -129,9 +129,9 @@ def table(
 
 def list_experiments(*, as_json: bool) -> None:
     """All experiments with their numbers of runs."""
-    from fedgsca.paper.experiments import DATASETS
-    from fedgsca.paper.plans import SEEDS_OF, read_numbers
-    from fedgsca.report.table import Table, print_tables
+    from fedgsca.lab.paper.experiments import DATASETS
+    from fedgsca.lab.paper.plans import SEEDS_OF, read_numbers
+    from fedgsca.lab.table import Table, print_tables
 
     places = read_numbers()["experiments"]
     rows = []

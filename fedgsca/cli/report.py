@@ -74,14 +74,14 @@ def report(
             f"{path} contains neither a run nor a comparison (no metrics.jsonl, no compare.json)",
             fix="give a folder that `fedgsca run` or `fedgsca compare` has written",
         )
-    from fedgsca.report.html_page import write_report
+    from fedgsca.lab.report.html_page import write_report
 
     if (path / "compare.json").is_file():
-        from fedgsca.grid.comparison import read_comparison, write_tables
+        from fedgsca.lab.comparison import read_comparison, write_tables
 
         write_tables(path, read_comparison(path))
     if previous is not None:
-        from fedgsca.report.previous_run import remember_previous, write_difference
+        from fedgsca.lab.report.previous_run import remember_previous, write_difference
 
         remember_previous(path, previous)
         write_difference(path, previous)
@@ -97,7 +97,7 @@ def _write_live(path: Path) -> None:
 
     Nothing listens on any address: the page is a file that the browser reads again by itself.
     """
-    from fedgsca.report.html_page import write_report
+    from fedgsca.lab.report.html_page import write_report
 
     if path.exists() and not path.is_dir():
         raise RunFolderError(
@@ -130,9 +130,9 @@ def _newest_change(path: Path) -> int:
 def _compare_runs(paths: list[Path], out: Path | None) -> None:
     """Several finished runs as one comparison."""
     from fedgsca.cli.compare import show_comparison
-    from fedgsca.grid.comparison import write_tables
-    from fedgsca.grid.existing_runs import compare_existing
-    from fedgsca.report.html_page import write_report
+    from fedgsca.lab.comparison import write_tables
+    from fedgsca.lab.existing_runs import compare_existing
+    from fedgsca.lab.report.html_page import write_report
 
     folder = out or Path("runs") / "-vs-".join(path.resolve().name for path in paths[:3])
     comparison, warnings = compare_existing(paths, folder)

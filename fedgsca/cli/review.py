@@ -23,9 +23,9 @@ from fedgsca.support.console import (
 from fedgsca.support.text import number, percent, plural
 
 if TYPE_CHECKING:
-    from fedgsca.label_audit.audit_table import Audit
-    from fedgsca.label_audit.consensus import ReviewerAgreement, ReviewSummary
-    from fedgsca.review.address import PageAddress, TlsFiles
+    from fedgsca.labels.audit_table import Audit
+    from fedgsca.labels.consensus import ReviewerAgreement, ReviewSummary
+    from fedgsca.labels.review.address import PageAddress, TlsFiles
 
 MAX_CONFLICTS = 20  # printed
 MIN_CERTIFICATE_DAYS = 14  # fewer are worth a warning
@@ -112,7 +112,7 @@ def review(
     as_json: Json = False,
 ) -> None:
     """`fedgsca review`."""
-    from fedgsca.label_audit.audit_table import read_audit
+    from fedgsca.labels.audit_table import read_audit
 
     _check_options(
         serve_at,
@@ -121,7 +121,7 @@ def review(
     )
     opened_audit = read_audit(audit)
     if summary or as_json:
-        from fedgsca.label_audit.consensus import summarise_decisions
+        from fedgsca.labels.consensus import summarise_decisions
 
         review_summary = summarise_decisions(opened_audit.open_decisions())
         if as_json:
@@ -133,12 +133,12 @@ def review(
         _serve_network(opened_audit, serve_at, listen, certificate, key)
         return
     name = reviewer_name(reviewer)
-    from fedgsca.review.serve import require_server_packages, serve_page
+    from fedgsca.labels.review.serve import require_server_packages, serve_page
 
     require_server_packages()  # before the images are read
-    from fedgsca.label_audit.audit_images import AuditImages
-    from fedgsca.review.session import Session
-    from fedgsca.review.web_app import build_app
+    from fedgsca.labels.audit_images import AuditImages
+    from fedgsca.labels.review.session import Session
+    from fedgsca.labels.review.web_app import build_app
 
     session = Session(opened_audit, AuditImages.open(opened_audit), name, blind=blind)
 
@@ -181,9 +181,14 @@ def _check_options(
 def _serve_network(
     audit: Audit, serve_at: str, listen: str | None, certificate: Path | None, key: Path | None
 ) -> None:
-    from fedgsca.label_audit.audit_images import AuditImages
-    from fedgsca.review.address import TlsFiles, choose_listen_address, parse_address, require_tls
-    from fedgsca.review.serve import require_server_packages, serve_network
+    from fedgsca.labels.audit_images import AuditImages
+    from fedgsca.labels.review.address import (
+        TlsFiles,
+        choose_listen_address,
+        parse_address,
+        require_tls,
+    )
+    from fedgsca.labels.review.serve import require_server_packages, serve_network
 
     require_server_packages()
     page_address = parse_address(serve_at)
@@ -200,7 +205,7 @@ def _serve_network(
     require_tls(page_address, address, tls)  # before the images are read
     if tls is not None:
         _check_certificate(tls, page_address)
-    from fedgsca.review.web_app import SharedReview
+    from fedgsca.labels.review.web_app import SharedReview
 
     review = SharedReview(audit, AuditImages.open(audit))
     if not review.links.active_links():
@@ -227,7 +232,7 @@ def _serve_network(
 
 
 def _check_certificate(tls: TlsFiles, page_address: PageAddress) -> None:
-    from fedgsca.review.address import check_certificate
+    from fedgsca.labels.review.address import check_certificate
 
     facts = check_certificate(tls, page_address)
     if facts.days_left < MIN_CERTIFICATE_DAYS:
@@ -236,7 +241,7 @@ def _check_certificate(tls: TlsFiles, page_address: PageAddress) -> None:
 
 def reviewer_name(given: str | None) -> str:
     """A name that fits one line of a table."""
-    from fedgsca.label_audit.decisions import check_reviewer_name
+    from fedgsca.labels.decisions import check_reviewer_name
 
     name = (given if given is not None else login_name()).strip()
     check_reviewer_name(name)

@@ -14,8 +14,8 @@ from fedgsca.support.console import make_table, print_json, print_line, print_no
 from fedgsca.support.text import plural
 
 if TYPE_CHECKING:
-    from fedgsca.label_audit.audit_table import Audit
-    from fedgsca.review.links import PersonalLink
+    from fedgsca.labels.audit_table import Audit
+    from fedgsca.labels.review.links import PersonalLink
 
 _DEFAULT_DAYS = 14
 _MAX_DAYS = 180
@@ -83,9 +83,9 @@ def add_reviewer(
     as_json: Json = False,
 ) -> None:
     """Make a personal link. It is printed once and stored nowhere; an older one is revoked."""
-    from fedgsca.review.address import parse_address
-    from fedgsca.review.links import ADJUDICATOR, READER, LinkBook
-    from fedgsca.review.trail import ReviewTrail
+    from fedgsca.labels.review.address import parse_address
+    from fedgsca.labels.review.links import ADJUDICATOR, READER, LinkBook
+    from fedgsca.labels.review.trail import ReviewTrail
 
     if adjudicator and blind:
         raise ConfigError(
@@ -122,7 +122,7 @@ def add_reviewer(
 @group.command("list")
 def list_reviewers(audit: Folder, as_json: Json = False) -> None:
     """List the links, and how far every person is."""
-    from fedgsca.review.links import LinkBook
+    from fedgsca.labels.review.links import LinkBook
 
     opened_audit = _read(audit)
     links = LinkBook(opened_audit.path).links
@@ -146,8 +146,8 @@ def list_reviewers(audit: Folder, as_json: Json = False) -> None:
 @group.command("revoke")
 def revoke_link(audit: Folder, name: Name, as_json: Json = False) -> None:
     """End a person's link at once, also in pages that are open. Decisions stay."""
-    from fedgsca.review.links import LinkBook
-    from fedgsca.review.trail import ReviewTrail
+    from fedgsca.labels.review.links import LinkBook
+    from fedgsca.labels.review.trail import ReviewTrail
 
     opened_audit = _read(audit)
     links = LinkBook(opened_audit.path).revoke(name.strip())
@@ -163,7 +163,7 @@ def revoke_link(audit: Folder, name: Name, as_json: Json = False) -> None:
 @group.command("trail")
 def show_trail(audit: Folder, as_json: Json = False) -> None:
     """Check the audit trail and show its newest lines. The exit code is 1 if it was changed."""
-    from fedgsca.review.trail import check_trail
+    from fedgsca.labels.review.trail import check_trail
 
     check = check_trail(_read(audit).path)
     if as_json:
@@ -191,7 +191,7 @@ def make_certificate_command(
     serve: ServeAt, out: Out = Path("review-certificate"), authority: Authority = None
 ) -> None:
     """Make a TLS certificate for the page: server.pem, server.key, and ca.crt for the browsers."""
-    from fedgsca.review.address import make_certificate, parse_address
+    from fedgsca.labels.review.address import make_certificate, parse_address
 
     made_certificate = make_certificate(parse_address(serve), out, authority)
     digits = made_certificate.fingerprint
@@ -203,7 +203,7 @@ def make_certificate_command(
 
 
 def _read(path: Path) -> Audit:
-    from fedgsca.label_audit.audit_table import read_audit
+    from fedgsca.labels.audit_table import read_audit
 
     return read_audit(path)
 
@@ -225,8 +225,8 @@ def _describe(link: PersonalLink) -> dict[str, Any]:
 
 def _describe_progress(audit: Audit, link: PersonalLink) -> dict[str, Any]:
     """How many labels the person has to decide about, and has; of readers only."""
-    from fedgsca.label_audit.consensus import count_decided, required_labels
-    from fedgsca.review.links import READER
+    from fedgsca.labels.consensus import count_decided, required_labels
+    from fedgsca.labels.review.links import READER
 
     decisions = audit.open_decisions()
     if link.role != READER:

@@ -19,8 +19,8 @@ from fedgsca.cli.options import (
     experiment_options,
     source_slug,
 )
-from fedgsca.engine.progress import display
 from fedgsca.errors import RunFolderError
+from fedgsca.federation.progress import display
 from fedgsca.support.console import (
     print_json,
     print_line,
@@ -76,8 +76,8 @@ def run(
     """`fedgsca run`."""
     from fedgsca.cli.chosen_settings import announce, complete_config
     from fedgsca.cli.config import explain_preset
-    from fedgsca.engine.base import find_engine
-    from fedgsca.experiment.data_source import load_once
+    from fedgsca.federation.base import find_engine
+    from fedgsca.federation.data_source import load_once
 
     find_engine(engine)  # a typo is reported before any data is read
     check_track(settings.get("track"))
@@ -115,8 +115,8 @@ def resume(
     as_json: Json = False,
 ) -> None:
     """`fedgsca resume`: whatever the folder contains."""
-    from fedgsca.experiment.run_folder import read_config
-    from fedgsca.grid.plan import read_plan
+    from fedgsca.federation.run_folder import read_config
+    from fedgsca.lab.plan import read_plan
 
     if not folder.is_dir():
         raise RunFolderError(
@@ -125,7 +125,7 @@ def resume(
             fix="give a folder written by `fedgsca run --out`",
         )
     if rounds is not None:
-        from fedgsca.grid.longer_run import copy_for_more_rounds
+        from fedgsca.lab.longer_run import copy_for_more_rounds
 
         copy = copy_for_more_rounds(folder, rounds, out)
         if not quiet:
@@ -141,7 +141,7 @@ def resume(
     if not (folder / "result.json").exists():
         print_start(_describe(config), quiet=quiet or as_json)
     if from_round is not None:
-        from fedgsca.engine.rewind import rewind
+        from fedgsca.federation.rewind import rewind
 
         rewind(folder, from_round)
     run_and_report(
@@ -152,7 +152,7 @@ def resume(
 def check_track(track: str | None) -> None:
     """Report a typo or a missing package before any data is read."""
     if track:
-        from fedgsca.tracking.base import parse_targets, require_packages
+        from fedgsca.lab.tracking.base import parse_targets, require_packages
 
         require_packages(parse_targets(track))
 
@@ -185,9 +185,9 @@ def run_and_report(
     `start` is when the command started, on the monotonic clock. `track` is the option; without
     it, the configuration and the earlier sessions of the run decide.
     """
-    from fedgsca.engine.base import ObserverGroup, find_engine
-    from fedgsca.experiment.run_folder import read_setup
-    from fedgsca.tracking.start_tracking import find_targets, track_run
+    from fedgsca.federation.base import ObserverGroup, find_engine
+    from fedgsca.federation.run_folder import read_setup
+    from fedgsca.lab.tracking.start_tracking import find_targets, track_run
 
     start = time.monotonic() if start is None else start
     is_finished = (out / "result.json").exists()
@@ -211,8 +211,8 @@ def run_and_report(
         print_note(f"{out} is finished: nothing left to run", "green")
     report = out / "report.html"
     if not (is_finished and report.exists()):
-        from fedgsca.report.html_page import write_report
-        from fedgsca.report.previous_run import compare_with_previous
+        from fedgsca.lab.report.html_page import write_report
+        from fedgsca.lab.report.previous_run import compare_with_previous
 
         compare_with_previous(out)
         write_report(out)
@@ -223,5 +223,5 @@ def run_and_report(
     elif not quiet:
         from fedgsca.cli.run_summary import show_run
 
-        show_run(out, result, None if is_finished else time.monotonic() - start)
+        show_run(out, config, result, None if is_finished else time.monotonic() - start)
         print_line(f"report  {report}", "bold")

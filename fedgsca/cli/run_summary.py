@@ -10,8 +10,9 @@ from fedgsca.support.console import print_line
 from fedgsca.support.text import NBSP, duration, number, percent, plural, size_text
 
 if TYPE_CHECKING:
-    from fedgsca.experiment.records import RunResult, Setup
-    from fedgsca.report.table import Table
+    from fedgsca.config import Config
+    from fedgsca.federation.records import RunResult, Setup
+    from fedgsca.lab.table import Table
 
 # metric of a site -> heading; only those that the method reports are shown
 _COLUMNS = {
@@ -25,7 +26,9 @@ _COLUMNS = {
 }
 
 
-def show_run(out: Path, result: RunResult, command_seconds: float | None = None) -> None:
+def show_run(
+    out: Path, config: Config, result: RunResult, command_seconds: float | None = None
+) -> None:
     """Scores, the sites with the quality of their label decisions, time and traffic.
 
     `command_seconds` is how long the command has taken, in seconds; None: it did not train.
@@ -36,13 +39,13 @@ def show_run(out: Path, result: RunResult, command_seconds: float | None = None)
         "bold",
     )
     _show_scores(result)
-    from fedgsca.experiment.run_folder import read_setup
-    from fedgsca.report.table import print_tables
+    from fedgsca.federation.run_folder import read_setup
+    from fedgsca.lab.table import print_tables
 
     setup = read_setup(out)
     _show_previous_run(out, setup)
     print_tables([_site_table(out, setup)])
-    _show_selection(out)
+    _show_selection(out, config)
     _show_events(out)
     _show_distant_sites(out)
     show_participation(out)
@@ -90,7 +93,7 @@ def _show_scores(result: RunResult) -> None:
 
 def _show_statistics(result: RunResult) -> None:
     """The last round's model with its interval; runs of older versions have none."""
-    from fedgsca.report.number_text import bounds_text
+    from fedgsca.lab.report.number_text import bounds_text
 
     statistics = result.statistics
     if statistics is None:
@@ -107,20 +110,19 @@ def _show_statistics(result: RunResult) -> None:
     print_line("   ".join(parts).replace(NBSP, " "))
 
 
-def _show_selection(out: Path) -> None:
+def _show_selection(out: Path, config: Config) -> None:
     """What touched the result, and the share of labels that were not trained on as given."""
-    from fedgsca.experiment.run_folder import read_config
-    from fedgsca.report.run_facts import result_notes, unused_labels
-    from fedgsca.report.run_reader import read_run
-    from fedgsca.report.sentences import idle_selector
+    from fedgsca.lab.report.run_facts import result_notes, unused_labels
+    from fedgsca.lab.report.run_reader import read_run
+    from fedgsca.lab.report.sentences import idle_selector
 
     run = read_run(out, with_losses=False)
-    notes = result_notes(read_config(out), run.metrics)
+    notes = result_notes(config, run.metrics)
     print_line(f"notes   {'; '.join(notes)}")
     text = idle_selector(run)
     if text:
         print_line(text, "yellow")
-    share = unused_labels(run.metrics)
+    share = unused_labels(run.metrics, run.settings.noise_level)
     if share is not None:
         print_line(
             f"labels  {percent(share)} not trained on as given; list them: fedgsca audit {out}"
@@ -129,8 +131,8 @@ def _show_selection(out: Path) -> None:
 
 def _show_events(out: Path) -> None:
     """How often something unusual happened that the method declares."""
-    from fedgsca.report.run_facts import event_rounds, method_events
-    from fedgsca.report.run_reader import read_run
+    from fedgsca.lab.report.run_facts import event_rounds, method_events
+    from fedgsca.lab.report.run_reader import read_run
 
     run = read_run(out, with_losses=False)
     for event, clause in method_events(run).items():
@@ -141,9 +143,9 @@ def _show_events(out: Path) -> None:
 
 def _show_distant_sites(out: Path) -> None:
     """Once more, for the message may have passed by during a long run."""
-    from fedgsca.engine.filters.distance import DISTANT_TEXT
-    from fedgsca.report.run_facts import distant_rounds
-    from fedgsca.report.run_reader import read_run
+    from fedgsca.federation.filters.distance import DISTANT_TEXT
+    from fedgsca.lab.report.run_facts import distant_rounds
+    from fedgsca.lab.report.run_reader import read_run
 
     for site in sorted(distant_rounds(read_run(out, with_losses=False))):
         print_line(f"far     {site}: {DISTANT_TEXT}", "yellow")
@@ -151,8 +153,8 @@ def _show_distant_sites(out: Path) -> None:
 
 def show_participation(out: Path) -> None:
     """Sites whose updates were left out, and sites that never contributed; usually nothing."""
-    from fedgsca.report.run_reader import read_run
-    from fedgsca.report.sentences import absence_sentence, refusal_subject
+    from fedgsca.lab.report.run_reader import read_run
+    from fedgsca.lab.report.sentences import absence_sentence, refusal_subject
 
     run = read_run(out, with_losses=False)
     subject = refusal_subject(run)
@@ -165,8 +167,8 @@ def show_participation(out: Path) -> None:
 
 def _show_previous_run(out: Path, setup: Setup) -> None:
     """For a run on corrected labels: the corrections, and their effect if there is a clear one."""
-    from fedgsca.report.previous_run import read_difference
-    from fedgsca.report.statistic import describe
+    from fedgsca.lab.report.previous_run import read_difference
+    from fedgsca.lab.statistic import describe
 
     review = setup.labels.review if setup.labels else None
     previous = review.previous_run if review else None
@@ -185,13 +187,13 @@ def _site_table(out: Path, setup: Setup) -> Table:
 
     Only simulations know the truth that these decisions are compared with.
     """
-    from fedgsca.experiment.run_folder import read_rounds
-    from fedgsca.report.run_facts import unused_shares
-    from fedgsca.report.table import Table
+    from fedgsca.lab.report.run_facts import unused_shares
+    from fedgsca.lab.report.run_reader import read_run
+    from fedgsca.lab.table import Table
 
-    rounds = read_rounds(out)
-    sites = rounds[-1].sites if rounds else {}
-    shares = unused_shares(rounds)
+    run = read_run(out, with_losses=False)
+    sites = run.metrics[-1].sites if run.metrics else {}
+    shares = unused_shares(run.metrics, run.settings.noise_level)
     columns = []
     for name in _COLUMNS:
         if any(name in site.values for site in sites.values()):

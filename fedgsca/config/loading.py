@@ -14,6 +14,7 @@ from fedgsca.config.schema import (
     DEFAULT_METHOD,
     METHODS,
     OWN_FEATURES,
+    RULES,
     SHORT_NAMES,
     SITES_SOURCE,
     Config,
@@ -184,7 +185,8 @@ def build(tree: Mapping[str, Any]) -> Config:
         problems.append(ConfigProblem("config.unknown-preset", message))
     sections, section_problems = _take_method_sections(tree, methods, name)
     problems += section_problems
-    base = merge(recommend(tree), PRESETS.get(preset, {}))
+    recommendation = recommend(tree)
+    base = merge(recommendation, PRESETS.get(preset, {}))
     options = merge(base.pop(name, {}), sections.get(name, {}))
     base = {key: value for key, value in base.items() if key not in methods}
     method = methods.get(name)
@@ -207,6 +209,11 @@ def build(tree: Mapping[str, Any]) -> Config:
     except ValidationError as error:
         problems += validation_problems(error, Config)
     _raise_problems(problems)
+    # how the network is trained stays open: the data may choose another network (`fill`)
+    given_keys = tree.get("train", {})
+    config.train.model_fields_set.difference_update(
+        set(recommendation.get("train", {})) - set(given_keys)
+    )
     return config
 
 
@@ -361,10 +368,8 @@ def _privacy_problems(config: Config, method: type[MethodSchema] | None) -> list
 
 
 def _rule_problems(config: Config) -> list[ConfigProblem]:
-    from fedgsca.robust.base import load_rules  # with numpy, which no help text needs
-
     name = config.aggregation.rule
-    rules = load_rules()
+    rules = RULES.load()
     if name in rules:
         return []
     nearest = suggest(name, rules)

@@ -73,6 +73,8 @@ class MethodSchema(Protocol):
 
 
 METHODS: Registry[type[MethodSchema]] = Registry("fedgsca.methods")
+# aggregation rules; their contract is fedgsca.federation.robust.base.Rule
+RULES: Registry[type] = Registry("fedgsca.federation.robust.rules")
 
 
 class Section(BaseModel):
@@ -421,17 +423,17 @@ class EvidenceConfig(Section):
         default=8,
         ge=1,
         description="round, from 0, in which the heads' opinions are first collected; they count "
-        "two rounds later; a quarter of a shorter run",
+        "in the next round; a quarter of a shorter run",
     )
     every: int = Field(
-        default=5, ge=3, description="rounds between two collections, until two thirds of the run"
+        default=5, ge=2, description="rounds between two collections, until two thirds of the run"
     )
     holdout: float = Field(
         default=0.0,
         ge=0,
         le=0.5,
         description="share of each site's images that no model trains on; they score the model "
-        "without a true label (`fedgsca tune` uses 0.2)",
+        "without a true label (0.2 serves `compare --vary`)",
     )
 
     def collection_rounds(self, rounds: int) -> range:
@@ -439,7 +441,7 @@ class EvidenceConfig(Section):
         first = min(self.first, rounds // 4)
         if rounds < MIN_EVIDENCE_ROUNDS:
             return range(0)
-        return range(first, max(first + 1, 2 * rounds // 3 - 1), self.every)
+        return range(first, max(first + 1, 2 * rounds // 3), self.every)
 
 
 class PrivacyConfig(Section):

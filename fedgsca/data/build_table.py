@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 
-from fedgsca.checked_labels import NO_ORIGINAL, CheckedLabels, mark_checked
 from fedgsca.data.cache import CacheEntry, Extra, cached_rows
 from fedgsca.data.decode.dicom import number_patients
 from fedgsca.data.decode.image_files import (
@@ -28,6 +27,7 @@ from fedgsca.data.partition import split_rows
 from fedgsca.data.reader import ReaderOptions
 from fedgsca.data.table import ImageTable, check_table, fingerprint
 from fedgsca.errors import DataError
+from fedgsca.support.checked_labels import NO_ORIGINAL, CheckedLabels, mark_checked
 from fedgsca.support.console import activity
 from fedgsca.support.files import sha256_file
 from fedgsca.support.text import join_words, plural

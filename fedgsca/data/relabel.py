@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from fedgsca.checked_labels import NO_ORIGINAL, CheckedLabels, mark_checked
 from fedgsca.data.file_list import repeats_fix, repeats_text, shorten, show_cases
 from fedgsca.data.table import ImageTable, fingerprint
 from fedgsca.errors import DataError
+from fedgsca.support.checked_labels import NO_ORIGINAL, CheckedLabels, mark_checked
 from fedgsca.support.csv_table import LabelLine, read_label_lines, write_cells
 from fedgsca.support.files import PRIVATE, open_atomic, sha256_file, write_atomic
 from fedgsca.support.text import plural

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from fedgsca.checked_labels import CheckedLabels
 from fedgsca.errors import DataError
+from fedgsca.support.checked_labels import CheckedLabels
 
 SPLITS = ("train", "val", "test")
 

@@ -23,7 +23,7 @@ from fedgsca.config import METHODS
 from fedgsca.wire import Arrays, Extra, Payload, Update
 
 if TYPE_CHECKING:
-    from fedgsca.site import Site
+    from fedgsca.methods.site import Site
 
 
 class MethodOptions(BaseModel):
@@ -120,7 +120,7 @@ class Method(Protocol):
     # as in the configuration and on the command line, lower case
     name: ClassVar[str]
     card: ClassVar[Card] = Card()
-    # the loss of a given label is `train.loss` (fedgsca/label_loss.py), not one of the method
+    # the loss of a given label is `train.loss` (label_loss.py), not one of the method
     takes_loss: ClassVar[bool] = False
     # reads `site.evidence`: the run has evidence heads, with or without `audit.enabled`
     reads_evidence: ClassVar[bool] = False

@@ -10,7 +10,7 @@ def head_rounds(config: Config) -> range:
     """The rounds in which opinions of evidence heads are collected; empty: there are no heads.
 
     They run where something reads them: the method, an audit, or a score on held-out images. Under
-    `privacy` they are off: four heads and class masses per round would need noise of their own,
+    `privacy` they are off: four heads per round would need noise of their own,
     which would leave nothing of the evidence.
     """
     reads_evidence = load_methods()[config.method].reads_evidence

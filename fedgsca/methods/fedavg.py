@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from fedgsca.label_loss import LabelLoss
 from fedgsca.methods.base import Card, Lateness, Method, ServerState, register
+from fedgsca.methods.label_loss import LabelLoss
 from fedgsca.methods.parts.averaging import average_models, broadcast_model, start_from
-from fedgsca.site import Site
-from fedgsca.train import train
+from fedgsca.methods.site import Site
+from fedgsca.methods.train import train
 from fedgsca.wire import Arrays, Payload, Update
 
 

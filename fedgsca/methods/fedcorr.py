@@ -66,7 +66,7 @@ from typing import ClassVar, Literal
 import numpy as np
 from pydantic import Field
 
-from fedgsca.aggregate import WeightedMean
+from fedgsca.methods.aggregate import WeightedMean
 from fedgsca.methods.base import (
     Card,
     Lateness,
@@ -81,10 +81,10 @@ from fedgsca.methods.parts.lid import mean_lid
 from fedgsca.methods.parts.mixtures import fit_two_groups
 from fedgsca.methods.parts.mixup import mixup_cross_entropy
 from fedgsca.methods.parts.schedules import rounds_of
+from fedgsca.methods.site import Site
+from fedgsca.methods.train import Batch, Objective, evaluate, evaluate_site, proximal, train
 from fedgsca.selector import clean_probability, fit_selector
-from fedgsca.site import Site
 from fedgsca.support.lazy_torch import Tensor, nn, torch
-from fedgsca.train import Batch, Objective, evaluate, evaluate_site, proximal, train
 from fedgsca.wire import Arrays, Extra, Payload, Update
 
 # stages

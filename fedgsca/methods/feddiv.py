@@ -59,6 +59,8 @@ from fedgsca.methods.base import (
 from fedgsca.methods.parts.averaging import average_models
 from fedgsca.methods.parts.loss_scales import double_softmax_losses, unit_range
 from fedgsca.methods.parts.mixup import mixup_cross_entropy
+from fedgsca.methods.site import Evaluation, Site
+from fedgsca.methods.train import Batch, Objective, evaluate, evaluate_site, train
 from fedgsca.selector import (
     NO_SELECTOR,
     Selector,
@@ -66,9 +68,7 @@ from fedgsca.selector import (
     fit_selector,
     nearest_selector,
 )
-from fedgsca.site import Evaluation, Site
 from fedgsca.support.lazy_torch import Tensor, nn, torch
-from fedgsca.train import Batch, Objective, evaluate, evaluate_site, train
 from fedgsca.wire import Arrays, Extra, Payload, Update
 
 # de-biased confidence above which a sample counts for phat (published code)

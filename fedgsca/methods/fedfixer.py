@@ -57,9 +57,9 @@ from fedgsca.methods.base import (
 )
 from fedgsca.methods.parts.averaging import average_models, broadcast_model, start_from
 from fedgsca.methods.parts.statistics import log_prior
-from fedgsca.site import Site, load_weights, weights_of
+from fedgsca.methods.site import Site, load_weights, weights_of
+from fedgsca.methods.train import SGD, Batch, LogitPass, batches, optimiser, softmax_gradient
 from fedgsca.support.lazy_torch import F, Tensor, no_grad, torch
-from fedgsca.train import SGD, Batch, LogitPass, batches, optimiser, softmax_gradient
 from fedgsca.wire import Arrays, Extra, Payload, Update
 
 Clamp: TypeAlias = Literal["published", "floor"]

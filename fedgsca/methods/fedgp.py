@@ -73,7 +73,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 import numpy as np
 from pydantic import Field
 
-from fedgsca.aggregate import WeightedMean
+from fedgsca.methods.aggregate import WeightedMean
 from fedgsca.methods.base import (
     Card,
     Lateness,
@@ -86,10 +86,10 @@ from fedgsca.methods.base import (
 from fedgsca.methods.parts import graph
 from fedgsca.methods.parts.graph import GNN_NAMES, initial_gnn
 from fedgsca.methods.parts.schedules import rounds_of
+from fedgsca.methods.site import Site
+from fedgsca.methods.train import Batch, Evaluation, batches, evaluate, optimiser, precision
 from fedgsca.rng import stream
-from fedgsca.site import Site
 from fedgsca.support.lazy_torch import F, Tensor, torch
-from fedgsca.train import Batch, Evaluation, batches, evaluate, optimiser, precision
 from fedgsca.wire import SMALLEST_GROUP, Arrays, Extra, Payload, Update
 
 if TYPE_CHECKING:

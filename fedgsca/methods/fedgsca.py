@@ -31,8 +31,8 @@ from typing import ClassVar, Literal
 import numpy as np
 from pydantic import Field
 
-from fedgsca.aggregate import WeightedMean
 from fedgsca.credal import ONLY_GIVEN_LABEL, CredalObjective, beta_at
+from fedgsca.methods.aggregate import WeightedMean
 from fedgsca.methods.base import (
     Card,
     Lateness,
@@ -50,6 +50,8 @@ from fedgsca.methods.parts.selection_log import (
     log_selection,
     selector_array,
 )
+from fedgsca.methods.site import Site
+from fedgsca.methods.train import evaluate_site, train
 from fedgsca.pseudo_label import (
     assign,
     class_thresholds,
@@ -71,8 +73,6 @@ from fedgsca.selector import (
     merge_selectors,
     read_selector,
 )
-from fedgsca.site import Site
-from fedgsca.train import evaluate_site, train
 from fedgsca.wire import SMALLEST_GROUP, Arrays, Extra, Payload, Update
 
 # rounds in a row in which the merged selector must be healthy before selection begins

@@ -31,7 +31,6 @@ from typing import ClassVar
 import numpy as np
 from pydantic import Field
 
-from fedgsca.aggregate import WeightedMean
 from fedgsca.credal import ONLY_GIVEN_LABEL, CredalObjective, beta_at
 from fedgsca.evidence import (
     MAX_DECLINE,
@@ -41,6 +40,7 @@ from fedgsca.evidence import (
     select,
     wrong_share,
 )
+from fedgsca.methods.aggregate import WeightedMean
 from fedgsca.methods.base import (
     Card,
     Lateness,
@@ -58,6 +58,8 @@ from fedgsca.methods.parts.selection_log import (
     log_selection,
     selector_array,
 )
+from fedgsca.methods.site import LabelEvidence, Site
+from fedgsca.methods.train import train
 from fedgsca.selector import (
     NO_SELECTOR,
     Selector,
@@ -67,8 +69,6 @@ from fedgsca.selector import (
     merge_selectors,
     read_selector,
 )
-from fedgsca.site import LabelEvidence, Site
-from fedgsca.train import train
 from fedgsca.wire import Arrays, Extra, Payload, Update
 
 

@@ -37,9 +37,9 @@ from pydantic import Field
 from fedgsca.methods.base import Card, Lateness, Method, PublishedOptions, ServerState, register
 from fedgsca.methods.parts.averaging import average_models, broadcast_model, start_from
 from fedgsca.methods.parts.schedules import rounds_of
-from fedgsca.site import Site
+from fedgsca.methods.site import Site
+from fedgsca.methods.train import Batch, Objective, to_tensor, train
 from fedgsca.support.lazy_torch import F, Tensor, nn, torch
-from fedgsca.train import Batch, Objective, to_tensor, train
 from fedgsca.wire import Arrays, Payload, Update
 
 # probabilities below it are raised to it before logarithms, as in the code

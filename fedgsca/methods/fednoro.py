@@ -71,9 +71,9 @@ from fedgsca.methods.parts.distances import model_distance
 from fedgsca.methods.parts.mixtures import Mixture, vote_of_mixtures
 from fedgsca.methods.parts.schedules import rampup, rounds_of
 from fedgsca.methods.parts.statistics import class_means, log_prior
-from fedgsca.site import Site
+from fedgsca.methods.site import Site
+from fedgsca.methods.train import Batch, Objective, evaluate_site, train
 from fedgsca.support.lazy_torch import F, Tensor, nn, torch
-from fedgsca.train import Batch, Objective, evaluate_site, train
 from fedgsca.wire import SMALLEST_GROUP, Arrays, Extra, Payload, Update
 
 # stages

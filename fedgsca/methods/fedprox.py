@@ -18,12 +18,12 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from fedgsca.label_loss import LabelLoss
 from fedgsca.methods.base import Card, Lateness, Method, PublishedOptions, ServerState, register
+from fedgsca.methods.label_loss import LabelLoss
 from fedgsca.methods.parts.averaging import average_models, broadcast_model, start_from
-from fedgsca.site import Site
+from fedgsca.methods.site import Site
+from fedgsca.methods.train import Batch, proximal, train
 from fedgsca.support.lazy_torch import Tensor, nn
-from fedgsca.train import Batch, proximal, train
 from fedgsca.wire import Arrays, Payload, Update
 
 # the authors' grid

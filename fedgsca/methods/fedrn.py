@@ -39,7 +39,6 @@ from typing import ClassVar
 import numpy as np
 from pydantic import Field
 
-from fedgsca.label_loss import LabelLoss
 from fedgsca.methods.base import (
     Card,
     Lateness,
@@ -49,14 +48,15 @@ from fedgsca.methods.base import (
     ServerState,
     register,
 )
+from fedgsca.methods.label_loss import LabelLoss
 from fedgsca.methods.parts.averaging import average_models, start_from
 from fedgsca.methods.parts.loss_scales import unit_range
 from fedgsca.methods.parts.schedules import rounds_of
+from fedgsca.methods.site import Site, load_weights
+from fedgsca.methods.train import SGD, evaluate, evaluate_site, train
 from fedgsca.rng import stream
 from fedgsca.selector import clean_probability, fit_selector
-from fedgsca.site import Site, load_weights
 from fedgsca.support.lazy_torch import F, Tensor, nn, torch
-from fedgsca.train import SGD, evaluate, evaluate_site, train
 from fedgsca.wire import Arrays, Extra, Payload, Update
 
 # sites whose heads travel to all others

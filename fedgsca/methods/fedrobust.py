@@ -46,12 +46,12 @@ from typing import ClassVar, Literal
 from pydantic import Field
 
 from fedgsca.errors import ConfigError
-from fedgsca.label_loss import LabelLoss
 from fedgsca.methods.base import Card, Lateness, Method, PublishedOptions, ServerState, register
+from fedgsca.methods.label_loss import LabelLoss
 from fedgsca.methods.parts.averaging import average_models, broadcast_model, start_from
-from fedgsca.site import Site
+from fedgsca.methods.site import Site
+from fedgsca.methods.train import Batch, train
 from fedgsca.support.lazy_torch import F, Tensor, nn, no_grad, torch
-from fedgsca.train import Batch, train
 from fedgsca.wire import Arrays, Payload, Update
 
 # the largest input, in numbers, that `family = "full"` accepts: the matrix has its square

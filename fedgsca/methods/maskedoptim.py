@@ -52,9 +52,9 @@ from fedgsca.methods.parts.two_stages import (
     stage_of,
     take_stand,
 )
-from fedgsca.site import Site
+from fedgsca.methods.site import Site
+from fedgsca.methods.train import train
 from fedgsca.support.lazy_torch import F, Tensor, torch
-from fedgsca.train import train
 from fedgsca.wire import Arrays, Extra, Payload, Update
 
 _STEPS = 10

@@ -13,8 +13,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from fedgsca.evidence import FEW_SITES, site_factor
-
 if TYPE_CHECKING:
     from fedgsca.config import Config, TrainConfig
 
@@ -60,6 +58,8 @@ def head_rate(train: TrainConfig, width: int, num_sites: int) -> float:
     memorises wrong labels, which a head with more features than images never forgets; with a
     smaller one rare classes are not learnt in time.
     """
+    from fedgsca.evidence import FEW_SITES, site_factor  # with numpy, which no help text needs
+
     distance = max(width, 1) / (1.0 - train.momentum)
     passes = train.rounds * train.epochs
     total = distance * passes / (train.batch_size * FEW_SITES * site_factor(num_sites))

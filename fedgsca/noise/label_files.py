@@ -7,8 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
-from fedgsca.checked_labels import NO_ORIGINAL, CheckedLabels, mark_checked
 from fedgsca.errors import ConfigError, ConfigProblem, DataError
+from fedgsca.support.checked_labels import NO_ORIGINAL, CheckedLabels, mark_checked
 from fedgsca.support.csv_table import LabelLine, read_label_lines
 
 # How often pathologists A and B gave each label (rows) to the training images to which C gave each

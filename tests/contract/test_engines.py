@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from fedgsca.config import Config
-from fedgsca.engine.base import (
+from fedgsca.errors import ConfigError
+from fedgsca.federation.base import (
     ENGINES,
     Reply,
     RunObserver,
@@ -18,10 +19,9 @@ from fedgsca.engine.base import (
     load_engines,
     register_engine,
 )
-from fedgsca.engine.local import SiteRunner, open_runner
-from fedgsca.engine.rounds import run
-from fedgsca.errors import ConfigError
-from fedgsca.experiment.records import RunResult
+from fedgsca.federation.local import SiteRunner, open_runner
+from fedgsca.federation.records import RunResult
+from fedgsca.federation.rounds import run
 from fedgsca.wire import Payload
 from tests.toys import outcome, toy_config
 
@@ -100,7 +100,7 @@ def test_an_unknown_engine_is_an_error_with_a_suggestion() -> None:
 
 def test_listing_engines_imports_nothing_heavy() -> None:
     script = (
-        "import sys; from fedgsca.engine.base import load_engines; load_engines();"
+        "import sys; from fedgsca.federation.base import load_engines; load_engines();"
         "print([name for name in ('torch', 'numpy', 'flwr', 'ray') if name in sys.modules])"
     )
     process = subprocess.run(

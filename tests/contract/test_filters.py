@@ -11,16 +11,16 @@ import numpy as np
 import pytest
 
 from fedgsca.config import Config
-from fedgsca.engine import checkpoint, rounds
-from fedgsca.engine.base import Reply
-from fedgsca.engine.filters.base import UpdateContext, UpdateFilter
-from fedgsca.engine.filters.distance import LOW, WINDOW
-from fedgsca.engine.filters.rule import make_filters
-from fedgsca.engine.intake import Intake
-from fedgsca.engine.rounds import run
 from fedgsca.errors import ConfigError, UpdateError
-from fedgsca.experiment.run_folder import read_rounds
-from fedgsca.experiment.simulation import Experiment
+from fedgsca.federation import checkpoint, rounds
+from fedgsca.federation.base import Reply
+from fedgsca.federation.filters.base import UpdateContext, UpdateFilter
+from fedgsca.federation.filters.distance import LOW, WINDOW
+from fedgsca.federation.filters.rule import make_filters
+from fedgsca.federation.intake import Intake
+from fedgsca.federation.rounds import run
+from fedgsca.federation.run_folder import read_rounds
+from fedgsca.federation.simulation import Experiment
 from fedgsca.methods.base import load_methods
 from fedgsca.methods.compose import compose_method
 from fedgsca.wire import Payload, Update

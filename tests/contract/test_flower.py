@@ -15,23 +15,23 @@ pytest.importorskip("flwr")
 from flwr.app import ArrayRecord, ConfigRecord, Context, Error, Message, RecordDict
 
 from fedgsca.config import Config, load_config
-from fedgsca.engine import site_answers
-from fedgsca.engine.base import Reply
-from fedgsca.engine.filters.claims import describe_aggregation
-from fedgsca.engine.flower import coordinate
-from fedgsca.engine.flower_simulation import FindPlace, client_app
-from fedgsca.engine.local import SiteRunner
-from fedgsca.engine.messages import MessageKind, Terms, decode, encode, from_records, to_records
-from fedgsca.engine.round_status import read_status
-from fedgsca.engine.rounds import run
-from fedgsca.engine.site_answers import SitePlace
-from fedgsca.engine.site_settings import SiteSettings, read_settings
 from fedgsca.errors import ClassListError, QuorumError, RunFolderError
-from fedgsca.experiment.deployment import prepare_coordinator
-from fedgsca.experiment.records import RoundRecord
-from fedgsca.experiment.run_folder import read_lines, read_rounds
+from fedgsca.federation.base import Reply
+from fedgsca.federation.deployment import prepare_coordinator
+from fedgsca.federation.filters.claims import describe_aggregation
+from fedgsca.federation.local import SiteRunner
+from fedgsca.federation.records import RoundRecord
+from fedgsca.federation.round_status import read_status
+from fedgsca.federation.rounds import run
+from fedgsca.federation.run_folder import read_lines, read_rounds
+from fedgsca.hospital import site_answers
+from fedgsca.hospital.flower import coordinate
+from fedgsca.hospital.flower_simulation import FindPlace, client_app
+from fedgsca.hospital.messages import MessageKind, Terms, decode, encode, from_records, to_records
+from fedgsca.hospital.site_answers import SitePlace
+from fedgsca.hospital.site_settings import SiteSettings, read_settings
+from fedgsca.lab.report.html_page import write_report
 from fedgsca.methods.base import load_methods
-from fedgsca.report.html_page import write_report
 from fedgsca.wire import Payload, pack
 from tests.localgrid import Intercept, LocalGrid, run_over_flower, simulated_sites
 from tests.toys import SITES, RecordingObserver, outcome, toy_config, toy_images, toy_npz
@@ -404,7 +404,7 @@ def test_another_version_does_not_take_part(
             terms = replace(terms, version="0.0.9", config={"new": "key"})
         return genuine_answer(kind, terms, payload, place)
 
-    monkeypatch.setattr("fedgsca.engine.flower_simulation.answer", answer)
+    monkeypatch.setattr("fedgsca.hospital.flower_simulation.answer", answer)
     refusals = first_refusals(config, tmp_path, simulated_sites(tmp_path))
     assert list(refusals) == ["site-2"]
     assert "0.0.9" in refusals["site-2"]

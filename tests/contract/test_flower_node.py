@@ -24,14 +24,15 @@ from flwr.supercore.task_identity import TaskIdentity
 from flwr.supernode.fleet_http_connection import http_request_response
 
 from fedgsca.cli import execute
-from fedgsca.engine.flower_node import (
+from fedgsca.federation.rounds import run
+from fedgsca.hospital.flower_node import (
     Fleet,
     answer_next,
     answer_records,
     pause_after,
 )
-from fedgsca.engine.flower_simulation import make_app
-from fedgsca.engine.messages import (
+from fedgsca.hospital.flower_simulation import make_app
+from fedgsca.hospital.messages import (
     MESSAGE_TYPES,
     EncodedMessage,
     decode,
@@ -40,9 +41,8 @@ from fedgsca.engine.messages import (
     kind_of,
     to_records,
 )
-from fedgsca.engine.rounds import run
-from fedgsca.engine.site_answers import ResidentSite
-from fedgsca.engine.site_worker import OutdatedWorkerError
+from fedgsca.hospital.site_answers import ResidentSite
+from fedgsca.hospital.site_worker import OutdatedWorkerError
 from tests.localgrid import LocalGrid, run_over_flower
 from tests.toys import SITES, outcome, toy_config
 
@@ -119,8 +119,8 @@ def test_settings_that_cannot_be_used_are_a_reason_without_details(tmp_path: Pat
 
 
 def test_the_process_of_a_message_imports_neither_torch_nor_monai() -> None:
-    heavy = ["torch", "monai", "fedgsca.engine.local", "fedgsca.experiment"]
-    modules = "fedgsca.engine.flower_node"
+    heavy = ["torch", "monai", "fedgsca.federation.local", "fedgsca.federation"]
+    modules = "fedgsca.hospital.flower_node"
     code = f"import sys, {modules}; print([name for name in {heavy} if name in sys.modules])"
     output = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT

@@ -17,15 +17,15 @@ import torch
 from safetensors.numpy import load_file
 
 from fedgsca.config import TrainConfig
-from fedgsca.engine import processes
-from fedgsca.engine.rounds import run
 from fedgsca.errors import ConfigError
+from fedgsca.federation import processes
+from fedgsca.federation.rounds import run
 from fedgsca.methods.base import load_methods
+from fedgsca.methods.site import Site
+from fedgsca.methods.train import train
 from fedgsca.models import batches
 from fedgsca.models.build import build_classifier, build_head_only
 from fedgsca.models.device import compile_backbone, pick_gpu
-from fedgsca.site import Site
-from fedgsca.train import train
 from fedgsca.wire import Update
 from tests.fake_gpu import DEVICE, FakeGpu, WrongDeviceError
 from tests.helpers import Toy, toy_experiment
@@ -102,7 +102,7 @@ def use_bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:
         if not name.startswith("fedgsca."):
             continue
         function = getattr(module, "precision", None)
-        if getattr(function, "__module__", "") == "fedgsca.train":
+        if getattr(function, "__module__", "") == "fedgsca.methods.train":
             monkeypatch.setattr(module, "precision", autocast)
 
 

@@ -23,16 +23,16 @@ from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 
 from fedgsca.cli import execute
 from fedgsca.config import Config, load_config
-from fedgsca.engine import site_answers
-from fedgsca.engine.base import Reply
-from fedgsca.engine.flower_simulation import FindPlace, client_app
-from fedgsca.engine.local import SiteRunner
-from fedgsca.engine.site_settings import SiteSettings, read_settings
-from fedgsca.experiment.run_folder import read_rounds
-from fedgsca.label_audit.audit_table import read_audit
-from fedgsca.label_audit.decisions import Decision, Decisions
+from fedgsca.federation.base import Reply
+from fedgsca.federation.local import SiteRunner
+from fedgsca.federation.run_folder import read_rounds
+from fedgsca.hospital import site_answers
+from fedgsca.hospital.flower_simulation import FindPlace, client_app
+from fedgsca.hospital.site_settings import SiteSettings, read_settings
+from fedgsca.lab.report.html_page import write_report
+from fedgsca.labels.audit_table import read_audit
+from fedgsca.labels.decisions import Decision, Decisions
 from fedgsca.methods.base import load_methods
-from fedgsca.report.html_page import write_report
 from fedgsca.wire import Payload
 from tests.localgrid import LocalGrid, run_over_flower
 from tests.toys import RecordingObserver, quick_options, toy_images
@@ -285,4 +285,4 @@ def test_a_leak_would_be_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     buffer = io.BytesIO()
     np.save(buffer, np.frombuffer(PLANTED_WORD, np.uint8))
     assert find_leaks({"array": buffer.getvalue()}) == ["array"]
-    assert logging.getLogger("fedgsca.engine.site_answers").disabled is False
+    assert logging.getLogger("fedgsca.hospital.site_answers").disabled is False

@@ -9,15 +9,15 @@ from pathlib import Path
 import pytest
 
 from fedgsca.config import Config
-from fedgsca.engine.base import Reply
-from fedgsca.engine.messages import SiteMessage, read_message, terms_of
-from fedgsca.engine.rewind import rewind
-from fedgsca.engine.rounds import run
-from fedgsca.engine.site_answers import SitePlace, answer, check_memory, record_memory
-from fedgsca.engine.site_settings import SiteSettings
 from fedgsca.errors import RunFolderError
-from fedgsca.experiment.run_folder import read_rounds
-from fedgsca.experiment.simulation import prepare
+from fedgsca.federation.base import Reply
+from fedgsca.federation.rewind import rewind
+from fedgsca.federation.rounds import run
+from fedgsca.federation.run_folder import read_rounds
+from fedgsca.federation.simulation import prepare
+from fedgsca.hospital.messages import SiteMessage, read_message, terms_of
+from fedgsca.hospital.site_answers import SitePlace, answer, check_memory, record_memory
+from fedgsca.hospital.site_settings import SiteSettings
 from fedgsca.wire import Payload
 from tests.toys import RecordingObserver, finished_run, outcome, toy_config
 

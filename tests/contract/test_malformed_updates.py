@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedgsca.engine.base import Reply
-from fedgsca.engine.messages import SiteMessage, read_message
-from fedgsca.engine.rounds import run
 from fedgsca.errors import UpdateError
+from fedgsca.federation.base import Reply
+from fedgsca.federation.rounds import run
+from fedgsca.hospital.messages import SiteMessage, read_message
 from fedgsca.selector import Selector
 from fedgsca.wire import (
     Payload,

@@ -12,12 +12,12 @@ import pytest
 from safetensors.numpy import load_file
 
 from fedgsca.config import Config
-from fedgsca.engine import checkpoint
-from fedgsca.engine.base import Reply
-from fedgsca.engine.rounds import run
 from fedgsca.errors import QuorumError, UpdateError
-from fedgsca.experiment.records import RoundRecord
-from fedgsca.experiment.run_folder import read_rounds
+from fedgsca.federation import checkpoint
+from fedgsca.federation.base import Reply
+from fedgsca.federation.records import RoundRecord
+from fedgsca.federation.rounds import run
+from fedgsca.federation.run_folder import read_rounds
 from fedgsca.methods.base import load_methods, make_method
 from fedgsca.methods.compose import compose_method
 from fedgsca.models.build import feature_width

@@ -14,11 +14,11 @@ pytest.importorskip("flwr")
 from flwr.app import Context
 
 from fedgsca.config import Config, load_config
-from fedgsca.engine.flower_simulation import client_app
-from fedgsca.engine.rounds import run
-from fedgsca.engine.site_settings import SiteSettings
 from fedgsca.errors import QuorumError
-from fedgsca.experiment.run_folder import read_rounds
+from fedgsca.federation.rounds import run
+from fedgsca.federation.run_folder import read_rounds
+from fedgsca.hospital.flower_simulation import client_app
+from fedgsca.hospital.site_settings import SiteSettings
 from fedgsca.rng import stream
 from tests.localgrid import LocalGrid, run_over_flower, simulated_sites
 from tests.toys import SITES, RecordingObserver, outcome, toy_config, toy_images
@@ -101,9 +101,9 @@ def test_a_hospital_imports_only_what_its_own_settings_name(
 
 def test_a_message_cannot_make_a_hospital_run_a_module(tmp_path: Path) -> None:
     """The coordinator names a module that leaves a trace when it is imported."""
-    from fedgsca.engine.base import Reply
-    from fedgsca.engine.messages import Terms
-    from fedgsca.engine.site_answers import SitePlace, answer
+    from fedgsca.federation.base import Reply
+    from fedgsca.hospital.messages import Terms
+    from fedgsca.hospital.site_answers import SitePlace, answer
     from fedgsca.support.version import __version__
     from fedgsca.wire import Payload
 

@@ -14,14 +14,14 @@ pytest.importorskip("flwr")
 from flwr.app import Context, Message
 
 from fedgsca.config import Config
-from fedgsca.engine.flower_simulation import client_app
-from fedgsca.engine.messages import MessageKind, decode, from_records, terms_of
-from fedgsca.engine.rounds import run
-from fedgsca.engine.site_answers import SitePlace, answer
-from fedgsca.engine.site_settings import SiteSettings
-from fedgsca.experiment.records import RoundRecord
-from fedgsca.experiment.run_folder import read_rounds
-from fedgsca.experiment.simulation import prepare
+from fedgsca.federation.records import RoundRecord
+from fedgsca.federation.rounds import run
+from fedgsca.federation.run_folder import read_rounds
+from fedgsca.federation.simulation import prepare
+from fedgsca.hospital.flower_simulation import client_app
+from fedgsca.hospital.messages import MessageKind, decode, from_records, terms_of
+from fedgsca.hospital.site_answers import SitePlace, answer
+from fedgsca.hospital.site_settings import SiteSettings
 from fedgsca.wire import Arrays, Payload
 from tests.helpers import needs_packages
 from tests.localgrid import LocalGrid, run_over_flower

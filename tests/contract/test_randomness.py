@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import fedgsca
-from fedgsca.engine.rounds import run
+from fedgsca.federation.rounds import run
 from fedgsca.methods.base import load_methods
 from fedgsca.rng import stream, torch_stream
 from tests.toys import toy_config

@@ -11,14 +11,14 @@ import pytest
 from benchmarks.poisons import POISONS, Liar
 from fedgsca.cli import execute
 from fedgsca.config import Config
-from fedgsca.engine import checkpoint
-from fedgsca.engine.base import Reply
-from fedgsca.engine.rewind import rewind
-from fedgsca.engine.rounds import run
 from fedgsca.errors import ConfigError, RunFolderError
-from fedgsca.experiment.run_folder import read_result, read_rounds
+from fedgsca.federation import checkpoint
+from fedgsca.federation.base import Reply
+from fedgsca.federation.rewind import rewind
+from fedgsca.federation.robust.base import load_rules
+from fedgsca.federation.rounds import run
+from fedgsca.federation.run_folder import read_result, read_rounds
 from fedgsca.methods.base import load_methods
-from fedgsca.robust.base import load_rules
 from fedgsca.wire import Update
 from tests.contract.test_filters import LIAR, study_config
 from tests.toys import FaultyEngine, copy_run, finished_run, outcome, toy_config
@@ -79,7 +79,7 @@ def test_a_rule_protects_the_evidence_heads(tmp_path: Path) -> None:
     """What a liar adds to the heads moves their mean far, and the rule's result not."""
     shifts = {}
     for rule in ("mean", "mixing"):
-        config = study_config(aggregation__rule=rule)
+        config = study_config(aggregation__rule=rule, audit__enabled=True)
         heads = []
         for poison in (None, "extras x -5"):
             folder = tmp_path / f"{poison} {rule}"

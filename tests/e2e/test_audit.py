@@ -13,14 +13,14 @@ import pytest
 from typer.testing import CliRunner
 
 from fedgsca.cli import app
-from fedgsca.engine.rounds import run
 from fedgsca.errors import ConfigError, DataError, RunFolderError
-from fedgsca.experiment.simulation import Experiment
-from fedgsca.label_audit.audit_images import AuditImages
-from fedgsca.label_audit.audit_run import audit_run
-from fedgsca.label_audit.audit_table import read_audit
-from fedgsca.label_audit.build_audit import TEST_WARNING
-from fedgsca.label_audit.site_data import EvidenceLocation, locate_evidence
+from fedgsca.federation.rounds import run
+from fedgsca.federation.simulation import Experiment
+from fedgsca.labels.audit_images import AuditImages
+from fedgsca.labels.audit_run import audit_run
+from fedgsca.labels.audit_table import read_audit
+from fedgsca.labels.build_audit import TEST_WARNING
+from fedgsca.labels.site_data import EvidenceLocation, locate_evidence
 from tests.toys import toy_config, toy_folder, toy_npz
 
 RUNNER = CliRunner()
@@ -185,10 +185,10 @@ def test_one_run_of_a_comparison_must_be_chosen(tmp_path: Path) -> None:
 
 def train_at_hospital(experiment: Experiment, folder: Path) -> None:
     """What a deployed site does in its state folder."""
-    from fedgsca.engine.local import SiteRunner
-    from fedgsca.experiment.site_rows import keep_samples
+    from fedgsca.federation.local import SiteRunner
+    from fedgsca.federation.site_rows import keep_samples
     from fedgsca.methods.compose import compose_method
-    from fedgsca.site import weights_of
+    from fedgsca.methods.site import weights_of
 
     rounds = experiment.config.train.rounds
     runner = SiteRunner(experiment, compose_method(experiment.config), folder)
@@ -203,7 +203,7 @@ def train_at_hospital(experiment: Experiment, folder: Path) -> None:
 def test_a_hospital_audits_from_its_own_folder(tmp_path: Path) -> None:
     """The state folder of a deployed site: no config.toml, no model, one site, its own images."""
     from fedgsca.config import build, merge
-    from fedgsca.experiment.deployment import prepare_site
+    from fedgsca.federation.deployment import prepare_site
 
     data = toy_folder("five_samples")
     classes = ["class 0", "class 1", "class 2"]
@@ -226,8 +226,8 @@ def test_a_hospital_audits_from_its_own_folder(tmp_path: Path) -> None:
 def test_a_hospital_with_its_own_class_names_audits_and_corrects(tmp_path: Path) -> None:
     """[classes] of site.toml holds for training, audit, review, apply and the corrected labels."""
     from fedgsca.config import build, merge
-    from fedgsca.experiment.deployment import prepare_site, site_table
-    from fedgsca.label_audit.apply_decisions import apply_decisions
+    from fedgsca.federation.deployment import prepare_site, site_table
+    from fedgsca.labels.apply_decisions import apply_decisions
 
     data = toy_folder("five_samples")
     names = {"class 0": "healthy", "class 1": "adenoma", "class 2": "carcinoma"}

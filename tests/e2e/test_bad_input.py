@@ -16,8 +16,8 @@ from PIL import Image
 
 from fedgsca import cli
 from fedgsca.config import Config, to_toml
-from fedgsca.engine import rounds as federation
-from fedgsca.experiment.run_folder import RunFolder
+from fedgsca.federation import rounds as federation
+from fedgsca.federation.run_folder import RunFolder
 from tests.toys import digest, outcome, toy_config, toy_folder, toy_images, toy_npz, toy_weights
 
 CONFIG, DATA, WEIGHTS, QUORUM, FOLDER = 2, 3, 4, 6, 7

@@ -23,12 +23,12 @@ from tests.toys import RecordingObserver, outcome, toy_config
 pytest.importorskip("flwr")
 
 from fedgsca.config import Config, load_config
-from fedgsca.deploy.flower_app import write_app
-from fedgsca.engine.round_status import read_status
-from fedgsca.engine.rounds import run
 from fedgsca.errors import RunFolderError
-from fedgsca.experiment.records import RoundRecord
-from fedgsca.experiment.run_folder import read_lines
+from fedgsca.federation.records import RoundRecord
+from fedgsca.federation.round_status import read_status
+from fedgsca.federation.rounds import run
+from fedgsca.federation.run_folder import read_lines
+from fedgsca.hospital.flower_app import write_app
 from tests.deployment import (
     Deployment,
     Process,
@@ -119,7 +119,7 @@ def test_a_deployment_ends_in_the_bytes_of_one_process(
 def test_flowers_simulation_ends_in_the_bytes_of_one_process(method: str, tmp_path: Path) -> None:
     config = toy_config(method, train__rounds=3)
     run(config, tmp_path / "here")
-    from fedgsca.engine.flower_simulation import simulate
+    from fedgsca.hospital.flower_simulation import simulate
 
     pytest.importorskip("ray")
     observer = AddressObserver()

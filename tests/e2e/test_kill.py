@@ -18,12 +18,12 @@ from pathlib import Path
 import pytest
 
 from fedgsca.config import Config, to_toml
-from fedgsca.engine import checkpoint
-from fedgsca.engine.local import SiteRunner
-from fedgsca.engine.rounds import run
-from fedgsca.experiment.run_folder import RunFolder, read_rounds
+from fedgsca.federation import checkpoint
+from fedgsca.federation.local import SiteRunner
+from fedgsca.federation.rounds import run
+from fedgsca.federation.run_folder import RunFolder, read_rounds
 from fedgsca.methods.base import load_methods
-from fedgsca.site_store import Store
+from fedgsca.methods.site_store import Store
 from fedgsca.support import files
 from tests.toys import finished_run, outcome, toy_config
 

@@ -8,8 +8,8 @@ import pytest
 
 from fedgsca.cli import execute
 from fedgsca.config import to_toml
-from fedgsca.engine.rounds import run
-from fedgsca.experiment.run_folder import read_rounds
+from fedgsca.federation.rounds import run
+from fedgsca.federation.run_folder import read_rounds
 from tests.toys import outcome, toy_config, toy_npz
 
 

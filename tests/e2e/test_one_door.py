@@ -12,7 +12,7 @@ import pytest
 import fedgsca
 from fedgsca import cli
 from fedgsca.config import loading
-from fedgsca.experiment import data_source
+from fedgsca.federation import data_source
 from tests.unit.test_choose_settings import write_folder
 
 SETTINGS: dict[str, Any] = {

@@ -26,11 +26,11 @@ from tests.deployment import reserved_port
 from tests.toys import toy_images, toy_npz
 
 pytest.importorskip("starlette")
-from fedgsca.label_audit.audit_images import AuditImages
-from fedgsca.label_audit.audit_table import read_audit
-from fedgsca.review.serve import bind, build_page_server
-from fedgsca.review.session import Session
-from fedgsca.review.web_app import build_app
+from fedgsca.labels.audit_images import AuditImages
+from fedgsca.labels.audit_table import read_audit
+from fedgsca.labels.review.serve import bind, build_page_server
+from fedgsca.labels.review.session import Session
+from fedgsca.labels.review.web_app import build_app
 
 pytestmark = pytest.mark.skipif(
     chromium() is None, reason="no Chromium is installed (Debian: apt-get install chromium)"
@@ -394,10 +394,10 @@ def test_all_images_of_a_patient_are_side_by_side(window: Browser, tmp_path: Pat
 
 
 def test_two_readers_and_a_judge_over_the_network(window: Browser, folder: Path) -> None:
-    from fedgsca.review.address import PageAddress
-    from fedgsca.review.links import ADJUDICATOR, READER, LinkBook
-    from fedgsca.review.serve import bind_address, build_network_server
-    from fedgsca.review.web_app import SharedReview
+    from fedgsca.labels.review.address import PageAddress
+    from fedgsca.labels.review.links import ADJUDICATOR, READER, LinkBook
+    from fedgsca.labels.review.serve import bind_address, build_network_server
+    from fedgsca.labels.review.web_app import SharedReview
 
     with bind_address("127.0.0.1", 0) as listener:
         address = PageAddress("127.0.0.1", int(listener.getsockname()[1]))

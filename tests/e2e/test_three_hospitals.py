@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from fedgsca.experiment.run_folder import read_lines
+from fedgsca.federation.run_folder import read_lines
 
 pytest.importorskip("flwr")
 pytest.importorskip("efficientnet_lite_pytorch")

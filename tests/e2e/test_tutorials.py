@@ -18,8 +18,8 @@ from pathlib import Path
 
 import pytest
 
-from fedgsca.label_audit.audit_table import read_audit
-from fedgsca.label_audit.decisions import Decisions
+from fedgsca.labels.audit_table import read_audit
+from fedgsca.labels.decisions import Decisions
 from tests.commands import BIN, ROOT, run_script, run_script_in_copies
 from tests.deployment import free_port
 

@@ -17,14 +17,14 @@ import numpy as np
 import pytest
 import torch
 
-from fedgsca.engine.rounds import run
-from fedgsca.experiment.run_folder import read_lines
-from fedgsca.experiment.simulation import prepare
+from fedgsca.federation.rounds import run
+from fedgsca.federation.run_folder import read_lines
+from fedgsca.federation.simulation import prepare
+from fedgsca.methods.site import weights_of
 from fedgsca.models.build import build_classifier
 from fedgsca.noise import corrupt, parse_noise
 from fedgsca.noise.candidates import by_similarity
 from fedgsca.rng import stream, torch_stream
-from fedgsca.site import weights_of
 from tests.toys import toy_config, toy_npz
 
 GOLDEN = Path(__file__).with_name("golden.json")

@@ -9,8 +9,8 @@ import pytest
 
 from fedgsca.config import Tree, build
 from fedgsca.data.load import load
-from fedgsca.engine.progress import LineDisplay
-from fedgsca.engine.time_estimate import MachineSpeed, TimeEstimate, estimate_time
+from fedgsca.federation.progress import LineDisplay
+from fedgsca.federation.time_estimate import MachineSpeed, TimeEstimate, estimate_time
 from fedgsca.models.build import build_backbone, spec_of
 from fedgsca.models.features import extract
 from fedgsca.support.console import activity, listen

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from fedgsca.aggregate import WeightedMean, weighted_mean
+from fedgsca.methods.aggregate import WeightedMean, weighted_mean
 from fedgsca.rng import stream
 from fedgsca.wire import Update
 

@@ -11,18 +11,18 @@ import numpy as np
 import pytest
 
 from fedgsca.config import FederationConfig, load_config
-from fedgsca.engine.filters.lateness import check_lateness, late_weight, rebase
-from fedgsca.engine.late_sites import LateSites
-from fedgsca.engine.messages import SiteMessage
-from fedgsca.engine.network import NetworkEngine
-from fedgsca.engine.participation import draw_sites, num_asked
-from fedgsca.engine.round_status import StatusObserver, read_status
-from fedgsca.engine.rounds import run
-from fedgsca.engine.site_contacts import SiteTimeouts
 from fedgsca.errors import ConfigError, UpdateError
-from fedgsca.experiment.run_folder import read_rounds
+from fedgsca.federation.filters.lateness import check_lateness, late_weight, rebase
+from fedgsca.federation.late_sites import LateSites
+from fedgsca.federation.participation import draw_sites, num_asked
+from fedgsca.federation.round_status import StatusObserver, read_status
+from fedgsca.federation.rounds import run
+from fedgsca.federation.run_folder import read_rounds
+from fedgsca.hospital.messages import SiteMessage
+from fedgsca.hospital.network import NetworkEngine
+from fedgsca.hospital.site_contacts import SiteTimeouts
+from fedgsca.lab.report.html_page import write_report
 from fedgsca.methods.base import ServerState, make_method
-from fedgsca.report.html_page import write_report
 from fedgsca.wire import Payload, Update
 from tests.toys import FaultyEngine, toy_config
 

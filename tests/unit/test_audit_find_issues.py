@@ -9,8 +9,8 @@ import pytest
 
 from fedgsca.errors import ConfigError, DataError
 from fedgsca.evidence import judge_alone
-from fedgsca.label_audit.find_issues import find_label_issues
-from fedgsca.label_audit.score import rank_labels
+from fedgsca.labels.find_issues import find_label_issues
+from fedgsca.labels.score import rank_labels
 from fedgsca.rng import stream
 
 Arrays = tuple[np.ndarray, np.ndarray, np.ndarray]

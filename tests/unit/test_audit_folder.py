@@ -16,10 +16,10 @@ from fedgsca.data.load import load
 from fedgsca.data.table import ImageTable
 from fedgsca.errors import DataError, RunFolderError
 from fedgsca.evidence import assign_folds, label_losses
-from fedgsca.label_audit import audit_folder as alone
-from fedgsca.label_audit import site_data
-from fedgsca.label_audit.build_audit import measure_ranking
-from fedgsca.label_audit.local_evidence import NUM_FOLDS, LocalLabels, collect_local_evidence
+from fedgsca.labels import audit_folder as alone
+from fedgsca.labels import site_data
+from fedgsca.labels.build_audit import measure_ranking
+from fedgsca.labels.local_evidence import NUM_FOLDS, LocalLabels, collect_local_evidence
 
 COLOURS = {"benign": (200, 60, 60), "malignant": (60, 60, 200), "normal": (60, 200, 60)}
 

@@ -6,18 +6,18 @@ import numpy as np
 import pytest
 
 from fedgsca.errors import ConfigError
-from fedgsca.evidence import POWERS, Judgement, class_masses, normalise_mix
-from fedgsca.label_audit import score
-from fedgsca.label_audit.build_audit import measure_ranking
-from fedgsca.label_audit.second_opinion import (
+from fedgsca.evidence import POWERS, Judgement, own_references
+from fedgsca.labels import score
+from fedgsca.labels.build_audit import measure_ranking
+from fedgsca.labels.second_opinion import (
     ask_second_opinion,
     nearest_rows,
     neighbour_opinion,
     order_by_similarity,
     unit_vectors,
 )
+from fedgsca.labels.wrong_count import fit_models
 from fedgsca.rng import stream
-from fedgsca.wrong_count import fit_models
 
 CLASSES = ("normal", "serrated", "adenoma")
 
@@ -42,7 +42,7 @@ def judge(truth: np.ndarray, **changes: float) -> Judgement:
 
 
 def judgement_of(probs: np.ndarray) -> Judgement:
-    references = normalise_mix(class_masses(probs, np.ones(len(probs))))
+    references = own_references(probs, np.ones(len(probs)))
     return Judgement(probs, references, POWERS[0])
 
 
@@ -165,7 +165,7 @@ def test_a_second_opinion_needs_a_known_name_and_features() -> None:
 
 def test_cleanlab_is_a_second_opinion() -> None:
     pytest.importorskip("cleanlab")
-    from fedgsca.label_audit.second_opinion import label_quality, out_of_sample_probs
+    from fedgsca.labels.second_opinion import label_quality, out_of_sample_probs
 
     rng = stream(0, "cl")
     labels = np.arange(80) % 2

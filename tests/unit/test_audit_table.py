@@ -13,9 +13,9 @@ import pytest
 from PIL import Image
 
 from fedgsca.errors import DataError, RunFolderError
-from fedgsca.experiment.records import AuditSummary
-from fedgsca.label_audit.audit_images import AuditImages, content_hash
-from fedgsca.label_audit.audit_table import Audit, Suspect, read_audit, write_audit
+from fedgsca.federation.records import AuditSummary
+from fedgsca.labels.audit_images import AuditImages, content_hash
+from fedgsca.labels.audit_table import Audit, Suspect, read_audit, write_audit
 from tests.audits import toy_audit
 from tests.toys import toy_folder
 

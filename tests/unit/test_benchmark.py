@@ -20,9 +20,9 @@ from benchmarks.protocols.run_protocol import ProtocolRunner
 from benchmarks.protocols.submission import Submission, read_submission, write_submission
 from fedgsca.config import load_config
 from fedgsca.errors import ConfigError, DataError, RunFolderError
-from fedgsca.experiment.data_source import load_table
-from fedgsca.experiment.samples import weights_digest
-from fedgsca.experiment.simulation import divide
+from fedgsca.federation.data_source import load_table
+from fedgsca.federation.samples import weights_digest
+from fedgsca.federation.simulation import divide
 from tests.toys import toy_folder, toy_npz, toy_weights
 
 # A protocol never changes: a change is a new version. If this test fails, undo the change.

@@ -9,12 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedgsca.checked_labels import NO_ORIGINAL, CheckedLabels, mark_checked
 from fedgsca.cli import execute
 from fedgsca.data.class_names import align_classes, rename_classes
 from fedgsca.data.load import load, take_rows
 from fedgsca.data.table import ImageTable
-from fedgsca.engine.rounds import run
 from fedgsca.errors import DataError, FedgscaError
 from fedgsca.evidence import (
     START_RATE,
@@ -27,14 +25,16 @@ from fedgsca.evidence import (
     to_halves,
     wrong_share,
 )
-from fedgsca.experiment.simulation import divide, prepare
-from fedgsca.label_audit import score
-from fedgsca.label_audit.audit_table import read_audit
-from fedgsca.label_audit.build_audit import LabelAssessment, summarise_labels
-from fedgsca.label_audit.site_data import SiteData
+from fedgsca.federation.rounds import run
+from fedgsca.federation.simulation import divide, prepare
+from fedgsca.labels import score
+from fedgsca.labels.audit_table import read_audit
+from fedgsca.labels.build_audit import LabelAssessment, summarise_labels
+from fedgsca.labels.site_data import SiteData
+from fedgsca.labels.wrong_count import estimate_wrong, fit_models
 from fedgsca.methods.parts.evidence_heads import MethodWithHeads
 from fedgsca.rng import stream
-from fedgsca.wrong_count import estimate_wrong, fit_models
+from fedgsca.support.checked_labels import NO_ORIGINAL, CheckedLabels, mark_checked
 from tests.helpers import Toy, toy_experiment
 from tests.toys import toy_config, toy_folder, toy_npz
 from tests.unit.test_audit_score import flipped, judge

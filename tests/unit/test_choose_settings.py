@@ -10,15 +10,15 @@ import pytest
 from PIL import Image
 
 from fedgsca.config import Config, build, merge
-from fedgsca.experiment import choose_settings as module
-from fedgsca.experiment.choose_settings import (
+from fedgsca.federation import choose_settings as module
+from fedgsca.federation.choose_settings import (
     CompleteConfig,
     choose_feature_size,
     choose_model,
     complete,
     describe_frozen,
 )
-from fedgsca.experiment.simulation import divide
+from fedgsca.federation.simulation import divide
 from fedgsca.rng import stream
 
 

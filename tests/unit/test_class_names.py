@@ -11,9 +11,9 @@ from PIL import Image
 
 from fedgsca.config import load_config
 from fedgsca.data.load import load
-from fedgsca.engine.site_settings import read_settings
 from fedgsca.errors import ClassListError, DataError
-from fedgsca.experiment.deployment import prepare_site, site_table
+from fedgsca.federation.deployment import prepare_site, site_table
+from fedgsca.hospital.site_settings import read_settings
 
 GERMAN = ("Gesund", "Karzinom", "gesund ")
 

@@ -162,6 +162,7 @@ SHORT_VALUES: dict[str, Any] = {
     "frozen": True,
     "device": "cpu",
     "skip_unreadable": True,
+    "audit": True,
     "preset": "paper",
     "track": "mlflow",
 }

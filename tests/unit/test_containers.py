@@ -26,9 +26,9 @@ pytest.importorskip("cryptography")
 
 import yaml
 
-from fedgsca.deploy.consortium import read_consortium
-from fedgsca.deploy.kits import make_kits
-from fedgsca.deploy.wheelhouse import collect_wheels
+from fedgsca.hospital.consortium import read_consortium
+from fedgsca.hospital.kits import make_kits
+from fedgsca.hospital.wheelhouse import collect_wheels
 
 INSTRUCTIONS = {"ARG", "FROM", "COPY", "RUN", "ENV", "WORKDIR", "USER", "CMD"}
 

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from fedgsca.engine.flower import TracebackFilter, report_stop
 from fedgsca.errors import QuorumError, RunFolderError
+from fedgsca.hospital.flower import TracebackFilter, report_stop
 
 
 @pytest.fixture

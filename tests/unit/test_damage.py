@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from fedgsca.engine import checkpoint
-from fedgsca.engine.label_evidence import read_evidence, read_header
-from fedgsca.engine.rounds import run
 from fedgsca.errors import RunFolderError
-from fedgsca.experiment.run_folder import read_result
-from fedgsca.label_audit.decisions import Decision, Decisions
-from fedgsca.report.run_reader import read_run
-from fedgsca.report.run_sections.unusual_events import event_section
+from fedgsca.federation import checkpoint
+from fedgsca.federation.label_evidence import read_evidence, read_header
+from fedgsca.federation.rounds import run
+from fedgsca.federation.run_folder import read_result
+from fedgsca.lab.report.run_reader import read_run
+from fedgsca.lab.report.run_sections.unusual_events import event_section
+from fedgsca.labels.decisions import Decision, Decisions
 from fedgsca.wire import read_metadata
 from tests.toys import outcome, toy_config
 

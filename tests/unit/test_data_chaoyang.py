@@ -18,8 +18,8 @@ from fedgsca.data.load import load
 from fedgsca.data.reader import ReaderOptions
 from fedgsca.data.readers.chaoyang import list_chaoyang
 from fedgsca.errors import DataError
-from fedgsca.experiment.deployment import prepare_site
-from fedgsca.experiment.simulation import prepare
+from fedgsca.federation.deployment import prepare_site
+from fedgsca.federation.simulation import prepare
 from tests import papers
 
 

@@ -18,7 +18,7 @@ from fedgsca.data.readers.kvasir import list_kvasir
 from fedgsca.data.readers.kvasir_csv import CLASSES
 from fedgsca.data.table import ImageTable
 from fedgsca.errors import ConfigError, DataError
-from fedgsca.experiment.simulation import prepare
+from fedgsca.federation.simulation import prepare
 from fedgsca.noise.candidates import KVASIR, table_for
 from tests import papers
 

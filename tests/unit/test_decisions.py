@@ -10,15 +10,15 @@ from typing import Any
 import pytest
 
 from fedgsca.errors import ConfigError, DataError, RunFolderError
-from fedgsca.label_audit.audit_table import Suspect
-from fedgsca.label_audit.consensus import (
+from fedgsca.labels.audit_table import Suspect
+from fedgsca.labels.consensus import (
     cohens_kappa,
     find_consensus,
     images_per_minute,
     measure_agreement,
     summarise_decisions,
 )
-from fedgsca.label_audit.decisions import FILE, Decision, Decisions
+from fedgsca.labels.decisions import FILE, Decision, Decisions
 
 
 def decision(

@@ -30,22 +30,26 @@ pytest.importorskip("cryptography")
 import fedgsca
 from fedgsca.cli import execute
 from fedgsca.config import build, merge
-from fedgsca.deploy import check_connection as connection
-from fedgsca.deploy.certificates import (
+from fedgsca.errors import ConfigError, RunFolderError
+from fedgsca.federation.privacy.accountant import epsilon
+from fedgsca.federation.round_status import StatusObserver
+from fedgsca.federation.simulation import prepare
+from fedgsca.hospital import check_connection as connection
+from fedgsca.hospital.certificates import (
     CertifiedKey,
     make_authority,
     make_key_pair,
     make_server,
     read_node_key,
 )
-from fedgsca.deploy.check import check_disk, check_versions
-from fedgsca.deploy.check_connection import (
+from fedgsca.hospital.check import check_disk, check_versions
+from fedgsca.hospital.check_connection import (
     ENDPOINT,
     SiteIdentity,
     activation_request,
     clock_difference,
 )
-from fedgsca.deploy.check_kit import (
+from fedgsca.hospital.check_kit import (
     check_free_port,
     check_hospital_key,
     check_kit,
@@ -54,15 +58,11 @@ from fedgsca.deploy.check_kit import (
     check_site_data,
     check_test_images,
 )
-from fedgsca.deploy.consortium import read_consortium
-from fedgsca.deploy.kit_files import KEY_FILE, installed_versions
-from fedgsca.deploy.kits import add_hospital, make_kits
-from fedgsca.deploy.status_view import read_deployment_status
-from fedgsca.engine.round_status import StatusObserver
-from fedgsca.engine.site_settings import SiteSettings, read_settings, state_folder
-from fedgsca.errors import ConfigError, RunFolderError
-from fedgsca.experiment.simulation import prepare
-from fedgsca.privacy.accountant import epsilon
+from fedgsca.hospital.consortium import read_consortium
+from fedgsca.hospital.kit_files import KEY_FILE, installed_versions
+from fedgsca.hospital.kits import add_hospital, make_kits
+from fedgsca.hospital.site_settings import SiteSettings, read_settings, state_folder
+from fedgsca.hospital.status_view import read_deployment_status
 
 PLAN = """
 name = "Test"

@@ -13,8 +13,8 @@ from fedgsca.config import load_config
 from fedgsca.data.class_names import align_classes
 from fedgsca.data.load import load
 from fedgsca.errors import ClassListError, ConfigError
-from fedgsca.experiment.deployment import prepare_coordinator, prepare_site, site_table
-from fedgsca.experiment.simulation import prepare
+from fedgsca.federation.deployment import prepare_coordinator, prepare_site, site_table
+from fedgsca.federation.simulation import prepare
 from tests import papers
 from tests.toys import toy_config, toy_npz
 

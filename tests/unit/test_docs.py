@@ -37,13 +37,13 @@ from docs.generate import (
     write_block,
 )
 from fedgsca.cli import app
-from fedgsca.config import METHODS, load_config
+from fedgsca.config import METHODS, PRESETS, load_config
 from fedgsca.data.load import load
 from fedgsca.data.reader import READERS
-from fedgsca.engine.base import ENGINES, find_engine
-from fedgsca.engine.rounds import run
 from fedgsca.errors import ConfigError, DataError
-from fedgsca.experiment.run_folder import read_rounds
+from fedgsca.federation.base import ENGINES, find_engine
+from fedgsca.federation.rounds import run
+from fedgsca.federation.run_folder import read_rounds
 from fedgsca.methods.base import load_methods
 from fedgsca.noise import parse_noise, transition_matrix
 from fedgsca.noise.base import KINDS
@@ -380,8 +380,9 @@ def test_a_wrong_key_would_be_noticed() -> None:
         assert why_refused(item) is None
 
 
-def test_the_options_named_in_the_page_of_fedgsca_exist() -> None:
+def test_the_page_of_fedgsca_lists_what_preset_paper_switches_off() -> None:
     text = (ROOT / "docs" / "fedgsca.md").read_text("utf-8")
-    for key in re.findall(r"`((?:selector|guard|train)\.\w+)`", text):
-        owner = "" if key.startswith("train.") else "fedgsca."
-        assert why_refused(f"{owner}{key}=KEY") is None
+    named_options = set(re.findall(r"^\| `(\w+)` \|", text, re.MULTILINE))
+    assert named_options == set(PRESETS["paper"]["fedgsca"])
+    for key in re.findall(r"`(train\.\w+)`", text):
+        assert why_refused(f"{key}=KEY") is None

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from fedgsca.cli import execute
-from fedgsca.deploy.bug_report import CONTENTS, HIDDEN, hide_texts, known_words
+from fedgsca.hospital.bug_report import CONTENTS, HIDDEN, hide_texts, known_words
 from fedgsca.support import installation
 from fedgsca.support.installation import FOR_DEVELOPERS, USES, inspect_installation
 

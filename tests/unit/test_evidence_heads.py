@@ -13,7 +13,6 @@ from fedgsca.evidence import (
     assign_folds,
     balance_classes,
     best_power,
-    class_masses,
     draw_holdout,
     estimate_transition,
     expected_counts,
@@ -25,6 +24,7 @@ from fedgsca.evidence import (
     label_losses,
     layer_normalise,
     normalise_mix,
+    own_references,
     pool_small_classes,
     select,
     sharpen,
@@ -201,7 +201,7 @@ def test_em_recovers_the_matrix_and_the_wrong_share(matrix: np.ndarray) -> None:
     np.testing.assert_allclose(fit.posterior.sum(axis=1), 1)
 
 
-def test_em_recovers_a_class_mix_unlike_that_of_the_federation() -> None:
+def test_em_recovers_a_class_mix_unlike_that_of_the_opinion() -> None:
     """The opinion was formed under equal shares; the site has other ones."""
     site = site_of(symmetric_matrix(0.2, 3), MIX)
     equal = np.full(3, 1 / 3)
@@ -260,9 +260,9 @@ def test_one_class_and_very_small_sites(given: list[int]) -> None:
 def test_the_likelihood_finds_the_power_that_makes_opinions_honest() -> None:
     site = site_of(symmetric_matrix(0.3, 3), MIX)
     cautious = sharpen(site.opinion, 1 / 3)
-    masses = class_masses(cautious, np.ones(len(cautious)))
+    references = own_references(cautious, np.ones(len(cautious)))
     log_likelihoods = []
-    for power, mix in zip(evidence.POWERS, normalise_mix(masses), strict=True):
+    for power, mix in zip(evidence.POWERS, references, strict=True):
         fit = estimate_transition(sharpen(cautious, power), site.given, mix)
         log_likelihoods.append(fit.log_likelihood)
     assert best_power(np.array(log_likelihoods)) == pytest.approx(3.0, abs=1.0)

@@ -13,9 +13,9 @@ import pytest
 
 from fedgsca import cli
 from fedgsca.errors import DataError, RunFolderError
-from fedgsca.label_audit.audit_table import Audit, read_audit
-from fedgsca.label_audit.decisions import FILE, Decision, Decisions
-from fedgsca.label_audit.exchange import export_suspects, import_verdicts
+from fedgsca.labels.audit_table import Audit, read_audit
+from fedgsca.labels.decisions import FILE, Decision, Decisions
+from fedgsca.labels.exchange import export_suspects, import_verdicts
 from tests.audits import toy_audit
 from tests.toys import toy_npz
 

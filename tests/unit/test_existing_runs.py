@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from fedgsca.cli import execute
-from fedgsca.engine.rounds import run
-from fedgsca.experiment.run_folder import read_rounds
-from fedgsca.grid.comparison import read_comparison
+from fedgsca.federation.rounds import run
+from fedgsca.federation.run_folder import read_rounds
+from fedgsca.lab.comparison import read_comparison
 from tests.toys import toy_config
 
 

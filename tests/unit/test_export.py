@@ -14,15 +14,15 @@ import torch
 from torch.nn import functional as F
 
 from fedgsca.config import to_toml
-from fedgsca.engine.rounds import run
 from fedgsca.errors import FedgscaError, MissingExtraError, RunFolderError, WeightsError
-from fedgsca.experiment.run_folder import read_lines
-from fedgsca.export import formats, onnx_format
-from fedgsca.export.end_to_end import resize_matrix
-from fedgsca.export.exported_model import open_model
-from fedgsca.export.self_check import compare_models
-from fedgsca.export.trained_model import as_evaluated, read_trained
-from fedgsca.export.write_export import export
+from fedgsca.federation.rounds import run
+from fedgsca.federation.run_folder import read_lines
+from fedgsca.lab.export import formats, onnx_format
+from fedgsca.lab.export.end_to_end import resize_matrix
+from fedgsca.lab.export.exported_model import open_model
+from fedgsca.lab.export.self_check import compare_models
+from fedgsca.lab.export.trained_model import as_evaluated, read_trained
+from fedgsca.lab.export.write_export import export
 from tests.toys import CLASSES, toy_config, toy_images, toy_npz
 
 IMAGES = toy_images(np.arange(30) % CLASSES, seed=5)

@@ -19,8 +19,8 @@ from fedgsca.methods.fedfixer import (
     label_and_mean,
     sieve,
 )
+from fedgsca.methods.train import batches
 from fedgsca.rng import stream
-from fedgsca.train import batches
 from fedgsca.wire import Update
 from tests.helpers import toy_experiment
 

@@ -23,8 +23,8 @@ from fedgsca.methods.fedgp import (
 )
 from fedgsca.methods.parts.centroid_network import CentroidGNN, Embedded
 from fedgsca.methods.parts.graph import GNN_NAMES, initial_gnn
+from fedgsca.methods.train import Evaluation, evaluate
 from fedgsca.rng import stream
-from fedgsca.train import Evaluation, evaluate
 from fedgsca.wire import Update
 from tests.helpers import CLASSES, Toy, toy_experiment
 

@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from fedgsca.engine.rounds import run
-from fedgsca.experiment.run_folder import read_lines
+from fedgsca.federation.rounds import run
+from fedgsca.federation.run_folder import read_lines
 from fedgsca.methods.base import ServerState
 from fedgsca.methods.fedgsca import FedGSCA, FedGSCAOptions
 from fedgsca.methods.parts import selection_log
+from fedgsca.methods.site import weights_of
 from fedgsca.models.build import build_head_only
 from fedgsca.selector import NO_SELECTOR, Selector
-from fedgsca.site import weights_of
 from fedgsca.wire import Payload, Update
 from tests.helpers import CLASSES, WIDTH, Toy, toy_experiment
 from tests.toys import toy_config
@@ -209,8 +209,8 @@ def test_a_site_too_small_for_a_fit_says_so_and_still_trains(tmp_path: Path) -> 
 
 def almost_all_wrong(runner: Toy, site: str = "site-2") -> Selector:
     """A selector under which nine of ten labels look wrong."""
+    from fedgsca.methods.train import evaluate
     from fedgsca.selector import class_relative
-    from fedgsca.train import evaluate
 
     site_ = runner.site(site)
     site_.load(start())
@@ -258,7 +258,7 @@ def test_memory_is_the_normalised_mean_over_rounds(tmp_path: Path) -> None:
     for t in range(4):
         site = runner.site("site-2")
         site.load(state.weights)
-        from fedgsca.train import evaluate_site
+        from fedgsca.methods.train import evaluate_site
 
         outputs.append(evaluate_site(site).losses)
         state = runner.round(state)

@@ -13,14 +13,15 @@ import torch
 from fedgsca.config import load_config
 from fedgsca.credal import rcl_loss, ucl_loss
 from fedgsca.errors import ConfigError
-from fedgsca.evidence import Heads, train_heads
+from fedgsca.evidence import Heads, Judgement, best_power, train_heads
 from fedgsca.methods.fedgsca_e import FedGSCAEOptions, explains_enough
 from fedgsca.methods.parts.evidence_heads import MethodWithHeads
+from fedgsca.methods.site import LabelEvidence
 from fedgsca.rng import stream
-from fedgsca.site import LabelEvidence
-from tests.helpers import CLASSES, Toy, toy_experiment
+from fedgsca.wire import SMALLEST_GROUP
+from tests.helpers import CLASSES, Toy, clouds, toy_experiment
 
-COLLECTION_ROUNDS = range(4, 11, 5)  # the posterior exists from round 6 on
+COLLECTION_ROUNDS = range(4, 11, 5)  # the posterior exists from round 5 on
 
 
 def toy_with_heads(folder: Path, samples: int = 120, **options: Any) -> Toy:
@@ -57,19 +58,61 @@ def test_pseudo_labels_are_the_true_classes(finished: Toy) -> None:
 
 def test_before_the_first_posterior_all_labels_are_used(tmp_path: Path) -> None:
     toy = toy_with_heads(tmp_path)
-    toy.run(COLLECTION_ROUNDS[0] + 2)
+    toy.run(COLLECTION_ROUNDS[0] + 1)
     for name, update in toy.updates.items():
         assert "clean" not in toy.notes[name]
         assert update.extras["clean"] == 120
         assert np.isnan(update.extras["selector"]).all()
 
 
-def test_heads_are_sent_until_the_round_after_the_last_collection(tmp_path: Path) -> None:
+def test_heads_are_sent_until_the_last_collection(tmp_path: Path) -> None:
     toy = toy_with_heads(tmp_path)
-    state = toy.run(COLLECTION_ROUNDS[-1] + 2)
+    state = toy.run(COLLECTION_ROUNDS[-1] + 1)
     assert all("evidence.weight" in update.extras for update in toy.updates.values())
     toy.run(1, state)
     assert not any("evidence.weight" in update.extras for update in toy.updates.values())
+
+
+def shifted_toy(folder: Path) -> Toy:
+    """Four sites with correct labels; the images of the last one look more like class 0."""
+    toy = toy_experiment(folder, "fedavg", noise=(0.0,) * 4, samples=120, rounds=16)
+    toy.method = MethodWithHeads(toy.method, range(4, 5))
+    offset = clouds(np.zeros(1, np.int64), stream(0, "offset"), spread=0.0) * 1.5
+    samples = toy.sites["site-4"]
+    toy.sites["site-4"] = replace(samples, inputs=samples.inputs + offset)
+    return toy
+
+
+def test_images_that_look_different_are_no_label_noise(tmp_path: Path) -> None:
+    """The same opinions, divided by the mean opinion of all sites, would accuse the site."""
+    toy = shifted_toy(tmp_path)
+    toy.run(6)
+    judgements = {
+        name: Judgement(
+            notes["evidence_probs"], notes["evidence_references"], float(notes["evidence_power"])
+        )
+        for name, notes in toy.notes.items()
+    }
+    for name, judgement in judgements.items():
+        assert judgement.transition(toy.sites[name].labels).wrong_share < 0.1
+    labels = toy.sites["site-4"].labels
+    shares = np.mean([judgement.references for judgement in judgements.values()], axis=0)
+    of_all_sites = replace(judgements["site-4"], references=shares)
+    assert of_all_sites.transition(labels).wrong_share > 0.2
+
+
+def test_a_site_of_a_few_images_takes_no_part_in_the_choice_of_the_power(tmp_path: Path) -> None:
+    toy = toy_with_heads(tmp_path)
+    samples = toy.sites["site-1"]
+    few = slice(SMALLEST_GROUP - 1)
+    toy.sites["site-1"] = replace(samples, inputs=samples.inputs[few], labels=samples.labels[few])
+    toy.truth["site-1"] = toy.truth["site-1"][few]
+    state = toy.run(COLLECTION_ROUNDS[0] + 1)
+    sums = {name: toy.updates[name].extras["evidence.log_likelihoods"] for name in toy.sites}
+    assert np.isnan(sums.pop("site-1")).all()
+    assert state.extras["evidence.power"] == best_power(np.sum(list(sums.values()), axis=0))
+    toy.run(1, state)
+    assert "evidence_probs" in toy.notes["site-1"]
 
 
 def test_where_the_images_say_nothing_all_labels_are_used(tmp_path: Path) -> None:

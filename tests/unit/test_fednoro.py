@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from fedgsca.methods.fednoro import FedNoRo, FedNoRoOptions, distance_weights, grouping, is_noisy
-from fedgsca.site import Samples
-from fedgsca.train import Batch
+from fedgsca.methods.site import Samples
+from fedgsca.methods.train import Batch
 from tests.helpers import CLASSES, Toy, toy_experiment
 
 QUICK = {"warmup": 4}

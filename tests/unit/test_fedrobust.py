@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from fedgsca.methods.fedrobust import Affine, FedRobustOptions
-from fedgsca.train import batches, cross_entropy
+from fedgsca.methods.train import batches, cross_entropy
 from tests.helpers import Toy, toy_experiment
 
 STILL = {"matrix_radius": 0.0, "shift_radius": 0.0}

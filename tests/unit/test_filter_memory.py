@@ -8,20 +8,20 @@ import numpy as np
 import pytest
 
 from fedgsca.config import load_config
-from fedgsca.engine.base import Reply
-from fedgsca.engine.filters.base import (
+from fedgsca.federation.base import Reply
+from fedgsca.federation.filters.base import (
     RoundContext,
     UpdateContext,
     UpdateFilter,
     memory_of,
     restore_memory,
 )
-from fedgsca.engine.filters.claims import ClaimFilter, describe_aggregation
-from fedgsca.engine.filters.distance import LOW, LOW_ROUNDS, WINDOW, DistanceFilter
-from fedgsca.engine.filters.form import RepetitionFilter, change_norm
+from fedgsca.federation.filters.claims import ClaimFilter, describe_aggregation
+from fedgsca.federation.filters.distance import LOW, LOW_ROUNDS, WINDOW, DistanceFilter
+from fedgsca.federation.filters.form import RepetitionFilter, change_norm
+from fedgsca.federation.robust.base import Rule, RuleSettings, load_rules
+from fedgsca.federation.robust.sketch import SKETCH_SIZE, Sketcher
 from fedgsca.rng import stream
-from fedgsca.robust.base import Rule, RuleSettings, load_rules
-from fedgsca.robust.sketch import SKETCH_SIZE, Sketcher
 from fedgsca.wire import Payload, Update
 
 NAMES = ["a", "b", "c", "d"]

@@ -10,12 +10,10 @@ import numpy as np
 import pytest
 from sklearn.metrics import f1_score, roc_auc_score
 
-from fedgsca.calibration import scale_probabilities
-from fedgsca.engine.base import Reply
-from fedgsca.engine.rounds import run
-from fedgsca.engine.site_evaluation import pool_scores
 from fedgsca.errors import RunFolderError
-from fedgsca.experiment.final_statistics import (
+from fedgsca.federation.base import Reply
+from fedgsca.federation.calibration import scale_probabilities
+from fedgsca.federation.final_statistics import (
     FILE,
     FinalPredictions,
     read_predictions_file,
@@ -23,14 +21,16 @@ from fedgsca.experiment.final_statistics import (
     summarise_predictions,
     write_predictions_file,
 )
-from fedgsca.experiment.records import Comparison, Matrix, RoundRecord, RunResult
-from fedgsca.experiment.run_folder import read_result
-from fedgsca.export.exported_model import open_model
-from fedgsca.export.trained_model import as_evaluated, read_trained
-from fedgsca.export.write_export import export
-from fedgsca.report.comparison_rows import with_differences
-from fedgsca.report.html_page import write_report
-from fedgsca.report.statistic import draw_f1
+from fedgsca.federation.records import Comparison, Matrix, RoundRecord, RunResult
+from fedgsca.federation.rounds import run
+from fedgsca.federation.run_folder import read_result
+from fedgsca.federation.site_evaluation import pool_scores
+from fedgsca.lab.export.exported_model import open_model
+from fedgsca.lab.export.trained_model import as_evaluated, read_trained
+from fedgsca.lab.export.write_export import export
+from fedgsca.lab.report.comparison_rows import with_differences
+from fedgsca.lab.report.html_page import write_report
+from fedgsca.lab.statistic import draw_f1
 from fedgsca.rng import stream
 from fedgsca.wire import Update
 from tests.toys import CLASSES, digest, toy_config, toy_folder, toy_images, toy_npz

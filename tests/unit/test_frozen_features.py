@@ -10,8 +10,8 @@ from PIL import Image
 
 from fedgsca.config import Config
 from fedgsca.data.load import take_rows
-from fedgsca.experiment.data_source import load_table
-from fedgsca.experiment.samples import features_are_cached, frozen_features
+from fedgsca.federation.data_source import load_table
+from fedgsca.federation.samples import features_are_cached, frozen_features
 from tests.toys import toy_config, toy_images
 
 

@@ -26,10 +26,10 @@ from fedgsca.config import Config, build, load_config
 from fedgsca.data.decode.image_files import UnreadableImageError, decode, inspect_image
 from fedgsca.data.readers.folder import list_folder
 from fedgsca.data.readers.npz import read_npz
-from fedgsca.engine.messages import SiteMessage, read_message
 from fedgsca.errors import FedgscaError, UpdateError
-from fedgsca.experiment import records
-from fedgsca.label_audit.decisions import Decisions
+from fedgsca.federation import records
+from fedgsca.hospital.messages import SiteMessage, read_message
+from fedgsca.labels.decisions import Decisions
 from fedgsca.support.json_record import Record
 from fedgsca.support.text import one_line, printable
 from fedgsca.wire import Payload, Update, check_update, decode_payload, decode_update, encode_update

@@ -45,7 +45,7 @@ from benchmarks.generalisation.summary import (
 )
 from benchmarks.generalisation.tables import make_page, to_markdown
 from fedgsca.errors import QuorumError
-from fedgsca.grid.demo_plan import has_pretrained_network
+from fedgsca.lab.demo_plan import has_pretrained_network
 from fedgsca.methods.base import load_methods
 
 SETTING = Setting("ham10000", FROZEN, MIXED, "stratified")
@@ -245,7 +245,7 @@ def test_validation_slides_are_not_trained_on_and_both_parts_train_on_the_same_i
 def test_finished_cells_are_read_and_not_run_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cells = [Cell(SETTING, method, 0.05, 1) for method in (BASELINE, OURS, CEILING)]
+    cells = [Cell(SETTING, method, "auto", 1) for method in (BASELINE, OURS, CEILING)]
     runs: list[str] = []
 
     def fake(cell: Cell, *_: object) -> CellResult:
@@ -274,7 +274,7 @@ def test_finished_cells_are_read_and_not_run_again(
 def test_a_run_that_fails_is_reported_and_the_others_are_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cells = [Cell(SETTING, method, 0.05, 1) for method in (BASELINE, OURS)]
+    cells = [Cell(SETTING, method, "auto", 1) for method in (BASELINE, OURS)]
 
     def fake(cell: Cell, *_: object) -> CellResult:
         if cell.method == BASELINE:

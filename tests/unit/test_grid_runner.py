@@ -9,7 +9,7 @@ import pytest
 
 from fedgsca.config import Config
 from fedgsca.errors import ConfigError
-from fedgsca.grid.runner import GridCell, Shard, parse_shard
+from fedgsca.lab.runner import GridCell, Shard, parse_shard
 
 ROWS, COLUMNS, SEEDS = ("fedavg", "fedgp", "fedgsca"), ("S40", "S50"), (0, 1, 2)
 CELLS = [

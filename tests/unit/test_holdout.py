@@ -9,9 +9,9 @@ import pytest
 
 from fedgsca.methods.parts import holdout
 from fedgsca.methods.parts.evidence_heads import MethodWithHeads
+from fedgsca.methods.site import LabelEvidence, Samples
+from fedgsca.methods.train import evaluate
 from fedgsca.metrics import confusion, scores
-from fedgsca.site import LabelEvidence, Samples
-from fedgsca.train import evaluate
 from fedgsca.wire import SMALLEST_GROUP
 from tests.helpers import CLASSES, Toy, toy_experiment
 

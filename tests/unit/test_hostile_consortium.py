@@ -13,9 +13,9 @@ import pytest
 pytest.importorskip("cryptography")
 
 from fedgsca.config import Config, to_toml
-from fedgsca.deploy.consortium import Consortium, is_host, read_consortium
-from fedgsca.deploy.kit_files import coordinator_files, hospital_files
 from fedgsca.errors import ConfigError
+from fedgsca.hospital.consortium import Consortium, is_host, read_consortium
+from fedgsca.hospital.kit_files import coordinator_files, hospital_files
 
 PLAN: dict[str, Any] = {
     "name": "Polyps (Europe), part 2",
@@ -143,7 +143,7 @@ def test_the_coordinators_scripts_do_too(
 ) -> None:
     import datetime
 
-    from fedgsca.deploy import certificates
+    from fedgsca.hospital import certificates
 
     now = datetime.datetime(2030, 1, 1, tzinfo=datetime.UTC)
     monkeypatch.setattr(certificates, "end_of_validity", lambda _: now)

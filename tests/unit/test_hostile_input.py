@@ -26,14 +26,14 @@ from fedgsca.data.decode.image_files import UnreadableImageError, decode, inspec
 from fedgsca.data.file_list import FileList, ImageRow, linked_outside
 from fedgsca.data.readers.folder import list_folder
 from fedgsca.data.readers.npz import read_npz
-from fedgsca.engine.base import Reply
-from fedgsca.engine.messages import SiteMessage, read_message
-from fedgsca.engine.rounds import run
 from fedgsca.errors import ConfigError, DataError
-from fedgsca.experiment.run_folder import read_rounds
-from fedgsca.label_audit.audit_table import Audit
-from fedgsca.label_audit.decisions import Decisions
-from fedgsca.label_audit.exchange import import_verdicts
+from fedgsca.federation.base import Reply
+from fedgsca.federation.rounds import run
+from fedgsca.federation.run_folder import read_rounds
+from fedgsca.hospital.messages import SiteMessage, read_message
+from fedgsca.labels.audit_table import Audit
+from fedgsca.labels.decisions import Decisions
+from fedgsca.labels.exchange import import_verdicts
 from fedgsca.noise.base import parse_noise
 from fedgsca.support.console import console, make_table
 from fedgsca.support.csv_table import write_cells
@@ -369,8 +369,8 @@ def test_the_reason_of_a_site_is_filtered_and_capped() -> None:
 def test_a_hostile_reason_reaches_neither_the_log_nor_the_observer(tmp_path: Path) -> None:
     from dataclasses import replace
 
-    from fedgsca.engine.base import RunObserver
-    from fedgsca.engine.local import LocalEngine, open_runner
+    from fedgsca.federation.base import RunObserver
+    from fedgsca.federation.local import LocalEngine, open_runner
     from fedgsca.wire import Update
 
     config = toy_config("fedavg", frozen=True, train__rounds=1)
@@ -453,7 +453,7 @@ def test_the_csv_of_the_noise_contains_no_formula(tmp_path: Path) -> None:
 
 
 def test_predictions_contain_no_formula() -> None:
-    from fedgsca.export.prediction import _write_rows
+    from fedgsca.lab.export.prediction import _write_rows
 
     sheet = io.BytesIO()
     _write_rows(sheet, [["=x.png", "@class", "0.500000"], ["caf\udce9.png", "a", "1.000000"]])
@@ -461,7 +461,7 @@ def test_predictions_contain_no_formula() -> None:
 
 
 def test_a_table_as_csv_contains_no_formula() -> None:
-    from fedgsca.report.table import Cell, Table, to_csv
+    from fedgsca.lab.table import Cell, Table, to_csv
 
     cell = Cell("@cmd", data={"label": "@cmd"})
     table = Table("", ["Method", "x"], [[cell, "=1+1"]], data={"noise": "=1+1"})
@@ -479,7 +479,7 @@ def test_the_list_of_copies_contains_no_formula(tmp_path: Path) -> None:
 
 
 def test_a_model_card_contains_no_html(tmp_path: Path) -> None:
-    from fedgsca.export.write_export import export
+    from fedgsca.lab.export.write_export import export
 
     run(toy_config("fedavg", frozen=True, train__rounds=1), tmp_path / "run")
     for name in ("setup.json", "result.json"):
@@ -553,7 +553,7 @@ def test_a_damaged_setup_of_a_finished_run(audit: Audit, capfd: pytest.CaptureFi
 def test_a_connection_that_only_waits_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     uvicorn = pytest.importorskip("uvicorn")
 
-    from fedgsca.review import security
+    from fedgsca.labels.review import security
 
     monkeypatch.setattr(security, "HEAD_SECONDS", 0.5)
 

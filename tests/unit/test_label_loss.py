@@ -10,16 +10,16 @@ import pytest
 import torch
 
 from fedgsca.config import load_config
-from fedgsca.engine.rounds import run
 from fedgsca.errors import ConfigError
-from fedgsca.label_loss import (
+from fedgsca.federation.rounds import run
+from fedgsca.methods.base import load_methods
+from fedgsca.methods.label_loss import (
     LabelLoss,
     early_learning_penalty,
     generalised_cross_entropy,
     symmetric_cross_entropy,
 )
-from fedgsca.methods.base import load_methods
-from fedgsca.train import Batch
+from fedgsca.methods.train import Batch
 from tests.helpers import toy_experiment
 from tests.toys import outcome, toy_config
 

@@ -20,7 +20,7 @@ from fedgsca.methods.base import (
     register,
 )
 from fedgsca.methods.parts.averaging import average_models, broadcast_model, start_from
-from fedgsca.site import Site
+from fedgsca.methods.site import Site
 from fedgsca.wire import Arrays, Payload, Update
 
 WEIGHTS = {"w": np.array([1.0, 2.0], np.float32)}

@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 import torch
 
-from fedgsca.aggregate import WeightedMean
+from fedgsca.methods.aggregate import WeightedMean
 from fedgsca.methods.parts.clustering import nearer_second, two_means
 from fedgsca.methods.parts.distances import model_distance
 from fedgsca.methods.parts.schedules import rampup, rounds_of
 from fedgsca.methods.parts.statistics import class_means, log_prior
+from fedgsca.methods.train import Batch, cross_entropy, proximal
 from fedgsca.rng import stream
-from fedgsca.train import Batch, cross_entropy, proximal
 
 
 def test_rampup_goes_from_e_to_the_minus_five_to_one() -> None:

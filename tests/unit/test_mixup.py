@@ -9,8 +9,8 @@ from torch import nn
 from torch.nn import functional as F
 
 from fedgsca.methods.parts.mixup import mixup, mixup_cross_entropy
+from fedgsca.methods.train import Batch
 from fedgsca.rng import stream
-from fedgsca.train import Batch
 
 
 def batch(n: int = 6) -> Batch:

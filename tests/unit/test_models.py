@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from fedgsca.errors import ConfigError
-from fedgsca.experiment.simulation import prepare
+from fedgsca.federation.simulation import prepare
+from fedgsca.methods.site import weights_of
 from fedgsca.models.build import (
     build_backbone,
     build_classifier,
@@ -21,7 +22,6 @@ from fedgsca.models.build import (
     trainable_names,
 )
 from fedgsca.models.device import prepare_device
-from fedgsca.site import weights_of
 from tests.toys import toy_config, toy_npz, toy_weights
 
 SMALL = ["cnn", "cnn-groupnorm"]
@@ -181,7 +181,7 @@ def test_a_device_that_is_not_available(name: str, code: str) -> None:
 
 
 def test_large_arrays_are_gathered_not_copied() -> None:
-    from fedgsca.experiment.samples import take_rows
+    from fedgsca.federation.samples import take_rows
 
     images = np.load(toy_npz())["train_images"]
     rows = np.array([5, 3, 100])

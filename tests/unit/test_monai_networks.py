@@ -11,11 +11,11 @@ import torch
 from safetensors.torch import save_file
 
 from fedgsca.errors import ConfigError, MissingExtraError, WeightsError
-from fedgsca.experiment.simulation import prepare
+from fedgsca.federation.simulation import prepare
+from fedgsca.methods.site import weights_of
 from fedgsca.models import networks
 from fedgsca.models.build import build_backbone, spec_of
 from fedgsca.models.weights import load_backbone
-from fedgsca.site import weights_of
 from tests.helpers import needs_packages
 from tests.toys import toy_config
 

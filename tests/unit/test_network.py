@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from fedgsca.config import load_config
-from fedgsca.engine.filters.base import RoundContext, UpdateContext
-from fedgsca.engine.filters.claims import ClaimFilter
-from fedgsca.engine.messages import MessageKind, SiteMessage, read_message
-from fedgsca.engine.network import NetworkEngine
-from fedgsca.engine.site_contacts import NodeRegistry
 from fedgsca.errors import UpdateError
+from fedgsca.federation.filters.base import RoundContext, UpdateContext
+from fedgsca.federation.filters.claims import ClaimFilter
+from fedgsca.hospital.messages import MessageKind, SiteMessage, read_message
+from fedgsca.hospital.network import NetworkEngine
+from fedgsca.hospital.site_contacts import NodeRegistry
 from fedgsca.wire import Payload
 
 GOOD_HEADER: dict[str, Any] = {

@@ -31,12 +31,12 @@ from tests.toys import toy_npz
 pytest.importorskip("starlette")
 pytest.importorskip("cryptography")
 
-from fedgsca.label_audit.apply_decisions import apply_decisions
-from fedgsca.label_audit.audit_images import AuditImages
-from fedgsca.label_audit.audit_table import read_audit
-from fedgsca.label_audit.consensus import find_consensus, summarise_decisions
-from fedgsca.review import security
-from fedgsca.review.address import (
+from fedgsca.labels.apply_decisions import apply_decisions
+from fedgsca.labels.audit_images import AuditImages
+from fedgsca.labels.audit_table import read_audit
+from fedgsca.labels.consensus import find_consensus, summarise_decisions
+from fedgsca.labels.review import security
+from fedgsca.labels.review.address import (
     PageAddress,
     TlsFiles,
     check_certificate,
@@ -45,11 +45,11 @@ from fedgsca.review.address import (
     parse_address,
     require_tls,
 )
-from fedgsca.review.links import ADJUDICATOR, READER, LinkBook, hash_token
-from fedgsca.review.security import NetworkAccess
-from fedgsca.review.serve import bind_address, build_network_server
-from fedgsca.review.trail import ReviewTrail, check_trail
-from fedgsca.review.web_app import SharedReview, build_network_app
+from fedgsca.labels.review.links import ADJUDICATOR, READER, LinkBook, hash_token
+from fedgsca.labels.review.security import NetworkAccess
+from fedgsca.labels.review.serve import bind_address, build_network_server
+from fedgsca.labels.review.trail import ReviewTrail, check_trail
+from fedgsca.labels.review.web_app import SharedReview, build_network_app
 
 HOST = "review.hospital.example:8443"
 ORIGIN = f"https://{HOST}"

@@ -13,9 +13,9 @@ from fedgsca.config import load_config
 from fedgsca.data.load import load
 from fedgsca.data.partition import partition
 from fedgsca.errors import ConfigError
-from fedgsca.experiment.label_noise import measure_likeness
-from fedgsca.experiment.simulation import prepare
-from fedgsca.grid.plan import parse_noises
+from fedgsca.federation.label_noise import measure_likeness
+from fedgsca.federation.simulation import prepare
+from fedgsca.lab.plan import parse_noises
 from fedgsca.noise import (
     SiteNoise,
     corrupt,

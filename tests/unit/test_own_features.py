@@ -16,19 +16,19 @@ from fedgsca.data.contact_sheet import contact_sheet
 from fedgsca.data.duplicates import find_duplicates, find_near_duplicates
 from fedgsca.data.load import load
 from fedgsca.data.readers.features_npz import has_features, read_features
-from fedgsca.engine.rounds import run
-from fedgsca.engine.time_estimate import measure_speed
 from fedgsca.errors import ConfigError, DataError
-from fedgsca.experiment.choose_settings import complete
-from fedgsca.experiment.data_source import load_table
-from fedgsca.experiment.deployment import prepare_coordinator, prepare_site
-from fedgsca.experiment.samples import frozen_features
-from fedgsca.experiment.simulation import prepare
-from fedgsca.export.prediction import predict
-from fedgsca.export.write_export import export
-from fedgsca.label_audit.audit_folder import audit_folder
-from fedgsca.label_audit.audit_images import AuditImages
-from fedgsca.label_audit.audit_run import audit_run
+from fedgsca.federation.choose_settings import complete
+from fedgsca.federation.data_source import load_table
+from fedgsca.federation.deployment import prepare_coordinator, prepare_site
+from fedgsca.federation.rounds import run
+from fedgsca.federation.samples import frozen_features
+from fedgsca.federation.simulation import prepare
+from fedgsca.federation.time_estimate import measure_speed
+from fedgsca.lab.export.prediction import predict
+from fedgsca.lab.export.write_export import export
+from fedgsca.labels.audit_folder import audit_folder
+from fedgsca.labels.audit_images import AuditImages
+from fedgsca.labels.audit_run import audit_run
 from fedgsca.rng import stream
 from tests.toys import toy_images
 

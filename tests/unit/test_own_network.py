@@ -13,14 +13,14 @@ import torch
 from safetensors.torch import save_file
 
 from fedgsca.config import Config
-from fedgsca.engine.rounds import run
 from fedgsca.errors import ConfigError, FedgscaError, WeightsError
-from fedgsca.experiment.simulation import prepare
-from fedgsca.export.exported_model import open_model
-from fedgsca.export.write_export import export
+from fedgsca.federation.rounds import run
+from fedgsca.federation.simulation import prepare
+from fedgsca.lab.export.exported_model import open_model
+from fedgsca.lab.export.write_export import export
+from fedgsca.methods.site import weights_of
 from fedgsca.models.build import build_backbone, build_classifier, spec_of
 from fedgsca.models.own_network import check_network
-from fedgsca.site import weights_of
 from fedgsca.support import registry
 from tests.toys import outcome, toy_config
 
@@ -169,7 +169,7 @@ def test_an_exporter_that_fails_is_explained(
     def fail(*_: object) -> bytes:
         raise RuntimeError("unsupported operator")
 
-    from fedgsca.export import formats
+    from fedgsca.lab.export import formats
 
     broken = formats.ExportFormat("model.pt", "", fail, formats.FORMATS["torchscript"].open)
     monkeypatch.setitem(formats.FORMATS, "torchscript", broken)

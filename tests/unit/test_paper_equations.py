@@ -15,9 +15,9 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
-from fedgsca.engine.base import Reply
-from fedgsca.engine.rounds import run
-from fedgsca.experiment.simulation import Experiment, prepare
+from fedgsca.federation.base import Reply
+from fedgsca.federation.rounds import run
+from fedgsca.federation.simulation import Experiment, prepare
 from fedgsca.wire import SMALLEST_GROUP, Payload
 from tests.toys import ROUNDS, FaultyEngine, toy_config
 

@@ -17,8 +17,8 @@ import pytest
 ROOT = Path(__file__).parents[2]
 # a hospital's node in a federation: signals between processes
 UNIX_ONLY = {
-    "engine/flower_node.py",
-    "engine/site_worker.py",
+    "hospital/flower_node.py",
+    "hospital/site_worker.py",
 }
 MODULES = {"fcntl", "resource", "pwd", "grp", "termios", "tty", "pty", "syslog"}
 NAMES = {
@@ -111,11 +111,11 @@ for package in ("label_audit", "review", "export", "cli", "data", "deploy", "rep
         importlib.import_module(module.name)
 
 from fedgsca.cli import execute
-from fedgsca.label_audit.audit_images import AuditImages
-from fedgsca.label_audit.audit_table import read_audit
-from fedgsca.review.links import LinkBook
-from fedgsca.review.session import ListFilter, Session
-from fedgsca.review.trail import ReviewTrail, check_trail
+from fedgsca.labels.audit_images import AuditImages
+from fedgsca.labels.audit_table import read_audit
+from fedgsca.labels.review.links import LinkBook
+from fedgsca.labels.review.session import ListFilter, Session
+from fedgsca.labels.review.trail import ReviewTrail, check_trail
 from tests.audits import toy_audit
 from tests.toys import toy_npz
 

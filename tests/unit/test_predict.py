@@ -15,18 +15,18 @@ import pytest
 from PIL import Image
 
 from fedgsca.cli import execute
-from fedgsca.engine.rounds import run
 from fedgsca.errors import DataError
-from fedgsca.experiment.run_folder import read_lines
-from fedgsca.export.exported_model import LoadedModel, open_model
-from fedgsca.export.prediction import (
+from fedgsca.federation.rounds import run
+from fedgsca.federation.run_folder import read_lines
+from fedgsca.lab.export.exported_model import LoadedModel, open_model
+from fedgsca.lab.export.prediction import (
     ImageFile,
     find_images,
     find_labelled_images,
     predict,
     write_predictions,
 )
-from fedgsca.export.write_export import export
+from fedgsca.lab.export.write_export import export
 from tests.toys import CLASSES, toy_config, toy_images
 
 
@@ -376,7 +376,7 @@ def test_a_failure_leaves_the_old_table(
     def broken(path: Path) -> LoadedModel:
         return replace(real, probabilities=fails)
 
-    monkeypatch.setattr("fedgsca.export.exported_model.open_model", broken)
+    monkeypatch.setattr("fedgsca.lab.export.exported_model.open_model", broken)
     assert (
         execute(
             [

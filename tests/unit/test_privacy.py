@@ -11,23 +11,23 @@ import numpy as np
 import pytest
 
 from fedgsca.config import PrivacyConfig, load_config
-from fedgsca.engine.local import open_runner
-from fedgsca.engine.rounds import run
 from fedgsca.errors import ConfigError, MissingExtraError, RunFolderError, UpdateError
-from fedgsca.experiment.run_folder import read_rounds
-from fedgsca.methods.base import load_methods
-from fedgsca.privacy.accountant import epsilon, noise_for
-from fedgsca.privacy.mechanism import (
+from fedgsca.federation.local import open_runner
+from fedgsca.federation.privacy.accountant import epsilon, noise_for
+from fedgsca.federation.privacy.mechanism import (
     clamp_and_noise_extras,
     clip_and_noise_change,
     keyed_normals,
     noise_multiplier,
     protect,
 )
-from fedgsca.privacy.reply_cache import answer_once
-from fedgsca.report.html_page import write_report
+from fedgsca.federation.privacy.reply_cache import answer_once
+from fedgsca.federation.rounds import run
+from fedgsca.federation.run_folder import read_rounds
+from fedgsca.lab.report.html_page import write_report
+from fedgsca.methods.base import load_methods
+from fedgsca.methods.site import weights_of
 from fedgsca.selector import NO_SELECTOR, Selector
-from fedgsca.site import weights_of
 from fedgsca.wire import Payload, Update, check_update
 from tests.toys import outcome, toy_config
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from fedgsca.experiment import records as all_records
-from fedgsca.experiment.records import (
+from fedgsca.federation import records as all_records
+from fedgsca.federation.records import (
     BestRound,
     LabelsInUse,
     PrivacyBudget,
@@ -22,7 +22,7 @@ from fedgsca.experiment.records import (
     SiteSetup,
     TimingRecord,
 )
-from fedgsca.experiment.run_folder import dumps
+from fedgsca.federation.run_folder import dumps
 from fedgsca.support.json_record import Record
 from tests.toys import finished_run, toy_config
 

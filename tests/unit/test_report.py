@@ -20,17 +20,23 @@ import pytest
 
 from fedgsca.cli.run_summary import show_participation
 from fedgsca.errors import RunFolderError
-from fedgsca.experiment.records import Comparison
-from fedgsca.report import page_sections
-from fedgsca.report.comparison_columns import explain_numbers, make_tables
-from fedgsca.report.comparison_rows import compare_rows, recovery
-from fedgsca.report.elements import BulletList, PageSection
-from fedgsca.report.html_page import write_report
-from fedgsca.report.page_sections import RUN_SECTIONS, run_section
-from fedgsca.report.palette import NUM_COLOURS, method_slot, slot_line_style
-from fedgsca.report.run_facts import describe_noises, method_title, noise_title
-from fedgsca.report.run_reader import LoadedRun, read_run
-from fedgsca.report.table import Cell, to_csv, to_markdown
+from fedgsca.federation.records import Comparison, RoundRecord, SiteRecord
+from fedgsca.lab.report import page_sections
+from fedgsca.lab.report.comparison_columns import explain_numbers, make_tables
+from fedgsca.lab.report.comparison_rows import compare_rows, recovery
+from fedgsca.lab.report.elements import BulletList, PageSection
+from fedgsca.lab.report.html_page import write_report
+from fedgsca.lab.report.page_sections import RUN_SECTIONS, run_section
+from fedgsca.lab.report.palette import NUM_COLOURS, method_slot, slot_line_style
+from fedgsca.lab.report.run_facts import (
+    describe_noises,
+    method_title,
+    noise_title,
+    unused_labels,
+    unused_share,
+)
+from fedgsca.lab.report.run_reader import LoadedRun, read_run
+from fedgsca.lab.table import Cell, to_csv, to_markdown
 from fedgsca.rng import stream
 
 CLASSES = [
@@ -280,9 +286,24 @@ def test_summary_compares_wrong_and_unused_labels(gsca: str) -> None:
         "20 % were made wrong on purpose: none at site-1 and 40 % at site-2 (symmetric)"
         in text_of_page
     )
-    # 0.9 of the 80 wrong labels among the 10 + 90 of 400 that were taken as noisy
-    text = text_of_page[text_of_page.index("25 % of the given labels") :]
+    # 0.9 of the 80 wrong labels among 10 + 90 of 400; the 10 are below the level of Eq. 13
+    text = text_of_page[text_of_page.index("22 % of the given labels") :]
     assert "90 % of the wrong" in text and "72 % of those" in text
+
+
+def test_labels_not_trained_on_as_given_are_counted_in_one_place() -> None:
+    def site(**values: float) -> SiteRecord:
+        return SiteRecord(100, {"clean": 80, "delta": 0.2, **values})
+
+    assert unused_share(site(), 0.1) == pytest.approx(0.2)
+    assert unused_share(site(), 0.3) == 0.0  # below the level of Eq. 13 all labels are kept
+    assert unused_share(site(guard=1), 0.1) == unused_share(site(fallback=1), 0.1) == 0.0
+    assert unused_share(SiteRecord(100, {"delta": 0.2}), 0.1) is None
+    rounds = [
+        RoundRecord.from_json({"sites": {"a": {"num_samples": 100, "clean": 50, "delta": 0.5}}}),
+        RoundRecord.from_json({"sites": {"b": {"num_samples": 300, "clean": 300, "delta": 0.0}}}),
+    ]
+    assert unused_labels(rounds, 0.1) == pytest.approx(50 / 400)
 
 
 def test_all_sections_of_a_complete_run_are_there(gsca: str) -> None:
@@ -681,7 +702,7 @@ def test_unfinished_comparison_says_so(tmp_path: Path) -> None:
 
 def test_tables_are_light_enough_for_the_command_line() -> None:
     code = (
-        "import sys, fedgsca.report.comparison_columns; "
+        "import sys, fedgsca.lab.report.comparison_columns; "
         "print([m for m in ('torch', 'matplotlib', 'jinja2') if m in sys.modules])"
     )
     process = run_process([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -20,12 +20,12 @@ from tests.toys import toy_npz
 pytest.importorskip("starlette")
 
 from fedgsca.errors import ConfigError
-from fedgsca.label_audit.audit_images import AuditImages
-from fedgsca.label_audit.audit_table import read_audit
-from fedgsca.review.security import LocalAccess
-from fedgsca.review.serve import bind
-from fedgsca.review.session import ListFilter, Session
-from fedgsca.review.web_app import build_app
+from fedgsca.labels.audit_images import AuditImages
+from fedgsca.labels.audit_table import read_audit
+from fedgsca.labels.review.security import LocalAccess
+from fedgsca.labels.review.serve import bind
+from fedgsca.labels.review.session import ListFilter, Session
+from fedgsca.labels.review.web_app import build_app
 
 PORT, TOKEN = 8765, "the-secret"
 HOST = f"127.0.0.1:{PORT}"
@@ -544,7 +544,7 @@ def test_a_row_of_thousands_of_digits_is_refused(app: LocalAccess, path: str) ->
 
 
 def test_a_slow_body_is_given_up(app: LocalAccess, monkeypatch: pytest.MonkeyPatch) -> None:
-    from fedgsca.review import web_app
+    from fedgsca.labels.review import web_app
 
     monkeypatch.setattr(web_app, "BODY_SECONDS", 0.2)
     assert send_raw(app, "/api/undo", b"{", is_slow=True).status == 408

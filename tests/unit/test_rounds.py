@@ -10,16 +10,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedgsca.aggregate import is_buffer
 from fedgsca.config import METHODS
-from fedgsca.engine import site_evaluation
-from fedgsca.engine.base import RunObserver
-from fedgsca.engine.checkpoint import latest
-from fedgsca.engine.rounds import check_model, run
 from fedgsca.errors import UpdateError
+from fedgsca.federation import site_evaluation
+from fedgsca.federation.base import RunObserver
+from fedgsca.federation.checkpoint import latest
+from fedgsca.federation.rounds import check_model, run
+from fedgsca.methods.aggregate import is_buffer
 from fedgsca.methods.base import ServerState, load_methods, register
 from fedgsca.methods.fedavg import FedAvg
-from fedgsca.train import Evaluation, evaluate
+from fedgsca.methods.train import Evaluation, evaluate
 from fedgsca.wire import Update
 from tests.toys import toy_config
 

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fedgsca.federation.robust.base import RuleSettings, geometric_median, load_rules, make_rule
+from fedgsca.federation.robust.combine import combine_extras, combine_models
+from fedgsca.federation.robust.spool import UpdateSpool
 from fedgsca.rng import stream
-from fedgsca.robust.base import RuleSettings, geometric_median, load_rules, make_rule
-from fedgsca.robust.combine import combine_extras, combine_models
-from fedgsca.robust.spool import UpdateSpool
 from fedgsca.wire import Extra, Update
 
 ROBUST_RULES = sorted(name for name, rule in load_rules().items() if rule.needs_all)

@@ -12,11 +12,11 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from fedgsca.engine.rounds import run
 from fedgsca.errors import RunFolderError
-from fedgsca.experiment.records import RunResult
-from fedgsca.experiment.result_summary import peak_memory_mb
-from fedgsca.experiment.run_folder import read_rounds, read_timing
+from fedgsca.federation.records import RunResult
+from fedgsca.federation.result_summary import peak_memory_mb
+from fedgsca.federation.rounds import run
+from fedgsca.federation.run_folder import read_rounds, read_timing
 from tests.toys import ROUNDS, toy_config, toy_npz
 
 

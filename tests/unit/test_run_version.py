@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from fedgsca.engine.rounds import run
 from fedgsca.errors import RunFolderError
+from fedgsca.federation.rounds import run
 from fedgsca.support.version import __version__
 from tests.toys import toy_config
 

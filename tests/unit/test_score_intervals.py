@@ -16,10 +16,8 @@ from sklearn.metrics import (
     roc_auc_score,
 )
 
-from fedgsca import calibration
-from fedgsca.metrics import confusion, scores
-from fedgsca.rng import stream
-from fedgsca.score_intervals import (
+from fedgsca.federation import calibration
+from fedgsca.federation.score_intervals import (
     ScoreDraws,
     WeightedScorer,
     average_macro,
@@ -28,6 +26,8 @@ from fedgsca.score_intervals import (
     number_units,
     quantile_interval,
 )
+from fedgsca.metrics import confusion, scores
+from fedgsca.rng import stream
 
 C = 4
 

@@ -49,7 +49,7 @@ from benchmarks.generalisation.variants import (
     list_constant_variants,
     list_option_variants,
 )
-from fedgsca.grid.demo_plan import has_pretrained_network
+from fedgsca.lab.demo_plan import has_pretrained_network
 from fedgsca.methods.fedgsca_e import FedGSCAEOptions
 
 needs_weights = pytest.mark.skipif(not has_pretrained_network(), reason="needs the extra [weights]")

@@ -7,8 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from fedgsca.engine.base import Reply
-from fedgsca.engine.local import LocalEngine, SiteRunner
+from fedgsca.federation.base import Reply
+from fedgsca.federation.local import LocalEngine, SiteRunner
 from fedgsca.support.files import FileBatch
 from fedgsca.wire import Payload
 

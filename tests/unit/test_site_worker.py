@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from fedgsca.engine.site_answers import source_stamp
-from fedgsca.engine.site_settings import SiteSettings
-from fedgsca.engine.site_worker import WorkerClient, send
 from fedgsca.errors import UpdateError
+from fedgsca.hospital.site_answers import source_stamp
+from fedgsca.hospital.site_settings import SiteSettings
+from fedgsca.hospital.site_worker import WorkerClient, send
 
 ROOT = Path(__file__).parents[2]
 
@@ -116,7 +116,7 @@ def test_a_worker_without_messages_ends(client: WorkerClient, tmp_path: Path) ->
 
 def test_the_node_of_a_site_imports_nothing_heavy_for_the_worker() -> None:
     heavy = ["torch", "monai", "numpy", "pydantic", "flwr"]
-    code = "import sys, fedgsca.engine.site_worker;"
+    code = "import sys, fedgsca.hospital.site_worker;"
     code += f" print([name for name in {heavy} if name in sys.modules])"
     command = [sys.executable, "-c", code]
     result = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT)

@@ -7,9 +7,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from fedgsca.experiment.final_statistics import FinalPredictions
-from fedgsca.experiment.records import Difference
-from fedgsca.report.statistic import (
+from fedgsca.federation.final_statistics import FinalPredictions
+from fedgsca.federation.records import Difference
+from fedgsca.federation.score_intervals import DRAWS
+from fedgsca.lab.statistic import (
     RunScore,
     correct,
     describe,
@@ -19,7 +20,6 @@ from fedgsca.report.statistic import (
     two_sided_p,
 )
 from fedgsca.rng import stream
-from fedgsca.score_intervals import DRAWS
 
 NAMES = {"noise": "S40", "method": "a", "reference": "b"}
 

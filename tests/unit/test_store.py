@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from fedgsca.errors import RunFolderError
-from fedgsca.site_store import Store
+from fedgsca.methods.site_store import Store
 from fedgsca.support.files import FileBatch
 
 

@@ -10,8 +10,8 @@ import pytest
 
 from fedgsca.config import METHODS
 from fedgsca.data.reader import READERS
-from fedgsca.engine.base import ENGINES
 from fedgsca.errors import ConfigError, DataError
+from fedgsca.federation.base import ENGINES
 from fedgsca.methods.base import load_methods
 from fedgsca.noise.base import KINDS
 from fedgsca.support.csv_table import read_csv_table, write_cells
@@ -187,7 +187,7 @@ def test_a_plugin_cannot_take_the_name_of_a_built_in_implementation(
 
 RELOADED_PLUGIN = """
 from fedgsca.data.reader import READERS, Reader
-from fedgsca.engine.base import register_engine
+from fedgsca.federation.base import register_engine
 from fedgsca.methods.base import Method, register
 from fedgsca.noise.base import NoiseKind, register_kind
 

@@ -7,9 +7,9 @@ import io
 
 import pytest
 
-from fedgsca.report.elements import Page, PageSection
-from fedgsca.report.html_page import render_page
-from fedgsca.report.table import Cell, Table, print_tables, to_csv, to_latex, to_markdown
+from fedgsca.lab.report.elements import Page, PageSection
+from fedgsca.lab.report.html_page import render_page
+from fedgsca.lab.table import Cell, Table, print_tables, to_csv, to_latex, to_markdown
 
 TABLE = Table(
     "Noise <S40>",

@@ -7,7 +7,7 @@ import pytest
 from benchmarks.speed import Measurement
 from fedgsca.config import build
 from fedgsca.errors import ConfigError
-from fedgsca.grid.time_to_accuracy import Curve, timed_tree
+from fedgsca.lab.time_to_accuracy import Curve, timed_tree
 
 
 def test_a_curve_reaches_a_score_in_its_first_round_at_or_above_it() -> None:

@@ -11,17 +11,17 @@ from typing import Any
 import pytest
 
 from fedgsca.config import Config, load_config, to_toml
-from fedgsca.engine.base import ObserverGroup
-from fedgsca.engine.rounds import run
 from fedgsca.errors import ConfigError, MissingExtraError
-from fedgsca.experiment.records import RoundRecord, RunResult
-from fedgsca.grid.plan import ComparisonPlan
-from fedgsca.grid.runner import SilentGridObserver
-from fedgsca.tracking import mlflow_tracker, tensorboard_tracker
-from fedgsca.tracking.base import RunLabel, TrackTarget, parse_targets, safe_name
-from fedgsca.tracking.observers import SafeTrackers, TrackingObserver
-from fedgsca.tracking.round_values import round_values
-from fedgsca.tracking.start_tracking import find_targets, track_comparison, track_run
+from fedgsca.federation.base import ObserverGroup
+from fedgsca.federation.records import RoundRecord, RunResult
+from fedgsca.federation.rounds import run
+from fedgsca.lab.plan import ComparisonPlan
+from fedgsca.lab.runner import SilentGridObserver
+from fedgsca.lab.tracking import mlflow_tracker, tensorboard_tracker
+from fedgsca.lab.tracking.base import RunLabel, TrackTarget, parse_targets, safe_name
+from fedgsca.lab.tracking.observers import SafeTrackers, TrackingObserver
+from fedgsca.lab.tracking.round_values import round_values
+from fedgsca.lab.tracking.start_tracking import find_targets, track_comparison, track_run
 from tests.toys import RecordingObserver, outcome, toy_config
 
 RESULT = RunResult.from_json({"f1": 71.0})
@@ -290,7 +290,7 @@ def test_a_comparison_is_one_parent_with_children(tmp_path: Path) -> None:
         append(path, 0)
         tracking.current.begin("data")
         tracking.on_run_done(cell, RESULT)
-    from fedgsca.experiment.records import Comparison
+    from fedgsca.federation.records import Comparison
 
     comparison = Comparison.from_json(
         {"cells": [{"method": "fedavg", "noise": "S40", "seed": 0, "f1": 70.0}]}
@@ -364,7 +364,7 @@ def test_the_modules_of_trackers_are_not_imported_without_need() -> None:
     import subprocess
 
     code = (
-        "import sys, fedgsca.tracking.start_tracking;"
+        "import sys, fedgsca.lab.tracking.start_tracking;"
         "print([name for name in ('mlflow', 'tensorboard') if name in sys.modules])"
     )
     output = subprocess.run(

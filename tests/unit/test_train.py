@@ -9,16 +9,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedgsca import train as training
 from fedgsca.credal import CredalObjective, Loss
 from fedgsca.evidence import MAX_WEIGHT
-from fedgsca.label_loss import LabelLoss
-from fedgsca.models.batches import augment
-from fedgsca.models.build import build_classifier, build_head_only
-from fedgsca.rng import stream
-from fedgsca.site import Samples, Site, weights_of
-from fedgsca.site_store import Store
-from fedgsca.train import (
+from fedgsca.methods import train as training
+from fedgsca.methods.label_loss import LabelLoss
+from fedgsca.methods.site import Samples, Site, weights_of
+from fedgsca.methods.site_store import Store
+from fedgsca.methods.train import (
     SGD,
     Batch,
     LogitObjective,
@@ -30,6 +27,9 @@ from fedgsca.train import (
     evaluate,
     train,
 )
+from fedgsca.models.batches import augment
+from fedgsca.models.build import build_classifier, build_head_only
+from fedgsca.rng import stream
 from tests.toys import CLASSES, toy_config, toy_images
 
 CPU = torch.device("cpu")

@@ -8,13 +8,11 @@ import pytest
 from fedgsca.evidence import (
     POWERS,
     Judgement,
-    class_masses,
-    normalise_mix,
+    own_references,
     sharpen,
     symmetric_matrix,
 )
-from fedgsca.rng import stream
-from fedgsca.wrong_count import (
+from fedgsca.labels.wrong_count import (
     MAX_WIDTH,
     CountModels,
     assign_parts,
@@ -22,11 +20,12 @@ from fedgsca.wrong_count import (
     fit_models,
     sharpen_to,
 )
+from fedgsca.rng import stream
 from tests.unit.test_evidence_heads import MIX, PAIR_FLIP, Labels, site_of
 
 
 def judgement_of(opinion: np.ndarray) -> Judgement:
-    references = normalise_mix(class_masses(opinion, np.ones(len(opinion))))
+    references = own_references(opinion, np.ones(len(opinion)))
     return Judgement(opinion, references, 1.0)
 
 
@@ -114,7 +113,7 @@ def test_one_class_and_very_small_sites(given: list[int]) -> None:
 
 def test_a_large_site_is_weighed_by_some_of_its_labels(monkeypatch: pytest.MonkeyPatch) -> None:
     site = site_of(symmetric_matrix(0.2, 3), MIX, n=1000)
-    monkeypatch.setattr("fedgsca.wrong_count.MAX_WEIGHED", 300)
+    monkeypatch.setattr("fedgsca.labels.wrong_count.MAX_WEIGHED", 300)
     models = models_of(site)
     assert models.suspicions.shape[1] == 1000
     assert abs(estimate_wrong(models).share - site.wrong.mean()) < 0.03

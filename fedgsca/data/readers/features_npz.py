@@ -20,13 +20,13 @@ from pathlib import Path
 
 import numpy as np
 
-from fedgsca.checked_labels import mark_checked
 from fedgsca.data.build_table import order_classes, split_note
 from fedgsca.data.file_list import check_class_count
 from fedgsca.data.partition import split_rows
 from fedgsca.data.reader import READERS, Reader, ReaderOptions
 from fedgsca.data.table import ImageTable, check_table, fingerprint
 from fedgsca.errors import DataError
+from fedgsca.support.checked_labels import mark_checked
 from fedgsca.support.text import one_line, plural
 
 # the file that is found by itself in a folder of images

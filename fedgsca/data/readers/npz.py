@@ -17,7 +17,6 @@ from typing import IO, Any
 
 import numpy as np
 
-from fedgsca.checked_labels import mark_checked
 from fedgsca.data.cache import Extra, cached_rows
 from fedgsca.data.decode.image_files import UnreadableImageError, check_shape, fit
 from fedgsca.data.file_list import check_class_count, measure_files
@@ -25,6 +24,7 @@ from fedgsca.data.reader import READERS, Reader, ReaderOptions
 from fedgsca.data.readers.features_npz import check_marks
 from fedgsca.data.table import SPLITS, ImageTable, check_table, fingerprint
 from fedgsca.errors import DataError
+from fedgsca.support.checked_labels import mark_checked
 from fedgsca.support.files import sha256_file
 from fedgsca.support.text import one_line
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from fedgsca.aggregate import count_samples, weighted_mean
+from fedgsca.methods.aggregate import count_samples, weighted_mean
 from fedgsca.methods.base import ServerState
 from fedgsca.wire import Arrays, Payload, Update
 
@@ -27,7 +27,7 @@ def average_models(
     """theta <- sum_k w_k theta_k / sum_k w_k; by default w_k = n_k. Without updates: as it was.
 
     The extras of the state are kept. A server that needs the mean for something else calls
-    `fedgsca.aggregate.weighted_mean`.
+    `fedgsca.methods.aggregate.weighted_mean`.
     """
     weights = weighted_mean(updates, state.weights, weight)
     return ServerState(state.round + 1, weights, state.extras)

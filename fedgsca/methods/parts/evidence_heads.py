@@ -2,13 +2,11 @@
 
 `MethodWithHeads` holds a method. What travels for the wrapped method is unchanged; what travels for
 the heads has names that begin with "evidence." and is declared beside it. Heads are trained and
-judge in every round until the last collection. A refresh of the posterior takes three rounds,
+judge in every round until the last collection. A refresh of the posterior takes two rounds,
 because every message rides on a round that takes place anyway:
 
-    round t      up    masses               class masses of the site, for each power
-    round t + 1  down  references           class mix of the federation; the site runs EM
-                 up    log_likelihoods      of the given labels, for each power
-    round t + 2  down  power, refresh       the best power; the site computes r and keeps it
+    round t      up    log_likelihoods      of the given labels, for each power
+    round t + 1  down  power, refresh       the best power; the site computes r and keeps it
 
 A site that misses one of these rounds refreshes its posterior in the next round it takes part in;
 one that was away until a power was chosen judges its labels by the heads that it receives first.
@@ -22,7 +20,6 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from fedgsca.aggregate import WeightedMean
 from fedgsca.evidence import (
     MAX_DECLINE,
     MIN_USEFUL,
@@ -32,29 +29,27 @@ from fedgsca.evidence import (
     Judgement,
     assign_folds,
     best_power,
-    class_masses,
     draw_holdout,
     explain_opinions,
     explained_across_folds,
     head_targets,
     judge,
     layer_normalise,
-    normalise_mix,
+    own_references,
     sharpen,
     to_halves,
     train_heads,
 )
+from fedgsca.methods.aggregate import WeightedMean
 from fedgsca.methods.base import Method, ServerState
 from fedgsca.methods.parts import holdout
-from fedgsca.site import LabelEvidence, Samples, Site
-from fedgsca.train import evaluate_site
+from fedgsca.methods.site import LabelEvidence, Samples, Site
+from fedgsca.methods.train import evaluate_site
 from fedgsca.wire import SMALLEST_GROUP, Arrays, Extra, Payload, Update
 
 PREFIX = "evidence."
 # earlier heads know too little; a shorter run judges from its first collection on
 FIRST_JUDGED_ROUND = 3
-# a number that a site withholds is between 0 and SMALLEST_GROUP: the middle
-WITHHELD = SMALLEST_GROUP / 2
 
 _HEAD_EXTRAS = {
     "evidence.weight": Extra(
@@ -79,16 +74,6 @@ _HEAD_EXTRAS = {
 UPLOADS: Mapping[str, Extra] = {
     **_HEAD_EXTRAS,
     **holdout.UPLOADS,
-    "evidence.masses": Extra(
-        (len(POWERS), "C"),
-        "sums over all images of the heads' probability of each class; "
-        f"NaN: below {SMALLEST_GROUP}",
-        optional=True,
-        low=0,
-        nan=True,
-        per_image=(0.0, holdout.MAX_HOLDOUT_FACTOR),
-        off_under_privacy=True,
-    ),
     "evidence.log_likelihoods": Extra(
         (len(POWERS),),
         "how well the heads explain the given labels, one sum per power; NaN: not computed",
@@ -103,9 +88,6 @@ UPLOADS: Mapping[str, Extra] = {
 }
 DOWNLOADS: Mapping[str, Extra] = {
     **_HEAD_EXTRAS,
-    "evidence.references": Extra(
-        (len(POWERS), "C"), "class mix of all sites, for each power", optional=True, low=0, high=1
-    ),
     "evidence.power": Extra(
         (),
         "the power that makes the heads' probabilities explain the labels best",
@@ -162,7 +144,8 @@ class MethodWithHeads(Method):
         method_state, evidence = _split_state(state)
         payload = self.method.broadcast(method_state, round)
         evidence = {name: a for name, a in evidence.items() if name in DOWNLOADS}
-        if not (self._is_training(round) or self.keeps_heads):
+        # a site that missed the last collection judges its labels in the round after it
+        if not (self._is_training(round - 1) or self.keeps_heads):
             evidence = {name: a for name, a in evidence.items() if name not in _HEAD_EXTRAS}
         return replace(payload, extras={**payload.extras, **evidence})
 
@@ -184,8 +167,8 @@ class MethodWithHeads(Method):
         return replace(update, extras=_split_extras(update.extras)[1])
 
     def _is_training(self, round: int) -> bool:
-        """Heads are trained until the round after the last collection."""
-        return round <= self.collection_rounds[-1] + 1
+        """Heads are trained until the last collection."""
+        return round <= self.collection_rounds[-1]
 
     # ---- site ----
 
@@ -252,15 +235,7 @@ class MethodWithHeads(Method):
         targets, weights = head_targets(memory.head_labels(site))
         extras = {}
         if round in self.collection_rounds:
-            opinion = memory.mean_opinion()
-            masses = class_masses(opinion, weights)
-            # a weight can make the mass of one image as large as that of ten: count images
-            num_images = class_masses(opinion, np.ones(site.num_samples))
-            masses = np.where(num_images < SMALLEST_GROUP, np.nan, masses)
-            extras["evidence.masses"] = _withhold_small(masses, site.num_samples)
-        if round - 1 in self.collection_rounds and "evidence.references" in evidence:
-            references = evidence["evidence.references"]
-            extras["evidence.log_likelihoods"] = _log_likelihoods(memory, references, site)
+            extras["evidence.log_likelihoods"] = _log_likelihoods(memory, site)
         heads = train_heads(
             heads,
             features,
@@ -294,7 +269,8 @@ class EvidenceSums:
 
     def __init__(self) -> None:
         self.heads = WeightedMean()
-        self.sums: dict[str, np.ndarray] = {}
+        # (P,), of all sites that sent it
+        self.log_likelihoods: np.ndarray | None = None
         self.scores = holdout.ScoreSums()
 
     def take_from(self, updates: Iterable[Update]) -> Iterator[Update]:
@@ -310,24 +286,16 @@ class EvidenceSums:
         if all(name in evidence for name in _HEAD_EXTRAS):
             heads = {name: evidence[name] for name in _HEAD_EXTRAS}
             self.heads.add(heads, float(num_samples))
-        masses = evidence.get("evidence.masses")
-        if masses is not None and np.isfinite(masses).any():
-            self._add_sum("evidence.masses", np.nan_to_num(masses, nan=WITHHELD))
-        log_likelihoods = evidence.get("evidence.log_likelihoods")
-        if log_likelihoods is not None and np.isfinite(log_likelihoods).all():
-            self._add_sum("evidence.log_likelihoods", log_likelihoods)
-
-    def _add_sum(self, name: str, value: np.ndarray) -> None:
-        total = np.asarray(value, dtype=np.float64)
-        self.sums[name] = self.sums[name] + total if name in self.sums else total
+        values = evidence.get("evidence.log_likelihoods")
+        if values is not None and np.isfinite(values).all():
+            total = 0.0 if self.log_likelihoods is None else self.log_likelihoods
+            self.log_likelihoods = total + np.asarray(values, dtype=np.float64)
 
     def add_to(self, evidence: Arrays) -> dict[str, np.ndarray]:
         """The server's evidence after the round; what no site sent stays as it was."""
         state = {**evidence, **(self.heads.result() or {})}
-        if "evidence.masses" in self.sums:
-            state["evidence.references"] = normalise_mix(self.sums["evidence.masses"])
-        if "evidence.log_likelihoods" in self.sums:
-            state["evidence.power"] = np.array(best_power(self.sums["evidence.log_likelihoods"]))
+        if self.log_likelihoods is not None:
+            state["evidence.power"] = np.array(best_power(self.log_likelihoods))
             state["evidence.refresh"] = np.array(int(evidence.get("evidence.refresh", 0)) + 1)
         return state
 
@@ -396,6 +364,14 @@ class HeadMemory:
         total = self.opinion_sum.astype(np.float64)
         return np.asarray(total / total.sum(axis=1, keepdims=True))
 
+    def references(self, site: Site) -> np.ndarray:
+        """(P, C): class mix of the site's own mean opinion, for each power.
+
+        Nothing that it depends on changes between a collection and its refresh.
+        """
+        _, weights = head_targets(self.head_labels(site))
+        return own_references(self.mean_opinion(), weights)
+
     def head_labels(self, site: Site) -> np.ndarray:
         """(n, C): what the heads are trained on; the given labels, later the posterior.
 
@@ -429,7 +405,7 @@ def _refresh_posterior(memory: HeadMemory, evidence: Arrays, site: Site) -> Head
     if refresh <= memory.refresh or not memory.count:
         return memory
     power = float(evidence["evidence.power"])
-    judgement = Judgement(memory.mean_opinion(), evidence["evidence.references"], power)
+    judgement = Judgement(memory.mean_opinion(), memory.references(site), power)
     site.note(
         evidence_probs=judgement.probs,
         evidence_references=judgement.references,
@@ -496,7 +472,7 @@ def _received_heads(evidence: Arrays, width: int, num_classes: int) -> Heads:
     return Heads(evidence["evidence.weight"], evidence["evidence.bias"])
 
 
-def _log_likelihoods(memory: HeadMemory, references: np.ndarray, site: Site) -> np.ndarray:
+def _log_likelihoods(memory: HeadMemory, site: Site) -> np.ndarray:
     """(P,) for each power, the log-likelihood of given labels that T has not seen.
 
     NaN for a very small site.
@@ -505,14 +481,6 @@ def _log_likelihoods(memory: HeadMemory, references: np.ndarray, site: Site) -> 
         return np.full(len(POWERS), np.nan)
     opinion = memory.mean_opinion()
     opinions = np.stack([sharpen(opinion, power) for power in POWERS])
-    values, _ = explain_opinions(
-        opinions, site.labels, to_halves(memory.folds), references, checked=site.checked
-    )
+    parts, references = to_halves(memory.folds), memory.references(site)
+    values, _ = explain_opinions(opinions, site.labels, parts, references, checked=site.checked)
     return np.array(values)
-
-
-def _withhold_small(values: np.ndarray, num_samples: int = SMALLEST_GROUP) -> np.ndarray:
-    """The values with NaN for those that a few images determine."""
-    if num_samples < SMALLEST_GROUP:
-        return np.full(values.shape, np.nan)
-    return np.where(values < SMALLEST_GROUP, np.nan, values)

@@ -16,8 +16,8 @@ from dataclasses import replace
 import numpy as np
 
 from fedgsca.evidence import expected_counts, expected_f1, pool_small_classes
-from fedgsca.site import Samples, Site
-from fedgsca.train import evaluate
+from fedgsca.methods.site import Samples, Site
+from fedgsca.methods.train import evaluate
 from fedgsca.wire import SMALLEST_GROUP, Arrays, Extra, Payload
 
 COUNTS = "evidence.expected_counts"

@@ -23,9 +23,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedgsca.site import Site
+from fedgsca.methods.site import Site
+from fedgsca.methods.train import batches, evaluate, optimiser, precision
 from fedgsca.support.lazy_torch import F, Tensor, torch
-from fedgsca.train import batches, evaluate, optimiser, precision
 
 # the batch size of the published code, to which lambda belongs
 PUBLISHED_BATCH = 64

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from fedgsca.methods.train import Batch, Objective
 from fedgsca.support.lazy_torch import F, Tensor, nn, torch
-from fedgsca.train import Batch, Objective
 
 
 def mixup(

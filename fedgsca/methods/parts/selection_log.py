@@ -11,9 +11,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from fedgsca.methods.base import Logged
+from fedgsca.methods.site import Site
 from fedgsca.pseudo_label import guard_reason
 from fedgsca.selector import NO_SELECTOR, SELECTOR_BOUNDS, Selector, nearest_selector
-from fedgsca.site import Site
 from fedgsca.wire import Extra
 
 SELECTOR_UPLOAD = Extra(

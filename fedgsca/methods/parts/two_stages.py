@@ -19,9 +19,9 @@ import numpy as np
 from fedgsca.methods.base import ServerState
 from fedgsca.methods.fednoro import grouping, is_noisy
 from fedgsca.methods.parts.statistics import class_means, log_prior
-from fedgsca.site import Site
+from fedgsca.methods.site import Site
+from fedgsca.methods.train import Batch, Objective, evaluate_site
 from fedgsca.support.lazy_torch import F, Tensor, nn, torch
-from fedgsca.train import Batch, Objective, evaluate_site
 from fedgsca.wire import SMALLEST_GROUP, Arrays, Payload, Update
 
 WARMUP = 0

@@ -212,7 +212,7 @@ class OpenSetNoise(NoiseKind):
     """O20: 20 % of the images are replaced by images of no class, which take over their labels.
 
     So the labels that are given to foreign images follow the class distribution of the site. The
-    images come from `noise.open_set` or are made (`fedgsca/experiment/label_noise.py`).
+    images come from `noise.open_set` or are made (`fedgsca/federation/label_noise.py`).
     """
 
     letter = "O"

@@ -1,1 +1,0 @@
-"""Runs an experiment: the round loop, and the engines that move messages to the sites."""

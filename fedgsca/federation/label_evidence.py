@@ -1,0 +1,149 @@
+"""A site's record of what the evidence heads say about its labels. It never leaves the site.
+
+evidence/<site>/site.json             which samples these are (EvidenceHeader)
+evidence/<site>/round-*.safetensors   the newest judgement (fedgsca/evidence.py), versioned like
+                                      the site's memory
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fedgsca.errors import RunFolderError
+from fedgsca.evidence import Judgement
+from fedgsca.federation.records import EvidenceHeader
+from fedgsca.federation.run_folder import read_config
+from fedgsca.methods.compose import head_rounds
+from fedgsca.methods.site_store import Store
+from fedgsca.support.files import write_atomic
+
+if TYPE_CHECKING:
+    from fedgsca.federation.simulation import Experiment
+    from fedgsca.methods.site import Site
+
+ALL_ROUNDS = 2**31  # later than any round
+
+
+# ---- during a run ----
+
+
+def add_judgement(site: Site, round_index: int, experiment: Experiment, folder: Path) -> None:
+    """Store the judgement of the evidence heads, in rounds that have a new one."""
+    if "evidence_probs" not in site.notes:
+        return
+    judgement = Judgement(
+        site.notes["evidence_probs"],
+        site.notes["evidence_references"],
+        float(site.notes["evidence_power"]),
+    )
+    place = folder / "evidence" / site.name
+    if not (place / "site.json").exists():
+        header = EvidenceHeader(
+            site=site.name,
+            samples=site.num_samples,
+            classes=tuple(experiment.table.classes),
+            fingerprint=experiment.table.fingerprint,
+            config=experiment.config.to_tree(),
+        )
+        write_header(place, header)
+    write_judgement(Store(place, site.store.files), round_index, judgement)
+
+
+def write_header(place: Path, header: EvidenceHeader) -> None:
+    """Write site.json into the folder of a site's evidence, with its checksum."""
+    tree = header.to_json()
+    tree["digest"] = _tree_digest(tree)
+    write_atomic(place / "site.json", json.dumps(tree, indent=1).encode())
+
+
+def write_judgement(store: Store, round_index: int, judgement: Judgement) -> None:
+    """Store a judgement of the evidence heads; `store` is that of a site's evidence."""
+    arrays = {
+        "probs": judgement.probs.astype(np.float32),
+        "references": judgement.references,
+        "power": np.array(judgement.power),
+    }
+    store.write(round_index, arrays)
+
+
+# ---- for the audit ----
+
+
+def sites_with_evidence(run: Path) -> list[str]:
+    """Names of the sites that have evidence in this folder, at least one."""
+    sites = sorted(path.parent.name for path in (run / "evidence").glob("*/site.json"))
+    if not sites:
+        _raise_without_evidence(run)
+    return sites
+
+
+def _raise_without_evidence(run: Path) -> None:
+    """Say why a folder has no evidence, and how to get it."""
+    if not (run / "config.toml").is_file():
+        raise RunFolderError(
+            "audit.no-evidence",
+            f"{run} contains no evidence about labels",
+            fix="give the folder of a run of fedgsca-e or of a run with --audit; `fedgsca"
+            " audit-folder` judges the labels of a folder of images without a run",
+        )
+    config = read_config(run)
+    rounds = head_rounds(config)
+    if not rounds:
+        raise RunFolderError(
+            "audit.no-evidence",
+            f"{run} has no evidence about labels: {config.method} ran without evidence heads",
+            fix="run it again with --audit and at least six rounds, without privacy, or use"
+            " `fedgsca audit-folder`, which needs no run",
+        )
+    raise RunFolderError(
+        "audit.no-evidence",
+        f"{run} has no evidence about labels yet: the first judgement is that of round"
+        f" {rounds[0] + 3}",
+        fix=f"continue the run with `fedgsca resume {run}`, then audit again",
+    )
+
+
+def read_header(run: Path, site: str) -> EvidenceHeader:
+    """Which samples the evidence of a site is about."""
+    path = run / "evidence" / site / "site.json"
+    try:
+        tree = dict(json.loads(path.read_bytes()))
+        if tree.pop("digest", None) != _tree_digest(tree):
+            raise ValueError("its content does not match its checksum")
+        return EvidenceHeader.from_json(tree)
+    except (OSError, TypeError, ValueError, RecursionError) as error:
+        raise RunFolderError(
+            "audit.damaged-evidence",
+            f"{path} is damaged or missing: {error}",
+            fix="restore the file from a backup, or make the run again",
+        ) from None
+
+
+def _tree_digest(tree: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()
+
+
+def read_evidence(run: Path, site: str, *, before_round: int = ALL_ROUNDS) -> Judgement:
+    """The newest judgement of a site's labels, or that of rounds earlier than `before_round`."""
+    arrays = Store(run / "evidence" / site).read_before(before_round)
+    if not arrays:
+        raise RunFolderError(
+            "audit.no-evidence",
+            f"{site} in {run} has no evidence about its labels yet",
+            fix=f"continue the run with `fedgsca resume {run}`, then audit again",
+        )
+    try:
+        probs = arrays["probs"].astype(np.float64)
+        return Judgement(probs, arrays["references"], float(arrays["power"]))
+    except (KeyError, TypeError, ValueError) as error:
+        raise RunFolderError(
+            "audit.damaged-evidence",
+            f"the evidence of {site} in {run} is damaged: {type(error).__name__} {error}",
+            fix="restore the folder from a backup, or make the run again",
+        ) from None

@@ -1,0 +1,140 @@
+"""status.json in the run folder: progress of the coordinator and the state of every site.
+
+For a person who looks from outside (`read_status`) while the coordinator runs in the background.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fedgsca.errors import RunFolderError
+from fedgsca.federation.base import RunObserver
+from fedgsca.federation.records import RunStatus, SiteStatus
+from fedgsca.federation.run_folder import dumps
+from fedgsca.support.files import write_atomic
+
+if TYPE_CHECKING:
+    from fedgsca.federation.base import Reply
+    from fedgsca.federation.records import RoundRecord
+    from fedgsca.federation.simulation import Experiment
+
+STATUS_FILE = "status.json"
+_MAX_MESSAGES = 20
+_WRITE_INTERVAL = 0.5  # seconds: with many sites, not every answer is worth a file
+
+
+def utc_now() -> str:
+    """The time in UTC, as in status.json."""
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+
+
+class StatusObserver(RunObserver):
+    """Writes status.json; one per coordinator run."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.status = RunStatus("starting", 0, 0, None, {}, (), "")
+        self.last_write = -_WRITE_INTERVAL
+
+    def _write_soon(self) -> None:
+        """Write, unless the file is new: whatever comes before the next waiting writes again."""
+        if time.monotonic() - self.last_write >= _WRITE_INTERVAL:
+            self._write()
+
+    def _write(self) -> None:
+        self.last_write = time.monotonic()
+        if (self.folder / "config.toml").exists():  # the folder is ours only from then on
+            status = replace(self.status, at=utc_now())
+            write_atomic(self.folder / STATUS_FILE, dumps(status.to_json()))
+
+    def _set_sites(self, names: Iterable[str], state: str) -> None:
+        sites = dict(self.status.sites)
+        for name in names:
+            old_status = sites.get(name, SiteStatus("", ""))
+            sites[name] = replace(old_status, state=state, since=utc_now())
+        self.status = replace(self.status, sites=sites)
+
+    def on_start(self, experiment: Experiment, first_round: int) -> None:
+        """All sites are known by name only."""
+        rounds = experiment.config.train.rounds
+        self.status = replace(self.status, state="running", round=first_round, rounds=rounds)
+        self._set_sites(experiment.names, "no contact yet")
+        sites = {}
+        for name, site in self.status.sites.items():
+            max_images = experiment.config.aggregation.agreed_images(name)
+            sites[name] = replace(site, max_images=max_images)
+        self.status = replace(self.status, sites=sites)
+        self._write()
+
+    def on_waiting(self, sites: Sequence[str], subject: str) -> None:
+        """These sites are awaited."""
+        self._set_sites(sites, f"awaited: {subject}")
+        self._write()
+
+    def on_connection(self, site: str, problem: str | None) -> None:
+        """A site has said who it is, or why it cannot take part."""
+        if site not in self.status.sites:  # whoever that is
+            return
+        self._set_sites([site], "connected" if problem is None else f"cannot take part: {problem}")
+        self._write()
+
+    def on_timeout(self, site: str, usual: float | None, timeout: float | None) -> None:
+        """Written with the next event."""
+        sites = dict(self.status.sites)
+        old_status = sites.get(site, SiteStatus("", utc_now()))
+        sites[site] = replace(old_status, usual=usual, timeout=timeout)
+        self.status = replace(self.status, sites=sites)
+
+    def on_pause(self, reason: str | None) -> None:
+        """The run waits for sites, or goes on."""
+        state = "running" if reason is None else f"paused: {reason}"
+        self.status = replace(self.status, state=state)
+        self._write()
+
+    def on_site_done(self, round_index: int, reply: Reply) -> None:
+        """A site has answered, or is left out."""
+        state = f"left out: {reply.error}" if reply.update is None else "answered"
+        self._set_sites([reply.site], state)
+        self._write_soon()
+
+    def on_round_done(self, record: RoundRecord, seconds: float) -> None:
+        """A round is finished; a round that was not tested leaves the score as it was."""
+        f1 = self.status.f1 if record.f1 is None else record.f1
+        self.status = replace(
+            self.status,
+            state="running",
+            round=record.round + 1,
+            f1=f1,
+            distant_sites=record.distant_sites or (),
+        )
+        self._write()
+
+    def on_message(self, message: str) -> None:
+        """The newest messages are part of the file."""
+        messages = (*self.status.messages, f"{utc_now()} {message}")
+        self.status = replace(self.status, messages=messages[-_MAX_MESSAGES:])
+        self._write_soon()
+
+    def finish(self, error: BaseException | None) -> None:
+        """The run has ended, with an error or without."""
+        state = "finished"
+        if error is not None:
+            state = f"stopped: {str(error) or type(error).__name__}"
+        self.status = replace(self.status, state=state)
+        # a full disk must not hide the error that it caused
+        with contextlib.suppress(RunFolderError):
+            self._write()
+
+
+def read_status(folder: Path) -> RunStatus | None:
+    """None if no coordinator has run here, or if the file cannot be read."""
+    try:
+        return RunStatus.from_json(json.loads((folder / STATUS_FILE).read_bytes()))
+    except (OSError, ValueError):
+        return None

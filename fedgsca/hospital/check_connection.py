@@ -1,0 +1,307 @@
+"""The connection to the coordinator, step by step: address, port, certificate, clock, key.
+
+The last step asks the SuperLink whether it knows the key, without activating a node. The check must
+run where the training cannot start yet, and needs Flower's message format only;
+tests/unit/test_deploy.py holds the request against the bytes and the endpoint of the version that
+the package pins.
+"""
+
+from __future__ import annotations
+
+import base64
+import datetime
+import email.utils
+import http.client
+import json
+import socket
+import ssl
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from fedgsca.hospital.check import CheckResult, failed, passed, undetermined
+
+TIMEOUT = 10.0  # seconds
+# Flower refuses a signature from more than 5 s in the future; the header Date has whole seconds.
+MAX_SECONDS_AHEAD = 4.0
+MAX_SECONDS_BEHIND = 60.0
+MIN_DAYS_LEFT = 30
+# OpenSSL's verification errors
+_NOT_YET_VALID = 9
+_HAS_EXPIRED = 10
+_WRONG_NAME = (62, 64)
+
+
+@dataclass(frozen=True)
+class PeerCertificate:
+    """What is needed of a server's certificate."""
+
+    end: float  # seconds since 1970
+    hosts: tuple[str, ...]
+
+
+def check_connection(
+    address: str, port: int, authority: Path, identity: SiteIdentity | None
+) -> Iterator[CheckResult]:
+    """Results up to the first step that fails, because the later ones depend on it.
+
+    `identity` is None if the hospital has no usable key; then the key is not checked.
+    """
+    try:
+        ip_address = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0][4][0]
+    except OSError:
+        yield failed(
+            "address",
+            f"the name {address} cannot be resolved",
+            "ask your network team for the name, or the coordinator for its IP address",
+        )
+        return
+    yield passed("address", f"{address} is {ip_address}")
+    try:
+        socket.create_connection((address, port), TIMEOUT).close()
+    except OSError as error:
+        reason = error.strerror or str(error)
+        if isinstance(error, TimeoutError):
+            reason = "no answer"
+        yield failed(
+            "port",
+            f"{address}:{port}: {reason}",
+            f"allow outgoing TCP connections from this machine to {address}:{port};"
+            " ask the coordinator whether the SuperLink is running",
+        )
+        return
+    yield passed("port", f"{port} is open")
+    certificate = check_certificate(address, port, authority)
+    yield certificate
+    if certificate.ok:
+        yield from _check_superlink(address, port, authority, identity)
+
+
+def _check_superlink(
+    address: str, port: int, authority: Path, identity: SiteIdentity | None
+) -> Iterator[CheckResult]:
+    try:
+        answer = probe_superlink(address, port, authority, identity, TIMEOUT)
+    except (OSError, http.client.HTTPException, ValueError) as error:
+        yield failed(
+            "server",
+            f"the server does not answer properly ({error})",
+            "ask the coordinator whether a SuperLink is listening there",
+        )
+        return
+    yield check_clock(answer.seconds_ahead)
+    if identity is not None:
+        yield check_registration(answer.is_registered)
+
+
+def check_certificate(address: str, port: int, authority: Path) -> CheckResult:
+    """Chain, dates and names of the server's certificate."""
+    try:
+        context = ssl.create_default_context(cafile=str(authority))
+    except (OSError, ssl.SSLError):
+        return failed(
+            "certificate",
+            f"{authority.name} is missing or damaged",
+            "take ca.crt out of the kit again",
+        )
+    try:
+        certificate = _fetch_certificate(context, address, port)
+    except ssl.SSLCertVerificationError as error:
+        return _explain_refusal(error, context, address, port)
+    except (ssl.SSLError, OSError) as error:
+        return failed(
+            "certificate",
+            f"the server does not use TLS ({error})",
+            "ask the coordinator whether a SuperLink is listening on this port",
+        )
+    days = int((certificate.end - time.time()) // 86400)
+    date = time.strftime("%Y-%m-%d", time.gmtime(certificate.end))
+    text = f"signed by the consortium, for {address}, until {date}"
+    if days < MIN_DAYS_LEFT:
+        return failed(
+            "certificate",
+            f"{text}: {days} days left",
+            "ask the coordinator to renew the server's certificate",
+        )
+    return passed("certificate", text)
+
+
+def _fetch_certificate(context: ssl.SSLContext, address: str, port: int) -> PeerCertificate:
+    with (
+        socket.create_connection((address, port), TIMEOUT) as raw,
+        context.wrap_socket(raw, server_hostname=address) as tls,
+    ):
+        fields = tls.getpeercert() or {}
+    names = fields.get("subjectAltName", ())
+    assert isinstance(names, tuple)
+    end = ssl.cert_time_to_seconds(str(fields["notAfter"]))
+    return PeerCertificate(end, tuple(str(name[1]) for name in names))
+
+
+def _explain_refusal(
+    error: ssl.SSLCertVerificationError, context: ssl.SSLContext, address: str, port: int
+) -> CheckResult:
+    if error.verify_code == _HAS_EXPIRED:
+        return failed(
+            "certificate",
+            "it has expired, or the clock of this machine is ahead",
+            "check the date of this machine; if it is right, tell the coordinator",
+        )
+    if error.verify_code == _NOT_YET_VALID:
+        return failed(
+            "certificate",
+            "not valid yet: the clock of this machine is behind",
+            "set the clock: timedatectl set-ntp true",
+        )
+    if error.verify_code in _WRONG_NAME:
+        context.check_hostname = False  # the chain is still verified
+        hosts = ", ".join(_fetch_certificate(context, address, port).hosts)
+        return failed(
+            "certificate",
+            f"it is not for {address}, but for: {hosts}",
+            "ask the coordinator for a certificate with this name,"
+            " or use one of these names in kit.json and start.sh",
+        )
+    return failed(
+        "certificate",
+        f"it is not signed by this consortium's authority ({error.verify_message})",
+        "compare ca.crt with the coordinator's; ask your network team whether a proxy opens TLS",
+    )
+
+
+def check_clock(seconds_ahead: float | None) -> CheckResult:
+    """Whether this machine's clock agrees with the coordinator's well enough for Flower."""
+    if seconds_ahead is None:
+        return undetermined(
+            "clock",
+            "the coordinator does not send its time",
+            "compare the two clocks: they must agree within seconds",
+        )
+    if -MAX_SECONDS_BEHIND <= seconds_ahead <= MAX_SECONDS_AHEAD:
+        return passed("clock", "agrees with the coordinator's")
+    direction = "ahead of" if seconds_ahead > 0 else "behind"
+    return failed(
+        "clock",
+        f"{abs(seconds_ahead):.0f} s {direction} the coordinator's",
+        "timedatectl set-ntp true; if this clock is right, tell the coordinator",
+    )
+
+
+def check_registration(is_registered: bool | None) -> CheckResult:
+    """Whether the coordinator has registered this hospital's key."""
+    if is_registered:
+        return passed("key registered", "the coordinator knows this key")
+    if is_registered is False:
+        return failed(
+            "key registered",
+            "the coordinator does not know this key",
+            "send hospital.key.pub to the coordinator, who saves it in keys under your hospital's"
+            " name and runs register-keys.sh",
+        )
+    return undetermined(
+        "key registered",
+        "the server's answer does not show it",
+        "ask the coordinator to look it up with `flwr supernode list`",
+    )
+
+
+# ---- the question to the SuperLink ----
+
+
+ENDPOINT = "/v1/fleet/activate-node"
+# Flower 1.41: the activation failed because the key is unknown; the heartbeat is out of bounds.
+UNKNOWN_KEY, WRONG_HEARTBEAT = 2004, 2003
+
+
+@dataclass(frozen=True)
+class SiteIdentity:
+    """A site's key as the probe needs it: the public half in PEM, and a function that signs."""
+
+    public_key: bytes
+    sign: Callable[[bytes], bytes]
+
+
+@dataclass(frozen=True)
+class ProbeAnswer:
+    """What can be concluded from the SuperLink's answer."""
+
+    seconds_ahead: float | None  # of this clock; None if the server does not send its time
+    is_registered: bool | None  # None: cannot be concluded
+
+
+def activation_request(public_key: bytes) -> bytes:
+    """A request that cannot succeed: it lacks the heartbeat interval.
+
+    Flower 1.41 checks the key before the interval, so the error code shows whether the key is
+    registered, and a node that runs with this key is not disturbed.
+    """
+    from flwr.proto.fleet_pb2 import ActivateNodeRequest
+
+    return bytes(ActivateNodeRequest(public_key=public_key).SerializeToString())
+
+
+def probe_superlink(
+    address: str, port: int, authority: Path, identity: SiteIdentity | None, timeout: float
+) -> ProbeAnswer:
+    """Send the request, signed if there is an identity. Without flwr the key stays unchecked.
+
+    Raises OSError, HTTPException or ValueError if the server does not answer properly.
+    """
+    headers = {"content-type": "application/protobuf", "accept": "application/protobuf"}
+    body = b""
+    if identity is not None:
+        headers |= _signature_headers(identity)
+        try:
+            body = activation_request(identity.public_key)
+        except ImportError:
+            body = b""
+    context = ssl.create_default_context(cafile=str(authority))
+    connection = http.client.HTTPSConnection(address, port, timeout=timeout, context=context)
+    try:
+        connection.connect()
+        begin = time.time()
+        connection.request("POST", ENDPOINT, body, headers)
+        response = connection.getresponse()
+        end = time.time()
+        content = response.read()
+        date = response.getheader("date")
+    finally:
+        connection.close()
+    seconds_ahead = None
+    if date:
+        server_time = email.utils.parsedate_to_datetime(date).timestamp()
+        seconds_ahead = clock_difference(begin, end, server_time)
+    is_registered = {WRONG_HEARTBEAT: True, UNKNOWN_KEY: False}.get(_error_code(content) or 0)
+    return ProbeAnswer(seconds_ahead, is_registered if body else None)
+
+
+def clock_difference(begin: float, end: float, server_time: float) -> float:
+    """How far this clock is ahead for certain, in seconds; negative if it is behind.
+
+    The server read its clock at some moment between `begin` and `end` of this one: an answer that
+    takes long is no difference of the clocks.
+    """
+    if begin > server_time:
+        return begin - server_time
+    return min(end - server_time, 0.0)
+
+
+def _signature_headers(identity: SiteIdentity) -> dict[str, str]:
+    timestamp = datetime.datetime.now(datetime.UTC).isoformat()
+    return {
+        "flwr-public-key": base64.b64encode(identity.public_key).decode(),
+        "flwr-timestamp": timestamp,
+        "flwr-signature": base64.b64encode(identity.sign(timestamp.encode())).decode(),
+    }
+
+
+def _error_code(content: bytes) -> int | None:
+    """Flower's error code; its JSON is sometimes a string with JSON in it."""
+    try:
+        answer = json.loads(content)
+        if isinstance(answer, str):
+            answer = json.loads(answer)
+        return int(answer["code"])
+    except (ValueError, KeyError, TypeError):
+        return None

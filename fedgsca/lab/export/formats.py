@@ -1,0 +1,146 @@
+"""The file formats: how a network is written, and how the file is opened again."""
+
+from __future__ import annotations
+
+import io
+import json
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fedgsca.lab.export.model_json import ModelDescription
+from fedgsca.lab.export.trained_model import Probabilities, fill_network
+from fedgsca.support.registry import is_import_path, require_permission
+
+if TYPE_CHECKING:
+    from torch import nn
+
+
+def _require_nothing() -> None:
+    """A format that needs no optional package."""
+
+
+@dataclass(frozen=True)
+class ExportFormat:
+    """One kind of file."""
+
+    file: str
+    description: str
+    write: Callable[[nn.Module, ModelDescription], bytes]
+    open: Callable[[Path, ModelDescription], Probabilities]
+    # raises if an optional package is missing
+    require: Callable[[], None] = _require_nothing
+
+
+def _write_safetensors(model: nn.Module, description: ModelDescription) -> bytes:
+    from fedgsca.methods.site import weights_of
+    from fedgsca.wire import save_tensors
+
+    weights = {}
+    for name, array in weights_of(model).items():
+        if name.startswith(("backbone.", "head.")):
+            weights[name] = array
+    metadata = {
+        "classes": list(description.classes),
+        "model": description.architecture,
+        "head": description.head,
+    }
+    return save_tensors(weights, metadata)
+
+
+def _open_safetensors(path: Path, description: ModelDescription) -> Probabilities:
+    from safetensors.numpy import load_file
+
+    from fedgsca.lab.export.end_to_end import make_export_model
+    from fedgsca.models.build import build_classifier, build_head_only
+
+    num_classes = len(description.classes)
+    name, head = description.architecture, description.head
+    if description.feature_width is not None:
+        model = build_head_only(description.feature_width, num_classes, seed=0, head=head)
+    else:
+        if is_import_path(name):
+            require_permission(name, "model.json")
+        model = build_classifier(name, num_classes, seed=0, head=head)
+    fill_network(model, load_file(path))
+    return _run_with_torch(make_export_model(model, description))
+
+
+def _write_torchscript(model: nn.Module, description: ModelDescription) -> bytes:
+    import torch
+
+    from fedgsca.lab.export.end_to_end import example_input
+
+    example = example_input(description)
+    buffer = io.BytesIO()
+    files = {"classes.json": json.dumps(description.classes)}
+    with warnings.catch_warnings(), torch.inference_mode():
+        # torch calls TorchScript deprecated; it is offered as long as runtimes ask for it
+        warnings.simplefilter("ignore")
+        script = torch.jit.trace(model, example, check_trace=False)  # type: ignore[no-untyped-call]
+        torch.jit.save(script, buffer, _extra_files=files)  # type: ignore[no-untyped-call]
+    return buffer.getvalue()
+
+
+def _open_torchscript(path: Path, description: ModelDescription) -> Probabilities:
+    import torch
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        model = torch.jit.load(path, map_location="cpu")  # type: ignore[no-untyped-call]
+        return _run_with_torch(model.eval())
+
+
+def _run_with_torch(model: Any) -> Probabilities:
+    import torch
+
+    def probabilities(images: np.ndarray) -> np.ndarray:
+        with torch.inference_mode():
+            return np.asarray(model(torch.from_numpy(np.array(images))).numpy())
+
+    return probabilities
+
+
+def _write_onnx(model: nn.Module, description: ModelDescription) -> bytes:
+    from fedgsca.lab.export.onnx_format import write_onnx
+
+    return write_onnx(model, description)
+
+
+def _open_onnx(path: Path, description: ModelDescription) -> Probabilities:
+    from fedgsca.lab.export.onnx_format import open_onnx
+
+    return open_onnx(path)
+
+
+def _require_onnx() -> None:
+    from fedgsca.lab.export.onnx_format import require_packages
+
+    require_packages("onnx", "onnxscript", "onnxruntime")
+
+
+FORMATS: dict[str, ExportFormat] = {
+    "safetensors": ExportFormat(
+        "model.safetensors",
+        "plain weights, for fedgsca and torch",
+        _write_safetensors,
+        _open_safetensors,
+    ),
+    "onnx": ExportFormat(
+        "model.onnx",
+        "for ONNX Runtime and other runtimes; extra [onnx]",
+        _write_onnx,
+        _open_onnx,
+        _require_onnx,
+    ),
+    "torchscript": ExportFormat(
+        "model.pt",
+        "for libtorch and torch.jit.load",
+        _write_torchscript,
+        _open_torchscript,
+    ),
+}

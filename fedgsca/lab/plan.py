@@ -1,0 +1,345 @@
+"""What a comparison runs: methods x noises x networks x settings x seeds, and how it is typed.
+
+    OUT/plan.json          the plan; `fedgsca resume OUT` reads it
+    OUT/cells/<cell>/      one run each: <row>-<noise>-s<seed>, ceiling-<noise>-s<seed>;
+                           with several networks or settings,
+                           <row>-<noise>-<network>-<settings>-s<seed>
+
+A row is a method, or a variant of one: settings of its own with the key `method`. The ceiling is
+FedAvg without the wrong labels, which no method can know.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from fedgsca.config import Config, Tree, build, differences, merge, read_toml, unflatten
+from fedgsca.errors import ConfigError, RunFolderError
+from fedgsca.federation.records import ComparisonVariant, PrintedNumbers, all_variants
+from fedgsca.federation.run_folder import dumps
+from fedgsca.lab.report.comparison_rows import BASELINE, CEILING
+from fedgsca.lab.report.run_facts import method_title
+from fedgsca.lab.runner import GridCell, Role, describe_changes
+from fedgsca.lab.variation import Variation, folder_part, join_variations
+from fedgsca.methods.base import load_methods, paper_methods
+from fedgsca.noise import parse_noise
+from fedgsca.support.files import write_atomic
+from fedgsca.support.registry import is_import_path
+from fedgsca.support.text import join_words, slug
+
+# the method of the paper; that of the configuration's default may be another
+PAPER_METHOD = "fedgsca"
+
+
+@dataclass(frozen=True)
+class ComparisonPlan:
+    """What to compare."""
+
+    # rows: methods, or names of variants that `method_settings` defines
+    methods: tuple[str, ...]
+    noises: tuple[str, ...]
+    seeds: tuple[int, ...]
+    # the configuration that all runs share; options of a method apply to that method only
+    tree: Tree = field(default_factory=dict)
+    # whether to run the ceiling, and FedAvg without noise
+    ceiling: bool = True
+    clean: bool = False
+    # empty: composed from the methods and the data
+    title: str = ""
+    # row -> settings for its runs only, such as its own learning rate; `method` makes it a variant.
+    # The ceiling and the clean reference are FedAvg's
+    method_settings: Mapping[str, Tree] = field(default_factory=dict)
+    # networks to compare, as NAME, NAME+frozen or NAME=WEIGHTS; empty: the one of the tree
+    models: tuple[str, ...] = ()
+    # settings to vary: key -> values, such as {"data.sites": (4, 10, 20)}
+    vary: Variation = field(default_factory=dict)
+    # whether to measure the time to accuracy, too (time_to_accuracy.py)
+    is_timed: bool = False
+    # names of rows for people; a method that is not named here has its title
+    labels: Mapping[str, str] = field(default_factory=dict)
+    # the row that the others are compared with; empty: FedAvg, or else the first
+    reference: str = ""
+    # numbers of a publication to stand beside ours
+    publication: PrintedNumbers | None = None
+    # sentences about all tables
+    notes: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Varied settings are in the order of their keys.
+
+        Names of folders and conditions contain them, and JSON files have sorted keys: in any other
+        order, a plan that was read again would have other names.
+        """
+        object.__setattr__(self, "vary", dict(sorted(self.vary.items())))
+
+    def cells(self) -> list[GridCell]:
+        """All runs, each with a checked configuration.
+
+        Seed by seed and noise by noise, so that an interrupted comparison has complete columns.
+        """
+        cells: list[GridCell] = []
+        for seed in self.seeds:
+            for noise in self.noises:
+                for variant in self.variants:
+                    cells += self._condition_cells(noise, variant, seed)
+            if self.clean:
+                cells.append(self._cell("clean", BASELINE, "0", seed, self.variants[0]))
+        return cells
+
+    @property
+    def variants(self) -> list[ComparisonVariant]:
+        """Every network with every combination of the varied settings."""
+        return all_variants(self.models, self.vary)
+
+    def label_of(self, row: str) -> str:
+        """The name of a row for people."""
+        return self.labels.get(row) or method_title(row)
+
+    def _condition_cells(self, noise: str, variant: ComparisonVariant, seed: int) -> list[GridCell]:
+        """All rows under one noise with one network and its settings, and the ceiling."""
+        cells = [self._cell("method", row, noise, seed, variant) for row in self.methods]
+        if self.ceiling and BASELINE in self.methods and not is_clean(noise):
+            cells.append(self._cell("ceiling", BASELINE, noise, seed, variant))
+        return cells
+
+    def _cell(
+        self, role: Role, row: str, noise: str, seed: int, variant: ComparisonVariant
+    ) -> GridCell:
+        settings = merge({"method": row}, dict(self.method_settings.get(row, {})))
+        run_tree: Tree = {"seed": seed, "noise": {"spec": noise}}
+        if role == "ceiling":
+            run_tree = merge(run_tree, {"noise": {"oracle": True}})
+            row = CEILING
+        run_tree = merge(run_tree, variant_tree(variant))
+        config = build(merge(merge(self.tree, settings), run_tree))
+        if config.data.partition != "column":  # there the data decides the number of sites
+            parse_noise(noise, config.data.sites)
+        name = f"{row}-{slug(noise, keep=' %')}"
+        if variant.model is not None:
+            name += f"-{slug(variant.model)}"
+        if variant.settings:
+            name += f"-{folder_part(variant.settings)}"
+        return GridCell(f"{name}-s{seed}", row, noise, seed, config, role, variant)
+
+    def to_json(self) -> dict[str, Any]:
+        """The content of plan.json: what differs from an empty plan."""
+        tree = asdict(self)
+        tree["publication"] = None if self.publication is None else self.publication.to_json()
+        empty = asdict(ComparisonPlan((), (), ()))
+        return {key: value for key, value in tree.items() if value != empty[key]}
+
+    @classmethod
+    def from_json(cls, tree: Mapping[str, Any]) -> ComparisonPlan:
+        """The plan from the content of plan.json."""
+        fields: dict[str, Any] = {"methods": (), "noises": (), "seeds": (), **tree}
+        for name in ("methods", "noises", "seeds", "models", "notes"):
+            fields[name] = tuple(fields.get(name, ()))
+        fields["vary"] = {key: tuple(values) for key, values in fields.get("vary", {}).items()}
+        if "publication" in fields:
+            fields["publication"] = PrintedNumbers.from_json(fields["publication"])
+        return cls(**fields)
+
+
+def default_methods() -> tuple[str, ...]:
+    """FedAvg, the paper's method, and the method that runs where none is named."""
+    return tuple(dict.fromkeys((BASELINE, PAPER_METHOD, build({}).method)))
+
+
+def read_tuned(path: Path) -> dict[str, Tree]:
+    """Settings per method from a TOML file.
+
+    [fedavg.train] lr = 0.003 is FedAvg's learning rate, [fedgp.fedgp] has FedGP's own options. A
+    table with the key `method` is a variant, a row of its own that --methods can name.
+    """
+    tree = read_toml(path)
+    for name, section in tree.items():
+        is_row = isinstance(section, Mapping) and (name in load_methods() or "method" in section)
+        if not is_row:
+            raise ConfigError(
+                "grid.unknown-tuned-method",
+                f"{path}: {name} is not a method with settings",
+                fix="name each table [METHOD.SECTION], such as [fedavg.train]; a variant needs the"
+                " key method",
+            )
+    return tree
+
+
+def is_clean(noise: str) -> bool:
+    """Whether a noise specification leaves all labels as they are."""
+    return all(part.is_clean for part in parse_noise(noise, noise.count("-") + 1))
+
+
+def parse_methods(text: str) -> tuple[str, ...]:
+    """ "fedavg,fedgsca", "all" in the order of tables, or "paper": the eight that it compares.
+
+    Names are checked with the configuration, which suggests a similar one.
+    """
+    if text.strip().lower() == "all":
+        return tuple(load_methods())
+    if text.strip().lower() == "paper":
+        return paper_methods()
+    names = [part.strip().lower() for part in text.split(",")]
+    return _unique("--methods", names, "fedavg,fedgsca or all")
+
+
+def parse_models(text: str) -> tuple[str, ...]:
+    """Networks of a comparison: "cnn,efficientnet-lite0+frozen,resnet18+frozen=FILE"."""
+    models = _unique("--models", [part.strip() for part in text.split(",")], "cnn,resnet18")
+    folders: dict[str, str] = {}
+    for model in models:
+        model_tree(model)
+        earlier_model = folders.setdefault(slug(model), model)
+        if earlier_model != model:  # their runs would share a folder
+            raise ConfigError(
+                "grid.similar-models",
+                f"--models: {earlier_model} and {model} differ in punctuation only",
+                fix="rename one of the files or modules",
+            )
+    return models
+
+
+def model_tree(text: str) -> Tree:
+    """The settings of one network of a comparison: NAME, NAME+frozen, NAME=WEIGHTS."""
+    from fedgsca.models.build import spec_of
+
+    name, sign, weights = text.partition("=")
+    name, plus, word = name.partition("+")
+    if not name or (plus and word != "frozen") or (sign and not weights):
+        raise ConfigError(
+            "grid.invalid-model",
+            f"--models: {text!r} is not a network",
+            fix="write NAME, NAME+frozen, NAME=WEIGHTS or NAME+frozen=WEIGHTS, joined by commas",
+        )
+    if not is_import_path(name):
+        spec_of(name)  # an unknown name is reported before any run
+    model: Tree = {"name": name}
+    if plus:
+        model["frozen"] = True
+    if weights:
+        model["weights"] = weights
+    return {"model": model}
+
+
+def variant_tree(variant: ComparisonVariant) -> Tree:
+    """The settings of one variant of a comparison."""
+    tree = unflatten(variant.settings)
+    return tree if variant.model is None else merge(tree, model_tree(variant.model))
+
+
+def parse_seeds(text: str) -> tuple[int, ...]:
+    """ "3" is a number of seeds: 0, 1, 2. A list is taken as it is: "0,4,7", or "5," for seed 5."""
+    try:
+        if "," in text:
+            seeds = [int(part) for part in text.split(",") if part.strip()]
+        else:
+            seeds = list(range(int(text)))
+    except ValueError:
+        seeds = []
+    if not seeds or min(seeds) < 0:
+        raise ConfigError(
+            "grid.invalid-seeds",
+            f"--seeds {text!r} is neither a number of seeds nor a list of seeds",
+            fix="use --seeds 3 (for seeds 0, 1, 2) or a list such as --seeds 0,4,7",
+        )
+    return tuple(dict.fromkeys(seeds))
+
+
+def parse_noises(specs: Iterable[str]) -> tuple[str, ...]:
+    """Noise specifications in canonical spelling (s40% is S40), so that a run has one name."""
+    names = []
+    for spec in specs:
+        parts = parse_noise(spec, spec.count("-") + 1)
+        star = "*" if spec.rstrip().endswith("*") else ""
+        names.append("-".join(map(str, parts)) + star)
+    return _unique("--noise", names, "0-S40-P20-C20")
+
+
+def _unique(flag: str, names: Iterable[str], example: str) -> tuple[str, ...]:
+    unique_names = tuple(dict.fromkeys(name for name in names if name))
+    if not unique_names:
+        raise ConfigError(
+            "grid.empty-list", f"{flag} is empty", fix=f"use, for example, {flag} {example}"
+        )
+    return unique_names
+
+
+def save_plan(plan: ComparisonPlan, out: Path) -> None:
+    """Write plan.json."""
+    write_atomic(out / "plan.json", dumps(plan.to_json()))
+
+
+def read_plan(out: Path) -> ComparisonPlan | None:
+    """The plan of a comparison's folder; None if the folder is something else."""
+    path = out / "plan.json"
+    if not path.is_file():
+        return None
+    try:
+        return ComparisonPlan.from_json(json.loads(path.read_bytes()))
+    except (ValueError, TypeError, KeyError) as error:
+        raise RunFolderError(
+            "grid.damaged-plan",
+            f"{path} is damaged: {error}",
+            fix="start the comparison again with its command; finished runs are kept",
+        ) from None
+
+
+def extend(plan: ComparisonPlan, out: Path) -> ComparisonPlan:
+    """The plan together with the earlier plan of the folder.
+
+    Both must belong to one comparison: the same settings for all runs.
+    """
+    try:
+        earlier = read_plan(out)
+    except RunFolderError:  # damaged: this command replaces it
+        earlier = None
+    if earlier is None:
+        return plan
+    if bool(earlier.models) != bool(plan.models):
+        raise RunFolderError(
+            "grid.other-models",
+            f"{out} holds another comparison: only one of the two varies the network",
+            fix="choose another --out",
+        )
+    if set(earlier.vary) != set(plan.vary):
+        raise RunFolderError(
+            "grid.other-variation",
+            f"{out} holds another comparison: only one of the two varies "
+            + join_words(sorted(set(earlier.vary) ^ set(plan.vary))),
+            fix="choose another --out",
+        )
+    joint_plan = replace(
+        plan,
+        vary=join_variations(earlier.vary, plan.vary),
+        models=tuple(dict.fromkeys((*earlier.models, *plan.models))),
+        methods=tuple(dict.fromkeys((*earlier.methods, *plan.methods))),
+        noises=tuple(dict.fromkeys((*earlier.noises, *plan.noises))),
+        seeds=tuple(dict.fromkeys((*earlier.seeds, *plan.seeds))),
+        tree=merge(earlier.tree, plan.tree),
+        ceiling=earlier.ceiling or plan.ceiling,
+        clean=earlier.clean or plan.clean,
+        title=plan.title or earlier.title,
+        method_settings=merge(earlier.method_settings, plan.method_settings),
+        is_timed=earlier.is_timed or plan.is_timed,
+        labels={**earlier.labels, **plan.labels},
+    )
+    configs = {cell.name: cell.config for cell in joint_plan.cells()}
+    for cell in earlier.cells():
+        _check_same(cell, configs[cell.name], cell.config, out)
+    for cell in plan.cells():
+        _check_same(cell, cell.config, configs[cell.name], out)
+    return joint_plan
+
+
+def _check_same(cell: GridCell, new: Config, old: Config, out: Path) -> None:
+    changes = differences(new, old)
+    if changes:
+        raise RunFolderError(
+            "grid.other-settings",
+            f"{out} holds another comparison; with its settings, cell {cell.name} would differ:\n  "
+            + "\n  ".join(describe_changes(changes)),
+            fix=f"choose another --out, or continue that comparison with `fedgsca resume {out}`",
+        )

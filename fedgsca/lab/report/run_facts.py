@@ -1,0 +1,361 @@
+"""Facts about a run: headline scores, wrong labels, quality of the selector, events, time."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from fedgsca.config import SITES_SOURCE, Config
+from fedgsca.federation.records import RoundRecord, SiteRecord, finite
+from fedgsca.lab.report.run_reader import LoadedRun
+from fedgsca.methods.base import load_methods
+from fedgsca.metrics import HEADLINE_ROUNDS
+from fedgsca.noise import read_site_noise
+from fedgsca.support.text import NBSP, join_words, plural
+
+
+def method_title(method: str) -> str:
+    """The name of a method for people; the name itself if the method is not installed."""
+    definition = load_methods().get(method.lower())
+    return method if definition is None else definition.card.title
+
+
+def noise_kind_title(noise: str) -> str:
+    """The kind of a site's noise: S40 -> symmetric."""
+    site_noise = read_site_noise(noise or "0")
+    return noise if site_noise is None else site_noise.definition.title
+
+
+def noise_title(noise: str) -> str:
+    """A site's noise: S40 -> symmetric 40 %."""
+    site_noise = read_site_noise(noise or "0")
+    if site_noise is None:
+        return noise
+    return site_noise.title.replace(" %", f"{NBSP}%")
+
+
+def describe_noises(specs: Iterable[str]) -> str:
+    """What the parts of noise specifications mean: "Noise S40: symmetric 40 %; P20: ..."."""
+    titles: dict[str, str] = {}
+    is_mixed = False
+    for spec in specs:
+        parts = spec.split("-")
+        is_mixed = is_mixed or len(parts) > 1
+        for part in parts:
+            titles.setdefault(part, noise_title(part))
+    legend = "; ".join(f"{part}: {title}" for part, title in titles.items() if title != part)
+    if not legend:
+        return ""
+    ending = " A noise of several parts has one part for each site." if is_mixed else ""
+    return f"Noise {legend}.{ending}"
+
+
+def site_noise(run: LoadedRun, site: str) -> str:
+    """The nominal noise of a site, such as S40; empty if there is none."""
+    setup = run.setup.sites.get(site)
+    if setup is None or setup.noise is None:
+        return ""
+    return setup.noise
+
+
+def is_recorded_noise(noise: str) -> bool:
+    """Whether the given labels were read from a file, rather than drawn."""
+    site_noise = read_site_noise(noise or "0")
+    return site_noise is not None and site_noise.definition.is_recorded
+
+
+# ---- scores ----
+
+
+@dataclass(frozen=True)
+class HeadlineScores:
+    """Means over the last rounds that were tested, in percent; None if there are none."""
+
+    f1: float | None
+    recall: float | None
+    precision: float | None
+    # over which the means are taken
+    num_rounds: int
+
+
+def headline_scores(run: LoadedRun) -> HeadlineScores:
+    """The scores of the result; for an unfinished run, those of the log so far."""
+    records = run.test_rounds[-HEADLINE_ROUNDS:]
+    f1 = _mean(record.f1 for record in records)
+    recall = _mean(record.recall for record in records)
+    precision = _mean(record.precision for record in records)
+    if run.result is not None:
+        f1 = _first_number(run.result.f1, f1)
+        recall = _first_number(run.result.recall, recall)
+        precision = _first_number(run.result.precision, precision)
+    return HeadlineScores(f1, recall, precision, len(records) or HEADLINE_ROUNDS)
+
+
+def best_round(run: LoadedRun) -> RoundRecord | None:
+    """The round with the highest F1; None if no round was tested."""
+    return max(run.test_rounds, key=lambda record: record.f1 or 0.0, default=None)
+
+
+def _mean(values: Iterable[float | None]) -> float | None:
+    numbers = [value for value in values if value is not None]
+    return sum(numbers) / len(numbers) if numbers else None
+
+
+def _first_number(*values: float | None) -> float | None:
+    numbers = [value for value in values if finite(value) is not None]
+    return numbers[0] if numbers else None
+
+
+# ---- labels ----
+
+
+def uses_site_data(run: LoadedRun) -> bool:
+    """Whether this is a deployment in which every site has images and labels of its own."""
+    return run.settings.source == SITES_SOURCE
+
+
+def count_training_images(run: LoadedRun) -> int:
+    """Of all sites that contributed. A coordinator knows them only from the updates."""
+    sizes: dict[str, int] = {}
+    if uses_site_data(run):
+        for record in run.metrics:
+            for name, site in record.sites.items():
+                sizes[name] = site.num_samples
+    else:
+        for name, setup in run.setup.sites.items():
+            sizes[name] = setup.num_samples or 0
+        for name in absent_sites(run):
+            sizes.pop(name, None)
+    return sum(sizes.values())
+
+
+def wrong_share(run: LoadedRun) -> float | None:
+    """The share of wrong labels among all training labels; None if it is not known."""
+    total = 0
+    wrong = 0.0
+    for site in run.sites:
+        noise = run.realised_noise(site)
+        if noise is not None:
+            size = sum(map(sum, noise.counts))
+            total += size
+            wrong += (noise.rate or 0.0) * size
+    return wrong / total if total else None
+
+
+def knows_truth(run: LoadedRun, sites: Iterable[str]) -> bool:
+    """Whether the share of wrong labels is known for any of the sites."""
+    return any(run.noise_rate(site) is not None for site in sites)
+
+
+def unused_share(site: SiteRecord, noise_level: float) -> float | None:
+    """The share of its given labels that a site did not train on as given; None: not logged.
+
+    `clean` is the number of labels that were taken as clean. A site trains on all labels as given
+    if it estimates fewer wrong ones than `noise_level` (Eq. 13), or if its selection was set aside
+    in the round (`guard`, `fallback`).
+    """
+    num_clean = site.number("clean")
+    if num_clean is None or not site.num_samples:
+        return None
+    is_set_aside = site.number("guard") or site.number("fallback")
+    if is_set_aside or (site.number("delta") or 0.0) < noise_level:
+        return 0.0
+    return 1.0 - num_clean / site.num_samples
+
+
+def unused_shares(rounds: Sequence[RoundRecord], noise_level: float) -> dict[str, float]:
+    """Site -> the share of labels not trained on as given, in the site's last round.
+
+    `noise_level` is the option of the method; 0 if it has none.
+    """
+    shares: dict[str, float] = {}
+    for name, site in _last_records(rounds).items():
+        share = unused_share(site, noise_level)
+        if share is not None:
+            shares[name] = share
+    return shares
+
+
+def unused_labels(rounds: Sequence[RoundRecord], noise_level: float) -> float | None:
+    """The same over the labels of all sites together; None for a method that does not log it."""
+    records = _last_records(rounds)
+    shares = unused_shares(rounds, noise_level)
+    total = sum(records[name].num_samples for name in shares)
+    if not total:
+        return None
+    return sum(share * records[name].num_samples for name, share in shares.items()) / total
+
+
+def _last_records(rounds: Sequence[RoundRecord]) -> dict[str, SiteRecord]:
+    records: dict[str, SiteRecord] = {}
+    for record in rounds:
+        records.update(record.sites)
+    return records
+
+
+@dataclass(frozen=True)
+class SelectorQuality:
+    """The selector over all sites together, in simulations; None where it is not known.
+
+    precision: the share of labels taken as noisy that are wrong; recall: the share of wrong labels
+    that are taken as noisy.
+    """
+
+    precision: float | None
+    recall: float | None
+
+
+def selector_quality(run: LoadedRun) -> SelectorQuality:
+    """From the last selection of every site."""
+    num_noisy = hits = wrong = 0.0
+    for name, site in run.last_selection.items():
+        rate = run.noise_rate(name)
+        num_clean = site.number("clean")
+        if rate is None or num_clean is None or "noisy_precision" not in site.values:
+            continue
+        num_noisy += site.num_samples - num_clean
+        hits += (site.num_samples - num_clean) * (site.number("noisy_precision") or 0.0)
+        wrong += site.num_samples * rate
+    precision = hits / num_noisy if num_noisy else None
+    return SelectorQuality(precision, hits / wrong if wrong else None)
+
+
+def is_selector_idle(run: LoadedRun) -> bool:
+    """Whether the method has a selector that has not divided any labels yet."""
+    if not run.metrics or run.selection_start is not None:
+        return False
+    return any("selector" in site.values for site in run.metrics[-1].sites.values())
+
+
+# ---- what touched a result ----
+
+
+def result_notes(config: Config, rounds: Sequence[RoundRecord]) -> tuple[str, ...]:
+    """What a reader must know about the number of a run, each a clause for a footnote.
+
+    The learning rate in use, class balance, updates that were left out, a stage that never ran,
+    and evidence heads that only the audit reads.
+    """
+    notes = []
+    if rounds and finite(rounds[0].lr) is not None:
+        origin = "auto" if str(config.train.lr) == "auto" else "set"
+        notes.append(f"learning rate {rounds[0].lr:g} ({origin})")
+    balance = getattr(config.train, "class_balance", 0.0)
+    if balance:
+        notes.append(f"class balance {balance:g}")
+    num_left_out = sum(len(record.refusals) for record in rounds)
+    if num_left_out:
+        sites: set[str] = set()
+        for record in rounds:
+            sites |= set(record.refusals)
+        notes.append(f"{plural(num_left_out, 'update')} of {join_words(sorted(sites))} left out")
+    stage = find_idle_stage(config.method, rounds)
+    if stage:
+        notes.append(f"the {stage} never ran: the number is that of training on all given labels")
+    method = load_methods().get(config.method)
+    if method is not None and not method.reads_evidence and config.audit.enabled:
+        notes.append("seconds and bytes include evidence heads that only the audit reads")
+    return tuple(notes)
+
+
+def find_idle_stage(method: str, rounds: Sequence[RoundRecord]) -> str:
+    """The stage that makes a method what it is, if it ran at no site in no round; else empty."""
+    definition = load_methods().get(method)
+    if definition is None or definition.logged.stage_ran is None or not rounds:
+        return ""
+    for record in rounds:
+        for site in record.sites.values():
+            if definition.logged.stage_ran(site.values, site.num_samples):
+                return ""
+    return definition.logged.stage
+
+
+# ---- events ----
+
+
+def method_events(run: LoadedRun) -> Mapping[str, str]:
+    """Events that the method declares: the value that is 1 -> a clause that describes it."""
+    definition = load_methods().get(run.method)
+    return {} if definition is None else definition.logged.events
+
+
+def describe_event(run: LoadedRun, event: str) -> str:
+    """What the method says about the value that marks an event; empty if it says nothing."""
+    definition = load_methods().get(run.method)
+    if definition is None or event not in definition.uploads:
+        return ""
+    return f"In the log, {event} is {definition.uploads[event].description}."
+
+
+def event_rounds(run: LoadedRun, event: str) -> dict[str, list[int]]:
+    """Every site at which the event happened, with the rounds, from 1."""
+    rounds: dict[str, list[int]] = {}
+    for record in run.metrics:
+        for name, site in record.sites.items():
+            if site.number(event):
+                rounds.setdefault(name, []).append(record.round + 1)
+    return rounds
+
+
+def all_event_rounds(run: LoadedRun) -> Iterator[int]:
+    """Rounds, from 1, in which any event of the method happened at any site."""
+    events = method_events(run)
+    for record in run.metrics:
+        for site in record.sites.values():
+            if any(site.number(event) for event in events):
+                yield record.round + 1
+
+
+def distant_rounds(run: LoadedRun) -> dict[str, list[int]]:
+    """Sites whose updates were far from those of all others, with the rounds, from 1."""
+    rounds: dict[str, list[int]] = {}
+    for record in run.metrics:
+        for site in record.distant_sites or ():
+            rounds.setdefault(site, []).append(record.round + 1)
+    return rounds
+
+
+def absent_sites(run: LoadedRun) -> list[str]:
+    """Sites of which no round used an update; empty if there is no round yet."""
+    contributors: set[str] = set()
+    for record in run.metrics:
+        contributors.update(record.sites)
+    if not contributors:
+        return []
+    return [name for name in run.sites if name not in contributors]
+
+
+def count_refusals(run: LoadedRun) -> Counter[str]:
+    """Every site of which an update was refused, with the number of rounds."""
+    num_refusals = Counter[str]()
+    for record in run.metrics:
+        num_refusals.update(record.refusals.keys())
+    return num_refusals
+
+
+def rejection_rounds(run: LoadedRun) -> list[int]:
+    """Rounds, from 1, in which the update of a site was refused."""
+    return [record.round + 1 for record in run.metrics if record.refusals]
+
+
+# ---- time ----
+
+
+def phase_seconds(run: LoadedRun) -> dict[str, list[float]]:
+    """Every phase of a round with the seconds that it took in each round; 0 where unknown."""
+    phases: dict[str, list[float]] = {
+        "Sites train and reply": [],
+        "Test the global model": [],
+        "Save the checkpoint": [],
+    }
+    for record in run.timing:
+        seconds = (record.exchange, record.evaluate, record.save)
+        for values, value in zip(phases.values(), seconds, strict=True):
+            values.append(finite(value) or 0.0)
+    return phases
+
+
+def round_seconds(run: LoadedRun) -> list[float]:
+    """The seconds of every round."""
+    return [sum(phases) for phases in zip(*phase_seconds(run).values(), strict=True)]

@@ -1,0 +1,129 @@
+"""What a tracker is, and how `--track` names one."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from fedgsca.errors import ConfigError
+from fedgsca.support.text import did_you_mean
+
+TENSORBOARD = "tensorboard"
+MLFLOW = "mlflow"
+KINDS = (TENSORBOARD, MLFLOW)
+# the folder of TensorBoard's files within a run
+TENSORBOARD_FOLDER = "tensorboard"
+# the folder of MLflow's files beside the runs
+MLFLOW_FOLDER = "mlruns"
+
+
+@dataclass(frozen=True)
+class TrackTarget:
+    """One part of `--track`: a kind, and where its records go; None: local files."""
+
+    kind: str
+    place: str | None = None
+
+    def __str__(self) -> str:
+        return self.kind if self.place is None else f"{self.kind}:{self.place}"
+
+
+@dataclass(frozen=True)
+class RunLabel:
+    """What a tracker calls a run."""
+
+    name: str
+    # shared by runs that belong together: the data set
+    experiment: str
+    # small facts to search by
+    tags: Mapping[str, str]
+    # the comparison to which the run belongs, as the tracker of the comparison named it
+    parent: str | None = None
+
+
+class Tracker(Protocol):
+    """The record of one run, or of a comparison. Every method may fail; callers survive that."""
+
+    def open(self, label: RunLabel, settings: Mapping[str, str]) -> str | None:
+        """Begin the record, or continue the one that the run had before.
+
+        Returns a name under which children of this record refer to it; None: no name is needed.
+        """
+        ...
+
+    @property
+    def last_step(self) -> int:
+        """The last round, from 1, that the record has; 0 if it has none."""
+        ...
+
+    def log_round(self, step: int, values: Mapping[str, float]) -> None:
+        """Add the numbers of one round, counted from 1."""
+        ...
+
+    def log_text(self, name: str, text: str) -> None:
+        """Add a text in Markdown."""
+        ...
+
+    def log_files(self, paths: Sequence[Path]) -> None:
+        """Add files that exist, such as the report and the model."""
+        ...
+
+    def close(self, state: str) -> None:
+        """End the session: "finished", "failed" or "stopped"."""
+        ...
+
+
+def parse_targets(text: str | None) -> tuple[TrackTarget, ...]:
+    """ "tensorboard", "mlflow:http://server:5000", or several with commas; None is nothing."""
+    targets: dict[str, TrackTarget] = {}
+    for part in (text or "").split(","):
+        if not part.strip():
+            continue
+        kind, _, place = part.strip().partition(":")
+        kind = kind.strip().lower()
+        if kind not in KINDS:
+            raise ConfigError(
+                "track.unknown-tracker",
+                f"unknown tracker {kind!r}",
+                fix=f"{did_you_mean(kind, KINDS)}use one of: {', '.join(KINDS)}",
+            )
+        if kind == TENSORBOARD and place:
+            raise ConfigError(
+                "track.no-place",
+                "TensorBoard's files are always in the folder of the run",
+                fix="use --track tensorboard",
+            )
+        targets[kind] = TrackTarget(kind, place.strip() or None)
+    return tuple(targets.values())
+
+
+def require_packages(targets: Sequence[TrackTarget]) -> None:
+    """Raise MissingExtraError before anything runs if a tracker is not installed."""
+    for target in targets:
+        if target.kind == TENSORBOARD:
+            from fedgsca.lab.tracking.tensorboard_tracker import require_tensorboard
+
+            require_tensorboard()
+        else:
+            from fedgsca.lab.tracking.mlflow_tracker import require_mlflow
+
+            require_mlflow()
+
+
+def make_tracker(target: TrackTarget, folder: Path, store: Path) -> Tracker:
+    """The tracker of the run in `folder`; `store` is where runs that belong together are."""
+    if target.kind == TENSORBOARD:
+        from fedgsca.lab.tracking.tensorboard_tracker import TensorBoardTracker
+
+        return TensorBoardTracker(folder / TENSORBOARD_FOLDER)
+    from fedgsca.lab.tracking.mlflow_tracker import MlflowTracker, file_uri
+
+    return MlflowTracker(target.place or file_uri(store / MLFLOW_FOLDER), folder)
+
+
+def safe_name(text: str) -> str:
+    """A name of a metric that every tracker accepts."""
+    return re.sub(r"[^\w./ -]", "_", text, flags=re.ASCII)[:250]

@@ -1,0 +1,405 @@
+"""From decisions to a corrected labels file beside the original, which is never touched."""
+
+from __future__ import annotations
+
+import csv
+import glob
+import io
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedgsca.data.class_names import read_folder_names
+from fedgsca.data.file_list import normal_path
+from fedgsca.data.readers.folder import COLUMNS
+from fedgsca.data.relabel import (
+    LabelChange,
+    count_pairs,
+    is_log_of,
+    log_path,
+    write_log,
+)
+from fedgsca.data.table import ImageTable
+from fedgsca.errors import ConfigError, DataError, RunFolderError
+from fedgsca.labels.audit_images import content_hash
+from fedgsca.labels.audit_table import Audit, find_audits, read_audit
+from fedgsca.labels.consensus import Consensus, find_consensus
+from fedgsca.labels.decisions import Decision, Decisions
+from fedgsca.labels.site_data import SiteData, open_audited_sites, split_source
+from fedgsca.support.checked_labels import NO_ORIGINAL, CheckedLabels
+from fedgsca.support.csv_table import CsvTable, read_csv_table, rename_columns
+from fedgsca.support.files import PRIVATE, remove_abandoned, write_atomic
+from fedgsca.support.json_record import Record, stored_as
+
+NAME = "labels.corrected"
+_MARK_COLUMNS = ("checked", "original")
+
+
+@dataclass(frozen=True)
+class DecisionCounts(Record):
+    """How many labels were reviewed, by outcome."""
+
+    num_reviewed: int = field(metadata=stored_as("looked_at"))
+    num_changed: int = field(metadata=stored_as("changed"))
+    num_confirmed: int = field(metadata=stored_as("confirmed"))
+    num_unsure: int = field(metadata=stored_as("unsure"))
+    num_disputed: int = field(metadata=stored_as("disputed"))
+
+
+@dataclass(frozen=True)
+class CorrectedLabels:
+    """The result of applying decisions."""
+
+    # folder of the run that was audited
+    run: Path
+    # the corrected labels; None: no label changes and none was confirmed, nothing was written
+    file: Path | None
+    counts: DecisionCounts
+    changes: Sequence[LabelChange]
+    # lines of the original labels.csv whose images the run did not use; they are unchanged
+    num_unused: int
+    # noise was injected into the run's labels
+    has_noise: bool
+    # labels that the file marks as checked, with those of earlier reviews
+    num_checked: int = 0
+
+
+def apply_decisions(
+    path: Path | str, *, prefer: str | None = None, out: Path | str | None = None
+) -> CorrectedLabels:
+    """Write the corrected labels of one audit, or of all audits of a run.
+
+    Labels that all reviewers agree on are changed, and they are marked as checked, also if they do
+    not change; labels that nobody reviewed, disputed labels and labels that nobody could tell stay
+    as given. `prefer` names the reviewer who settles disputes,
+    `out` the file to write (default: labels.corrected.csv beside the original). Nothing is
+    overwritten.
+    """
+    audits = [read_audit(folder) for folder in find_audits(Path(path))]
+    outcomes = _find_outcomes(audits, prefer)
+    if not outcomes:
+        raise RunFolderError(
+            "audit.no-decisions",
+            f"nobody has decided about a label in {path} yet",
+            fix=f"run `fedgsca review {audits[0].path}`",
+        )
+    run = (audits[0].path / audits[0].header.run).resolve()
+    sites = open_audited_sites(audits[0])
+    _check_source_images(sites)
+    labels = _given_labels(sites)
+    checked = _checked_labels(sites)
+    num_checked = checked.count
+    changes: list[LabelChange] = []
+    for audit in audits:
+        if audit.site in outcomes:
+            _check_decisions(audit, sites[audit.site], outcomes[audit.site])
+            _mark_labels(sites[audit.site], outcomes[audit.site], labels, checked)
+            changes += _change_labels(sites[audit.site], outcomes[audit.site], labels)
+    counts = _count_outcomes(outcomes, len(changes))
+    site_data = next(iter(sites.values()))
+    has_noise = site_data.truth is not None
+    if not changes and checked.count == num_checked:
+        return CorrectedLabels(run, None, counts, changes, 0, has_noise)
+    file = _choose_file(site_data, run, None if out is None else Path(out))
+    content, num_unused = _render_labels(site_data, labels, checked)
+    remove_abandoned(file.parent, f"{glob.escape(file.stem)}*.tmp")
+    write_log(file, content, _log_facts(run, outcomes, counts, changes, prefer), changes)
+    write_atomic(file, content, mode=PRIVATE)
+    return CorrectedLabels(run, file, counts, changes, num_unused, has_noise, checked.count)
+
+
+def _find_outcomes(audits: Sequence[Audit], prefer: str | None) -> dict[str, Consensus]:
+    """Site -> outcome, of the sites with decisions."""
+    outcomes = {}
+    for audit in audits:
+        decisions = Decisions(audit.path)
+        if not decisions.reviewers():
+            continue
+        if audit.header.split == "test":
+            raise DataError(
+                "audit.test-labels-not-applied",
+                f"{audit.path} is an audit of test images, whose labels are locked",
+                fix="correct the source by hand if you must; results before and after cannot be"
+                " compared then",
+            )
+        outcomes[audit.site] = find_consensus(decisions, prefer=prefer)
+    return outcomes
+
+
+def _given_labels(sites: Mapping[str, SiteData]) -> np.ndarray:
+    """(n,) class indices of the full table, as given to the sites."""
+    labels = next(iter(sites.values())).table.trained_on.copy()
+    for site_data in sites.values():
+        labels[site_data.rows] = site_data.given
+    return labels
+
+
+def _checked_labels(sites: Mapping[str, SiteData]) -> CheckedLabels:
+    """Of the full table, as earlier reviews left them; `_mark_labels` adds to it."""
+    table = next(iter(sites.values())).table
+    if table.checked is None:
+        return CheckedLabels(np.zeros(len(table), bool), np.full(len(table), NO_ORIGINAL))
+    return CheckedLabels(table.checked.mask.copy(), table.checked.original.copy())
+
+
+def _mark_labels(
+    site_data: SiteData, outcome: Consensus, labels: np.ndarray, checked: CheckedLabels
+) -> None:
+    """Mark the labels that reviewers agree on; `labels` are still those before the review."""
+    for row in outcome.agreements:
+        table_row = site_data.rows[row]
+        if not checked.mask[table_row]:
+            checked.mask[table_row] = True
+            checked.original[table_row] = labels[table_row]
+
+
+def _check_source_images(sites: Mapping[str, SiteData]) -> None:
+    """Refuse a simulation with images that the data source does not have."""
+    if any(site_data.table.source_table is not None for site_data in sites.values()):
+        raise ConfigError(
+            "audit.open-set-images",
+            "the run has images of no class (noise O), which are not in the data source, so their"
+            " labels cannot be corrected there",
+            fix="apply decisions to a run without noise O",
+        )
+
+
+def _check_decisions(audit: Audit, site_data: SiteData, outcome: Consensus) -> None:
+    """Refuse decisions about images or labels other than those of the data."""
+    problems = []
+    for row, decisions in outcome.by_row().items():
+        for decision in decisions:
+            problem = _find_mismatch(decision, row, site_data)
+            if problem is not None:
+                problems.append(f"{decision.id} {problem}")
+    if problems:
+        raise DataError(
+            "audit.decisions-mismatch",
+            f"{len(problems)} decisions in {audit.path} do not belong to this data; the first:"
+            f" {problems[0]}",
+            fix="restore the data as it was reviewed, or audit and review it again; nothing was"
+            " written",
+        )
+
+
+def _find_mismatch(decision: Decision, row: int, site_data: SiteData) -> str | None:
+    """Why the decision is not about this sample of the site; None if it is."""
+    if not 0 <= row < len(site_data):
+        return f"(row {row}) is not in the data"
+    table = site_data.table
+    table_row = site_data.rows[row]
+    if decision.id != table.ids[table_row]:
+        return f"(row {row}) is not in the data"
+    if decision.given != table.classes[site_data.given[row]]:
+        return f"(row {row}) has another label in the data"
+    if table.split[table_row] != "train":
+        return f"is a {table.split[table_row]} image, whose label is locked"
+    if decision.hash != content_hash(site_data.content(row)):
+        return "is a different image in the data"
+    if decision.final is not None and decision.final not in table.classes:
+        return f"gets the class {decision.final!r}, which does not exist"
+    return None
+
+
+def _change_labels(
+    site_data: SiteData, outcome: Consensus, labels: np.ndarray
+) -> list[LabelChange]:
+    """Write the labels that reviewers agree on into `labels`; returns those that differ."""
+    changes = []
+    names = site_data.table.classes
+    for row, decisions in outcome.agreements.items():
+        old = int(site_data.given[row])
+        new = names.index(str(decisions[0].final))
+        if old != new:
+            labels[site_data.rows[row]] = new
+            changes.append(_describe_change(site_data.site, decisions, names[old]))
+    return changes
+
+
+def _describe_change(site: str, decisions: Sequence[Decision], old: str) -> LabelChange:
+    last = max(decisions, key=lambda decision: decision.time)
+    return LabelChange(
+        site=site,
+        id=last.id,
+        old=old,
+        new=str(last.final),
+        reviewers=", ".join(sorted({decision.reviewer for decision in decisions})),
+        time=last.time,
+        reason="; ".join(decision.reason for decision in decisions if decision.reason),
+        hash=last.hash,
+    )
+
+
+def _count_outcomes(outcomes: Mapping[str, Consensus], num_changed: int) -> DecisionCounts:
+    num_agreed = sum(len(outcome.agreements) for outcome in outcomes.values())
+    num_disputed = sum(len(outcome.disputes) for outcome in outcomes.values())
+    num_unsure = sum(len(outcome.unsure) for outcome in outcomes.values())
+    return DecisionCounts(
+        num_reviewed=num_agreed + num_disputed + num_unsure,
+        num_changed=num_changed,
+        num_confirmed=num_agreed - num_changed,
+        num_unsure=num_unsure,
+        num_disputed=num_disputed,
+    )
+
+
+def _log_facts(
+    run: Path,
+    outcomes: Mapping[str, Consensus],
+    counts: DecisionCounts,
+    changes: Sequence[LabelChange],
+    prefer: str | None,
+) -> dict[str, Any]:
+    """What the log says beside the changes themselves."""
+    from fedgsca.lab.report.previous_run import snapshot_run
+
+    reviewers: set[str] = set()
+    for outcome in outcomes.values():
+        for decisions in outcome.by_row().values():
+            reviewers.update(decision.reviewer for decision in decisions)
+    policy = "unanimous"
+    if any(map(_has_adjudication, outcomes.values())):
+        policy += ", else the adjudication"
+    if prefer is not None:
+        policy += f", else {prefer}"
+    previous_run = snapshot_run(run)
+    return {
+        "made": datetime.now(UTC).isoformat(timespec="seconds"),
+        "sites": sorted(outcomes),
+        "policy": policy,
+        "reviewers": sorted(reviewers),
+        "counts": counts.to_json(),
+        "pairs": count_pairs((change.old, change.new) for change in changes),
+        "before": None if previous_run is None else previous_run.to_json(),
+    }
+
+
+def _has_adjudication(outcome: Consensus) -> bool:
+    return any(decisions[0].adjudication for decisions in outcome.agreements.values())
+
+
+def _choose_file(site_data: SiteData, run: Path, out: Path | None) -> Path:
+    """`out`, which must not exist yet, or by default an unused name beside the original."""
+    if out is None:
+        return _unused_name(_default_file(site_data, run))
+    if _is_in_use(out):
+        raise RunFolderError(
+            "file.already-exists",
+            f"{out} already exists and is not overwritten",
+            fix="choose another --out",
+        )
+    return out
+
+
+def _is_in_use(path: Path) -> bool:
+    """Whether the file or its log exists.
+
+    A log without its file is what `apply` leaves when it is killed: it is written again.
+    """
+    if path.exists():
+        return True
+    return log_path(path).exists() and not is_log_of(path)
+
+
+def _default_file(site_data: SiteData, run: Path) -> Path:
+    """In the folder of the data or beside its file; for built-in data, in the run's folder."""
+    if site_data.root is not None:
+        return site_data.root / f"{NAME}.csv"
+    _, source = split_source(site_data.source)
+    if source.is_file():
+        return source.with_name(f"{source.stem}.{NAME}.csv")
+    return run / f"{NAME}.csv"
+
+
+def _unused_name(path: Path) -> Path:
+    """The first name that is not in use: labels.corrected.csv, labels.corrected-2.csv, ..."""
+    number = 1
+    candidate = path
+    while _is_in_use(candidate):
+        number += 1
+        candidate = path.with_name(f"{path.stem}-{number}.csv")
+    return candidate
+
+
+def _render_labels(
+    site_data: SiteData, labels: np.ndarray, checked: CheckedLabels
+) -> tuple[bytes, int]:
+    """The corrected file, and how many of its lines are for images that the run did not use."""
+    table = site_data.table
+    original = _read_original(site_data)
+    if original is None:
+        train = table.rows("train")
+        rows = []
+        for row in train:
+            marks = _render_marks(table, row, checked)
+            rows.append([str(table.ids[row]), table.classes[labels[row]], *marks.values()])
+        return _render_csv(("file", "label", *_MARK_COLUMNS), rows), 0
+    position = {str(name): row for row, name in enumerate(table.ids)}
+    new_columns = [name for name in _MARK_COLUMNS if name not in original.columns]
+    rows = []
+    num_unused = 0
+    for _, cells in original.rows:
+        cells = {**dict.fromkeys(new_columns, ""), **cells}
+        table_row = position.get(normal_path(cells["file"]))
+        if table_row is not None:
+            cells |= _render_marks(table, table_row, checked)
+        if table_row is None:
+            num_unused += 1
+        elif table.split[table_row] == "train":
+            cells = {**cells, "label": table.classes[labels[table_row]]}
+        else:  # one spelling in the whole file
+            cells = {**cells, "label": table.class_names.get(cells["label"], cells["label"])}
+        rows.append([cells[column] for column in (*original.columns, *new_columns)])
+    return _render_csv((*original.header, *new_columns), rows), num_unused
+
+
+def _render_marks(table: ImageTable, row: int, checked: CheckedLabels) -> dict[str, str]:
+    """The cells that say whether a person has checked a label, and what it was before."""
+    original = int(checked.original[row])
+    return {
+        "checked": "1" if checked.mask[row] else "",
+        "original": "" if original == NO_ORIGINAL else table.classes[original],
+    }
+
+
+def _read_original(site_data: SiteData) -> CsvTable | None:
+    """The labels.csv of a folder, if it lists every image of the table.
+
+    A published data set may have a labels.csv of another kind.
+    """
+    if site_data.root is None:
+        return None
+    for path in sorted(site_data.root.iterdir()):
+        if path.name.lower() == "labels.csv":
+            sheet = _rename_marks(read_csv_table(path), site_data.root)
+            return sheet if _lists_every_image(sheet, site_data.table) else None
+    return None
+
+
+def _rename_marks(sheet: CsvTable, root: Path) -> CsvTable:
+    """Marks that names.toml calls otherwise get their usual names, which --labels knows, too."""
+    names = {}
+    for own_name, name in read_folder_names(root, COLUMNS).columns.items():
+        if name in _MARK_COLUMNS:
+            names[own_name] = name
+    header = []
+    for column, own_name in zip(sheet.columns, sheet.header, strict=True):
+        header.append(names.get(column, own_name))
+    return replace(rename_columns(sheet, names), header=tuple(header))
+
+
+def _lists_every_image(sheet: CsvTable, table: ImageTable) -> bool:
+    if not {"file", "label"} <= set(sheet.columns):
+        return False
+    files = {normal_path(cells["file"]) for _, cells in sheet.rows}
+    return files >= set(map(str, table.ids))
+
+
+def _render_csv(header: Sequence[str], rows: Sequence[Sequence[str]]) -> bytes:
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows([header, *rows])
+    return text.getvalue().encode()

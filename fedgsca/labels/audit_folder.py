@@ -1,0 +1,193 @@
+"""The audit of one folder of images, without a run and without other hospitals.
+
+Features of a frozen backbone, evidence heads that never judge what they were trained on
+(local_evidence.py), then the same ranking, gallery, review and correction as after a federated run.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from fedgsca.config import OWN_FEATURES, Config, Tree, load_config, parse_set
+from fedgsca.data.readers.features_npz import FILE_NAME, has_features
+from fedgsca.errors import DataError, RunFolderError
+from fedgsca.evidence import assign_folds
+from fedgsca.federation.label_evidence import read_header, write_header, write_judgement
+from fedgsca.federation.records import EvidenceHeader
+from fedgsca.federation.samples import frozen_features
+from fedgsca.federation.simulation import Division, divide
+from fedgsca.federation.site_rows import SiteRows, write_site_rows
+from fedgsca.labels.audit_run import audit_run
+from fedgsca.labels.audit_table import Audit
+from fedgsca.labels.find_issues import check_quota
+from fedgsca.labels.local_evidence import (
+    NUM_EPOCHS,
+    NUM_FOLDS,
+    LocalLabels,
+    collect_local_evidence,
+)
+from fedgsca.methods.site_store import Store
+from fedgsca.support.text import plural
+
+# fewer labels cannot be judged by heads that are trained on the others
+MIN_LABELS = 20
+
+
+def audit_folder(
+    source: Path | str,
+    out: Path | str,
+    *,
+    labels: Path | str | None = None,
+    quota: float = 0.1,
+    second_opinions: Sequence[str] = (),
+    skip_unreadable: bool = False,
+    settings: Sequence[str] = (),
+    on_division: Callable[[Division], None] | None = None,
+) -> Audit:
+    """Rank all labels of a folder of images by how wrong they look, and write the audit.
+
+    Parameters
+    ----------
+    source
+        Any data source: a folder, an .npz file, or kind:PATH. Images that a split column calls
+        test images are left out: their labels decide how good every model looks.
+    out
+        A folder for the evidence and the audit; the audit is in `audit/site-1`. The same call
+        continues after an interruption: features and evidence are not computed again.
+    labels
+        A csv of corrected labels that replaces those of the source.
+    quota
+        Share of the labels on the priority list, 0 to 1.
+    second_opinions
+        "neighbours", "cleanlab" (needs the extra) or both.
+    skip_unreadable
+        Leave out images that cannot be decoded.
+    settings
+        Further settings as `section.key=value`, such as "model.feature_size=224".
+    on_division
+        Called with the data as soon as it is read, before the features are computed.
+    """
+    check_quota(quota)
+    config = _make_config(str(source), labels, skip_unreadable, settings)
+    division = divide(config)
+    (name,) = division.rows
+    _check_size(division, name)
+    if on_division is not None:
+        on_division(division)
+    folder = Path(out)
+    if not _has_evidence(folder, name, config, division):
+        _write_evidence(folder, name, config, division)
+    (audit,) = audit_run(folder, quota=quota, second_opinions=second_opinions)
+    return audit
+
+
+def is_folder_audit(folder: Path) -> bool:
+    """Whether this folder was written by `audit_folder`, not by a run or at a site."""
+    for path in sorted((folder / "evidence").glob("*/site.json")):
+        return read_header(folder, path.parent.name).alone
+    return False
+
+
+def _make_config(
+    source: str, labels: Path | str | None, skip_unreadable: bool, settings: Sequence[str]
+) -> Config:
+    """One site that has all images, and features: the user's own, or of a frozen backbone."""
+    wishes = parse_set(settings)
+    model_settings: dict[str, str] = {}
+    if "name" not in wishes.get("model", {}):
+        model_settings["model__name"] = _choose_model(source, wishes)
+    return load_config(
+        None,
+        settings,
+        data__source=source,
+        data__labels=None if labels is None else str(labels),
+        data__sites=1,
+        data__partition="stratified",
+        data__test_share=0.0,
+        data__skip_unreadable=skip_unreadable,
+        model__frozen=True,
+        train__rounds=NUM_EPOCHS,
+        **model_settings,
+    )
+
+
+def _choose_model(source: str, wishes: Tree) -> str:
+    """The user's own features where there are any, else the packaged network."""
+    has_file = "features" in wishes.get("data", {})
+    location = Path(source.rpartition(":")[2]).expanduser()
+    if has_file or has_features(location) or (location / FILE_NAME).is_file():
+        return OWN_FEATURES
+    return "efficientnet-lite0"
+
+
+def _check_size(division: Division, name: str) -> None:
+    given = division.given[name]
+    if len(given) < MIN_LABELS or len(np.unique(given)) < 2:
+        raise DataError(
+            "audit.too-few-labels",
+            f"{division.table.name} has {plural(len(given), 'label')} of"
+            f" {plural(len(np.unique(given)), 'class', 'classes')}: too few to judge one by the"
+            " others",
+            fix=f"an audit needs at least {MIN_LABELS} labels and two classes",
+        )
+
+
+def _has_evidence(folder: Path, name: str, config: Config, division: Division) -> bool:
+    """Whether the folder has the evidence about these labels; it must not have any other."""
+    place = folder / "evidence" / name
+    if not (place / "site.json").exists():
+        if folder.exists() and any(folder.iterdir()):
+            raise RunFolderError(
+                "audit.folder-not-empty",
+                f"{folder} exists and contains other files",
+                fix="choose another --out",
+            )
+        return False
+    header = read_header(folder, name)
+    has_same_data = header.fingerprint == division.table.fingerprint
+    if not has_same_data or _canonical(header.config) != _canonical(config.to_tree()):
+        raise RunFolderError(
+            "audit.other-folder",
+            f"{folder} contains the audit of other images, labels or settings",
+            fix="choose another --out",
+        )
+    return True
+
+
+def _canonical(tree: object) -> str:
+    return json.dumps(tree, sort_keys=True, default=str)
+
+
+def _write_evidence(folder: Path, name: str, config: Config, division: Division) -> None:
+    """Compute the evidence; the header is written last, so that it exists only when all does."""
+    table = division.table
+    rows = division.rows[name]
+    features = np.asarray(frozen_features(config, table)[rows])
+    contents = [vector.tobytes() for vector in features]
+    if table.groups is not None:
+        contents = [str(group).encode() for group in table.groups[rows]]
+    local_labels = LocalLabels(
+        features=features,
+        given=division.given[name],
+        folds=assign_folds(config.seed, name, contents, NUM_FOLDS),
+        num_classes=table.num_classes,
+        checked=None if table.checked is None else table.checked.part(rows),
+    )
+    judgement = collect_local_evidence(local_labels, config.seed)
+    place = folder / "evidence" / name
+    write_judgement(Store(place), NUM_EPOCHS, judgement)
+    header = EvidenceHeader(
+        site=name,
+        samples=len(rows),
+        classes=tuple(table.classes),
+        fingerprint=table.fingerprint,
+        config=config.to_tree(),
+        alone=True,
+    )
+    samples = SiteRows(rows, local_labels.given, local_labels.checked)
+    write_site_rows(folder, name, samples)
+    write_header(place, header)

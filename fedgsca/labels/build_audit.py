@@ -1,0 +1,294 @@
+"""The audit of one site, from its evidence to its folder."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from fedgsca.errors import DataError
+from fedgsca.federation.label_evidence import read_evidence, read_header
+from fedgsca.federation.records import (
+    AuditData,
+    AuditSummary,
+    ClassAudit,
+    LabelSummary,
+    RankingTruth,
+    SuspectPair,
+    WrongEstimate,
+)
+from fedgsca.labels import score
+from fedgsca.labels.audit_images import content_hash
+from fedgsca.labels.audit_table import (
+    COLUMNS,
+    VERSION,
+    Audit,
+    Suspect,
+    write_audit,
+)
+from fedgsca.labels.model_outputs import judge_test_labels
+from fedgsca.labels.second_opinion import SecondOpinion, ask_second_opinion, unit_vectors
+from fedgsca.labels.site_data import SiteData
+from fedgsca.labels.wrong_count import CountModels, fit_models
+from fedgsca.metrics import auroc
+from fedgsca.support.files import PRIVATE, remove_quietly, write_atomic
+
+EFFORT_STEPS = 20  # points of the curve of review effort
+
+
+# in place of a method's name, in the audit of a folder without a run
+FOLDER_AUDIT = "alone"
+TEST_WARNING = (
+    "These are test labels. They decide how good every model looks. Correcting only the labels"
+    " that a model doubts improves that model's score without making the model better, and no later"
+    " score can be compared with an earlier one. If test labels must be corrected, let people who"
+    " do not see the model's opinion label all of them again, or a random sample."
+)
+NO_IMAGES_WARNING = (
+    "This data has features and no images, so there are no pictures here. Find each sample by its"
+    " name in your own system before you decide about its label."
+)
+
+
+@dataclass(frozen=True)
+class LabelAssessment:
+    """Everything that is computed about the labels of one site."""
+
+    site_data: SiteData
+    ranking: score.LabelRanking
+    models: CountModels
+    opinions: Mapping[str, SecondOpinion]
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """Class names in index order."""
+        return self.site_data.table.classes
+
+
+def audit_site(
+    run: Path,
+    site_data: SiteData,
+    out: Path,
+    *,
+    quota: float = 0.1,
+    opinions: Sequence[str] = (),
+    split: str = "train",
+) -> Audit:
+    """Rank the labels of one site (or of the test set, if `split` is "test") and write the audit.
+
+    `quota` is the share of labels to review, `opinions` are names of second opinions.
+    """
+    if split == "test":
+        judgement = judge_test_labels(site_data, run)
+    else:
+        judgement = read_evidence(run, site_data.site)
+    if len(judgement.probs) != len(site_data):
+        raise DataError(
+            "audit.evidence-mismatch",
+            f"the run has evidence about {len(judgement.probs)} labels of {site_data.site}, but the"
+            f" data has {len(site_data)}",
+            fix="restore the data and the configuration of the run",
+        )
+    ranking = score.rank_labels(judgement, site_data.given, quota, site_data.checked)
+    models = fit_models(judgement, site_data.given, site_data.checked)
+    second_opinions = _ask_second_opinions(opinions, site_data, run)
+    assessment = LabelAssessment(site_data, ranking, models, second_opinions)
+    clean_rows = score.select_clean_examples(site_data.given, ranking)
+    _write_features(assessment, clean_rows, run, out)
+    clean = {assessment.classes[label]: rows.tolist() for label, rows in clean_rows.items()}
+    header = _build_header(assessment, run, out, split)
+    return write_audit(out, header, _list_suspects(assessment), clean)
+
+
+def _ask_second_opinions(
+    names: Sequence[str], site_data: SiteData, run: Path
+) -> dict[str, SecondOpinion]:
+    if not names:
+        return {}
+    features = site_data.features(np.arange(len(site_data)), run)
+    opinions = {}
+    for name in names:
+        opinions[name] = ask_second_opinion(
+            name, features, site_data.given, site_data.table.num_classes
+        )
+    return opinions
+
+
+def _list_suspects(assessment: LabelAssessment) -> Iterator[Suspect]:
+    """One at a time: hashes and texts of 100,000 labels are never in memory together."""
+    for position, row in enumerate(assessment.ranking.order.tolist()):
+        yield _describe_label(assessment, row, position + 1)
+
+
+def _describe_label(assessment: LabelAssessment, row: int, rank: int) -> Suspect:
+    site_data = assessment.site_data
+    ranking = assessment.ranking
+    classes = assessment.classes
+    given = int(site_data.given[row])
+    suggestion = int(ranking.suggestion[row])
+    probs = ranking.probs[row]
+    runners_up = [int(c) for c in np.argsort(-probs, kind="stable") if c != suggestion][:2]
+    opinions = {}
+    for name, opinion in assessment.opinions.items():
+        opinions[name] = (classes[opinion.labels[row]], _rounded(opinion.confidence[row]))
+    return Suspect(
+        rank=rank,
+        row=row,
+        id=str(site_data.table.ids[site_data.rows[row]]),
+        hash=content_hash(site_data.content(row)),
+        given=classes[given],
+        suggestion=classes[suggestion],
+        probability=_rounded(probs[suggestion]),
+        runners_up=tuple((classes[c], _rounded(probs[c])) for c in runners_up),
+        suspicion=_rounded(ranking.suspicion[row], 6),
+        reason=score.describe_label(ranking, row, given, classes),
+        priority=bool(ranking.priority[row]),
+        opinions=opinions,
+    )
+
+
+def _rounded(value: float, digits: int = 4) -> float:
+    return round(float(value), digits)
+
+
+def _build_header(assessment: LabelAssessment, run: Path, out: Path, split: str) -> AuditSummary:
+    site_data = assessment.site_data
+    checked = assessment.ranking.checked
+    config = site_data.config
+    is_alone = split == "train" and read_header(run, site_data.site).alone
+    warning = None if site_data.table.has_images else NO_IMAGES_WARNING
+    if split == "test":
+        warning = TEST_WARNING
+    return AuditSummary(
+        run=os.path.relpath(run, out),
+        site=site_data.site,
+        data=AuditData(
+            site_data.source,
+            site_data.labels,
+            site_data.table.fingerprint,
+            dict(site_data.class_names) or None,
+        ),
+        classes=assessment.classes,
+        method=FOLDER_AUDIT if is_alone else config.method,
+        split=split,
+        warning=warning,
+        summary=summarise_labels(assessment),
+        version=VERSION,
+        num_labels=len(site_data),
+        columns=COLUMNS,
+        num_checked=None if checked is None else checked.count,
+    )
+
+
+def summarise_labels(assessment: LabelAssessment) -> LabelSummary:
+    """Numbers about the site's labels as a whole; in a simulation also the ranking's quality."""
+    site_data = assessment.site_data
+    ranking = assessment.ranking
+    errors = score.count_errors(assessment.models, len(site_data))
+    truth = None
+    if site_data.truth is not None:
+        # rows of the listed labels, ascending: the list is measured by itself
+        rows = np.sort(ranking.order)
+        wrong = (site_data.given != site_data.truth)[rows]
+        truth = measure_ranking(np.searchsorted(rows, ranking.order), wrong)
+    return LabelSummary(
+        labels=len(site_data),
+        estimated_wrong=_round_estimate(errors),
+        suspects=int(ranking.priority.sum()),
+        per_class=_summarise_classes(assessment),
+        confusions=_count_confusions(assessment, round(errors.count)),
+        truth=truth,
+    )
+
+
+def _summarise_classes(assessment: LabelAssessment) -> tuple[ClassAudit, ...]:
+    given = assessment.site_data.given
+    ranking = assessment.ranking
+    classes = []
+    for label, name in enumerate(assessment.classes):
+        mask = given == label
+        errors = score.count_errors(assessment.models, len(given), mask)
+        suspects = int(np.count_nonzero(ranking.priority & mask))
+        classes.append(ClassAudit(name, int(mask.sum()), _round_estimate(errors), suspects))
+    return tuple(classes)
+
+
+def _count_confusions(assessment: LabelAssessment, count: int) -> tuple[SuspectPair, ...]:
+    """Given and suggested classes of the first `count` labels, the most frequent pair first."""
+    ranking = assessment.ranking
+    rows = ranking.order[:count]
+    given = assessment.site_data.given[rows].tolist()
+    counter = Counter(zip(given, ranking.suggestion[rows].tolist(), strict=True))
+    pairs = sorted(counter.items(), key=lambda item: (-item[1], item[0]))
+    names = assessment.classes
+    return tuple(SuspectPair(names[a], names[b], number) for (a, b), number in pairs)
+
+
+def _round_estimate(errors: score.ErrorEstimate) -> WrongEstimate:
+    is_unsure = None if errors.can_tell else True
+    return WrongEstimate(round(errors.count), int(errors.low), round(errors.high), is_unsure)
+
+
+def _write_features(
+    assessment: LabelAssessment, clean: Mapping[int, np.ndarray], run: Path, out: Path
+) -> None:
+    """Store unit vectors of the priority list and the clean examples: the page needs no network."""
+    from safetensors.numpy import save
+
+    rows = np.unique(np.concatenate([np.flatnonzero(assessment.ranking.priority), *clean.values()]))
+    features = None
+    if len(rows):  # none at a site of which all labels were checked
+        features = assessment.site_data.features(rows, run)
+    if features is None:
+        remove_quietly(out / "features.safetensors")
+        return
+    unit = unit_vectors(features).astype(np.float16)
+    content = save({"rows": rows.astype(np.int64), "features": unit})
+    write_atomic(out / "features.safetensors", content, mode=PRIVATE)
+
+
+# ---- how good a ranking is, in a simulation ----
+
+
+def precision_at(order: np.ndarray, wrong: np.ndarray, k: int) -> float | None:
+    """Share of wrong labels among the first k of the list `order`; None for an empty list."""
+    if not k or not len(order):
+        return None
+    return float(wrong[order[:k]].mean())
+
+
+def first_tenth(n: int) -> int:
+    """The size of the first tenth of a list of n labels, at least one label if there is any."""
+    return math.ceil(0.1 * n)
+
+
+def measure_ranking(order: np.ndarray, wrong: np.ndarray) -> RankingTruth:
+    """What a reviewer finds in the list `order`, (n,) rows; `wrong` is (n,) bool by row.
+
+    "10%" is the first tenth of the list. Where fewer than a tenth of the labels are wrong, no list
+    can reach 1 there; "errors", the first as many labels as there are errors, can do so at every
+    site. Both are None at a site without errors.
+    """
+    n = len(order)
+    errors = int(wrong.sum())
+    scores = np.empty(n)
+    scores[order] = -np.arange(n, dtype=np.float64)
+    errors_up_to = np.concatenate([[0], np.cumsum(wrong[order])])  # (n + 1,) by labels reviewed
+    precision: dict[str, float | None] = {}
+    recall: dict[str, float | None] = {}
+    for name, k in (("10%", first_tenth(n)), ("errors", errors)):
+        precision[name] = precision_at(order, wrong, k) if errors else None
+        recall[name] = int(errors_up_to[k]) / errors if errors and k else None
+    steps = sorted({round(n * i / EFFORT_STEPS) for i in range(EFFORT_STEPS + 1)})
+    return RankingTruth(
+        num_wrong=errors,
+        auroc=auroc(scores, wrong),
+        precision_at=precision,
+        recall_at=recall,
+        effort=tuple((k, int(errors_up_to[k])) for k in steps),
+    )

@@ -1,0 +1,248 @@
+"""The result of the reviewers' decisions: counts, speed, agreement, and the final labels."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import combinations
+from statistics import median
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from fedgsca.errors import ConfigError
+from fedgsca.labels.decisions import ACTIONS, Decision, Decisions
+from fedgsca.support.json_record import Record, stored_as
+from fedgsca.support.text import did_you_mean
+
+if TYPE_CHECKING:
+    from fedgsca.labels.audit_table import Audit
+
+PAUSE = 120.0  # seconds: longer than this on one image is a pause, not work
+
+
+@dataclass(frozen=True)
+class LabelCorrection(Record):
+    """How often a reviewer changed one label into another."""
+
+    given: str
+    label: str
+    count: int
+
+
+@dataclass(frozen=True)
+class ReviewerSummary(Record):
+    """The decisions of one reviewer."""
+
+    num_decisions: int = field(metadata=stored_as("decided"))
+    # action -> number of decisions
+    actions: Mapping[str, int]
+    confusions: tuple[LabelCorrection, ...]
+    median_seconds: float | None
+    per_minute: float | None
+    # decisions taken without seeing a label
+    blind: int
+
+
+@dataclass(frozen=True)
+class ReviewConflict(Record):
+    """An image that two reviewers labelled differently; None: cannot tell."""
+
+    row: int
+    id: str
+    given: str
+    labels: tuple[str | None, ...]
+
+
+@dataclass(frozen=True)
+class ReviewerAgreement(Record):
+    """How far two reviewers agree."""
+
+    reviewers: tuple[str, ...]
+    # images that both decided about
+    num_common: int = field(metadata=stored_as("both"))
+    # of these, images that both gave a label
+    num_labelled: int = field(metadata=stored_as("n"))
+    # of these, images with the same label
+    num_equal: int = field(metadata=stored_as("agree"))
+    kappa: float | None
+    conflicts: tuple[ReviewConflict, ...]
+
+
+@dataclass(frozen=True)
+class ReviewSummary(Record):
+    """What was decided, per reviewer and per pair of reviewers."""
+
+    reviewers: Mapping[str, ReviewerSummary]
+    agreement: tuple[ReviewerAgreement, ...]
+    damaged_lines: int
+
+
+@dataclass(frozen=True)
+class Consensus:
+    """The reviewed labels by outcome: row -> decisions."""
+
+    # all decisions that count agree on a label
+    agreements: Mapping[int, tuple[Decision, ...]]
+    # different labels, or one of several reviewers cannot tell
+    disputes: Mapping[int, tuple[Decision, ...]]
+    # no reviewer could tell
+    unsure: Mapping[int, tuple[Decision, ...]]
+
+    def by_row(self) -> dict[int, tuple[Decision, ...]]:
+        """All reviewed rows with their decisions."""
+        return {**self.agreements, **self.disputes, **self.unsure}
+
+
+def images_per_minute(decisions: Sequence[Decision]) -> float | None:
+    """A reviewer's speed; a coffee break counts as two minutes. None without timed decisions."""
+    times = []
+    for decision in decisions:
+        if decision.seconds is not None and decision.seconds > 0:
+            times.append(min(decision.seconds, PAUSE))
+    return 60.0 * len(times) / sum(times) if times else None
+
+
+def cohens_kappa(first: Sequence[str], second: Sequence[str]) -> float | None:
+    """Agreement beyond chance: (p_o - p_e) / (1 - p_e).
+
+    None where chance alone explains everything: no pairs, or one label only.
+    """
+    n = len(first)
+    if n == 0:
+        return None
+    p_o = sum(a == b for a, b in zip(first, second, strict=True)) / n
+    first_counts = Counter(first)
+    second_counts = Counter(second)
+    p_e = sum(first_counts[label] * second_counts[label] for label in first_counts) / n**2
+    return None if p_e == 1 else (p_o - p_e) / (1 - p_e)
+
+
+def measure_agreement(
+    reviewers: tuple[str, str], first: Mapping[int, Decision], second: Mapping[int, Decision]
+) -> ReviewerAgreement:
+    """How far two reviewers agree, from their decisions by row."""
+    common_rows = [row for row in first if row in second]
+    first_labels = []
+    second_labels = []
+    conflicts = []
+    for row in common_rows:
+        one = first[row].final
+        two = second[row].final
+        if one is not None and two is not None:
+            first_labels.append(one)
+            second_labels.append(two)
+        if one != two:
+            conflicts.append(ReviewConflict(row, first[row].id, first[row].given, (one, two)))
+    return ReviewerAgreement(
+        reviewers=reviewers,
+        num_common=len(common_rows),
+        num_labelled=len(first_labels),
+        num_equal=sum(a == b for a, b in zip(first_labels, second_labels, strict=True)),
+        kappa=cohens_kappa(first_labels, second_labels),
+        conflicts=tuple(conflicts),
+    )
+
+
+def summarise_decisions(decisions: Decisions) -> ReviewSummary:
+    """Counts and speed per reviewer, agreement per pair of reviewers."""
+    summaries = {}
+    readings = {}
+    for name in decisions.reviewers():
+        summaries[name] = _summarise_reviewer(list(decisions.by_reviewer(name).values()))
+        own_readings = decisions.readings(name)
+        if own_readings:  # who only settles disagreements is not a reader
+            readings[name] = own_readings
+    agreement = []
+    for one, two in combinations(readings, 2):
+        agreement.append(measure_agreement((one, two), readings[one], readings[two]))
+    return ReviewSummary(summaries, tuple(agreement), decisions.damaged_lines)
+
+
+def _summarise_reviewer(decisions: Sequence[Decision]) -> ReviewerSummary:
+    action_counts = Counter(decision.action for decision in decisions)
+    corrections = Counter((d.given, d.label) for d in decisions if d.label is not None)
+    times = [decision.seconds for decision in decisions if decision.seconds is not None]
+    confusions = []
+    for (given, label), count in corrections.most_common():
+        confusions.append(LabelCorrection(given, str(label), count))
+    return ReviewerSummary(
+        num_decisions=len(decisions),
+        actions={action: action_counts[action] for action in ACTIONS},
+        confusions=tuple(confusions),
+        median_seconds=median(times) if times else None,
+        per_minute=images_per_minute(decisions),
+        blind=sum(decision.blind for decision in decisions),
+    )
+
+
+def find_disagreements(decisions: Decisions) -> dict[int, tuple[Decision, ...]]:
+    """Row -> the readings of labels about which the readers disagree, settled or not.
+
+    A reader who cannot tell disagrees with one who can.
+    """
+    by_row: dict[int, list[Decision]] = {}
+    for name in decisions.reviewers():
+        for row, decision in decisions.readings(name).items():
+            by_row.setdefault(row, []).append(decision)
+    disagreements = {}
+    for row, readings in sorted(by_row.items()):
+        if len({decision.final for decision in readings}) > 1:
+            disagreements[row] = tuple(readings)
+    return disagreements
+
+
+def find_consensus(decisions: Decisions, *, prefer: str | None = None) -> Consensus:
+    """Sort the reviewed labels by outcome.
+
+    Where the readers disagree, the label of an adjudication counts, then that of the reviewer
+    `prefer`. An adjudication of a label that the readers now agree on does not count.
+    """
+    names = decisions.reviewers()
+    if prefer is not None and prefer not in names:
+        raise ConfigError(
+            "audit.unknown-reviewer",
+            f"{prefer!r} has no decisions in {decisions.path.parent}",
+            fix=f"{did_you_mean(prefer, names)}use --prefer with one of:"
+            f" {', '.join(names) or '(no reviewer has decided yet)'}",
+        )
+    by_row: dict[int, list[Decision]] = {}
+    for name in names:
+        for row, decision in decisions.by_reviewer(name).items():
+            by_row.setdefault(row, []).append(decision)
+    agreements = {}
+    disputes = {}
+    unsure = {}
+    for row, row_decisions in sorted(by_row.items()):
+        readings = [decision for decision in row_decisions if not decision.adjudication]
+        labels = {decision.final for decision in readings}
+        judges = [d for d in row_decisions if d.adjudication and d.final is not None]
+        if not judges:
+            judges = [d for d in readings if d.reviewer == prefer and d.final is not None]
+        if not readings:  # the readers have undone what was adjudicated
+            continue
+        if labels == {None}:
+            unsure[row] = tuple(readings)
+        elif len(labels) == 1:
+            agreements[row] = tuple(readings)
+        elif len({decision.final for decision in judges}) == 1:
+            agreements[row] = tuple(judges)
+        else:
+            disputes[row] = tuple(row_decisions)
+    return Consensus(agreements, disputes, unsure)
+
+
+# ---- how far a reviewer is ----
+
+
+def required_labels(audit: Audit) -> np.ndarray:
+    """(labels,) bool in the order of ranks: the priority list, or all labels if it is empty."""
+    selection: np.ndarray = audit.index["priority"] == 1
+    return selection if selection.any() else np.ones_like(selection)
+
+
+def count_decided(audit: Audit, rows: Iterable[int], selection: np.ndarray) -> int:
+    """How many labels of the selection, (labels,) bool, are among the rows."""
+    selected_rows = audit.index["row"][selection].astype(np.int64)
+    return int(np.isin(selected_rows, np.array(list(rows), dtype=np.int64)).sum())

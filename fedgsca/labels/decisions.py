@@ -1,0 +1,313 @@
+"""What people decided about labels: a file that only grows, one JSON line per decision.
+
+A decision is on the disk before it is reported as saved. The state is a fold over the
+lines. Undoing is a line, too, so the file records who decided what and when. A line cut short by a
+crash is skipped and sealed off by the next one. A request that arrives twice (a double click, a
+retry after a lost answer) counts once. Several servers may write to one file; a lock makes them
+take turns.
+
+    decisions = audit.open_decisions()
+    for suspect in audit.suspects():
+        decisions.record(suspect, suspect.suggestion, reviewer="anna")
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from threading import Lock
+from typing import TYPE_CHECKING, Any
+
+from fedgsca.errors import ConfigError, DataError, RunFolderError
+from fedgsca.support.files import (
+    GROWING_FILE,
+    PRIVATE,
+    is_disk_full,
+    read_bytes_from,
+    wait_for_lock,
+)
+from fedgsca.support.text import did_you_mean
+
+if TYPE_CHECKING:
+    from fedgsca.labels.audit_table import Suspect
+
+FILE = "decisions.jsonl"
+ACTIONS = ("accept", "keep", "change", "unsure")
+UNDO = "undo"
+MAX_REVIEWER_NAME = 60  # characters
+
+
+@dataclass(frozen=True)
+class Decision:
+    """One line of the file."""
+
+    reviewer: str
+    # of the site's samples
+    row: int
+    id: str
+    # of the pixels that the reviewer saw
+    hash: str
+    given: str
+    # one of ACTIONS, or UNDO
+    action: str
+    # the new label of accept and change
+    label: str | None
+    # the reviewer's note
+    reason: str = ""
+    # from the appearance of the image to the decision
+    seconds: float | None = None
+    # identifies the click: the same one is never counted twice
+    request: str = ""
+    # neither the given nor the suggested label was shown
+    blind: bool = False
+    # by the person who settles disagreements, who has seen the labels of the readers
+    adjudication: bool = False
+    time: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="milliseconds"))
+
+    @property
+    def final(self) -> str | None:
+        """The label that this reviewer decided on; None: cannot tell."""
+        return self.given if self.action == "keep" else self.label
+
+
+class Decisions:
+    """The file and its state. Writing and `refresh` read what other processes have added."""
+
+    def __init__(self, folder: Path, classes: Sequence[str] = ()) -> None:
+        """Open the decisions in an audit's folder. `classes` are the labels `record` accepts."""
+        self.path = folder / FILE
+        self.classes = tuple(classes)
+        # lines that cannot be read as decisions
+        self.damaged_lines = 0
+        self._bytes_read = 0
+        # reviewer -> row -> decisions that were not undone; the last one counts
+        self._history: dict[str, dict[int, list[Decision]]] = {}
+        # reviewer -> rows in the order of their decisions, for undo
+        self._order: dict[str, list[int]] = {}
+        self._requests: dict[tuple[str, str], Decision] = {}
+        self._thread_lock = Lock()
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Read what was added since the last time."""
+        missing_file = contextlib.suppress(FileNotFoundError)
+        with self._thread_lock, missing_file, open(self.path, "rb") as handle:
+            self._read_new_lines(handle.fileno())
+
+    def reviewers(self) -> list[str]:
+        """Names of the people with decisions that count."""
+        with self._thread_lock:
+            return sorted(name for name, rows in self._history.items() if any(rows.values()))
+
+    def by_reviewer(self, reviewer: str) -> dict[int, Decision]:
+        """Row -> the decision that counts, in the order in which the rows were first decided."""
+        with self._thread_lock:
+            history = self._history.get(reviewer, {})
+            return {row: decisions[-1] for row, decisions in history.items() if decisions}
+
+    def readings(self, reviewer: str) -> dict[int, Decision]:
+        """Row -> the decision that counts, without adjudications of other people's readings."""
+        decisions = self.by_reviewer(reviewer)
+        return {row: decision for row, decision in decisions.items() if not decision.adjudication}
+
+    def latest(self, reviewer: str, count: int) -> list[Decision]:
+        """The newest decisions that count, the last one last."""
+        with self._thread_lock:
+            rows = list(dict.fromkeys(reversed(self._order.get(reviewer, ()))))[:count]
+            return [self._history[reviewer][row][-1] for row in reversed(rows)]
+
+    def record(
+        self, suspect: Suspect, label: str | None, *, reviewer: str, reason: str = ""
+    ) -> Decision:
+        """Record, from a script, that the label of `suspect` should be `label`.
+
+        The given label confirms it, None means that the reviewer cannot tell.
+        """
+        check_reviewer_name(reviewer)
+        if label is not None and self.classes and label not in self.classes:
+            raise DataError(
+                "review.unknown-class",
+                f"there is no class named {label!r}",
+                fix=f"{did_you_mean(label, self.classes)}use one of: {', '.join(self.classes)}",
+            )
+        action, new_label = resolve_action(suspect, label)
+        decision = Decision(
+            reviewer=reviewer,
+            row=suspect.row,
+            id=suspect.id,
+            hash=suspect.hash,
+            given=suspect.given,
+            action=action,
+            label=new_label,
+            reason=reason,
+        )
+        return self.add(decision)
+
+    def add(self, decision: Decision) -> Decision:
+        """Write one decision; returns it, or the one that the same request wrote before.
+
+        Raises RunFolderError if it is not on the disk.
+        """
+        with self._thread_lock, self._locked() as handle:
+            earlier = self._find_request(decision.reviewer, decision.request)
+            if earlier is not None:
+                return earlier
+            self._append(handle, decision)
+            return decision
+
+    def undo(self, reviewer: str, request: str = "") -> Decision | None:
+        """Undo the reviewer's newest decision; returns the new line, None without a decision."""
+        with self._thread_lock, self._locked() as handle:
+            earlier = self._find_request(reviewer, request)
+            if earlier is not None or not self._order.get(reviewer):
+                return earlier
+            last = self._history[reviewer][self._order[reviewer][-1]][-1]
+            line = Decision(
+                reviewer,
+                last.row,
+                last.id,
+                last.hash,
+                last.given,
+                UNDO,
+                None,
+                request=request,
+                adjudication=last.adjudication,
+            )
+            self._append(handle, line)
+            return line
+
+    def _find_request(self, reviewer: str, request: str) -> Decision | None:
+        """The line that this request wrote, if it arrived before."""
+        return self._requests.get((reviewer, request)) if request else None
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[int]:
+        """Open the file for one writer at a time, and read everything that others wrote."""
+        with contextlib.ExitStack() as stack:
+            try:
+                lock = wait_for_lock(self.path.with_name(f"{FILE}.lock"))
+                stack.callback(lock.release)
+                handle = os.open(self.path, GROWING_FILE, PRIVATE)
+                stack.callback(os.close, handle)
+            except OSError as error:
+                raise _not_saved(self.path, error) from error
+            self._read_new_lines(handle)
+            yield handle
+
+    def _append(self, handle: int, decision: Decision) -> None:
+        size = os.fstat(handle).st_size
+        data = json.dumps(asdict(decision), ensure_ascii=False).encode() + b"\n"
+        if size > self._bytes_read:  # a crash left a line without an end: seal it off
+            data = b"\n" + data
+        try:
+            if os.write(handle, data) != len(data):
+                raise OSError(errno.ENOSPC, "No space left on device")
+            os.fsync(handle)
+        except OSError as error:
+            # half a line would be sealed off later, but it is better to have none
+            with contextlib.suppress(OSError):
+                os.ftruncate(handle, size)
+            raise _not_saved(self.path, error) from error
+        self._read_new_lines(handle)
+
+    def _read_new_lines(self, handle: int) -> None:
+        size = os.fstat(handle).st_size
+        if size < self._bytes_read:
+            raise RunFolderError(
+                "review.decisions-shortened",
+                f"{self.path} has become shorter since it was opened",
+                fix="restore it from a backup and start the review again",
+            )
+        data = read_bytes_from(handle, self._bytes_read, size)
+        end = data.rfind(b"\n") + 1  # of the last complete line
+        self._bytes_read += end
+        for line in data[:end].split(b"\n"):
+            if line.strip(b"\0 \r"):
+                self._apply_line(line)
+
+    def _apply_line(self, line: bytes) -> None:
+        decision = parse_decision(line)
+        if decision is None:
+            self.damaged_lines += 1
+            return
+        rows = self._history.setdefault(decision.reviewer, {})
+        order = self._order.setdefault(decision.reviewer, [])
+        if decision.request:
+            self._requests[decision.reviewer, decision.request] = decision
+        if decision.action != UNDO:
+            rows.setdefault(decision.row, []).append(decision)
+            order.append(decision.row)
+        elif rows.get(decision.row):
+            rows[decision.row].pop()
+            del order[len(order) - 1 - order[::-1].index(decision.row)]
+
+
+def resolve_action(suspect: Suspect, label: str | None) -> tuple[str, str | None]:
+    """The action, and the new label if there is one, of a reviewer who says what the label is."""
+    if label is None:
+        return "unsure", None
+    if label == suspect.given:
+        return "keep", None
+    if label == suspect.suggestion:
+        return "accept", label
+    return "change", label
+
+
+def check_reviewer_name(name: str) -> None:
+    """Refuse a name that does not fit into a line of a table."""
+    if not name.strip() or len(name) > MAX_REVIEWER_NAME or not name.isprintable():
+        raise ConfigError(
+            "review.invalid-reviewer",
+            f"{name!r} cannot be used as the name of a reviewer",
+            fix=f"use 1 to {MAX_REVIEWER_NAME} printable characters (--reviewer NAME)",
+        )
+
+
+def parse_decision(line: bytes) -> Decision | None:
+    """The decision of a line; None if the line is damaged."""
+    try:
+        tree: dict[str, Any] = json.loads(line)
+        values = {name: tree[name] for name in Decision.__dataclass_fields__ if name in tree}
+        decision = Decision(**values)
+    except (ValueError, TypeError, AttributeError, RecursionError):
+        return None
+    is_valid = "time" in values and _has_valid_types(decision)
+    return decision if is_valid else None
+
+
+def _has_valid_types(decision: Decision) -> bool:
+    """Whether every value has the type of its field: one odd line must not stop the others."""
+    texts = (
+        decision.reviewer,
+        decision.hash,
+        decision.id,
+        decision.given,
+        decision.action,
+        decision.reason,
+        decision.request,
+        decision.time,
+        decision.label or "",
+    )
+    if not all(isinstance(text, str) for text in texts):
+        return False
+    is_row = isinstance(decision.row, int) and not isinstance(decision.row, bool)
+    is_duration = decision.seconds is None or isinstance(decision.seconds, int | float)
+    are_flags = isinstance(decision.blind, bool) and isinstance(decision.adjudication, bool)
+    return is_row and is_duration and are_flags and decision.action in (*ACTIONS, UNDO)
+
+
+def _not_saved(path: Path, error: OSError) -> RunFolderError:
+    problem = error.strerror or str(error)
+    if is_disk_full(error):
+        problem = "no space left"
+    return RunFolderError(
+        "review.not-saved",
+        f"NOT saved: cannot write to {path}: {problem}",
+        fix=f"free some space under {path.parent} or make it writable, then decide again",
+    )

@@ -1,4 +1,0 @@
-"""The sections of a run's page, one module each. The modules are discovered automatically.
-
-fedgsca.report.page_sections describes how to add one.
-"""
