@@ -77,28 +77,27 @@ def _markdown(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def worst_table(results: Results) -> str:
-    """A line for each method and scene: honest, absent, the worst lie."""
+    """A line for each method: in both scenes honest, absent, and the worst lie beside absent."""
     rows = []
-    for scene in _SCENES:
-        for method in results.names(1, [scene]):
+    for method in results.names(1, _SCENES):
+        row = [method]
+        for scene in _SCENES:
             changes = results.changes(scene, method, _RULE)
-            if not changes:
-                continue
-            order = sorted(changes, key=lambda name: changes[name])
-            worst_lies = [f"{changes[lie]:+.1f} ({lie})" for lie in order[:2]]
-            num_worse = sum(change < -_LIMIT for change in changes.values())
-            rows.append(
-                (
-                    scene,
-                    method,
-                    results.text(scene, method, _RULE),
-                    results.text(scene, method, _RULE, "absent"),
-                    *worst_lies,
-                    f"{num_worse} of {len(changes)}",
-                )
-            )
-    heads = ("Liars", "Method", "Honest", "Absent", "Worst lie", "Next")
-    return _markdown((*heads, f"Worse than -{_LIMIT:g}"), rows)
+            pair = [results.text(scene, method, _RULE, lie) for lie in ("honest", "absent")]
+            row += [", ".join(pair), _describe_worst(changes)]
+        rows.append(row)
+    heads = ["Method"]
+    for scene in _SCENES:
+        heads += [f"{scene}: honest, absent", f"worst lie; worse than -{_LIMIT:g}"]
+    return _markdown(heads, rows)
+
+
+def _describe_worst(changes: Mapping[str, float]) -> str:
+    if not changes:
+        return "-"
+    worst = min(changes, key=lambda name: changes[name])
+    num_worse = sum(change < -_LIMIT for change in changes.values())
+    return f"{changes[worst]:+.1f} ({worst}); {num_worse} of {len(changes)}"
 
 
 def lie_table(results: Results, scene: str) -> str:
