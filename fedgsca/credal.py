@@ -97,7 +97,7 @@ def credal_gradient(
     return torch._log_softmax_backward_data(r.mul_(weights).neg_(), log_p, 1, log_p.dtype)
 
 
-class Batch(Protocol):
+class LabelledBatch(Protocol):
     """What an objective sees of a training step (fedgsca/methods/train.py)."""
 
     @property
@@ -121,7 +121,7 @@ class CredalObjective:
     permission: np.ndarray | None = None
     loss: Loss = "rcl"
 
-    def __call__(self, model: nn.Module, batch: Batch) -> Tensor:
+    def __call__(self, model: nn.Module, batch: LabelledBatch) -> Tensor:
         """The mean loss of a batch."""
         logits = model(batch.x)
         if self.loss == "ce":
@@ -135,7 +135,7 @@ class CredalObjective:
         """Both credal losses have a gradient of their own."""
         return self.loss != "ce"
 
-    def logit_gradient(self, logits: Tensor, batch: Batch) -> Tensor:
+    def logit_gradient(self, logits: Tensor, batch: LabelledBatch) -> Tensor:
         """(b, C): the derivative of the mean loss."""
         size = len(logits)
         return credal_gradient(
@@ -148,7 +148,7 @@ class CredalObjective:
             uniform=self.loss == "ucl",
         )
 
-    def _permitted_classes(self, logits: Tensor, batch: Batch) -> Tensor | None:
+    def _permitted_classes(self, logits: Tensor, batch: LabelledBatch) -> Tensor | None:
         if self.permission is None:
             return None
         return torch.from_numpy(self.permission.take(batch.rows, axis=0)).to(logits.device)

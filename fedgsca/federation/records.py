@@ -336,7 +336,7 @@ class PreviousRun(Record):
 
 
 @dataclass(frozen=True)
-class Difference(Record):
+class PairedDifference(Record):
     """Macro F1 of a method minus that of its reference: the means that tables print, in points.
 
     The interval is over the seeds that both have and over the test images (report/statistic.py).
@@ -485,7 +485,7 @@ class EvidenceHeader(Record):
     fingerprint: str
     config: Mapping[str, Any]
     # there was no run: the heads were trained on the images of one folder
-    alone: bool = False
+    is_alone: bool = False
 
 
 @dataclass(frozen=True)
@@ -701,7 +701,7 @@ class Comparison(Record):
     ceiling: Mapping[str, Mapping[str, float]]
     clean: Mapping[str, float] | None = None  # seed -> F1 of FedAvg without noise
     # to the reference, one for each other method and condition; None before tables are written
-    differences: tuple[Difference, ...] | None = None
+    differences: tuple[PairedDifference, ...] | None = None
     # the method that the others are compared with; None: FedAvg, or else the first
     reference: str | None = None
     # what a publication prints for the same rows

@@ -23,7 +23,7 @@ from statistics import fmean
 import numpy as np
 
 from fedgsca.federation.final_statistics import FinalPredictions
-from fedgsca.federation.records import Difference
+from fedgsca.federation.records import PairedDifference
 from fedgsca.federation.score_intervals import (
     DRAWS,
     MIN_UNITS,
@@ -97,7 +97,7 @@ def _digest(predictions: FinalPredictions) -> str:
 
 def measure_difference(
     runs: SeedRuns, reference_runs: SeedRuns, *, noise: str, method: str, reference: str
-) -> Difference | None:
+) -> PairedDifference | None:
     """A method minus its reference, before the correction; None without a common seed."""
     seeds = sorted(seed for seed in runs if seed in reference_runs)
     if not seeds:
@@ -105,7 +105,7 @@ def measure_difference(
     pairs = [(runs[seed], reference_runs[seed]) for seed in seeds]
     means = [fmean(run.f1 for run, _ in pairs), fmean(rival.f1 for _, rival in pairs)]
     points = round(round(means[0], 1) - round(means[1], 1), 1)  # as a reader subtracts them
-    result = Difference(noise, method, reference, len(seeds), None, points)
+    result = PairedDifference(noise, method, reference, len(seeds), None, points)
     draws = []
     for run, rival in pairs:
         if run.deviations is None or rival.deviations is None:
@@ -133,7 +133,7 @@ def two_sided_p(values: np.ndarray) -> float:
     return min(1.0, 2.0 * (smaller + 1) / (len(values) + 1))
 
 
-def correct(differences: Sequence[Difference]) -> list[Difference]:
+def correct(differences: Sequence[PairedDifference]) -> list[PairedDifference]:
     """The rows of one table with p corrected for their number."""
     corrected_values = holm([difference.p for difference in differences])
     return [replace(item, p=p) for item, p in zip(differences, corrected_values, strict=True)]
@@ -150,7 +150,7 @@ def holm(p_values: Sequence[float | None]) -> list[float | None]:
     return results
 
 
-def describe(difference: Difference, label: str, reference_label: str) -> str:
+def describe(difference: PairedDifference, label: str, reference_label: str) -> str:
     """The one sentence about a pair."""
     points = difference.points
     if difference.is_clear:
@@ -161,7 +161,7 @@ def describe(difference: Difference, label: str, reference_label: str) -> str:
     return f"{text} ({_certainty(difference)})."
 
 
-def _certainty(difference: Difference, *, is_mirrored: bool = False) -> str:
+def _certainty(difference: PairedDifference, *, is_mirrored: bool = False) -> str:
     if difference.low is None or difference.high is None or difference.p is None:
         return "without an interval: the test images are too few, or their predictions are missing"
     low, high = difference.low, difference.high

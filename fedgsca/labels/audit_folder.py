@@ -88,7 +88,7 @@ def audit_folder(
 def is_folder_audit(folder: Path) -> bool:
     """Whether this folder was written by `audit_folder`, not by a run or at a site."""
     for path in sorted((folder / "evidence").glob("*/site.json")):
-        return read_header(folder, path.parent.name).alone
+        return read_header(folder, path.parent.name).is_alone
     return False
 
 
@@ -186,7 +186,7 @@ def _write_evidence(folder: Path, name: str, config: Config, division: Division)
         classes=tuple(table.classes),
         fingerprint=table.fingerprint,
         config=config.to_tree(),
-        alone=True,
+        is_alone=True,
     )
     samples = SiteRows(rows, local_labels.given, local_labels.checked)
     write_site_rows(folder, name, samples)

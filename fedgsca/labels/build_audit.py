@@ -160,7 +160,7 @@ def _build_header(assessment: LabelAssessment, run: Path, out: Path, split: str)
     site_data = assessment.site_data
     checked = assessment.ranking.checked
     config = site_data.config
-    is_alone = split == "train" and read_header(run, site_data.site).alone
+    is_alone = split == "train" and read_header(run, site_data.site).is_alone
     warning = None if site_data.table.has_images else NO_IMAGES_WARNING
     if split == "test":
         warning = TEST_WARNING

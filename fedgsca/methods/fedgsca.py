@@ -417,8 +417,8 @@ class FedGSCA(Method):
         options = self.options
         num_classes = probs.shape[1]
         if options.thresholds == "fixed":
-            fixed = np.full(num_classes, options.zeta)
-            return fixed, fixed
+            thresholds = np.full(num_classes, options.zeta)
+            return thresholds, thresholds
         thresholds = class_thresholds(probs, clean, base=options.zeta, unseen=options.unseen_class)
         support = np.bincount(probs[clean].argmax(axis=1), minlength=num_classes)
         too_few = (support > 0) & (support < SMALLEST_GROUP)

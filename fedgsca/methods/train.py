@@ -184,8 +184,8 @@ def draw_balanced(
     by_class = order[np.argsort(labels[order], kind="stable")]
     edges = np.cumsum(weights[by_class])
     places = (np.arange(len(labels)) + rng.random()) * (edges[-1] / len(labels))
-    drawn = np.minimum(np.searchsorted(edges, places, side="right"), len(labels) - 1)
-    return np.asarray(by_class[drawn][rng.permutation(len(labels))])
+    positions = np.minimum(np.searchsorted(edges, places, side="right"), len(labels) - 1)
+    return np.asarray(by_class[positions][rng.permutation(len(labels))])
 
 
 class SGD:

@@ -119,7 +119,7 @@ def test_settings_that_cannot_be_used_are_a_reason_without_details(tmp_path: Pat
 
 
 def test_the_process_of_a_message_imports_neither_torch_nor_monai() -> None:
-    heavy = ["torch", "monai", "fedgsca.federation.local", "fedgsca.federation"]
+    heavy = ["torch", "monai", "fedgsca.federation.local", "fedgsca.federation.simulation"]
     modules = "fedgsca.hospital.flower_node"
     code = f"import sys, {modules}; print([name for name in {heavy} if name in sys.modules])"
     output = subprocess.run(

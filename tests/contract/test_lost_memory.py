@@ -23,7 +23,7 @@ from tests.toys import RecordingObserver, finished_run, outcome, toy_config
 
 LOST = "site-2"
 # every site remembers the opinions of the evidence heads
-CONFIG = toy_config("fedavg", frozen=True)
+CONFIG = toy_config("fedgsca", frozen=True)  # a method whose sites remember something
 
 
 class HospitalEngine:

@@ -140,7 +140,7 @@ def test_noise_is_the_hospitals_own_and_the_budget_is_logged(
     assert site.values["selector"] != simulated_site.values["selector"], "not from the public seed"
     assert model_digest(tmp_path / "simulation") != model_digest(tmp_path / "run")
     assert not any(record.refusals for record in rounds)
-    assert set(site.values) <= {"selector", *SIMULATION_METRICS}
+    assert set(site.values) <= {"selector", "coefficient", *SIMULATION_METRICS}
 
 
 def test_a_crafted_request_is_not_answered(tmp_path: Path, exchanges: list[Exchange]) -> None:

@@ -105,7 +105,7 @@ for name in ("pread", "pwrite", "getuid", "geteuid", "fork", "killpg", "pidfd_op
 del socket.AF_UNIX, signal.SIGKILL
 
 import fedgsca.cli
-for package in ("label_audit", "review", "export", "cli", "data", "deploy", "report"):
+for package in ("labels", "lab", "cli", "data", "hospital"):
     parent = importlib.import_module(f"fedgsca.{package}")
     for module in pkgutil.walk_packages(parent.__path__, f"fedgsca.{package}."):
         importlib.import_module(module.name)

@@ -12,7 +12,7 @@ CHECKOUT_FILES = re.compile(
 )
 # The README of a kit is about a folder into which the coordinator puts constraints.txt.
 # The model card and the kits write a README.md of their own.
-ALLOWED = ("deploy/", "export/", "cli/deploy.py")
+ALLOWED = ("hospital/", "lab/export/", "cli/deploy.py")
 
 
 def find_messages(path: Path) -> list[str]:

@@ -145,7 +145,7 @@ def test_every_variant_is_listed_once_and_is_valid() -> None:
 def result_pair(
     f1: float, fedavg: tuple[float, float, float], ceiling: float
 ) -> tuple[RunResult, Baselines]:
-    by_rate = dict(zip(("0.005", "0.05", "0.5"), fedavg, strict=True))
+    by_rate = dict(zip(("0.005", "auto", "0.5"), fedavg, strict=True))
     return RunResult(f1, [0.9], [0.8]), Baselines(by_rate, ceiling)
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from fedgsca.federation.final_statistics import FinalPredictions
-from fedgsca.federation.records import Difference
+from fedgsca.federation.records import PairedDifference
 from fedgsca.federation.score_intervals import DRAWS
 from fedgsca.lab.statistic import (
     RunScore,
@@ -99,13 +99,13 @@ def test_p_is_twice_the_share_on_the_other_side_and_never_zero() -> None:
 
 def test_holm_corrects_for_the_number_of_rows() -> None:
     assert holm([0.01, None, 0.04, 0.03]) == pytest.approx([0.03, None, 0.06, 0.06])
-    rows = [Difference("", "a", "b", 3, 10, 5.0, 1.0, 9.0, 0.03)] * 2
+    rows = [PairedDifference("", "a", "b", 3, 10, 5.0, 1.0, 9.0, 0.03)] * 2
     assert [row.is_clear for row in rows] == [True, True]
     assert [row.is_clear for row in correct(rows)] == [False, False]
 
 
 def test_the_sentence_agrees_with_the_verdict_and_names_the_better_one() -> None:
-    clear = Difference("", "a", "b", 3, 10, 5.0, 1.0, 9.0, 0.01)
+    clear = PairedDifference("", "a", "b", 3, 10, 5.0, 1.0, 9.0, 0.01)
     worse = replace(clear, points=-5.0, low=-9.0, high=-1.0)
     unclear = replace(clear, low=-1.0, p=0.2)
     assert describe(clear, "A", "B").startswith("A is better than B by 5.0 points")

@@ -65,10 +65,8 @@ for line in {commands!r}:
 HEAVY_COMMANDS = (
     "run --data DATA --rounds 1 --out a",
     "compare --data DATA --rounds 1 --seeds 1 --out b",
-    "tune --data DATA --rounds 9 --out c",
     "noise S40 --data DATA",
     "wire fedavg --data DATA",
-    "bench --device cpu",
     "demo --out d",
     "run --data DATA --rounds 1 --out a --quiet",
     "noise S40 --data DATA --json",

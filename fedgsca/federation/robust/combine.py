@@ -59,9 +59,9 @@ def combine_extras(
         if not owners:
             continue
         first = results[owners[0]][name]
-        received = np.asarray(payload_extras.get(name, np.zeros_like(first)), dtype=first.dtype)
+        reference = np.asarray(payload_extras.get(name, np.zeros_like(first)), dtype=first.dtype)
         voters = [positions[i] for i in owners]
-        value = _combine(rule, spool, voters, spool.extra, {name: received})[name]
+        value = _combine(rule, spool, voters, spool.extra, {name: reference})[name]
         for i in owners:
             results[i][name] = value
     return results

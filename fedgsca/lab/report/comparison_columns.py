@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from fedgsca.federation.records import Comparison, Difference, setting_name, setting_value
+from fedgsca.federation.records import Comparison, PairedDifference, setting_name, setting_value
 from fedgsca.lab.report.comparison_rows import (
     BASELINE,
     MIN_GAP,
@@ -119,7 +119,7 @@ def _difference_cell(row: ComparisonRow) -> Cell | None:
     return Cell(difference_text(entry), data=data)
 
 
-def difference_text(entry: Difference) -> str:
+def difference_text(entry: PairedDifference) -> str:
     """The difference to the reference with its interval: "+3.1 (+0.4 to +5.9)"."""
     text = signed(entry.points)
     if entry.low is None or entry.high is None:

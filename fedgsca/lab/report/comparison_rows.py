@@ -13,7 +13,7 @@ from fedgsca.federation.records import (
     Comparison,
     ComparisonCell,
     ComparisonVariant,
-    Difference,
+    PairedDifference,
     PrintedScore,
     finite,
 )
@@ -83,7 +83,7 @@ class ComparisonRow:
     # the network and the varied settings; `noise` names them, too
     variant: ComparisonVariant = NO_VARIANT
     # to the reference of the comparison
-    difference: Difference | None = None
+    difference: PairedDifference | None = None
     # what touched this row, each a clause
     notes: tuple[str, ...] = ()
     # score -> number of a publication
@@ -182,7 +182,7 @@ def _numbers(cells: Iterable[ComparisonCell], key: str) -> list[float]:
     return [value for value in values if value is not None]
 
 
-def _find_difference(comparison: Comparison, cell: ComparisonCell) -> Difference | None:
+def _find_difference(comparison: Comparison, cell: ComparisonCell) -> PairedDifference | None:
     for difference in comparison.differences or ():
         if (difference.method, difference.noise) == (cell.method, cell.condition):
             return difference
@@ -241,7 +241,7 @@ def common_seeds(cells: Iterable[ComparisonCell]) -> frozenset[int]:
 
 def with_differences(folder: Path, comparison: Comparison) -> Comparison:
     """The comparison with the difference of every method to the reference, per condition."""
-    differences: list[Difference] = []
+    differences: list[PairedDifference] = []
     for condition in dict.fromkeys(cell.condition for cell in comparison.cells):
         runs: dict[str, dict[int, RunScore]] = {}
         for cell in comparison.cells:

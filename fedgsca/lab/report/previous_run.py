@@ -9,7 +9,7 @@ import numpy as np
 
 from fedgsca.errors import RunFolderError
 from fedgsca.federation.final_statistics import read_predictions_file
-from fedgsca.federation.records import Difference, PreviousRun
+from fedgsca.federation.records import PairedDifference, PreviousRun
 from fedgsca.federation.run_folder import read_result
 from fedgsca.lab.report.run_facts import wrong_share
 from fedgsca.lab.report.run_reader import LoadedRun, read_json, read_run
@@ -106,10 +106,10 @@ def write_difference(out: Path, previous: Path) -> None:
         write_atomic(out / DIFFERENCE_FILE, text.encode() + b"\n")
 
 
-def read_difference(out: Path) -> Difference | None:
+def read_difference(out: Path) -> PairedDifference | None:
     """The content of paired.json; None if it was not written."""
     tree = read_json(out / DIFFERENCE_FILE)
-    return None if tree is None else Difference.from_json(tree)
+    return None if tree is None else PairedDifference.from_json(tree)
 
 
 def _find_previous_folder(out: Path) -> Path | None:
