@@ -40,6 +40,7 @@ from benchmarks.generalisation.sources import share_features
 from benchmarks.generalisation.summary import LOW_RECOVERY, TOLERANCE
 from benchmarks.generalisation.variants import DEFAULT, LEARNING_RATE, Variant, format_value
 from fedgsca.config import Config
+from fedgsca.config.schema import AUTO_RATE
 from fedgsca.evidence import suspicion
 from fedgsca.lab.report.comparison_rows import recovery
 from fedgsca.lab.table import Table
@@ -128,7 +129,9 @@ def measure_setting(
 
 
 def use_rate(federation: Federation, lr: Rate) -> Federation:
-    """The same federation with another learning rate."""
+    """The same federation with another learning rate; its own is the resolved one of "auto"."""
+    if lr == AUTO_RATE:
+        return federation
     config: Config = federation.config
     train = config.train.model_copy(update={"lr": lr})
     return replace(federation, config=config.model_copy(update={"train": train}))

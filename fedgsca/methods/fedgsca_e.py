@@ -127,8 +127,7 @@ class FedGSCAE(Method):
     name = "fedgsca-e"
     card = Card(
         title="FedGSCA-E",
-        paper="FedGSCA (Ye et al., 2025) with selection by evidence heads; this package, "
-        "docs/evidence.md",
+        paper="FedGSCA (Ye et al., 2025) with selection by evidence heads; this package",
         order=9,
         passes=4.2,
     )

@@ -109,7 +109,7 @@ def test_a_site_that_was_away_for_many_rounds_takes_part_again(method: str, tmp_
 
 def test_a_site_that_was_never_asked_before_gets_evidence_about_its_labels(tmp_path: Path) -> None:
     """The heads are trained until round 3; site-1 sees them for the first time in round 7."""
-    config = partial_config("fedgsca", train__rounds=8)
+    config = partial_config("fedgsca-e", train__rounds=8)
     engine = LatecomerEngine(config, tmp_path / "run", "site-1", first_round=6)
     run(config, tmp_path / "run", engine=engine)
     memory = [

@@ -38,7 +38,7 @@ def quiet_run(f1: float) -> RunScore:
     return RunScore(f1, np.zeros(DRAWS), 100)
 
 
-def measure(a: dict[int, RunScore], b: dict[int, RunScore]) -> Difference:
+def measure(a: dict[int, RunScore], b: dict[int, RunScore]) -> PairedDifference:
     difference = measure_difference(a, b, **NAMES)
     assert difference is not None
     return difference
