@@ -303,7 +303,7 @@ PAGE_BLOCKS: dict[str, Callable[[], str]] = {
 SLOW_BLOCKS = ("networks", "wire", "budget", "first-run")
 # name -> the command that writes it
 STUDY_BLOCKS = {
-    "results": "python -m benchmarks.generalisation",
+    "results": "python -m benchmarks.results",
     "privacy-built-in": "python -m benchmarks.privacy",
     "privacy-pathmnist": "python -m benchmarks.privacy",
     "suite": "python -m benchmarks.generalisation",
