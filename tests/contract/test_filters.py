@@ -15,7 +15,7 @@ from fedgsca.errors import ConfigError, UpdateError
 from fedgsca.federation import checkpoint, rounds
 from fedgsca.federation.base import Reply
 from fedgsca.federation.filters.base import UpdateContext, UpdateFilter
-from fedgsca.federation.filters.distance import LOW, WINDOW
+from fedgsca.federation.filters.distance import LOW, ROUNDS
 from fedgsca.federation.filters.rule import make_filters
 from fedgsca.federation.intake import Intake
 from fedgsca.federation.rounds import run
@@ -507,7 +507,7 @@ def test_a_site_far_from_all_others_is_named_and_nothing_else_happens(tmp_path: 
         assert low == [LIAR]
         weights = [value * 60 for value in coefficients.values() if value is not None]
         assert sum(weights) == pytest.approx(240, rel=1e-3), "they are shares of the images"
-    assert [record.distant_sites for record in records[WINDOW:]] == [(LIAR,)] * (14 - WINDOW)
+    assert [record.distant_sites for record in records[ROUNDS:]] == [(LIAR,)] * (14 - ROUNDS)
     messages = [text for text in observer.messages if "ask what differs" in text]
     assert len(messages) == 1 and LIAR in messages[0]
 

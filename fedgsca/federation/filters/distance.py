@@ -8,9 +8,10 @@ Every round, whatever its rule, records for each site k
 would not listen to it. The inner products of changes come from sketches (robust/sketch.py), so
 updates need not wait for each other.
 
-A site whose coefficient was below LOW in LOW_ROUNDS of its last WINDOW rounds is *distant*: log,
-report and status page name it, so that people ask what differs. Other images, other classes, wrong
-labels and a lie look alike from here.
+A site whose coefficient was below LOW in ROUNDS rounds in a row is *distant*: log, report and the
+status page name it, so that people ask what differs. Other images or classes, wrong labels and lies
+look alike from here; with four equal sites the rule leaves out one of them in every round, so a
+few low rounds say nothing.
 """
 
 from __future__ import annotations
@@ -19,15 +20,14 @@ from collections.abc import Collection, Sequence
 
 import numpy as np
 
-from fedgsca.federation.filters.base import RoundContext, UpdateContext, UpdateFilter
+from fedgsca.federation.filters.base import RoundContext, UpdateContext, UpdateFilter, numbers_of
 from fedgsca.federation.filters.form import trained_arrays
 from fedgsca.federation.robust.base import Rule
 from fedgsca.federation.robust.sketch import Sketcher
 from fedgsca.wire import Arrays, Update
 
 LOW = 0.2  # of a site's share of the images
-WINDOW = 8  # rounds of a site
-LOW_ROUNDS = 6  # of them: with equal sites, mixing leaves out an honest one every few rounds
+ROUNDS = 8  # of a site, in a row
 # the end of a sentence that begins with the name of a site
 DISTANT_TEXT = "its updates are far from those of all others; ask what differs"
 _MIN_SITES = 3  # of two sites that differ, nobody knows which one is far away
@@ -43,8 +43,8 @@ class DistanceFilter(UpdateFilter):
         """`rule` gives the coefficients."""
         self.rule = rule
         self.names = tuple(names)
-        # of each site's last rounds: whether its coefficient was low
-        self.windows: dict[str, tuple[bool, ...]] = {}
+        # low rounds of each site in a row, up to now
+        self.low_rounds: dict[str, int] = {}
         self._sketcher = Sketcher()
         # of this round: sketches of changes, and numbers of images
         self._sketches: dict[str, np.ndarray] = {}
@@ -66,15 +66,13 @@ class DistanceFilter(UpdateFilter):
 
     def remember(self, sites: Collection[str], context: RoundContext) -> None:
         """The coefficients of the round, and the sites that are distant after it."""
-        known_sites = self.distant_sites()
         for site, coefficient in self._coefficients(sites).items():
             context.note(site, "coefficient", round(coefficient, _DIGITS))
-            window = (*self.windows.get(site, ()), coefficient < LOW)
-            self.windows[site] = window[-WINDOW:]
-        context.distant_sites = self.distant_sites()
-        for site in context.distant_sites:
-            if site not in known_sites:
+            is_low = coefficient < LOW
+            self.low_rounds[site] = self.low_rounds.get(site, 0) + 1 if is_low else 0
+            if self.low_rounds[site] == ROUNDS:
                 context.tell(f"round {context.payload.round + 1}: {site}: {DISTANT_TEXT}")
+        context.distant_sites = self.distant_sites()
 
     def _coefficients(self, sites: Collection[str]) -> dict[str, float]:
         """Relative to the share of images; empty if there are too few sites to compare."""
@@ -88,26 +86,13 @@ class DistanceFilter(UpdateFilter):
         return dict(zip(names, relative_weights.tolist(), strict=True))
 
     def distant_sites(self) -> tuple[str, ...]:
-        """Sites that had hardly any weight in most of their last rounds."""
-        sites = []
-        for name in self.names:
-            window = self.windows.get(name, ())
-            if sum(window) >= LOW_ROUNDS:
-                sites.append(name)
-        return tuple(sites)
+        """Sites that had hardly any weight for many rounds."""
+        return tuple(name for name in self.names if self.low_rounds.get(name, 0) >= ROUNDS)
 
     def to_arrays(self) -> Arrays:
-        """(K, WINDOW) int8: 1 low, 0 not, -1 for rounds that were not there yet, newest last."""
-        rows = np.full((len(self.names), WINDOW), -1, dtype=np.int8)
-        for row, name in zip(rows, self.names, strict=True):
-            window = self.windows.get(name, ())
-            if window:
-                row[-len(window) :] = window
-        return {"windows": rows}
+        """(K,) low rounds in a row, in the order of the sites."""
+        return {"low_rounds": numbers_of(self.low_rounds, self.names, 0)}
 
     def from_arrays(self, arrays: Arrays) -> None:
         """The inverse of `to_arrays`."""
-        for name, row in zip(self.names, arrays["windows"], strict=True):
-            window = tuple(bool(value) for value in row if value >= 0)
-            if window:
-                self.windows[name] = window
+        self.low_rounds = dict(zip(self.names, arrays["low_rounds"].tolist(), strict=True))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fedgsca.federation.filters.distance import LOW, LOW_ROUNDS, WINDOW
+from fedgsca.federation.filters.distance import LOW, ROUNDS
 from fedgsca.lab.report.elements import BulletList, PageElement, PageSection, fold_long_table
 from fedgsca.lab.report.number_text import count_text, range_text
 from fedgsca.lab.report.page_sections import run_section
@@ -63,7 +63,7 @@ def _distance_tables(run: LoadedRun) -> list[Table]:
     rows = [[site, range_text(numbers)] for site, numbers in sorted(rounds.items())]
     note = (
         "Their updates are far from those of all others: under the rule mixing they had less than "
-        f"{LOW:.0%} of the weight of their images in {LOW_ROUNDS} of {WINDOW} rounds. Ask what "
+        f"{LOW:.0%} of the weight of their images in {ROUNDS} rounds in a row. Ask what "
         "differs: other images, classes or labels, other software, or false updates. Nothing was "
         "left out for it."
     )
