@@ -19,7 +19,8 @@ import fedgsca
 from fedgsca.cli import execute
 
 PACKAGE = str(Path(fedgsca.__file__).parent)
-SMALL = ["--set", "data.train=160", "--set", "data.test=40", "--rounds", "6"]
+SMALL = ["--data", "synthetic", "--frozen", "--noise", "S40", "--rounds", "6"]
+SMALL += ["--set", "data.train=160", "--set", "data.test=40"]
 LOOP = "run_round"  # the function that is one round of the loop
 
 
