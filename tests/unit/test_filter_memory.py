@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedgsca.config import load_config
+from fedgsca.config import AggregationConfig, load_config
 from fedgsca.federation.base import Reply
 from fedgsca.federation.filters.base import (
     RoundContext,
@@ -124,3 +124,10 @@ def test_every_rule_says_what_it_can_and_cannot_stop(rule: str) -> None:
     assert "not" in stops and stops in text
     assert "No number of images was agreed on with c:" in text
     assert "No number" not in describe_aggregation(config, ["a", "b"])
+
+
+def test_a_site_that_never_answered_counts_with_its_agreed_images() -> None:
+    """Otherwise the absence of one site would make every liar too large to be left out."""
+    claims = ClaimFilter(AggregationConfig(max_images=100), NAMES)
+    claims.sizes = {NAMES[0]: 80}
+    assert claims.total_images() == 80 + 100 * (len(NAMES) - 1)

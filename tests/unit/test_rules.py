@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -186,3 +188,16 @@ def test_extras_that_are_averaged_pass_through_the_rule() -> None:
     assert 0.2 <= votes[0] == votes[2] == votes[3] <= 0.4
     assert np.isnan(votes[1]), "a site without a fit stays without one"
     assert [int(result["count"]) for result in results] == [0, 1, 2, 3]
+
+
+def test_a_reference_that_is_nan_means_that_there_was_none(tmp_path: Path) -> None:
+    """FedGSCA sends a selector of NaN before the first fit; the first fits must survive the rule."""
+    uploads = {"fit": Extra((2,), "two numbers; NaN: none", nan=True, vote="mean")}
+    with UpdateSpool(tmp_path) as spool:
+        for k in range(4):
+            weights = {"w": np.full(3, float(k), dtype=np.float32)}
+            spool.add(Update(f"site-{k}", 10, weights, {"fit": np.array([1.0, 2.0 + 0.1 * k])}))
+        rule = make_rule("mixing", RuleSettings())
+        extras = combine_extras(rule, spool, range(4), uploads, {"fit": np.full(2, np.nan)})
+    assert all(np.isfinite(item["fit"]).all() for item in extras)
+    assert 2.0 <= extras[0]["fit"][1] <= 2.3

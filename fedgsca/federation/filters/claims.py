@@ -53,6 +53,13 @@ class ClaimFilter(UpdateFilter):
         self._report_new_start(context)
         return update
 
+    def total_images(self) -> float:
+        """Of all sites: in their first updates or, for those that never answered, as agreed on."""
+        total = 0
+        for name in self.names:
+            total += self.sizes.get(name) or self.settings.agreed_images(name) or 0
+        return float(total)
+
     def _report_new_start(self, context: UpdateContext) -> None:
         """A site without its memory trains as a new one: allowed, but never in silence."""
         round_index = context.payload.round

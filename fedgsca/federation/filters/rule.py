@@ -38,8 +38,8 @@ def make_filters(
     rule = make_rule(settings.rule, rule_settings)
     if rule.needs_all:
         # a round that asks some of the sites knows nothing about the images of the others
-        sizes = {} if config.federation.is_partial else claims.sizes
-        filters.append(RuleFilter(rule, method.uploads, sizes))
+        known_claims = None if config.federation.is_partial else claims
+        filters.append(RuleFilter(rule, method.uploads, known_claims))
     return filters
 
 
@@ -48,19 +48,21 @@ class RuleFilter(UpdateFilter):
 
     name = "rule"
 
-    def __init__(self, rule: Rule, uploads: Mapping[str, Extra], sizes: Mapping[str, int]) -> None:
-        """`sizes` are the images of all sites that took part so far, also of those that are absent.
+    def __init__(
+        self, rule: Rule, uploads: Mapping[str, Extra], claims: ClaimFilter | None = None
+    ) -> None:
+        """`claims` know the images of all sites, also of those that are absent.
 
         Without them, a liar among few answers would have a larger share than was agreed on.
         """
         self.rule = rule
         self.uploads = uploads
-        self.sizes = sizes
+        self.claims = claims
 
     def judge(self, updates: Iterator[Update], context: RoundContext) -> Iterator[Update]:
         """All updates, when the last one is there."""
         payload = context.payload
-        images = float(sum(self.sizes.values()))
+        images = 0.0 if self.claims is None else self.claims.total_images()
         rule = type(self.rule)(replace(self.rule.settings, images=images))
         with UpdateSpool(context.folder) as spool:
             for update in updates:

@@ -59,9 +59,13 @@ def combine_extras(
         if not owners:
             continue
         first = results[owners[0]][name]
-        reference = np.asarray(payload_extras.get(name, np.zeros_like(first)), dtype=first.dtype)
+        # what was sent out may be NaN, too: there was none yet
+        sent_value = payload_extras.get(name, np.zeros_like(first))
+        reference = np.nan_to_num(sent_value).astype(first.dtype)
         voters = [positions[i] for i in owners]
         value = _combine(rule, spool, voters, spool.extra, {name: reference})[name]
+        if extra.finish is not None:
+            value = np.asarray(extra.finish(value)).astype(first.dtype)
         for i in owners:
             results[i][name] = value
     return results

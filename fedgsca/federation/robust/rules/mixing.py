@@ -8,10 +8,10 @@ A consortium signs one statement: "liars hold at most a share rho of the images 
     M_i    the mean of all others, site i included, weighted by their images n_j
     model  the geometric median of M_1 ... M_n, weighted by n_i
 
-So only a set of sites that could be the liars is ever left out, and a site that has more images
-than the budget never is. Whatever liars within the budget send, an honest site has either left
-them out or has left out honest sites that are farther away: their pull is bounded by how much
-honest sites differ.
+So only a set of sites that could be the liars is ever left out, and a site that has clearly more
+images than the budget (beyond a slack of a tenth) never is. Whatever liars within the budget send,
+an honest site has either left them out or has left out honest sites that are farther away: their
+pull is bounded by how much honest sites differ.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from fedgsca.federation.robust.base import Rule, geometric_median, register_rule
 
 # of the longest change: changes that are nearer than this are equal, and none is left out for it
 _EQUAL = 1e-12
-_ROUNDING = 1e-9  # of the budget: one of four equal sites has a quarter of all images
+# of the budget: nearly equal sites, and those that lost an image, can all be left out
+_SLACK = 0.1
 
 
 @register_rule
@@ -57,7 +58,7 @@ def mixing_matrix(
     np.fill_diagonal(distances, -1.0)  # nobody leaves out itself
     order = np.argsort(-distances, axis=1, kind="stable")  # farthest first
     rows = np.arange(len(sizes))
-    budgets = np.full(len(sizes), budget * (1.0 + _ROUNDING))
+    budgets = np.full(len(sizes), budget * (1.0 + _SLACK))
     weights = np.tile(np.asarray(sizes, dtype=np.float64), (len(sizes), 1))
     smallest = _EQUAL * float(np.diag(products).max(initial=0.0))
     for columns in order.T:
