@@ -191,7 +191,7 @@ def test_extras_that_are_averaged_pass_through_the_rule() -> None:
 
 
 def test_a_reference_that_is_nan_means_that_there_was_none(tmp_path: Path) -> None:
-    """FedGSCA sends a selector of NaN before the first fit; the first fits must survive the rule."""
+    """FedGSCA sends a selector of NaN before the first fit; first fits must survive the rule."""
     uploads = {"fit": Extra((2,), "two numbers; NaN: none", nan=True, vote="mean")}
     with UpdateSpool(tmp_path) as spool:
         for k in range(4):
