@@ -74,6 +74,15 @@ class Settings:
         """The same with other values of some options, by short name or key (data__sites)."""
         return replace(self, options={**self.options, **options})
 
+    def split_lists(self, names: Collection[str]) -> Settings:
+        """The same with the texts of some options as lists or as values of their type."""
+        texts = {name: text for name in names if (text := self.get(name)) is not None}
+        lists = {name: text for name, text in texts.items() if "," in text}
+        values: dict[str, Any] = dict.fromkeys(lists)
+        for name in texts.keys() - lists.keys():
+            values[name] = _parse_value(name, texts[name])
+        return replace(self.with_options(**values), lists=lists)
+
     @functools.cached_property
     def tree(self) -> Tree:
         """All of it as one tree, not checked yet, for commands that build several experiments."""
@@ -85,17 +94,17 @@ class Settings:
 
 
 def experiment_options(
-    *names: str, without: Collection[str] = (), several: Collection[str] = ()
+    *names: str, without: Collection[str] = (), lists: Collection[str] = ()
 ) -> Callable[[Callable[..., None]], Command]:
     """Give a command the options of an experiment, `--config` and `--set`.
 
-        @experiment_options(without=("method", "seed"), several=("sites",))
+        @experiment_options(without=("method", "seed"), lists=("sites",))
         def compare(settings: Settings, noise: Noises = None, seeds: Seeds = "3") -> None: ...
 
     The first parameter of the command receives the `Settings`; the options stand in its place.
     Name, type and help text come from the schema. `names` are short names of settings
     (fedgsca.config.SHORT_NAMES); default: all but `without`. An own parameter of the command with
-    the name of an option replaces it. Options in `several` also take a list, `--sites 4,10,20`.
+    the name of an option replaces it. Options in `lists` also take a list, `--sites 4,10,20`.
     """
 
     def decorate(command: Callable[..., None]) -> Command:
@@ -104,20 +113,18 @@ def experiment_options(
         short_names = [
             name for name in names or SHORT_NAMES if name not in own_names | set(without)
         ]
-        options = [schema_option(name, takes_list=name in several) for name in short_names]
-        options += [_parameter("config_file", ConfigFile), _parameter("sets", Sets)]
+        parameters = [schema_option(name, takes_list=name in lists) for name in short_names]
+        parameters += [_parameter("config_file", ConfigFile), _parameter("sets", Sets)]
         parameters = sorted(
-            [*own_parameters, *options], key=lambda one: one.default is not one.empty
+            [*own_parameters, *parameters], key=lambda one: one.default is not one.empty
         )
 
         @functools.wraps(command)
         def wrapped_command(**values: Any) -> None:
-            given = {name: values.pop(name) for name in short_names}
-            lists = {name: given[name] for name in several if "," in (given[name] or "")}
-            for name in several:
-                given[name] = None if name in lists else _parse_value(name, given[name])
-            file, sets = values.pop("config_file"), values.pop("sets")
-            command(Settings(file, tuple(sets or ()), given, lists), **values)
+            options = {name: values.pop(name) for name in short_names}
+            file, sets = values.pop("config_file"), tuple(values.pop("sets") or ())
+            settings = Settings(file, sets, options)
+            command(settings.split_lists(lists), **values)
 
         wrapped_command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         wrapped_command.__annotations__ = {one.name: one.annotation for one in parameters}
@@ -172,9 +179,9 @@ def _value_types(annotation: Any) -> list[Any]:
     return types if len(types) > 1 or not get_args(types[0]) else _value_types(types[0])
 
 
-def _parse_value(name: str, text: str | None) -> Any:
-    """One value of an option that takes several; a number stays a word where words are meant."""
-    if text is None or _value_types(find_field(SHORT_NAMES[name]).annotation) == [str]:
+def _parse_value(name: str, text: str) -> Any:
+    """The value of an option that also takes lists; a name such as "1" stays a word."""
+    if _value_types(find_field(SHORT_NAMES[name]).annotation) == [str]:
         return text
     return parse_set([f"value={text}"])["value"]
 

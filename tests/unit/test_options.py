@@ -27,7 +27,7 @@ def call(command: Command, *arguments: str) -> None:
 def test_a_list_is_kept_apart_from_a_single_value() -> None:
     calls: list[Settings] = []
 
-    @experiment_options(several=("sites", "partition", "model"))
+    @experiment_options(lists=("sites", "partition", "model"))
     def command(settings: Settings) -> None:
         calls.append(settings)
 
