@@ -164,16 +164,17 @@ def compare(
     """`fedgsca compare`."""
     from fedgsca.lab.plan import (
         ComparisonPlan,
+        check_variation,
         default_methods,
         parse_methods,
         parse_models,
         parse_noises,
         parse_seeds,
+        parse_variation,
         read_tuned,
     )
     from fedgsca.lab.runner import parse_shard
     from fedgsca.lab.time_to_accuracy import timed_tree
-    from fedgsca.lab.variation import check_variation, parse_variation
 
     flags = ExperimentFlags(
         data=data,
@@ -252,8 +253,7 @@ def start_comparison(
     """Complete the plan with what the data decides, say what will happen, and run it."""
     from fedgsca.cli.chosen_settings import announce, check_sites, complete_tree
     from fedgsca.config import merge
-    from fedgsca.lab.plan import read_plan, variant_tree
-    from fedgsca.lab.variation import without_keys
+    from fedgsca.lab.plan import read_plan, variant_tree, without_keys
 
     source = plan.cells()[0].config.data.source
     print_start(f"{plural(len(plan.cells()), 'run')} on {source}", quiet=quiet or as_json)
@@ -335,7 +335,7 @@ def run_comparison(
     from fedgsca.lab.comparison import check_folder, run_plan, write_tables
     from fedgsca.lab.report.html_page import write_report
     from fedgsca.lab.runner import ALL_CELLS, finished_cells, raise_failures
-    from fedgsca.lab.tracking.start_tracking import find_targets, track_comparison
+    from fedgsca.lab.tracking.observers import find_targets, track_comparison
 
     cells = {cell.name: cell for cell in plan.cells()}
     check_folder(cells.values(), out)

@@ -22,11 +22,13 @@ from fedgsca.federation.samples import check_weights
 from fedgsca.lab import runner
 from fedgsca.lab.plan import (
     ComparisonPlan,
+    check_variation,
     extend,
     parse_models,
     parse_noises,
     read_plan,
     save_plan,
+    unique_values,
 )
 from fedgsca.lab.report.comparison_columns import (
     difference_sentences,
@@ -47,7 +49,6 @@ from fedgsca.lab.runner import (
 )
 from fedgsca.lab.table import to_csv, to_latex, to_markdown
 from fedgsca.lab.time_to_accuracy import with_times
-from fedgsca.lab.variation import check_variation, unique_values
 from fedgsca.support.files import write_atomic
 from fedgsca.support.text import join_words
 

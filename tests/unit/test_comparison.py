@@ -25,12 +25,15 @@ from fedgsca.lab.comparison import (
 )
 from fedgsca.lab.plan import (
     ComparisonPlan,
+    check_variation,
     default_methods,
+    join_variations,
     model_tree,
     parse_methods,
     parse_models,
     parse_noises,
     parse_seeds,
+    parse_variation,
     read_plan,
     read_tuned,
 )
@@ -38,7 +41,6 @@ from fedgsca.lab.report.comparison_columns import overview_table
 from fedgsca.lab.report.comparison_rows import compare_rows
 from fedgsca.lab.report.html_page import write_report
 from fedgsca.lab.runner import GridCell, SilentGridObserver
-from fedgsca.lab.variation import check_variation, join_variations, parse_variation
 from fedgsca.methods.base import load_methods
 from tests.ninth_method import ninth_method
 from tests.toys import toy_npz

@@ -21,13 +21,12 @@ import pytest
 from fedgsca.cli.run_summary import show_participation
 from fedgsca.errors import RunFolderError
 from fedgsca.federation.records import Comparison, RoundRecord, SiteRecord
-from fedgsca.lab.report import page_sections
+from fedgsca.lab.report import run_sections
 from fedgsca.lab.report.comparison_columns import explain_numbers, make_tables
 from fedgsca.lab.report.comparison_rows import compare_rows, recovery
-from fedgsca.lab.report.elements import BulletList, PageSection
+from fedgsca.lab.report.elements import RUN_SECTIONS, BulletList, PageSection, run_section
 from fedgsca.lab.report.html_page import write_report
-from fedgsca.lab.report.page_sections import RUN_SECTIONS, run_section
-from fedgsca.lab.report.palette import NUM_COLOURS, method_slot, slot_line_style
+from fedgsca.lab.report.plots import NUM_COLOURS, method_slot, slot_line_style
 from fedgsca.lab.report.run_facts import (
     describe_noises,
     method_title,
@@ -735,8 +734,8 @@ def test_a_new_section_needs_no_edit_of_the_page(tmp_path: Path) -> None:
 
 
 def test_the_documented_example_of_a_plot_works(tmp_path: Path) -> None:
-    """The file in the docstring of page_sections, as somebody would copy it."""
-    documentation = page_sections.__doc__ or ""
+    """The file in the docstring of run_sections, as somebody would copy it."""
+    documentation = run_sections.__doc__ or ""
     lines = documentation.split("loss_curve.py:")[1].split("Sections are printed")[0].splitlines()
     exec(textwrap.dedent("\n".join(lines)), {})
     try:

@@ -20,7 +20,7 @@ from fedgsca.lab.report.comparison_rows import (
     mean_std,
     rank_agreement,
 )
-from fedgsca.lab.report.palette import method_entry
+from fedgsca.lab.report.plots import method_entry
 from fedgsca.lab.statistic import describe
 from fedgsca.lab.table import Cell, Table
 from fedgsca.support.text import DASH, duration, percent, plural, signed, size_text

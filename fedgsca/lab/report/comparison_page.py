@@ -18,10 +18,9 @@ from fedgsca.lab.report.comparison_columns import (
     share_text,
 )
 from fedgsca.lab.report.comparison_rows import ComparisonRow, compare_rows
-from fedgsca.lab.report.elements import Page, Tile
+from fedgsca.lab.report.elements import COMPARISON_SECTIONS, Page, Tile, build_sections
 from fedgsca.lab.report.number_text import score_number
-from fedgsca.lab.report.page_sections import COMPARISON_SECTIONS, build_sections
-from fedgsca.lab.report.palette import method_entry
+from fedgsca.lab.report.plots import method_entry
 from fedgsca.lab.report.run_reader import LoadedRun, read_run
 from fedgsca.lab.table import LegendEntry
 from fedgsca.support.text import join_words, plural

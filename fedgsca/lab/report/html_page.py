@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from fedgsca.errors import RunFolderError
 from fedgsca.federation.records import Comparison
 from fedgsca.lab.report.elements import Page, PlotGallery, PlotImage
+from fedgsca.lab.report.plots import standalone_svg
 from fedgsca.lab.report.run_reader import read_json, read_run
-from fedgsca.lab.report.svg_output import standalone_svg
 from fedgsca.support.files import write_atomic
 
 if TYPE_CHECKING:
