@@ -356,7 +356,7 @@ def run_comparison(
             raise
     if result.comparison.cells:
         result = replace(result, comparison=write_tables(out, result.comparison))
-        report = write_report(out)
+        report = write_report(out, with_figures=True)
         if tracking is not None:
             tracking.finish(result.comparison)
         if as_json:

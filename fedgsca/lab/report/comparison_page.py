@@ -130,7 +130,6 @@ def _tiles(comparison: LoadedComparison) -> list[Tile]:
     for row in comparison.rows[: _MAX_TILES + 1]:
         if row.f1 is not None:
             note = "" if row.recovery is None else f"recovery {share_text(row.recovery)}"
-            is_best = row.difference is not None and row.difference.is_clear and "f1" in row.best
             value = score_number(row.f1.mean)
-            tiles.append(Tile(row.label, value, "%", note or "macro F1", strong=is_best))
+            tiles.append(Tile(row.label, value, "%", note or "macro F1", strong=row.is_winner))
     return tiles
