@@ -122,6 +122,11 @@ class DataConfig(Section):
         ge=1,
         description="partition missing: number of classes that each site lacks; none: a third",
     )
+    shift: str = Field(
+        default="none",
+        description="simulations: each site's own appearance: none, mild, strong, or changes such "
+        "as contrast+jpeg; one part for all sites or one each (none-contrast)",
+    )
     train: int | None = Field(
         default=None,
         ge=2,
