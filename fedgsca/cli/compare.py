@@ -270,7 +270,7 @@ def start_comparison(
     open_cells = [cell for cell in plan.cells() if not _is_finished(out, cell)]
     check_sites([cell.config for cell in open_cells], quiet=quiet)
     if not quiet:
-        _explain_plan(plan)
+        _explain_plan(plan, earlier)
         if open_cells:
             announce([cell.config for cell in open_cells], jobs)
     run_comparison(plan, out, jobs=jobs, track=track, shard=shard, quiet=quiet, as_json=as_json)
@@ -286,13 +286,14 @@ def _is_finished(folder: Path, cell: GridCell) -> bool:
     return (folder / "cells" / cell.name / "result.json").exists()
 
 
-def _explain_plan(plan: ComparisonPlan) -> None:
+def _explain_plan(plan: ComparisonPlan, earlier: ComparisonPlan | None) -> None:
     from fedgsca.cli.config import explain_preset
 
     configs = {cell.config.method: cell.config for cell in plan.cells()}
     for config in configs.values():
         explain_preset(config)
-    if plan.ceiling and "fedavg" not in plan.methods:
+    methods = plan.methods if earlier is None else (*earlier.methods, *plan.methods)
+    if plan.ceiling and "fedavg" not in methods:
         print_warning("recovery is measured against FedAvg: add fedavg to --methods to see it")
 
 

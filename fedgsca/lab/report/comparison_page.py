@@ -25,7 +25,6 @@ from fedgsca.lab.report.run_reader import LoadedRun, read_run
 from fedgsca.lab.table import LegendEntry
 from fedgsca.support.text import join_words, plural
 
-_MAX_TILES = 5
 # conditions that are named in the subtitle
 _MAX_NOISES = 4
 
@@ -123,11 +122,11 @@ def describe_comparison(comparison: LoadedComparison) -> list[str]:
 
 
 def _tiles(comparison: LoadedComparison) -> list[Tile]:
-    """F1 and recovery of the methods under a single condition."""
+    """F1 and recovery of every method under a single condition."""
     if len(comparison.noises) != 1:
         return []
     tiles = []
-    for row in comparison.rows[: _MAX_TILES + 1]:
+    for row in comparison.rows:
         if row.f1 is not None:
             note = "" if row.recovery is None else f"recovery {share_text(row.recovery)}"
             value = score_number(row.f1.mean)
