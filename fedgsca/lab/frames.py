@@ -70,7 +70,7 @@ def round_rows(rounds: Sequence[RoundRecord], kind: FrameKind = "rounds") -> Row
     rows: Rows = []
     if kind not in ("rounds", "sites"):
         raise ConfigError(
-            "frame.unknown-kind",
+            "run.unknown-frame",
             f"there is no data frame of {kind!r}",
             fix='use to_frame() or to_frame("sites")',
         )
@@ -150,13 +150,13 @@ def read_selection(folder: Path, site: str) -> SiteSelection:
     path = folder / "losses" / f"{site}.npz"
     if site not in read_setup(folder).sites or config.data.source == "sites":
         raise RunFolderError(
-            "selection.unknown-site",
+            "run.unknown-site",
             f"the run in {folder} has no labels of {site!r} on this machine",
             fix="name a site of the run: " + ", ".join(list(read_setup(folder).sites)[:8]),
         )
     if not path.is_file():
         raise RunFolderError(
-            "selection.not-recorded",
+            "run.no-selection",
             f"{folder} has no selection of {site}: the method {config.method} selects no labels,"
             " or the run was too short, or federation.keep_losses is off",
             fix="run a method that selects labels, such as fedgsca, for more rounds",
@@ -164,7 +164,7 @@ def read_selection(folder: Path, site: str) -> SiteSelection:
     division = divide(config)
     if division.table.fingerprint != read_setup(folder).data.fingerprint:
         raise RunFolderError(
-            "selection.data-changed",
+            "run.data-changed",
             f"the images or labels of {folder} have changed since the run",
             fix="restore the data as it was",
         )

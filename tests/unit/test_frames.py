@@ -33,7 +33,7 @@ def test_one_row_per_round_and_per_site(run: fedgsca.Run) -> None:
     assert "delta" in site_rows[-1] and np.ndim(site_rows[-1]["delta"]) == 0
     with pytest.raises(FedgscaError) as caught:
         round_rows(run.rounds, "patients")  # type: ignore[arg-type]
-    assert caught.value.code == "frame.unknown-kind"
+    assert caught.value.code == "run.unknown-frame"
 
 
 def test_the_confusion_matrix_has_the_class_names_beside_it(run: fedgsca.Run) -> None:
@@ -58,13 +58,13 @@ def test_a_selection_has_files_labels_flags_and_posteriors(run: fedgsca.Run) -> 
 def test_a_selection_that_does_not_exist_is_explained(run: fedgsca.Run, tmp_path: Path) -> None:
     with pytest.raises(FedgscaError) as caught:
         run.selection("site-9")
-    assert caught.value.code == "selection.unknown-site" and "site-1" in caught.value.fix
+    assert caught.value.code == "run.unknown-site" and "site-1" in caught.value.fix
     config = fedgsca.Config.load(
         data=str(toy_npz()), method="fedavg", model="cnn", sites=2, rounds=1
     )
     with pytest.raises(FedgscaError) as caught:
         fedgsca.run(config, tmp_path / "avg").selection("site-1")
-    assert caught.value.code == "selection.not-recorded"
+    assert caught.value.code == "run.no-selection"
 
 
 def test_frames_need_pandas_and_say_so(run: fedgsca.Run, monkeypatch: pytest.MonkeyPatch) -> None:
