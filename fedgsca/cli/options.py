@@ -247,7 +247,7 @@ Track = Annotated[
     str | None,
     typer.Option(
         "--track",
-        help="record the run with tensorboard, mlflow (local files), mlflow:ADDRESS, or several"
+        help="record the run with tensorboard, mlflow, mlflow:ADDRESS, wandb (offline), or several"
         " with commas; the run is the same",
     ),
 ]

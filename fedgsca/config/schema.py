@@ -587,8 +587,8 @@ class Config(Section):
     )
     track: str | None = Field(
         default=None,
-        description="record the run with tensorboard, mlflow, or both with a comma; "
-        "mlflow:ADDRESS for a server; not part of the experiment",
+        description="record the run with tensorboard, mlflow, wandb (offline), or several with "
+        "commas; mlflow:ADDRESS for a server; not part of the experiment",
     )
     options: dict[str, Any] = Field(
         default_factory=dict, description="the method's own options, all filled in"
