@@ -65,6 +65,11 @@ class Samples:
         """Images rather than features."""
         return self.inputs.ndim == 4
 
+    @property
+    def has_features(self) -> bool:
+        """Evidence heads see features that do not change during a run."""
+        return not self.are_images or self.features is not None
+
     def part(self, rows: np.ndarray) -> Samples:
         """The samples of some rows (m,), in their order; inputs are not copied."""
         groups = None if self.groups is None else self.groups[rows]
@@ -96,17 +101,15 @@ class Evaluation:
 
 @dataclass(frozen=True)
 class LabelEvidence:
-    """What the evidence heads say about a site's labels in this round (fedgsca/evidence.py).
+    """What is known about a site's labels in this round (fedgsca/evidence.py).
 
     A method may use it. It stays at the site.
     """
 
     # (n, C): P(true class | image, given label); None: too early in the run
     posterior: np.ndarray | None = None
-    # share of the labels' entropy that the heads explain; None: unknown
-    share_explained: float | None = None
-    # the same at the first refresh, when the heads had learnt from given labels only
-    plain_explained: float | None = None
+    # share of the information in unseen labels that the better judge explains
+    share_explained: float = 0.0
 
 
 @dataclass
