@@ -141,7 +141,7 @@ def _retraining_hint(result: CorrectedLabels) -> str:
 def _folder_source(result: CorrectedLabels) -> str | None:
     """The data of an audit by `fedgsca audit-folder`; None for the audit of a run."""
     from fedgsca.federation.label_evidence import read_header, sites_with_evidence
-    from fedgsca.labels.audit_folder import is_folder_audit
+    from fedgsca.labels.audits import is_folder_audit
 
     if not is_folder_audit(result.run):
         return None

@@ -125,7 +125,7 @@ def audit(
     as_json: Json = False,
 ) -> None:
     """`fedgsca audit`."""
-    from fedgsca.labels.audit_run import audit_run
+    from fedgsca.labels.audits import audit_run
 
     def announce_site(name: str, num_labels: int) -> None:
         if not quiet and not as_json:
@@ -242,7 +242,7 @@ def audit_folder(
     source = strip_slash(data)
     print_start(f"auditing the labels of {source}", quiet=quiet or as_json)
     from fedgsca.federation.progress import display
-    from fedgsca.labels.audit_folder import audit_folder as audit
+    from fedgsca.labels.audits import audit_folder as audit
 
     settings = [*(sets or ())]
     if features is not None:

@@ -25,7 +25,7 @@ from fedgsca.support.text import number, percent, plural
 if TYPE_CHECKING:
     from fedgsca.labels.audit_table import Audit
     from fedgsca.labels.consensus import ReviewerAgreement, ReviewSummary
-    from fedgsca.labels.review.address import PageAddress, TlsFiles
+    from fedgsca.labels.review.serve import PageAddress, TlsFiles
 
 MAX_CONFLICTS = 20  # printed
 MIN_CERTIFICATE_DAYS = 14  # fewer are worth a warning
@@ -182,7 +182,7 @@ def _serve_network(
     audit: Audit, serve_at: str, listen: str | None, certificate: Path | None, key: Path | None
 ) -> None:
     from fedgsca.labels.audit_images import AuditImages
-    from fedgsca.labels.review.address import (
+    from fedgsca.labels.review.serve import (
         TlsFiles,
         choose_listen_address,
         parse_address,
@@ -232,7 +232,7 @@ def _serve_network(
 
 
 def _check_certificate(tls: TlsFiles, page_address: PageAddress) -> None:
-    from fedgsca.labels.review.address import check_certificate
+    from fedgsca.labels.review.serve import check_certificate
 
     facts = check_certificate(tls, page_address)
     if facts.days_left < MIN_CERTIFICATE_DAYS:

@@ -17,7 +17,7 @@ from fedgsca.errors import ConfigError, DataError, RunFolderError
 from fedgsca.federation.rounds import run
 from fedgsca.federation.simulation import Experiment
 from fedgsca.labels.audit_images import AuditImages
-from fedgsca.labels.audit_run import audit_run
+from fedgsca.labels.audits import audit_run
 from fedgsca.labels.audit_table import read_audit
 from fedgsca.labels.build_audit import TEST_WARNING
 from fedgsca.labels.site_data import EvidenceLocation, locate_evidence

@@ -16,7 +16,7 @@ from fedgsca.data.load import load
 from fedgsca.data.table import ImageTable
 from fedgsca.errors import DataError, RunFolderError
 from fedgsca.evidence import assign_folds, label_losses
-from fedgsca.labels import audit_folder as alone
+from fedgsca.labels import audits as alone
 from fedgsca.labels import site_data
 from fedgsca.labels.build_audit import measure_ranking
 from fedgsca.labels.local_evidence import NUM_FOLDS, LocalLabels, collect_local_evidence

@@ -36,7 +36,7 @@ from fedgsca.labels.audit_images import AuditImages
 from fedgsca.labels.audit_table import read_audit
 from fedgsca.labels.consensus import find_consensus, summarise_decisions
 from fedgsca.labels.review import security
-from fedgsca.labels.review.address import (
+from fedgsca.labels.review.serve import (
     PageAddress,
     TlsFiles,
     check_certificate,
