@@ -83,8 +83,8 @@ def add_reviewer(
     as_json: Json = False,
 ) -> None:
     """Make a personal link. It is printed once and stored nowhere; an older one is revoked."""
-    from fedgsca.labels.review.serve import parse_address
     from fedgsca.labels.review.links import ADJUDICATOR, READER, LinkBook
+    from fedgsca.labels.review.serve import parse_address
     from fedgsca.labels.review.trail import ReviewTrail
 
     if adjudicator and blind:

@@ -40,6 +40,15 @@ AGREEMENT_HEAD = ("Reviewers", "Both gave a label", "Same label", "Cohen's κ", 
 CHANGE_HEAD = ("Given → new", "Labels")
 CLASS_HEAD = ("Class", "Before", "Changed away", "Changed to it", "After")
 SIGNATURE_HEAD = ("Name", "Place and date", "Signature")
+HEADINGS = (
+    "Record of a label review",
+    "Corrected labels",
+    "Readers",
+    "Agreement between reviewers",
+    "Changes",
+    "Labels before and after",
+    "Signatures",
+)
 
 
 @dataclass(frozen=True)
@@ -94,8 +103,9 @@ def build_protocol(file: Path, result: ReviewResult, language: str = "") -> Page
     def say(text: str) -> str:
         return texts.get(text, text)
 
+    title, subject, *names = HEADINGS
     sections = []
-    for name, (head, rows) in _make_tables(result).items():
+    for name, (head, rows) in zip(names, _make_tables(result), strict=True):
         if rows:
             table = Table(say(name), [say(text) for text in head], rows)
             sections.append(PageSection(slug(name), say(name), "", [table]))
@@ -104,17 +114,17 @@ def build_protocol(file: Path, result: ReviewResult, language: str = "") -> Page
         tiles.append(Tile(say(label), f"{result.counts.get(key, 0):,}"))
     sites = ", ".join(audit.site for audit in result.audits)
     return Page(
-        title=say("Record of a label review"),
+        title=say(title),
         subtitle=f"{sites} · {date.today().isoformat()}",
-        lead=[f"{say('Corrected labels')}: {file.name}, SHA-256 {sha256_file(file)}"],
+        lead=[f"{say(subject)}: {file.name}, SHA-256 {sha256_file(file)}"],
         tiles=tiles,
         sections=sections,
         footer=f"fedgsca {__version__}",
     )
 
 
-def _make_tables(result: ReviewResult) -> dict[str, tuple[Sequence[str], list[list[str]]]]:
-    """Heading -> names of the columns, and the rows."""
+def _make_tables(result: ReviewResult) -> list[tuple[Sequence[str], list[list[str]]]]:
+    """Names of the columns and rows of the tables, in the order of HEADINGS."""
     summaries = [summarise_decisions(audit.open_decisions()) for audit in result.audits]
     readers = []
     agreement = []
@@ -131,13 +141,13 @@ def _make_tables(result: ReviewResult) -> dict[str, tuple[Sequence[str], list[li
             counts = [str(pair.num_labelled), str(pair.num_equal)]
             agreement.append([" · ".join(pair.reviewers), *counts, *kappas])
     changes = Counter(result.changes).most_common()
-    return {
-        "Readers": (READER_HEAD, readers),
-        "Agreement between reviewers": (AGREEMENT_HEAD, agreement),
-        "Changes": (CHANGE_HEAD, [[f"{old} → {new}", str(n)] for (old, new), n in changes]),
-        "Labels before and after": (CLASS_HEAD, _list_classes(result)),
-        "Signatures": (SIGNATURE_HEAD, [*signatures, [" ", "", ""]]),
-    }
+    return [
+        (READER_HEAD, readers),
+        (AGREEMENT_HEAD, agreement),
+        (CHANGE_HEAD, [[f"{old} → {new}", str(n)] for (old, new), n in changes]),
+        (CLASS_HEAD, _list_classes(result)),
+        (SIGNATURE_HEAD, [*signatures, [" ", "", ""]]),
+    ]
 
 
 def _list_classes(result: ReviewResult) -> list[list[str]]:

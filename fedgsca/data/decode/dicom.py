@@ -1,8 +1,9 @@
 """DICOM files as images: the only file that imports the optional pydicom.
 
-Only the elements in `_TAGS` are ever read, and three UIDs for a link to a viewer. Of the patient that is the id, which stays in memory:
-the caller turns it into numbers (`number_patients`), so that nothing derived from it reaches a
-disk. Messages name types of errors, never the value of a patient element.
+Only the elements in `_TAGS` are ever read, and three UIDs for a link to a viewer. Of the patient
+that is the id, which stays in memory: the caller turns it into numbers (`number_patients`), so that
+nothing derived from it reaches a disk. Messages name types of errors, never the value of a patient
+element.
 """
 
 from __future__ import annotations

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
+from urllib.parse import quote
 
 import numpy as np
 
@@ -355,7 +356,10 @@ class Session:
         uids = self.images.dicom_uids(row) if self.viewer else None
         if uids is None:
             return ""
-        return self.viewer.format(study=uids[0], series=uids[1], instance=uids[2])
+        link = self.viewer
+        for name, uid in zip(("{study}", "{series}", "{instance}"), uids, strict=True):
+            link = link.replace(name, quote(uid, safe=""))
+        return link
 
     def _suspect(self, row: int) -> Suspect:
         return self.audit.at([int(self.positions[row])])[0]

@@ -36,7 +36,7 @@ FILES = {
     "/review.js": ("review.js", "text/javascript; charset=utf-8"),
     "/viewer.js": ("viewer.js", "text/javascript; charset=utf-8"),
     "/window.js": ("window.js", "text/javascript; charset=utf-8"),
-    "/texts.js": ("texts.js", "text/javascript; charset=utf-8"),
+    "/texts.json": ("texts.json", "application/json"),
     "/icon.svg": ("icon.svg", "image/svg+xml"),
 }
 THUMBNAIL_PIXELS = 192
