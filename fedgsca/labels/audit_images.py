@@ -110,7 +110,7 @@ class AuditImages:
 
     def _file(self, row: int) -> Path | None:
         """The original file; None without one, or for a link that leads out of the data."""
-        root = self.site_data.root
+        root = self.site_data.originals
         if root is None:
             return None
         path = (root / str(self.site_data.table.ids[self.site_data.rows[row]])).resolve()
