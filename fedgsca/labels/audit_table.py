@@ -85,7 +85,9 @@ class Suspect:
         opinions = {}
         for source, (name, confidence) in values.pop("opinions", {}).items():
             opinions[source] = (str(name), float(confidence))
-        copies = [(int(row), str(name), str(label)) for row, name, label in values.pop("copies")]
+        copies = [
+            (int(row), str(name), str(label)) for row, name, label in values.pop("copies", ())
+        ]
         return Suspect(
             **values,
             suggestion=suggestion,

@@ -290,8 +290,10 @@ def write_cvat(out: Path, batch: ReviewBatch) -> list[Path]:
         label = suspect.suggestion if decision is None else decision.final or UNSURE
         source = "auto" if decision is None else "manual"
         tag = ElementTree.SubElement(image, "tag", label=label, source=source)
-        for name in ("rank", "given", "reason"):
-            ElementTree.SubElement(tag, "attribute", name=name).text = str(getattr(suspect, name))
+        attributes = {"rank": suspect.rank, "given": suspect.given, "hash": suspect.hash}
+        attributes["note"] = suspect.reason if decision is None else decision.reason
+        for name, value in attributes.items():
+            ElementTree.SubElement(tag, "attribute", name=name).text = str(value)
     write_atomic(out, ElementTree.tostring(root, encoding="utf-8", xml_declaration=True))
     return [out]
 
@@ -305,10 +307,13 @@ def read_cvat(path: Path, audit: Audit) -> Iterator[Verdict]:
         for tag in image.iter("tag"):
             if tag.get("source", "manual") == "manual":
                 label = str(tag.get("label"))
+                attributes = {item.get("name"): item.text or "" for item in tag.iter("attribute")}
                 yield Verdict(
                     id=str(image.get("name")),
                     label=None if label == UNSURE else label,
                     reviewer="cvat",
+                    hash=attributes.get("hash"),
+                    reason=attributes.get("note", ""),
                 )
 
 
@@ -434,6 +439,7 @@ def _read_verdicts(audit: Audit, format_name: str, path: Path) -> list[Verdict]:
         IndexError,
         RecursionError,
         OverflowError,
+        SyntaxError,
     ) as error:
         problem = f"{type(error).__name__}: {error}"
         if isinstance(error, OSError):
