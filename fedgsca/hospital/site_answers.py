@@ -211,7 +211,13 @@ def _open_runner(config: Config, terms: Terms, place: SitePlace) -> SiteRunner:
         _check_same_data(place.folder / "signature", experiment.signature())
         keep_samples(place.folder, experiment)
     method = compose_method(config)
-    return SiteRunner(experiment, method, place.folder, is_hospital=place.is_hospital)
+    return SiteRunner(
+        experiment,
+        method,
+        place.folder,
+        is_hospital=place.is_hospital,
+        sends_diagnostics=settings.diagnostics or not has_own_images,
+    )
 
 
 def _with_own_weights(config: Config, settings: SiteSettings) -> Config:

@@ -1,8 +1,9 @@
 """DICOM files as images: the only file that imports the optional pydicom.
 
-Only the elements in `_TAGS` are ever read. Of the patient that is the id, which stays in memory:
-the caller turns it into numbers (`number_patients`), so that nothing derived from it reaches a
-disk. Messages name types of errors, never the value of a patient element.
+Only the elements in `_TAGS` are ever read, and three UIDs for a link to a viewer. Of the patient
+that is the id, which stays in memory: the caller turns it into numbers (`number_patients`), so that
+nothing derived from it reaches a disk. Messages name types of errors, never the value of a patient
+element.
 """
 
 from __future__ import annotations
@@ -110,6 +111,15 @@ def read_dicom_header(path: Path) -> DicomHeader:
         kind = str(data.PhotometricInterpretation)
         needs_stretching = kind in _GREY and _tone(data) is None
         return DicomHeader(int(data.Columns), int(data.Rows), kind, needs_stretching)
+
+
+def read_uids(path: Path) -> tuple[str, str, str] | None:
+    """The UIDs of study, series and instance, for a link to a viewer; None if one is missing."""
+    names = ["StudyInstanceUID", "SeriesInstanceUID", "SOPInstanceUID"]
+    with _hide_values():
+        data = _import_pydicom().dcmread(path, stop_before_pixels=True, specific_tags=names)
+        study, series, instance = (str(data.get(name) or "") for name in names)
+    return (study, series, instance) if study and series and instance else None
 
 
 def read_image(path: Path) -> tuple[np.ndarray, str]:
