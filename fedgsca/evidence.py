@@ -111,6 +111,12 @@ def assign_folds(
     return np.array(folds, dtype=np.int64)
 
 
+def number_contents(contents: Iterable[bytes]) -> np.ndarray:
+    """(n,) int64: equal contents, such as the names of patients, have the same number."""
+    numbers: dict[bytes, int] = {}
+    return np.array([numbers.setdefault(content, len(numbers)) for content in contents])
+
+
 def draw_holdout(seed: int, site: str, contents: Iterable[bytes], share: float) -> np.ndarray:
     """(n,) bool: samples that no model trains on; chosen like folds, independently of them."""
     address = repr((seed, "holdout", site)).encode()
@@ -482,11 +488,10 @@ class RidgeKernel:
 
     def leave_one_out(self, targets: np.ndarray, weights: np.ndarray) -> np.ndarray:
         """(n, C): what the regression on all other groups predicts for targets (n, C)."""
-        mean = weights @ targets / weights.sum()
-        residuals = targets - mean
-        if self.product is not None:
-            return targets - self._dual_residuals(residuals, weights)
-        return targets - self._primal_residuals(residuals, weights)
+        residuals = targets - weights @ targets / weights.sum()
+        is_dual = self.product is not None
+        held_out = self._dual_residuals if is_dual else self._primal_residuals
+        return np.asarray(targets - held_out(residuals, weights))
 
     def _dual_residuals(self, residuals: np.ndarray, weights: np.ndarray) -> np.ndarray:
         inverse = np.linalg.inv(self.product + np.diag(self.penalty / weights))
@@ -524,9 +529,7 @@ class SiteEvidence:
         return SiteEvidence({ALONE: judgement}, {ALONE: 1.0})
 
     @staticmethod
-    def of_federation(
-        federation: Judgement, alone: Judgement, num_sites: int
-    ) -> SiteEvidence:
+    def of_federation(federation: Judgement, alone: Judgement, num_sites: int) -> SiteEvidence:
         """The evidence of a site in a federation.
 
         The errors of a judge fall with the root of the number of labels that taught it: the site
@@ -535,6 +538,11 @@ class SiteEvidence:
         share = 1.0 / (1.0 + math.sqrt(num_sites))
         judgements = {ALONE: alone, FEDERATION: federation}
         return SiteEvidence(judgements, {ALONE: share, FEDERATION: 1.0 - share})
+
+    @property
+    def num_labels(self) -> int:
+        """n"""
+        return len(next(iter(self.judgements.values())).probs)
 
     @property
     def share_explained(self) -> float:

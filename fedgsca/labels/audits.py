@@ -15,12 +15,19 @@ import numpy as np
 from fedgsca.config import OWN_FEATURES, Config, Tree, load_config, parse_set
 from fedgsca.data.readers.features_npz import FILE_NAME, has_features
 from fedgsca.errors import DataError, RunFolderError
-from fedgsca.evidence import assign_folds
+from fedgsca.evidence import (
+    SiteEvidence,
+    assign_folds,
+    judge_alone,
+    layer_normalise,
+    number_contents,
+    to_halves,
+)
 from fedgsca.federation.label_evidence import (
     read_header,
     sites_with_evidence,
+    write_evidence,
     write_header,
-    write_judgement,
 )
 from fedgsca.federation.records import EvidenceHeader
 from fedgsca.federation.samples import frozen_features
@@ -31,7 +38,6 @@ from fedgsca.labels.audit_table import Audit
 from fedgsca.labels.build_audit import audit_site
 from fedgsca.labels.find_issues import check_quota
 from fedgsca.labels.gallery import write_gallery
-from fedgsca.labels.local_evidence import NUM_EPOCHS, NUM_FOLDS, LocalLabels, collect_local_evidence
 from fedgsca.labels.site_data import SiteData, locate_evidence, open_sites, select_site
 from fedgsca.methods.site_store import Store
 from fedgsca.support.text import plural
@@ -195,7 +201,6 @@ def _make_config(
         data__test_share=0.0,
         data__skip_unreadable=skip_unreadable,
         model__frozen=True,
-        train__rounds=NUM_EPOCHS,
         **model_settings,
     )
 
@@ -255,16 +260,18 @@ def _write_evidence(folder: Path, name: str, config: Config, division: Division)
     contents = [vector.tobytes() for vector in features]
     if table.groups is not None:
         contents = [str(group).encode() for group in table.groups[rows]]
-    local_labels = LocalLabels(
-        features=features,
-        given=division.given[name],
-        folds=assign_folds(config.seed, name, contents, NUM_FOLDS),
-        num_classes=table.num_classes,
-        checked=None if table.checked is None else table.checked.part(rows),
+    given = division.given[name]
+    checked = None if table.checked is None else table.checked.part(rows)
+    judgement = judge_alone(
+        layer_normalise(features.astype(np.float64)),
+        given,
+        number_contents(contents),
+        to_halves(assign_folds(config.seed, name, contents)),
+        table.num_classes,
+        checked=checked,
     )
-    judgement = collect_local_evidence(local_labels, config.seed)
     place = folder / "evidence" / name
-    write_judgement(Store(place), NUM_EPOCHS, judgement)
+    write_evidence(Store(place), 0, SiteEvidence.of(judgement))
     header = EvidenceHeader(
         site=name,
         samples=len(rows),
@@ -273,6 +280,6 @@ def _write_evidence(folder: Path, name: str, config: Config, division: Division)
         config=config.to_tree(),
         is_alone=True,
     )
-    samples = SiteRows(rows, local_labels.given, local_labels.checked)
+    samples = SiteRows(rows, given, checked)
     write_site_rows(folder, name, samples)
     write_header(place, header)

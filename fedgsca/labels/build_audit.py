@@ -84,21 +84,21 @@ def audit_site(
     `quota` is the share of labels to review, `review` their number in place of a share, `opinions`
     are names of second opinions.
     """
-    judgement = read_evidence(run, site_data.site)
-    if len(judgement.probs) != len(site_data):
+    evidence = read_evidence(run, site_data.site)
+    if evidence.num_labels != len(site_data):
         raise DataError(
             "audit.evidence-mismatch",
-            f"the run has evidence about {len(judgement.probs)} labels of {site_data.site}, but the"
+            f"the run has evidence about {evidence.num_labels} labels of {site_data.site}, but the"
             f" data has {len(site_data)}",
             fix="restore the data and the configuration of the run",
         )
-    ranking = score.rank_labels(judgement, site_data.given, quota, site_data.checked)
+    ranking = score.rank_labels(evidence, site_data.given, quota, site_data.checked)
     pairs = find_contradictions(site_data.table, site_data.rows, site_data.given)
     ranking = score.list_copies_first(ranking, site_data.given, pairs)
     if review is not None:
         first_rows = np.isin(np.arange(len(site_data)), ranking.order[:review])
         ranking = replace(ranking, priority=first_rows)
-    models = fit_models(judgement, site_data.given, site_data.checked)
+    models = fit_models(evidence, site_data.given, site_data.checked)
     second_opinions = _ask_second_opinions(opinions, site_data, run)
     assessment = LabelAssessment(site_data, ranking, models, second_opinions, pairs)
     clean_rows = score.select_clean_examples(site_data.given, ranking)

@@ -31,7 +31,6 @@ from pydantic import Field
 
 from fedgsca.credal import ONLY_GIVEN_LABEL, CredalObjective, beta_at
 from fedgsca.evidence import MIN_USEFUL, choose_labels, suspicion, wrong_share
-from fedgsca.methods.aggregate import WeightedMean
 from fedgsca.methods.base import (
     Card,
     Lateness,
@@ -41,10 +40,11 @@ from fedgsca.methods.base import (
     ServerState,
     register,
 )
+from fedgsca.methods.parts.averaging import average_models, broadcast_model, start_from
 from fedgsca.methods.parts.selection_log import LOG_UPLOADS, Selection, log_selection
 from fedgsca.methods.site import Site
 from fedgsca.methods.train import train
-from fedgsca.wire import Extra, Payload, Update
+from fedgsca.wire import Arrays, Extra, Payload, Update
 
 
 class FedGSCAEOptions(MethodOptions):
@@ -116,12 +116,17 @@ class FedGSCAE(Method):
 
     # ---- server ----
 
+    def start(self, weights: Arrays, seed: int) -> ServerState:
+        """The initial model."""
+        return start_from(weights)
+
+    def broadcast(self, state: ServerState, round: int) -> Payload:
+        """The global model."""
+        return broadcast_model(state, round)
+
     def aggregate(self, state: ServerState, updates: Iterable[Update]) -> ServerState:
-        """The mean of the models, weighted by their samples."""
-        mean = WeightedMean()
-        for update in updates:
-            mean.add(update.weights, float(update.num_samples))
-        return ServerState(state.round + 1, mean.result() or dict(state.weights))
+        """The mean of the models, weighted by n_k."""
+        return average_models(state, updates)
 
     # ---- site ----
 

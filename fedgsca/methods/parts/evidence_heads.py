@@ -17,7 +17,6 @@ import numpy as np
 
 from fedgsca.evidence import (
     ALONE,
-    FEDERATION,
     MIN_USEFUL,
     NUM_HEADS,
     Heads,
@@ -30,12 +29,19 @@ from fedgsca.evidence import (
     judge_alone,
     judge_labels,
     layer_normalise,
+    number_contents,
     to_halves,
     train_heads,
 )
 from fedgsca.methods.aggregate import WeightedMean
 from fedgsca.methods.base import Method, ServerState
 from fedgsca.methods.parts import holdout
+from fedgsca.methods.parts.evidence_store import (
+    NOTE_PREFIX,
+    evidence_arrays,
+    judgement_arrays,
+    read_judgement,
+)
 from fedgsca.methods.site import LabelEvidence, Samples, Site
 from fedgsca.methods.train import evaluate_site
 from fedgsca.wire import SMALLEST_GROUP, Arrays, Extra, Payload, Update
@@ -193,6 +199,7 @@ class MethodWithHeads(Method):
         """(n,) bool: the samples that no model trains on."""
         return find_holdout(site.seed, site.name, site.samples, self.holdout_share)
 
+
 # ---- the server's part ----
 
 
@@ -307,28 +314,6 @@ class HeadMemory:
         return np.asarray(self.posterior, dtype=np.float64)
 
 
-def judgement_arrays(judgement: Judgement, name: str) -> dict[str, np.ndarray]:
-    """A judgement as named arrays of a store; `read_judgement` is the inverse."""
-    return {
-        f"{name}.probs": judgement.probs.astype(np.float32),
-        f"{name}.weights": judgement.weights.astype(np.float32),
-        f"{name}.power": np.array(judgement.power),
-        f"{name}.explained": np.array(judgement.share_explained),
-    }
-
-
-def read_judgement(arrays: Arrays, name: str) -> Judgement | None:
-    """A judgement in the arrays of a store; None if it is not there."""
-    if f"{name}.probs" not in arrays:
-        return None
-    return Judgement(
-        arrays[f"{name}.probs"].astype(np.float64),
-        arrays[f"{name}.weights"].astype(np.float64),
-        float(arrays[f"{name}.power"]),
-        float(arrays[f"{name}.explained"]),
-    )
-
-
 def _renew_evidence(
     memory: HeadMemory, renewals: int, features: np.ndarray, site: Site
 ) -> HeadMemory:
@@ -340,14 +325,13 @@ def _renew_evidence(
     )
     alone = memory.alone
     if alone is None or not site.samples.has_features:
-        groups = _group_samples(site.samples)
+        groups = number_contents(_read_contents(site.samples))
         alone = judge_alone(
             features, site.labels, groups, parts, site.num_classes, checked=site.checked
         )
     evidence = SiteEvidence.of_federation(federation, alone, site.num_sites)
-    for name, judgement in evidence.judgements.items():
-        for key, array in judgement_arrays(judgement, name).items():
-            site.note(**{f"evidence.{key}": array})
+    notes = evidence_arrays(evidence)
+    site.note(**{NOTE_PREFIX + name: array for name, array in notes.items()})
     return HeadMemory(
         memory.folds,
         np.zeros_like(memory.opinion_sum),
@@ -393,13 +377,6 @@ def _read_contents(samples: Samples) -> Iterator[bytes]:
             yield str(groups[row]).encode()
         else:
             yield np.ascontiguousarray(samples.inputs[np.array([row])]).tobytes()
-
-
-def _group_samples(samples: Samples) -> np.ndarray:
-    """(n,) int64: samples of one patient, or identical ones, have the same number."""
-    numbers: dict[bytes, int] = {}
-    contents = _read_contents(samples)
-    return np.array([numbers.setdefault(content, len(numbers)) for content in contents])
 
 
 def _read_features(payload: Payload, site: Site) -> np.ndarray | None:
