@@ -32,7 +32,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -401,8 +401,9 @@ class Judgement:
     weights: np.ndarray
     # kappa, one of POWERS
     power: float
-    # of the information in labels that it has not seen, the share that the opinion explains: at
-    # most 1, and 0 or less if it is useless
+    # of the information in labels that it has not seen, the share that the opinion explains while
+    # the judge has learnt given labels only: at most 1, and 0 or less if it is useless. What is
+    # learnt from a posterior contains the judged labels in a roundabout way
     share_explained: float
 
     def opinion(self, power: float | None = None) -> tuple[np.ndarray, np.ndarray]:
@@ -462,9 +463,11 @@ def judge_alone(
         balanced_targets, weights = head_targets(targets)
         probs = softmax(RIDGE_SLOPE * kernel.leave_one_out(balanced_targets, weights))
         judgement = judge_labels(probs, given, parts, weights=weights, checked=checked)
+        if renewal == 0:
+            share_explained = judgement.share_explained
         if renewal < RIDGE_RENEWALS:
             targets = judgement.transition(given, checked).posterior
-    return judgement
+    return replace(judgement, share_explained=share_explained)
 
 
 class RidgeKernel:

@@ -154,7 +154,7 @@ def make_federation(config: Config) -> Federation:
 def train_evidence(federation: Federation) -> dict[int, list[Opinion]]:
     """First round in which they count -> the opinions of all sites, in the order of the sites."""
     config, sites = federation.config, federation.sites
-    collections = config.evidence.collection_rounds(config.train.rounds)
+    collections = config.evidence.renewal_rounds(config.train.rounds)
     heads = Heads.zeros(sites[0].features.shape[1], federation.num_classes)
     opinions = {}
     for round in range(collections[-1] + 1):

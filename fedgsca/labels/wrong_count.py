@@ -77,7 +77,7 @@ class CountModels:
     suspicions: np.ndarray
     # (M,): log-likelihood of labels that T has not seen, and the log-odds of the model
     log_weights: np.ndarray
-    # what the best model explains of labels that it has not seen; 0 or less: nothing
+    # what the better judge explains of labels that it has not seen; 0 or less: nothing
     share_explained: float
     # (n,) bool: labels that a person has checked, which are right; None: none of them
     certain: np.ndarray | None = None
@@ -100,10 +100,8 @@ def fit_models(
     rows = np.arange(0, n, math.ceil(n / MAX_WEIGHED))
     part = None if checked is None else checked.part(rows)
     judgements = list(evidence.judgements.values())
-    grids = [explain_grid(judgement, given, rows, part) for judgement in judgements]
-    baseline = grids[0][1]
     # (judges, powers, priors); the strongest prior of T is the simplest model
-    likelihoods = np.stack([grid for grid, _ in grids])
+    likelihoods = np.stack([explain_grid(judgement, given, rows, part) for judgement in judgements])
     simplicity = SIMPLICITY * np.arange(len(COUNT_PRIORS))
     log_weights = likelihoods * n / len(rows) + simplicity
     limit = log_weights.max() + WIDEN * math.log(MIN_WEIGHT)
@@ -114,17 +112,14 @@ def fit_models(
             opinion, given, reference, checked=checked, row_prior=COUNT_PRIORS[prior]
         )
         suspicions.append(suspicion(fit.posterior, given))
-    share_explained = 0.0
-    if baseline < 0.0:
-        share_explained = 1.0 - float(likelihoods.max()) / baseline
     weights = log_weights[log_weights >= limit]
-    return CountModels(np.stack(suspicions), weights, share_explained, certain)
+    return CountModels(np.stack(suspicions), weights, evidence.share_explained, certain)
 
 
 def explain_grid(
     judgement: Judgement, given: np.ndarray, rows: np.ndarray, checked: CheckedLabels | None
-) -> tuple[np.ndarray, float]:
-    """(powers, priors): log-likelihoods of the labels in `rows`; and by the label shares alone.
+) -> np.ndarray:
+    """(powers, priors): log-likelihoods of the labels in `rows`.
 
     `checked` are those in `rows` that a person has checked.
     """
@@ -135,11 +130,11 @@ def explain_grid(
     references = np.stack([reference for _, reference in pairs])
     columns = []
     for row_prior in COUNT_PRIORS:
-        column, baseline = explain_opinions(
+        column, _ = explain_opinions(
             opinions, labels, parts, references, checked=checked, row_prior=row_prior
         )
         columns.append(column)
-    return np.array(columns).T, baseline
+    return np.array(columns).T
 
 
 def assign_parts(given: np.ndarray) -> np.ndarray:

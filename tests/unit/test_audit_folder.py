@@ -15,57 +15,11 @@ from fedgsca.config import Config
 from fedgsca.data.load import load
 from fedgsca.data.table import ImageTable
 from fedgsca.errors import DataError, RunFolderError
-from fedgsca.evidence import assign_folds, label_losses
 from fedgsca.labels import audits as alone
 from fedgsca.labels import site_data
 from fedgsca.labels.audit_table import read_audit
-from fedgsca.labels.build_audit import measure_ranking
-from fedgsca.labels.local_evidence import NUM_FOLDS, LocalLabels, collect_local_evidence
 
 COLOURS = {"benign": (200, 60, 60), "malignant": (60, 60, 200), "normal": (60, 200, 60)}
-
-
-def make_labels(n: int, wrong_share: float, seed: int) -> tuple[LocalLabels, np.ndarray]:
-    """Three clouds in 16 dimensions, and (n,) bool: which labels are wrong."""
-    rng = np.random.default_rng(seed)
-    truth = rng.integers(0, 3, n)
-    features = rng.normal(size=(n, 16)) + 3.0 * np.eye(16)[truth]
-    wrong = rng.random(n) < wrong_share
-    given = np.where(wrong, (truth + 1) % 3, truth)
-    folds = assign_folds(0, "a", [vector.tobytes() for vector in features], NUM_FOLDS)
-    return LocalLabels(features, given, folds, 3), wrong
-
-
-def test_wrong_labels_come_first() -> None:
-    labels, wrong = make_labels(400, 0.2, seed=1)
-    judgement = collect_local_evidence(labels, seed=0)
-    posterior = judgement.transition(labels.given).posterior
-    order = np.argsort(-label_losses(posterior, labels.given), kind="stable")
-    quality = measure_ranking(order, wrong)
-    assert quality.auroc is not None and quality.auroc > 0.95
-    precision = quality.precision_at["10%"]
-    assert precision is not None and precision > 0.9
-
-
-def test_same_seed_same_evidence() -> None:
-    labels, _ = make_labels(60, 0.1, seed=2)
-    first = collect_local_evidence(labels, seed=3, num_epochs=12)
-    second = collect_local_evidence(labels, seed=3, num_epochs=12)
-    np.testing.assert_array_equal(first.probs, second.probs)
-
-
-def test_a_label_does_not_change_the_opinion_about_its_own_image() -> None:
-    """Before the first posterior exists, the judge of an image has not seen its label."""
-    labels, _ = make_labels(80, 0.0, seed=4)
-    other_given = labels.given.copy()
-    rows = np.flatnonzero(labels.folds == 0)
-    other_given[rows] = np.roll(labels.given[rows], 1)  # the class sizes stay
-    other = LocalLabels(labels.features, other_given, labels.folds, 3)
-    judgement = collect_local_evidence(labels, seed=0, num_epochs=9)
-    other_judgement = collect_local_evidence(other, seed=0, num_epochs=9)
-    np.testing.assert_array_equal(judgement.probs[rows], other_judgement.probs[rows])
-    others = np.flatnonzero(labels.folds != 0)
-    assert not np.array_equal(judgement.probs[others], other_judgement.probs[others])
 
 
 # ---- a folder of images ----
@@ -149,7 +103,7 @@ def test_the_same_call_reads_the_evidence_again(
     def refuse(*arguments: object) -> None:
         raise AssertionError("the evidence is computed again")
 
-    monkeypatch.setattr(alone, "collect_local_evidence", refuse)
+    monkeypatch.setattr(alone, "judge_alone", refuse)
     second = fedgsca.audit_folder(folder, tmp_path / "out")
     assert (second.path / "audit.csv").read_bytes() == content
 

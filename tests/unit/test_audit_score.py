@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fedgsca.errors import ConfigError
-from fedgsca.evidence import POWERS, Judgement, own_references
+from fedgsca.evidence import Judgement, SiteEvidence
 from fedgsca.labels import score
 from fedgsca.labels.build_audit import measure_ranking
 from fedgsca.labels.second_opinion import (
@@ -36,14 +36,13 @@ def opinion_of(
     return total / rounds
 
 
-def judge(truth: np.ndarray, **changes: float) -> Judgement:
+def judge(truth: np.ndarray, **changes: float) -> SiteEvidence:
     """The judgement of such heads."""
     return judgement_of(opinion_of(truth, **changes))  # type: ignore[arg-type]
 
 
-def judgement_of(probs: np.ndarray) -> Judgement:
-    references = own_references(probs, np.ones(len(probs)))
-    return Judgement(probs, references, POWERS[0])
+def judgement_of(probs: np.ndarray) -> SiteEvidence:
+    return SiteEvidence.of(Judgement(probs, np.ones(len(probs)), 0.7, 0.5))
 
 
 def flipped(n: int, share: float, classes: int = 3) -> tuple[np.ndarray, np.ndarray]:

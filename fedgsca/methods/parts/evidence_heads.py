@@ -257,8 +257,10 @@ class HeadMemory:
     renewals: int = 0
     # (n, C) float32: r; None before the first renewal
     posterior: np.ndarray | None = None
-    # share of the labels' information that the better judge explains
+    # share of the labels' information that the better judge explains, and that the heads explained
+    # at the first renewal, when they had learnt given labels only
     share_explained: float = 0.0
+    heads_explained: float = 0.0
     # the site's own judgement, computed once where features do not change
     alone: Judgement | None = None
 
@@ -276,6 +278,7 @@ class HeadMemory:
             int(arrays["renewals"]),
             arrays.get("posterior"),
             float(arrays["explained"]),
+            float(arrays["heads_explained"]),
             read_judgement(arrays, ALONE),
         )
 
@@ -287,6 +290,7 @@ class HeadMemory:
             "count": np.array(self.count),
             "renewals": np.array(self.renewals),
             "explained": np.array(self.share_explained),
+            "heads_explained": np.array(self.heads_explained),
         }
         if self.posterior is not None:
             arrays["posterior"] = self.posterior
@@ -323,6 +327,8 @@ def _renew_evidence(
     federation = judge_labels(
         memory.mean_opinion(), site.labels, parts, weights=weights, checked=site.checked
     )
+    if memory.renewals:
+        federation = replace(federation, share_explained=memory.heads_explained)
     alone = memory.alone
     if alone is None or not site.samples.has_features:
         groups = number_contents(_read_contents(site.samples))
@@ -338,6 +344,7 @@ def _renew_evidence(
         renewals=renewals,
         posterior=evidence.posterior(site.labels, site.checked).astype(np.float32),
         share_explained=evidence.share_explained,
+        heads_explained=federation.share_explained,
         alone=alone,
     )
 
