@@ -41,8 +41,8 @@ def judge(truth: np.ndarray, **changes: float) -> SiteEvidence:
     return judgement_of(opinion_of(truth, **changes))  # type: ignore[arg-type]
 
 
-def judgement_of(probs: np.ndarray) -> SiteEvidence:
-    return SiteEvidence.of(Judgement(probs, np.ones(len(probs)), 0.7, 0.5))
+def judgement_of(probs: np.ndarray, share_explained: float = 0.5) -> SiteEvidence:
+    return SiteEvidence.of(Judgement(probs, np.ones(len(probs)), 0.7, share_explained))
 
 
 def flipped(n: int, share: float, classes: int = 3) -> tuple[np.ndarray, np.ndarray]:
@@ -93,9 +93,9 @@ def test_the_list_counts_and_explains() -> None:
 
 def test_heads_that_know_nothing_cannot_tell() -> None:
     _, given = flipped(300, 0.2)
-    judgement = judgement_of(np.full((300, 3), 1 / 3))
-    assert not score.count_errors(fit_models(judgement, given), 300).can_tell
-    ranking = score.rank_labels(judgement, given)
+    evidence = judgement_of(np.full((300, 3), 1 / 3), 0.0)
+    assert not score.count_errors(fit_models(evidence, given), 300).can_tell
+    ranking = score.rank_labels(evidence, given)
     assert sorted(ranking.order) == list(range(300)), "there is a list all the same"
 
 
