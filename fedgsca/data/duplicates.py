@@ -75,8 +75,8 @@ def find_contradictions(
     for copies in _find_identical(table, rows):
         pairs.update(itertools.combinations(sorted(positions[row] for row in copies.tolist()), 2))
     for row, similar in _similar_rows(table, rows):
-        for other in similar.tolist():
-            one, two = sorted((positions[row], positions[other]))
+        for copy in similar.tolist():
+            one, two = sorted((positions[row], positions[copy]))
             pairs.add((one, two))
     return sorted(pair for pair in pairs if labels[pair[0]] != labels[pair[1]])
 

@@ -520,7 +520,7 @@ class WrongEstimate(Record):
 
 # what an audit can say about a class: `estimated_wrong` counts wrong labels; nothing; or nearly all
 # labels look wrong, which is a sign that this site differs from the others and no count
-JUDGED = "judged"
+COUNT_HOLDS = "judged"
 CANNOT_TELL = "cannot tell"
 SITES_DIFFER = "sites differ"
 
@@ -533,8 +533,8 @@ class ClassAudit(Record):
     labels: int
     estimated_wrong: WrongEstimate
     suspects: int
-    # JUDGED, CANNOT_TELL or SITES_DIFFER
-    verdict: str = JUDGED
+    # COUNT_HOLDS, CANNOT_TELL or SITES_DIFFER
+    verdict: str = COUNT_HOLDS
 
 
 @dataclass(frozen=True)

@@ -120,8 +120,8 @@ def apply_decisions(
         counts=counts.to_json(),
         changes=[(change.old, change.new) for change in changes],
         classes=site_data.table.classes,
-        before=old_labels[train],
-        after=labels[train],
+        old_labels=old_labels[train],
+        new_labels=labels[train],
         without=without,
     )
     page = write_protocol(file, result, language)
@@ -133,7 +133,9 @@ def _find_outcomes(
 ) -> dict[str, Consensus]:
     """Site -> outcome, of the sites with decisions that count, at least one."""
     opened_decisions = {audit.site: Decisions(audit.path) for audit in audits}
-    names = {name for decisions in opened_decisions.values() for name in decisions.reviewers()}
+    names: set[str] = set()
+    for decisions in opened_decisions.values():
+        names.update(decisions.reviewers())
     for name in without:
         if name not in names:
             raise unknown_reviewer(name, "--without", sorted(names), audits[0].path)

@@ -16,7 +16,7 @@ from fedgsca.errors import DataError
 from fedgsca.federation.label_evidence import read_evidence, read_header
 from fedgsca.federation.records import (
     CANNOT_TELL,
-    JUDGED,
+    COUNT_HOLDS,
     SITES_DIFFER,
     AuditData,
     AuditSummary,
@@ -141,8 +141,8 @@ def _describe_label(assessment: LabelAssessment, row: int, rank: int) -> Suspect
         opinions[name] = (classes[opinion.labels[row]], _rounded(opinion.confidence[row]))
     ids = site_data.table.ids[site_data.rows]
     copies = []
-    for other in ranking.copies.get(row, ()):
-        copies.append((other, str(ids[other]), classes[site_data.given[other]]))
+    for copy in ranking.copies.get(row, ()):
+        copies.append((copy, str(ids[copy]), classes[site_data.given[copy]]))
     return Suspect(
         rank=rank,
         row=row,
@@ -195,8 +195,8 @@ def summarise_labels(assessment: LabelAssessment) -> LabelSummary:
     ranking = assessment.ranking
     classes = _summarise_classes(assessment)
     differing = [i for i, entry in enumerate(classes) if entry.verdict == SITES_DIFFER]
-    counted = ~np.isin(site_data.given, differing)
-    errors = score.count_errors(assessment.models, len(site_data), counted if differing else None)
+    count_mask = ~np.isin(site_data.given, differing) if differing else None
+    errors = score.count_errors(assessment.models, len(site_data), count_mask)
     copies = _summarise_copies(assessment)
     least = 0 if copies is None else copies.least_wrong
     truth = None
@@ -248,7 +248,7 @@ def judge_class(errors: score.ErrorEstimate, num_labels: int) -> str:
     if not errors.can_tell:
         return CANNOT_TELL
     is_whole = num_labels >= MIN_DIFFERING and errors.count >= DIFFERING_SHARE * num_labels
-    return SITES_DIFFER if is_whole else JUDGED
+    return SITES_DIFFER if is_whole else COUNT_HOLDS
 
 
 def _count_confusions(assessment: LabelAssessment, count: int) -> tuple[SuspectPair, ...]:

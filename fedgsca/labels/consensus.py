@@ -121,20 +121,20 @@ def cohens_kappa(
     def distance(one: str, two: str) -> int:
         return abs(places[one] - places[two]) if order else int(one != two)
 
-    observed = sum(distance(one, two) for one, two in zip(first, second, strict=True))
-    expected = 0
+    distance_sum = sum(distance(one, two) for one, two in zip(first, second, strict=True))
+    chance_sum = 0
     for one, count in Counter(first).items():
         for two, other_count in Counter(second).items():
-            expected += count * other_count * distance(one, two)
-    return None if expected == 0 else 1 - observed * len(first) / expected
+            chance_sum += count * other_count * distance(one, two)
+    return None if chance_sum == 0 else 1 - distance_sum * len(first) / chance_sum
 
 
 def find_order(classes: Sequence[str]) -> tuple[str, ...]:
     """The classes in their order if their names are numbered grades ("grade 2"); else empty."""
     numbers = [re.findall(r"\d+", name) for name in classes]
-    if len(classes) < 3 or any(len(found) != 1 for found in numbers):
+    if len(classes) < 3 or any(len(texts) != 1 for texts in numbers):
         return ()
-    grades = {name: int(found[0]) for name, found in zip(classes, numbers, strict=True)}
+    grades = {name: int(texts[0]) for name, texts in zip(classes, numbers, strict=True)}
     if len(set(grades.values())) < len(grades):
         return ()
     return tuple(sorted(grades, key=lambda name: grades[name]))

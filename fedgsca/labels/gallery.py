@@ -123,9 +123,13 @@ def describe_findings(summary: LabelSummary) -> list[str]:
                 " that the sites differ (other devices, patients or reading habits), so they are"
                 " not counted as wrong labels: compare how the sites define and image this class."
             )
-    unknown = [e.class_name for e in summary.per_class if e.verdict == CANNOT_TELL and e.labels]
-    if unknown and summary.estimated_wrong.can_tell:
-        sentences.append(f"How many labels are wrong cannot be told for: {', '.join(unknown)}.")
+    unclear_classes = [
+        e.class_name for e in summary.per_class if e.verdict == CANNOT_TELL and e.labels
+    ]
+    if unclear_classes and summary.estimated_wrong.can_tell:
+        sentences.append(
+            f"How many labels are wrong cannot be told for: {', '.join(unclear_classes)}."
+        )
     return sentences
 
 
@@ -193,10 +197,10 @@ def _confusion_section(summary: LabelSummary) -> PageSection | None:
 def _copy_section(images: AuditImages) -> PageSection | None:
     """Contradicting copies, each beside the other."""
     cards = []
-    shown: set[int] = set()
+    copy_rows: set[int] = set()
     for suspect in images.audit.window(0, 2 * MAX_SUSPECTS):
-        if suspect.copies and suspect.row not in shown:
-            shown.update(row for row, _, _ in suspect.copies)
+        if suspect.copies and suspect.row not in copy_rows:
+            copy_rows.update(row for row, _, _ in suspect.copies)
             copies = []
             for row, name, label in suspect.copies[:MAX_EXAMPLES]:
                 copies.append((f"copy: {label}", [_photo(images, row, name, SUSPECT_PIXELS)]))

@@ -62,8 +62,8 @@ class ReviewResult:
     changes: Sequence[tuple[str, str]]
     classes: tuple[str, ...]
     # (n,) class indices of all labels of the data
-    before: np.ndarray
-    after: np.ndarray
+    old_labels: np.ndarray
+    new_labels: np.ndarray
     # people whose decisions do not count
     without: Sequence[str] = ()
 
@@ -153,11 +153,11 @@ def _make_tables(result: ReviewResult) -> list[tuple[Sequence[str], list[list[st
 def _list_classes(result: ReviewResult) -> list[list[str]]:
     """Per class: labels before, those that left and came, labels after."""
     num_classes = len(result.classes)
-    before = np.bincount(result.before, minlength=num_classes)
-    after = np.bincount(result.after, minlength=num_classes)
-    left = Counter(old for old, _ in result.changes)
-    arrived = Counter(new for _, new in result.changes)
+    old_counts = np.bincount(result.old_labels, minlength=num_classes)
+    new_counts = np.bincount(result.new_labels, minlength=num_classes)
+    losses = Counter(old for old, _ in result.changes)
+    gains = Counter(new for _, new in result.changes)
     rows = []
     for i, name in enumerate(result.classes):
-        rows.append([name, *map(str, (before[i], left[name], arrived[name], after[i]))])
+        rows.append([name, *map(str, (old_counts[i], losses[name], gains[name], new_counts[i]))])
     return rows

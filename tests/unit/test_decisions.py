@@ -283,15 +283,15 @@ def test_a_coffee_break_does_not_halve_the_speed() -> None:
 def test_what_another_page_decided_is_not_overwritten_unseen(tmp_path: Path) -> None:
     one = Decisions(tmp_path)
     other = Decisions(tmp_path)
-    first = one.add(decision(3, "keep"), seen="")
+    first = one.add(decision(3, "keep"), replaces="")
     with pytest.raises(DataError) as error:
-        other.add(decision(3, "accept"), seen="")
+        other.add(decision(3, "accept"), replaces="")
     assert error.value.code == "review.decided-meanwhile" and "'a'" in error.value.message
     assert actions(tmp_path) == {3: "keep"}
-    other.add(decision(3, "accept"), seen=first.time)  # now it has seen the first one
+    other.add(decision(3, "accept"), replaces=first.time)  # now it has seen the first one
     assert actions(tmp_path) == {3: "accept"}
     other.undo("anna")
-    one.add(decision(3, "unsure"), seen=first.time)
+    one.add(decision(3, "unsure"), replaces=first.time)
     assert actions(tmp_path) == {3: "unsure"}
 
 

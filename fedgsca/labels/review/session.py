@@ -458,7 +458,7 @@ class Session:
         )
         if self.observer is not None:  # first: what is not in the trail does not happen
             self.observer.note_decision(decision)
-        line = self.decisions.add(decision, seen=_read_text(body.get("seen")))
+        line = self.decisions.add(decision, replaces=_read_text(body.get("seen")))
         item = self._item(suspect, -1, line, not self.blind or self.is_complete())
         return {"saved": True, "item": item.to_json(), "progress": self.progress().to_json()}
 
