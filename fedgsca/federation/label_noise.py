@@ -6,7 +6,7 @@ Open-set noise replaces images instead: see the second half.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -18,7 +18,7 @@ from fedgsca.data.load import load
 from fedgsca.data.table import ImageTable, fingerprint, images_digest
 from fedgsca.errors import ConfigError
 from fedgsca.federation.samples import frozen_features
-from fedgsca.noise import NO_CLASS, SiteNoise, corrupt, parse_noise
+from fedgsca.noise import NO_CLASS, NoiseContext, SiteNoise, corrupt_site, parse_noise
 from fedgsca.noise import candidates as candidate_sets
 from fedgsca.noise.label_files import read_annotators, read_given, read_matrix
 from fedgsca.rng import stream
@@ -74,19 +74,8 @@ def give_labels(config: Config, table: ImageTable, rows: Rows) -> GivenLabels:
 def _draw_labels(
     config: Config, table: ImageTable, rows: Rows, noise: Mapping[str, SiteNoise]
 ) -> GivenLabels:
-    candidates = None
-    notes: tuple[str, ...] = ()
-    if any(site_noise.needs_candidates for site_noise in noise.values()):
-        candidates, origin = find_candidates(config, table)
-        notes = (f"classes that are easily mistaken for each other (noise C): {origin}",)
-    matrix = read_matrix(config.noise.matrix, table.num_classes) if config.noise.matrix else None
-    annotators = None
-    if config.noise.annotators:
-        annotators = read_annotators(config.noise.annotators, table.num_classes)
-    likeness = None
-    if any(site_noise.definition.needs_likeness for site_noise in noise.values()):
-        likeness = measure_likeness(config, table)
-        notes = (*notes, f"likeness of images and classes: {_feature_words(config)}")
+    context, notes = make_context(config, table, noise.values())
+    likeness = context.likeness
     labels = {}
     for name, site_rows in rows.items():
         if noise[name].replaces_images:  # see foreign_images.py
@@ -95,22 +84,47 @@ def _draw_labels(
         groups = None
         if noise[name].definition.needs_groups:
             groups = _groups_of(table, site_rows, noise[name])
-        labels[name] = corrupt(
+        site_likeness = None if likeness is None else likeness[site_rows]
+        labels[name] = corrupt_site(
             table.labels[site_rows],
             noise[name],
-            num_classes=table.num_classes,
-            candidates=candidates,
-            matrix=matrix,
-            annotators=annotators,
-            likeness=None if likeness is None else likeness[site_rows],
-            groups=groups,
-            rng=stream(config.seed, "noise", name),
+            replace(context, likeness=site_likeness, groups=groups),
+            stream(config.seed, "noise", name),
         )
         if table.checked is not None:
             # noise is what nobody has noticed: a label that a person has checked stays correct
             is_checked = table.checked.mask[site_rows]
             labels[name] = np.where(is_checked, table.labels[site_rows], labels[name])
     return GivenLabels(noise, labels, notes)
+
+
+def make_context(
+    config: Config, table: ImageTable, noises: Iterable[SiteNoise]
+) -> tuple[NoiseContext, tuple[str, ...]]:
+    """What these kinds may know, with the likeness of all images of the table; and notes."""
+    noises = list(noises)
+    notes = []
+    candidates = matrix = annotators = likeness = None
+    if any(noise.needs_candidates for noise in noises):
+        candidates, origin = find_candidates(config, table)
+        notes.append(f"classes that are easily mistaken for each other (noise C, N): {origin}")
+    if config.noise.matrix:
+        matrix = read_matrix(config.noise.matrix, table.num_classes)
+    if config.noise.annotators:
+        annotators = read_annotators(config.noise.annotators, table.num_classes)
+    if any(noise.definition.needs_likeness for noise in noises):
+        likeness = measure_likeness(config, table)
+        notes.append(f"likeness of images and classes: {_feature_words(config)}")
+    context = NoiseContext(
+        table.num_classes,
+        candidates,
+        matrix,
+        annotators=annotators,
+        likeness=likeness,
+        classes=table.classes,
+        order=tuple(table.classes.index(name) for name in table.order),
+    )
+    return context, tuple(notes)
 
 
 def _groups_of(table: ImageTable, rows: np.ndarray, noise: SiteNoise) -> np.ndarray:
