@@ -48,6 +48,7 @@ SHORT_NAMES = {
     "seed": "seed",
     "sites": "data.sites",
     "partition": "data.partition",
+    "participation": "federation.participation",
     "labels": "data.labels",
     "model": "model.name",
     "frozen": "model.frozen",
