@@ -107,7 +107,7 @@ def make_context(
     candidates = matrix = annotators = likeness = None
     if any(noise.needs_candidates for noise in noises):
         candidates, origin = find_candidates(config, table)
-        notes.append(f"classes that are easily mistaken for each other (noise C, N): {origin}")
+        notes.append(f"classes that are easily mistaken for each other (noise C, U): {origin}")
     if config.noise.matrix:
         matrix = read_matrix(config.noise.matrix, table.num_classes)
     if config.noise.annotators:

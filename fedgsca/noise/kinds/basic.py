@@ -103,9 +103,9 @@ class HigherGrade(NoiseKind):
 
 @register_kind
 class UnusedClass(NoiseKind):
-    """N2: the site never gives the second class, in the order of `fedgsca data check`."""
+    """U2: the site never gives the second class, in the order of `fedgsca data check`."""
 
-    letter = "N"
+    letter = "U"
     title = "class never used"
     description = "A reading habit: one class is always read as another that is like it."
     order = 7
@@ -113,13 +113,13 @@ class UnusedClass(NoiseKind):
     needs_candidates = True
 
     def parse(self, text: str) -> SiteNoise | None:
-        """N2: the number of the class, from 1."""
-        match = re.fullmatch(r"N([1-9]\d{0,3})", text)
+        """U2: the number of the class, from 1."""
+        match = re.fullmatch(r"U([1-9]\d{0,3})", text)
         return None if match is None else SiteNoise(self.letter, 0.0, (float(match[1]),))
 
     def write(self, noise: SiteNoise) -> str:
         """The inverse of `parse`."""
-        return f"N{noise.parameters[0]:g}"
+        return f"U{noise.parameters[0]:g}"
 
     def format_title(self, noise: SiteNoise) -> str:
         """For reports: "class 2 never used"."""
@@ -131,23 +131,23 @@ class UnusedClass(NoiseKind):
 
     def transition_matrix(self, noise: SiteNoise, context: NoiseContext) -> np.ndarray:
         """(C, C): the grade below, or above for the lowest one; else the most similar class."""
-        unused = int(noise.parameters[0]) - 1
-        if unused >= context.num_classes:
+        target = int(noise.parameters[0]) - 1
+        if target >= context.num_classes:
             raise ConfigError(
                 "noise.no-such-class",
-                f"noise {noise} names class {unused + 1} of {context.num_classes}",
-                fix=f"use N1 to N{context.num_classes}, in the order of `fedgsca data check`",
+                f"noise {noise} names class {target + 1} of {context.num_classes}",
+                fix=f"use U1 to U{context.num_classes}, in the order of `fedgsca data check`",
             )
-        candidates = (context.candidates or {}).get(unused) or ()
-        if unused in context.order:
-            place = context.order.index(unused)
+        candidates = (context.candidates or {}).get(target) or ()
+        if target in context.order:
+            place = context.order.index(target)
             replacement = context.order[place - 1 if place else 1]
         elif candidates and not isinstance(candidates, str):
             replacement = candidates[0]
         else:  # as good as any other class
-            replacement = (unused + 1) % context.num_classes
+            replacement = (target + 1) % context.num_classes
         matrix = np.eye(context.num_classes)
-        matrix[unused] = np.eye(context.num_classes)[replacement]
+        matrix[target] = np.eye(context.num_classes)[replacement]
         return matrix
 
 
