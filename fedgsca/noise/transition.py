@@ -91,7 +91,8 @@ def corrupt_site(
             fix="use it in a simulation (noise.spec), which has the images",
         )
     context = replace(context, class_counts=np.bincount(labels, minlength=num_classes))
-    if noise.has_matrix or noise.definition.is_recorded:
+    depends_on_image = noise.definition.needs_likeness and context.likeness is not None
+    if (noise.has_matrix and not depends_on_image) or noise.definition.is_recorded:
         return corrupt_with(labels, matrix_in(noise, context), rng)
     rows = noise.definition.image_probabilities(noise, labels, context, rng)
     return _draw(rows, rng)
