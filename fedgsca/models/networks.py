@@ -176,8 +176,8 @@ class StageFeatures(nn.Module):
     """A network that gives the averages of named layers in front of its own features.
 
     Early stages see colour and texture, which the last one has given up for the classes of
-    photographs. Each part is standardised by itself, so that none outweighs the others and sites
-    need not share any statistic.
+    photographs. Each part is standardised by itself, so that sites need not share any statistic,
+    and has the same share of the length of the vector, however few numbers it has.
     """
 
     def __init__(self, net: nn.Module, layers: Sequence[str]) -> None:
@@ -204,7 +204,13 @@ class StageFeatures(nn.Module):
         vectors = []
         for name in self.layers:
             vectors.append(averages[name] if name in averages else _average(None, name))
-        return torch.cat([F.layer_norm(v, v.shape[1:]) for v in (*vectors, features)], dim=1)
+        vectors.append(features)
+        mean_width = sum(vector.shape[1] for vector in vectors) / len(vectors)
+        parts = []
+        for vector in vectors:
+            share = (mean_width / vector.shape[1]) ** 0.5
+            parts.append(share * F.layer_norm(vector, vector.shape[1:]))
+        return torch.cat(parts, dim=1)
 
 
 def _average(output: Any, name: str) -> Tensor:

@@ -179,7 +179,8 @@ def test_a_frozen_network_gives_the_averages_of_its_stages(name: str) -> None:
     assert features.shape == (2, sum(widths)) and feature_width(model) == sum(widths)
     for part in features.split(widths, dim=1):
         assert part.mean(dim=1).abs().max() < 1e-4
-    expected_last = torch.nn.functional.layer_norm(last, last.shape[1:])
+    share = (sum(widths) / len(widths) / widths[-1]) ** 0.5
+    expected_last = share * torch.nn.functional.layer_norm(last, last.shape[1:])
     assert torch.allclose(features[:, -last.shape[1] :], expected_last, atol=1e-5)
 
 
@@ -191,7 +192,8 @@ def test_a_stage_is_the_average_of_what_its_layer_gives() -> None:
         features = StageFeatures(net, ["layer1"])(x)
     average = first.mean(dim=(2, 3))
     centred = average - average.mean(dim=1, keepdim=True)
-    spread = average.std(dim=1, keepdim=True, correction=0)
+    share = (0.5 * (64 + 512) / 64) ** 0.5
+    spread = average.std(dim=1, keepdim=True, correction=0) / share
     assert torch.allclose(features[:, :64] * spread, centred, atol=1e-3)
 
 
