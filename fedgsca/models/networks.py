@@ -217,10 +217,10 @@ def _average(output: Any, name: str) -> Tensor:
     """(b, D): the mean over places of maps (b, D, H, W) or tokens (b, t, D)."""
     if isinstance(output, Tensor) and output.ndim in (2, 3, 4):
         return output if output.ndim == 2 else output.mean(dim=1 if output.ndim == 3 else (2, 3))
-    found = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
+    shape = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
     raise ConfigError(
         "model.no-stage",
-        f"the layer {name!r} gives {found} for an image, expected maps (b, D, H, W), tokens"
+        f"the layer {name!r} gives {shape} for an image, expected maps (b, D, H, W), tokens"
         " (b, t, D) or vectors (b, D)",
         fix="name other layers in module.feature_layers",
     )

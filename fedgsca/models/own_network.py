@@ -102,13 +102,13 @@ def measure_layers(name: str, size: int) -> dict[str, int]:
     """Layer -> width, of `feature_layers`, by two images of this size in pixels."""
     backbone = cut_network(name, seed=0).backbone.eval()
     layers = getattr(backbone.net, "feature_layers", ())
-    known = dict(backbone.net.named_modules())
-    unknown = [str(layer) for layer in layers if str(layer) not in known]
-    if isinstance(layers, str) or unknown:
+    names = dict(backbone.net.named_modules())
+    strangers = [str(layer) for layer in layers if str(layer) not in names]
+    if isinstance(layers, str) or strangers:
         raise ConfigError(
             "model.no-such-layer",
             f"{name}: feature_layers is {one_line(repr(layers))}, and"
-            f" {', '.join(unknown) or 'a text'} is no layer of it",
+            f" {', '.join(strangers) or 'a text'} is no layer of it",
             fix="set a tuple of names, as in module.named_modules()",
         )
     images = torch.randn(2, 3, size, size, generator=torch_stream(0, "probe", name))

@@ -44,9 +44,9 @@ def default_weights(name: str, *, frozen: bool) -> str | None:
     A frozen network needs them, so a missing package is reported; one that is trained starts from
     random values without them.
     """
-    from fedgsca.models.weights import PACKAGED, has_packaged_weights
+    from fedgsca.models.weights import WEIGHT_PACKAGES, has_packaged_weights
 
-    is_packaged = name in PACKAGED if frozen else has_packaged_weights(name)
+    is_packaged = name in WEIGHT_PACKAGES if frozen else has_packaged_weights(name)
     return "packaged" if is_packaged else None
 
 

@@ -53,7 +53,7 @@ _RESNET_FILE = PackagedFile(
     "c2cb3cac82642c5698721bd4c57702c3d2ffab077ee9fc277c60ef7359293add",
 )
 # network -> files, one for each of its parts
-PACKAGED: Mapping[str, tuple[PackagedFile, ...]] = {
+WEIGHT_PACKAGES: Mapping[str, tuple[PackagedFile, ...]] = {
     "efficientnet-lite0": (_LITE_FILE,),
     "resnet50": (_RESNET_FILE,),
     "efficientnet-lite0-resnet50": (_LITE_FILE, _RESNET_FILE),
@@ -62,11 +62,13 @@ PACKAGED: Mapping[str, tuple[PackagedFile, ...]] = {
 
 def has_packaged_weights(model: str) -> bool:
     """Whether installed packages have the weights of a network, and what it is built with."""
-    return model in PACKAGED and not _missing_packages(model)
+    return model in WEIGHT_PACKAGES and not _missing_packages(model)
 
 
 def _missing_packages(model: str) -> list[str]:
-    packages = [package for file in PACKAGED[model] for package in file.packages]
+    packages: list[str] = []
+    for file in WEIGHT_PACKAGES[model]:
+        packages += file.packages
     return [package for package in packages if find_spec(package) is None]
 
 
@@ -74,7 +76,7 @@ def need_weights(model: str) -> None:
     """Raise an error with the line that installs the extras, if a package of them is missing."""
     missing = _missing_packages(model)
     if missing:
-        extras = ",".join(file.extra for file in PACKAGED[model])
+        extras = ",".join(file.extra for file in WEIGHT_PACKAGES[model])
         raise MissingExtraError(
             "extra.weights-missing",
             f"the model {model} needs packages that are not installed: {', '.join(missing)}",
@@ -84,14 +86,14 @@ def need_weights(model: str) -> None:
 
 def packaged_weights(model: str) -> tuple[Path, ...]:
     """The files of a network's weights inside installed packages, with checked content."""
-    if model not in PACKAGED:
+    if model not in WEIGHT_PACKAGES:
         raise ConfigError(
             "weights.not-packaged",
             f"no weights are packaged for {model}",
             fix="--set model.weights=FILE",
         )
     need_weights(model)
-    return tuple(_find_packaged(file) for file in PACKAGED[model])
+    return tuple(_find_packaged(file) for file in WEIGHT_PACKAGES[model])
 
 
 def _find_packaged(file: PackagedFile) -> Path:
@@ -109,7 +111,7 @@ def _find_packaged(file: PackagedFile) -> Path:
 
 
 @lru_cache(maxsize=8)
-def _checksum(path: Path, modified: int) -> str:
+def _checksum(path: Path, time_ns: int) -> str:
     return sha256_file(path)
 
 
