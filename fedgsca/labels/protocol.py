@@ -22,7 +22,7 @@ from fedgsca.lab.table import Table
 from fedgsca.labels.audit_table import Audit
 from fedgsca.labels.consensus import summarise_decisions
 from fedgsca.support.files import PRIVATE, sha256_file, write_atomic
-from fedgsca.support.text import did_you_mean, number, slug
+from fedgsca.support.text import did_you_mean, number
 from fedgsca.support.version import __version__
 
 TEXTS = Path(__file__).with_name("review") / "static" / "texts.json"
@@ -104,11 +104,10 @@ def build_protocol(file: Path, result: ReviewResult, language: str = "") -> Page
         return texts.get(text, text)
 
     title, subject, *names = HEADINGS
-    sections = []
+    tables = []
     for name, (head, rows) in zip(names, _make_tables(result), strict=True):
         if rows:
-            table = Table(say(name), [say(text) for text in head], rows)
-            sections.append(PageSection(slug(name), say(name), "", [table]))
+            tables.append(Table(say(name), [say(text) for text in head], rows))
     tiles = []
     for key, label in COUNT_LABELS.items():
         tiles.append(Tile(say(label), f"{result.counts.get(key, 0):,}"))
@@ -118,7 +117,7 @@ def build_protocol(file: Path, result: ReviewResult, language: str = "") -> Page
         subtitle=f"{sites} · {date.today().isoformat()}",
         lead=[f"{say(subject)}: {file.name}, SHA-256 {sha256_file(file)}"],
         tiles=tiles,
-        sections=sections,
+        sections=[PageSection("record", say(subject), "", tables)],
         footer=f"fedgsca {__version__}",
     )
 
