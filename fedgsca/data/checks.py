@@ -189,7 +189,7 @@ def _check_file_list(
 ) -> SourceReport:
     """Problems of the list and of the images together, and a report about what can be used."""
     assert reader.list_images is not None
-    file_list = reader.list_images(root, options)
+    file_list = reader.list_files(root, options)
     problems = []
     for error in file_list.problems:
         problems.append(SourceProblem(error.code, file_list.without_root(error.message), error.fix))
@@ -202,7 +202,7 @@ def _check_file_list(
         problems.append(_problem(unreadable_error(file_list, bad_files)))
     usable = file_list
     if file_list.problems:
-        usable = reader.list_images(root, replace(options, skip_unreadable=True))
+        usable = reader.list_files(root, replace(options, skip_unreadable=True))
     report = SourceReport(source, name=root.name, notes=tuple(file_list.notes))
     if not usable.problems and len(bad_files) < len(usable.rows):
         if fast:

@@ -27,14 +27,21 @@ _BIT_COUNTS = np.array([bin(value).count("1") for value in range(256)], dtype=np
 def find_duplicates(table: ImageTable) -> list[np.ndarray]:
     """Row numbers of every set of two or more identical images, or features without images."""
     rows_by_digest: dict[bytes, list[int]] = {}
+    for row, digest in enumerate(content_digests(table)):
+        rows_by_digest.setdefault(digest.tobytes(), []).append(row)
+    return [np.array(rows) for rows in rows_by_digest.values() if len(rows) > 1]
+
+
+def content_digests(table: ImageTable) -> np.ndarray:
+    """(n, 16) uint8: what identifies the pixels of every image, or features without images."""
     contents = table.images
     if not table.has_images and table.features is not None:
         contents = table.features
+    digests = bytearray()
     for row in range(len(table)):
         pixels = np.ascontiguousarray(contents[row]).data
-        digest = hashlib.blake2b(pixels, digest_size=16).digest()
-        rows_by_digest.setdefault(digest, []).append(row)
-    return [np.array(rows) for rows in rows_by_digest.values() if len(rows) > 1]
+        digests += hashlib.blake2b(pixels, digest_size=16).digest()
+    return np.frombuffer(bytes(digests), np.uint8).reshape(len(table), 16)
 
 
 def find_near_duplicates(table: ImageTable) -> list[np.ndarray]:

@@ -203,4 +203,4 @@ class LocalEngine:
 def open_runner(config: Config, folder: Path) -> SiteRunner:
     """A runner for all sites of a simulation."""
     method = compose_method(config)
-    return SiteRunner(prepare(config), method, folder)
+    return SiteRunner(prepare(config, folder=folder), method, folder)

@@ -49,7 +49,7 @@ class LabelLine(NamedTuple):
 
 def read_csv_table(path: Path) -> CsvTable:
     """Read a csv file, without empty lines; a row with more cells than the header is an error."""
-    text, notes = _decode_text(path)
+    text, notes = read_text(path)
     delimiter = _detect_delimiter(text.split("\n", 1)[0])
     lines = _split_cells(path, text, delimiter)
     if not lines:
@@ -189,7 +189,7 @@ def _split_cells(path: Path, text: str, delimiter: str) -> list[tuple[int, list[
     return lines
 
 
-def _decode_text(path: Path) -> tuple[str, tuple[str, ...]]:
+def read_text(path: Path) -> tuple[str, tuple[str, ...]]:
     """The file's text, and a note if its encoding had to be guessed."""
     try:
         data = path.read_bytes()

@@ -116,12 +116,19 @@ def read_image(path: Path) -> tuple[np.ndarray, str]:
     """(H, W, 3) uint8 and the patient's id, an empty text if there is none."""
     with _hide_values():
         data = _read_dataset(path, pixels=True)
-        pixels = _to_rgb(_decode_pixels(data), data)
-        patient = str(data.get("PatientID") or "").strip()
-        if not patient:
-            return pixels, ""
-        issuer = str(data.get("IssuerOfPatientID") or "").strip()
-        return pixels, f"{issuer}\\{patient}"
+        return _to_rgb(_decode_pixels(data), data), _patient_of(data)
+
+
+def read_patient(path: Path) -> str:
+    """The issuer and id of the patient, with a backslash between them; empty if there is none."""
+    with _hide_values():
+        return _patient_of(_read_dataset(path, pixels=False))
+
+
+def _patient_of(data: Dataset) -> str:
+    patient = str(data.get("PatientID") or "").strip()
+    issuer = str(data.get("IssuerOfPatientID") or "").strip()
+    return f"{issuer}\\{patient}" if patient else ""
 
 
 def number_patients(patients: Sequence[str]) -> list[int]:

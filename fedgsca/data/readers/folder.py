@@ -18,6 +18,7 @@ from fedgsca.data.file_list import (
     show_cases,
 )
 from fedgsca.data.reader import READERS, Reader, ReaderOptions
+from fedgsca.data.withdrawn import is_withdrawn, read_withdrawn
 from fedgsca.errors import DataError
 from fedgsca.support.csv_table import CsvTable, parse_checked, read_csv_table, rename_columns
 from fedgsca.support.text import fold_name, plural, suggest
@@ -138,7 +139,9 @@ def _read_labels_csv(file_list: FileList, path: Path, names: FolderNames) -> Non
             )
         )
     marks = _read_checked(file_list, path, table)
-    for (_, cells), mark in zip(table.rows, marks, strict=True):
+    withdrawn = read_withdrawn(file_list.root)
+    lines = []
+    for (line, cells), mark in zip(table.rows, marks, strict=True):
         row = ImageRow(
             normal_path(cells["file"]),
             cells["label"],
@@ -148,8 +151,12 @@ def _read_labels_csv(file_list: FileList, path: Path, names: FolderNames) -> Non
             checked=mark,
             original=cells.get("original", "") if mark else "",
         )
-        file_list.rows.append(row)
-    lines = [line for line, _ in table.rows]
+        if withdrawn is None or not is_withdrawn(withdrawn, file_list.root, row):
+            file_list.rows.append(row)
+            lines.append(line)
+    num_left = len(table.rows) - len(lines)
+    if num_left:
+        file_list.notes.append(f"{plural(num_left, 'line')} of withdrawn patients left out")
     _check_files(file_list, lines)
     _check_cells(file_list, lines)
     rows = []

@@ -93,8 +93,8 @@ def _predict_in_batches(model: Probabilities, images: np.ndarray) -> np.ndarray:
 def sample_images(trained_model: TrainedModel) -> CheckImages:
     """Images of the run's test set; images of noise where its data is gone or has changed."""
     from fedgsca.config import SITES_SOURCE
-    from fedgsca.federation.data_source import load_table
     from fedgsca.federation.deployment import prepare_coordinator
+    from fedgsca.federation.simulation import read_run_table
 
     config = trained_model.config
     try:
@@ -102,7 +102,7 @@ def sample_images(trained_model: TrainedModel) -> CheckImages:
             # the coordinator of a deployment may have test images of its own
             table = prepare_coordinator(config).table
         else:
-            table = load_table(config)
+            table = read_run_table(config, trained_model.path)
     except FedgscaError as error:
         return _random_images(
             trained_model, f"the data of the run cannot be read ({type(error).__name__})"

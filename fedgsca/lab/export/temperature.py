@@ -131,12 +131,15 @@ def with_temperature(model: Probabilities, temperature: float) -> Probabilities:
 
 def _find_images(trained_model: TrainedModel) -> tuple[np.ndarray, np.ndarray, str]:
     """Images (n, H, W, 3), labels (n,) and what they are."""
-    from fedgsca.federation.data_source import load_table
     from fedgsca.federation.deployment import prepare_coordinator
+    from fedgsca.federation.simulation import read_run_table
 
     config = trained_model.config
     is_deployment = config.data.source == SITES_SOURCE
-    table = prepare_coordinator(config).table if is_deployment else load_table(config)
+    if is_deployment:
+        table = prepare_coordinator(config).table
+    else:
+        table = read_run_table(config, trained_model.path)
     if table.fingerprint != trained_model.setup.data.fingerprint:
         raise RunFolderError(
             "export.data-changed",
@@ -163,7 +166,7 @@ def _find_holdout(trained_model: TrainedModel) -> tuple[ImageTable, np.ndarray, 
     from fedgsca.methods.parts.evidence_heads import find_holdout
 
     config = trained_model.config
-    experiment = prepare(config)
+    experiment = prepare(config, folder=trained_model.path)
     rows = []
     labels = []
     for name, samples in experiment.sites.items():
