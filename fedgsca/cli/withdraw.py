@@ -94,8 +94,11 @@ def _print_result(result: Withdrawal, place: Path) -> None:
         print_line(f"labels  {file} and its log: without their lines")
     for folder, change in result.changes.items():
         print_line(f"study   {folder}: {_change_text(change)}")
-    for audit in result.audits:
-        print_line(f"audit   {audit}: removed; decisions about other images are kept")
+    if result.audits:
+        print_line(
+            f"audit   {plural(len(result.audits), 'audit')} removed; decisions about other images"
+            " are kept"
+        )
     trained = [change for change in result.changes.values() if change and change.rounds]
     if result.num_images:
         print_note(
@@ -118,8 +121,7 @@ def _change_text(change: SampleChange | None) -> str:
     parts = []
     for verb, counts in (("without", change.removed), ("with", change.added)):
         for name, number in counts.items():
-            if number:
-                what = "new image" if verb == "with" else "image"
-                parts.append(f"{verb} {plural(number, what)} of {name}")
+            what = "new image" if verb == "with" else "image"
+            parts.append(f"{verb} {plural(number, what)} of {name}")
     text = ", ".join(parts) or "no image of the patient was in it"
     return f"after {plural(change.rounds, 'round')}, it goes on {text}"

@@ -106,6 +106,10 @@ def follow_samples(
     if record.fingerprint == experiment.table.fingerprint and not patients:
         return None
     move = _Move(folder, experiment, record.find(experiment.table), FileBatch())
+    is_old = move.found >= 0
+    changed_labels = record.labels[move.found[is_old]] != experiment.table.labels[is_old]
+    if changed_labels.any():
+        raise _labels_changed(folder, int(changed_labels.sum()))
     moves = {name: _site_move(move, name) for name in sites_with_rows(folder)}
     is_gone = np.setdiff1d(np.arange(len(record.split)), move.found)
     change = SampleChange(
@@ -114,7 +118,7 @@ def follow_samples(
         _rounds_so_far(folder),
         patients,
         _count_removed(record, is_gone, moves),
-        {name: int(np.sum(site.positions < 0)) for name, site in moves.items()},
+        _count_added(moves),
     )
     num_added = sum(change.added.values())
     if num_added and not may_add:
@@ -182,12 +186,16 @@ def _site_move(move: _Move, name: str) -> _SiteMove:
     labels = move.experiment.sites[name].labels
     num_relabelled = int(np.sum(old.given[positions[is_old]] != labels[is_old]))
     if num_relabelled:
-        raise DataError(
-            "withdraw.labels-changed",
-            f"{name}: {plural(num_relabelled, 'label')} of images that stay have changed, too",
-            fix="restore these labels; corrected labels need a new run",
-        )
+        raise _labels_changed(move.folder, num_relabelled)
     return _SiteMove(old, positions)
+
+
+def _labels_changed(folder: Path, count: int) -> DataError:
+    return DataError(
+        "withdraw.labels-changed",
+        f"{folder}: {plural(count, 'label')} of images that stay changed, too",
+        fix="restore these labels; corrected labels need a new run",
+    )
 
 
 def _count_removed(
@@ -202,6 +210,11 @@ def _count_removed(
     others = np.setdiff1d(gone, of_sites)
     for split in ("val", "test"):
         counts[split] = int(np.sum(record.split[others] == split))
+    return {name: count for name, count in counts.items() if count}
+
+
+def _count_added(moves: Mapping[str, _SiteMove]) -> dict[str, int]:
+    counts = {name: int(np.sum(site.positions < 0)) for name, site in moves.items()}
     return {name: count for name, count in counts.items() if count}
 
 

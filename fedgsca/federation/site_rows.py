@@ -153,6 +153,8 @@ class SampleRecord:
     names: np.ndarray
     # (N,) of "train" | "val" | "test"
     split: np.ndarray
+    # (N,) int64: those of the table
+    labels: np.ndarray
     classes: tuple[str, ...] = ()
     # pixels; 0: features only
     image_size: int = 0
@@ -169,6 +171,7 @@ class SampleRecord:
             content_digests(table),
             np.frombuffer(bytes(names), np.uint8).reshape(len(table), 16),
             np.asarray(table.split),
+            np.asarray(table.labels),
             table.classes,
             int(table.images.shape[1]),
         )
@@ -177,12 +180,13 @@ class SampleRecord:
     def empty() -> SampleRecord:
         """The record of nothing."""
         none = np.zeros((0, 16), np.uint8)
-        return SampleRecord("", none, none, np.zeros(0, "<U5"))
+        return SampleRecord("", none, none, np.zeros(0, "<U5"), np.zeros(0, np.int64))
 
     def to_bytes(self) -> bytes:
         """The content of the file."""
         codes = np.array([SPLITS.index(name) for name in self.split.tolist()], np.uint8)
         arrays = {"contents": self.contents, "names": self.names, "split": codes}
+        arrays["labels"] = self.labels.astype(np.int64)
         facts = {"fingerprint": self.fingerprint, "classes": self.classes, "size": self.image_size}
         return save_tensors(arrays, facts)
 
@@ -222,6 +226,7 @@ def read_record(folder: Path) -> SampleRecord | None:
             arrays["contents"],
             arrays["names"],
             np.array(SPLITS)[arrays["split"]],
+            arrays["labels"],
             tuple(facts["classes"]),  # type: ignore[arg-type]
             int(str(facts["size"])),
         )
