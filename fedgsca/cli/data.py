@@ -153,10 +153,9 @@ def check(
 
 def _write_sheet(table: ImageTable, file: Path) -> None:
     """A contact sheet, so that a person can look at the images."""
-    from fedgsca.data.contact_sheet import save_sheet
+    from fedgsca.data.sheets import save_sheet
 
     try:
-        file.parent.mkdir(parents=True, exist_ok=True)
         save_sheet(table, file)
     except (OSError, ValueError) as error:
         # no permission, no space, or a file type that Pillow does not support

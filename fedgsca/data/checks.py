@@ -22,12 +22,13 @@ from fedgsca.data.build_table import (
     spelling_warnings,
     unreadable_error,
 )
-from fedgsca.data.duplicates import CopyFinding, duplicate_warnings, find_copies, write_findings
+from fedgsca.data.duplicates import CopyFinding, duplicate_warnings, find_copies
 from fedgsca.data.file_list import FileList, FolderCount, shorten
 from fedgsca.data.load import complete_table, find_reader, read_table
 from fedgsca.data.partition import leakage_warnings
 from fedgsca.data.reader import Reader, ReaderOptions
 from fedgsca.data.readers.published import published_warnings
+from fedgsca.data.sheets import write_findings
 from fedgsca.data.table import SPLITS, ImageTable
 from fedgsca.errors import FedgscaError
 from fedgsca.support.files import sha256_file

@@ -18,7 +18,7 @@ from fedgsca.data.withdrawn import WithdrawnList
 from fedgsca.errors import DataError
 from fedgsca.support.checked_labels import NO_ORIGINAL, CheckedLabels, mark_checked
 from fedgsca.support.csv_table import LabelLine, read_label_lines, read_text, write_cells
-from fedgsca.support.files import PRIVATE, open_atomic, sha256_file, write_atomic
+from fedgsca.support.files import open_atomic, sha256_file, write_atomic
 from fedgsca.support.text import plural
 
 
@@ -220,7 +220,7 @@ def remove_lines(path: Path, withdrawn: WithdrawnList) -> bool:
         remaining = [change for change in changes if change.id not in lines.values()]
         facts = {key: log[key] for key in log.keys() - {"version", "file", "sha256"}}
         write_log(path, content, facts, remaining)
-    write_atomic(path, content, mode=PRIVATE)
+    write_atomic(path, content)
     return True
 
 
@@ -269,8 +269,8 @@ def write_log(
         "changes": [asdict(change) for change in changes],
     }
     text = json.dumps(log, indent=1, ensure_ascii=False)
-    write_atomic(log_path(labels), text.encode() + b"\n", mode=PRIVATE)
-    with open_atomic(log_path(labels, "csv"), mode=PRIVATE) as handle:
+    write_atomic(log_path(labels), text.encode() + b"\n")
+    with open_atomic(log_path(labels, "csv")) as handle:
         write_cells(handle, [field.name for field in fields(LabelChange)])
         for change in changes:
             write_cells(handle, list(asdict(change).values()))

@@ -49,6 +49,8 @@ from fedgsca.methods.base import Method, ServerState
 from fedgsca.noise import realised
 from fedgsca.support.files import (
     is_disk_full,
+    make_folders,
+    open_private,
     remove_abandoned,
     try_lock,
     write_atomic,
@@ -159,7 +161,7 @@ class RunFolder:
 
     def __enter__(self) -> RunFolder:
         try:
-            self.path.mkdir(parents=True, exist_ok=True)
+            make_folders(self.path)
         except OSError as error:
             raise RunFolderError(
                 "run.cannot-create-folder",
@@ -297,7 +299,7 @@ class RunFolder:
 
     def _append(self, name: str, tree: Mapping[str, Any]) -> None:
         try:
-            with open(self.path / name, "ab") as handle:
+            with open(self.path / name, "ab", opener=open_private) as handle:
                 handle.write(_json_line(tree))
                 handle.flush()
                 os.fsync(handle.fileno())

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fedgsca.errors import ConfigError, RunFolderError
-from fedgsca.support.files import sha256_file, write_atomic
+from fedgsca.support.files import PUBLIC, sha256_file, write_atomic
 from fedgsca.support.text import one_line
 
 REQUIREMENTS = "requirements.txt"
@@ -80,9 +80,9 @@ def collect_wheels(
         requirement = str(wheel.resolve()) + (f"[{','.join(extras)}]" if extras else "")
         _download(requirement, temporary, constraints, source)
         wheels = list_wheels(temporary)
-        write_atomic(temporary / REQUIREMENTS, _render_requirements(wheels))
+        write_atomic(temporary / REQUIREMENTS, _render_requirements(wheels), mode=PUBLIC)
         lines = [f"{file.sha256}  {file.file}\n" for file in wheels]
-        write_atomic(temporary / CHECKSUMS, "".join(lines).encode())
+        write_atomic(temporary / CHECKSUMS, "".join(lines).encode(), mode=PUBLIC)
         temporary.chmod(0o755)
         temporary.rename(out)
     except BaseException:

@@ -9,7 +9,7 @@ from fedgsca.config import to_toml
 from fedgsca.errors import ConfigError, RunFolderError
 from fedgsca.federation import checkpoint
 from fedgsca.federation.run_folder import read_config, read_result
-from fedgsca.support.files import write_atomic
+from fedgsca.support.files import make_folders, write_atomic
 
 # what the end of the shorter run has written
 _FINAL_FILES = ("result.json", "report.html", "model.safetensors", "paired.json")
@@ -53,7 +53,7 @@ def copy_for_more_rounds(run: Path, rounds: int, out: Path | None = None) -> Pat
         )
     patterns = shutil.ignore_patterns(*_FINAL_FILES, ".lock", "checkpoint", "audit")
     shutil.copytree(run, folder, ignore=patterns)
-    (folder / "checkpoint").mkdir()
+    make_folders(folder / "checkpoint")
     checkpoint.save(folder / "checkpoint", state, longer.fingerprint())
     write_atomic(folder / "config.toml", to_toml(longer).encode())
     return folder

@@ -36,7 +36,7 @@ from fedgsca.federation.site_rows import RECORD
 from fedgsca.hospital.site_settings import SiteSettings, read_settings
 from fedgsca.labels import decisions
 from fedgsca.labels.site_data import SETTINGS
-from fedgsca.support.files import PRIVATE, remove_quietly, try_lock, write_atomic
+from fedgsca.support.files import remove_quietly, try_lock, write_atomic
 from fedgsca.support.text import did_you_mean, plural
 
 # of an audit: all but the decisions, which follow their images, and the trail, which names none
@@ -306,4 +306,4 @@ def _renumber_decisions(path: Path, numbers: Mapping[str, int]) -> None:
         if decision is not None and decision.id in numbers:
             moved = replace(decision, row=numbers[decision.id])
             lines.append(json.dumps(vars(moved), ensure_ascii=False).encode() + b"\n")
-    write_atomic(path, b"".join(lines), mode=PRIVATE)
+    write_atomic(path, b"".join(lines))

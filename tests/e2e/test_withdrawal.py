@@ -22,6 +22,7 @@ from tests.deployment import BIN, deployment
 pytest.importorskip("flwr")
 
 
+@pytest.mark.slow
 def test_a_patient_leaves_between_two_rounds(tmp_path: Path) -> None:
     config = consortium_config(
         federation__quorum=1.0, federation__deadline=240, train__rounds=8, train__epochs=2
@@ -57,7 +58,7 @@ def test_a_patient_leaves_between_two_rounds(tmp_path: Path) -> None:
             time.sleep(5)
         process.wait(60)
     records = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
-    sizes = [line["sites"]["north"]["n"] for line in records]
+    sizes = [line["sites"]["north"]["num_samples"] for line in records]
     assert len(records) == 8 and sizes[0] > sizes[-1]
     assert not any("changed" in reason for line in records for reason in line["refused"].values())
     for folder in (tmp_path / "state" / "north", tmp_path / "cache"):

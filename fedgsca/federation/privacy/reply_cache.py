@@ -56,7 +56,7 @@ def _write_update(path: Path, update: Update, request_digest: str) -> None:
         "num_samples": update.num_samples,
     }
     content = pack(header, weights=update.weights, extras=update.extras)
-    write_atomic(path, content, mode=0o600)
+    write_atomic(path, content)
 
 
 def _read_update(path: Path, request_digest: str) -> Update:

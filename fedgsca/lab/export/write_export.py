@@ -26,7 +26,13 @@ from fedgsca.lab.export.trained_model import (
     build_network,
     read_trained,
 )
-from fedgsca.support.files import is_abandoned, sha256_file, temporary_path, write_atomic
+from fedgsca.support.files import (
+    is_abandoned,
+    make_folders,
+    sha256_file,
+    temporary_path,
+    write_atomic,
+)
 from fedgsca.support.registry import is_import_path
 from fedgsca.support.text import one_line
 
@@ -63,7 +69,7 @@ def export(
         )
     folder = _temporary_folder(out)
     try:
-        folder.mkdir(parents=True)
+        make_folders(folder)
         with _explain_own_network(trained_model, file_format):
             description, check = _write_files(
                 folder, trained_model, file_format, temperature=temperature
