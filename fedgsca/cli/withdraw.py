@@ -32,7 +32,7 @@ Place = Annotated[
         help="a run, a comparison, a hospital's kit or site.toml, or a folder of images",
     ),
 ]
-Added = Annotated[
+TakesNew = Annotated[
     bool, typer.Option("--added", help="at a hospital: take in images that were added, too")
 ]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="do not ask")]
@@ -48,7 +48,7 @@ def add(app: typer.Typer) -> None:
 def withdraw_command(
     place: Place,
     patients: Patients = None,
-    added: Added = False,
+    takes_new: TakesNew = False,
     yes: Yes = False,
     as_json: Json = False,
 ) -> None:
@@ -61,7 +61,7 @@ def withdraw_command(
             f"Withdraw {plural(len(names), 'patient')} from {place}? Nothing brings them back.",
             abort=True,
         )
-    result = withdraw(names, place, accepts_added=added)
+    result = withdraw(names, place, takes_new=takes_new)
     if as_json:
         print_json(_to_json(result))
     else:
@@ -99,14 +99,14 @@ def _print_result(result: Withdrawal, place: Path) -> None:
             f"audit   {plural(len(result.audits), 'audit')} removed; decisions about other images"
             " are kept"
         )
-    trained = [change for change in result.changes.values() if change and change.rounds]
+    used_changes = [change for change in result.changes.values() if change and change.rounds]
     if result.num_images:
         print_note(
             f"the files themselves are still in {result.source}: delete them and their lines there,"
             " and in backups and exports of your own"
         )
-    if trained and any(change.num_removed for change in trained):
-        rounds = max(change.rounds for change in trained)
+    if any(change.num_removed for change in used_changes):
+        rounds = max(change.rounds for change in used_changes)
         print_note(
             f"the model of rounds 1 to {rounds} was trained with them, and nothing subtracts them"
             " again; the model card says so, and only a new training is without them"
@@ -119,9 +119,9 @@ def _change_text(change: SampleChange | None) -> str:
     if change is None:
         return "nothing differs"
     parts = []
-    for verb, counts in (("without", change.removed), ("with", change.added)):
+    for verb, counts in (("without", change.removals), ("with", change.additions)):
         for name, number in counts.items():
-            what = "new image" if verb == "with" else "image"
-            parts.append(f"{verb} {plural(number, what)} of {name}")
+            noun = "new image" if verb == "with" else "image"
+            parts.append(f"{verb} {plural(number, noun)} of {name}")
     text = ", ".join(parts) or "no image of the patient was in it"
     return f"after {plural(change.rounds, 'round')}, it goes on {text}"

@@ -49,8 +49,8 @@ class WithdrawnList:
 
     def has(self, kind: str, text: str) -> bool:
         """Whether a name or content is listed."""
-        listed = self.digests.get(kind)
-        return bool(listed) and self.digest(kind, text) in (listed or ())
+        digests = self.digests.get(kind)
+        return bool(digests) and self.digest(kind, text) in (digests or ())
 
     def has_content(self, path: Path) -> bool:
         """Whether a file has the bytes of a listed one."""
@@ -67,8 +67,8 @@ class WithdrawnList:
 
     def add(self, kind: str, texts: Collection[str]) -> WithdrawnList:
         """The list with more names or contents of one kind."""
-        listed = self.digests.get(kind, frozenset()) | {self.digest(kind, text) for text in texts}
-        return replace(self, digests={**self.digests, kind: listed})
+        digests = self.digests.get(kind, frozenset()) | {self.digest(kind, text) for text in texts}
+        return replace(self, digests={**self.digests, kind: digests})
 
     def add_files(self, root: Path, names: Sequence[str]) -> WithdrawnList:
         """The list with image files: their names, bytes and sizes."""

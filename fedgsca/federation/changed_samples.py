@@ -63,13 +63,13 @@ class SampleChange:
     by: str  # the user of this computer
     rounds: int  # that were trained before
     patients: int = 0
-    removed: Mapping[str, int] = field(default_factory=dict)  # site, or "test" -> images
-    added: Mapping[str, int] = field(default_factory=dict)
+    removals: Mapping[str, int] = field(default_factory=dict)  # site, or "test" -> images
+    additions: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def num_removed(self) -> int:
         """Images."""
-        return sum(self.removed.values())
+        return sum(self.removals.values())
 
 
 def read_changes(folder: Path) -> list[SampleChange]:
@@ -77,9 +77,12 @@ def read_changes(folder: Path) -> list[SampleChange]:
     changes = []
     for tree in read_lines(folder / CHANGES):
         numbers = {key: int(tree.get(key, 0)) for key in ("rounds", "patients")}
-        removed, added = dict(tree.get("removed", {})), dict(tree.get("added", {}))
+        removals = dict(tree.get("removed", {}))
+        additions = dict(tree.get("added", {}))
         time, person = str(tree.get("time", "")), str(tree.get("by", ""))
-        changes.append(SampleChange(time, person, removed=removed, added=added, **numbers))
+        changes.append(
+            SampleChange(time, person, removals=removals, additions=additions, **numbers)
+        )
     return changes
 
 
@@ -106,12 +109,12 @@ def follow_samples(
     if record.fingerprint == experiment.table.fingerprint and not patients:
         return None
     move = _Move(folder, experiment, record.find(experiment.table), FileBatch())
-    is_old = move.found >= 0
-    changed_labels = record.labels[move.found[is_old]] != experiment.table.labels[is_old]
+    is_old = move.old_rows >= 0
+    changed_labels = record.labels[move.old_rows[is_old]] != experiment.table.labels[is_old]
     if changed_labels.any():
         raise _labels_changed(folder, int(changed_labels.sum()))
     moves = {name: _site_move(move, name) for name in sites_with_rows(folder)}
-    is_gone = np.setdiff1d(np.arange(len(record.split)), move.found)
+    is_gone = np.setdiff1d(np.arange(len(record.split)), move.old_rows)
     change = SampleChange(
         datetime.now(UTC).isoformat(timespec="seconds"),
         getpass.getuser(),
@@ -120,7 +123,7 @@ def follow_samples(
         _count_removed(record, is_gone, moves),
         _count_added(moves),
     )
-    num_added = sum(change.added.values())
+    num_added = sum(change.additions.values())
     if num_added and not may_add:
         raise DataError(
             "withdraw.images-added",
@@ -158,7 +161,7 @@ class _Move:
 
     folder: Path
     experiment: Experiment
-    found: np.ndarray  # (N,) for every row of the new table that of the old one, or -1
+    old_rows: np.ndarray  # (N,) for every row of the new table that of the old one, or -1
     files: FileBatch
 
 
@@ -173,10 +176,10 @@ class _SiteMove:
 def _site_move(move: _Move, name: str) -> _SiteMove:
     old = read_site_rows(move.folder, name)
     old_position = {row: i for i, row in enumerate(old.rows.tolist())}
-    old_rows = move.found[move.experiment.rows[name]].tolist()
+    old_rows = move.old_rows[move.experiment.rows[name]].tolist()
     positions = np.array([old_position.get(row, -1) for row in old_rows], np.int64)
     is_old = positions >= 0
-    num_moved = int(np.sum(~is_old & (move.found[move.experiment.rows[name]] >= 0)))
+    num_moved = int(np.sum(~is_old & (move.old_rows[move.experiment.rows[name]] >= 0)))
     if num_moved:
         raise DataError(
             "withdraw.split-changed",
@@ -199,17 +202,17 @@ def _labels_changed(folder: Path, count: int) -> DataError:
 
 
 def _count_removed(
-    record: SampleRecord, gone: np.ndarray, moves: Mapping[str, _SiteMove]
+    record: SampleRecord, lost_rows: np.ndarray, moves: Mapping[str, _SiteMove]
 ) -> dict[str, int]:
     """Images by site, and those of no site by split."""
     counts = {}
     of_sites: list[int] = []
     for name, site in moves.items():
-        counts[name] = int(np.isin(site.old.rows, gone).sum())
+        counts[name] = int(np.isin(site.old.rows, lost_rows).sum())
         of_sites += site.old.rows.tolist()
-    others = np.setdiff1d(gone, of_sites)
+    other_rows = np.setdiff1d(lost_rows, of_sites)
     for split in ("val", "test"):
-        counts[split] = int(np.sum(record.split[others] == split))
+        counts[split] = int(np.sum(record.split[other_rows] == split))
     return {name: count for name, count in counts.items() if count}
 
 
@@ -226,11 +229,11 @@ def _move_site(move: _Move, name: str, site: _SiteMove) -> None:
     experiment = move.experiment
     samples = experiment.sites[name]
     seed = experiment.config.seed
-    fresh = compose_method(experiment.config).new_memory(samples, name, seed)
+    first_memory = compose_method(experiment.config).new_memory(samples, name, seed)
     root = move.folder / "store" / name
     for place in _stores(root):
         part = "" if place == root else place.relative_to(root).as_posix()
-        Store(place, move.files).rewrite(_follow(site, fresh.get(part, {})))
+        Store(place, move.files).rewrite(_follow(site, first_memory.get(part, {})))
     evidence = move.folder / "evidence" / name
     if evidence.is_dir():
         uniform = np.full((len(samples), samples.num_classes), 1.0 / samples.num_classes)
@@ -258,19 +261,19 @@ def _stores(root: Path) -> Iterator[Path]:
 
 
 def _follow(
-    site: _SiteMove, fresh: Mapping[str, np.ndarray]
+    site: _SiteMove, first_memory: Mapping[str, np.ndarray]
 ) -> Callable[[Mapping[str, np.ndarray]], Arrays]:
-    """A function that lets the arrays named in `fresh` follow their samples."""
+    """A function that lets the arrays named in `first_memory` follow their samples."""
     size = len(site.old.rows)
     is_old = site.positions >= 0
 
     def change(arrays: Mapping[str, np.ndarray]) -> Arrays:
-        moved = dict(arrays)
-        for name, values in fresh.items():
+        new_arrays = dict(arrays)
+        for name, values in first_memory.items():
             if name in arrays and len(arrays[name]) == size:  # it may be empty
-                moved[name] = values.astype(arrays[name].dtype)
-                moved[name][is_old] = arrays[name][site.positions[is_old]]
-        return moved
+                new_arrays[name] = values.astype(arrays[name].dtype)
+                new_arrays[name][is_old] = arrays[name][site.positions[is_old]]
+        return new_arrays
 
     return change
 

@@ -179,11 +179,11 @@ def _recorded_table(config: Config, record: SampleRecord) -> tuple[ImageTable, n
     """The images of the record that are still there, in its order, and which these are: (N,)."""
     data: dict[str, object] = {"train": None, "test": None, "long_tail": None, "val": None}
     data["image_size"] = record.image_size or None
-    whole = config.model_copy(update={"data": config.data.model_copy(update=data)})
-    table = align_classes(load_table(whole), record.classes)
-    found = record.find(table)
+    complete_config = config.model_copy(update={"data": config.data.model_copy(update=data)})
+    table = align_classes(load_table(complete_config), record.classes)
+    old_rows = record.find(table)
     rows = np.full(len(record.split), -1, np.int64)
-    rows[found[found >= 0]] = np.flatnonzero(found >= 0)
+    rows[old_rows[old_rows >= 0]] = np.flatnonzero(old_rows >= 0)
     is_left = rows >= 0
     rows = rows[is_left]
     if len(rows) < len(table) or (np.diff(rows) < 1).any():

@@ -199,16 +199,16 @@ class SampleRecord:
         by_key: dict[bytes, list[int]] = defaultdict(list)
         for row in reversed(range(len(self.contents))):
             by_key[self.contents[row].tobytes()].append(row)
-        found = np.full(len(table), -1, np.int64)
+        old_rows = np.full(len(table), -1, np.int64)
         for has_name in (True, False):
-            for row in np.flatnonzero(found < 0).tolist():
+            for row in np.flatnonzero(old_rows < 0).tolist():
                 places = by_key.get(later.contents[row].tobytes(), [])
                 for place in reversed(places):
                     if not has_name or (self.names[place] == later.names[row]).all():
-                        found[row] = place
+                        old_rows[row] = place
                         places.remove(place)
                         break
-        return found
+        return old_rows
 
 
 def read_record(folder: Path) -> SampleRecord | None:
@@ -253,18 +253,18 @@ def keep_split(table: ImageTable, folder: Path | None, share: float, seed: int) 
     record = None if folder is None else read_record(folder)
     if record is None or not table.has_drawn_split or record.fingerprint == table.fingerprint:
         return table
-    found = record.find(table)
-    is_old = found >= 0
+    old_rows = record.find(table)
+    is_old = old_rows >= 0
     split = np.array(table.split)
-    split[is_old] = record.split[found[is_old]]
+    split[is_old] = record.split[old_rows[is_old]]
     old_splits: dict[str, str] = {}
     if table.groups is not None:
         old_splits = dict(zip(table.groups[is_old].tolist(), split[is_old].tolist(), strict=True))
     for row in np.flatnonzero(~is_old):
         unit = str(table.ids[row] if table.groups is None else table.groups[row])
         digest = hashlib.sha256(repr((seed, "split", unit)).encode()).digest()
-        drawn = "test" if int.from_bytes(digest[:4], "big") < share * 2**32 else "train"
-        split[row] = old_splits.get(unit, drawn)
+        drawn_split = "test" if int.from_bytes(digest[:4], "big") < share * 2**32 else "train"
+        split[row] = old_splits.get(unit, drawn_split)
     digest_of_table = fingerprint(
         table.images,
         table.labels,

@@ -80,7 +80,7 @@ class _Study:
     labels: Sequence[Path] = ()
 
 
-def withdraw(patients: Sequence[str], place: Path, *, accepts_added: bool = False) -> Withdrawal:
+def withdraw(patients: Sequence[str], place: Path, *, takes_new: bool = False) -> Withdrawal:
     """Take patients out of a study, which goes on with the images that remain.
 
     Parameters
@@ -91,7 +91,7 @@ def withdraw(patients: Sequence[str], place: Path, *, accepts_added: bool = Fals
     place
         The folder of a run or comparison, a hospital's kit or site.toml (with all experiments of
         its state folder), or a folder of images.
-    accepts_added
+    takes_new
         At a hospital: images that are new become part of the study, up to the agreed number.
     """
     study = _find_study(place)
@@ -108,8 +108,8 @@ def withdraw(patients: Sequence[str], place: Path, *, accepts_added: bool = Fals
         if patients:
             list_file = write_withdrawn(study.source, withdrawn)
             files = [file for file in _label_files(study) if remove_lines(file, withdrawn)]
-        cached = list_cache()
-        remove_cached(cached)
+        cache_files = list_cache()
+        remove_cached(cache_files)
         changes: dict[Path, SampleChange | None] = {}
         audits: list[Path] = []
         for folder in study.folders:
@@ -118,12 +118,12 @@ def withdraw(patients: Sequence[str], place: Path, *, accepts_added: bool = Fals
                 folder,
                 experiment,
                 patients=len(patients),
-                may_add=accepts_added,
+                may_add=takes_new,
                 is_hospital=study.settings is not None,
             )
             if changes[folder] is not None:
                 audits += _clear_audits(folder, experiment)
-    return Withdrawal(study.source, num_images, list_file, len(cached), changes, audits, files)
+    return Withdrawal(study.source, num_images, list_file, len(cache_files), changes, audits, files)
 
 
 # ---- where ----
@@ -161,8 +161,8 @@ def _find_study(place: Path) -> _Study:
             f"{place} is the run of a coordinator, who has none of the hospitals' images",
             fix="the hospital runs this command with its own site.toml",
         )
-    names = {path for c in configs for path in (c.data.labels, c.noise.given) if path is not None}
-    labels = sorted(Path(name).expanduser() for name in names)
+    names = {config.data.labels for config in configs} | {config.noise.given for config in configs}
+    labels = sorted(Path(name).expanduser() for name in names if name is not None)
     return _Study(configs[0].data.source, folders, labels=labels)
 
 
@@ -206,30 +206,32 @@ def _list_patients(source: str, patients: Sequence[str]) -> tuple[WithdrawnList,
     withdrawn = read_withdrawn(source) or new_list()
     root, images = _read_images(source)
     ids = {image.file: patient_of(root / image.file) for image in images if image.file}
-    unknown = []
-    found: set[str] = set()
+    unknown_names = []
+    images_of_patients: set[str] = set()
     for patient in dict.fromkeys(patients):
-        own = [image for image in images if image.is_of(patient, ids.get(image.file, ""))]
-        if not own and not any(withdrawn.has(kind, patient) for kind in ("group", "file")):
-            unknown.append(patient)
+        own_images = [image for image in images if image.is_of(patient, ids.get(image.file, ""))]
+        if not own_images and not any(withdrawn.has(kind, patient) for kind in ("group", "file")):
+            unknown_names.append(patient)
             continue
-        found.update(image.name for image in own)
-        headers = {ids.get(image.file, "") for image in own if not image.is_named(patient)} - {""}
+        images_of_patients.update(image.name for image in own_images)
+        headers = {
+            ids.get(image.file, "") for image in own_images if not image.is_named(patient)
+        } - {""}
         withdrawn = withdrawn.add("patient", headers)
-        if any(image.group == patient for image in own) or headers:
+        if any(image.group == patient for image in own_images) or headers:
             withdrawn = withdrawn.add("group", [patient])
-        withdrawn = withdrawn.add("file", [image.name for image in own])
-        withdrawn = withdrawn.add_files(root, [image.file for image in own if image.file])
-    if unknown:
-        known = {image.group for image in images} | {image.name for image in images} - {""}
+        withdrawn = withdrawn.add("file", [image.name for image in own_images])
+        withdrawn = withdrawn.add_files(root, [image.file for image in own_images if image.file])
+    if unknown_names:
+        names = {image.group for image in images} | {image.name for image in images} - {""}
         raise DataError(
             "withdraw.unknown-patient",
-            f"{source}: {plural(len(unknown), 'name')} without images: {', '.join(unknown[:5])};"
+            f"{source}: {plural(len(unknown_names), 'name')} without images: {', '.join(unknown_names[:5])};"
             " nothing was changed",
-            fix=f"{did_you_mean(unknown[0], sorted(known))}give the values of the column group (the"
+            fix=f"{did_you_mean(unknown_names[0], sorted(names))}give the values of the column group (the"
             " patient), the patient id of DICOM files, or file names",
         )
-    return withdrawn, len(found)
+    return withdrawn, len(images_of_patients)
 
 
 def _read_images(source: str) -> tuple[Path, list[_Image]]:
@@ -304,6 +306,6 @@ def _renumber_decisions(path: Path, numbers: Mapping[str, int]) -> None:
     for line in path.read_bytes().split(b"\n"):
         decision = decisions.parse_decision(line)
         if decision is not None and decision.id in numbers:
-            moved = replace(decision, row=numbers[decision.id])
-            lines.append(json.dumps(vars(moved), ensure_ascii=False).encode() + b"\n")
+            new_decision = replace(decision, row=numbers[decision.id])
+            lines.append(json.dumps(vars(new_decision), ensure_ascii=False).encode() + b"\n")
     write_atomic(path, b"".join(lines))

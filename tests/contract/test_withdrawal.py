@@ -319,12 +319,12 @@ def test_added_images_need_a_yes_and_an_agreed_number(
     add_patient(images, "patient-90", 9)
     with pytest.raises(DataError, match="--added"):
         withdraw([], consortium["north"])
-    withdraw([], consortium["north"], accepts_added=True)
+    withdraw([], consortium["north"], takes_new=True)
     records = train(config, tmp_path / "run", consortium, 8)
     first, last = (records[i].sites["north"].num_samples for i in (0, -1))
     assert last == first + 9 and not any(record.refusals for record in records)
     add_patient(images, "patient-91", 30)
-    withdraw([], consortium["north"], accepts_added=True)
+    withdraw([], consortium["north"], takes_new=True)
     shutil.rmtree(tmp_path / "run")
     refused = train(config, tmp_path / "run", consortium, 1)[0].refusals
     assert "agreed" in refused["north"]

@@ -36,9 +36,9 @@ class ClaimFilter(UpdateFilter):
 
     def examine(self, update: Update, context: UpdateContext) -> Update:
         """Raises UpdateError for more images than the site can have."""
-        agreed = self.settings.agreed_images(update.site)
-        limits = [(agreed, "the consortium agreed on")]
-        if agreed is None:
+        agreed_number = self.settings.agreed_images(update.site)
+        limits = [(agreed_number, "the consortium agreed on")]
+        if agreed_number is None:
             limits += [
                 (context.reply.declared_samples, "when it connected it had"),
                 (self.sizes.get(update.site), "in its first round it had"),

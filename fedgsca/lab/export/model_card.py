@@ -118,9 +118,9 @@ def _withdrawal_lines(changes: Sequence[SampleChange]) -> list[str]:
     lines = []
     for change in changes:
         if change.num_removed and change.rounds:
-            who = plural(change.patients, "withdrawn patient") if change.patients else "patients"
+            people = plural(change.patients, "withdrawn patient") if change.patients else "patients"
             lines.append(
-                f"- **Trained in rounds 1 to {change.rounds} with data of {who}**"
+                f"- **Trained in rounds 1 to {change.rounds} with data of {people}**"
                 f" ({plural(change.num_removed, 'image')}, withdrawn on {change.time[:10]}). Later"
                 " rounds had none of it; nothing subtracts it from the model."
             )
@@ -135,11 +135,11 @@ def _fewer_images(run: LoadedRun) -> list[str]:
         for record in run.metrics:
             if name in record.sites:
                 sizes.append((record.round + 1, record.sites[name].num_samples or 0))
-        for (rounds, before), (_, after) in pairwise(sizes):
-            if after < before:
+        for (rounds, old_size), (_, new_size) in pairwise(sizes):
+            if new_size < old_size:
                 lines.append(
                     f"- **{name}: trained in rounds 1 to {rounds} with"
-                    f" {plural(before - after, 'image')} that the site has withdrawn since.** Later"
+                    f" {plural(old_size - new_size, 'image')} that the site has withdrawn since.** Later"
                     " rounds had none of them; nothing subtracts them from the model."
                 )
     return [*lines, ""] if lines else []
