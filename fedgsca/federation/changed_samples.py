@@ -76,13 +76,10 @@ def read_changes(folder: Path) -> list[SampleChange]:
     """All changes since the run began."""
     changes = []
     for tree in read_lines(folder / CHANGES):
-        numbers = {key: int(tree.get(key, 0)) for key in ("rounds", "patients")}
-        removals = dict(tree.get("removed", {}))
-        additions = dict(tree.get("added", {}))
         time, person = str(tree.get("time", "")), str(tree.get("by", ""))
-        changes.append(
-            SampleChange(time, person, removals=removals, additions=additions, **numbers)
-        )
+        rounds, patients = int(tree.get("rounds", 0)), int(tree.get("patients", 0))
+        removals, additions = dict(tree.get("removals", {})), dict(tree.get("additions", {}))
+        changes.append(SampleChange(time, person, rounds, patients, removals, additions))
     return changes
 
 
@@ -99,13 +96,6 @@ def follow_samples(
     `patients` who have left are counted in the record. Nothing changes if this raises an error.
     """
     record = _needed_record(folder)
-    if experiment.table.source_table is not None:
-        raise DataError(
-            "withdraw.replaced-images",
-            f"{folder}: noise has replaced images of this simulation, which a withdrawal would"
-            " replace again",
-            fix="start a new run without the patient",
-        )
     if record.fingerprint == experiment.table.fingerprint and not patients:
         return None
     move = _Move(folder, experiment, record.find(experiment.table), FileBatch())

@@ -20,8 +20,9 @@ from fedgsca.config import OWN_FEATURES, Config, TrainConfig
 from fedgsca.data.class_names import align_classes
 from fedgsca.data.load import take_rows
 from fedgsca.data.partition import leakage_warnings, partition, partition_warnings
+from fedgsca.data.shift import shift_images
 from fedgsca.data.table import ImageTable, fingerprint
-from fedgsca.errors import ConfigError, RunFolderError
+from fedgsca.errors import ConfigError, DataError, RunFolderError
 from fedgsca.federation.data_source import load_table
 from fedgsca.federation.label_noise import GivenLabels, give_labels, replace_images
 from fedgsca.federation.samples import (
@@ -127,14 +128,34 @@ def divide(config: Config, folder: Path | None = None) -> Division:
     if config.noise.given:  # the file has other labels than the source, and its own marks
         table = replace(table, checked=given.checked)
     warnings = _division_warnings(config, table, rows, given)
+    table = _shift(config, table, rows)
     table, rows, notes = replace_images(config, table, rows, given.noise)
     division = Division(table, rows, given.labels, given.noise, (*warnings, *notes))
     return _without_wrong_labels(division) if config.noise.oracle else division
 
 
-def read_run_table(config: Config, folder: Path) -> ImageTable:
-    """The images of a run, without those of patients who have left it."""
-    return divide(config, folder).table if is_changed(folder) else load_table(config)
+def load_images(config: Config, folder: Path | None = None) -> ImageTable:
+    """The table of a simulation with the images as its sites show them, without noise.
+
+    `folder` is that of a run: images of patients who have left it are not in the table.
+    """
+    if folder is not None and is_changed(folder):
+        return divide(config, folder).table
+    table = load_table(config)
+    if config.data.shift == "none":
+        return table
+    return _shift(config, table, _divide_rows(config, table))
+
+
+def _shift(config: Config, table: ImageTable, rows: Mapping[str, np.ndarray]) -> ImageTable:
+    """The table with every site's own appearance.
+
+    Noise is drawn before, on the images of the source: the same labels are wrong with and without
+    a shift, so that the two can be compared.
+    """
+    # corrected labels must not give a test image another look
+    labels = _with_source_labels(table).labels
+    return shift_images(table, rows, config.data.shift, config.seed, labels=labels)
 
 
 def _remaining_division(config: Config, folder: Path, *, may_lack: bool = False) -> Division:
@@ -285,6 +306,14 @@ def prepare(config: Config, only: str | None = None, *, folder: Path | None = No
 
 def prepare_remaining(config: Config, folder: Path) -> Experiment:
     """A run whose images are partly gone, before its folder follows them (changed_samples.py)."""
+    kinds = parse_noise(config.noise.spec, len(sites_with_rows(folder)))
+    if config.data.shift != "none" or any(noise.replaces_images for noise in kinds):
+        raise DataError(
+            "withdraw.changed-images",
+            f"{folder}: this simulation has changed or replaced its images (data.shift, open-set"
+            " noise), which a withdrawal would do again",
+            fix="start a new run without the patient",
+        )
     return _open_division(config, _remaining_division(config, folder, may_lack=True))
 
 

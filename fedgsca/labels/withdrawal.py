@@ -17,6 +17,7 @@ import numpy as np
 
 from fedgsca.config import SITES_SOURCE, Config
 from fedgsca.data.cache import list_cache, remove_cached
+from fedgsca.data.file_list import show_cases
 from fedgsca.data.load import find_reader, read_any
 from fedgsca.data.reader import ReaderOptions
 from fedgsca.data.relabel import remove_lines
@@ -224,12 +225,12 @@ def _list_patients(source: str, patients: Sequence[str]) -> tuple[WithdrawnList,
         withdrawn = withdrawn.add_files(root, [image.file for image in own_images if image.file])
     if unknown_names:
         names = {image.group for image in images} | {image.name for image in images} - {""}
+        cases = f"{plural(len(unknown_names), 'name')} without images: {show_cases(unknown_names)}"
         raise DataError(
             "withdraw.unknown-patient",
-            f"{source}: {plural(len(unknown_names), 'name')} without images: {', '.join(unknown_names[:5])};"
-            " nothing was changed",
-            fix=f"{did_you_mean(unknown_names[0], sorted(names))}give the values of the column group (the"
-            " patient), the patient id of DICOM files, or file names",
+            f"{source}: {cases}; nothing was changed",
+            fix=f"{did_you_mean(unknown_names[0], sorted(names))}give the values of the column"
+            " group (the patient), the patient id of DICOM files, or file names",
         )
     return withdrawn, len(images_of_patients)
 
