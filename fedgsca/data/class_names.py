@@ -8,6 +8,7 @@
     Datei = "file"
     Befund = "label"
 
+`ignore = ["Alter", "Station"]` above the tables names columns that mean nothing here.
 Everything that reads the folder then uses the names on the right. site.toml of a deployment may
 have the same table [classes], for data that must not be touched.
 """
@@ -27,7 +28,7 @@ from fedgsca.errors import ClassListError, DataError
 from fedgsca.support.text import fold_name, one_line, plural, suggest
 
 FILE = "names.toml"
-_MAX_CASES = 5  # names in one message
+_MAX_CASES = 50  # names in one message: a person corrects them in one go
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,8 @@ class FolderNames:
     classes: Mapping[str, str] = field(default_factory=dict)
     # by folded name, see fold_name
     columns: Mapping[str, str] = field(default_factory=dict)
+    # folded names of columns that stay in labels.csv and mean nothing here
+    ignore: frozenset[str] = frozenset()
 
 
 def read_folder_names(root: Path, columns: Sequence[str]) -> FolderNames:
@@ -52,6 +55,13 @@ def read_folder_names(root: Path, columns: Sequence[str]) -> FolderNames:
             f"{path} cannot be read: {error}",
             fix='write lines such as Gesund = "healthy" below [classes], in UTF-8',
         ) from None
+    ignore = tree.pop("ignore", [])
+    if not isinstance(ignore, list) or not all(isinstance(name, str) for name in ignore):
+        raise DataError(
+            "data.invalid-names",
+            f"{path}: ignore is not a list of columns",
+            fix='write ignore = ["Age", "Station"] above the tables',
+        )
     unknown_tables = sorted(set(tree) - {"classes", "columns"})
     if unknown_tables:
         raise DataError(
@@ -71,7 +81,7 @@ def read_folder_names(root: Path, columns: Sequence[str]) -> FolderNames:
                 fix=f"{hint}use one of: {', '.join(columns)}",
             )
         column_names[fold_name(own_name)] = name
-    return FolderNames(class_names, column_names)
+    return FolderNames(class_names, column_names, frozenset(map(fold_name, ignore)))
 
 
 def _read_pairs(path: Path, tree: object) -> dict[str, str]:

@@ -96,8 +96,10 @@ def site_table(
     `class_names` translates the site's own class names into those of the consortium. `folder` is
     that of the site's memory: in a study that has begun, images stay in their splits.
     """
-    if config.data.classes is not None:
-        _check_targets(class_names or {}, config.data.classes)
+    if config.data.classes is not None and class_names:
+        _check_targets(class_names, config.data.classes)
+        # the consortium's own names need no line in [classes]
+        class_names = {**{name: name for name in config.data.classes}, **class_names}
     table = read_source(config, source, labels=labels, need_test=False, class_names=class_names)
     if config.data.classes is not None:
         table = align_classes(table, config.data.classes)

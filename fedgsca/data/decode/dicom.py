@@ -8,6 +8,7 @@ disk. Messages name types of errors, never the value of a patient element.
 from __future__ import annotations
 
 import logging
+import re
 import warnings
 import zlib
 from collections.abc import Iterator, Sequence
@@ -33,6 +34,7 @@ _IMAGE_TAGS = ("Rows", "Columns", "BitsAllocated", "PhotometricInterpretation")
 _TAGS = [
     "SpecificCharacterSet",
     "PatientID",
+    "StudyInstanceUID",
     "IssuerOfPatientID",
     "NumberOfFrames",
     "SharedFunctionalGroupsSequence",
@@ -69,6 +71,7 @@ _TAGS = [
 ]
 
 
+_NOBODY = re.compile(r"(anon\w*|unknown|none|removed|x+|0*)", re.IGNORECASE)  # patient ids
 _PIECE = 2**20
 _MAX_DATASET = 2**30  # bytes of a deflated file after inflating
 
@@ -125,10 +128,22 @@ def read_patient(path: Path) -> str:
         return _patient_of(_read_dataset(path, pixels=False))
 
 
+def read_uids(path: Path) -> tuple[str, ...]:
+    """The UIDs of an image and of its study; empty for a file that is not DICOM."""
+    if not is_dicom(path):
+        return ()
+    names = ["SOPInstanceUID", "StudyInstanceUID"]
+    with _hide_values():
+        data = _import_pydicom().dcmread(path, stop_before_pixels=True, specific_tags=names)
+        return tuple(str(data[name].value) for name in names if name in data)
+
+
 def _patient_of(data: Dataset) -> str:
     patient = str(data.get("PatientID") or "").strip()
+    if _NOBODY.fullmatch(patient):  # of an anonymised export, the studies tell patients apart
+        return str(data.get("StudyInstanceUID") or "")
     issuer = str(data.get("IssuerOfPatientID") or "").strip()
-    return f"{issuer}\\{patient}" if patient else ""
+    return f"{issuer}\\{patient}"
 
 
 def number_patients(patients: Sequence[str]) -> list[int]:
