@@ -140,10 +140,11 @@ def read_uids(path: Path) -> tuple[str, ...]:
 
 def _patient_of(data: Dataset) -> str:
     patient = str(data.get("PatientID") or "").strip()
-    if _NOBODY.fullmatch(patient):  # of an anonymised export, the studies tell patients apart
-        return str(data.get("StudyInstanceUID") or "")
+    study = str(data.get("StudyInstanceUID") or "").strip()
+    if study and _NOBODY.fullmatch(patient):
+        return study  # of an anonymised export, the studies tell patients apart
     issuer = str(data.get("IssuerOfPatientID") or "").strip()
-    return f"{issuer}\\{patient}"
+    return f"{issuer}\\{patient}" if patient else ""
 
 
 def number_patients(patients: Sequence[str]) -> list[int]:
