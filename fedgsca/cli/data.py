@@ -230,7 +230,7 @@ def _import_json(result: TableImport) -> dict[str, object]:
         "missing": result.missing_files,
         "ambiguous": result.ambiguous_files,
         "repeated": result.repeated_files,
-        "unlabelled": dict(result.unlabelled),
+        "unlabelled": dict(result.labels_left_out),
         "unlisted": result.num_unlisted,
     }
 
@@ -247,19 +247,21 @@ def _show_import(result: TableImport) -> None:
     print_line("")
     rows = []
     for name, counts in result.spellings.items():
-        spellings = [f"{printable(own)} ({count})" for own, count in counts.most_common()]
+        spellings = [f"{printable(own_name)} ({count})" for own_name, count in counts.most_common()]
         rows.append([name, str(counts.total()), ", ".join(spellings) if len(counts) > 1 else ""])
     print_table(make_table(["class", "images", "one class because they are alike"], rows))
-    undecided = [f"{printable(own)} ({count})" for own, count in result.unlabelled.items()]
+    no_decisions = []
+    for own_name, count in result.labels_left_out.items():
+        no_decisions.append(f"{printable(own_name)} ({count})")
     problems = (
         ("without an image", result.missing_files),
         ("for which several images have the same name", result.ambiguous_files),
         ("for an image that an earlier row has", result.repeated_files),
-        ("without a decision about the label", undecided),
+        ("without a decision about the label", no_decisions),
     )
     for text, cases in problems:
         if cases:
-            count = result.unlabelled.total() if cases is undecided else len(cases)
+            count = result.labels_left_out.total() if cases is no_decisions else len(cases)
             print_line(f"! {plural(count, 'row')} {text}, left out:")
             for case in cases[:_MAX_CASES]:
                 print_line(f"    {printable(case)}")

@@ -27,27 +27,27 @@ from fedgsca.support.text import fold_name, plural
 
 LABELS_FILE = "labels.csv"
 # headers as hospitals write them, without capitals, spaces and punctuation
-_HEADERS: Mapping[str, tuple[str, ...]] = {
-    "file": ("datei", "bild", "dateiname", "bilddatei", "pfad", "dateipfad", "image", "images",
-             "filename", "path", "imagepath", "filepath", "imgname", "fichier", "nomfichier",
-             "nomdufichier", "chemin", "imagefile", "sopinstanceuid", "sopuid"),
-    "label": ("klasse", "befund", "diagnose", "hauptdiagnose", "kategorie", "einstufung", "grad",
-              "class", "diagnosis", "dx", "target", "category", "finding", "grade", "classe",
-              "diagnostic", "categorie", "resultat", "etiquette"),
-    "group": ("fall", "fallnummer", "fallnr", "patient", "patientid", "patientennummer",
-              "patientennr", "patnr", "patid", "pid", "praeparat", "praparat", "slide", "case",
-              "caseid", "lesion", "lesionid", "video", "numeropatient", "numpatient", "nopatient",
-              "idpatient", "dossier", "studyinstanceuid", "studyuid", "mrn"),
-    "split": ("set", "subset", "partition", "fold", "aufteilung", "jeu", "datensatz"),
-    "site": ("klinik", "krankenhaus", "standort", "hospital", "center", "centre", "clinic",
-             "institution", "hopital", "etablissement", "haus"),
-    "checked": ("reviewed", "verified", "confirmed", "geprueft", "gepruft", "verifie", "controle"),
-}  # fmt: skip
+_HEADERS: Mapping[str, str] = {
+    "file": "datei bild dateiname bilddatei pfad dateipfad image images filename path "
+    "imagepath filepath imgname fichier nomfichier nomdufichier chemin imagefile "
+    "sopinstanceuid sopuid",
+    "label": "klasse befund diagnose hauptdiagnose kategorie einstufung grad class diagnosis "
+    "dx target category finding grade classe diagnostic categorie resultat "
+    "etiquette",
+    "group": "fall fallnummer fallnr patient patientid patientennummer patientennr patnr "
+    "patid pid praeparat praparat slide case caseid lesion lesionid video "
+    "numeropatient numpatient nopatient idpatient dossier studyinstanceuid studyuid "
+    "mrn",
+    "split": "set subset partition fold aufteilung jeu datensatz",
+    "site": "klinik krankenhaus standort hospital center centre clinic institution hopital "
+    "etablissement haus",
+    "checked": "reviewed verified confirmed geprueft gepruft verifie controle",
+}
 # cells that say that nobody has decided
-_NO_LABELS = frozenset(
-    ("na", "nan", "null", "unklar", "unbekannt", "unknown", "unclear", "inconnu", "inconnue",
-     "nonclasse", "nichtbeurteilbar", "tbd", "offen")
-)  # fmt: skip
+_NO_LABELS = (
+    "inconnu inconnue na nan nichtbeurteilbar nonclasse null offen tbd unbekannt unclear unklar"
+    " unknown"
+)
 _UID = re.compile(r"[0-2](\.\d+){4,}")
 _MAX_CLASS_SHARE = 0.3  # of the rows: a column with more different values is no column of labels
 
@@ -70,7 +70,7 @@ class TableImport:
     missing_files: list[str] = field(default_factory=list)
     ambiguous_files: list[str] = field(default_factory=list)
     repeated_files: list[str] = field(default_factory=list)
-    unlabelled: Counter[str] = field(default_factory=Counter)
+    labels_left_out: Counter[str] = field(default_factory=Counter)
     num_unlisted: int = 0
 
     @property
@@ -98,7 +98,7 @@ def column_of(header: str) -> str | None:
     """Our column that a header means, in three languages; None if it means none."""
     word = fold_word(header)
     for column, words in _HEADERS.items():
-        if word == column or word in words:
+        if word == column or word in words.split():
             return column
     return None
 
@@ -111,7 +111,7 @@ def read_import(
 ) -> TableImport:
     """Read the tables of an export, by default all in the folder, and match them with its images.
 
-    `columns` (own header -> ours) overrules what is guessed.
+    `columns` (own_name header -> ours) overrules what is guessed.
     """
     if not root.is_dir():
         raise DataError(
@@ -126,12 +126,14 @@ def read_import(
         for name, table in _read_table(path):
             result.tables.append(f"{name} ({plural(len(table.rows), 'row')})")
             names = dict(zip(table.columns, table.header, strict=True))
-            result.header += [own for own in table.header if own not in result.header]
+            for own_name in table.header:
+                if own_name not in result.header:
+                    result.header.append(own_name)
             for row in table.rows:
                 rows.append({names[column]: cell for column, cell in row.cells.items()})
     images = _ImageIndex(root)
     result.columns = _guess_columns(result.header, rows, images, dict(columns or {}))
-    key_column = next(own for own, column in result.columns.items() if column == "file")
+    key_column = next(own_name for own_name, column in result.columns.items() if column == "file")
     if any(_UID.fullmatch(row.get(key_column, "")) for row in rows):
         _add_file_column(result, key_column)
     _match_rows(result, rows, images, key_column)
@@ -228,10 +230,10 @@ def _guess_columns(
 ) -> dict[str, str]:
     """Own header -> our column: by its words, the file and the label also by their contents."""
     candidates: dict[str, list[str]] = defaultdict(list)
-    for own in header:
-        column = column_of(own)
-        if column is not None and own not in columns:
-            candidates[column].append(own)
+    for own_name in header:
+        column = column_of(own_name)
+        if column is not None and own_name not in columns:
+            candidates[column].append(own_name)
     sample = rows[:200]
     for column, names in candidates.items():
         if column not in columns.values():
@@ -240,7 +242,7 @@ def _guess_columns(
         open_names = [name for name in header if columns.get(name) in (None, "file", "group")]
         best = max(open_names, key=lambda name: _share_found(name, sample, images), default="")
         if best and _share_found(best, sample, images) > 0:
-            columns = {own: name for own, name in columns.items() if name != "file"}
+            columns = {own_name: name for own_name, name in columns.items() if name != "file"}
             columns[best] = "file"
     if "label" not in columns.values():
         open_names = [name for name in header if name not in columns]
@@ -270,8 +272,8 @@ def _best_column(
 def _matches(
     rows: Sequence[Mapping[str, str]], columns: Mapping[str, str], images: _ImageIndex
 ) -> bool:
-    own = next(name for name, column in columns.items() if column == "file")
-    return _share_found(own, rows, images) > 0
+    own_name = next(name for name, column in columns.items() if column == "file")
+    return _share_found(own_name, rows, images) > 0
 
 
 def _share_found(name: str, rows: Sequence[Mapping[str, str]], images: _ImageIndex) -> float:
@@ -290,14 +292,14 @@ def _is_class_column(name: str, rows: Sequence[Mapping[str, str]]) -> bool:
 def _match_rows(
     result: TableImport, rows: Iterable[Mapping[str, str]], images: _ImageIndex, key_column: str
 ) -> None:
-    own_name = {column: own for own, column in result.columns.items()}
-    file_column, label_column = own_name["file"], own_name["label"]
+    headers = {column: own_name for own_name, column in result.columns.items()}
+    file_column, label_column = headers["file"], headers["label"]
     spellings: dict[str, Counter[str]] = defaultdict(Counter)
     chosen_files: set[str] = set()
     for row in rows:
         cell, label = row.get(key_column, ""), row.get(label_column, "")
-        if not label.strip("? ") or fold_word(label) in _NO_LABELS:
-            result.unlabelled[label or "(empty)"] += 1
+        if not label.strip("? ") or fold_word(label) in _NO_LABELS.split():
+            result.labels_left_out[label or "(empty)"] += 1
             continue
         files, way = images.find(cell)
         is_study = way.startswith("by the UID")
@@ -315,7 +317,7 @@ def _match_rows(
             result.ways[way] += 1
             spellings[_fold_label(label)][label] += 1
             cells = {**row, file_column: file}
-            result.rows.append([cells.get(own, "") for own in result.header])
+            result.rows.append([cells.get(own_name, "") for own_name in result.header])
     result.num_unlisted = len(images.files) - len(chosen_files)
     for counts in spellings.values():
         result.spellings[_main_spelling(counts)] = counts
@@ -364,12 +366,12 @@ def render_names(result: TableImport) -> str:
     if result.ignored_columns:
         lines += [f"ignore = {_toml(result.ignored_columns)}", ""]
     lines.append("[classes]")
-    for own, name in result.class_names.items():
-        lines.append(f"{_toml(own)} = {_toml(name)}")
+    for own_name, name in result.class_names.items():
+        lines.append(f"{_toml(own_name)} = {_toml(name)}")
     lines += ["", "[columns]"]
-    for own, column in result.columns.items():
-        if fold_name(own) != column:
-            lines.append(f"{_toml(own)} = {_toml(column)}")
+    for own_name, column in result.columns.items():
+        if fold_name(own_name) != column:
+            lines.append(f"{_toml(own_name)} = {_toml(column)}")
     return "\n".join(lines) + "\n"
 
 

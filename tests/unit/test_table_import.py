@@ -69,7 +69,7 @@ def test_a_messy_export_becomes_a_table_in_one_step(export: Path) -> None:
     assert result.columns == {"Bilddatei": "file", "Befund": "label", "Patientennr.": "group"}
     assert result.ignored_columns == ["Alter", "Anschrift"]
     assert result.missing_files == ["D:\\weg.png"] and len(result.repeated_files) == 1
-    assert dict(result.unlabelled) == {"unklar": 2}
+    assert dict(result.labels_left_out) == {"unklar": 2}
     assert list(result.spellings) == ["gesund", "Krebs", "Adenom"]  # the most frequent one
     write_import(result)
     table = load(str(export))

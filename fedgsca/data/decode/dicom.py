@@ -71,7 +71,7 @@ _TAGS = [
 ]
 
 
-_NOBODY = re.compile(r"(anon\w*|unknown|none|removed|x+|0*)", re.IGNORECASE)  # patient ids
+_PLACEHOLDER = re.compile(r"(anon\w*|unknown|none|removed|x+|0*)", re.IGNORECASE)  # patient ids
 _PIECE = 2**20
 _MAX_DATASET = 2**30  # bytes of a deflated file after inflating
 
@@ -141,7 +141,7 @@ def read_uids(path: Path) -> tuple[str, ...]:
 def _patient_of(data: Dataset) -> str:
     patient = str(data.get("PatientID") or "").strip()
     study = str(data.get("StudyInstanceUID") or "").strip()
-    if study and _NOBODY.fullmatch(patient):
+    if study and _PLACEHOLDER.fullmatch(patient):
         return study  # of an anonymised export, the studies tell patients apart
     issuer = str(data.get("IssuerOfPatientID") or "").strip()
     return f"{issuer}\\{patient}" if patient else ""
