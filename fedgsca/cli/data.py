@@ -225,6 +225,7 @@ def _import_json(result: TableImport) -> dict[str, object]:
         "columns": result.columns,
         "ignored": result.ignored_columns,
         "classes": {name: dict(counts) for name, counts in result.spellings.items()},
+        "order": result.order,
         "rows": len(result.rows),
         "found": dict(result.ways),
         "missing": result.missing_files,
@@ -250,6 +251,8 @@ def _show_import(result: TableImport) -> None:
         spellings = [f"{printable(own_name)} ({count})" for own_name, count in counts.most_common()]
         rows.append([name, str(counts.total()), ", ".join(spellings) if len(counts) > 1 else ""])
     print_table(make_table(["class", "images", "one class because they are alike"], rows))
+    if result.order:
+        print_line(f"order   {' < '.join(map(printable, result.order))}")
     no_decisions = []
     for own_name, count in result.labels_left_out.items():
         no_decisions.append(f"{printable(own_name)} ({count})")

@@ -48,6 +48,8 @@ _NO_LABELS = (
     "inconnu inconnue na nan nichtbeurteilbar nonclasse null offen tbd unbekannt unclear unklar"
     " unknown"
 )
+_GRADE = re.compile(r"(.*?[^\dIVX]|)(\d+|[IVX]+)")  # "Grad II", "BI-RADS 3"
+_ROMAN = {"I": 1, "II": 2, "III": 3, "IV": 4, "V": 5, "VI": 6}
 _UID = re.compile(r"[0-2](\.\d+){4,}")
 _MAX_CLASS_SHARE = 0.3  # of the rows: a column with more different values is no column of labels
 
@@ -77,6 +79,21 @@ class TableImport:
     def ignored_columns(self) -> list[str]:
         """Columns that stay in labels.csv and mean nothing to us."""
         return [name for name in self.header if name not in self.columns]
+
+    @property
+    def order(self) -> list[str]:
+        """The classes from the lowest grade to the highest, if their names are numbered."""
+        grades: dict[str, int] = {}
+        stems = set()
+        for name in self.spellings:
+            match = _GRADE.fullmatch(name)
+            if match is None:
+                return []
+            stems.add(match[1].casefold())
+            number = match[2]
+            grades[name] = int(number) if number.isdecimal() else _ROMAN.get(number, 0)
+        is_one_scale = len(stems) == 1 and len(set(grades.values())) == len(grades) > 1
+        return sorted(grades, key=lambda name: grades[name]) if is_one_scale else []
 
     @property
     def class_names(self) -> dict[str, str]:
@@ -363,6 +380,8 @@ def write_import(result: TableImport) -> list[Path]:
 def render_names(result: TableImport) -> str:
     """The content of names.toml."""
     lines = ["# Written by fedgsca data import. Classes: what the export says = the class.", ""]
+    if result.order:
+        lines += [f"order = {_toml(result.order)}", ""]
     if result.ignored_columns:
         lines += [f"ignore = {_toml(result.ignored_columns)}", ""]
     lines.append("[classes]")

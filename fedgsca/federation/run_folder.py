@@ -357,6 +357,7 @@ def make_setup(experiment: Experiment, signature: str) -> Setup:
             name=table.name,
             fingerprint=table.fingerprint,
             classes=tuple(table.classes),
+            order=table.order or None,
             shape=tuple(table.images.shape),
             white=table.white,
             feature_width=experiment.feature_width if is_head else None,

@@ -168,3 +168,24 @@ def test_one_question_is_asked_and_no_means_no(
     assert execute(["data", "import", str(export), "--yes"]) == 0
     assert execute(["data", "check", str(export)]) == 0
     assert execute(["data", "import", str(export), "--json"]) == DataError.exit_code  # it exists
+
+
+@pytest.mark.parametrize(
+    ("labels", "order"),
+    [
+        (("Grad III", "grad I", "Grad II"), ["grad I", "Grad II", "Grad III"]),
+        (("BI-RADS 10", "BI-RADS 2", "BI-RADS 4"), ["BI-RADS 2", "BI-RADS 4", "BI-RADS 10"]),
+        (("normal", "Grad I", "Grad II"), []),
+    ],
+)
+def test_numbered_grades_are_an_order(
+    labels: tuple[str, ...], order: list[str], tmp_path: Path
+) -> None:
+    names = [f"{i}.png" for i in range(9)]
+    write_pictures(tmp_path, names)
+    lines = [f"{name},{labels[i % 3]}" for i, name in enumerate(names)]
+    (tmp_path / "t.csv").write_text("\n".join(["file,label", *lines]))
+    result = read_import(tmp_path)
+    assert result.order == order
+    write_import(result)
+    assert load(str(tmp_path)).order == tuple(order)
