@@ -66,7 +66,7 @@ def read_folder_names(root: Path, columns: Sequence[str]) -> FolderNames:
         raise DataError(
             "data.invalid-names",
             f"{path} contains {', '.join(map(repr, unknown_tables))}, which means nothing there",
-            fix="use the tables [classes] and [columns], and above them order = [...] and ignore = [...]",
+            fix="use the tables [classes] and [columns], and above them order and ignore",
         )
     class_names = _read_pairs(path, tree.get("classes", {}))
     column_names = {}
