@@ -54,12 +54,24 @@ SuperLink = Annotated[
     str, typer.Option("--superlink", metavar="HOST:PORT", help="address of the coordinator")
 ]
 RootCertificates = Annotated[
-    Path | None,
+    Path,
     typer.Option("--root-certificates", help="certificate of the authority that signs for it"),
 ]
-Key = Annotated[Path | None, typer.Option("--key", help="secret key of this hospital")]
-Insecure = Annotated[
-    bool, typer.Option("--insecure", help="no encryption and no key: for tests on one machine")
+Key = Annotated[Path, typer.Option("--key", help="secret key of this hospital")]
+
+ServerFolder = Annotated[
+    Path,
+    typer.Argument(
+        metavar="FOLDER", help="ca.crt, server.pem, server.key and keys: the coordinator's kit"
+    ),
+]
+Listen = Annotated[str, typer.Option("--listen", help="this machine's address for the hospitals")]
+Port = Annotated[int, typer.Option("--port", min=1, max=65535, help="port for the hospitals")]
+ControlPort = Annotated[
+    int, typer.Option("--control-port", min=1, max=65535, help="port for commands, on loopback")
+]
+Database = Annotated[
+    Path | None, typer.Option("--database", help="file for messages; default: in memory")
 ]
 
 WheelhouseFolder = Annotated[
@@ -234,6 +246,26 @@ def make_wheelhouse(
     )
 
 
+@group.command("superlink")
+def run_superlink(
+    folder: ServerFolder = Path(),
+    listen: Listen = "0.0.0.0",
+    port: Port = 8000,
+    control_port: ControlPort = 8001,
+    database: Database = None,
+) -> None:
+    """At the coordinator: the server that hospitals connect to. Commands only from this machine."""
+    import logging
+
+    from fedgsca.hospital.messages import require_flower
+
+    require_flower()
+    from fedgsca.hospital.superlink import SuperLinkPlace, serve_superlink
+
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s superlink: %(message)s")
+    serve_superlink(SuperLinkPlace(folder, listen, port, control_port, database))
+
+
 @group.command("app")
 def make_app(config: Experiment, run: NewRun) -> None:
     """At the coordinator: make the run folder and the small app in it that `flwr run` starts."""
@@ -248,11 +280,7 @@ def make_app(config: Experiment, run: NewRun) -> None:
 
 @group.command("node")
 def run_site(
-    site: SiteFile,
-    superlink: SuperLink,
-    root_certificates: RootCertificates = None,
-    key: Key = None,
-    insecure: Insecure = False,
+    site: SiteFile, superlink: SuperLink, root_certificates: RootCertificates, key: Key
 ) -> None:
     """At a hospital: connect to the coordinator and train when requested. Opens no port."""
     import logging
@@ -263,15 +291,9 @@ def run_site(
     require_flower()
     from fedgsca.hospital.flower_node import NodeAddress, run_node
 
-    if insecure == bool(root_certificates and key) or (insecure and (root_certificates or key)):
-        raise ConfigError(
-            "cli.conflicting-options",
-            "a connection needs --root-certificates and --key, or --insecure alone",
-            fix="use the start.sh of the hospital's kit",
-        )
     logging.basicConfig(level=logging.INFO, format="%(asctime)s node: %(message)s")
     logging.getLogger("httpx").setLevel(logging.WARNING)  # it logs every question for messages
-    address = NodeAddress(superlink, root_certificates, None if key is None else _read_key(key))
+    address = NodeAddress(superlink, root_certificates, _read_key(key))
     run_node(address, client_of(site))
     raise typer.Exit(1)  # the connection could not be kept
 

@@ -172,9 +172,7 @@ class NodeKey:
     @property
     def public(self) -> bytes:
         """The public half as the SuperLink stores it."""
-        return self.key.public_key().public_bytes(
-            _PEM, serialization.PublicFormat.SubjectPublicKeyInfo
-        )
+        return _pem_bytes(self.key.public_key())
 
     def fits(self, public: bytes) -> bool:
         """Whether this is the other half of a .pub file; comments at its end do not count."""
@@ -206,13 +204,19 @@ def read_node_key(data: bytes) -> NodeKey:
     return NodeKey(key)
 
 
-def is_public_key(data: bytes) -> bool:
-    """Whether a .pub file contains a key that Flower accepts from a SuperNode."""
+def public_pem(data: bytes) -> bytes | None:
+    """A .pub file's key as the SuperLink stores it; None if no node can have such a key."""
     try:
         key = serialization.load_ssh_public_key(data)
     except (ValueError, UnsupportedAlgorithm):
-        return False
-    return isinstance(key, ec.EllipticCurvePublicKey) and isinstance(key.curve, ec.SECP384R1)
+        return None
+    if not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, ec.SECP384R1):
+        return None
+    return _pem_bytes(key)
+
+
+def _pem_bytes(key: ec.EllipticCurvePublicKey) -> bytes:
+    return key.public_bytes(_PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
 
 
 def _ssh_bytes(key: ec.EllipticCurvePublicKey) -> bytes:

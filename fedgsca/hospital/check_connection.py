@@ -196,13 +196,13 @@ def check_registration(is_registered: bool | None) -> CheckResult:
         return failed(
             "key registered",
             "the coordinator does not know this key",
-            "send hospital.key.pub to the coordinator, who saves it in keys under your hospital's"
-            " name and runs register-keys.sh",
+            "send hospital.key.pub to the coordinator, who saves it in the folder keys under your"
+            " hospital's name",
         )
     return undetermined(
         "key registered",
         "the server's answer does not show it",
-        "ask the coordinator to look it up with `flwr supernode list`",
+        "ask the coordinator whether the SuperLink's log says `admitted` with your name",
     )
 
 

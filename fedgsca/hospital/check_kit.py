@@ -221,7 +221,9 @@ def check_coordinator(kit: Path, info: CoordinatorKit, config: Config) -> Iterat
     yield check_experiment(config, info.fingerprint)
     yield check_server_certificate(kit, info.hosts)
     yield from check_hospital_keys(kit / "keys", config.federation.sites or ())
-    yield check_port(info.listen, info.local, info.port, kit / "ca.crt")
+    yield check_port("port", info.listen, info.local, info.port, kit / "ca.crt")
+    control = ("127.0.0.1", "127.0.0.1", info.control_port)
+    yield check_port("port for commands", *control, kit / "ca.crt")
     yield check_processor(config)
     yield check_test_images(config)
     yield from check_privacy(config)
@@ -266,17 +268,14 @@ def check_server_certificate(kit: Path, hosts: Sequence[str]) -> CheckResult:
 
 
 def check_hospital_keys(folder: Path, names: Sequence[str]) -> Iterator[CheckResult]:
-    """Whether there is one usable public key for each hospital, and none besides.
-
-    Whether the SuperLink knows them is reported by register-keys.sh.
-    """
+    """Whether there is one usable public key for each hospital, and none besides."""
     keys = {path.stem: path.read_bytes() for path in sorted(folder.glob("*.pub"))}
     problems = _key_problems(keys, names)
     if problems:
         yield failed(
             "hospitals' keys",
             "; ".join(problems),
-            f"ask for hospital.key.pub, save it as {folder}/NAME.pub, then run ./register-keys.sh",
+            f"ask for hospital.key.pub, and save it as {folder}/NAME.pub",
         )
     else:
         yield passed("hospitals' keys", ", ".join(names))
@@ -290,11 +289,11 @@ def check_hospital_keys(folder: Path, names: Sequence[str]) -> Iterator[CheckRes
 
 
 def _key_problems(keys: dict[str, bytes], names: Sequence[str]) -> list[str]:
-    from fedgsca.hospital.certificates import is_public_key
+    from fedgsca.hospital.certificates import public_pem
 
     problems = [f"{name} has no key" for name in names if name not in keys]
     for name, key in keys.items():
-        if not is_public_key(key):
+        if public_pem(key) is None:
             problems.append(f"the key of {name} is not of type ECDSA P-384")
     bodies = {name: b" ".join(key.split()[1:2]) for name, key in keys.items()}
     frequency = Counter(bodies.values())
@@ -304,24 +303,24 @@ def _key_problems(keys: dict[str, bytes], names: Sequence[str]) -> list[str]:
     return problems
 
 
-def check_port(listen: str, local: str, port: int, authority: Path) -> CheckResult:
+def check_port(topic: str, listen: str, local: str, port: int, authority: Path) -> CheckResult:
     """Whether the port is free, or in use by a SuperLink of this consortium."""
     try:
         socket.create_connection((local, port), 2).close()
     except OSError:
-        return check_free_port(listen, port)
+        return check_free_port(topic, listen, port)
     certificate = check_certificate(local, port, authority)
     if certificate.ok:
-        return passed("port", f"the SuperLink is listening on {port}")
+        return passed(topic, f"the SuperLink is listening on {port}")
     return failed(
-        "port",
+        topic,
         f"{port} is in use by a program without this certificate: {certificate.text}",
         "if it is the SuperLink, restart it; otherwise end that program,"
         " or make new kits with another port",
     )
 
 
-def check_free_port(listen: str, port: int) -> CheckResult:
+def check_free_port(topic: str, listen: str, port: int) -> CheckResult:
     """Whether a SuperLink could listen there."""
     family = socket.AF_INET6 if ":" in listen else socket.AF_INET
     with socket.socket(family) as probe:
@@ -331,16 +330,16 @@ def check_free_port(listen: str, port: int) -> CheckResult:
         except OSError as error:
             if error.errno == errno.EADDRNOTAVAIL:
                 return failed(
-                    "port",
+                    topic,
                     f"this machine does not have the address {listen}",
                     "correct `listen` in consortium.toml, and superlink.sh",
                 )
             return failed(
-                "port",
+                topic,
                 f"{listen}:{port}: {error.strerror}",
                 "choose a port of at least 1024, or another user",
             )
-    return passed("port", f"{port} is free; no SuperLink is running yet")
+    return passed(topic, f"{port} is free; no SuperLink is running yet")
 
 
 def check_test_images(config: Config) -> CheckResult:

@@ -82,8 +82,8 @@ class NodeAddress:
     """Where the SuperLink is, and how the two prove who they are."""
 
     superlink: str  # host:port
-    root_certificates: Path | None  # None: without encryption and keys, for tests
-    key: EllipticCurvePrivateKey | None
+    root_certificates: Path
+    key: EllipticCurvePrivateKey
 
 
 @dataclass(frozen=True)
@@ -119,12 +119,11 @@ def run_node(address: NodeAddress, worker: WorkerClient) -> None:
 
 
 def _open_connection(address: NodeAddress) -> AbstractContextManager[tuple[Any, ...]]:
-    certificates, key = address.root_certificates, address.key
     return http_request_response(
         address.superlink,
-        insecure=certificates is None,
-        root_certificates=None if certificates is None else certificates.read_bytes(),
-        authentication_keys=None if key is None else (key, key.public_key()),
+        insecure=False,
+        root_certificates=address.root_certificates.read_bytes(),
+        authentication_keys=(address.key, address.key.public_key()),
     )
 
 

