@@ -8,37 +8,41 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 import shlex
+import shutil
 import socket
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from fedgsca.config import OWN_FEATURES, Config, load_config
 from fedgsca.data.table import ImageTable
 from fedgsca.errors import ClassListError, ConfigError, FedgscaError
-from fedgsca.hospital.check import (
-    RESERVE,
+from fedgsca.hospital.check_connection import (
+    MIN_DAYS_LEFT,
     CheckResult,
-    check_disk,
-    check_experiment,
-    check_processor,
-    check_versions,
+    SiteIdentity,
+    check_certificate,
+    check_connection,
     failed,
     passed,
     skipped,
     undetermined,
 )
-from fedgsca.hospital.check_connection import (
-    MIN_DAYS_LEFT,
-    SiteIdentity,
-    check_certificate,
-    check_connection,
+from fedgsca.hospital.kits import (
+    KEY_FILE,
+    KIT_FILE,
+    CoordinatorKit,
+    HospitalKit,
+    installed_versions,
 )
-from fedgsca.hospital.kit_files import KEY_FILE, KIT_FILE, CoordinatorKit, HospitalKit
+from fedgsca.hospital.ledger import Ledger
 from fedgsca.hospital.site_settings import SiteSettings, read_settings
 from fedgsca.support.registry import is_import_path
-from fedgsca.support.text import join_words
+from fedgsca.support.text import join_words, plural, size_text
+
+RESERVE = 1_000_000_000  # bytes for the method's memory, Flower's files and logs
 
 
 def check_kit(kit: Path) -> Iterator[CheckResult]:
@@ -49,7 +53,6 @@ def check_kit(kit: Path) -> Iterator[CheckResult]:
         yield from check_coordinator(kit, info, config)
         return
     yield from check_versions(info.versions)
-    yield check_experiment(config, info.fingerprint)
     key = check_hospital_key(kit / KEY_FILE)
     yield key
     settings: SiteSettings | None = None
@@ -59,6 +62,7 @@ def check_kit(kit: Path) -> Iterator[CheckResult]:
         yield failed("site.toml", error.message, error.fix)
     else:
         yield check_site_name(settings, info.hospital)
+        yield check_agreement(config, settings)
     identity = None if key.state == "FAIL" else _read_identity(kit)
     yield from check_connection(info.address, info.port, kit / "ca.crt", identity)
     yield check_processor(config)
@@ -117,6 +121,22 @@ def check_site_name(settings: SiteSettings, hospital: str) -> CheckResult:
     )
 
 
+def check_agreement(config: Config, settings: SiteSettings) -> CheckResult:
+    """Whether somebody here has agreed to the experiment of the kit."""
+    try:
+        agreement = Ledger(settings).agreement(config.fingerprint())
+    except FedgscaError as error:
+        return failed("agreement", error.message, error.fix)
+    text = f"{config.method}, {plural(config.train.rounds, 'round')}"
+    if agreement is None:
+        return failed(
+            "agreement",
+            f"nobody here has agreed to the experiment ({text}), or the agreement has ended",
+            './agree.sh --person "NAME, ROLE" --until YYYY-MM-DD',
+        )
+    return passed("agreement", f"{text}: {agreement.person} agreed until {agreement.until}")
+
+
 def _read_identity(kit: Path) -> SiteIdentity | None:
     from fedgsca.hospital.certificates import read_node_key
 
@@ -150,7 +170,7 @@ def _check_network(name: str, settings: SiteSettings) -> CheckResult:
     )
 
 
-def _check_agreement(config: Config, site: str, num_train: int) -> Iterator[CheckResult]:
+def _check_num_images(config: Config, site: str, num_train: int) -> Iterator[CheckResult]:
     """Whether the site has more training images than the consortium agreed on."""
     max_images = config.aggregation.agreed_images(site)
     if max_images is None:
@@ -191,7 +211,7 @@ def check_site_data(config: Config, settings: SiteSettings) -> Iterator[CheckRes
             num_train = len(table.rows("train"))
             num_test = len(table.rows("test"))
             yield passed("data", f"{num_train} images to train on, {num_test} to test on")
-            yield from _check_agreement(config, settings.name, num_train)
+            yield from _check_num_images(config, settings.name, num_train)
             present = {table.classes[label] for label in table.labels}
             total = len(table.classes)
             yield passed(
@@ -368,3 +388,69 @@ def check_privacy(config: Config) -> Iterator[CheckResult]:
     if epsilon is not None and config.privacy is not None:
         budget = f"epsilon {epsilon:.3g} at delta {config.privacy.delta:g} after {rounds} rounds"
         yield passed("privacy", f"{budget}, for a site as a whole")
+
+
+# ---- at every party ----
+
+
+def check_versions(
+    versions: Mapping[str, str], owner: str = "the coordinator has"
+) -> Iterator[CheckResult]:
+    """Whether this machine has the versions of the kit; `owner` is part of the message."""
+    own_versions = installed_versions()
+    for name in ("fedgsca", "flwr", "torch"):
+        version = versions.get(name)
+        if own_versions[name] == version:
+            yield passed(f"version of {name}", own_versions[name])
+            continue
+        fix = f"pip install '{name}=={version}'"
+        if name == "fedgsca":
+            fix = "repeat step 1 of README.md, with the wheel of the kit"
+        text = f"{own_versions[name] or 'not installed'}; {owner} {version}"
+        yield failed(f"version of {name}", text, fix)
+
+
+def check_experiment(config: Config, fingerprint: str) -> CheckResult:
+    """Whether experiment.toml is the one that the kit was made with."""
+    if config.fingerprint() == fingerprint:
+        rounds = plural(config.train.rounds, "round")
+        return passed("experiment", f"{config.method}, {rounds}, as agreed")
+    return failed(
+        "experiment",
+        "experiment.toml is not the one that this kit was made with",
+        "take the file out of the kit again, or ask for a new kit",
+    )
+
+
+def check_processor(config: Config) -> CheckResult:
+    """Which processor the training would use."""
+    import torch
+
+    from fedgsca.models.device import prepare_device
+
+    try:
+        device = prepare_device(config.train)
+    except ConfigError as error:
+        return failed("processor", error.message, error.fix)
+    name = f"{os.cpu_count()} cores, no GPU is used"
+    if device.type == "cuda":
+        name = torch.cuda.get_device_name(device)
+    return passed("processor", f"{device.type}: {name}")
+
+
+def check_disk(topic: str, folder: Path, num_bytes: int) -> CheckResult:
+    """Whether the folder, which need not exist yet, can be written to and has enough space."""
+    place = folder
+    while not place.exists() and place != place.parent:
+        place = place.parent
+    if not os.access(place, os.W_OK) or not place.is_dir():
+        return failed(
+            topic,
+            f"this user cannot write to {folder}",
+            f"create it and give it to this user, or choose another folder ({place} is closed)",
+        )
+    free = shutil.disk_usage(place).free
+    text = f"{folder}: {size_text(free)} free, {size_text(num_bytes)} needed"
+    if free < num_bytes:
+        return failed(topic, text, f"free some space under {place}, or choose another disk")
+    return passed(topic, text)

@@ -50,11 +50,12 @@ if TYPE_CHECKING:
 
     from fedgsca.federation.simulation import Experiment
 
-MessageKind = Literal["hello", "train", "test"]
+MessageKind = Literal["hello", "train", "test", "model"]
 MESSAGE_TYPES: Mapping[MessageKind, str] = {  # Flower's words
     "hello": "query",
     "train": "train",
     "test": "evaluate",
+    "model": "query.model",
 }
 _MAX_SITE_NAME = 200  # characters of the name that a node tells
 _NUMPY = "numpy.ndarray"  # Flower's word for arrays in numpy's own format

@@ -243,10 +243,10 @@ async def _read_body(receive: Receive) -> bytes | None:
         event = await receive()
         if event["type"] != "http.request":
             return None
-        body += event["body"]
+        body += bytes(event.get("body", b""))
         if len(body) > _MAX_ANSWER:
             return None
-        if not event["more_body"]:
+        if not event.get("more_body"):
             return body
 
 

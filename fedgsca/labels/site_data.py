@@ -21,6 +21,7 @@ from fedgsca.federation.label_evidence import read_header, sites_with_evidence
 from fedgsca.federation.samples import frozen_features
 from fedgsca.federation.simulation import divide
 from fedgsca.federation.site_rows import has_truth, read_site_rows, sites_with_rows
+from fedgsca.hospital.ledger import Ledger
 from fedgsca.hospital.site_settings import SiteSettings, read_settings, state_folder
 from fedgsca.labels.audit_table import Audit
 from fedgsca.noise import parse_noise
@@ -308,10 +309,8 @@ def _refuse_comparison(path: Path) -> None:
 
 def _folder_of_site(site: SiteSettings, settings: Path) -> Path:
     state = Path(site.state).expanduser()
-    if site.fingerprint:
-        folder: Path | None = state_folder(site, site.fingerprint)
-    else:
-        folder = _only_experiment(state)
+    agreed = Ledger(site).newest_agreement()
+    folder = state_folder(site, agreed) if agreed else _only_experiment(state)
     if folder is None or not (folder / "evidence").is_dir():
         raise RunFolderError(
             "audit.no-evidence",

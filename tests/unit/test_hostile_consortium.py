@@ -15,7 +15,7 @@ pytest.importorskip("cryptography")
 from fedgsca.config import Config, to_toml
 from fedgsca.errors import ConfigError
 from fedgsca.hospital.consortium import Consortium, is_host, read_consortium
-from fedgsca.hospital.kit_files import coordinator_files, hospital_files
+from fedgsca.hospital.kits import coordinator_files, hospital_files
 
 PLAN: dict[str, Any] = {
     "name": "Polyps (Europe), part 2",
