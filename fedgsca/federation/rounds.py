@@ -31,7 +31,7 @@ from fedgsca.federation.privacy.accountant import spent_epsilon
 from fedgsca.federation.processes import ProcessEngine
 from fedgsca.federation.records import RoundRecord, RunResult, TimingRecord, finite
 from fedgsca.federation.run_companions import check_companions, describe_companions
-from fedgsca.federation.run_folder import RunFolder
+from fedgsca.federation.run_folder import RunFolder, read_rounds
 from fedgsca.federation.simulation import Experiment, prepare
 from fedgsca.federation.site_evaluation import (
     ModelScores,
@@ -92,6 +92,7 @@ def run(
         restore_memory(filters, newest.filters)
         folder.cut_metrics(state.round)
         observer.on_start(experiment, state.round)
+        observer.on_history(read_rounds(out))
         if config.privacy is not None and config.audit.enabled:
             observer.on_message(NO_HEADS_MESSAGE)
         end_round = config.train.rounds

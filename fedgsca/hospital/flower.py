@@ -110,7 +110,8 @@ def _read_site_message(message: Message) -> SiteMessage:
     # the sender does not count: the SuperLink answers in the name of a node that died
     reply_to = message.metadata.reply_to_message_id
     if message.has_error():
-        return SiteMessage(reply_to, error=_describe_error(message.error))
+        is_absent = message.error.code in _USUAL_ERRORS
+        return SiteMessage(reply_to, error=_describe_error(message.error), is_absent=is_absent)
     try:
         kind = kind_of(message.metadata.message_type) or "hello"
         return SiteMessage(reply_to, *decode(from_records(kind, message.content)))
@@ -166,6 +167,7 @@ def coordinate(
         if config.federation.sites is not None:  # a deployment, no simulation
             observers.on_message(describe_aggregation(config, experiment.names))
         result = run(config, out, engine=engine, experiment=experiment, observer=observers)
+        status.finish(None)
         if send_model and result is not None:
             deliver_model(engine, out, observers)
     except BaseException as error:
@@ -173,7 +175,6 @@ def coordinate(
             report_stop(error)
         status.finish(error)
         raise
-    status.finish(None)
     return result
 
 

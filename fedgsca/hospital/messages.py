@@ -288,6 +288,7 @@ class SiteMessage:
     extras: dict[str, np.ndarray] | None = None
     error: str | None = None
     is_malformed: bool = False  # it arrived, but cannot be read
+    is_absent: bool = False  # nothing arrived
 
 
 def read_message(message: SiteMessage, site: str, kind: MessageKind, round_index: int) -> Reply:
@@ -297,7 +298,8 @@ def read_message(message: SiteMessage, site: str, kind: MessageKind, round_index
     """
     if message.error is not None or message.header is None:
         reason = message.error or "an empty message"
-        return Reply(site, None, reason, is_malformed=message.is_malformed)
+        malformed, absent = message.is_malformed, message.is_absent
+        return Reply(site, None, reason, is_malformed=malformed, is_absent=absent)
     try:
         return _parse_reply(message, message.header, site, kind, round_index)
     except (KeyError, TypeError, ValueError, OverflowError) as error:  # JSON allows Infinity

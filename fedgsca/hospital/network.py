@@ -246,11 +246,14 @@ class NetworkEngine:
         report = WaitingReport(self.observer, subject, open_round.addressees)
         for site in sites:
             if site not in open_round.addressees:
-                yield Reply(site, None, self.registry.absence_reason(site))
+                is_absent = site not in self.registry.reasons
+                reason = self.registry.absence_reason(site)
+                yield Reply(site, None, reason, is_absent=is_absent)
                 continue
             self._wait_for_reply(site, open_round, report)
             seconds = open_round.ends[site] - start
-            missing = Reply(site, None, f"no answer within {duration(seconds)}")
+            reason = f"no answer within {duration(seconds)}"
+            missing = Reply(site, None, reason, is_absent=True)
             yield open_round.replies.pop(site, missing)
         self.late_messages |= open_round.open_messages
 
