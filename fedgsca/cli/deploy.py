@@ -111,6 +111,11 @@ WheelSource = Annotated[
     typer.Option("--from", help="take the files from this folder; nothing is downloaded then"),
 ]
 
+Authority = Annotated[
+    Path | None,
+    typer.Option("--sign", metavar="AUTHORITY", help="folder of the authority, to sign them"),
+]
+
 _STYLES = {"ok": "green", "FAIL": "bold red", "unknown": "yellow", "skipped": "yellow"}
 
 group = typer.Typer(no_args_is_help=True, rich_markup_mode="rich")
@@ -247,13 +252,16 @@ def make_wheelhouse(
     constraints: ConstraintsFile = Path("constraints.txt"),
     extra: Extras = None,
     source: WheelSource = None,
+    sign: Authority = None,
     as_json: Json = False,
 ) -> None:
     """Collect all packages as files with checksums, for machines without internet."""
     from fedgsca.hospital.wheelhouse import REQUIREMENTS, collect_wheels
 
     extras = extra if extra is not None else ["flower", "weights", "review"]
-    wheels = collect_wheels(wheel, out, constraints=constraints, extras=extras, source=source)
+    wheels = collect_wheels(
+        wheel, out, constraints=constraints, extras=extras, source=source, authority=sign
+    )
     total = sum(file.size for file in wheels)
     if as_json:
         print_json({"folder": str(out), "bytes": total, "wheels": [asdict(w) for w in wheels]})
@@ -402,9 +410,9 @@ def show_ledger(kit: Kit = Path(), expect: Expect = None, as_json: Json = False)
         return
     rows = []
     for entry in entries:
-        what = f"until {entry.until}" if entry.until else ", ".join(entry.fields)
+        content = f"until {entry.until}" if entry.until else ", ".join(entry.fields)
         cells = [f"{entry.time[:19]}", f"{entry.event} {entry.kind}".strip()]
-        cells += [what or DASH, entry.person, str(entry.round or DASH)]
+        cells += [content or DASH, entry.person, str(entry.round or DASH)]
         rows.append([*cells, size_text(entry.bytes) if entry.bytes else DASH])
     head = ["time (UTC)", "event", "what", "allowed by", "round", "size"]
     print_table(make_table(head, rows, text_columns=4))

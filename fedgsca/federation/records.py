@@ -117,13 +117,13 @@ class RoundRecord(Record):
         return tuple(site for site in self.refusals if site not in absent)
 
 
-def tested_alike(rounds: Sequence[RoundRecord]) -> list[RoundRecord]:
+def comparable_rounds(rounds: Sequence[RoundRecord]) -> list[RoundRecord]:
     """The rounds with a score on the test images of the last one: scores that can be compared.
 
     Where the sites test the model, a site that is absent takes its images with it.
     """
-    tested = [record for record in rounds if record.f1 is not None]
-    return [record for record in tested if record.test_set == tested[-1].test_set]
+    scores = [record for record in rounds if record.f1 is not None]
+    return [record for record in scores if record.test_set == scores[-1].test_set]
 
 
 @dataclass(frozen=True)

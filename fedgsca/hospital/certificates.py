@@ -156,6 +156,24 @@ def check_issuer(certificate: bytes, authority: bytes) -> None:
         ) from None
 
 
+def sign_as_authority(key: bytes, data: bytes) -> bytes:
+    """The signature of the authority (its key, PEM), as `openssl dgst -sha384 -verify` reads it."""
+    signer = serialization.load_pem_private_key(key, None)
+    assert isinstance(signer, ec.EllipticCurvePrivateKey)
+    return signer.sign(data, ec.ECDSA(hashes.SHA384()))
+
+
+def is_signed_by(certificate: bytes, data: bytes, signature: bytes) -> bool:
+    """Whether the authority with this certificate (PEM) has signed the data."""
+    public = x509.load_pem_x509_certificate(certificate).public_key()
+    assert isinstance(public, ec.EllipticCurvePublicKey)
+    try:
+        public.verify(signature, data, ec.ECDSA(hashes.SHA384()))
+    except InvalidSignature:
+        return False
+    return True
+
+
 def make_key_pair() -> tuple[bytes, bytes]:
     """Private and public half of a hospital's key, as `ssh-keygen -t ecdsa -b 384` writes them."""
     key = ec.generate_private_key(ec.SECP384R1())

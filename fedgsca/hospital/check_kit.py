@@ -53,6 +53,7 @@ def check_kit(kit: Path) -> Iterator[CheckResult]:
         yield from check_coordinator(kit, info, config)
         return
     yield from check_versions(info.versions)
+    yield from check_wheels(kit)
     key = check_hospital_key(kit / KEY_FILE)
     yield key
     settings: SiteSettings | None = None
@@ -83,6 +84,21 @@ def read_kit(kit: Path) -> HospitalKit | CoordinatorKit:
     if "hospital" in fields:
         return HospitalKit.from_json(fields)
     return CoordinatorKit.from_json(fields)
+
+
+def check_wheels(kit: Path) -> Iterator[CheckResult]:
+    """Whether the packages beside the kit are those that the consortium's authority signed."""
+    from fedgsca.hospital.wheelhouse import wheels_problem
+
+    folder = kit / "wheelhouse"
+    if not folder.is_dir():
+        return
+    problem = wheels_problem(folder, kit / "ca.crt")
+    if problem:
+        again = "do not install from it; ask the coordinator for the wheelhouse again"
+        yield failed("wheelhouse", problem, again)
+    else:
+        yield passed("wheelhouse", "all packages are those that the consortium's authority signed")
 
 
 def check_hospital_key(path: Path) -> CheckResult:

@@ -94,8 +94,8 @@ class Consortium(Section):
     def control_port(self) -> int:
         """The port of loopback for commands."""
         coordinator = self.coordinator
-        beside = 1 if coordinator.port < 65535 else -1
-        return coordinator.control_port or coordinator.port + beside
+        neighbour = coordinator.port + (1 if coordinator.port < 65535 else -1)
+        return coordinator.control_port or neighbour
 
     @property
     def local(self) -> str:

@@ -28,7 +28,7 @@ from fedgsca.wire import Payload, read_metadata, save_tensors
 log = logging.getLogger(__name__)
 FOLDER = "model"
 MODEL_FILE = "model.safetensors"
-_DELIVERED = "delivered.json"
+_DELIVERY_FILE = "delivered.json"
 _FILES = ("setup.json", "result.json", "metrics.jsonl")
 _METADATA, _CHECKSUM = "metadata", "sha256"
 
@@ -74,14 +74,14 @@ def _without_sites(record: RoundRecord) -> RoundRecord:
 def read_delivered(run: Path) -> dict[str, str]:
     """site -> sha256 of the model that it has confirmed."""
     with contextlib.suppress(OSError, ValueError):
-        return {str(site): str(digest) for site, digest in _read_tree(run / _DELIVERED).items()}
+        return {str(site): str(digest) for site, digest in _read_tree(run / _DELIVERY_FILE).items()}
     return {}
 
 
 def record_delivery(run: Path, site: str) -> None:
     """A site has confirmed that it has the model."""
     tree = {**read_delivered(run), site: sha256_file(run / MODEL_FILE)}
-    write_atomic(run / _DELIVERED, dumps(tree))
+    write_atomic(run / _DELIVERY_FILE, dumps(tree))
 
 
 def _read_tree(path: Path) -> dict[str, object]:

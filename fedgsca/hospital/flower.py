@@ -180,8 +180,8 @@ def coordinate(
 
 def deliver_model(engine: NetworkEngine, out: Path, observer: RunObserver) -> None:
     """Send the final model of a run to the sites that do not have it, and name the absent ones."""
-    delivered = read_delivered(out)
-    missing_sites = [site for site in engine.registry.sites if site not in delivered]
+    supplied_sites = read_delivered(out)
+    missing_sites = [site for site in engine.registry.sites if site not in supplied_sites]
     if not missing_sites:
         return
     for reply in engine.deliver(pack_model(out), missing_sites):

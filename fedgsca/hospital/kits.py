@@ -324,6 +324,7 @@ def _hospital_values(consortium: Consortium, config: Config, hospital: Hospital)
         "data": hospital.data or "/path/to/images",
         "state": settings.state,
         "audit": f"{state_folder(settings, values['fingerprint'])}/audit/{hospital.name}",
+        "model": f"{state_folder(settings, values['fingerprint'])}/model",
         "weights": config.model.weights if has_own_weights else None,
     }
     return values

@@ -298,8 +298,8 @@ def read_message(message: SiteMessage, site: str, kind: MessageKind, round_index
     """
     if message.error is not None or message.header is None:
         reason = message.error or "an empty message"
-        malformed, absent = message.is_malformed, message.is_absent
-        return Reply(site, None, reason, is_malformed=malformed, is_absent=absent)
+        is_absent = message.is_absent
+        return Reply(site, None, reason, is_malformed=message.is_malformed, is_absent=is_absent)
     try:
         return _parse_reply(message, message.header, site, kind, round_index)
     except (KeyError, TypeError, ValueError, OverflowError) as error:  # JSON allows Infinity

@@ -185,7 +185,7 @@ def _open_runner(config: Config, terms: Terms, place: SitePlace) -> SiteRunner:
         _check_network(config, settings)
     has_own_images = config.data.source == SITES_SOURCE
     if has_own_images:
-        config = _with_own_weights(config, settings)
+        config = with_own_weights(config, settings)
     if config.model.frozen and (weights_digest(config) or "") != terms.backbone:
         raise UpdateError(
             "site.other-backbone",
@@ -209,7 +209,7 @@ def _open_runner(config: Config, terms: Terms, place: SitePlace) -> SiteRunner:
     return SiteRunner(experiment, method, place.folder, is_hospital=place.is_hospital)
 
 
-def _with_own_weights(config: Config, settings: SiteSettings) -> Config:
+def with_own_weights(config: Config, settings: SiteSettings) -> Config:
     """Weights arrive in the payload; only a frozen backbone is read from the site's own disk."""
     weights = None
     if config.model.frozen:
@@ -258,7 +258,7 @@ def answer(kind: MessageKind, terms: Terms, payload: Payload, place: SitePlace) 
     try:
         if kind == "model":  # it needs none of the site's data
             store_model(
-                payload, _with_own_weights(_accept_terms(terms), place.settings), place.folder
+                payload, with_own_weights(_accept_terms(terms), place.settings), place.folder
             )
             return Reply(name, Update(name, 0, {}))
         terms_text = json.dumps(terms.to_json(), sort_keys=True)

@@ -6,6 +6,7 @@ a hospital of its own.
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -309,15 +310,15 @@ def _refuse_comparison(path: Path) -> None:
 
 def _folder_of_site(site: SiteSettings, settings: Path) -> Path:
     state = Path(site.state).expanduser()
-    agreed = Ledger(site).newest_agreement()
-    folder = state_folder(site, agreed) if agreed else _only_experiment(state)
+    experiment = Ledger(site).newest_agreement()
+    folder = state_folder(site, experiment) if experiment else _only_experiment(state)
     if folder is None or not (folder / "evidence").is_dir():
         raise RunFolderError(
             "audit.no-evidence",
             f"{folder or state}, the state folder named in {settings}, contains no evidence about"
             " labels",
-            fix="train first: start this site; or give the folder of an earlier experiment below"
-            " `state`, with --data",
+            fix="start this site while the training runs; or judge its labels without the others:"
+            f" fedgsca audit-folder {shlex.quote(site.data or 'FOLDER')}",
         )
     return folder
 

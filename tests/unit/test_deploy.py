@@ -285,7 +285,7 @@ def test_a_kit_holds_one_hospitals_secret_and_no_other(plan: Path, tmp_path: Pat
             b"RestartSec=75" in kit[f"fedgsca-{name}.service"]
             and b"superlink.example.org:8000" in kit["start.sh"]
         )
-        assert len(kit["README.md"].splitlines()) < 75
+        assert len(kit["README.md"].splitlines()) < 105
     coordinator = [path for path in (tmp_path / "kits/coordinator").rglob("*") if path.is_file()]
     assert [path.name for path in coordinator if b"PRIVATE KEY" in path.read_bytes()] == [
         "server.key"

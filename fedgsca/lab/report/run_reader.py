@@ -25,8 +25,8 @@ from fedgsca.federation.records import (
     Setup,
     SiteRecord,
     TimingRecord,
+    comparable_rounds,
     finite,
-    tested_alike,
 )
 from fedgsca.federation.run_folder import read_rounds, read_timing
 
@@ -168,8 +168,9 @@ class LoadedRun:
     @property
     def test_rounds(self) -> list[RoundRecord]:
         """The rounds in which the global model was tested, on the images of the last of them."""
-        tested = [record for record in self.metrics if finite(record.f1) is not None]
-        return tested_alike(tested)
+        return comparable_rounds(
+            [record for record in self.metrics if finite(record.f1) is not None]
+        )
 
     @property
     def num_other_tests(self) -> int:
