@@ -16,7 +16,7 @@ from fedgsca.federation.label_evidence import read_evidence, read_header
 from fedgsca.federation.rounds import run
 from fedgsca.federation.run_folder import read_result
 from fedgsca.lab.report.run_reader import read_run
-from fedgsca.lab.report.run_sections.unusual_events import event_section
+from fedgsca.lab.report.run_sections.record import event_section
 from fedgsca.labels.decisions import Decision, Decisions
 from fedgsca.wire import read_metadata
 from tests.toys import outcome, toy_config
@@ -141,7 +141,9 @@ def test_lines_beyond_the_checkpoint_are_still_removed(folder: Path, tmp_path: P
 
 def test_a_checkpoint_names_its_companions(folder: Path) -> None:
     path = max((folder / "checkpoint").iterdir())
-    companions = checkpoint.read_companions(folder / "checkpoint", STOP)
+    newest = checkpoint.read_latest(folder / "checkpoint", CONFIG.fingerprint())
+    assert newest is not None
+    companions = newest.companions
     assert read_metadata(path.read_bytes())["companions"] == companions
     memory = companions["memory"]
     assert isinstance(memory, dict) and memory["store/site-2"] == STOP - 1

@@ -60,8 +60,8 @@ def test_an_absent_site_is_not_called_refused(
     from fedgsca.wire import Payload
 
     messages: list[str] = []
-    observer.on_message = messages.append  # type: ignore[method-assign]
-    intake = Intake(Payload(0, {}), ("lyon",), None, (), observer, frozenset(), tmp_path)
+    setattr(observer, "on_message", messages.append)  # noqa: B010
+    intake = Intake(Payload(0, {}), ("lyon",), None, (), observer, (), tmp_path)
     assert list(intake.updates(iter([reply]))) == []
     assert messages == [f"round 1: lyon is {word}: {reply.error}"]
     assert intake.absent_sites == ({"lyon"} if reply.is_absent else set())
