@@ -39,7 +39,6 @@ from fedgsca.errors import (
     WeightsError,
 )
 from fedgsca.federation.base import Reply
-from fedgsca.federation.local import check_metrics
 from fedgsca.support.json_record import Record
 from fedgsca.support.text import printable
 from fedgsca.support.version import __version__
@@ -310,6 +309,8 @@ def read_message(message: SiteMessage, site: str, kind: MessageKind, round_index
 def _parse_reply(
     message: SiteMessage, header: dict[str, Any], site: str, kind: MessageKind, round_index: int
 ) -> Reply:
+    from fedgsca.federation.local import check_metrics  # the coordinator only: it is heavy
+
     if (header["kind"], header["round"]) != (kind, round_index):
         round_number = read_count(header["round"], "round") + 1
         return Reply(site, None, f"it answered {header['kind']} of round {round_number}")
