@@ -208,7 +208,7 @@ def _open_runner(config: Config, terms: Terms, place: SitePlace) -> SiteRunner:
         _check_same_data(place.folder / SIGNATURE, experiment.signature())
         keep_samples(place.folder, experiment)
         if not (place.folder / "config.toml").exists():  # for withdrawals between rounds
-            write_atomic(place.folder / "config.toml", to_toml(config).encode())
+            write_atomic(place.folder / "config.toml", to_toml(build(terms.config)).encode())
     method = compose_method(config)
     return SiteRunner(experiment, method, place.folder, is_hospital=place.is_hospital)
 

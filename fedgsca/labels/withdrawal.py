@@ -34,6 +34,7 @@ from fedgsca.federation.changed_samples import SampleChange, follow_samples
 from fedgsca.federation.run_folder import RunFolder, read_config
 from fedgsca.federation.simulation import Experiment, prepare_remaining
 from fedgsca.federation.site_rows import RECORD
+from fedgsca.hospital.ledger import Ledger
 from fedgsca.hospital.site_settings import SiteSettings, read_settings
 from fedgsca.labels import decisions
 from fedgsca.labels.site_data import SETTINGS
@@ -122,7 +123,10 @@ def withdraw(patients: Sequence[str], place: Path, *, takes_new: bool = False) -
                 may_add=takes_new,
                 is_hospital=study.settings is not None,
             )
-            if changes[folder] is not None:
+            change = changes[folder]
+            if change is not None:
+                if study.settings is not None:
+                    _note_in_ledger(study.settings, read_config(folder), change)
                 audits += _clear_audits(folder, experiment)
     return Withdrawal(study.source, num_images, list_file, len(cache_files), changes, audits, files)
 
@@ -279,6 +283,16 @@ def _open_experiment(study: _Study, folder: Path) -> Experiment:
     from fedgsca.hospital.site_answers import open_own_experiment, with_own_weights
 
     return open_own_experiment(with_own_weights(config, study.settings), study.settings, folder)
+
+
+def _note_in_ledger(settings: SiteSettings, config: Config, change: SampleChange) -> None:
+    fields = (
+        plural(change.patients, "withdrawn patient"),
+        plural(change.num_removed, "image") + " less",
+        plural(sum(change.additions.values()), "image") + " more",
+    )
+    fingerprint = config.fingerprint()
+    Ledger(settings).append("withdrawn", fingerprint, change.by, round=change.rounds, fields=fields)
 
 
 def _clear_audits(folder: Path, experiment: Experiment) -> list[Path]:

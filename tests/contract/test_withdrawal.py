@@ -22,6 +22,7 @@ from fedgsca.federation.rounds import run
 from fedgsca.federation.run_folder import RunFolder, read_rounds
 from fedgsca.federation.simulation import prepare
 from fedgsca.hospital import site_answers
+from fedgsca.hospital.ledger import Ledger
 from fedgsca.hospital.messages import terms_of
 from fedgsca.hospital.site_answers import SitePlace, answer
 from fedgsca.hospital.site_settings import SiteSettings, read_settings, state_folder
@@ -290,6 +291,8 @@ def test_a_hospital_goes_on_without_a_patient(consortium: dict[str, Path], tmp_p
     assert list(refused) == ["north"] and "changed" in refused["north"]
 
     withdraw([], consortium["north"])
+    entry = Ledger(read_settings(consortium["north"])).entries()[-1]
+    assert entry.event == "withdrawn" and entry.fields[1] == "6 images less"
     later = site_splits(config, consortium["north"])
     assert later == {name: split for name, split in splits.items() if SECRET not in name}
     records = train(config, tmp_path / "run", consortium, 8)
