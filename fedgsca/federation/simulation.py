@@ -27,6 +27,7 @@ from fedgsca.federation.data_source import load_table
 from fedgsca.federation.label_noise import GivenLabels, give_labels, replace_images
 from fedgsca.federation.samples import (
     brings_weights,
+    evidence_config,
     make_sampler,
     split_samples,
     weight_files,
@@ -92,8 +93,14 @@ class Experiment:
 
     @property
     def dims(self) -> dict[str, int]:
-        """The meaning of the symbols in a wire declaration: classes, feature width, sites."""
-        return {"C": self.table.num_classes, "D": self.feature_width, "K": len(self.names)}
+        """The meaning of the symbols in a wire declaration.
+
+        Classes, widths of the features of the model and of evidence heads, sites.
+        """
+        judge = evidence_config(self.config)
+        width = self.feature_width if judge is None else feature_width_of(judge, self.table)
+        num_classes = self.table.num_classes
+        return {"C": num_classes, "D": self.feature_width, "E": width, "K": len(self.names)}
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,7 @@ from fedgsca.federation.changed_samples import SIGNATURE
 from fedgsca.federation.checkpoint import describe_memory
 from fedgsca.federation.local import SiteRunner
 from fedgsca.federation.privacy import answer_once
-from fedgsca.federation.samples import weights_digest
+from fedgsca.federation.samples import backbone_digest
 from fedgsca.federation.simulation import Experiment, prepare
 from fedgsca.federation.site_rows import keep_samples
 from fedgsca.hospital.delivery import store_model
@@ -187,7 +187,7 @@ def _open_runner(config: Config, terms: Terms, place: SitePlace) -> SiteRunner:
     has_own_images = config.data.source == SITES_SOURCE
     if has_own_images:
         config = with_own_weights(config, settings)
-    if config.model.frozen and (weights_digest(config) or "") != terms.backbone:
+    if backbone_digest(config) != terms.backbone:
         raise UpdateError(
             "site.other-backbone",
             "its frozen backbone is not the coordinator's",

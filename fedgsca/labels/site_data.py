@@ -18,7 +18,7 @@ from fedgsca.data.reader import available_readers
 from fedgsca.data.table import ImageTable
 from fedgsca.errors import ConfigError, DataError, RunFolderError
 from fedgsca.federation.label_evidence import read_header, sites_with_evidence
-from fedgsca.federation.samples import frozen_features
+from fedgsca.federation.samples import evidence_config, frozen_features
 from fedgsca.federation.simulation import divide, load_images
 from fedgsca.federation.site_rows import (
     has_truth,
@@ -82,8 +82,9 @@ class SiteData:
 
         Features of the frozen backbone, or of the run's own network.
         """
-        if self.config.model.frozen:
-            return np.asarray(frozen_features(self.config, self.table)[self.rows[rows]])
+        config = self.config if self.config.model.frozen else evidence_config(self.config)
+        if config is not None:
+            return np.asarray(frozen_features(config, self.table)[self.rows[rows]])
         from fedgsca.labels.model_outputs import evaluate_rows
 
         evaluation = evaluate_rows(self, rows, run)

@@ -54,7 +54,7 @@ FIRST_JUDGED_ROUND = 3
 
 _HEAD_EXTRAS = {
     "evidence.weight": Extra(
-        (NUM_HEADS, "D", "C"),
+        (NUM_HEADS, "E", "C"),
         "weights of the four evidence heads, each trained without a quarter of the images",
         optional=True,
         low=-1e4,
