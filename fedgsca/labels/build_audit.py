@@ -40,7 +40,7 @@ from fedgsca.labels.second_opinion import SecondOpinion, ask_second_opinion, uni
 from fedgsca.labels.site_data import SiteData
 from fedgsca.labels.wrong_count import CountModels, fit_models
 from fedgsca.metrics import auroc
-from fedgsca.support.files import PRIVATE, remove_quietly, write_atomic
+from fedgsca.support.files import remove_quietly, write_atomic
 
 # a class of which so large a share looks wrong is no count of wrong labels, if it has so many
 DIFFERING_SHARE = 0.75
@@ -186,6 +186,7 @@ def _build_header(assessment: LabelAssessment, run: Path, out: Path) -> AuditSum
         num_labels=len(site_data),
         columns=COLUMNS,
         num_checked=None if checked is None else checked.count,
+        order=site_data.table.order,
     )
 
 
@@ -284,7 +285,7 @@ def _write_features(
         return
     unit = unit_vectors(features).astype(np.float16)
     content = save({"rows": rows.astype(np.int64), "features": unit})
-    write_atomic(out / "features.safetensors", content, mode=PRIVATE)
+    write_atomic(out / "features.safetensors", content)
 
 
 # ---- how good a ranking is, in a simulation ----

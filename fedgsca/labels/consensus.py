@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -129,17 +128,6 @@ def cohens_kappa(
     return None if chance_sum == 0 else 1 - distance_sum * len(first) / chance_sum
 
 
-def find_order(classes: Sequence[str]) -> tuple[str, ...]:
-    """The classes in their order if their names are numbered grades ("grade 2"); else empty."""
-    numbers = [re.findall(r"\d+", name) for name in classes]
-    if len(classes) < 3 or any(len(texts) != 1 for texts in numbers):
-        return ()
-    grades = {name: int(texts[0]) for name, texts in zip(classes, numbers, strict=True)}
-    if len(set(grades.values())) < len(grades):
-        return ()
-    return tuple(sorted(grades, key=lambda name: grades[name]))
-
-
 def measure_agreement(
     reviewers: tuple[str, str],
     first: Mapping[int, Decision],
@@ -180,7 +168,7 @@ def summarise_decisions(decisions: Decisions) -> ReviewSummary:
         if own_readings:  # who only settles disagreements is not a reader
             readings[name] = own_readings
     agreement = []
-    order = find_order(decisions.classes)
+    order = decisions.order
     for one, two in combinations(readings, 2):
         agreement.append(measure_agreement((one, two), readings[one], readings[two], order))
     return ReviewSummary(summaries, tuple(agreement), decisions.damaged_lines)

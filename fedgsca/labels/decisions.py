@@ -79,10 +79,17 @@ class Decision:
 class Decisions:
     """The file and its state. Writing and `refresh` read what other processes have added."""
 
-    def __init__(self, folder: Path, classes: Sequence[str] = ()) -> None:
-        """Open the decisions in an audit's folder. `classes` are the labels `record` accepts."""
+    def __init__(
+        self, folder: Path, classes: Sequence[str] = (), order: Sequence[str] = ()
+    ) -> None:
+        """Open the decisions in an audit's folder.
+
+        `classes` are the labels `record` accepts, `order` are grades from the lowest to the
+        highest, where classes are grades.
+        """
         self.path = folder / FILE
         self.classes = tuple(classes)
+        self.order = tuple(order)
         # lines that cannot be read as decisions
         self.damaged_lines = 0
         self._bytes_read = 0

@@ -21,7 +21,7 @@ from fedgsca.lab.report.elements import Page, PageSection, Tile
 from fedgsca.lab.table import Table
 from fedgsca.labels.audit_table import Audit
 from fedgsca.labels.consensus import summarise_decisions
-from fedgsca.support.files import PRIVATE, sha256_file, write_atomic
+from fedgsca.support.files import sha256_file, write_atomic
 from fedgsca.support.text import did_you_mean, number
 from fedgsca.support.version import __version__
 
@@ -92,7 +92,7 @@ def write_protocol(file: Path, result: ReviewResult, language: str = "") -> Path
 
     target = protocol_path(file)
     page = build_protocol(file, result, language)
-    write_atomic(target, render_page(page).encode(), mode=PRIVATE)
+    write_atomic(target, render_page(page).encode())
     return target
 
 

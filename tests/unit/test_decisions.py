@@ -14,7 +14,6 @@ from fedgsca.labels.audit_table import Suspect
 from fedgsca.labels.consensus import (
     cohens_kappa,
     find_consensus,
-    find_order,
     images_per_minute,
     measure_agreement,
     summarise_decisions,
@@ -310,16 +309,3 @@ def test_weighted_kappa_counts_steps() -> None:
     assert cohens_kappa(first, near, grades) == pytest.approx(1 - (1 / 4) / (14 / 16))
     assert cohens_kappa(first, far, grades) == pytest.approx(1 - (2 / 4) / (16 / 16))
     assert cohens_kappa([grades[0]], [grades[0]], grades) is None
-
-
-@pytest.mark.parametrize(
-    ("classes", "order"),
-    [
-        (("grade 10", "grade 2", "grade 1"), ("grade 1", "grade 2", "grade 10")),
-        (("benign", "malignant", "normal"), ()),
-        (("class 0", "class 1"), ()),  # two classes: the weights would say the same
-        (("stage 1", "stage 1b", "stage 2"), ()),
-    ],
-)
-def test_numbered_grades_have_an_order(classes: tuple[str, ...], order: tuple[str, ...]) -> None:
-    assert find_order(classes) == order

@@ -353,12 +353,10 @@ class Session:
         )
 
     def _viewer_link(self, row: int) -> str:
-        uids = self.images.dicom_uids(row) if self.viewer else None
-        if uids is None:
-            return ""
-        link = self.viewer
-        for name, uid in zip(("{study}", "{series}", "{instance}"), uids, strict=True):
-            link = link.replace(name, quote(uid, safe=""))
+        uids = self.images.dicom_uids(row) if self.viewer else {}
+        link = self.viewer if uids else ""
+        for name, uid in uids.items():
+            link = link.replace(f"{{{name}}}", quote(uid, safe=""))
         return link
 
     def _suspect(self, row: int) -> Suspect:
