@@ -330,12 +330,12 @@ def _print_reviewers(summary: ReviewSummary) -> None:
 
 def _print_agreement(pair: ReviewerAgreement) -> None:
     share = pair.num_equal / pair.num_labelled if pair.num_labelled else None
-    weighted = ""
+    addition = ""
     if pair.weighted_kappa is not None:
-        weighted = f", with linear weights {number(pair.weighted_kappa, 2)}"
+        addition = f", with linear weights {number(pair.weighted_kappa, 2)}"
     print_line(
         f"{' and '.join(pair.reviewers)}: {plural(pair.num_labelled, 'label')} by both,"
-        f" {percent(share)} the same, Cohen's kappa {number(pair.kappa, 2)}{weighted}"
+        f" {percent(share)} the same, Cohen's kappa {number(pair.kappa, 2)}{addition}"
     )
     for conflict in pair.conflicts[:MAX_CONFLICTS]:
         labels = " / ".join(label or "cannot tell" for label in conflict.labels)

@@ -1,5 +1,7 @@
 """A hospital's own words for classes and columns: names.toml beside labels.csv.
 
+    order = ["healthy", "carcinoma"]
+
     [classes]
     Gesund = "healthy"
     "Karzinom G1" = "carcinoma"
@@ -8,7 +10,9 @@
     Datei = "file"
     Befund = "label"
 
-Everything that reads the folder then uses the names on the right. site.toml of a deployment may
+Everything that reads the folder then uses the names on the right. `order` names grades from the
+lowest to the highest; classes that are no grade are left out. `ignore`, beside it, names columns
+that mean nothing here. `fedgsca data import` writes the file. site.toml of a deployment may
 have the same table [classes], for data that must not be touched.
 """
 
@@ -27,16 +31,19 @@ from fedgsca.errors import ClassListError, DataError
 from fedgsca.support.text import fold_name, one_line, plural, suggest
 
 FILE = "names.toml"
-_MAX_CASES = 5  # names in one message
+_MAX_CASES = 50  # names in one message: a person corrects them in one go
 
 
 @dataclass(frozen=True)
 class FolderNames:
-    """The content of names.toml: the own name -> the name to use."""
+    """The content of names.toml: the own name -> the name to use, and the order of grades."""
 
     classes: Mapping[str, str] = field(default_factory=dict)
     # by folded name, see fold_name
     columns: Mapping[str, str] = field(default_factory=dict)
+    order: tuple[str, ...] = ()
+    # folded names of columns that stay in labels.csv and mean nothing here
+    ignore: frozenset[str] = frozenset()
 
 
 def read_folder_names(root: Path, columns: Sequence[str]) -> FolderNames:
@@ -52,12 +59,14 @@ def read_folder_names(root: Path, columns: Sequence[str]) -> FolderNames:
             f"{path} cannot be read: {error}",
             fix='write lines such as Gesund = "healthy" below [classes], in UTF-8',
         ) from None
+    order = _read_list(path, tree, "order", '["lowest grade", "next grade"]')
+    ignore = _read_list(path, tree, "ignore", '["Age", "Station"]')
     unknown_tables = sorted(set(tree) - {"classes", "columns"})
     if unknown_tables:
         raise DataError(
             "data.invalid-names",
             f"{path} contains {', '.join(map(repr, unknown_tables))}, which means nothing there",
-            fix="use the tables [classes] and [columns] only",
+            fix="use the tables [classes] and [columns], and above them order and ignore",
         )
     class_names = _read_pairs(path, tree.get("classes", {}))
     column_names = {}
@@ -71,7 +80,18 @@ def read_folder_names(root: Path, columns: Sequence[str]) -> FolderNames:
                 fix=f"{hint}use one of: {', '.join(columns)}",
             )
         column_names[fold_name(own_name)] = name
-    return FolderNames(class_names, column_names)
+    return FolderNames(class_names, column_names, order, frozenset(map(fold_name, ignore)))
+
+
+def _read_list(path: Path, tree: dict[str, object], key: str, example: str) -> tuple[str, ...]:
+    names = tree.pop(key, [])
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise DataError(
+            "data.invalid-names",
+            f"{path}: {key} is not a list of names",
+            fix=f"write {key} = {example} above the tables",
+        )
+    return tuple(names)
 
 
 def _read_pairs(path: Path, tree: object) -> dict[str, str]:
@@ -128,8 +148,49 @@ def rename_classes(table: ImageTable, names: Mapping[str, str]) -> ImageTable:
         given=None if table.given is None else index[table.given],
         classes=classes,
         checked=checked,
+        order=tuple(dict.fromkeys(names.get(name, name) for name in table.order)),
         class_names={**table.class_names, **names},
         fingerprint=fingerprint(table.images, labels, classes, table.split, checked=checked),
+    )
+
+
+def order_classes(table: ImageTable, order: Sequence[str]) -> ImageTable:
+    """The same images with grades, numbered from the lowest; the other classes come after them.
+
+    `order` names the grades. Where it is empty the table's own order counts, which may name grades
+    without images: a hospital need not have all of them.
+    """
+    notes = table.notes
+    if not order:
+        order = [name for name in table.order if name in table.classes]
+        absent_names = sorted(set(table.order) - set(order))
+        if absent_names:
+            notes += (f"no image of {', '.join(absent_names)}, which {FILE} orders",)
+        if len(order) < 2:
+            return replace(table, order=(), notes=notes)
+    check_order(table.name, order, table.classes)
+    other_names = [name for name in table.classes if name not in order]
+    ordered_table = align_classes(table, (*order, *other_names))
+    return replace(ordered_table, order=tuple(order), notes=notes)
+
+
+def check_order(source: str, order: Sequence[str], classes: Sequence[str]) -> None:
+    """Refuse an order that is not a list of several different classes of the source."""
+    unknown_names = [name for name in order if name not in classes]
+    if not unknown_names and len(set(order)) == len(order) > 1:
+        return
+    if unknown_names:
+        problem = f"names {one_line(repr(unknown_names[0]), 80)}, which is not a class"
+        suggestion = suggest(unknown_names[0], list(classes))
+    else:
+        problem = "must name at least two classes, each of them once"
+        suggestion = None
+    hint = "" if suggestion is None else f"did you mean {suggestion!r}? "
+    raise DataError(
+        "data.class-order",
+        f"{source}: the order of the classes {problem}",
+        fix=f"{hint}list the grades from the lowest to the highest; the classes are:"
+        f" {', '.join(classes)}",
     )
 
 

@@ -11,13 +11,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from fedgsca.config import OWN_FEATURES, SITES_SOURCE, Config
-from fedgsca.data.class_names import align_classes
+from fedgsca.data.class_names import align_classes, order_classes
 from fedgsca.data.partition import leakage_warnings
 from fedgsca.data.table import ImageTable, empty_table
 from fedgsca.errors import ClassListError, ConfigError, ConfigProblem
 from fedgsca.federation.data_source import read_source
 from fedgsca.federation.samples import make_sampler, split_samples
 from fedgsca.federation.simulation import Experiment, check_model, feature_width_of, prepare
+from fedgsca.federation.site_rows import keep_split
 from fedgsca.noise import CLEAN
 from fedgsca.support.text import did_you_mean
 
@@ -36,10 +37,12 @@ def prepare_coordinator(config: Config) -> Experiment:
             problems=problems,
         )
     table = empty_table("the sites' own images", data.classes, data.image_size or 0)
+    table = _with_order(config, table)
     check_model(config, table)
     test = val = None
     if config.federation.test is not None:
         table = align_classes(read_source(config, config.federation.test), data.classes)
+        table = _with_order(config, table)
         sampler = make_sampler(config, table)
         test = split_samples(table, "test", sampler)
         val = split_samples(table, "val", sampler)
@@ -77,8 +80,8 @@ def _deployment_problems(config: Config) -> list[ConfigProblem]:
         if names and len(set(names)) < len(names):
             message = f"{key} contains a name twice"
             problems.append(ConfigProblem("deploy.duplicate-name", message))
-    if config.noise.model_dump(exclude_defaults=True):
-        message = "noise is set, but it is only for simulations"
+    if config.noise.model_dump(exclude_defaults=True) or config.data.shift != "none":
+        message = "noise or data.shift is set, but they are only for simulations"
         problems.append(ConfigProblem("deploy.noise-in-deployment", message))
     return problems
 
@@ -88,17 +91,29 @@ def site_table(
     source: str,
     labels: Path | None = None,
     class_names: Mapping[str, str] | None = None,
+    folder: Path | None = None,
 ) -> ImageTable:
     """A site's own images and labels, with the class numbers of the consortium.
 
-    `class_names` translates the site's own class names into those of the consortium.
+    `class_names` translates the site's own class names into those of the consortium. `folder` is
+    that of the site's memory: in a study that has begun, images stay in their splits.
     """
-    if config.data.classes is not None:
-        _check_targets(class_names or {}, config.data.classes)
+    if config.data.classes is not None and class_names:
+        _check_targets(class_names, config.data.classes)
+        # the consortium's own names need no line in [classes]
+        class_names = {**{name: name for name in config.data.classes}, **class_names}
     table = read_source(config, source, labels=labels, need_test=False, class_names=class_names)
-    if config.data.classes is None:
-        return table
-    return align_classes(table, config.data.classes)
+    if config.data.classes is not None:
+        table = _with_order(config, align_classes(table, config.data.classes))
+    return keep_split(table, folder, config.data.test_share, config.seed)
+
+
+def _with_order(config: Config, table: ImageTable) -> ImageTable:
+    """The classes of the consortium with its grades first; without an order as they are.
+
+    A hospital's own order must not change the numbers of the classes.
+    """
+    return order_classes(table, config.data.order) if config.data.order else table
 
 
 def _check_targets(class_names: Mapping[str, str], classes: Sequence[str]) -> None:
@@ -118,9 +133,10 @@ def prepare_site(
     source: str,
     labels: Path | None = None,
     class_names: Mapping[str, str] | None = None,
+    folder: Path | None = None,
 ) -> Experiment:
-    """The view of one site of a deployment."""
-    table = site_table(config, source, labels, class_names)
+    """The view of one site of a deployment; `folder` is that of its memory."""
+    table = site_table(config, source, labels, class_names, folder)
     check_model(config, table)
     sampler = make_sampler(config, table)
     rows = table.rows("train")

@@ -33,7 +33,7 @@ from fedgsca.labels.protocol import ReviewResult, load_texts, write_protocol
 from fedgsca.labels.site_data import SiteData, open_audited_sites, split_source
 from fedgsca.support.checked_labels import NO_ORIGINAL, CheckedLabels
 from fedgsca.support.csv_table import CsvTable, read_csv_table, rename_columns
-from fedgsca.support.files import PRIVATE, remove_abandoned, write_atomic
+from fedgsca.support.files import remove_abandoned, write_atomic
 from fedgsca.support.json_record import Record, stored_as
 
 NAME = "labels.corrected"
@@ -113,15 +113,15 @@ def apply_decisions(
     remove_abandoned(file.parent, f"{glob.escape(file.stem)}*.tmp")
     facts = _log_facts(run, outcomes, counts, changes, _describe_policy(outcomes, prefer, without))
     write_log(file, content, facts, changes)
-    write_atomic(file, content, mode=PRIVATE)
+    write_atomic(file, content)
     train = site_data.table.rows("train")
     result = ReviewResult(
         audits=[audit for audit in audits if audit.site in outcomes],
         counts=counts.to_json(),
         changes=[(change.old, change.new) for change in changes],
         classes=site_data.table.classes,
-        before=old_labels[train],
-        after=labels[train],
+        old_labels=old_labels[train],
+        new_labels=labels[train],
         without=without,
     )
     page = write_protocol(file, result, language)
@@ -133,7 +133,9 @@ def _find_outcomes(
 ) -> dict[str, Consensus]:
     """Site -> outcome, of the sites with decisions that count, at least one."""
     opened_decisions = {audit.site: Decisions(audit.path) for audit in audits}
-    names = {name for decisions in opened_decisions.values() for name in decisions.reviewers()}
+    names: set[str] = set()
+    for decisions in opened_decisions.values():
+        names.update(decisions.reviewers())
     for name in without:
         if name not in names:
             raise unknown_reviewer(name, "--without", sorted(names), audits[0].path)

@@ -98,15 +98,15 @@ class AuditImages:
         except UnreadableImageError:
             return network_input
 
-    def dicom_uids(self, row: int) -> tuple[str, str, str] | None:
-        """Study, series and instance of a DICOM file, by which a viewer opens it; else None."""
-        from fedgsca.data.decode.dicom import NoImageError, is_dicom, read_uids
+    def dicom_uids(self, row: int) -> dict[str, str]:
+        """Study, series and instance of a DICOM file, by which a viewer opens it; else empty."""
+        from fedgsca.data.decode.dicom import NoImageError, read_uids
 
         path = self._file(row)
         try:
-            return None if path is None or not is_dicom(path) else read_uids(path)
+            return {} if path is None else read_uids(path)
         except NoImageError:
-            return None
+            return {}
 
     def _file(self, row: int) -> Path | None:
         """The original file; None without one, or for a link that leads out of the data."""

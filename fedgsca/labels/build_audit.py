@@ -16,7 +16,7 @@ from fedgsca.errors import DataError
 from fedgsca.federation.label_evidence import read_evidence, read_header
 from fedgsca.federation.records import (
     CANNOT_TELL,
-    JUDGED,
+    COUNT_HOLDS,
     SITES_DIFFER,
     AuditData,
     AuditSummary,
@@ -40,7 +40,7 @@ from fedgsca.labels.second_opinion import SecondOpinion, ask_second_opinion, uni
 from fedgsca.labels.site_data import SiteData
 from fedgsca.labels.wrong_count import CountModels, fit_models
 from fedgsca.metrics import auroc
-from fedgsca.support.files import PRIVATE, remove_quietly, write_atomic
+from fedgsca.support.files import remove_quietly, write_atomic
 
 # a class of which so large a share looks wrong is no count of wrong labels, if it has so many
 DIFFERING_SHARE = 0.75
@@ -141,8 +141,8 @@ def _describe_label(assessment: LabelAssessment, row: int, rank: int) -> Suspect
         opinions[name] = (classes[opinion.labels[row]], _rounded(opinion.confidence[row]))
     ids = site_data.table.ids[site_data.rows]
     copies = []
-    for other in ranking.copies.get(row, ()):
-        copies.append((other, str(ids[other]), classes[site_data.given[other]]))
+    for copy in ranking.copies.get(row, ()):
+        copies.append((copy, str(ids[copy]), classes[site_data.given[copy]]))
     return Suspect(
         rank=rank,
         row=row,
@@ -186,6 +186,7 @@ def _build_header(assessment: LabelAssessment, run: Path, out: Path) -> AuditSum
         num_labels=len(site_data),
         columns=COLUMNS,
         num_checked=None if checked is None else checked.count,
+        order=site_data.table.order,
     )
 
 
@@ -195,8 +196,8 @@ def summarise_labels(assessment: LabelAssessment) -> LabelSummary:
     ranking = assessment.ranking
     classes = _summarise_classes(assessment)
     differing = [i for i, entry in enumerate(classes) if entry.verdict == SITES_DIFFER]
-    counted = ~np.isin(site_data.given, differing)
-    errors = score.count_errors(assessment.models, len(site_data), counted if differing else None)
+    count_mask = ~np.isin(site_data.given, differing) if differing else None
+    errors = score.count_errors(assessment.models, len(site_data), count_mask)
     copies = _summarise_copies(assessment)
     least = 0 if copies is None else copies.least_wrong
     truth = None
@@ -248,7 +249,7 @@ def judge_class(errors: score.ErrorEstimate, num_labels: int) -> str:
     if not errors.can_tell:
         return CANNOT_TELL
     is_whole = num_labels >= MIN_DIFFERING and errors.count >= DIFFERING_SHARE * num_labels
-    return SITES_DIFFER if is_whole else JUDGED
+    return SITES_DIFFER if is_whole else COUNT_HOLDS
 
 
 def _count_confusions(assessment: LabelAssessment, count: int) -> tuple[SuspectPair, ...]:
@@ -284,7 +285,7 @@ def _write_features(
         return
     unit = unit_vectors(features).astype(np.float16)
     content = save({"rows": rows.astype(np.int64), "features": unit})
-    write_atomic(out / "features.safetensors", content, mode=PRIVATE)
+    write_atomic(out / "features.safetensors", content)
 
 
 # ---- how good a ranking is, in a simulation ----

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -121,23 +120,12 @@ def cohens_kappa(
     def distance(one: str, two: str) -> int:
         return abs(places[one] - places[two]) if order else int(one != two)
 
-    observed = sum(distance(one, two) for one, two in zip(first, second, strict=True))
-    expected = 0
+    distance_sum = sum(distance(one, two) for one, two in zip(first, second, strict=True))
+    chance_sum = 0
     for one, count in Counter(first).items():
         for two, other_count in Counter(second).items():
-            expected += count * other_count * distance(one, two)
-    return None if expected == 0 else 1 - observed * len(first) / expected
-
-
-def find_order(classes: Sequence[str]) -> tuple[str, ...]:
-    """The classes in their order if their names are numbered grades ("grade 2"); else empty."""
-    numbers = [re.findall(r"\d+", name) for name in classes]
-    if len(classes) < 3 or any(len(found) != 1 for found in numbers):
-        return ()
-    grades = {name: int(found[0]) for name, found in zip(classes, numbers, strict=True)}
-    if len(set(grades.values())) < len(grades):
-        return ()
-    return tuple(sorted(grades, key=lambda name: grades[name]))
+            chance_sum += count * other_count * distance(one, two)
+    return None if chance_sum == 0 else 1 - distance_sum * len(first) / chance_sum
 
 
 def measure_agreement(
@@ -180,7 +168,7 @@ def summarise_decisions(decisions: Decisions) -> ReviewSummary:
         if own_readings:  # who only settles disagreements is not a reader
             readings[name] = own_readings
     agreement = []
-    order = find_order(decisions.classes)
+    order = decisions.order
     for one, two in combinations(readings, 2):
         agreement.append(measure_agreement((one, two), readings[one], readings[two], order))
     return ReviewSummary(summaries, tuple(agreement), decisions.damaged_lines)

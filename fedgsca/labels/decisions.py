@@ -79,10 +79,17 @@ class Decision:
 class Decisions:
     """The file and its state. Writing and `refresh` read what other processes have added."""
 
-    def __init__(self, folder: Path, classes: Sequence[str] = ()) -> None:
-        """Open the decisions in an audit's folder. `classes` are the labels `record` accepts."""
+    def __init__(
+        self, folder: Path, classes: Sequence[str] = (), order: Sequence[str] = ()
+    ) -> None:
+        """Open the decisions in an audit's folder.
+
+        `classes` are the labels `record` accepts, `order` are grades from the lowest to the
+        highest, where classes are grades.
+        """
         self.path = folder / FILE
         self.classes = tuple(classes)
+        self.order = tuple(order)
         # lines that cannot be read as decisions
         self.damaged_lines = 0
         self._bytes_read = 0
@@ -149,11 +156,11 @@ class Decisions:
         )
         return self.add(decision)
 
-    def add(self, decision: Decision, *, seen: str | None = None) -> Decision:
+    def add(self, decision: Decision, *, replaces: str | None = None) -> Decision:
         """Write one decision; returns it, or the one that the same request wrote before.
 
-        `seen` is the time of the reviewer's decision that this one replaces, "" if there was none:
-        a decision from another page is not replaced by somebody who has not seen it. Raises
+        `replaces` is the time of the reviewer's decision that this one replaces, "" if there was
+        none: a decision from another page is not replaced by somebody who has not seen it. Raises
         RunFolderError if it is not on the disk.
         """
         with self._thread_lock, self._locked() as handle:
@@ -161,7 +168,7 @@ class Decisions:
             if earlier is not None:
                 return earlier
             history = self._history.get(decision.reviewer, {}).get(decision.row)
-            if seen is not None and seen != (history[-1].time if history else ""):
+            if replaces is not None and replaces != (history[-1].time if history else ""):
                 _refuse_unseen(history[-1] if history else None)
             self._append(handle, decision)
             return decision

@@ -30,7 +30,7 @@ from fedgsca.labels.audit_images import AuditImages
 from fedgsca.labels.audit_table import Audit, Suspect
 from fedgsca.labels.decisions import MAX_REVIEWER_NAME, Decision, Decisions, resolve_action
 from fedgsca.support.csv_table import read_csv_table, write_cells
-from fedgsca.support.files import PRIVATE, open_atomic, write_atomic
+from fedgsca.support.files import open_atomic, write_atomic
 from fedgsca.support.text import did_you_mean, one_line, printable
 
 UNSURE = "cannot tell"
@@ -322,18 +322,21 @@ def read_cvat(path: Path, audit: Audit) -> Iterator[Verdict]:
 
 def write_dicom_links(out: Path, batch: ReviewBatch) -> list[Path]:
     """Write a csv with the study, series and instance of each image."""
-    with open_atomic(out, mode=PRIVATE) as sheet:
+    with open_atomic(out) as sheet:
         write_cells(sheet, DICOM_COLUMNS)
         for suspect in batch.suspects:
             uids = batch.images.dicom_uids(suspect.row)
-            if uids is None:
+            if len(uids) < len(DICOM_COLUMNS[2:5]):
                 raise DataError(
                     "audit.no-dicom",
                     f"{suspect.id} is not a DICOM file with study, series and instance",
                     fix="choose another --format",
                 )
             labels = (suspect.given, suspect.suggestion, suspect.reason)
-            write_cells(sheet, (suspect.rank, suspect.id, *uids, *labels))
+            write_cells(
+                sheet,
+                (suspect.rank, suspect.id, *(uids[name] for name in DICOM_COLUMNS[2:5]), *labels),
+            )
     return [out]
 
 

@@ -30,7 +30,7 @@ from fedgsca.labels.audit_images import AuditImages
 from fedgsca.labels.audit_table import Suspect
 from fedgsca.labels.build_audit import FOLDER_AUDIT
 from fedgsca.labels.score import evidence_level
-from fedgsca.support.files import PRIVATE, write_atomic
+from fedgsca.support.files import write_atomic
 from fedgsca.support.text import DASH, NBSP, plural
 from fedgsca.support.version import __version__
 
@@ -49,7 +49,7 @@ def write_gallery(images: AuditImages, *, banner: str = "") -> Path:
 
     target = images.audit.path / "gallery.html"
     page = render_page(build_gallery(images, banner))
-    write_atomic(target, page.encode(), mode=PRIVATE)
+    write_atomic(target, page.encode())
     return target
 
 
@@ -123,9 +123,13 @@ def describe_findings(summary: LabelSummary) -> list[str]:
                 " that the sites differ (other devices, patients or reading habits), so they are"
                 " not counted as wrong labels: compare how the sites define and image this class."
             )
-    unknown = [e.class_name for e in summary.per_class if e.verdict == CANNOT_TELL and e.labels]
-    if unknown and summary.estimated_wrong.can_tell:
-        sentences.append(f"How many labels are wrong cannot be told for: {', '.join(unknown)}.")
+    unclear_classes = [
+        e.class_name for e in summary.per_class if e.verdict == CANNOT_TELL and e.labels
+    ]
+    if unclear_classes and summary.estimated_wrong.can_tell:
+        sentences.append(
+            f"How many labels are wrong cannot be told for: {', '.join(unclear_classes)}."
+        )
     return sentences
 
 
@@ -193,10 +197,10 @@ def _confusion_section(summary: LabelSummary) -> PageSection | None:
 def _copy_section(images: AuditImages) -> PageSection | None:
     """Contradicting copies, each beside the other."""
     cards = []
-    shown: set[int] = set()
+    copy_rows: set[int] = set()
     for suspect in images.audit.window(0, 2 * MAX_SUSPECTS):
-        if suspect.copies and suspect.row not in shown:
-            shown.update(row for row, _, _ in suspect.copies)
+        if suspect.copies and suspect.row not in copy_rows:
+            copy_rows.update(row for row, _, _ in suspect.copies)
             copies = []
             for row, name, label in suspect.copies[:MAX_EXAMPLES]:
                 copies.append((f"copy: {label}", [_photo(images, row, name, SUSPECT_PIXELS)]))

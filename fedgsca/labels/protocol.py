@@ -21,8 +21,8 @@ from fedgsca.lab.report.elements import Page, PageSection, Tile
 from fedgsca.lab.table import Table
 from fedgsca.labels.audit_table import Audit
 from fedgsca.labels.consensus import summarise_decisions
-from fedgsca.support.files import PRIVATE, sha256_file, write_atomic
-from fedgsca.support.text import did_you_mean, number, slug
+from fedgsca.support.files import sha256_file, write_atomic
+from fedgsca.support.text import did_you_mean, number
 from fedgsca.support.version import __version__
 
 TEXTS = Path(__file__).with_name("review") / "static" / "texts.json"
@@ -62,8 +62,8 @@ class ReviewResult:
     changes: Sequence[tuple[str, str]]
     classes: tuple[str, ...]
     # (n,) class indices of all labels of the data
-    before: np.ndarray
-    after: np.ndarray
+    old_labels: np.ndarray
+    new_labels: np.ndarray
     # people whose decisions do not count
     without: Sequence[str] = ()
 
@@ -92,7 +92,7 @@ def write_protocol(file: Path, result: ReviewResult, language: str = "") -> Path
 
     target = protocol_path(file)
     page = build_protocol(file, result, language)
-    write_atomic(target, render_page(page).encode(), mode=PRIVATE)
+    write_atomic(target, render_page(page).encode())
     return target
 
 
@@ -104,11 +104,10 @@ def build_protocol(file: Path, result: ReviewResult, language: str = "") -> Page
         return texts.get(text, text)
 
     title, subject, *names = HEADINGS
-    sections = []
+    tables = []
     for name, (head, rows) in zip(names, _make_tables(result), strict=True):
         if rows:
-            table = Table(say(name), [say(text) for text in head], rows)
-            sections.append(PageSection(slug(name), say(name), "", [table]))
+            tables.append(Table(say(name), [say(text) for text in head], rows))
     tiles = []
     for key, label in COUNT_LABELS.items():
         tiles.append(Tile(say(label), f"{result.counts.get(key, 0):,}"))
@@ -118,7 +117,7 @@ def build_protocol(file: Path, result: ReviewResult, language: str = "") -> Page
         subtitle=f"{sites} · {date.today().isoformat()}",
         lead=[f"{say(subject)}: {file.name}, SHA-256 {sha256_file(file)}"],
         tiles=tiles,
-        sections=sections,
+        sections=[PageSection("record", say(subject), "", tables)],
         footer=f"fedgsca {__version__}",
     )
 
@@ -153,11 +152,11 @@ def _make_tables(result: ReviewResult) -> list[tuple[Sequence[str], list[list[st
 def _list_classes(result: ReviewResult) -> list[list[str]]:
     """Per class: labels before, those that left and came, labels after."""
     num_classes = len(result.classes)
-    before = np.bincount(result.before, minlength=num_classes)
-    after = np.bincount(result.after, minlength=num_classes)
-    left = Counter(old for old, _ in result.changes)
-    arrived = Counter(new for _, new in result.changes)
+    old_counts = np.bincount(result.old_labels, minlength=num_classes)
+    new_counts = np.bincount(result.new_labels, minlength=num_classes)
+    losses = Counter(old for old, _ in result.changes)
+    gains = Counter(new for _, new in result.changes)
     rows = []
     for i, name in enumerate(result.classes):
-        rows.append([name, *map(str, (before[i], left[name], arrived[name], after[i]))])
+        rows.append([name, *map(str, (old_counts[i], losses[name], gains[name], new_counts[i]))])
     return rows

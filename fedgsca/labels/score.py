@@ -113,15 +113,13 @@ def list_copies_first(
     checked = np.zeros(len(given), bool) if ranking.checked is None else ranking.checked.mask
     copies: dict[int, list[int]] = {}
     for one, two in pairs:
-        for row, other in ((one, two), (two, one)):
+        for row, copy in ((one, two), (two, one)):
             if not checked[row]:
-                copies.setdefault(row, []).append(other)
+                copies.setdefault(row, []).append(copy)
     first = []
     for row in ranking.order.tolist():
         if row in copies:
-            first += [row, *(other for other in copies[row] if other in copies)]
-    first = list(dict.fromkeys(first))
-    others = ranking.order[~np.isin(ranking.order, first)]
+            first += [row, *(copy for copy in copies[row] if copy in copies)]
     suggestion = ranking.suggestion.copy()
     priority = ranking.priority.copy()
     for row, rows in copies.items():
@@ -129,7 +127,7 @@ def list_copies_first(
         frequency = np.bincount(labels, minlength=ranking.probs.shape[1])
         suggestion[row] = max(labels, key=lambda label: (frequency[label], -label))
         priority[row] = True
-    order = np.concatenate([np.array(first, np.int64), others])
+    order = np.array(list(dict.fromkeys([*first, *ranking.order.tolist()])), np.int64)
     return replace(ranking, order=order, suggestion=suggestion, priority=priority, copies=copies)
 
 
@@ -145,11 +143,11 @@ def count_certain_errors(
     for one, two in pairs:
         if (one in certain) != (two in certain):
             wrong.add(two if one in certain else one)
-    used = certain | wrong
+    settled_rows = certain | wrong
     num_wrong = len(wrong)
     for one, two in pairs:
-        if one not in used and two not in used:
-            used |= {one, two}
+        if one not in settled_rows and two not in settled_rows:
+            settled_rows |= {one, two}
             num_wrong += 1
     return num_wrong
 
@@ -188,9 +186,9 @@ def evidence_level(probability: float) -> str:
 def describe_label(ranking: LabelRanking, row: int, given: int, classes: tuple[str, ...]) -> str:
     """Why this label is on the list, in words for the person who decides about it."""
     probs = ranking.probs[row]
-    others = probs.copy()
-    others[given] = -1.0
-    suggestion = int(others.argmax())
+    other_probs = probs.copy()
+    other_probs[given] = -1.0
+    suggestion = int(other_probs.argmax())
     start = f"labelled {classes[given]}; "
     if row in ranking.copies:
         start += f"a copy of the image is labelled {classes[ranking.suggestion[row]]}; "

@@ -65,11 +65,6 @@ class Samples:
         """Images rather than features."""
         return self.inputs.ndim == 4
 
-    @property
-    def has_features(self) -> bool:
-        """Evidence heads see features that do not change during a run."""
-        return not self.are_images or self.features is not None
-
     def part(self, rows: np.ndarray) -> Samples:
         """The samples of some rows (m,), in their order; inputs are not copied."""
         groups = None if self.groups is None else self.groups[rows]

@@ -448,7 +448,7 @@ def test_apply_that_was_killed_can_be_repeated(
 
     decide(audit, 0, "accept")
 
-    def die(path: Path, content: bytes, *, mode: int) -> None:
+    def die(path: Path, content: bytes) -> None:
         raise KeyboardInterrupt
 
     out = tmp_path / "corrected.csv"

@@ -83,7 +83,7 @@ def test_the_files_have_their_keys(audit: Audit) -> None:
     header = json.loads((audit.path / "audit.json").read_text())
     assert list(header) == [
         *("run", "site", "data", "classes", "method", "warning"),
-        *("summary", "version", "scored", "columns"),
+        *("summary", "version", "scored", "columns", "order"),
     ]
     assert header["version"] == 1 and header["scored"] == 50
 

@@ -14,7 +14,6 @@ from fedgsca.labels.audit_table import Suspect
 from fedgsca.labels.consensus import (
     cohens_kappa,
     find_consensus,
-    find_order,
     images_per_minute,
     measure_agreement,
     summarise_decisions,
@@ -283,15 +282,15 @@ def test_a_coffee_break_does_not_halve_the_speed() -> None:
 def test_what_another_page_decided_is_not_overwritten_unseen(tmp_path: Path) -> None:
     one = Decisions(tmp_path)
     other = Decisions(tmp_path)
-    first = one.add(decision(3, "keep"), seen="")
+    first = one.add(decision(3, "keep"), replaces="")
     with pytest.raises(DataError) as error:
-        other.add(decision(3, "accept"), seen="")
+        other.add(decision(3, "accept"), replaces="")
     assert error.value.code == "review.decided-meanwhile" and "'a'" in error.value.message
     assert actions(tmp_path) == {3: "keep"}
-    other.add(decision(3, "accept"), seen=first.time)  # now it has seen the first one
+    other.add(decision(3, "accept"), replaces=first.time)  # now it has seen the first one
     assert actions(tmp_path) == {3: "accept"}
     other.undo("anna")
-    one.add(decision(3, "unsure"), seen=first.time)
+    one.add(decision(3, "unsure"), replaces=first.time)
     assert actions(tmp_path) == {3: "unsure"}
 
 
@@ -310,16 +309,3 @@ def test_weighted_kappa_counts_steps() -> None:
     assert cohens_kappa(first, near, grades) == pytest.approx(1 - (1 / 4) / (14 / 16))
     assert cohens_kappa(first, far, grades) == pytest.approx(1 - (2 / 4) / (16 / 16))
     assert cohens_kappa([grades[0]], [grades[0]], grades) is None
-
-
-@pytest.mark.parametrize(
-    ("classes", "order"),
-    [
-        (("grade 10", "grade 2", "grade 1"), ("grade 1", "grade 2", "grade 10")),
-        (("benign", "malignant", "normal"), ()),
-        (("class 0", "class 1"), ()),  # two classes: the weights would say the same
-        (("stage 1", "stage 1b", "stage 2"), ()),
-    ],
-)
-def test_numbered_grades_have_an_order(classes: tuple[str, ...], order: tuple[str, ...]) -> None:
-    assert find_order(classes) == order

@@ -9,7 +9,7 @@ from fedgsca.data.duplicates import find_contradictions
 from fedgsca.data.table import ImageTable
 from fedgsca.federation.records import (
     CANNOT_TELL,
-    JUDGED,
+    COUNT_HOLDS,
     SITES_DIFFER,
     ClassAudit,
     CopySummary,
@@ -107,11 +107,11 @@ def test_empty_frames_are_no_near_duplicates() -> None:
 @pytest.mark.parametrize(
     ("count", "can_tell", "labels", "verdict"),
     [
-        (5, True, 44, JUDGED),
+        (5, True, 44, COUNT_HOLDS),
         (5, False, 44, CANNOT_TELL),
         (44, True, 44, SITES_DIFFER),
         (40, False, 44, CANNOT_TELL),
-        (3, True, 3, JUDGED),  # too few for a sign
+        (3, True, 3, COUNT_HOLDS),  # too few for a sign
     ],
 )
 def test_a_class_that_looks_wrong_as_a_whole_is_no_count(

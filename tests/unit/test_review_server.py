@@ -616,7 +616,7 @@ def test_dicom_images_have_a_link_that_a_file_cannot_bend(folder: Path) -> None:
 
     class Dicom:
         def __getattr__(self, name: str) -> Any:
-            uids = ("1.2.3", "4.5", "6'/&x={study}")
+            uids = {"study": "1.2.3", "series": "4.5", "instance": "6'/&x={study}"}
             return getattr(one.images, name) if name != "dicom_uids" else lambda row: uids
 
     linked = Session(one.audit, Dicom(), "anna", viewer=viewer)

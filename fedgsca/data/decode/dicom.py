@@ -9,6 +9,7 @@ element.
 from __future__ import annotations
 
 import logging
+import re
 import warnings
 import zlib
 from collections.abc import Iterator, Sequence
@@ -34,6 +35,7 @@ _IMAGE_TAGS = ("Rows", "Columns", "BitsAllocated", "PhotometricInterpretation")
 _TAGS = [
     "SpecificCharacterSet",
     "PatientID",
+    "StudyInstanceUID",
     "IssuerOfPatientID",
     "NumberOfFrames",
     "SharedFunctionalGroupsSequence",
@@ -70,6 +72,7 @@ _TAGS = [
 ]
 
 
+_PLACEHOLDER = re.compile(r"(anon\w*|unknown|none|removed|x+|0*)", re.IGNORECASE)  # patient ids
 _PIECE = 2**20
 _MAX_DATASET = 2**30  # bytes of a deflated file after inflating
 
@@ -113,25 +116,39 @@ def read_dicom_header(path: Path) -> DicomHeader:
         return DicomHeader(int(data.Columns), int(data.Rows), kind, needs_stretching)
 
 
-def read_uids(path: Path) -> tuple[str, str, str] | None:
-    """The UIDs of study, series and instance, for a link to a viewer; None if one is missing."""
-    names = ["StudyInstanceUID", "SeriesInstanceUID", "SOPInstanceUID"]
-    with _hide_values():
-        data = _import_pydicom().dcmread(path, stop_before_pixels=True, specific_tags=names)
-        study, series, instance = (str(data.get(name) or "") for name in names)
-    return (study, series, instance) if study and series and instance else None
-
-
 def read_image(path: Path) -> tuple[np.ndarray, str]:
     """(H, W, 3) uint8 and the patient's id, an empty text if there is none."""
     with _hide_values():
         data = _read_dataset(path, pixels=True)
-        pixels = _to_rgb(_decode_pixels(data), data)
-        patient = str(data.get("PatientID") or "").strip()
-        if not patient:
-            return pixels, ""
-        issuer = str(data.get("IssuerOfPatientID") or "").strip()
-        return pixels, f"{issuer}\\{patient}"
+        return _to_rgb(_decode_pixels(data), data), _patient_of(data)
+
+
+def read_patient(path: Path) -> str:
+    """The issuer and id of the patient, with a backslash between them; empty if there is none."""
+    with _hide_values():
+        return _patient_of(_read_dataset(path, pixels=False))
+
+
+def read_uids(path: Path) -> dict[str, str]:
+    """The UIDs of the "study", "series" and "instance" of an image; empty for other files."""
+    if not is_dicom(path):
+        return {}
+    tags = {"study": "StudyInstanceUID", "series": "SeriesInstanceUID"}
+    tags["instance"] = "SOPInstanceUID"
+    with _hide_values():
+        data = _import_pydicom().dcmread(
+            path, stop_before_pixels=True, specific_tags=list(tags.values())
+        )
+        return {name: str(data[tag].value) for name, tag in tags.items() if data.get(tag)}
+
+
+def _patient_of(data: Dataset) -> str:
+    patient = str(data.get("PatientID") or "").strip()
+    study = str(data.get("StudyInstanceUID") or "").strip()
+    if study and _PLACEHOLDER.fullmatch(patient):
+        return study  # of an anonymised export, the studies tell patients apart
+    issuer = str(data.get("IssuerOfPatientID") or "").strip()
+    return f"{issuer}\\{patient}" if patient else ""
 
 
 def number_patients(patients: Sequence[str]) -> list[int]:

@@ -353,12 +353,10 @@ class Session:
         )
 
     def _viewer_link(self, row: int) -> str:
-        uids = self.images.dicom_uids(row) if self.viewer else None
-        if uids is None:
-            return ""
-        link = self.viewer
-        for name, uid in zip(("{study}", "{series}", "{instance}"), uids, strict=True):
-            link = link.replace(name, quote(uid, safe=""))
+        uids = self.images.dicom_uids(row) if self.viewer else {}
+        link = self.viewer if uids else ""
+        for name, uid in uids.items():
+            link = link.replace(f"{{{name}}}", quote(uid, safe=""))
         return link
 
     def _suspect(self, row: int) -> Suspect:
@@ -458,7 +456,7 @@ class Session:
         )
         if self.observer is not None:  # first: what is not in the trail does not happen
             self.observer.note_decision(decision)
-        line = self.decisions.add(decision, seen=_read_text(body.get("seen")))
+        line = self.decisions.add(decision, replaces=_read_text(body.get("seen")))
         item = self._item(suspect, -1, line, not self.blind or self.is_complete())
         return {"saved": True, "item": item.to_json(), "progress": self.progress().to_json()}
 

@@ -10,6 +10,7 @@ the same bytes.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
@@ -34,7 +35,7 @@ from fedgsca.evidence import (
     train_heads,
 )
 from fedgsca.methods.aggregate import WeightedMean
-from fedgsca.methods.base import Method, ServerState
+from fedgsca.methods.base import Method, SampleMemory, ServerState
 from fedgsca.methods.parts import holdout
 from fedgsca.methods.parts.evidence_store import (
     NOTE_PREFIX,
@@ -47,12 +48,13 @@ from fedgsca.methods.train import evaluate_site
 from fedgsca.wire import SMALLEST_GROUP, Arrays, Extra, Payload, Update
 
 PREFIX = "evidence."
+_MEMORY = "evidence"  # part of a site's store
 # earlier heads know too little; a shorter run judges from its first renewal on
 FIRST_JUDGED_ROUND = 3
 
 _HEAD_EXTRAS = {
     "evidence.weight": Extra(
-        (NUM_HEADS, "D", "C"),
+        (NUM_HEADS, "E", "C"),
         "weights of the four evidence heads, each trained without a quarter of the images",
         optional=True,
         low=-1e4,
@@ -144,6 +146,16 @@ class MethodWithHeads(Method):
         update = self.method.trim_late(update)
         return replace(update, extras=_split_extras(update.extras)[1])
 
+    def new_memory(self, samples: Samples, site: str, seed: int) -> SampleMemory:
+        """Folds by content, opinions that favour no class, and the given label as posterior."""
+        given = np.eye(samples.num_classes, dtype=np.float32)[samples.labels]
+        arrays = {
+            "folds": assign_folds(seed, site, _read_contents(samples)).astype(np.uint8),
+            "opinion_sum": np.full_like(given, 1.0 / samples.num_classes),
+            "posterior": given,
+        }
+        return {**self.method.new_memory(samples, site, seed), _MEMORY: arrays}
+
     def _is_training(self, round: int) -> bool:
         """Heads are trained until the last renewal."""
         return round <= self.renewal_rounds[-1]
@@ -157,7 +169,7 @@ class MethodWithHeads(Method):
         if site.num_samples == 0:
             return self.method.local_update(payload, site)
         round = payload.round
-        store = site.store.part("evidence")
+        store = site.store.part(_MEMORY)
         memory = HeadMemory.from_arrays(store.read_before(round), site)
         due = sum(renewal <= round for renewal in self.renewal_rounds)
         features = None
@@ -261,8 +273,9 @@ class HeadMemory:
     # at the first renewal, when they had learnt given labels only
     share_explained: float = 0.0
     heads_explained: float = 0.0
-    # the site's own judgement, computed once where features do not change
+    # the site's own judgement, and a digest of the features and labels that it is about
     alone: Judgement | None = None
+    alone_digest: bytes = b""
 
     @staticmethod
     def from_arrays(arrays: Arrays, site: Site) -> HeadMemory:
@@ -280,6 +293,7 @@ class HeadMemory:
             float(arrays["explained"]),
             float(arrays["heads_explained"]),
             read_judgement(arrays, ALONE),
+            arrays["alone_digest"].tobytes() if "alone_digest" in arrays else b"",
         )
 
     def to_arrays(self) -> dict[str, np.ndarray]:
@@ -296,6 +310,7 @@ class HeadMemory:
             arrays["posterior"] = self.posterior
         if self.alone is not None:
             arrays |= judgement_arrays(self.alone, ALONE)
+            arrays["alone_digest"] = np.frombuffer(self.alone_digest, np.uint8)
         return arrays
 
     def add(self, opinion: np.ndarray) -> HeadMemory:
@@ -330,7 +345,8 @@ def _renew_evidence(
     if memory.renewals:
         federation = replace(federation, share_explained=memory.heads_explained)
     alone = memory.alone
-    if alone is None or not site.samples.has_features:
+    digest = _digest_samples(features, site)
+    if alone is None or digest != memory.alone_digest:
         groups = number_contents(_read_contents(site.samples))
         alone = judge_alone(
             features, site.labels, groups, parts, site.num_classes, checked=site.checked
@@ -346,7 +362,17 @@ def _renew_evidence(
         share_explained=evidence.share_explained,
         heads_explained=federation.share_explained,
         alone=alone,
+        alone_digest=digest,
     )
+
+
+def _digest_samples(features: np.ndarray, site: Site) -> bytes:
+    """Identifies what a site's own judgement depends on."""
+    digest = hashlib.sha256(np.ascontiguousarray(features).tobytes())
+    digest.update(site.labels.astype("<i8").tobytes())
+    if site.checked is not None:
+        digest.update(site.checked.to_bytes())
+    return digest.digest()
 
 
 def _train_heads(
