@@ -185,6 +185,7 @@ def run_plan(
 
     part = shard.part(requested_cells)
     failures = run_cells(part, out, observer, results, jobs=jobs, on_result=save_numbers)
+    results |= finished_cells(cells, out)  # other machines may have written to the same folder
     return ComparisonResult(out, collect(joint_plan, cells, results, out, known_cells), failures)
 
 

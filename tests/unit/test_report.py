@@ -712,7 +712,7 @@ def test_means_over_different_seeds_are_not_ranked(tmp_path: Path) -> None:
 
 def test_the_meaning_of_the_numbers_is_explained(tmp_path: Path) -> None:
     comparison = read_comparison(make_compare(tmp_path / "c", runs=False))
-    assert len(explain_numbers(comparison)) == 3
+    assert len(explain_numbers(comparison)) == 4
 
 
 @pytest.mark.usefixtures("sketch")

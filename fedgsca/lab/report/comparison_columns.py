@@ -316,10 +316,9 @@ def explain_numbers(comparison: Comparison) -> list[str]:
             " and test images, corrected for their number)."
         )
     if any(row.is_reference for row in rows):
-        sentences.append(
-            "The ceiling is FedAvg without the wrong labels. Recovery is (F1 - FedAvg) / (ceiling -"
-            " FedAvg) of the printed means."
-        )
+        sentences.append("The ceiling is FedAvg without the wrong labels.")
+    if any(row.recovery is not None for row in rows):
+        sentences.append("Recovery is (F1 - FedAvg) / (ceiling - FedAvg) of the printed means.")
     scores = [score for score in (comparison.clean or {}).values() if score == score]
     if scores:
         sentences.append(f"Without noise FedAvg reaches {mean_std(scores).text()}.")
