@@ -74,7 +74,7 @@ class MethodSchema(Protocol):
 
 
 METHODS: Registry[type[MethodSchema]] = Registry("fedgsca.methods")
-# aggregation rules; their contract is fedgsca.federation.robust.base.Rule
+# aggregation rules; their contract is fedgsca.federation.robust.rules.Rule
 RULES: Registry[type] = Registry("fedgsca.federation.robust.rules")
 
 
