@@ -3,17 +3,29 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from pathlib import Path
+from statistics import fmean
 from typing import TYPE_CHECKING
 
 from fedgsca.support.console import print_line
-from fedgsca.support.text import NBSP, duration, number, percent, plural, size_text
+from fedgsca.support.text import (
+    NBSP,
+    duration,
+    natural_key,
+    number,
+    percent,
+    plural,
+    size_text,
+)
 
 if TYPE_CHECKING:
     from fedgsca.config import Config
     from fedgsca.federation.records import RunResult, Setup
     from fedgsca.lab.table import Table
 
+# sites that are listed one by one
+MAX_ROWS = 24
 # metric of a site -> heading; only those that the method reports are shown
 _COLUMNS = {
     "noisy_precision": "noisy ones wrong",
@@ -198,8 +210,10 @@ def _site_table(out: Path, setup: Setup) -> Table:
     for name in _COLUMNS:
         if any(name in site.values for site in sites.values()):
             columns.append(name)
+    if len(setup.sites) > MAX_ROWS:
+        return _noise_table(setup, shares)
     rows = []
-    for name, site in setup.sites.items():
+    for name, site in sorted(setup.sites.items(), key=lambda item: natural_key(item[0])):
         wrong_share = site.realised_noise.rate if site.realised_noise else None
         cells = [name, site.noise or "", str(site.num_samples), percent(wrong_share)]
         if shares:
@@ -212,6 +226,26 @@ def _site_table(out: Path, setup: Setup) -> Table:
     if shares:
         head.append("labels not trained on as given")
     return Table("", [*head, *(_COLUMNS[name] for name in columns)], rows, words=(1,))
+
+
+def _noise_table(setup: Setup, shares: Mapping[str, float]) -> Table:
+    """The same for many sites: one row per kind of noise; the report has all sites."""
+    from fedgsca.lab.table import Table
+
+    groups: dict[str, list[str]] = {}
+    for name, site in setup.sites.items():
+        groups.setdefault(site.noise or "", []).append(name)
+    rows = []
+    for noise, names in groups.items():
+        members = [setup.sites[name] for name in names]
+        rates = [one.realised_noise.rate or 0.0 for one in members if one.realised_noise]
+        sizes = [one.num_samples or 0 for one in members]
+        unused = [shares[name] for name in names if name in shares]
+        cells = [noise, str(len(names)), f"{min(sizes)} to {max(sizes)}"]
+        cells += [percent(fmean(values) if values else None) for values in (rates, unused)]
+        rows.append(cells)
+    head = ["noise", "sites", "images each", "labels wrong", "not trained on as given"]
+    return Table("", head, rows, note=f"{len(setup.sites)} sites; the report has one row for each")
 
 
 def _metric_text(column: str, value: float | None) -> str:

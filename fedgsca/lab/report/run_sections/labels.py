@@ -168,7 +168,10 @@ def _site_table(run: LoadedRun) -> Table | Collapsible:
     if shares:
         head.append("Labels not trained on as given")
     rows: list[list[str | Cell]] = []
-    for name, site in run.setup.sites.items():
+    for name in run.sites:
+        if name not in run.setup.sites:
+            continue
+        site = run.setup.sites[name]
         row: list[str | Cell] = [name, count_text(site.num_samples)]
         if has_truth:
             row.append(noise_title(site_noise(run, name)))
