@@ -237,6 +237,11 @@ class ModelConfig(Section):
         default=False,
         description="train and send only the head; features are computed once per site",
     )
+    features: Literal["stages", "last"] = Field(
+        default="stages",
+        description="frozen mode: the averages of every stage of the backbone, or only those of "
+        "its last layer",
+    )
     feature_size: int = Field(
         default=96,
         ge=16,
