@@ -52,9 +52,13 @@ def show_run(
     )
     _show_scores(result)
     from fedgsca.federation.run_folder import read_setup
+    from fedgsca.lab.report.run_facts import grade_kappa
     from fedgsca.lab.table import print_tables
 
     setup = read_setup(out)
+    kappa = grade_kappa(setup, result.last.confusion)
+    if kappa is not None:
+        print_line(f"quadratic kappa {kappa:.2f} in the last round: the classes are grades")
     _show_previous_run(out, setup)
     print_tables([_site_table(out, setup)])
     _show_selection(out, config)

@@ -624,6 +624,8 @@ class ComparisonCell(Record):
     # where there are validation images: F1 on the test images in the round that early stopping on
     # them would have chosen
     stopped_f1: float | None = None
+    # quadratic kappa in the last round, where classes have an order
+    kappa: float | None = None
 
     @property
     def variant(self) -> ComparisonVariant:

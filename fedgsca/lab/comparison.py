@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from fedgsca.config import Config, Tree, build
 from fedgsca.errors import RunFolderError
 from fedgsca.federation.records import Comparison, ComparisonCell, RoundRecord, RunResult, finite
-from fedgsca.federation.run_folder import dumps, read_rounds
+from fedgsca.federation.run_folder import dumps, read_rounds, read_setup
 from fedgsca.federation.samples import check_weights
 from fedgsca.lab import runner
 from fedgsca.lab.frames import cell_rows, make_frame
@@ -39,7 +39,7 @@ from fedgsca.lab.report.comparison_columns import (
     overview_table,
 )
 from fedgsca.lab.report.comparison_rows import ComparisonRow, compare_rows, with_differences
-from fedgsca.lab.report.run_facts import result_notes, unused_labels
+from fedgsca.lab.report.run_facts import grade_kappa, result_notes, unused_labels
 from fedgsca.lab.runner import (
     GridCell,
     GridObserver,
@@ -273,6 +273,7 @@ def make_cell(config: Config, result: RunResult, folder: Path) -> ComparisonCell
         notes=result_notes(config, rounds),
         class_recall={name: entry.recall for name, entry in result.per_class.items()},
         stopped_f1=_stopped_f1(rounds),
+        kappa=grade_kappa(read_setup(folder), result.last.confusion),
     )
     statistics = result.statistics
     if statistics is None:

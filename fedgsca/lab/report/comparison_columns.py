@@ -156,6 +156,7 @@ COLUMNS: tuple[ComparisonColumn, ...] = (
     _printed("precision", "Printed precision"),
     _score("best_f1", "Best round's F1"),
     _score("stopped_f1", "F1 with early stopping", is_brief=True),
+    _number("kappa", "Quadratic kappa", lambda value: f"{value:.2f}", is_brief=True),
     ComparisonColumn("Recovery", _recovery_cell, is_brief=True),
     ComparisonColumn("Difference (95 %)", _difference_cell, is_brief=True),
     _score("expected_f1", "Expected F1", is_brief=True),
@@ -248,7 +249,8 @@ def _table_notes(
     references = [row.difference.reference for row in rows if row.difference is not None]
     if references:
         label = next((row.label for row in rows if row.method == references[0]), references[0])
-        is_single = all(row.difference is None or row.difference.seeds == 1 for row in rows)
+        differences = [row.difference for row in rows if row.difference is not None]
+        is_single = all(item.seeds == 1 and item.low is not None for item in differences)
         suffix = "; one seed: the intervals are over test images only" if is_single else ""
         notes.append(f"Difference: to {label}{suffix}.")
     rho = rank_agreement(rows)

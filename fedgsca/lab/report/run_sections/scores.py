@@ -46,6 +46,7 @@ from fedgsca.lab.report.plots import (
 from fedgsca.lab.report.run_facts import (
     all_event_rounds,
     event_rounds,
+    grade_kappa,
     method_events,
     rejection_rounds,
     wrong_share,
@@ -245,6 +246,9 @@ def class_section(run: LoadedRun) -> PageSection | None:
         "the model called them: percent of the row, with the number of images below. "
         "A perfect model has 100 % on the diagonal."
     )
+    kappa = grade_kappa(run.setup, confusion)
+    if kappa is not None:
+        intro += f" The classes are grades: quadratic kappa {kappa:.2f}."
     matrix = count_matrix(f"Confusion matrix of round {last.round + 1}", run.classes, confusion)
     table = Table(
         f"Scores of every class in round {last.round + 1}",
