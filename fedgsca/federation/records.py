@@ -725,6 +725,7 @@ class Comparison(Record):
     models: tuple[str, ...] | None = None  # networks, if there are several
     # settings that vary: key -> values
     vary: Mapping[str, tuple[Any, ...]] | None = None
+    classes: tuple[str, ...] | None = None  # in the order of the data, of which JSON knows nothing
 
     @property
     def variants(self) -> list[ComparisonVariant]:

@@ -214,6 +214,9 @@ def collect(
         else:
             clean[str(cell.seed)] = result.f1
     data = next((results[cell.name].data for cell in finished_runs), "")
+    classes: tuple[str, ...] = ()
+    if finished_runs:
+        classes = read_setup(folder_of(finished_runs[0], out)).data.classes
     labels = [plan.label_of(row) for row in plan.methods]
     return Comparison(
         title=plan.title or f"{join_words(labels)} on {data}",
@@ -226,6 +229,7 @@ def collect(
         clean=clean or None,
         models=plan.models or None,
         vary=plan.vary or None,
+        classes=classes or None,
         reference=plan.reference or None,
         publication=plan.publication,
         notes=plan.notes,

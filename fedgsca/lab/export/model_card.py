@@ -301,7 +301,7 @@ def _statistics_lines(run: LoadedRun, rounds: int) -> list[str]:
     statistics = None if run.result is None else run.result.statistics
     if statistics is None or statistics.round + 1 != rounds:
         return []
-    tables = [score_table(statistics), class_table(statistics)]
+    tables = [score_table(statistics), class_table(statistics, run.classes)]
     if statistics.per_site:
         tables.append(site_score_table(statistics))
     lines = ["### Confidence intervals", "", describe_statistics(statistics), ""]

@@ -294,7 +294,8 @@ def class_tables(comparison: Comparison) -> list[Table]:
     tables = []
     for condition in dict.fromkeys(row.noise for row in rows):
         members = [row for row in rows if row.noise == condition]
-        names = list(members[0].class_recall)
+        names = [name for name in comparison.classes or () if name in members[0].class_recall]
+        names = names or list(members[0].class_recall)
         lines: list[Row] = []
         for row in members:
             cells = [number(row.class_recall.get(name)) for name in names]

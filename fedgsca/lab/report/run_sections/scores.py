@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
@@ -269,7 +270,7 @@ def final_model_section(run: LoadedRun) -> PageSection | None:
     if run.result is None or run.result.statistics is None:
         return None
     statistics = run.result.statistics
-    blocks: list[PageElement] = [score_table(statistics), class_table(statistics)]
+    blocks: list[PageElement] = [score_table(statistics), class_table(statistics, run.classes)]
     if statistics.calibration is not None:
         blocks.append(_calibration_plots(statistics.calibration))
     if statistics.per_site:
@@ -330,7 +331,7 @@ def score_table(statistics: FinalStatistics) -> Table:
     return Table("The final model", ["Measure", "Score", "95 % interval"], rows, note=note)
 
 
-def class_table(statistics: FinalStatistics) -> Table:
+def class_table(statistics: FinalStatistics, classes: Sequence[str]) -> Table:
     """Scores of every class with their intervals."""
     head = ["Class", "F1"]
     has_probabilities = statistics.auroc is not None
@@ -339,7 +340,10 @@ def class_table(statistics: FinalStatistics) -> Table:
     else:
         head += ["Recall", "Precision"]
     rows: list[list[str | Cell]] = []
-    for name, entry in statistics.per_class.items():
+    for name in classes:
+        if name not in statistics.per_class:
+            continue
+        entry = statistics.per_class[name]
         cells = [interval_cell(entry.f1)]
         if has_probabilities:
             cells += [interval_cell(entry.auroc), interval_cell(entry.average_precision)]
