@@ -244,9 +244,9 @@ def _noise_table(setup: Setup, shares: Mapping[str, float]) -> Table:
         members = [setup.sites[name] for name in names]
         rates = [one.realised_noise.rate or 0.0 for one in members if one.realised_noise]
         sizes = [one.num_samples or 0 for one in members]
-        unused = [shares[name] for name in names if name in shares]
+        own_shares = [shares[name] for name in names if name in shares]
         cells = [noise, str(len(names)), f"{min(sizes)} to {max(sizes)}"]
-        cells += [percent(fmean(values) if values else None) for values in (rates, unused)]
+        cells += [percent(fmean(values) if values else None) for values in (rates, own_shares)]
         rows.append(cells)
     head = ["noise", "sites", "images each", "labels wrong", "not trained on as given"]
     return Table("", head, rows, note=f"{len(setup.sites)} sites; the report has one row for each")
