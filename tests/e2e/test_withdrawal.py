@@ -8,8 +8,8 @@ import time
 from pathlib import Path
 
 import pytest
-from fedgsca.hospital.flower_app import write_app
 
+from fedgsca.hospital.flower import write_app
 from tests.contract.test_withdrawal import (
     SECRET,
     consortium_config,

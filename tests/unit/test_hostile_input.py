@@ -469,8 +469,9 @@ def test_a_table_as_csv_contains_no_formula() -> None:
 
 
 def test_the_list_of_copies_contains_no_formula(tmp_path: Path) -> None:
-    from fedgsca.data.duplicates import CopyFinding, ImageCopy, write_findings
+    from fedgsca.data.duplicates import CopyFinding, ImageCopy
     from fedgsca.data.load import load
+    from fedgsca.data.sheets import write_findings
 
     table = load(str(toy_npz()), image_size=12)
     finding = CopyFinding("copy", (ImageCopy("=x.png", "train", "@class", 0),))
