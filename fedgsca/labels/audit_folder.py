@@ -1,6 +1,6 @@
 """The audit of one folder of images, without a run and without other hospitals.
 
-Features of a frozen backbone, evidence heads that never judge what they were trained on
+Features of a frozen backbone, a regression that never judges what it was fitted to
 (local_evidence.py), then the same ranking, gallery, review and correction as after a federated run.
 """
 
@@ -15,7 +15,6 @@ import numpy as np
 from fedgsca.config import OWN_FEATURES, Config, Tree, load_config, parse_set
 from fedgsca.data.readers.features_npz import FILE_NAME, has_features
 from fedgsca.errors import DataError, RunFolderError
-from fedgsca.evidence import assign_folds
 from fedgsca.federation.label_evidence import read_header, write_header, write_judgement
 from fedgsca.federation.records import EvidenceHeader
 from fedgsca.federation.samples import frozen_features
@@ -24,12 +23,7 @@ from fedgsca.federation.site_rows import SiteRows, write_site_rows
 from fedgsca.labels.audit_run import audit_run
 from fedgsca.labels.audit_table import Audit
 from fedgsca.labels.find_issues import check_quota
-from fedgsca.labels.local_evidence import (
-    NUM_EPOCHS,
-    NUM_FOLDS,
-    LocalLabels,
-    collect_local_evidence,
-)
+from fedgsca.labels.local_evidence import REFRESHES, LocalLabels, collect_local_evidence
 from fedgsca.methods.site_store import Store
 from fedgsca.support.text import plural
 
@@ -110,7 +104,7 @@ def _make_config(
         data__test_share=0.0,
         data__skip_unreadable=skip_unreadable,
         model__frozen=True,
-        train__rounds=NUM_EPOCHS,
+        train__rounds=REFRESHES,
         **model_settings,
     )
 
@@ -167,19 +161,19 @@ def _write_evidence(folder: Path, name: str, config: Config, division: Division)
     table = division.table
     rows = division.rows[name]
     features = np.asarray(frozen_features(config, table)[rows])
-    contents = [vector.tobytes() for vector in features]
-    if table.groups is not None:
-        contents = [str(group).encode() for group in table.groups[rows]]
+    # copies of an image are one group
+    members = features if table.groups is None else table.groups[rows]
+    _, groups = np.unique(members, axis=0, return_inverse=True)
     local_labels = LocalLabels(
         features=features,
         given=division.given[name],
-        folds=assign_folds(config.seed, name, contents, NUM_FOLDS),
+        groups=groups,
         num_classes=table.num_classes,
         checked=None if table.checked is None else table.checked.part(rows),
     )
-    judgement = collect_local_evidence(local_labels, config.seed)
+    judgement = collect_local_evidence(local_labels)
     place = folder / "evidence" / name
-    write_judgement(Store(place), NUM_EPOCHS, judgement)
+    write_judgement(Store(place), REFRESHES, judgement)
     header = EvidenceHeader(
         site=name,
         samples=len(rows),
