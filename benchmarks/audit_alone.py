@@ -253,7 +253,7 @@ def table_of_rankings(rows: Sequence[Row]) -> list[str]:
 
 
 def _gap(row: Row, name: str) -> np.ndarray:
-    return np.array(row["quality"][OURS]) - np.array(row["quality"][name])
+    return np.asarray(np.subtract(row["quality"][OURS], row["quality"][name]))
 
 
 def describe_count(rows: Sequence[Row]) -> str:
