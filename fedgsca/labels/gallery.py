@@ -79,7 +79,7 @@ def build_gallery(images: AuditImages, banner: str = "") -> Page:
 def _describe_origin(header: AuditSummary) -> str:
     """Who judged the labels."""
     if header.method == FOLDER_AUDIT:
-        return "by evidence heads, each trained on the other images of this folder"
+        return "by a regression on the other images of this folder"
     return f"by evidence heads beside {method_title(header.method)}"
 
 
