@@ -25,9 +25,13 @@ from fedgsca.config import Config
 from fedgsca.errors import DataError, RunFolderError
 
 if TYPE_CHECKING:
+    import numpy as np
+    import pandas as pd
+
     from fedgsca.federation.records import ClassResult, RoundRecord, RunResult
     from fedgsca.lab.comparison import ComparisonResult
     from fedgsca.lab.export.prediction import Predictions
+    from fedgsca.lab.frames import FrameKind, SiteSelection
     from fedgsca.labels.apply_decisions import CorrectedLabels
     from fedgsca.labels.audit_table import Audit
 
@@ -93,11 +97,37 @@ class Run:
 
         return read_rounds(self.folder)
 
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """The class names in the order of `confusion`."""
+        from fedgsca.federation.run_folder import read_setup
+
+        return read_setup(self.folder).data.classes
+
+    @property
+    def confusion(self) -> np.ndarray:
+        """(C, C): test images of the last round; rows: label, columns: prediction."""
+        import numpy as np
+
+        return np.array(self.result.last.confusion)
+
+    def to_frame(self, kind: FrameKind = "rounds") -> pd.DataFrame:
+        """One row per round; with "sites", one per round and site. It needs pandas."""
+        from fedgsca.lab.frames import make_frame, round_rows
+
+        return make_frame(round_rows(self.rounds, kind))
+
+    def selection(self, site: str) -> SiteSelection:
+        """What the method said about every label of a site: files, flags, posteriors and more."""
+        from fedgsca.lab.frames import read_selection
+
+        return read_selection(self.folder, site)
+
     def report(self) -> Path:
-        """Write report.html and return its path."""
+        """Write report.html and figures/, and return the path of the page."""
         from fedgsca.lab.report.html_page import write_report
 
-        return write_report(self.folder)
+        return write_report(self.folder, with_figures=True)
 
     def audit(self, sites: Sequence[str] = (), *, quota: float = 0.1) -> list[Audit]:
         """Rank the labels of the sites by suspicion; see `fedgsca.audit`."""
@@ -140,7 +170,7 @@ def run(
     from fedgsca.federation.choose_settings import complete
     from fedgsca.federation.data_source import load_once
     from fedgsca.federation.progress import display
-    from fedgsca.lab.tracking.start_tracking import find_targets, track_run
+    from fedgsca.lab.tracking.observers import find_targets, track_run
 
     folder = Path(out)
     targets = find_targets(track, config, folder)
@@ -183,6 +213,7 @@ def compare(
     out: PathLike,
     noises: Sequence[str] | None = None,
     models: Sequence[str] = (),
+    vary: Mapping[str, Sequence[object]] | None = None,
     seeds: int | Sequence[int] = 3,
     ceiling: bool = True,
     jobs: int = 1,
@@ -202,6 +233,9 @@ def compare(
     models
         Networks to compare, such as ["cnn", "efficientnet-lite0+frozen"]; default: that of
         `config`.
+    vary
+        Settings with several values each, such as {"data.sites": [4, 10]}: every combination is a
+        condition of its own.
     seeds
         A number of seeds (3 means 0, 1, 2), or the seeds themselves.
     ceiling
@@ -220,12 +254,13 @@ def compare(
             complete(config, noises or ()).config,
             noises=noises,
             models=models,
+            vary=vary,
             seeds=seeds,
             out=Path(out),
             ceiling=ceiling,
             jobs=jobs,
         )
-    write_report(Path(out))
+    write_report(Path(out), with_figures=True)
     return result
 
 

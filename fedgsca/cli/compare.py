@@ -164,16 +164,17 @@ def compare(
     """`fedgsca compare`."""
     from fedgsca.lab.plan import (
         ComparisonPlan,
+        check_variation,
         default_methods,
         parse_methods,
         parse_models,
         parse_noises,
         parse_seeds,
+        parse_variation,
         read_tuned,
     )
     from fedgsca.lab.runner import parse_shard
     from fedgsca.lab.time_to_accuracy import timed_tree
-    from fedgsca.lab.variation import check_variation, parse_variation
 
     flags = ExperimentFlags(
         data=data,
@@ -252,8 +253,7 @@ def start_comparison(
     """Complete the plan with what the data decides, say what will happen, and run it."""
     from fedgsca.cli.chosen_settings import announce, check_sites, complete_tree
     from fedgsca.config import merge
-    from fedgsca.lab.plan import read_plan, variant_tree
-    from fedgsca.lab.variation import without_keys
+    from fedgsca.lab.plan import read_plan, variant_tree, without_keys
 
     source = plan.cells()[0].config.data.source
     print_start(f"{plural(len(plan.cells()), 'run')} on {source}", quiet=quiet or as_json)
@@ -270,7 +270,7 @@ def start_comparison(
     open_cells = [cell for cell in plan.cells() if not _is_finished(out, cell)]
     check_sites([cell.config for cell in open_cells], quiet=quiet)
     if not quiet:
-        _explain_plan(plan)
+        _explain_plan(plan, earlier)
         if open_cells:
             announce([cell.config for cell in open_cells], jobs)
     run_comparison(plan, out, jobs=jobs, track=track, shard=shard, quiet=quiet, as_json=as_json)
@@ -286,13 +286,14 @@ def _is_finished(folder: Path, cell: GridCell) -> bool:
     return (folder / "cells" / cell.name / "result.json").exists()
 
 
-def _explain_plan(plan: ComparisonPlan) -> None:
+def _explain_plan(plan: ComparisonPlan, earlier: ComparisonPlan | None) -> None:
     from fedgsca.cli.config import explain_preset
 
     configs = {cell.config.method: cell.config for cell in plan.cells()}
     for config in configs.values():
         explain_preset(config)
-    if plan.ceiling and "fedavg" not in plan.methods:
+    methods = plan.methods if earlier is None else (*earlier.methods, *plan.methods)
+    if plan.ceiling and "fedavg" not in methods:
         print_warning("recovery is measured against FedAvg: add fedavg to --methods to see it")
 
 
@@ -335,7 +336,7 @@ def run_comparison(
     from fedgsca.lab.comparison import check_folder, run_plan, write_tables
     from fedgsca.lab.report.html_page import write_report
     from fedgsca.lab.runner import ALL_CELLS, finished_cells, raise_failures
-    from fedgsca.lab.tracking.start_tracking import find_targets, track_comparison
+    from fedgsca.lab.tracking.observers import find_targets, track_comparison
 
     cells = {cell.name: cell for cell in plan.cells()}
     check_folder(cells.values(), out)
@@ -356,7 +357,7 @@ def run_comparison(
             raise
     if result.comparison.cells:
         result = replace(result, comparison=write_tables(out, result.comparison))
-        report = write_report(out)
+        report = write_report(out, with_figures=True)
         if tracking is not None:
             tracking.finish(result.comparison)
         if as_json:

@@ -62,13 +62,18 @@ def show_config(settings: Settings, diff: Diff = None, as_json: Json = False) ->
 
 
 def _with_descriptions(text: str, config: Config) -> str:
-    """The TOML with the description of every key as a comment behind it."""
+    """The TOML with the description of every key as a comment behind it.
+
+    Keys without a value are comments at the end of their section.
+    """
     from fedgsca.config import METHODS, Config
+    from fedgsca.config.schema import PrivacyConfig
 
     section: list[str] = []
-    lines = []
+    lines: list[str] = []
     for line in text.splitlines():
         if line.startswith("["):
+            lines[-1:] = [*_open_keys(config, section), ""]
             section = line.strip("[]").split(".")
         key, sign, _ = line.partition(" = ")
         comment = ""
@@ -80,7 +85,30 @@ def _with_descriptions(text: str, config: Config) -> str:
                 path = path[1:]
             comment = _describe_key(model, path)
         lines.append(f"{line:<{_COMMENT_COLUMN}}# {comment}" if comment else line)
+    lines += _open_keys(config, section)
+    if config.privacy is None:
+        lines += ["", f"# [privacy]  {_describe_key(Config, ['privacy'])}"]
+        fields = PrivacyConfig.model_fields.items()
+        lines += [_open_key(name, field.description or "") for name, field in fields]
     return "\n".join(lines) + "\n"
+
+
+def _open_keys(config: Config, section: list[str]) -> list[str]:
+    """The keys of a section that have no value, one comment each."""
+    from fedgsca.config.schema import Section
+
+    part = getattr(config, section[0], None) if section else config
+    if not isinstance(part, Section):  # the options of the method: they are all filled in
+        return []
+    lines = []
+    for name, field in type(part).model_fields.items():
+        if getattr(part, name) is None and name != "privacy":
+            lines.append(_open_key(name, field.description or ""))
+    return lines
+
+
+def _open_key(name: str, description: str) -> str:
+    return f"{f'# {name} =':<{_COMMENT_COLUMN}}# {description}"
 
 
 def _describe_key(model: type[BaseModel], path: list[str]) -> str:

@@ -27,8 +27,7 @@ from fedgsca.support.files import open_atomic
 from fedgsca.support.text import number, plural, size_text
 
 if TYPE_CHECKING:
-    from fedgsca.lab.export.exported_model import LoadedModel
-    from fedgsca.lab.export.prediction import PredictionSummary
+    from fedgsca.lab.export.prediction import LoadedModel, PredictionSummary
 
 
 class FolderSplit(StrEnum):
@@ -83,8 +82,12 @@ def predict(
     """`fedgsca predict`."""
     _check_options(images, out, score=score, split=split, as_json=as_json)
     print_start(f"opening the model of {model}", quiet=quiet or as_json)
-    from fedgsca.lab.export.exported_model import open_model
-    from fedgsca.lab.export.prediction import find_images, find_labelled_images, write_predictions
+    from fedgsca.lab.export.prediction import (
+        find_images,
+        find_labelled_images,
+        open_model,
+        write_predictions,
+    )
     from fedgsca.lab.export.temperature import describe_fit
 
     loaded_model = open_model(model)

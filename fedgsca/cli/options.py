@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, cast, get_args
 
@@ -18,7 +18,7 @@ import typer
 from pydantic.fields import FieldInfo
 from typer.core import TyperCommand
 
-from fedgsca.config import SHORT_NAMES, Config, Tree, build, collect, merge
+from fedgsca.config import SHORT_NAMES, Config, Tree, build, collect, merge, parse_set
 from fedgsca.config.loading import section_model
 from fedgsca.support.text import slug
 from fedgsca.support.text import strip_slash as strip_slash
@@ -63,6 +63,8 @@ class Settings:
     file: Path | None = None
     sets: tuple[str, ...] = ()
     options: Mapping[str, Any] = field(default_factory=dict)  # short name -> value; None: not given
+    # short name -> "4,10,20", for options that take several values; one value is in `options`
+    lists: Mapping[str, str] = field(default_factory=dict)
 
     def get(self, name: str) -> Any:
         """The value of an option by its short name; None if it was not given."""
@@ -70,7 +72,16 @@ class Settings:
 
     def with_options(self, **options: Any) -> Settings:
         """The same with other values of some options, by short name or key (data__sites)."""
-        return Settings(self.file, self.sets, {**self.options, **options})
+        return replace(self, options={**self.options, **options})
+
+    def split_lists(self, names: Collection[str]) -> Settings:
+        """The same with the texts of some options as lists or as values of their type."""
+        texts = {name: text for name in names if (text := self.get(name)) is not None}
+        lists = {name: text for name, text in texts.items() if "," in text}
+        values: dict[str, Any] = dict.fromkeys(lists)
+        for name in texts.keys() - lists.keys():
+            values[name] = _parse_value(name, texts[name])
+        return replace(self.with_options(**values), lists=lists)
 
     @functools.cached_property
     def tree(self) -> Tree:
@@ -83,32 +94,37 @@ class Settings:
 
 
 def experiment_options(
-    *names: str, without: Collection[str] = ()
+    *names: str, without: Collection[str] = (), lists: Collection[str] = ()
 ) -> Callable[[Callable[..., None]], Command]:
     """Give a command the options of an experiment, `--config` and `--set`.
 
-        @experiment_options(without=("seed",))
-        def compare(settings: Settings, seeds: Seeds = "3") -> None: ...
+        @experiment_options(without=("method", "seed"), lists=("sites",))
+        def compare(settings: Settings, noise: Noises = None, seeds: Seeds = "3") -> None: ...
 
     The first parameter of the command receives the `Settings`; the options stand in its place.
     Name, type and help text come from the schema. `names` are short names of settings
-    (fedgsca.config.SHORT_NAMES); default: all but `without`.
+    (fedgsca.config.SHORT_NAMES); default: all but `without`. An own parameter of the command with
+    the name of an option replaces it. Options in `lists` also take a list, `--sites 4,10,20`.
     """
-    short_names = [name for name in names or SHORT_NAMES if name not in without]
 
     def decorate(command: Callable[..., None]) -> Command:
         own_parameters = list(inspect.signature(command, eval_str=True).parameters.values())[1:]
-        options = [schema_option(name) for name in short_names]
-        options += [_parameter("config_file", ConfigFile), _parameter("sets", Sets)]
+        own_names = {parameter.name for parameter in own_parameters}
+        short_names = [
+            name for name in names or SHORT_NAMES if name not in own_names | set(without)
+        ]
+        parameters = [schema_option(name, takes_list=name in lists) for name in short_names]
+        parameters += [_parameter("config_file", ConfigFile), _parameter("sets", Sets)]
         parameters = sorted(
-            [*own_parameters, *options], key=lambda one: one.default is not one.empty
+            [*own_parameters, *parameters], key=lambda one: one.default is not one.empty
         )
 
         @functools.wraps(command)
         def wrapped_command(**values: Any) -> None:
-            given = {name: values.pop(name) for name in short_names}
-            file, sets = values.pop("config_file"), values.pop("sets")
-            command(Settings(file, tuple(sets or ()), given), **values)
+            options = {name: values.pop(name) for name in short_names}
+            file, sets = values.pop("config_file"), tuple(values.pop("sets") or ())
+            settings = Settings(file, sets, options)
+            command(settings.split_lists(lists), **values)
 
         wrapped_command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         wrapped_command.__annotations__ = {one.name: one.annotation for one in parameters}
@@ -117,26 +133,30 @@ def experiment_options(
     return decorate
 
 
-def schema_option(name: str) -> inspect.Parameter:
+def schema_option(name: str, *, takes_list: bool = False) -> inspect.Parameter:
     """The option of a setting with a short name: `--frozen` for model.frozen."""
     info = find_field(SHORT_NAMES[name])
     types = _value_types(info.annotation)
     text = info.description or ""
     if all(isinstance(one, str) for one in types):
         text = f"{', '.join(types)}; {text}"
+    if takes_list:
+        text += "; several with commas are compared"
     default = "by the data" if name in DECIDED_BY_DATA else info.default
     if isinstance(default, str | int | float) and not isinstance(default, bool):
         text += f" [dim]\\[{default}][/dim]"
+    # such as lr, a number or "auto"
+    is_number_or_word = float in types and len(types) > 1
     option = typer.Option(
         f"--{name.replace('_', '-')}",
         help=text,
         show_default=False,
         rich_help_panel="Experiment",
-        # such as lr, a number or "auto"
-        parser=_parse_number if float in types and len(types) > 1 else None,
+        parser=_parse_number if is_number_or_word and not takes_list else None,
+        metavar="NUMBER" if is_number_or_word else None,
     )
     python_type = types[0] if len(types) == 1 and types[0] in (bool, int, float) else str
-    return _parameter(name, Annotated[python_type | None, option])
+    return _parameter(name, Annotated[(str if takes_list else python_type) | None, option])
 
 
 def find_field(key: str) -> FieldInfo:
@@ -148,10 +168,6 @@ def find_field(key: str) -> FieldInfo:
     return cast("FieldInfo", model.model_fields[last])
 
 
-def _has_default(parameter: inspect.Parameter) -> bool:
-    return parameter.default is not parameter.empty
-
-
 def _parameter(name: str, annotation: Any) -> inspect.Parameter:
     kind = inspect.Parameter.KEYWORD_ONLY
     return inspect.Parameter(name, kind, default=None, annotation=annotation)
@@ -161,6 +177,13 @@ def _value_types(annotation: Any) -> list[Any]:
     """The types of a setting but None, and the words of a Literal: float | None -> [float]."""
     types = [one for one in get_args(annotation) or [annotation] if one is not type(None)]
     return types if len(types) > 1 or not get_args(types[0]) else _value_types(types[0])
+
+
+def _parse_value(name: str, text: str) -> Any:
+    """The value of an option that also takes lists; a name such as "1" stays a word."""
+    if _value_types(find_field(SHORT_NAMES[name]).annotation) == [str]:
+        return text
+    return parse_set([f"value={text}"])["value"]
 
 
 def _parse_number(text: str) -> Any:

@@ -85,7 +85,7 @@ def report(
 
         remember_previous(path, previous)
         write_difference(path, previous)
-    print_line(f"report  {write_report(path)}", "bold")
+    print_line(f"report  {write_report(path, with_figures=True)}", "bold")
 
 
 def _has_content(path: Path) -> bool:
@@ -139,4 +139,4 @@ def _compare_runs(paths: list[Path], out: Path | None) -> None:
     for warning in warnings:
         print_warning(warning)
     show_comparison(write_tables(folder, comparison))
-    print_line(f"report  {write_report(folder)}", "bold")
+    print_line(f"report  {write_report(folder, with_figures=True)}", "bold")

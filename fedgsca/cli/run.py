@@ -125,7 +125,7 @@ def resume(
             fix="give a folder written by `fedgsca run --out`",
         )
     if rounds is not None:
-        from fedgsca.lab.longer_run import copy_for_more_rounds
+        from fedgsca.lab.existing_runs import copy_for_more_rounds
 
         copy = copy_for_more_rounds(folder, rounds, out)
         if not quiet:
@@ -187,7 +187,7 @@ def run_and_report(
     """
     from fedgsca.federation.base import ObserverGroup, find_engine
     from fedgsca.federation.run_folder import read_setup
-    from fedgsca.lab.tracking.start_tracking import find_targets, track_run
+    from fedgsca.lab.tracking.observers import find_targets, track_run
 
     start = time.monotonic() if start is None else start
     is_finished = (out / "result.json").exists()

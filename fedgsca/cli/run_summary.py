@@ -113,8 +113,8 @@ def _show_statistics(result: RunResult) -> None:
 def _show_selection(out: Path, config: Config) -> None:
     """What touched the result, and the share of labels that were not trained on as given."""
     from fedgsca.lab.report.run_facts import result_notes, unused_labels
+    from fedgsca.lab.report.run_page import idle_selector
     from fedgsca.lab.report.run_reader import read_run
-    from fedgsca.lab.report.sentences import idle_selector
 
     run = read_run(out, with_losses=False)
     notes = result_notes(config, run.metrics)
@@ -153,8 +153,8 @@ def _show_distant_sites(out: Path) -> None:
 
 def show_participation(out: Path) -> None:
     """Sites whose updates were left out, and sites that never contributed; usually nothing."""
+    from fedgsca.lab.report.run_page import absence_sentence, refusal_subject
     from fedgsca.lab.report.run_reader import read_run
-    from fedgsca.lab.report.sentences import absence_sentence, refusal_subject
 
     run = read_run(out, with_losses=False)
     subject = refusal_subject(run)

@@ -48,6 +48,7 @@ SHORT_NAMES = {
     "seed": "seed",
     "sites": "data.sites",
     "partition": "data.partition",
+    "participation": "federation.participation",
     "labels": "data.labels",
     "model": "model.name",
     "frozen": "model.frozen",
@@ -121,6 +122,11 @@ class DataConfig(Section):
         default=None,
         ge=1,
         description="partition missing: number of classes that each site lacks; none: a third",
+    )
+    shift: str = Field(
+        default="none",
+        description="simulations: each site's own appearance: none, mild, strong, or changes such "
+        "as contrast+jpeg; one part for all sites or one each (none-contrast)",
     )
     train: int | None = Field(
         default=None,

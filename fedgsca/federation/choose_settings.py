@@ -14,6 +14,7 @@ import numpy as np
 
 from fedgsca.config import OWN_FEATURES, SITES_SOURCE, Config, Tree, fill, merge
 from fedgsca.config.presets import recommend
+from fedgsca.data.shift import parse_shift
 from fedgsca.data.table import ImageTable
 from fedgsca.federation.data_source import load_table, own_feature_file
 from fedgsca.noise import fixed_sites, parse_noise
@@ -49,7 +50,7 @@ def complete(config: Config, noises: Sequence[str] = ()) -> CompleteConfig:
     folder has every key, so it stays as it is. `noises` are the noise specifications of a
     comparison; one with a part per site fixes the number of sites, like `data.sites`.
     """
-    _check_noise(config)
+    _check_sites(config)
     if config.data.source in _BUILT_IN or config.preset != "default":
         return CompleteConfig(config)
     needs_model = _is_open(config, "model", "name", "frozen", "weights")
@@ -76,15 +77,14 @@ def complete(config: Config, noises: Sequence[str] = ()) -> CompleteConfig:
     return CompleteConfig(fill(config, base), choices, tuple(reasons))
 
 
-def _check_noise(config: Config) -> None:
-    """Report a typo before any data is read.
+def _check_sites(config: Config) -> None:
+    """Report a typo in the noise or the shift of the sites before any data is read.
 
     With partition column only the data knows how many sites there are.
     """
-    num_sites = config.data.sites
-    if config.data.partition == "column":
-        num_sites = config.noise.spec.count("-") + 1
-    parse_noise(config.noise.spec, num_sites)
+    is_by_column = config.data.partition == "column"
+    for spec, parse in ((config.noise.spec, parse_noise), (config.data.shift, parse_shift)):
+        parse(spec, spec.count("-") + 1 if is_by_column else config.data.sites)
 
 
 def _is_open(config: Config, section: str, *keys: str) -> bool:

@@ -36,6 +36,16 @@ from fedgsca.wire import Payload, Update
 
 log = logging.getLogger(__name__)
 LOSSES_EVERY = 5  # rounds between two versions of losses/<site>.npz
+# what of a method's `site.note` arrays is in it (simulation_metrics.py says what they are)
+SELECTION_NOTES = (
+    "losses",
+    "clean",
+    "clean_probability",
+    "selector",
+    "cut",
+    "pseudo_rows",
+    "pseudo_labels",
+)
 
 
 class SiteRunner:
@@ -162,11 +172,10 @@ class SiteRunner:
         config = self.experiment.config
         is_last = round_index >= config.train.rounds - 1
         is_due = is_last or round_index % LOSSES_EVERY == LOSSES_EVERY - 1
-        if not (config.federation.keep_losses and is_due and "losses" in site.notes):
+        if not (config.federation.keep_losses and is_due and "clean" in site.notes):
             return
-        names = self.method.logged.selection
         arrays: dict[str, Any] = {"round": np.array(round_index)}
-        arrays |= {name: array for name, array in site.notes.items() if name in names}
+        arrays |= {name: array for name, array in site.notes.items() if name in SELECTION_NOTES}
         if truth is not None:
             arrays["wrong"] = site.labels != truth
         content = io.BytesIO()

@@ -339,7 +339,7 @@ class PreviousRun(Record):
 class PairedDifference(Record):
     """Macro F1 of a method minus that of its reference: the means that tables print, in points.
 
-    The interval is over the seeds that both have and over the test images (report/statistic.py).
+    The interval is over the seeds that both have and over the test images (lab/statistic.py).
     Also the content of paired.json: a run on corrected labels and the run before it.
     """
 
@@ -352,6 +352,9 @@ class PairedDifference(Record):
     low: float | None = None  # of the 95 % interval
     high: float | None = None
     p: float | None = None  # of "no difference", corrected for the rows of the table (Holm)
+    # share of the draws in which the difference is zero or has the other sign: the probability that
+    # whoever claims a win is wrong
+    reversal: float | None = None
 
     @property
     def is_clear(self) -> bool:
@@ -614,6 +617,11 @@ class ComparisonCell(Record):
     model: str | None = None
     # the values of the settings that the comparison varies, by key
     settings: Mapping[str, Any] | None = None
+    # class -> recall in the last round
+    class_recall: Mapping[str, float] | None = None
+    # where there are validation images: F1 on the test images in the round that early stopping on
+    # them would have chosen
+    stopped_f1: float | None = None
 
     @property
     def variant(self) -> ComparisonVariant:
@@ -702,6 +710,8 @@ class Comparison(Record):
     clean: Mapping[str, float] | None = None  # seed -> F1 of FedAvg without noise
     # to the reference, one for each other method and condition; None before tables are written
     differences: tuple[PairedDifference, ...] | None = None
+    # condition -> the method that is better than every other one; conditions without one are absent
+    winners: Mapping[str, str] | None = None
     # the method that the others are compared with; None: FedAvg, or else the first
     reference: str | None = None
     # what a publication prints for the same rows

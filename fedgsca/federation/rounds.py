@@ -132,8 +132,9 @@ def _run_patiently(loop: RoundLoop, state: ServerState) -> ServerState:
 
 
 def _local_engine(runner: SiteRunner, jobs: int) -> Engine:
+    """Processes where they save time: a head on frozen features trains faster than they start."""
     sites = list(runner.experiment.sites)
-    if jobs > 1 and len(sites) > 1:
+    if jobs > 1 and len(sites) > 1 and not runner.experiment.config.model.frozen:
         return ProcessEngine(runner.experiment.config, sites, runner.folder, jobs)
     return LocalEngine(runner)
 

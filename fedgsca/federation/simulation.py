@@ -18,6 +18,7 @@ import numpy as np
 
 from fedgsca.config import OWN_FEATURES, Config, TrainConfig
 from fedgsca.data.partition import leakage_warnings, partition, partition_warnings
+from fedgsca.data.shift import shift_images
 from fedgsca.data.table import ImageTable
 from fedgsca.errors import ConfigError
 from fedgsca.federation.data_source import load_table
@@ -110,9 +111,29 @@ def divide(config: Config) -> Division:
     if config.noise.given:  # the file has other labels than the source, and its own marks
         table = replace(table, checked=given.checked)
     warnings = _division_warnings(config, table, rows, given)
+    table = _shift(config, table, rows)
     table, rows, notes = replace_images(config, table, rows, given.noise)
     division = Division(table, rows, given.labels, given.noise, (*warnings, *notes))
     return _without_wrong_labels(division) if config.noise.oracle else division
+
+
+def load_images(config: Config) -> ImageTable:
+    """The table of a simulation with the images as its sites show them, without noise."""
+    table = load_table(config)
+    if config.data.shift == "none":
+        return table
+    return _shift(config, table, _divide_rows(config, table))
+
+
+def _shift(config: Config, table: ImageTable, rows: Mapping[str, np.ndarray]) -> ImageTable:
+    """The table with every site's own appearance.
+
+    Noise is drawn before, on the images of the source: the same labels are wrong with and without
+    a shift, so that the two can be compared.
+    """
+    # corrected labels must not give a test image another look
+    labels = _with_source_labels(table).labels
+    return shift_images(table, rows, config.data.shift, config.seed, labels=labels)
 
 
 def check_divisions(configs: Iterable[Config]) -> None:

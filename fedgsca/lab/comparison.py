@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fedgsca.config import Config, Tree, build
 from fedgsca.errors import RunFolderError
@@ -20,18 +20,23 @@ from fedgsca.federation.records import Comparison, ComparisonCell, RoundRecord, 
 from fedgsca.federation.run_folder import dumps, read_rounds
 from fedgsca.federation.samples import check_weights
 from fedgsca.lab import runner
+from fedgsca.lab.frames import cell_rows, make_frame
 from fedgsca.lab.plan import (
     ComparisonPlan,
+    check_variation,
     extend,
     parse_models,
     parse_noises,
     read_plan,
     save_plan,
+    unique_values,
 )
 from fedgsca.lab.report.comparison_columns import (
+    class_tables,
     difference_sentences,
     explain_numbers,
     make_tables,
+    overview_table,
 )
 from fedgsca.lab.report.comparison_rows import ComparisonRow, compare_rows, with_differences
 from fedgsca.lab.report.run_facts import result_notes, unused_labels
@@ -47,9 +52,11 @@ from fedgsca.lab.runner import (
 )
 from fedgsca.lab.table import to_csv, to_latex, to_markdown
 from fedgsca.lab.time_to_accuracy import with_times
-from fedgsca.lab.variation import check_variation, unique_values
 from fedgsca.support.files import write_atomic
 from fedgsca.support.text import join_words
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 def check_folder(cells: Iterable[GridCell], out: Path) -> None:
@@ -71,6 +78,10 @@ class ComparisonResult:
     def rows(self) -> list[ComparisonRow]:
         """Mean and standard deviation over seeds per method and noise, with ranks and recovery."""
         return compare_rows(self.comparison)
+
+    def to_frame(self) -> pd.DataFrame:
+        """One row per finished run, with its seed. It needs pandas."""
+        return make_frame(cell_rows(self.comparison.cells))
 
     def row(self, method: str, noise: str | None = None) -> ComparisonRow:
         """The row of one method; `noise` may be left out if there is only one."""
@@ -110,7 +121,7 @@ def compare(
     clean     also train FedAvg without noise
     jobs      processes that train the sites of a run
 
-    Raises FedgscaError after the other runs have finished_runs if a run failed.
+    Raises FedgscaError after the other runs have finished if a run failed.
     """
     out = Path(out)
     plan = ComparisonPlan(
@@ -259,6 +270,8 @@ def make_cell(config: Config, result: RunResult, folder: Path) -> ComparisonCell
         unused_labels=unused_labels(rounds, float(config.options.get("noise_level", 0.0))),
         stability=fmean(known_distances) if known_distances else None,
         notes=result_notes(config, rounds),
+        class_recall={name: entry.recall for name, entry in result.per_class.items()},
+        stopped_f1=_stopped_f1(rounds),
     )
     statistics = result.statistics
     if statistics is None:
@@ -270,6 +283,15 @@ def make_cell(config: Config, result: RunResult, folder: Path) -> ComparisonCell
         average_precision=None if area is None else area.value,
         ece=None if statistics.calibration is None else statistics.calibration.ece,
     )
+
+
+def _stopped_f1(rounds: Sequence[RoundRecord]) -> float | None:
+    """F1 on the test images in the round with the highest F1 on validation images; None: none."""
+    scores = []
+    for record in rounds:
+        if finite(record.val_f1) is not None and record.f1 is not None:
+            scores.append((record.val_f1 or 0.0, -record.round, record.f1))
+    return max(scores)[2] if scores else None
 
 
 def save_comparison(out: Path, comparison: Comparison) -> None:
@@ -301,10 +323,13 @@ def write_tables(out: Path, comparison: Comparison) -> Comparison:
         comparison = with_times(plan, out, comparison)
     save_comparison(out, comparison)
     tables = make_tables(comparison)
-    lines = [f"# {comparison.title}", "", to_markdown(tables), *explain_numbers(comparison), ""]
+    overview = overview_table(comparison)
+    front_tables = [] if overview is None else [overview]
+    text = to_markdown([*front_tables, *tables, *class_tables(comparison)])
+    lines = [f"# {comparison.title}", "", text, *explain_numbers(comparison), ""]
     lines += [f"- {sentence}" for sentence in difference_sentences(comparison)]
     write_atomic(out / "compare.md", "\n".join(lines).encode() + b"\n")
     write_atomic(out / "compare.csv", to_csv(tables).encode())
-    latex = to_latex(make_tables(comparison, is_brief=True))
+    latex = to_latex([*front_tables, *make_tables(comparison, is_brief=True)])
     write_atomic(out / "compare.tex", latex.encode())
     return comparison

@@ -220,6 +220,7 @@ def to_latex(tables: Sequence[Table]) -> str:
         lines += [r"\bottomrule", r"\end{tabular}"]
         for text, letter in table.footnotes.items():
             lines.append(rf"\par\footnotesize $^{{\mathrm{{{letter}}}}}$ {escape(text)}")
+        lines.append(r"\par\bigskip")
     return "\n".join(lines) + "\n"
 
 

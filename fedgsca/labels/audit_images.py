@@ -99,7 +99,7 @@ class AuditImages:
         from fedgsca.data.decode.image_files import UnreadableImageError, decode_full_size
 
         network_input = self.array(row)
-        root = self.site_data.root
+        root = self.site_data.originals
         if root is None:
             return network_input
         table = self.site_data.table

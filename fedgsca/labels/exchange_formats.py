@@ -178,7 +178,7 @@ def _build_task(suspect: Suspect, batch: ReviewBatch) -> dict[str, Any]:
 
 
 def _image_reference(suspect: Suspect, batch: ReviewBatch) -> str:
-    root = batch.images.site_data.root
+    root = batch.images.site_data.originals
     if root is not None and (root / suspect.id).is_file():
         return f"/data/local-files/?d={quote(f'{root.name}/{suspect.id}')}"
     return "data:image/png;base64," + base64.b64encode(batch.images.png(suspect.row)).decode()

@@ -262,9 +262,7 @@ def _effort_section(truth: RankingTruth | None) -> PageSection | None:
 
 def _draw_effort(effort: Sequence[Sequence[int]]) -> str:
     """`effort`: (labels reviewed, errors found) pairs, as SVG."""
-    from fedgsca.lab.report.palette import GREY, MAIN
-    from fedgsca.lab.report.plot_style import make_axes, with_plot_style
-    from fedgsca.lab.report.svg_output import figure_svg
+    from fedgsca.lab.report.plots import GREY, MAIN, figure_svg, make_axes, with_plot_style
 
     @with_plot_style
     def draw() -> str:

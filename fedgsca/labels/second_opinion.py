@@ -6,6 +6,7 @@ change the ranking. This is the only file that imports cleanlab.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -96,7 +97,9 @@ def out_of_sample_probs(
         if len(np.unique(given[train])) < 2:
             probs[test, given[train[0]]] = 1.0
             continue
-        model = LogisticRegression(max_iter=200).fit(features[train], given[train])
+        with warnings.catch_warnings():  # advice for programmers, such as more iterations
+            warnings.simplefilter("ignore")
+            model = LogisticRegression(max_iter=200).fit(features[train], given[train])
         probs[np.ix_(test, model.classes_)] = model.predict_proba(features[test])
     return probs
 

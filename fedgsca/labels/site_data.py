@@ -16,10 +16,9 @@ from fedgsca.config import SITES_SOURCE, Config, build, merge
 from fedgsca.data.reader import available_readers
 from fedgsca.data.table import ImageTable
 from fedgsca.errors import ConfigError, DataError, RunFolderError
-from fedgsca.federation.data_source import load_table
 from fedgsca.federation.label_evidence import read_header, sites_with_evidence
 from fedgsca.federation.samples import frozen_features
-from fedgsca.federation.simulation import divide
+from fedgsca.federation.simulation import divide, load_images
 from fedgsca.federation.site_rows import has_truth, read_site_rows, sites_with_rows
 from fedgsca.hospital.site_settings import SiteSettings, read_settings, state_folder
 from fedgsca.labels.audit_table import Audit
@@ -94,6 +93,11 @@ class SiteData:
         _, path = split_source(self.source)
         return path if path.is_dir() else None
 
+    @property
+    def originals(self) -> Path | None:
+        """The same, unless the files do not look as the site's images do (data.shift)."""
+        return self.root if self.config.data.shift == "none" else None
+
 
 def open_sites(
     run: Path,
@@ -161,11 +165,11 @@ def _check_data(table: ImageTable, fingerprint: str, place: str) -> None:
 
 
 def _open_table(config: Config, run: Path) -> ImageTable:
-    """The images of a simulation. Images of no class, which noise added, are made again."""
+    """The images of a simulation as its sites show them; images of no class are made again."""
     names = sites_with_rows(run)
     if any(noise.replaces_images for noise in parse_noise(config.noise.spec, len(names))):
         return divide(config).table
-    table = load_table(config)
+    table = load_images(config)
     if config.noise.given:  # the marks of the file of given labels count
         mask = np.zeros(len(table), bool)
         original = np.full(len(table), NO_ORIGINAL)

@@ -83,8 +83,6 @@ class ServerState:
 class Logged:
     """What a method leaves for the log and the report, beside what travels. All of it is optional.
 
-    selection   names of `site.note` arrays that are stored, with their true flags, for the loss
-                histograms of the report (simulations only); nothing is stored without "losses"
     events      uploads that are 1 when something unusual happened at a site in a round, and the
                 clause that describes it, such as {"guard": "the collapse guard stepped in"}
     stage       the stage that makes the method more than training on all given labels, and
@@ -92,7 +90,6 @@ class Logged:
                 number of samples; a table says where it never did
     """
 
-    selection: tuple[str, ...] = ("losses", "clean", "clean_probability", "selector", "cut")
     events: Mapping[str, str] = field(default_factory=dict)
     stage: str = ""
     stage_ran: Callable[[Mapping[str, Any], int], bool] | None = None

@@ -50,7 +50,6 @@ from pydantic import Field
 from fedgsca.methods.base import (
     Card,
     Lateness,
-    Logged,
     Method,
     PublishedOptions,
     ServerState,
@@ -246,7 +245,6 @@ class FedDiv(Method):
     late = Lateness(
         "models and filters change slowly from round to round", is_tolerated=True, stage="stage"
     )
-    logged = Logged(selection=("losses", "clean", "clean_probability", "selector"))
     Options = FedDivOptions
     options: FedDivOptions
 

@@ -42,7 +42,6 @@ from pydantic import Field
 from fedgsca.methods.base import (
     Card,
     Lateness,
-    Logged,
     Method,
     MethodOptions,
     ServerState,
@@ -136,7 +135,6 @@ class FedRN(Method):
         "outputs": Extra((SLOTS, "C"), "outputs of these sites", optional=True, nan=True),
     }
     late = Lateness("heads and outputs of a late update would describe an older model of the site")
-    logged = Logged(selection=("losses", "clean", "clean_probability"))
     Options = FedRNOptions
     options: FedRNOptions
 

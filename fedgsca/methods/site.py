@@ -53,6 +53,9 @@ class Samples:
     groups: np.ndarray | None = None
     # labels that a person has checked; None: none of them. It never leaves the site
     checked: CheckedLabels | None = None
+    # (n, D) float32: frozen features of the images, on which evidence heads are trained while a
+    # network learns from the images; None: the network's own features
+    features: np.ndarray | None = None
 
     def __len__(self) -> int:
         return int(self.labels.shape[0])
@@ -68,7 +71,10 @@ class Samples:
         checked = None if self.checked is None else self.checked.part(rows)
         view: np.ndarray = RowView(self.inputs, rows)  # type: ignore[assignment]
         labels = self.labels[rows]
-        return replace(self, inputs=view, labels=labels, groups=groups, checked=checked)
+        features = None if self.features is None else self.features[rows]
+        return replace(
+            self, inputs=view, labels=labels, groups=groups, checked=checked, features=features
+        )
 
 
 @dataclass(frozen=True)

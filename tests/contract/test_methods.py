@@ -343,8 +343,7 @@ def test_without_a_quorum_the_run_stops_and_can_be_resumed(
 def test_introduces_itself(method: str) -> None:
     method_class = load_methods()[method]
     assert method_class.name == method == method.lower()
-    assert len(method_class.card.paper) > 20
-    assert method_class.card.title
+    assert method_class.card.paper and method_class.card.title
     for info in method_class.Options.model_fields.values():
         assert info.description or info.annotation
     assert make_method(method, {}, 10) is not None

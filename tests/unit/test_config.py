@@ -152,6 +152,7 @@ def test_short_names_sections_and_dotted_keys(tmp_path: Path) -> None:
 
 
 SHORT_VALUES: dict[str, Any] = {
+    "participation": 0.5,
     "data": "x.npz",
     "method": "fedavg",
     "labels": "labels.csv",

@@ -17,12 +17,11 @@ from fedgsca.config import to_toml
 from fedgsca.errors import FedgscaError, MissingExtraError, RunFolderError, WeightsError
 from fedgsca.federation.rounds import run
 from fedgsca.federation.run_folder import read_lines
-from fedgsca.lab.export import formats, onnx_format
+from fedgsca.lab.export import formats
 from fedgsca.lab.export.end_to_end import resize_matrix
-from fedgsca.lab.export.exported_model import open_model
-from fedgsca.lab.export.self_check import compare_models
+from fedgsca.lab.export.prediction import open_model
 from fedgsca.lab.export.trained_model import as_evaluated, read_trained
-from fedgsca.lab.export.write_export import export
+from fedgsca.lab.export.write_export import compare_models, export
 from tests.toys import CLASSES, toy_config, toy_images, toy_npz
 
 IMAGES = toy_images(np.arange(30) % CLASSES, seed=5)
@@ -344,7 +343,7 @@ def test_damaged_run(runs: dict[str, Path], tmp_path: Path) -> None:
 def test_the_extra_is_named_before_anything_is_done(
     runs: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(onnx_format, "find_spec", lambda name: None)
+    monkeypatch.setattr(formats, "find_spec", lambda name: None)
     with pytest.raises(MissingExtraError) as error:
         export(runs["whole"], "onnx", tmp_path / "out")
     assert error.value.code == "extra.onnx-missing" and "fedgsca[onnx]" in error.value.fix

@@ -25,7 +25,7 @@ from fedgsca.federation.records import Comparison, Matrix, RoundRecord, RunResul
 from fedgsca.federation.rounds import run
 from fedgsca.federation.run_folder import read_result
 from fedgsca.federation.site_evaluation import pool_scores
-from fedgsca.lab.export.exported_model import open_model
+from fedgsca.lab.export.prediction import open_model
 from fedgsca.lab.export.trained_model import as_evaluated, read_trained
 from fedgsca.lab.export.write_export import export
 from fedgsca.lab.report.comparison_rows import with_differences

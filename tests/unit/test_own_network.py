@@ -16,7 +16,7 @@ from fedgsca.config import Config
 from fedgsca.errors import ConfigError, FedgscaError, WeightsError
 from fedgsca.federation.rounds import run
 from fedgsca.federation.simulation import prepare
-from fedgsca.lab.export.exported_model import open_model
+from fedgsca.lab.export.prediction import open_model
 from fedgsca.lab.export.write_export import export
 from fedgsca.methods.site import weights_of
 from fedgsca.models.build import build_backbone, build_classifier, spec_of

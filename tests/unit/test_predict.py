@@ -18,11 +18,12 @@ from fedgsca.cli import execute
 from fedgsca.errors import DataError
 from fedgsca.federation.rounds import run
 from fedgsca.federation.run_folder import read_lines
-from fedgsca.lab.export.exported_model import LoadedModel, open_model
 from fedgsca.lab.export.prediction import (
     ImageFile,
+    LoadedModel,
     find_images,
     find_labelled_images,
+    open_model,
     predict,
     write_predictions,
 )
@@ -376,7 +377,7 @@ def test_a_failure_leaves_the_old_table(
     def broken(path: Path) -> LoadedModel:
         return replace(real, probabilities=fails)
 
-    monkeypatch.setattr("fedgsca.lab.export.exported_model.open_model", broken)
+    monkeypatch.setattr("fedgsca.lab.export.prediction.open_model", broken)
     assert (
         execute(
             [

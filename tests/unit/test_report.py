@@ -8,6 +8,7 @@ import io
 import json
 import re
 import shutil
+import subprocess
 import sys
 import textwrap
 from collections.abc import Callable, Iterator
@@ -21,13 +22,13 @@ import pytest
 from fedgsca.cli.run_summary import show_participation
 from fedgsca.errors import RunFolderError
 from fedgsca.federation.records import Comparison, RoundRecord, SiteRecord
-from fedgsca.lab.report import page_sections
+from fedgsca.lab.comparison import write_tables
+from fedgsca.lab.report import run_sections
 from fedgsca.lab.report.comparison_columns import explain_numbers, make_tables
 from fedgsca.lab.report.comparison_rows import compare_rows, recovery
-from fedgsca.lab.report.elements import BulletList, PageSection
+from fedgsca.lab.report.elements import RUN_SECTIONS, BulletList, PageSection, run_section
 from fedgsca.lab.report.html_page import write_report
-from fedgsca.lab.report.page_sections import RUN_SECTIONS, run_section
-from fedgsca.lab.report.palette import NUM_COLOURS, method_slot, slot_line_style
+from fedgsca.lab.report.plots import NUM_COLOURS, method_slot, slot_line_style
 from fedgsca.lab.report.run_facts import (
     describe_noises,
     method_title,
@@ -589,8 +590,8 @@ def test_rows_have_mean_deviation_and_recovery_of_the_printed_means(tmp_path: Pa
     assert ours.f1 is not None and ours.f1.mean == 78.5 and ours.f1.std == pytest.approx(0.5**0.5)
     assert ours.recovery == pytest.approx((78.5 - 71.0) / (81.0 - 71.0))
     assert base.recovery == 0.0
-    assert "f1" in ours.best and not base.best and not by_name["fedprox"].best
-    assert by_name["ceiling"].is_reference and not by_name["ceiling"].best
+    assert by_name["ceiling"].is_reference
+    assert not any(row.is_winner for row in rows)  # nobody has compared the runs yet
 
 
 def test_recovery_is_undefined_below_one_point() -> None:
@@ -598,16 +599,6 @@ def test_recovery_is_undefined_below_one_point() -> None:
     assert recovery(70.96, 70.04, 71.04) == pytest.approx(1.0)  # 71.0, 70.0 and 71.0 in print
     assert recovery(75.0, 70.0, 70.9) is None
     assert recovery(75.0, 70.0, 60.0) is None
-
-
-def test_equal_numbers_share_the_first_place(tmp_path: Path) -> None:
-    path = make_compare(
-        tmp_path / "c",
-        runs=False,
-        scores={"fedavg": (70.0, 70.0), "fedprox": (70.0, 70.02), "fedgsca": (60.0, 60.0)},
-    )
-    rows = [row for row in compare_rows(read_comparison(path)) if not row.is_reference]
-    assert ["f1" in row.best for row in rows] == [True, True, False]
 
 
 def test_no_recovery_where_noise_costs_nothing_and_no_deviation_of_one_seed() -> None:
@@ -633,7 +624,7 @@ def test_no_recovery_where_noise_costs_nothing_and_no_deviation_of_one_seed() ->
 def test_markdown_and_csv_contain_the_same_rows(tmp_path: Path) -> None:
     tables = make_tables(read_comparison(make_compare(tmp_path / "c", runs=False)))
     text = to_markdown(tables)
-    assert "| Fedgsca | **78.5 ± 0.7** |" in text and "| 0.75 |" in text
+    assert "| Fedgsca | 78.5 ± 0.7 |" in text and "| 0.75 |" in text
     table = list(csv.DictReader(io.StringIO(to_csv(tables))))
     assert [float(row["f1_mean"]) for row in table] == [71.0, 71.5, 78.5, 81.0]
     assert table[3]["recall_mean"] == "" and float(table[2]["recovery"]) == pytest.approx(0.75)
@@ -662,11 +653,51 @@ def test_comparison_page(tmp_path: Path) -> None:
     text = page(make_compare(tmp_path / "c"))
     expected = ["result", "scores", "learning", "confusion", "estimates", "stability", "runs"]
     assert sections(text) == expected
-    assert "<strong>78.5 ± 0.7</strong>" in text
+    assert "78.5 ± 0.7" in text and "<strong>78.5" not in text  # nobody has won
     assert "://" not in text and "<b>grade" not in text and "Unfinished" not in text
     assert text.count('<table class="heat') == 3
-    files = {path.name for path in (tmp_path / "c" / "figures").iterdir()}
-    assert {"scores-1.svg", "learning-1.svg", "stability-1.svg"} <= files
+
+
+def test_figures_are_vector_files_with_their_fonts_and_numbers(tmp_path: Path) -> None:
+    folder = make_compare(tmp_path / "c")
+    write_report(folder, with_figures=True)
+    names = {path.name for path in (folder / "figures").iterdir()}
+    for stem in ("scores", "learning-1"):
+        forms = {f"{stem}-{width}in.{form}" for width in ("3.5", "7") for form in ("pdf", "svg")}
+        assert forms | {f"{stem}.csv"} <= names
+    assert {"report-scores-1.svg", "report-learning-1.svg"} <= names
+    pdf = (folder / "figures" / "scores-3.5in.pdf").read_bytes()
+    assert b"FontFile2" in pdf and b"/Type3" not in pdf
+    assert b"MediaBox [ 0 0 252 " in pdf  # 3.5 inches of 72 points
+    svg = (folder / "figures" / "learning-1-7in.svg").read_text("utf-8")
+    assert "<text" not in svg and 'width="504pt"' in svg
+    table = list(csv.DictReader((folder / "figures" / "scores.csv").open()))
+    assert [row["method"] for row in table] == ["fedavg", "fedprox", "fedgsca", "ceiling"]
+    assert float(table[2]["f1_mean"]) == 78.5
+    before = {path.name: path.read_bytes() for path in (folder / "figures").iterdir()}
+    write_report(folder, with_figures=True)
+    assert before == {path.name: path.read_bytes() for path in (folder / "figures").iterdir()}
+    run = folder / "cells" / "fedgsca-0-S40-s0"
+    write_report(run, with_figures=True)
+    assert {"learning-3.5in.pdf", "confusion-7in.svg", "confusion.csv"} <= {
+        path.name for path in (run / "figures").iterdir()
+    }
+
+
+@pytest.mark.skipif(shutil.which("pdflatex") is None, reason="there is no LaTeX")
+def test_tables_and_figures_fit_into_a_page_of_two_columns(tmp_path: Path) -> None:
+    folder = make_compare(tmp_path / "c")
+    write_tables(folder, read_comparison(folder))
+    write_report(folder, with_figures=True)
+    (tmp_path / "page.tex").write_text(
+        r"""\documentclass[twocolumn]{article}\usepackage{booktabs,graphicx}
+        \setlength{\columnwidth}{3.5in}\begin{document}
+        \begin{figure}\includegraphics{c/figures/scores-3.5in.pdf}\end{figure}
+        \begin{table*}\input{c/compare.tex}\end{table*}\end{document}"""
+    )
+    command = ["pdflatex", "-interaction=nonstopmode", "-halt-on-error", "page.tex"]
+    result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stdout[-2000:]
 
 
 def test_means_over_different_seeds_are_not_ranked(tmp_path: Path) -> None:
@@ -674,7 +705,7 @@ def test_means_over_different_seeds_are_not_ranked(tmp_path: Path) -> None:
     tree = json.loads((path / "compare.json").read_text())
     tree["cells"] = [cell for cell in tree["cells"] if cell["path"] != "cells/fedgsca-0-S40-s1"]
     comparison = Comparison.from_json(tree)
-    assert not any(row.best for row in compare_rows(comparison))
+    assert not any(row.is_winner for row in compare_rows(comparison))
     (table,) = make_tables(comparison)
     assert "common seeds" in table.note
 
@@ -735,8 +766,8 @@ def test_a_new_section_needs_no_edit_of_the_page(tmp_path: Path) -> None:
 
 
 def test_the_documented_example_of_a_plot_works(tmp_path: Path) -> None:
-    """The file in the docstring of page_sections, as somebody would copy it."""
-    documentation = page_sections.__doc__ or ""
+    """The file in the docstring of run_sections, as somebody would copy it."""
+    documentation = run_sections.__doc__ or ""
     lines = documentation.split("loss_curve.py:")[1].split("Sections are printed")[0].splitlines()
     exec(textwrap.dedent("\n".join(lines)), {})
     try:

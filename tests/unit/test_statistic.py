@@ -14,6 +14,7 @@ from fedgsca.lab.statistic import (
     RunScore,
     correct,
     describe,
+    find_winner,
     holm,
     measure_difference,
     score_run,
@@ -45,7 +46,7 @@ def measure(a: dict[int, RunScore], b: dict[int, RunScore]) -> PairedDifference:
 
 
 def test_over_seeds_the_interval_has_the_variance_of_a_mean() -> None:
-    """Where images do not matter, the draws of four seeds vary by s^2 / 4."""
+    """Where images do not matter, the interval is that of Student's t with three degrees."""
     values = {0: 2.0, 1: 6.0, 2: 11.0, 3: 5.0}
     difference = measure(
         {seed: quiet_run(50 + value) for seed, value in values.items()},
@@ -55,7 +56,30 @@ def test_over_seeds_the_interval_has_the_variance_of_a_mean() -> None:
     assert difference.low is not None and difference.high is not None
     standard_error = np.std(list(values.values()), ddof=1) / 2
     width = difference.high - difference.low
-    assert width == pytest.approx(2 * 1.96 * standard_error, rel=0.25)
+    assert width == pytest.approx(2 * 3.18 * standard_error, rel=0.25)
+
+
+@pytest.mark.parametrize(("num_seeds", "limit"), [(2, 0.07), (3, 0.07), (5, 0.08)])
+def test_equally_good_methods_are_rarely_told_apart(num_seeds: int, limit: float) -> None:
+    """Trainings that vary more than images: how often one of two equal methods "wins"."""
+    rng = stream(0, "false wins", num_seeds)
+    num_wins = 0
+    for _ in range(400):
+        errors = rng.normal(0, 3, num_seeds) + rng.normal(0, 0.5)
+        deviations = rng.normal(0, 0.5, DRAWS)
+        runs = {seed: RunScore(50 + error, deviations, 100) for seed, error in enumerate(errors)}
+        num_wins += measure(runs, {seed: quiet_run(50.0) for seed in runs}).is_clear
+    assert num_wins / 400 < limit
+
+
+def test_a_winner_is_better_than_every_other_method() -> None:
+    strong = {seed: quiet_run(80.0 + 0.1 * seed) for seed in range(3)}
+    weak = {seed: quiet_run(70.0) for seed in range(3)}
+    close = {seed: quiet_run(79.0 + 2 * (seed == 1)) for seed in range(3)}
+    assert find_winner({"a": strong, "b": weak}, "S40") == "a"
+    assert find_winner({"a": strong, "b": weak, "c": close}, "S40") is None
+    assert find_winner({"a": strong}, "S40") is None
+    assert find_winner({"a": strong, "b": {0: RunScore(60.0)}}, "S40") is None
 
 
 def test_the_difference_is_that_of_the_printed_means() -> None:
@@ -105,7 +129,7 @@ def test_holm_corrects_for_the_number_of_rows() -> None:
 
 
 def test_the_sentence_agrees_with_the_verdict_and_names_the_better_one() -> None:
-    clear = PairedDifference("", "a", "b", 3, 10, 5.0, 1.0, 9.0, 0.01)
+    clear = PairedDifference("", "a", "b", 3, 10, 5.0, 1.0, 9.0, 0.01, 0.004)
     worse = replace(clear, points=-5.0, low=-9.0, high=-1.0)
     unclear = replace(clear, low=-1.0, p=0.2)
     assert describe(clear, "A", "B").startswith("A is better than B by 5.0 points")
@@ -114,3 +138,5 @@ def test_the_sentence_agrees_with_the_verdict_and_names_the_better_one() -> None
     assert "cannot be told apart" in describe(unclear, "A", "B")
     assert "over test images only" in describe(replace(clear, seeds=1), "A", "B")
     assert "over test images only" not in describe(clear, "A", "B")
+    assert "probability that this is false 0.004" in describe(clear, "A", "B")
+    assert "false" not in describe(unclear, "A", "B")

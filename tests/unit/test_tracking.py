@@ -18,10 +18,14 @@ from fedgsca.federation.rounds import run
 from fedgsca.lab.plan import ComparisonPlan
 from fedgsca.lab.runner import SilentGridObserver
 from fedgsca.lab.tracking import mlflow_tracker, tensorboard_tracker
-from fedgsca.lab.tracking.base import RunLabel, TrackTarget, parse_targets, safe_name
-from fedgsca.lab.tracking.observers import SafeTrackers, TrackingObserver
-from fedgsca.lab.tracking.round_values import round_values
-from fedgsca.lab.tracking.start_tracking import find_targets, track_comparison, track_run
+from fedgsca.lab.tracking.base import RunLabel, TrackTarget, parse_targets, round_values, safe_name
+from fedgsca.lab.tracking.observers import (
+    SafeTrackers,
+    TrackingObserver,
+    find_targets,
+    track_comparison,
+    track_run,
+)
 from tests.toys import RecordingObserver, outcome, toy_config
 
 RESULT = RunResult.from_json({"f1": 71.0})
@@ -364,7 +368,7 @@ def test_the_modules_of_trackers_are_not_imported_without_need() -> None:
     import subprocess
 
     code = (
-        "import sys, fedgsca.lab.tracking.start_tracking;"
+        "import sys, fedgsca.lab.tracking.observers;"
         "print([name for name in ('mlflow', 'tensorboard') if name in sys.modules])"
     )
     output = subprocess.run(

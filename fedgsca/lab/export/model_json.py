@@ -1,4 +1,4 @@
-"""model.json: everything that a program must know to use an exported model."""
+"""model.json: everything that a program must know to use an exported model; and check.json."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fedgsca.data.decode.image_files import VERSION
 from fedgsca.errors import RunFolderError
 from fedgsca.lab.export.temperature import TemperatureFit
 from fedgsca.lab.export.trained_model import TrainedModel
-from fedgsca.support.json_record import Record
+from fedgsca.support.json_record import Record, stored_as
 from fedgsca.support.version import __version__
 
 
@@ -29,6 +29,31 @@ class TrainingFacts(Record):
     # of the configuration
     fingerprint: str
     weights_sha256: str | None
+
+
+@dataclass(frozen=True)
+class ExportCheck(Record):
+    """check.json: the record of one comparison."""
+
+    # "test images" or "random images"
+    inputs: str
+    # the reason for random images, else empty
+    fallback_reason: str = field(metadata=stored_as("why"))
+    images: int
+    inputs_sha256: str
+    largest_difference: float
+    limit: float
+    # images for which both models name the same class
+    same_class: int
+
+    @property
+    def passed(self) -> bool:
+        """Whether the difference is small enough."""
+        return bool(self.largest_difference <= self.limit)
+
+    def to_json(self) -> dict[str, Any]:
+        """The content of check.json, with the verdict."""
+        return {**super().to_json(), "passed": self.passed}
 
 
 @dataclass(frozen=True)

@@ -131,12 +131,12 @@ def with_temperature(model: Probabilities, temperature: float) -> Probabilities:
 
 def _find_images(trained_model: TrainedModel) -> tuple[np.ndarray, np.ndarray, str]:
     """Images (n, H, W, 3), labels (n,) and what they are."""
-    from fedgsca.federation.data_source import load_table
     from fedgsca.federation.deployment import prepare_coordinator
+    from fedgsca.federation.simulation import load_images
 
     config = trained_model.config
     is_deployment = config.data.source == SITES_SOURCE
-    table = prepare_coordinator(config).table if is_deployment else load_table(config)
+    table = prepare_coordinator(config).table if is_deployment else load_images(config)
     if table.fingerprint != trained_model.setup.data.fingerprint:
         raise RunFolderError(
             "export.data-changed",

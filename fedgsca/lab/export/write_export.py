@@ -1,10 +1,12 @@
 """`fedgsca export`: a folder with the model, its description, its card and the self-check.
 
-The folder appears complete or not at all.
+The folder appears complete or not at all. Before that, the file is opened again, and its numbers
+are compared with those of the run's model on test images.
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shutil
 from collections.abc import Iterator
@@ -12,20 +14,23 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
+
 from fedgsca.errors import FedgscaError, RunFolderError
 from fedgsca.federation.run_folder import dumps
-from fedgsca.lab.export.exported_model import open_model
 from fedgsca.lab.export.formats import FORMATS
 from fedgsca.lab.export.model_card import model_card
-from fedgsca.lab.export.model_json import ModelDescription, describe_model, to_json
-from fedgsca.lab.export.self_check import ExportCheck, compare_models
+from fedgsca.lab.export.model_json import ExportCheck, ModelDescription, describe_model, to_json
+from fedgsca.lab.export.prediction import open_model
 from fedgsca.lab.export.temperature import TemperatureFit, fit_to_run, with_temperature
 from fedgsca.lab.export.trained_model import (
+    Probabilities,
     TrainedModel,
     as_evaluated,
     build_network,
     read_trained,
 )
+from fedgsca.rng import stream
 from fedgsca.support.files import is_abandoned, sha256_file, temporary_path, write_atomic
 from fedgsca.support.registry import is_import_path
 from fedgsca.support.text import one_line
@@ -144,3 +149,91 @@ def _write_model(
     model = make_export_model(build_network(trained_model), description)
     write_atomic(folder / kind.file, kind.write(model, description))
     return replace(description, sha256=sha256_file(folder / kind.file))
+
+
+# largest difference of a probability
+LIMIT = 1e-4
+# test images at most, spread evenly
+MAX_IMAGES = 256
+# images of noise, where the data is not available
+RANDOM_IMAGES = 32
+# not a divisor of the numbers above: the file must accept batches of any size
+_BATCH_SIZE = 24
+
+
+@dataclass(frozen=True)
+class CheckImages:
+    """Inputs for a check, and the reason if they are not test images.
+
+    (n, H, W, 3) uint8 images, or (n, D) float32 features of the user's own.
+    """
+
+    images: np.ndarray
+    fallback_reason: str = ""
+
+
+def compare_models(
+    trained_model: TrainedModel, reference: Probabilities, exported_model: Probabilities
+) -> ExportCheck:
+    """Compare the model of a run with its export."""
+    sample = sample_images(trained_model)
+    reference_probs = _predict_in_batches(reference, sample.images)
+    exported_probs = _predict_in_batches(exported_model, sample.images)
+    difference = float(np.abs(reference_probs - exported_probs).max())
+    same_class = reference_probs.argmax(axis=1) == exported_probs.argmax(axis=1)
+    return ExportCheck(
+        inputs="random images" if sample.fallback_reason else "test images",
+        fallback_reason=sample.fallback_reason,
+        images=len(sample.images),
+        inputs_sha256=hashlib.sha256(np.ascontiguousarray(sample.images).data).hexdigest(),
+        largest_difference=difference if np.isfinite(difference) else float("inf"),
+        limit=LIMIT,
+        same_class=int(np.sum(same_class)),
+    )
+
+
+def _predict_in_batches(model: Probabilities, images: np.ndarray) -> np.ndarray:
+    """(n, C) float64."""
+    batches = []
+    for start in range(0, len(images), _BATCH_SIZE):
+        batches.append(np.asarray(model(images[start : start + _BATCH_SIZE]), np.float64))
+    return np.concatenate(batches)
+
+
+def sample_images(trained_model: TrainedModel) -> CheckImages:
+    """Images of the run's test set; images of noise where its data is gone or has changed."""
+    from fedgsca.config import SITES_SOURCE
+    from fedgsca.federation.deployment import prepare_coordinator
+    from fedgsca.federation.simulation import load_images
+
+    config = trained_model.config
+    try:
+        if config.data.source == SITES_SOURCE:
+            # the coordinator of a deployment may have test images of its own
+            table = prepare_coordinator(config).table
+        else:
+            table = load_images(config)
+    except FedgscaError as error:
+        return _random_images(
+            trained_model, f"the data of the run cannot be read ({type(error).__name__})"
+        )
+    rows = table.rows("test")
+    if not len(rows):
+        return _random_images(trained_model, "there are no test images on this machine")
+    if table.fingerprint != trained_model.setup.data.fingerprint:
+        return _random_images(trained_model, "the data has changed since the run")
+    positions = np.linspace(0, len(rows) - 1, min(MAX_IMAGES, len(rows))).astype(np.int64)
+    contents = table.images
+    if trained_model.feature_width is not None and table.features is not None:
+        contents = table.features
+    return CheckImages(np.asarray(contents[rows[np.unique(positions)]]))
+
+
+def _random_images(trained_model: TrainedModel, reason: str) -> CheckImages:
+    if trained_model.feature_width is not None:
+        vector_shape = (RANDOM_IMAGES, trained_model.feature_width)
+        vectors = stream(0, "export", "check").standard_normal(vector_shape, dtype=np.float32)
+        return CheckImages(vectors, reason)
+    shape = (RANDOM_IMAGES, *trained_model.image_size, 3)
+    images = stream(0, "export", "check").integers(0, 256, shape, dtype=np.uint8)
+    return CheckImages(images, reason)

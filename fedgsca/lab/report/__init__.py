@@ -3,8 +3,7 @@
 html_page       writes the file; everything below is found from there
 run_page        the page of a run; its sections are the modules of run_sections/
 comparison_page the page of a comparison; its sections are the modules of comparison_sections/
-page_sections   how to add a section or a plot: one file
-run_reader      reads a run folder; run_facts derives numbers, sentences puts them into words
+run_reader      reads a run folder; run_facts derives numbers
 elements        tables, galleries and other parts of a page, without HTML; templates/ renders them
-palette, plot_style, svg_output   colours, style and inline SVG of all plots
+plots           colours, style and inline SVG of all plots
 """

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from fedgsca.federation.records import Comparison, PairedDifference, setting_name, setting_value
 from fedgsca.lab.report.comparison_rows import (
@@ -20,10 +21,10 @@ from fedgsca.lab.report.comparison_rows import (
     mean_std,
     rank_agreement,
 )
-from fedgsca.lab.report.palette import method_entry
+from fedgsca.lab.report.plots import method_entry
 from fedgsca.lab.statistic import describe
-from fedgsca.lab.table import Cell, Table
-from fedgsca.support.text import DASH, duration, percent, plural, signed, size_text
+from fedgsca.lab.table import Cell, Row, Table
+from fedgsca.support.text import DASH, duration, number, percent, plural, signed, size_text
 
 NO_GAP = f"no recovery: the ceiling is less than {MIN_GAP:g} point above FedAvg"
 # sentences about pairs at the top of a page; more of them are a list below the tables
@@ -48,9 +49,20 @@ def _score(key: str, title: str, *, is_brief: bool = False) -> ComparisonColumn:
             return None
         stat = row.stats[key]
         data = {f"{key}_mean": stat.mean, f"{key}_std": stat.std}
-        return Cell(stat.text(), "best" if key in row.best else "", data=data)
+        mark: Literal["", "best"] = "best" if key == "f1" and row.is_winner else ""
+        return Cell(stat.text(), mark, data=data)
 
     return ComparisonColumn(title, make_cell, is_brief)
+
+
+def _balanced_cell(row: ComparisonRow) -> Cell | None:
+    """Balanced accuracy; the csv has the recall of every class beside it."""
+    stat = row.stats.get("recall")
+    if stat is None:
+        return None
+    data = {"recall_mean": stat.mean, "recall_std": stat.std}
+    data |= {f"recall of {name}": recall for name, recall in row.class_recall.items()}
+    return Cell(stat.text(), data=data)
 
 
 def _number(
@@ -138,11 +150,12 @@ def _seconds_text(value: float) -> str:
 COLUMNS: tuple[ComparisonColumn, ...] = (
     _score("f1", "Macro F1", is_brief=True),
     _printed("f1", "Printed F1", is_brief=True),
-    _score("recall", "Recall"),
+    ComparisonColumn("Balanced accuracy", _balanced_cell, is_brief=True),
     _printed("recall", "Printed recall"),
     _score("precision", "Precision"),
     _printed("precision", "Printed precision"),
     _score("best_f1", "Best round's F1"),
+    _score("stopped_f1", "F1 with early stopping", is_brief=True),
     ComparisonColumn("Recovery", _recovery_cell, is_brief=True),
     ComparisonColumn("Difference (95 %)", _difference_cell, is_brief=True),
     _score("expected_f1", "Expected F1", is_brief=True),
@@ -235,7 +248,9 @@ def _table_notes(
     references = [row.difference.reference for row in rows if row.difference is not None]
     if references:
         label = next((row.label for row in rows if row.method == references[0]), references[0])
-        notes.append(f"Difference: to {label}.")
+        is_single = all(row.difference is None or row.difference.seeds == 1 for row in rows)
+        suffix = "; one seed: the intervals are over test images only" if is_single else ""
+        notes.append(f"Difference: to {label}{suffix}.")
     rho = rank_agreement(rows)
     if rho is not None:
         notes.append(f"Order by F1 here and in print: Spearman's rho {share_text(rho)}.")
@@ -249,32 +264,42 @@ def _table_notes(
 
 
 def overview_table(comparison: Comparison) -> Table | None:
-    """Macro F1 of every condition (rows) and method (columns); None for a single condition."""
+    """Macro F1 of every method (rows) and condition (columns); None for a single condition."""
     rows = compare_rows(comparison)
     conditions = list(dict.fromkeys(row.noise for row in rows))
     if len(conditions) < 2:
         return None
-    labels = {row.method: row.label for row in rows}
-    variants = {row.noise: row.variant for row in rows}
-    has_models = any(variant.model for variant in variants.values())
-    keys = list(comparison.vary or ())
-    head = ["Noise"] + ["Network"] * has_models + [setting_name(key).capitalize() for key in keys]
-    lines = []
-    for condition in conditions:
-        members = {row.method: row for row in rows if row.noise == condition}
-        first = next(iter(members.values()))
-        line: list[str | Cell] = [first.noise_spec]
-        if has_models:
-            line.append(first.variant.model or "")
-        line += [setting_value(first.variant.settings.get(key, "")) for key in keys]
-        for method in labels:
-            row = members.get(method)
-            stat = None if row is None else row.f1
-            mark = "best" if row is not None and "f1" in row.best else ""
-            line.append(DASH if stat is None else Cell(stat.text(), mark))  # type: ignore[arg-type]
-        lines.append(line)
-    words = tuple(range(1, len(head)))
-    return Table("Macro F1 of all conditions", [*head, *labels.values()], lines, words=words)
+    lines: list[Row] = []
+    for method in dict.fromkeys(row.method for row in rows):
+        members = {row.noise: row for row in rows if row.method == method}
+        cells = [_f1_cell(members.get(condition)) for condition in conditions]
+        lines.append([name_cell(next(iter(members.values()))), *cells])
+    lines.sort(key=lambda line: isinstance(line[0], Cell) and line[0].mark == "reference")
+    note = "Bold: better than every other method of the column." if comparison.winners else ""
+    return Table("Macro F1 of all conditions", ["Method", *conditions], lines, note=note)
+
+
+def _f1_cell(row: ComparisonRow | None) -> str | Cell:
+    if row is None or row.f1 is None:
+        return DASH
+    data = {f"f1_{row.noise}_mean": row.f1.mean, f"f1_{row.noise}_std": row.f1.std}
+    return Cell(row.f1.text(), "best" if row.is_winner else "", data=data)
+
+
+def class_tables(comparison: Comparison) -> list[Table]:
+    """Recall of every method (rows) and class (columns), one table per condition."""
+    rows = [row for row in compare_rows(comparison) if row.class_recall]
+    tables = []
+    for condition in dict.fromkeys(row.noise for row in rows):
+        members = [row for row in rows if row.noise == condition]
+        names = list(members[0].class_recall)
+        lines: list[Row] = []
+        for row in members:
+            cells = [number(row.class_recall.get(name)) for name in names]
+            lines.append([name_cell(row), *cells])
+        title = f"Recall of every class in the last round, noise {condition}"
+        tables.append(Table(title, ["Method", *names], lines))
+    return tables
 
 
 def explain_numbers(comparison: Comparison) -> list[str]:
@@ -284,9 +309,11 @@ def explain_numbers(comparison: Comparison) -> list[str]:
     if any(len(row.seeds) > 1 for row in rows):
         text += " ± standard deviation over the seeds"
     sentences = [f"{text}."]
-    if any(row.best for row in rows):
+    sentences.append("Balanced accuracy is the macro recall.")
+    if any(row.is_winner for row in rows):
         sentences.append(
-            "The highest mean is marked; only the sentence about a pair says what is better."
+            "A marked F1 is better than that of every other method of its table (paired over seeds"
+            " and test images, corrected for their number)."
         )
     if any(row.is_reference for row in rows):
         sentences.append(

@@ -18,15 +18,13 @@ from fedgsca.lab.report.comparison_columns import (
     share_text,
 )
 from fedgsca.lab.report.comparison_rows import ComparisonRow, compare_rows
-from fedgsca.lab.report.elements import Page, Tile
+from fedgsca.lab.report.elements import COMPARISON_SECTIONS, Page, Tile, build_sections
 from fedgsca.lab.report.number_text import score_number
-from fedgsca.lab.report.page_sections import COMPARISON_SECTIONS, build_sections
-from fedgsca.lab.report.palette import method_entry
+from fedgsca.lab.report.plots import method_entry
 from fedgsca.lab.report.run_reader import LoadedRun, read_run
 from fedgsca.lab.table import LegendEntry
 from fedgsca.support.text import join_words, plural
 
-_MAX_TILES = 5
 # conditions that are named in the subtitle
 _MAX_NOISES = 4
 
@@ -124,14 +122,13 @@ def describe_comparison(comparison: LoadedComparison) -> list[str]:
 
 
 def _tiles(comparison: LoadedComparison) -> list[Tile]:
-    """F1 and recovery of the methods under a single condition."""
+    """F1 and recovery of every method under a single condition."""
     if len(comparison.noises) != 1:
         return []
     tiles = []
-    for row in comparison.rows[: _MAX_TILES + 1]:
+    for row in comparison.rows:
         if row.f1 is not None:
             note = "" if row.recovery is None else f"recovery {share_text(row.recovery)}"
-            is_best = row.difference is not None and row.difference.is_clear and "f1" in row.best
             value = score_number(row.f1.mean)
-            tiles.append(Tile(row.label, value, "%", note or "macro F1", strong=is_best))
+            tiles.append(Tile(row.label, value, "%", note or "macro F1", strong=row.is_winner))
     return tiles

@@ -17,7 +17,13 @@ from fedgsca.federation.records import (
     PrintedScore,
     finite,
 )
-from fedgsca.lab.statistic import RunScore, correct, measure_difference, score_run
+from fedgsca.lab.statistic import (
+    RunScore,
+    correct,
+    find_winner,
+    measure_difference,
+    score_run,
+)
 from fedgsca.support.text import join_words
 
 BASELINE = "fedavg"
@@ -33,6 +39,7 @@ MEASURES = (
     "average_precision",
     "ece",
     "expected_f1",
+    "stopped_f1",
     "unused_labels",
     "stability",
 )
@@ -76,8 +83,8 @@ class ComparisonRow:
     stats: Mapping[str, MeanStd]
     times: Mapping[str, ReachTime] = field(default_factory=dict)
     recovery: float | None = None
-    # keys of SCORES in which no other method of this condition has a higher printed mean
-    best: frozenset[str] = frozenset()
+    # better than every other method of this condition
+    is_winner: bool = False
     # the ceiling: not ranked, because no method knows which labels are wrong
     is_reference: bool = False
     # the network and the varied settings; `noise` names them, too
@@ -86,6 +93,8 @@ class ComparisonRow:
     difference: PairedDifference | None = None
     # what touched this row, each a clause
     notes: tuple[str, ...] = ()
+    # class -> recall in the last round, mean over the seeds
+    class_recall: Mapping[str, float] = field(default_factory=dict)
     # score -> number of a publication
     printed_scores: Mapping[str, PrintedScore] = field(default_factory=dict)
 
@@ -136,8 +145,6 @@ def _condition_rows(
         own_cells = [cell for cell in cells if cell.method == method]
         if own_cells:
             rows.append(_make_row(comparison, own_cells))
-    if all(cell.seed in common_seeds(cells) for cell in cells):
-        rows = _mark_best(rows)
     ceiling = comparison.ceiling.get(condition, {})
     if not ceiling:
         return rows
@@ -172,6 +179,8 @@ def _make_row(comparison: Comparison, cells: Sequence[ComparisonCell]) -> Compar
         stats=stats,
         times=times,
         difference=_find_difference(comparison, first),
+        is_winner=(comparison.winners or {}).get(first.condition) == first.method,
+        class_recall=_mean_class_recall(cells),
         notes=_join_notes(cells),
         printed_scores=printed_rows.get(first.method, {}).get(first.noise, {}),
     )
@@ -180,6 +189,14 @@ def _make_row(comparison: Comparison, cells: Sequence[ComparisonCell]) -> Compar
 def _numbers(cells: Iterable[ComparisonCell], key: str) -> list[float]:
     values = [finite(getattr(cell, key)) for cell in cells]
     return [value for value in values if value is not None]
+
+
+def _mean_class_recall(cells: Sequence[ComparisonCell]) -> dict[str, float]:
+    values: dict[str, list[float]] = {}
+    for cell in cells:
+        for name, recall in (cell.class_recall or {}).items():
+            values.setdefault(name, []).append(recall)
+    return {name: fmean(recalls) for name, recalls in values.items()}
 
 
 def _find_difference(comparison: Comparison, cell: ComparisonCell) -> PairedDifference | None:
@@ -201,21 +218,6 @@ def _join_notes(cells: Sequence[ComparisonCell]) -> tuple[str, ...]:
         suffix = f" ({word} {join_words(seeds)})" if len(seeds) < len(cells) else ""
         notes.append(note + suffix)
     return tuple(notes)
-
-
-def _mark_best(rows: Sequence[ComparisonRow]) -> list[ComparisonRow]:
-    """The highest of every score, compared as printed: equal numbers have equal marks."""
-    if len(rows) < 2:
-        return list(rows)
-    highest = {}
-    for key in SCORES:
-        means = [round(row.stats[key].mean, 1) for row in rows if key in row.stats]
-        highest[key] = max(means, default=None)
-    marked_rows = []
-    for row in rows:
-        keys = [k for k in SCORES if k in row.stats and round(row.stats[k].mean, 1) == highest[k]]
-        marked_rows.append(replace(row, best=frozenset(keys)))
-    return marked_rows
 
 
 def _add_recovery(rows: Sequence[ComparisonRow]) -> list[ComparisonRow]:
@@ -240,8 +242,9 @@ def common_seeds(cells: Iterable[ComparisonCell]) -> frozenset[int]:
 
 
 def with_differences(folder: Path, comparison: Comparison) -> Comparison:
-    """The comparison with the difference of every method to the reference, per condition."""
+    """The comparison with the difference of every method to the reference, and the winners."""
     differences: list[PairedDifference] = []
+    winners: dict[str, str] = {}
     for condition in dict.fromkeys(cell.condition for cell in comparison.cells):
         runs: dict[str, dict[int, RunScore]] = {}
         for cell in comparison.cells:
@@ -257,7 +260,10 @@ def with_differences(folder: Path, comparison: Comparison) -> Comparison:
                 if difference is not None:
                     condition_differences.append(difference)
         differences += correct(condition_differences)
-    return replace(comparison, differences=tuple(differences))
+        winner = find_winner(runs, condition)
+        if winner is not None:
+            winners[condition] = winner
+    return replace(comparison, differences=tuple(differences), winners=winners or None)
 
 
 def _choose_reference(comparison: Comparison, methods: Sequence[str]) -> str:

@@ -1,4 +1,4 @@
-"""The elements of a page. Pages are built from these and rendered by one template.
+"""The elements of a page, and the sections that build them.
 
 Nothing here knows HTML: `kind` names the macro of templates/elements.html.j2 that renders an
 element. Colours are given as tokens of templates/style.css.
@@ -6,11 +6,17 @@ element. Colours are given as tokens of templates/style.css.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Generic, Literal, TypeVar
 
 from fedgsca.lab.table import LegendEntry, Table
+from fedgsca.support.registry import Registry
+
+if TYPE_CHECKING:
+    from fedgsca.lab.report.comparison_page import LoadedComparison
+    from fedgsca.lab.report.run_reader import LoadedRun
+
 
 # rows, or small plots, that a reader takes in at once
 MAX_ROWS_AT_ONCE = 12
@@ -180,3 +186,54 @@ def count_matrix(
 ) -> HeatMatrix:
     """A square matrix of counts (C, C), coloured by the share of the row."""
     return HeatMatrix(caption, names, names, [row_shares(row) for row in counts], counts, corner)
+
+
+S = TypeVar("S")
+
+
+@dataclass(frozen=True)
+class SectionBuilder(Generic[S]):
+    """A function that builds a section from a run or a comparison, or None if it has no data."""
+
+    position: int
+    build: Callable[[S], PageSection | None]
+
+
+RUN_SECTIONS: Registry[SectionBuilder[LoadedRun]] = Registry("fedgsca.lab.report.run_sections")
+COMPARISON_SECTIONS: Registry[SectionBuilder[LoadedComparison]] = Registry(
+    "fedgsca.lab.report.comparison_sections"
+)
+
+RunBuild = Callable[["LoadedRun"], PageSection | None]
+ComparisonBuild = Callable[["LoadedComparison"], PageSection | None]
+
+
+def run_section(*, position: int) -> Callable[[RunBuild], RunBuild]:
+    """Decorator that adds a section to the page of every run."""
+
+    def register(build: RunBuild) -> RunBuild:
+        RUN_SECTIONS.register(build.__name__, SectionBuilder(position, build))
+        return build
+
+    return register
+
+
+def comparison_section(*, position: int) -> Callable[[ComparisonBuild], ComparisonBuild]:
+    """Decorator that adds a section to the page of every comparison."""
+
+    def register(build: ComparisonBuild) -> ComparisonBuild:
+        COMPARISON_SECTIONS.register(build.__name__, SectionBuilder(position, build))
+        return build
+
+    return register
+
+
+def build_sections(registry: Registry[SectionBuilder[S]], subject: S) -> list[PageSection]:
+    """The sections for which the run or the comparison has data, in the order of positions."""
+    builders = sorted(registry.load().items(), key=lambda item: (item[1].position, item[0]))
+    sections = []
+    for _, builder in builders:
+        section = builder.build(subject)
+        if section is not None:
+            sections.append(section)
+    return sections

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from fedgsca.errors import RunFolderError
 from fedgsca.federation.records import Comparison
 from fedgsca.lab.report.elements import Page, PlotGallery, PlotImage
+from fedgsca.lab.report.plots import standalone_svg
 from fedgsca.lab.report.run_reader import read_json, read_run
-from fedgsca.lab.report.svg_output import standalone_svg
 from fedgsca.support.files import write_atomic
 
 if TYPE_CHECKING:
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 TEMPLATES = Path(__file__).with_name("templates")
 
 
-def write_report(path: Path, *, refresh: int = 0) -> Path:
+def write_report(path: Path, *, refresh: int = 0, with_figures: bool = False) -> Path:
     """Write report.html into the folder of a run or a comparison, finished or not.
 
-    `refresh`: the browser reads it again after so many seconds; 0: never. Drawings of a comparison
-    are also written to figures/. Returns the path of the file.
+    `refresh`: the browser reads it again after so many seconds; 0: never. `with_figures`: its
+    drawings are also written to figures/, for a publication. Returns the path of the page.
     """
     if not path.is_dir():
         raise RunFolderError(
@@ -33,20 +33,31 @@ def write_report(path: Path, *, refresh: int = 0) -> Path:
         )
     target = path / "report.html"
     page = build_page(path)
-    if (path / "compare.json").is_file():
-        write_figures(page, path / "figures")
+    if with_figures:
+        write_figures(path, page)
     write_atomic(target, render_page(replace(page, refresh=refresh)).encode())
     return target
 
 
-def write_figures(page: Page, folder: Path) -> None:
-    """The drawings of a page as files of their own, for a publication: <section>-<number>.svg."""
+def write_figures(path: Path, page: Page) -> None:
+    """Figures for a publication, and the drawings of the page as files of their own."""
+    from fedgsca.lab.report.figures import comparison_figures, run_figures, write_print_figures
+
+    folder = path / "figures"
+    if (path / "compare.json").is_file():
+        from fedgsca.lab.report.comparison_page import load_comparison
+
+        record = Comparison.from_json(read_json(path / "compare.json"))
+        figures = comparison_figures(load_comparison(path, record))
+    else:
+        figures = run_figures(read_run(path))
+    write_print_figures(figures, folder)
     for section in page.sections:
         pictures: list[PlotImage] = []
         for block in section.blocks:
             pictures += block.pictures if isinstance(block, PlotGallery) else ()
         for number, picture in enumerate(pictures, 1):
-            name = f"{section.id}-{number}.svg"
+            name = f"report-{section.id}-{number}.svg"
             write_atomic(folder / name, standalone_svg(picture.svg).encode())
 
 

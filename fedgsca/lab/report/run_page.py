@@ -1,26 +1,37 @@
-"""The page of one run. Its sections are the modules of fedgsca/lab/report/run_sections."""
+"""The page of one run: a summary in sentences, tiles, and the modules of run_sections/."""
 
 from __future__ import annotations
 
 from statistics import median
 
+from markupsafe import Markup
+
 from fedgsca.federation.records import RunStatus
-from fedgsca.lab.report.elements import Page, Tile
+from fedgsca.lab.report.elements import RUN_SECTIONS, Page, Tile, build_sections
 from fedgsca.lab.report.number_text import bounds_text, percent_text, score_number, seconds_text
-from fedgsca.lab.report.page_sections import RUN_SECTIONS, build_sections
 from fedgsca.lab.report.run_facts import (
+    absent_sites,
     best_round,
+    count_refusals,
+    count_training_images,
+    distant_rounds,
+    event_rounds,
     headline_scores,
+    is_recorded_noise,
+    is_selector_idle,
+    method_events,
     method_title,
+    noise_kind_title,
     round_seconds,
+    selector_quality,
+    site_noise,
     unused_labels,
     uses_site_data,
     wrong_share,
 )
 from fedgsca.lab.report.run_reader import LoadedRun, read_json
-from fedgsca.lab.report.sentences import absence_note, describe_run
 from fedgsca.metrics import HEADLINE_ROUNDS
-from fedgsca.support.text import NBSP, duration, one_line, plural
+from fedgsca.support.text import NBSP, duration, join_words, one_line, plural
 
 
 def build_run_page(run: LoadedRun) -> Page:
@@ -115,3 +126,189 @@ def _time_tiles(run: LoadedRun) -> list[Tile]:
     per_round = median(round_seconds(run))
     amount, unit = seconds_text(per_round).split(NBSP)
     return [Tile("Time per round", amount, unit, absence_note(run))]
+
+
+IDLE_SELECTOR = (
+    "The selector has not started: every round used all given labels, because no label looked wrong"
+    " or because the training was too short to tell."
+)
+# sites that are listed one by one
+_MAX_LISTED_SITES = 6
+
+
+def describe_run(run: LoadedRun) -> list[str]:
+    """Sentences about result, noise, selector, events and privacy, as far as they apply."""
+    sentences = [
+        _result_sentence(run),
+        absence_sentence(run),
+        _noise_sentence(run),
+        _selector_sentence(run),
+        _event_sentence(run),
+        _privacy_sentence(run),
+    ]
+    return [sentence for sentence in sentences if sentence]
+
+
+def _result_sentence(run: LoadedRun) -> str:
+    subject = f"{method_title(run.method)} trained one model on {count_contributors(run)}"
+    num_images = count_training_images(run)
+    if num_images and run.classes:
+        subject += f" ({num_images:,} training images, {len(run.classes)} classes)"
+    scores = headline_scores(run)
+    if scores.f1 is None:
+        return f"{subject}; no round has been evaluated yet."
+    template = "{} and reached a macro F1 of <strong>{:.1f}&nbsp;%</strong> on the test set, {}."
+    text = Markup(template).format(subject, scores.f1, _mean_clause(scores.num_rounds))
+    best = best_round(run)
+    last = run.test_rounds[-1] if run.test_rounds else None
+    if best is not None and last is not None and len(run.test_rounds) > 1:
+        template = " The best round was round {} with {:.1f}; the last round reached {:.1f}."
+        text += Markup(template).format(best.round + 1, best.f1, last.f1)
+    return text
+
+
+def count_contributors(run: LoadedRun) -> str:
+    """The sites whose updates were used: 4 sites, or 3 of 4 sites."""
+    num_absent = len(absent_sites(run))
+    text = plural(len(run.sites), "site")
+    return f"{len(run.sites) - num_absent} of {text}" if num_absent else text
+
+
+def absence_sentence(run: LoadedRun) -> str:
+    """Names the sites that never contributed, for whatever reason; empty if there are none."""
+    names = absent_sites(run)
+    if not names:
+        return ""
+    text = join_words(names, "or")
+    if len(names) > _MAX_LISTED_SITES:
+        text = f"{len(names)} of the {plural(len(run.sites), 'site')}"
+    return f"No round used an update of {text}."
+
+
+def absence_note(run: LoadedRun) -> str:
+    """The sites of a round in a few words: all 4 sites; 3 of 4 sites, without site-1."""
+    names = absent_sites(run)
+    if not names:
+        return f"all {len(run.sites)} sites" if len(run.sites) > 1 else ""
+    text = count_contributors(run)
+    return f"{text}, without {join_words(names)}" if len(names) <= _MAX_LISTED_SITES else text
+
+
+def refusal_subject(run: LoadedRun) -> str:
+    """The updates that were left out: "5 updates of site-1"; empty if there are none."""
+    num_refusals = count_refusals(run)
+    if not num_refusals:
+        return ""
+    names = join_words(sorted(num_refusals))
+    if len(num_refusals) > _MAX_LISTED_SITES:
+        names = plural(len(num_refusals), "site")
+    return f"{plural(num_refusals.total(), 'update')} of {names}"
+
+
+def _mean_clause(num_rounds: int) -> str:
+    if num_rounds == HEADLINE_ROUNDS:
+        return "averaged over its last five rounds"
+    if num_rounds > 1:
+        return f"averaged over {num_rounds} rounds"
+    return "after one round"
+
+
+def _noise_sentence(run: LoadedRun) -> str:
+    share = wrong_share(run)
+    if run.settings.values.get("noise.oracle"):
+        return (
+            f"The wrong labels of noise {run.settings.noise} were left out of the training: "
+            "this run is a ceiling, because no method knows which labels are wrong."
+        )
+    if uses_site_data(run):
+        return "The labels are those of the sites; how many of them are wrong is not known."
+    if share is None:
+        return "No label noise was added; how many of the given labels are wrong is not known."
+    if not share:
+        return "None of the training labels was wrong."
+    template = "Of the training labels, <strong>{}</strong> {}: {}."
+    return Markup(template).format(percent_text(share), _origin_clause(run), _site_list(run))
+
+
+def _origin_clause(run: LoadedRun) -> str:
+    """How the labels came to be wrong."""
+    if any(is_recorded_noise(site_noise(run, site)) for site in run.setup.sites):
+        return "differ from the reference"
+    return "were made wrong on purpose"
+
+
+def _site_list(run: LoadedRun) -> str:
+    """The share of wrong labels at every site, or the range over many sites."""
+    rates: dict[str, float] = {}
+    for site in run.sites:
+        rate = run.noise_rate(site)
+        if rate is not None:
+            rates[site] = rate
+    if len(rates) > _MAX_LISTED_SITES:
+        low = percent_text(min(rates.values()))
+        high = percent_text(max(rates.values()))
+        return f"between {low} and {high} per site"
+    clauses = []
+    for site, rate in rates.items():
+        kind = noise_kind_title(site_noise(run, site))
+        clauses.append(f"{percent_text(rate)} at {site} ({kind})" if rate else f"none at {site}")
+    return join_words(clauses)
+
+
+def idle_selector(run: LoadedRun) -> str:
+    """A sentence if the selector has not started; empty if it has, or if there is none."""
+    return IDLE_SELECTOR if is_selector_idle(run) else ""
+
+
+def _selector_sentence(run: LoadedRun) -> str:
+    if run.selection_start is None:
+        return idle_selector(run)
+    share = unused_labels(run.metrics, run.settings.noise_level)
+    if share is None:
+        return ""
+    template = (
+        "<strong>{}</strong> of the given labels were not trained on as given in the last round"
+    )
+    text = Markup(template).format(percent_text(share))
+    quality = selector_quality(run)
+    if quality.precision is None or quality.recall is None:
+        return text + "."
+    template = "; the selector took {} of the wrong labels as noisy, and {} of those were wrong."
+    return text + Markup(template).format(
+        percent_text(quality.recall), percent_text(quality.precision)
+    )
+
+
+def _event_sentence(run: LoadedRun) -> str:
+    clauses = []
+    for event, clause in method_events(run).items():
+        times = sum(map(len, event_rounds(run, event).values()))
+        if times:
+            clauses.append(f"{clause} {plural(times, 'time')}")
+    subject = refusal_subject(run)
+    if subject:
+        verb = "was" if count_refusals(run).total() == 1 else "were"
+        clauses.append(f"{subject} {verb} left out")
+    distant_sites = sorted(distant_rounds(run))
+    if distant_sites:
+        clauses.append(f"the updates of {join_words(distant_sites)} are far from all others")
+    if not clauses:
+        return ""
+    text = join_words(clauses)
+    return f"{text[0].upper()}{text[1:]}."
+
+
+def _privacy_sentence(run: LoadedRun) -> str:
+    if "privacy" not in run.settings.sections:
+        return ""
+    budget = run.metrics[-1].privacy if run.metrics else None
+    if budget is None:
+        return "Updates were clipped but not noised, which does not guarantee any privacy."
+    template = (
+        "Updates were clipped and noised: <strong>ε = {:.3g}</strong> at δ = {:g} "
+        "for each site as a whole"
+    )
+    text = Markup(template).format(budget.epsilon, budget.delta)
+    if uses_site_data(run):
+        return text + "."
+    return text + ", if the noise were secret; in a simulation it is not."

@@ -16,9 +16,17 @@ from fedgsca.federation.base import ObserverGroup, RunObserver
 from fedgsca.federation.records import Comparison, RoundRecord, RunResult
 from fedgsca.federation.run_folder import read_rounds
 from fedgsca.federation.simulation import Experiment
+from fedgsca.lab.plan import ComparisonPlan
 from fedgsca.lab.runner import GridCell, GridObserver, folder_of
-from fedgsca.lab.tracking.base import RunLabel, Tracker, TrackTarget, make_tracker
-from fedgsca.lab.tracking.round_values import round_values
+from fedgsca.lab.tracking.base import (
+    RunLabel,
+    Tracker,
+    TrackTarget,
+    make_tracker,
+    parse_targets,
+    require_packages,
+    round_values,
+)
 from fedgsca.support.files import write_atomic
 from fedgsca.support.text import one_line
 from fedgsca.support.version import __version__
@@ -253,3 +261,54 @@ def comparison_values(comparison: Comparison) -> dict[str, float]:
     for cell in comparison.cells:
         sums.setdefault(f"f1/{cell.noise}/{cell.method}", []).append(cell.f1)
     return {name: sum(values) / len(values) for name, values in sums.items()}
+
+
+def find_targets(track: str | None, config: Config, folder: Path) -> tuple[TrackTarget, ...]:
+    """What to track with: the option, else the configuration, else as in the earlier session.
+
+    A tracker that is not installed is an error here, before anything runs.
+    """
+    text = track or config.track or _read_earlier(folder)
+    targets = parse_targets(text)
+    require_packages(targets)
+    return targets
+
+
+def _read_earlier(folder: Path) -> str | None:
+    try:
+        tree = json.loads((folder / TRACK_FILE).read_bytes())
+    except (OSError, ValueError):
+        return None
+    track = tree.get("track") if isinstance(tree, dict) else None
+    return track if isinstance(track, str) else None
+
+
+def track_run(
+    warn: Callable[[str], None], folder: Path, config: Config, targets: tuple[TrackTarget, ...]
+) -> TrackingObserver | None:
+    """The observer of a run that writes to trackers; None if there are none."""
+    if not targets:
+        return None
+    name = folder.resolve().name
+    return TrackingObserver(warn, folder, config, targets, name=name, store=folder.parent)
+
+
+def track_comparison(
+    inner: GridObserver,
+    out: Path,
+    plan: ComparisonPlan,
+    targets: tuple[TrackTarget, ...],
+    warn: Callable[[str], None],
+) -> TrackingGridObserver | None:
+    """The observer of a comparison that writes to trackers; None if there are none."""
+    if not targets:
+        return None
+    experiment = experiment_name(plan.cells()[0].config)
+    return TrackingGridObserver(
+        inner, out, targets, warn, experiment=experiment, settings=_plan_settings(plan)
+    )
+
+
+def _plan_settings(plan: ComparisonPlan) -> dict[str, str]:
+    keys = ("methods", "noises", "seeds", "ceiling", "clean")
+    return {key: str(getattr(plan, key)) for key in keys}

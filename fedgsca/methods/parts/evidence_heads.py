@@ -451,11 +451,13 @@ def _read_contents(samples: Samples) -> Iterator[bytes]:
 def _read_features(payload: Payload, site: Site) -> np.ndarray | None:
     """(n, D) normalised features; None if the received model has diverged.
 
-    Frozen features are the site's inputs. Otherwise the received model computes them, in the pass
-    that the audit and some methods need anyway.
+    Frozen features are the site's inputs, or come beside the images. Otherwise the received model
+    computes them, in the pass that the audit and some methods need anyway.
     """
     if not site.samples.are_images:
         return site.samples.inputs
+    if site.samples.features is not None:
+        return site.samples.features
     site.load(payload.weights)
     evaluation = evaluate_site(site, features=True)
     assert evaluation.features is not None

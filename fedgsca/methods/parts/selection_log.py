@@ -45,9 +45,8 @@ GUARD_EVENT = "the collapse guard stepped in"
 
 
 def log_selection(**events: str) -> Logged:
-    """The declaration of the log: `site.note` arrays of a selection, and its events."""
+    """The declaration of the log: the events of a selection, and whether it ran."""
     return Logged(
-        selection=(*Logged.selection, "pseudo_rows", "pseudo_labels"),
         events={"guard": GUARD_EVENT, **events},
         stage="selection",
         stage_ran=lambda values, n: values.get("clean", -1) < n,  # absent: not known

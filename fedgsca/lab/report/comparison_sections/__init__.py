@@ -1,4 +1,1 @@
-"""The sections of a comparison's page. The modules are discovered automatically.
-
-fedgsca.lab.report.page_sections describes how to add one.
-"""
+"""The sections of a comparison's page; fedgsca.lab.report.run_sections says how to add one."""

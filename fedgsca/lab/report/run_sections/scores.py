@@ -1,0 +1,461 @@
+"""Scores of a run: learning curve, classes, intervals, calibration, sites and groups."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from fedgsca.federation.records import (
+    CalibrationResult,
+    FinalStatistics,
+    GroupStatistics,
+    ScoreInterval,
+    finite,
+)
+from fedgsca.federation.result_summary import expected_scores
+from fedgsca.lab.report.elements import (
+    BulletList,
+    MatrixGroup,
+    PageElement,
+    PageSection,
+    PlotGallery,
+    PlotImage,
+    count_matrix,
+    fold_long_table,
+    run_section,
+)
+from fedgsca.lab.report.number_text import bounds_text, count_text, score_number
+from fedgsca.lab.report.plots import (
+    GREY,
+    MAIN,
+    NOISY,
+    PAPER,
+    SHADE,
+    SMALL,
+    TOKENS,
+    LineEnd,
+    figure_svg,
+    format_round_axis,
+    label_line_ends,
+    make_axes,
+    marker_for,
+    with_plot_style,
+)
+from fedgsca.lab.report.run_facts import (
+    all_event_rounds,
+    event_rounds,
+    method_events,
+    rejection_rounds,
+    wrong_share,
+)
+from fedgsca.lab.report.run_reader import LoadedRun
+from fedgsca.lab.table import Cell, LegendEntry, Table
+from fedgsca.metrics import HEADLINE_ROUNDS, per_class
+from fedgsca.support.text import plural
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+
+VALIDATION = TOKENS["s2"]
+FORECAST = TOKENS["s3"]
+
+
+@run_section(position=10)
+def learning_section(run: LoadedRun) -> PageSection | None:
+    """The learning curve; None before the second test."""
+    records = run.test_rounds
+    if len(records) < 2:
+        return None
+    first, last = records[0], records[-1]
+    top = max(record.f1 or 0.0 for record in records)
+    alt = (
+        f"Line chart of macro F1 over {len(records)} rounds: "
+        f"{score_number(first.f1)} in round {first.round + 1}, "
+        f"{score_number(last.f1)} in round {last.round + 1}, highest value {score_number(top)}."
+    )
+    intro = (
+        "Macro F1 gives every class the same weight, however rare it is: 100 means that every test "
+        f"image is recognised. {_describe_test_labels(run)} "
+        "Dotted lines mark steps of the learning rate (lr)."
+    )
+    if _expected_points(run):
+        intro += (
+            " The expected F1 uses no true label: it is what the evidence about held-out training "
+            "images says. Its course and its differences count more than its level."
+        )
+    narrow = draw_learning_curve(run, wide=False)
+    picture = PlotImage(draw_learning_curve(run), alt, narrow=narrow)
+    gallery = PlotGallery([picture], "wide", _legend(run))
+    return PageSection("learning", "Learning curve", intro, [gallery])
+
+
+def _legend(run: LoadedRun) -> list[LegendEntry]:
+    num_rounds = min(HEADLINE_ROUNDS, len(run.test_rounds))
+    legend = [LegendEntry("test set", "s0")]
+    if _validation_points(run):
+        legend.append(LegendEntry("validation set", "s2", "line", (5, 2)))
+    if _expected_points(run):
+        legend.append(LegendEntry("expected without a true label", "s3", "line", (1, 2)))
+    legend.append(LegendEntry("best round", "s0", "ring"))
+    legend.append(LegendEntry(f"mean of the last {num_rounds}", "s0-soft", "block"))
+    if run.selection_start:
+        legend.append(LegendEntry("warm-up: all labels are used", "shade", "block"))
+    for event, clause in method_events(run).items():
+        if event_rounds(run, event):
+            legend.append(LegendEntry(clause, "noisy", "triangle"))
+    if rejection_rounds(run):
+        legend.append(LegendEntry("an update was left out", "noisy", "cross"))
+    return legend
+
+
+def _describe_test_labels(run: LoadedRun) -> str:
+    """What the scores are based on.
+
+    Only the built-in images, and labels that the run itself made wrong, have a known truth.
+    """
+    if wrong_share(run) is not None or run.settings.source == "synthetic":
+        return "The test labels are not corrupted by the run and were never trained on."
+    return (
+        "The test labels are taken as given, so a wrong one counts against the model. "
+        "They were never trained on."
+    )
+
+
+@with_plot_style
+def draw_learning_curve(run: LoadedRun, *, wide: bool = True) -> str:
+    """The curve on the test set and, if there is one, on the validation set."""
+    records = run.test_rounds
+    x = [record.round + 1 for record in records]
+    f1 = [float(record.f1 or 0.0) for record in records]
+    validation = _validation_points(run)
+    width, height = (1000, 350) if wide else (440, 300)
+    figure, axes = make_axes(
+        width, height, margin_left=40, margin_right=_room_for_names(run, wide=wide), margin_top=34
+    )
+    forecast = _expected_points(run)
+    _set_range(axes, [*f1, *(value for _, value in [*validation, *forecast])])
+    _mark_warm_up(run, axes)
+    _mark_learning_rates(run, axes)
+    ends = [LineEnd(f1[-1], f"test {f1[-1]:.1f}", MAIN)]
+    if validation:
+        axes.plot(*zip(*validation, strict=True), color=VALIDATION, lw=1.7, ls=(0, (5, 2)))
+        last = validation[-1][1]
+        ends.append(LineEnd(last, f"validation {last:.1f}", VALIDATION))
+    if forecast:
+        axes.plot(*zip(*forecast, strict=True), color=FORECAST, lw=1.7, ls=(0, (1, 2)))
+        last = forecast[-1][1]
+        ends.append(LineEnd(last, f"expected {last:.1f}", FORECAST))
+    _draw_headline(axes, x, f1)
+    axes.plot(x, f1, color=MAIN, marker=marker_for(len(x)), ms=6, mec=PAPER, mew=1.2)
+    best = int(np.argmax(f1))
+    axes.plot(x[best], f1[best], "o", ms=11, mfc="none", mec=MAIN, mew=1.8)
+    if wide:
+        label_line_ends(axes, ends, room=0.065)
+    _mark_events(run, axes)
+    axes.locator_params(axis="y", nbins=6, steps=[1, 2, 5, 10])
+    format_round_axis(axes, max(run.num_rounds, x[-1]), ticks=7 if wide else 5)
+    axes.set_title("Macro F1 on the test set, percent")
+    return figure_svg(figure, f"learning-{wide}")
+
+
+def _validation_points(run: LoadedRun) -> list[tuple[int, float]]:
+    """Rounds, from 1, with macro F1 on the validation set."""
+    points = []
+    for record in run.test_rounds:
+        value = finite(record.val_f1)
+        if value is not None:
+            points.append((record.round + 1, value))
+    return points
+
+
+def _expected_points(run: LoadedRun) -> list[tuple[int, float]]:
+    """Rounds, from 1, with the macro F1 that the evidence expects on held-out images."""
+    scores = expected_scores(run.metrics)
+    return [(number + 1, score) for number, score in sorted(scores.items())]
+
+
+def _room_for_names(run: LoadedRun, *, wide: bool) -> int:
+    """Pixels at the right of the lines. A narrow drawing has no names there, only the legend."""
+    if not wide:
+        return 14
+    return 122 if _validation_points(run) or _expected_points(run) else 82
+
+
+def _set_range(axes: Axes, values: list[float]) -> None:
+    low, high = min(values), max(values)
+    padding = max(high - low, 4) * 0.12
+    axes.set_ylim(max(low - 1.6 * padding, -1), min(high + padding, 101))
+
+
+def _draw_headline(axes: Axes, x: list[int], f1: list[float]) -> None:
+    """A broad line at the mean of the last rounds."""
+    num_rounds = min(HEADLINE_ROUNDS, len(f1))
+    mean = float(np.mean(f1[-num_rounds:]))
+    ends = [x[-num_rounds] - 0.3, x[-1] + 0.3]
+    axes.plot(ends, [mean, mean], color=MAIN, lw=9, alpha=0.25, solid_capstyle="butt")
+
+
+def _mark_warm_up(run: LoadedRun, axes: Axes) -> None:
+    if run.selection_start:
+        left_edge = axes.get_xlim()[0] - run.num_rounds
+        axes.axvspan(left_edge, run.selection_start + 0.5, color=SHADE, lw=0)
+        position = (0.012, 0.965)
+        axes.annotate(
+            "warm-up", position, xycoords="axes fraction", va="top", color=GREY, fontsize=SMALL
+        )
+
+
+def _mark_learning_rates(run: LoadedRun, axes: Axes) -> None:
+    """A dotted line where the learning rate changes, with the new rate above it."""
+    for old, new in pairwise(run.metrics):
+        if finite(new.lr) is None or finite(old.lr) is None or new.lr == old.lr:
+            continue
+        x = new.round + 0.5
+        axes.axvline(x, color=GREY, lw=1, ls=(0, (1, 2.5)))
+        axes.annotate(
+            f"lr {new.lr:g}",
+            (x, 1.015),
+            xycoords=("data", "axes fraction"),
+            ha="center",
+            color=GREY,
+            fontsize=SMALL,
+        )
+
+
+def _mark_events(run: LoadedRun, axes: Axes) -> None:
+    """Triangles at the bottom for events of the method, crosses for refused updates."""
+    _draw_marks(axes, sorted(set(all_event_rounds(run))), "^", 0.03)
+    _draw_marks(axes, rejection_rounds(run), "X", 0.085)
+
+
+def _draw_marks(axes: Axes, rounds: list[int], marker: str, height: float) -> None:
+    if not rounds:
+        return
+    low, high = axes.get_ylim()
+    y = [low + height * (high - low)] * len(rounds)
+    axes.plot(rounds, y, marker, ls="", color=NOISY, ms=9, mec=PAPER, mew=0.8)
+
+
+@run_section(position=20)
+def class_section(run: LoadedRun) -> PageSection | None:
+    """From the last round with a confusion matrix."""
+    records = [record for record in run.test_rounds if record.confusion]
+    if not records:
+        return None
+    last = records[-1]
+    confusion = last.confusion or ()
+    rows: list[list[str | Cell]] = []
+    for name, scores in zip(run.classes, per_class(np.array(confusion)), strict=False):
+        cells = [_score_cell(scores[key]) for key in ("f1", "recall", "precision")]
+        rows.append([name, *cells, count_text(scores["support"])])
+    intro = (
+        "Each row of the matrix holds the test images with the label of one class, and shows what "
+        "the model called them: percent of the row, with the number of images below. "
+        "A perfect model has 100 % on the diagonal."
+    )
+    matrix = count_matrix(f"Confusion matrix of round {last.round + 1}", run.classes, confusion)
+    table = Table(
+        f"Scores of every class in round {last.round + 1}",
+        ["Class", "F1", "Recall", "Precision", "Test images"],
+        rows,
+        bars=(1, 2, 3),
+    )
+    return PageSection("classes", "Class by class", intro, [MatrixGroup([matrix]), table])
+
+
+def _score_cell(value: float) -> Cell:
+    return Cell(score_number(value), bar=value / 100)
+
+
+@run_section(position=25)
+def final_model_section(run: LoadedRun) -> PageSection | None:
+    """Of finished runs; those of older versions have no such statistics."""
+    if run.result is None or run.result.statistics is None:
+        return None
+    statistics = run.result.statistics
+    blocks: list[PageElement] = [_score_table(statistics), _class_table(statistics)]
+    if statistics.calibration is not None:
+        blocks.append(_calibration_plots(statistics.calibration))
+    if statistics.per_site:
+        blocks.append(fold_long_table(_site_table(statistics)))
+    if statistics.groups is not None:
+        blocks.append(BulletList(_group_sentences(statistics.groups)))
+    return PageSection("final-model", "How sure these numbers are", _intro(statistics), blocks)
+
+
+def _intro(statistics: FinalStatistics) -> str:
+    text = (
+        f"The model of round {statistics.round + 1} on {plural(statistics.images, 'test image')}, "
+        "in percent. "
+    )
+    if not statistics.draws:
+        units = plural(statistics.units, statistics.unit)
+        return f"{text}They come from {units}: too few for confidence intervals."
+    units = f"{plural(statistics.units, 'image')} were"
+    if statistics.unit != "image":
+        units = (
+            f"{plural(statistics.units, statistics.unit)}, each with all of its images (images of "
+            f"one {statistics.unit} resemble each other), were"
+        )
+    return (
+        f"{text}The small range at a score is its 95 % confidence interval by a bootstrap: "
+        f"{count_text(statistics.draws)} times, {units} drawn with replacement and scored. "
+        "It says how much the choice of these test images matters. Another training "
+        "with another seed differs in addition; a comparison over several seeds shows that."
+    )
+
+
+def interval_cell(interval: ScoreInterval | None) -> Cell:
+    """A score, and its interval in small type."""
+    if interval is None:
+        return Cell(score_number(None))
+    return Cell(score_number(interval.value), small=bounds_text(interval))
+
+
+def _score_table(statistics: FinalStatistics) -> Table:
+    measures = {
+        "Macro F1": statistics.f1,
+        "Recall": statistics.recall,
+        "Precision": statistics.precision,
+        "Accuracy": statistics.accuracy,
+    }
+    if statistics.auroc is not None:
+        measures["AUROC"] = statistics.auroc
+    if statistics.average_precision is not None:
+        measures["Average precision"] = statistics.average_precision
+    rows = []
+    for name, interval in measures.items():
+        rows.append([name, score_number(interval.value), bounds_text(interval)])
+    note = "All but the accuracy are means over the classes."
+    return Table("The final model", ["Measure", "Score", "95 % interval"], rows, note=note)
+
+
+def _class_table(statistics: FinalStatistics) -> Table:
+    head = ["Class", "F1"]
+    has_probabilities = statistics.auroc is not None
+    if has_probabilities:
+        head += ["AUROC", "Average precision"]
+    else:
+        head += ["Recall", "Precision"]
+    rows: list[list[str | Cell]] = []
+    for name, entry in statistics.per_class.items():
+        cells = [interval_cell(entry.f1)]
+        if has_probabilities:
+            cells += [interval_cell(entry.auroc), interval_cell(entry.average_precision)]
+        else:
+            cells += [interval_cell(entry.recall), interval_cell(entry.precision)]
+        rows.append([name, *cells])
+    note = ""
+    if has_probabilities:
+        note = (
+            "AUROC: how often an image of the class has a higher probability for it than an image "
+            "of another class; 50 is guessing. Average precision: the area under the curve of "
+            "precision over recall; guessing gives the share of the class among the images."
+        )
+    return Table("Each class against the others", head, rows, note=note)
+
+
+def _calibration_plots(calibration: CalibrationResult) -> PlotGallery:
+    ece = score_number(calibration.ece)
+    verdict = "no more than chance explains"
+    if calibration.ece > calibration.chance_ece:
+        verdict = "more than chance explains"
+    right = _mean_accuracy(calibration)
+    direction = "too sure" if calibration.confidence > right else "too cautious"
+    note = (
+        f"Expected calibration error (ECE): {ece}, {verdict}: 95 % of perfectly calibrated models "
+        f"stay below {score_number(calibration.chance_ece)} with as many images. "
+        f"On average the model is {score_number(calibration.confidence)} % sure and right for "
+        f"{score_number(right)} % of the images: "
+    )
+    note += f"it is {direction}." if abs(calibration.confidence - right) >= 0.05 else "it agrees."
+    note += (
+        f" Brier score {calibration.brier:.3f}, log loss {calibration.log_loss:.3f}. "
+        "fedgsca export --temperature corrects the probabilities with one number."
+    )
+    curve = PlotImage(
+        draw_calibration(calibration),
+        f"Calibration curve of the final model; the expected calibration error is {ece} percent.",
+    )
+    histogram = PlotImage(
+        draw_confidence(calibration),
+        f"Histogram of the largest probability, {score_number(calibration.confidence)} percent on "
+        "average.",
+    )
+    legend = [
+        LegendEntry("the final model", "s0"),
+        LegendEntry("perfectly calibrated", "muted", "line", (4, 3)),
+    ]
+    return PlotGallery([curve, histogram], "half", legend, note)
+
+
+def _mean_accuracy(calibration: CalibrationResult) -> float:
+    images = sum(entry.images for entry in calibration.bins)
+    hits = sum(entry.images * (entry.accuracy or 0.0) for entry in calibration.bins)
+    return hits / max(1, images)
+
+
+@with_plot_style
+def draw_calibration(calibration: CalibrationResult) -> str:
+    """How often the model is right over how sure it is; a larger dot has more images."""
+    figure, axes = make_axes(490, 330)
+    axes.plot([0, 100], [0, 100], color=GREY, lw=1.4, ls=(0, (4, 3)))
+    points = []
+    for entry in calibration.bins:
+        if entry.confidence is not None and entry.accuracy is not None:
+            points.append((entry.confidence, entry.accuracy, entry.images))
+    x = [point[0] for point in points]
+    y = [point[1] for point in points]
+    largest = max(point[2] for point in points)
+    sizes = [20 + 120 * point[2] / largest for point in points]
+    axes.plot(x, y, color=MAIN)
+    axes.scatter(x, y, s=sizes, color=MAIN, edgecolors=PAPER, linewidths=1.2, zorder=3)
+    axes.set_xlim(0, 102)
+    axes.set_ylim(0, 104)
+    axes.set_xlabel("Probability of the predicted class, percent")
+    axes.set_title("Predictions that are right, percent")
+    return figure_svg(figure, "calibration")
+
+
+@with_plot_style
+def draw_confidence(calibration: CalibrationResult) -> str:
+    """How many images have which largest probability."""
+    figure, axes = make_axes(490, 330)
+    for entry in calibration.bins:
+        middle = 0.5 * (entry.low + entry.high)
+        axes.bar(middle, entry.images, width=0.88 * (entry.high - entry.low), color=MAIN)
+    axes.set_xlim(0, 102)
+    axes.locator_params(axis="y", nbins=6, integer=True)
+    axes.set_xlabel("Probability of the predicted class, percent")
+    axes.set_title("Test images")
+    return figure_svg(figure, "confidence")
+
+
+def _site_table(statistics: FinalStatistics) -> Table:
+    rows: list[list[str | Cell]] = []
+    for name, site in statistics.per_site.items():
+        cells = [interval_cell(site.f1), interval_cell(site.accuracy)]
+        rows.append([name, *cells, count_text(site.images)])
+    note = "Macro F1 of a site is the mean over the classes that occur among its test images."
+    head = ["Site", "Macro F1", "Accuracy", "Test images"]
+    return Table("The test images of every site", head, rows, note=note)
+
+
+def _group_sentences(groups: GroupStatistics) -> list[str]:
+    word = groups.word
+    sentences = [
+        f"{plural(groups.groups, word)} with {groups.images_per_group:g} test images each "
+        f"(median). Averaged over them, {score_number(groups.mean_accuracy)} % of the images are "
+        f"recognised; for one {word} in ten at most {score_number(groups.worst_tenth)} %, "
+        f"and for {count_text(groups.all_wrong)} none at all."
+    ]
+    if groups.f1 is not None:
+        sentences.append(
+            f"One prediction per {word}, by the mean probability of its images: macro F1 "
+            f"{score_number(groups.f1)}, over {plural(groups.same_label, word)} whose images all "
+            "have the same label."
+        )
+    return sentences
