@@ -160,31 +160,43 @@ def rank_by_repeated_cv(
 
 
 def robust_gaussian(points: np.ndarray, steps: int = 10) -> tuple[np.ndarray, np.ndarray]:
-    """Mean (d,) and covariance (d, d) of the densest half of points (m, d).
+    """Mean (d,) and covariance (d, d) of points (m, d) without those far from the densest half.
 
-    Concentration steps from the points nearest to the median (Rousseeuw's fast MCD, one start). The
-    covariance is scaled so that the median squared distance is that of a Gaussian.
+    Concentration steps from the points nearest to the median (Rousseeuw's fast MCD, one start),
+    scaled so that the median squared distance is that of a Gaussian; then once over the points
+    within its 97.5 % ellipse.
     """
     m, d = points.shape
-    size = min(m, (m + d + 1) // 2)
     spread = np.maximum(points.var(axis=0), _TINY)
-    distances = (np.square(points - np.median(points, axis=0)) / spread).sum(axis=1)
     ridge = np.diag(1e-6 * spread)
+    distances = (np.square(points - np.median(points, axis=0)) / spread).sum(axis=1)
     for _ in range(steps):
-        half = points[np.argsort(distances, kind="stable")[:size]]
-        mean = half.mean(axis=0)
-        covariance = (half - mean).T @ (half - mean) / size + ridge
-        gaps = points - mean
-        distances = (np.linalg.solve(covariance, gaps.T).T * gaps).sum(axis=1)
-    # median of chi-squared with d degrees of freedom (Wilson and Hilferty)
-    median = d * (1.0 - 2.0 / (9.0 * d)) ** 3
-    return mean, covariance * max(float(np.median(distances)) / median, _TINY)
+        half = np.argsort(distances, kind="stable")[: min(m, (m + d + 1) // 2)]
+        mean, covariance = _fit_gaussian(points[half], ridge)
+        distances = _squared_distances(points, mean, covariance)
+    distances *= _chi_squared(0.0, d) / max(float(np.median(distances)), _TINY)
+    return _fit_gaussian(points[distances <= _chi_squared(1.96, d)], ridge)
+
+
+def _fit_gaussian(points: np.ndarray, ridge: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    mean = points.mean(axis=0)
+    return mean, (points - mean).T @ (points - mean) / len(points) + ridge
+
+
+def _chi_squared(z: float, d: int) -> float:
+    """The quantile of chi-squared where a normal variable has z (Wilson and Hilferty)."""
+    return float(d * (1.0 - 2.0 / (9.0 * d) + z * np.sqrt(2.0 / (9.0 * d))) ** 3)
+
+
+def _squared_distances(points: np.ndarray, mean: np.ndarray, covariance: np.ndarray) -> np.ndarray:
+    """(n,): squared Mahalanobis distances."""
+    gaps = points - mean
+    return np.asarray((np.linalg.solve(covariance, gaps.T).T * gaps).sum(axis=1))
 
 
 def log_density(points: np.ndarray, mean: np.ndarray, covariance: np.ndarray) -> np.ndarray:
     """(n,): log of the Gaussian density at points (n, d)."""
-    gaps = points - mean
-    squares = (np.linalg.solve(covariance, gaps.T).T * gaps).sum(axis=1)
+    squares = _squared_distances(points, mean, covariance)
     _, log_determinant = np.linalg.slogdet(covariance)
     return np.asarray(-0.5 * (squares + log_determinant + len(mean) * np.log(2.0 * np.pi)))
 

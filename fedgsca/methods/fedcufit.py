@@ -24,7 +24,7 @@ import numpy as np
 
 from fedgsca.evidence import softmax
 from fedgsca.methods.aggregate import WeightedMean
-from fedgsca.methods.base import Card, Lateness, Logged, Method, ServerState, register
+from fedgsca.methods.base import Card, Lateness, Method, ServerState, register
 from fedgsca.methods.parts.averaging import start_from
 from fedgsca.methods.site import Site
 from fedgsca.methods.train import cross_entropy, draw_balanced, evaluate_site, train
@@ -87,7 +87,6 @@ class FedCUFIT(Method):
         "guide_biases": Extra((GUIDES, "C"), "mean biases of the guiding heads", optional=True),
     }
     late = Lateness("heads are averaged, and nothing else travels", is_tolerated=True)
-    logged = Logged(selection=("clean",))
 
     def start(self, weights: Arrays, seed: int) -> ServerState:
         """The initial model; there are no guides yet."""

@@ -18,7 +18,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from fedgsca.methods.base import Card, Lateness, Logged, Method, ServerState, register
+from fedgsca.methods.base import Card, Lateness, Method, ServerState, register
 from fedgsca.methods.parts.averaging import average_models, broadcast_model, start_from
 from fedgsca.methods.site import Site
 from fedgsca.methods.train import Batch, evaluate_site, train
@@ -64,7 +64,6 @@ class FedWANN(Method):
         passes=4.0,
     )
     late = Lateness("the server averages models, and nothing else travels", is_tolerated=True)
-    logged = Logged(selection=("clean",))
 
     def start(self, weights: Arrays, seed: int) -> ServerState:
         """The initial model."""
