@@ -4,9 +4,9 @@
         deepdrid_small --seeds 701 702 703 --out alone.json \
         --write benchmarks/studies/audit_rivals.md
 
-The training images of each source are divided among 4 or 16 sites and given wrong labels. Two of
-the sites are then audited as if each were alone: by labels/local_evidence.py, and by the rankings
-of benchmarks/rivals.py. Finished settings are read from the file.
+The training images of each source are divided among 4 or 16 sites and given wrong labels. The first
+site is then audited as if it were alone: by labels/local_evidence.py, and by the rankings of
+benchmarks/rivals.py. Finished settings are read from the file.
 
 Noise is one of the kinds of the package, or `reader30`: labels of a reader who has learnt from
 other images and errs on those that are hard, 30 % on average. Random directions of the features
@@ -41,9 +41,10 @@ from fedgsca.support.files import write_atomic
 NOISES = ("S40", "S20", "P20", "C20", "I30", "reader30", "A30x3")
 READER = "reader"
 SITES = (4, 16)
-MEASURED_SITES = 2
 OURS = "fedgsca"
-Results = dict[str, dict[str, Any]]
+# of one site
+Row = dict[str, Any]
+Results = dict[str, Row]
 
 
 # ---- sites ----
@@ -123,7 +124,7 @@ def measure_site(
     wrong: np.ndarray,
     num_classes: int,
     seed: int,
-) -> dict[str, Any]:
+) -> Row:
     """Quality of all rankings at one site, and of the count."""
     copies = np.unique(features, axis=0, return_inverse=True)[1]
     judgement = collect_local_evidence(LocalLabels(features, given, copies, num_classes))
@@ -148,22 +149,19 @@ def measure_site(
     }
 
 
-def collect_setting(source: str, noise: str, num_sites: int, seed: int) -> list[dict[str, Any]]:
-    """The measured sites of one setting; those without a wrong label are left out."""
+def measure_setting(source: str, noise: str, num_sites: int, seed: int) -> Row:
+    """The first site of a setting."""
     experiment = open_sites(source, noise, num_sites, seed)
     given = {name: site.labels for name, site in experiment.sites.items()}
     truth = dict(experiment.truth)
     if noise.startswith(READER):
         rate = float(noise.removeprefix(READER)) / 100
         given, truth = give_reader_labels(experiment, rate, seed)
-    rows = []
-    for name in experiment.names[:MEASURED_SITES]:
-        site = experiment.sites[name]
-        wrong = given[name] != truth[name]
-        if wrong.any():
-            features = np.asarray(site.inputs, dtype=np.float32)
-            rows.append(measure_site(features, given[name], wrong, site.num_classes, seed))
-    return rows
+    name = experiment.names[0]
+    site = experiment.sites[name]
+    wrong = given[name] != truth[name]
+    features = np.asarray(site.inputs, dtype=np.float32)
+    return measure_site(features, given[name], wrong, site.num_classes, seed)
 
 
 def collect(options: argparse.Namespace) -> Results:
@@ -177,8 +175,7 @@ def collect(options: argparse.Namespace) -> Results:
                 for num_sites in options.sites:
                     name = f"{Path(source).stem} {noise} {num_sites} {seed}"
                     if name not in results:
-                        rows = collect_setting(source, noise, num_sites, seed)
-                        results[name] = {"rows": rows}
+                        results[name] = measure_setting(source, noise, num_sites, seed)
                         write_atomic(options.out, json.dumps(results, indent=1).encode())
                         print(name, flush=True)
     return results
@@ -191,16 +188,14 @@ INTRODUCTION = """Every site is judged as if it were alone, on frozen EfficientN
 labels as are wrong, means over sites. `fedgsca` is `fedgsca audit-folder`; the others are those of
 [rivals.py](../rivals.py). No ranking knows which images are of one patient. `reader30` are errors
 on hard images; I is the package's instance-dependent noise."""
-Row = dict[str, Any]
 
 
 def list_rows(results: Results) -> list[Row]:
     """The sites with the setting that each belongs to."""
     rows = []
-    for name, setting in results.items():
+    for name, row in results.items():
         data, noise, num_sites, _ = name.split()
-        for row in setting["rows"]:
-            rows.append({**row, "data": data, "noise": noise, "sites": f"{num_sites} sites"})
+        rows.append({**row, "data": data, "noise": noise, "sites": f"one of {num_sites}"})
     return rows
 
 
