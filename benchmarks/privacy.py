@@ -22,7 +22,7 @@ import numpy as np
 
 from docs.generate import find_page, make_table, write_block
 from fedgsca.config import Tree, build, merge
-from fedgsca.federation.privacy.accountant import noise_for
+from fedgsca.federation.privacy import noise_for
 from fedgsca.federation.rounds import run
 from fedgsca.federation.run_folder import read_rounds
 from fedgsca.lab.demo_plan import RECIPE

@@ -6,8 +6,13 @@ from typing import ClassVar
 
 import numpy as np
 
-from fedgsca.federation.robust.base import Rule, geometric_median, register_rule, squared_distances
-from fedgsca.federation.robust.rules.mixing import mixing_matrix
+from fedgsca.federation.robust.rules import (
+    Rule,
+    geometric_median,
+    mixing_matrix,
+    register_rule,
+    squared_distances,
+)
 
 RIVALS = ("clipping", "geometric-median", "multi-krum", "mixing-by-sites", "mixing-by-parts")
 

@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from fedgsca.config import TrainConfig
-from fedgsca.federation.simulation_metrics import measure_decisions
+from fedgsca.federation.local import measure_decisions
 from fedgsca.methods.base import Method, ServerState, make_method
 from fedgsca.methods.site import Samples, Site
 from fedgsca.methods.site_store import Store

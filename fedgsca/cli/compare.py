@@ -9,26 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedgsca.cli.options import (
-    ConfigFile,
-    Data,
-    Device,
-    ExperimentFlags,
-    Features,
-    Frozen,
-    Jobs,
-    Json,
-    Labels,
-    Model,
-    Preset,
-    Quiet,
-    Rounds,
-    Sets,
-    SkipUnreadable,
-    Track,
-    source_slug,
-)
+from fedgsca.cli.options import Jobs, Json, Quiet, Settings, experiment_options, source_slug
 from fedgsca.cli.run import check_track
+from fedgsca.config import SHORT_NAMES
 from fedgsca.errors import ConfigError, FedgscaError
 from fedgsca.federation.progress import Display, display
 from fedgsca.support.console import (
@@ -73,28 +56,13 @@ Vary = Annotated[
         metavar="KEY=VALUES",
     ),
 ]
-SiteCounts = Annotated[
-    str | None,
+Rows = Annotated[
+    list[str] | None,
     typer.Option(
-        "--sites",
-        help="number of hospitals, default 4; several: 4,10,20",
-        rich_help_panel="Experiment",
-    ),
-]
-Partitions = Annotated[
-    str | None,
-    typer.Option(
-        "--partition",
-        help="stratified, dirichlet, missing, group or column; several: stratified,dirichlet",
-        rich_help_panel="Experiment",
-    ),
-]
-Participation = Annotated[
-    str | None,
-    typer.Option(
-        "--participation",
-        help="share of the sites that a round asks, default 1; several: 0.3,1",
-        rich_help_panel="Experiment",
+        "--row",
+        help="a method with settings of its own under your name, such as 'FedGSCA literal=fedgsca,"
+        "preset=paper'; repeatable",
+        metavar="NAME=METHOD,KEY=VALUE,...",
     ),
 ]
 Seeds = Annotated[str, typer.Option("--seeds", help="how many (3: seeds 0, 1, 2) or which (0,4,7)")]
@@ -129,26 +97,17 @@ def add(app: typer.Typer) -> None:
     )(compare)
 
 
+@experiment_options(
+    without=("method", "seed", "audit"), lists=("sites", "partition", "participation", "model")
+)
 def compare(
+    settings: Settings,
     methods: Methods = None,
+    rows: Rows = None,
     noise: Noises = None,
     models: Models = None,
     vary: Vary = None,
     seeds: Seeds = "3",
-    data: Data = None,
-    rounds: Rounds = None,
-    sites: SiteCounts = None,
-    partition: Partitions = None,
-    participation: Participation = None,
-    labels: Labels = None,
-    model: Model = None,
-    frozen: Frozen = False,
-    features: Features = None,
-    device: Device = None,
-    skip_unreadable: SkipUnreadable = False,
-    config_file: ConfigFile = None,
-    sets: Sets = None,
-    preset: Preset = None,
     ceiling: Ceiling = True,
     clean: Clean = False,
     out: Out = None,
@@ -157,7 +116,6 @@ def compare(
     measure_times: MeasureTimes = False,
     shard: ShardText = None,
     jobs: Jobs = 1,
-    track: Track = None,
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
@@ -165,10 +123,10 @@ def compare(
     from fedgsca.lab.plan import (
         ComparisonPlan,
         check_variation,
-        default_methods,
-        parse_methods,
+        choose_methods,
         parse_models,
         parse_noises,
+        parse_rows,
         parse_seeds,
         parse_variation,
         read_tuned,
@@ -176,55 +134,36 @@ def compare(
     from fedgsca.lab.runner import parse_shard
     from fedgsca.lab.time_to_accuracy import timed_tree
 
-    flags = ExperimentFlags(
-        data=data,
-        rounds=rounds,
-        labels=labels,
-        model=model,
-        frozen=frozen,
-        features=features,
-        device=device,
-        skip_unreadable=skip_unreadable,
-        preset=preset,
-        track=track,
-    )
+    track = settings.get("track")
     check_track(track)
-    if models is None and model is not None and "," in model:
-        # several networks, under the other name
-        models = model
-        model = None
-    lists = {
-        "data.sites": sites,
-        "data.partition": partition,
-        "federation.participation": participation,
-    }
-    single_values: list[str] = []
-    variations = list(vary or ())
-    for key, text in lists.items():
-        if text is not None and "," in text:
-            variations.append(f"{key}={text}")
-        elif text is not None:
-            single_values.append(f"{key}={text}")
-    if models is not None and (model is not None or frozen or features is not None):
+    models = settings.lists.get("model", models)
+    if models is not None and any(map(settings.get, ("model", "frozen", "features"))):
         raise ConfigError(
             "grid.two-model-flags",
             "--models says which networks to compare, so --model, --frozen and --features do not"
             " fit",
             fix="write --models NAME,NAME+frozen and leave the other flags out",
         )
-    tree = flags.make_tree(config_file, [*(sets or ()), *single_values])
+    variations = [
+        f"{SHORT_NAMES[name]}={text}" for name, text in settings.lists.items() if name != "model"
+    ]
+    variants = parse_rows(rows or ())
     plan = ComparisonPlan(
-        methods=parse_methods(methods) if methods is not None else default_methods(),
+        methods=choose_methods(methods, variants),
         noises=parse_noises(noise or ["0-S40-P20-C20"]),
         seeds=parse_seeds(seeds),
-        tree=timed_tree(tree) if measure_times else tree,
+        tree=timed_tree(settings.tree) if measure_times else settings.tree,
         ceiling=ceiling,
         clean=clean,
         title=title or "",
-        method_settings=read_tuned(tuned_file) if tuned_file else {},
+        method_settings={
+            **(read_tuned(tuned_file) if tuned_file else {}),
+            **{name: variant.tree for name, variant in variants.items()},
+        },
         models=parse_models(models) if models is not None else (),
-        vary=parse_variation(variations),
+        vary=parse_variation([*variations, *(vary or ())]),
         is_timed=measure_times,
+        labels={name: variant.label for name, variant in variants.items()},
     )
     check_variation(plan.vary, plan.tree)
     source = plan.cells()[0].config.data.source

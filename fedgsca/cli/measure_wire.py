@@ -16,7 +16,7 @@ import numpy as np
 from fedgsca.config import Config, build, merge
 from fedgsca.federation.data_source import read_source
 from fedgsca.federation.local import SiteRunner
-from fedgsca.federation.privacy.mechanism import treatment
+from fedgsca.federation.privacy import treatment
 from fedgsca.federation.simulation import prepare
 from fedgsca.federation.site_evaluation import TEST_UPLOADS
 from fedgsca.methods.compose import compose_method

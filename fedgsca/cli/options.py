@@ -227,91 +227,11 @@ def source_slug(source: str) -> str:
 
 _EXPERIMENT_PANEL = "Experiment"
 
-Data = Annotated[
-    str | None,
-    typer.Option(
-        "--data",
-        help="synthetic, FILE.npz, FOLDER or kind:PATH (see `fedgsca data list`)",
-        rich_help_panel=_EXPERIMENT_PANEL,
-    ),
-]
-Method = Annotated[
-    str | None,
-    typer.Option(
-        "--method", help="see `fedgsca methods`; default fedgsca", rich_help_panel=_EXPERIMENT_PANEL
-    ),
-]
-Noise = Annotated[
-    str | None,
-    typer.Option(
-        "--noise",
-        help="label noise to inject: S40, or one part per site: 0-S40-P20-C20",
-        rich_help_panel=_EXPERIMENT_PANEL,
-    ),
-]
-Rounds = Annotated[
-    int | None,
-    typer.Option("--rounds", help="communication rounds", rich_help_panel=_EXPERIMENT_PANEL),
-]
-Seed = Annotated[
-    int | None,
-    typer.Option(
-        "--seed", help="same seed, same bytes; default 0", rich_help_panel=_EXPERIMENT_PANEL
-    ),
-]
-Sites = Annotated[
-    int | None,
-    typer.Option(
-        "--sites", help="number of hospitals; default 4", rich_help_panel=_EXPERIMENT_PANEL
-    ),
-]
-Partition = Annotated[
-    str | None,
-    typer.Option(
-        "--partition",
-        help="stratified, dirichlet, missing, group or column; default: the site column, else whole"
-        " groups (patients), else stratified",
-        rich_help_panel=_EXPERIMENT_PANEL,
-    ),
-]
-Labels = Annotated[
-    str | None,
-    typer.Option(
-        "--labels",
-        help="csv (file,label) of corrected training labels",
-        rich_help_panel=_EXPERIMENT_PANEL,
-    ),
-]
-Model = Annotated[
-    str | None,
-    typer.Option(
-        "--model",
-        help="cnn, resnet18, resnet50, densenet121, vit-b16, efficientnet-lite0, ...;"
-        " your own: package.module:function, or features",
-        rich_help_panel=_EXPERIMENT_PANEL,
-    ),
-]
 Features = Annotated[
     str | None,
     typer.Option(
         "--features",
         help="npz with your own features of the images (arrays features and files)",
-        rich_help_panel=_EXPERIMENT_PANEL,
-    ),
-]
-Frozen = Annotated[
-    bool,
-    typer.Option(
-        "--frozen",
-        help="train and send only the head, on features computed once",
-        rich_help_panel=_EXPERIMENT_PANEL,
-    ),
-]
-Device = Annotated[
-    str | None,
-    typer.Option(
-        "--device",
-        help="auto, cpu, cuda, cuda:1 or mps; default auto",
         rich_help_panel=_EXPERIMENT_PANEL,
     ),
 ]
@@ -323,47 +243,11 @@ SkipUnreadable = Annotated[
         rich_help_panel=_EXPERIMENT_PANEL,
     ),
 ]
-Preset = Annotated[
-    str | None,
-    typer.Option(
-        "--preset",
-        help="default (our reading of the paper) or paper (literal)",
-        rich_help_panel="Configuration",
-    ),
-]
 Track = Annotated[
     str | None,
     typer.Option(
         "--track",
-        help="record the run with tensorboard, mlflow (local files), mlflow:ADDRESS, or several"
+        help="record the run with tensorboard, mlflow, mlflow:ADDRESS, wandb (offline), or several"
         " with commas; the run is the same",
     ),
 ]
-
-
-@dataclass(frozen=True)
-class ExperimentFlags:
-    """The flags that describe an experiment; None or False: not given."""
-
-    data: str | None = None
-    method: str | None = None
-    noise: str | None = None
-    rounds: int | None = None
-    seed: int | None = None
-    sites: int | None = None
-    partition: str | None = None
-    labels: str | None = None
-    model: str | None = None
-    frozen: bool = False
-    features: str | None = None
-    device: str | None = None
-    skip_unreadable: bool = False
-    audit: bool = False
-    preset: str | None = None
-    track: str | None = None
-
-    def make_tree(self, config_file: Path | None, sets: Collection[str] | None) -> Tree:
-        """The file, then --set, then the flags."""
-        options = {name: value or None for name, value in vars(self).items() if value != 0}
-        options |= {} if self.seed is None else {"seed": self.seed}
-        return collect(config_file, tuple(sets or ()), options)

@@ -9,18 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fedgsca.cli.compare import Ceiling, Noises, ShardText
-from fedgsca.cli.options import (
-    ConfigFile,
-    ExperimentFlags,
-    Jobs,
-    Json,
-    Model,
-    Preset,
-    Quiet,
-    Rounds,
-    Sets,
-    source_slug,
-)
+from fedgsca.cli.options import Jobs, Json, Quiet, Settings, experiment_options, source_slug
 from fedgsca.errors import ConfigError, WeightsError
 from fedgsca.lab.paper.experiments import EXPERIMENTS
 from fedgsca.support.console import print_json
@@ -71,7 +60,9 @@ def add(app: typer.Typer) -> None:
     app.command("table", help=text, rich_help_panel="Train")(table)
 
 
+@experiment_options("rounds", "model", "preset")
 def table(
+    settings: Settings,
     name: Name = None,
     scale: ScaleOption = ScaleName.paper,
     data: Data = None,
@@ -80,11 +71,6 @@ def table(
     no_weights: NoWeights = False,
     methods: Rows = None,
     seeds: Seeds = None,
-    rounds: Rounds = None,
-    model: Model = None,
-    config_file: ConfigFile = None,
-    sets: Sets = None,
-    preset: Preset = None,
     ceiling: Ceiling = True,
     out: Out = None,
     shard: ShardText = None,
@@ -107,8 +93,7 @@ def table(
     from fedgsca.lab.plan import parse_methods, parse_seeds
     from fedgsca.lab.runner import parse_shard
 
-    flags = ExperimentFlags(rounds=rounds, model=model, preset=preset)
-    tree = _add_weights(flags.make_tree(config_file, sets), scale, weights, no_weights)
+    tree = _add_weights(settings.tree, scale, weights, no_weights)
     plan = make_plan(
         EXPERIMENTS[name],
         scale.value,

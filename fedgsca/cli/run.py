@@ -141,7 +141,7 @@ def resume(
     if not (folder / "result.json").exists():
         print_start(_describe(config), quiet=quiet or as_json)
     if from_round is not None:
-        from fedgsca.federation.rewind import rewind
+        from fedgsca.federation.run_folder import rewind
 
         rewind(folder, from_round)
     run_and_report(

@@ -184,8 +184,8 @@ def privacy(
     as_json: Json = False,
 ) -> None:
     """`fedgsca privacy`."""
-    from fedgsca.federation.privacy.accountant import epsilon as epsilon_of
-    from fedgsca.federation.privacy.accountant import noise_for
+    from fedgsca.federation.privacy import epsilon as epsilon_of
+    from fedgsca.federation.privacy import noise_for
 
     kind = find_method(method)
     _check_protectable(kind.name)

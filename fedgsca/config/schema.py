@@ -74,7 +74,7 @@ class MethodSchema(Protocol):
 
 
 METHODS: Registry[type[MethodSchema]] = Registry("fedgsca.methods")
-# aggregation rules; their contract is fedgsca.federation.robust.base.Rule
+# aggregation rules; their contract is fedgsca.federation.robust.rules.Rule
 RULES: Registry[type] = Registry("fedgsca.federation.robust.rules")
 
 
@@ -255,7 +255,16 @@ class TrainConfig(Section):
 
     rounds: int = Field(default=40, ge=1, description="number of communication rounds")
     epochs: int = Field(default=1, ge=1, description="local epochs per round")
+    steps: int | None = Field(
+        default=None, ge=1, description="steps of a local epoch at most; none: a whole pass"
+    )
     batch_size: int = Field(default=32, ge=2, description="images per step of SGD")
+    optimiser: Literal["sgd", "adamw"] = Field(
+        default="sgd", description="local steps: sgd with momentum, or adamw; restarted every round"
+    )
+    clip: float | None = Field(
+        default=None, gt=0, description="largest norm of the gradient of a step; none: not clipped"
+    )
     lr: LearningRate = Field(
         default=AUTO_RATE,
         description="learning rate of the first round; auto: the rate of the model, the same for "
@@ -265,6 +274,12 @@ class TrainConfig(Section):
         default=0.9, ge=0, lt=1, description="momentum of SGD, restarted every round"
     )
     weight_decay: float = Field(default=1e-6, ge=0, description="weight decay of SGD")
+    schedule: str = Field(
+        default="steps",
+        pattern=r"^(steps|cosine|constant)(\+warmup[0-9]{1,4})?$",
+        description="learning rate over the rounds: steps (lr_steps, lr_decay), cosine to zero or"
+        " constant; +warmup5 rises for five rounds before, as in cosine+warmup5",
+    )
     lr_steps: tuple[float, ...] = Field(
         default=(0.7, 0.9),
         description="fractions of the rounds after which lr is multiplied by lr_decay",
@@ -279,15 +294,18 @@ class TrainConfig(Section):
         description="how often samples of rare classes are shown: in proportion to (1 / share of "
         "the class)^class_balance, by the labels that a site trains on; 0: every sample once",
     )
-    augment: Literal["none", "flips", "dihedral", "rotate"] = Field(
+    augment: Literal["none", "flips", "dihedral", "rotate", "strong"] = Field(
         default="dihedral",
-        description="random changes of training images: none, mirror images, "
-        "mirror images and quarter turns, or also any rotation",
+        description="random changes of training images: none, mirror images, mirror images and "
+        "quarter turns, also any rotation, or also another scale, brightness and contrast",
     )
-    loss: Literal["ce", "sce", "gce", "elr"] = Field(
+    loss: Literal["ce", "smooth", "sce", "gce", "elr"] = Field(
         default="ce",
         description="loss of a given label, for methods that use cross-entropy: cross-entropy, "
-        "symmetric or generalised cross-entropy, or early-learning regularisation",
+        "with label smoothing, symmetric or generalised, or early-learning regularisation",
+    )
+    smoothing: float = Field(
+        default=0.1, ge=0, lt=1, description="loss smooth: weight of the uniform distribution"
     )
     sce_alpha: float = Field(
         default=0.1, ge=0, description="loss sce: weight of the cross-entropy (CIFAR-10: 0.1)"
@@ -321,7 +339,16 @@ class TrainConfig(Section):
         return self.rate * self.decay_at(round)
 
     def decay_at(self, round: int) -> float:
-        """The factor of a zero-based round on the learning rate of the first one."""
+        """The factor of a zero-based round on the configured learning rate."""
+        kind, _, warmup = self.schedule.partition("+warmup")
+        num_warmup = int(warmup or 0)
+        if round < num_warmup:
+            return (round + 1) / (num_warmup + 1)
+        if kind == "cosine":
+            progress = (round - num_warmup) / max(1, self.rounds - num_warmup)
+            return 0.5 * (1.0 + math.cos(math.pi * min(1.0, progress)))
+        if kind == "constant":
+            return 1.0
         num_steps = sum(round >= int(step * self.rounds) for step in self.lr_steps)
         return float(self.lr_decay**num_steps)
 
@@ -474,6 +501,14 @@ class AggregationConfig(Section):
         description="how models are combined: mean (the method's own), or a robust rule that lying "
         "sites cannot move far",
     )
+    server: Literal["mean", "momentum", "adam"] = Field(
+        default="mean",
+        description="the next model: what the method averages, or a step of the server towards it"
+        " (momentum: FedAvgM, adam: FedAdam)",
+    )
+    server_rate: float = Field(
+        default=0.01, gt=0, description="learning rate of the server's steps (momentum: about 1)"
+    )
     liars: float = Field(
         default=0.25,
         ge=0,
@@ -552,8 +587,8 @@ class Config(Section):
     )
     track: str | None = Field(
         default=None,
-        description="record the run with tensorboard, mlflow, or both with a comma; "
-        "mlflow:ADDRESS for a server; not part of the experiment",
+        description="record the run with tensorboard, mlflow, wandb (offline), or several with "
+        "commas; mlflow:ADDRESS for a server; not part of the experiment",
     )
     options: dict[str, Any] = Field(
         default_factory=dict, description="the method's own options, all filled in"

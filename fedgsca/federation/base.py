@@ -2,13 +2,13 @@
 
 An engine moves messages. It knows neither methods nor metrics: the round loop (rounds.py) hands it
 a payload and receives one reply per site, in the order of the sites' names; with partial
-participation it also names the sites of the round (participation.py). A site's work is
+participation it also names the sites of the round. A site's work is
 `SiteRunner.run_round` (local.py), whichever engine calls it, so the result of an experiment does
 not depend on the engine.
 
 A new engine is one file: a class with `exchange` and `close`, and a function decorated with
 `@register_engine`, which the command line offers as a value of `--engine`. Built-in ones are in
-fedgsca/federation/kinds/; other packages use the entry point group `fedgsca.federation.kinds`.
+kinds.py; other packages use the entry point group `fedgsca.federation.kinds`.
 """
 
 from __future__ import annotations

@@ -1,13 +1,17 @@
 """Checkpoints: one file per round, complete or absent, checked by digest when read.
 
 The last four are kept, so that a run can go back (`fedgsca resume --from`). A checkpoint also holds
-the memory of the filters (filters/base.py).
+the memory of the filters (filters/base.py), and describes its companions: the log so far, and the
+memory of the sites on this machine. A run does not silently continue without them: lines that are
+missing would falsify the result, and a site without its memory would train another model.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
 import logging
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,8 +20,9 @@ import numpy as np
 
 from fedgsca.errors import RunFolderError
 from fedgsca.methods.base import ServerState
+from fedgsca.methods.site_store import Store
 from fedgsca.support.files import write_atomic
-from fedgsca.wire import Arrays, pack, read_metadata, unpack
+from fedgsca.wire import Arrays, pack, unpack
 
 log = logging.getLogger(__name__)
 KEEP = 4  # a site's memory (site_store.py) has one version more
@@ -26,10 +31,11 @@ _PATTERN = "round-*.safetensors"
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """The state of the method after a round, and the memory of the filters."""
+    """The state of the method after a round, the memory of the filters, and the companions."""
 
     state: ServerState
     filters: Arrays = field(default_factory=dict)
+    companions: Mapping[str, object] = field(default_factory=dict)
 
 
 def _digest(*groups: Arrays) -> str:
@@ -50,7 +56,7 @@ def save(
 ) -> None:
     """Write the state after a round. `fingerprint` names the experiment.
 
-    `companions` describe the files that belong to this state (run_companions.py).
+    `companions` are those of `describe_companions`.
     """
     filters = filters or {}
     header: dict[str, object] = {
@@ -118,12 +124,6 @@ def read_latest(folder: Path, fingerprint: str) -> Checkpoint | None:
     return None
 
 
-def read_companions(folder: Path, round_index: int) -> Mapping[str, object]:
-    """The companions of a readable checkpoint; empty for those of 0.2."""
-    companions = read_metadata(_path(folder, round_index).read_bytes()).get("companions")
-    return companions if isinstance(companions, dict) else {}
-
-
 def _read(path: Path, fingerprint: str) -> Checkpoint:
     header, (weights, extras, filters) = unpack(path.read_bytes(), ("weights", "extras", "filters"))
     if header["digest"] != _digest(weights, extras, filters):
@@ -134,4 +134,73 @@ def _read(path: Path, fingerprint: str) -> Checkpoint:
             f"the checkpoint {path} belongs to another experiment",
             fix="use the folder's own config.toml, or another --out",
         )
-    return Checkpoint(ServerState(int(str(header["round"])), weights, extras), filters)
+    companions = header.get("companions")
+    state = ServerState(int(str(header["round"])), weights, extras)
+    return Checkpoint(state, filters, companions if isinstance(companions, dict) else {})
+
+
+# ---- the files that belong to a checkpoint ----
+
+
+_LOG = "metrics.jsonl"
+_STORES = ("store", "evidence")
+
+
+def describe_companions(folder: Path, rounds: int) -> dict[str, object]:
+    """The checksum of the first `rounds` lines of the log, and the newest memory of each site."""
+    lines = _log_lines(folder)[:rounds]
+    return {"log": _log_digest(lines), "memory": describe_memory(folder, rounds)}
+
+
+def describe_memory(folder: Path, rounds: int) -> dict[str, int]:
+    """The newest memory of the first `rounds` rounds: folder of a site -> version."""
+    memory: dict[str, int] = {}
+    for kind in _STORES:
+        for place in sorted(Path(path) for path, _, _ in os.walk(folder / kind)):
+            versions = [version for version in Store(place).versions() if version < rounds]
+            if versions:
+                memory[place.relative_to(folder).as_posix()] = versions[-1]
+    return memory
+
+
+def check_companions(folder: Path, newest: Checkpoint) -> None:
+    """Stop with an error if a file that belongs to the checkpoint is not as it was."""
+    rounds = newest.state.round
+    lines = _log_lines(folder)[:rounds]
+    for round_index in range(rounds):
+        if round_index >= len(lines) or not _is_round(lines[round_index], round_index):
+            raise _damaged_log(folder, f"line {round_index + 1} is not that of round {round_index}")
+    digest = newest.companions.get("log")
+    if digest is not None and digest != _log_digest(lines):
+        raise _damaged_log(folder, "its lines have changed since they were written")
+    memory = newest.companions.get("memory")
+    if isinstance(memory, dict):
+        for name, version in memory.items():
+            Store(folder / str(name)).require(int(version))
+
+
+def _log_lines(folder: Path) -> list[bytes]:
+    try:
+        return (folder / _LOG).read_bytes().split(b"\n")[:-1]  # the last one may be incomplete
+    except FileNotFoundError:
+        return []
+
+
+def _log_digest(lines: list[bytes]) -> str:
+    return hashlib.sha256(b"\n".join(lines)).hexdigest()
+
+
+def _is_round(line: bytes, round_index: int) -> bool:
+    try:
+        tree = json.loads(line)
+    except (ValueError, RecursionError):
+        return False
+    return isinstance(tree, dict) and tree.get("round") == round_index
+
+
+def _damaged_log(folder: Path, reason: str) -> RunFolderError:
+    return RunFolderError(
+        "run.damaged-log",
+        f"{folder / _LOG} does not belong to the checkpoint: {reason}",
+        fix="restore the file from a backup, or start again with another --out",
+    )

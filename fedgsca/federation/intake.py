@@ -20,7 +20,7 @@ from fedgsca.config import Config
 from fedgsca.errors import QuorumError, UpdateError
 from fedgsca.federation.base import Reply, RunObserver
 from fedgsca.federation.filters.base import RoundContext, UpdateContext, UpdateFilter
-from fedgsca.federation.privacy.accountant import spent_epsilon
+from fedgsca.federation.privacy import spent_epsilon
 from fedgsca.federation.records import PrivacyBudget, RoundRecord, SiteRecord, SiteValue
 from fedgsca.federation.simulation import Experiment
 from fedgsca.metrics import stability

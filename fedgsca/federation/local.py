@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import io
 import logging
+import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -20,15 +21,14 @@ from fedgsca.config import Config
 from fedgsca.errors import UpdateError
 from fedgsca.federation import label_evidence
 from fedgsca.federation.base import Reply
-from fedgsca.federation.participation import num_asked
-from fedgsca.federation.privacy.mechanism import NormalSource, protect, secret_normals
+from fedgsca.federation.privacy import NormalSource, protect, secret_normals
 from fedgsca.federation.samples import weights_path
 from fedgsca.federation.simulation import Experiment, prepare
-from fedgsca.federation.simulation_metrics import measure_decisions
 from fedgsca.methods.base import Method
 from fedgsca.methods.compose import compose_method
 from fedgsca.methods.site import Site
 from fedgsca.methods.site_store import Store
+from fedgsca.metrics import auroc, detection
 from fedgsca.rng import global_torch_stream
 from fedgsca.support.files import FileBatch
 from fedgsca.support.registry import is_import_path
@@ -91,7 +91,7 @@ class SiteRunner:
             self.model,
             self.device,
             store,
-            num_asked(experiment.config.federation, len(experiment.names)),
+            experiment.config.federation.num_asked(len(experiment.names)),
         )
 
     def run_round(self, name: str, payload: Payload) -> Reply:
@@ -213,3 +213,52 @@ def open_runner(config: Config, folder: Path) -> SiteRunner:
     """A runner for all sites of a simulation."""
     method = compose_method(config)
     return SiteRunner(prepare(config), method, folder)
+
+
+# ---- simulations know the true labels: the quality of decisions, never part of an update ----
+
+
+PREFIXES = ("noisy_", "pseudo_", "label_accuracy_")  # of the names of these numbers
+
+
+def measure_decisions(
+    notes: Mapping[str, np.ndarray], truth: np.ndarray | None, given: np.ndarray
+) -> dict[str, float | None]:
+    """Selector and pseudo-label quality from the notes that a method leaves; empty without truth.
+
+    Names of notes: losses (n,), clean (n,) bool, clean_probability (n,), pseudo_rows (m,),
+    pseudo_labels (m,), corrected (n,) labels. `truth` and `given` are labels (n,).
+    """
+    if truth is None:
+        return {}
+    is_wrong = given != truth
+    metrics: dict[str, float | None] = {}
+    if "clean" in notes:
+        quality = detection(~notes["clean"], is_wrong)
+        metrics["noisy_precision"] = quality["precision"]
+        metrics["noisy_recall"] = quality["recall"]
+    if "clean_probability" in notes:
+        metrics["noisy_auroc"] = auroc(-notes["clean_probability"], is_wrong)
+    elif "losses" in notes:
+        metrics["noisy_auroc"] = auroc(notes["losses"], is_wrong)
+    rows = notes.get("pseudo_rows")
+    if rows is not None:
+        is_right = notes["pseudo_labels"] == truth[rows]
+        metrics["pseudo_count"] = float(len(rows))
+        metrics["pseudo_accuracy"] = float(np.mean(is_right)) if len(rows) else None
+    if "corrected" in notes:
+        metrics["label_accuracy_before"] = float(np.mean(given == truth))
+        metrics["label_accuracy_after"] = float(np.mean(notes["corrected"] == truth))
+    return metrics
+
+
+def check_metrics(metrics: Mapping[str, Any]) -> dict[str, float | None]:
+    """The metrics that a site of a rehearsal reports; ValueError for anything else.
+
+    They go into the log beside checked numbers.
+    """
+    for name, value in metrics.items():
+        is_number = isinstance(value, (int, float)) and math.isfinite(value)
+        if not name.startswith(PREFIXES) or not (value is None or is_number):
+            raise ValueError(f"{name} is not a simulation metric")
+    return dict(metrics)

@@ -22,15 +22,13 @@ from fedgsca.federation.base import Engine, PatientEngine, RunObserver, SiteEval
 from fedgsca.federation.filters.base import UpdateFilter, memory_of, restore_memory
 from fedgsca.federation.filters.claims import check_agreed_sites
 from fedgsca.federation.filters.form import number_problem
+from fedgsca.federation.filters.lateness import LateSites
 from fedgsca.federation.filters.rule import make_filters
 from fedgsca.federation.intake import Intake
-from fedgsca.federation.late_sites import LateSites
 from fedgsca.federation.local import LocalEngine, SiteRunner
-from fedgsca.federation.participation import draw_sites
-from fedgsca.federation.privacy.accountant import spent_epsilon
+from fedgsca.federation.privacy import spent_epsilon
 from fedgsca.federation.processes import ProcessEngine
 from fedgsca.federation.records import RoundRecord, RunResult, TimingRecord, finite
-from fedgsca.federation.run_companions import check_companions, describe_companions
 from fedgsca.federation.run_folder import RunFolder
 from fedgsca.federation.simulation import Experiment, prepare
 from fedgsca.federation.site_evaluation import (
@@ -44,6 +42,7 @@ from fedgsca.methods.compose import compose_method
 from fedgsca.methods.parts.holdout import read_score
 from fedgsca.methods.site import weights_of
 from fedgsca.metrics import HEADLINE_ROUNDS
+from fedgsca.rng import stream
 from fedgsca.wire import Arrays, Payload, check_extras
 
 NO_HEADS_MESSAGE = (
@@ -85,8 +84,7 @@ def run(
         if newest is None:
             newest = checkpoint.Checkpoint(method.start(weights_of(runner.model), config.seed))
         else:
-            rounds = newest.state.round
-            check_companions(out, rounds, checkpoint.read_companions(folder.checkpoints, rounds))
+            checkpoint.check_companions(out, newest)
         state = newest.state
         filters = make_filters(config, method, experiment.names, experiment.dims)
         restore_memory(filters, newest.filters)
@@ -190,7 +188,7 @@ class RoundLoop:
         return state
 
     def _asked_sites(self, state: ServerState, attempt: int) -> tuple[str, ...] | None:
-        """The sites of the round, if it does not ask all (participation.py)."""
+        """The sites of the round, if it does not ask all."""
         config = self.experiment.config
         if not config.federation.is_partial or self.method.asks_all_sites(state):
             return None
@@ -234,7 +232,7 @@ class RoundLoop:
             state,
             self.experiment.config.fingerprint(),
             memory_of(self.filters),
-            describe_companions(self.folder.path, state.round),
+            checkpoint.describe_companions(self.folder.path, state.round),
         )
 
     def _with_scores(self, record: RoundRecord, state: ServerState) -> RoundRecord:
@@ -291,3 +289,21 @@ def check_model(weights: Arrays, round_index: int) -> None:
 def _is_tested(config: Config, round_index: int) -> bool:
     is_final = round_index >= config.train.rounds - HEADLINE_ROUNDS
     return is_final or round_index % config.federation.eval_every == 0
+
+
+def draw_sites(
+    config: Config, names: Sequence[str], round_index: int, *, attempt: int = 0
+) -> tuple[str, ...]:
+    """The sites that a round asks, in the order of their names: n, drawn without replacement.
+
+    The draw depends on the seed, the round and the names only, so that a resumed run, worker
+    processes and Flower ask the same sites. `attempt` counts the repetitions of a round because too
+    few sites answered: the same sites may be away for long.
+    """
+    candidates = sorted(names)
+    count = config.federation.num_asked(len(names))
+    address: tuple[str | int, ...] = ("participation", round_index)
+    if attempt:
+        address = (*address, attempt)
+    positions = stream(config.seed, *address).permutation(len(candidates))[:count]
+    return tuple(candidates[position] for position in sorted(positions))

@@ -29,7 +29,8 @@ import numpy as np
 
 from fedgsca.config import OWN_FEATURES, Config, build, differences, read_toml, to_toml
 from fedgsca.data.relabel import labels_in_use
-from fedgsca.errors import RunFolderError
+from fedgsca.errors import ConfigError, RunFolderError
+from fedgsca.federation import checkpoint
 from fedgsca.federation.final_statistics import FinalPredictions, write_predictions_file
 from fedgsca.federation.records import (
     DataSetup,
@@ -50,6 +51,7 @@ from fedgsca.noise import realised
 from fedgsca.support.files import (
     is_disk_full,
     remove_abandoned,
+    remove_quietly,
     try_lock,
     write_atomic,
 )
@@ -396,3 +398,30 @@ def _site_setup(experiment: Experiment, name: str) -> SiteSetup:
         noise=str(experiment.noise[name]),
         realised_noise=realised_noise,
     )
+
+
+# ---- going back ----
+
+
+# written at the end of a run
+_RESULTS = ("result.json", "model.safetensors", "test-probabilities.npz", "report.html")
+
+
+def rewind(folder: Path, first_round: int) -> None:
+    """Go back to the checkpoint before `first_round`, counted from 1.
+
+    What came after it is deleted: later checkpoints, lines of the log, and the result. A site's
+    memory of later rounds is ignored and overwritten.
+    """
+    if first_round < 1:
+        raise ConfigError(
+            "cli.invalid-round",
+            f"--from must be at least 1, got {first_round}",
+            fix="give the number of the first round that is to be run again",
+        )
+    config = read_config(folder)
+    with RunFolder(folder, config) as run_folder:
+        checkpoint.go_back(run_folder.checkpoints, first_round - 1, config.fingerprint())
+        for name in _RESULTS:
+            remove_quietly(folder / name)
+        run_folder.cut_metrics(first_round - 1)

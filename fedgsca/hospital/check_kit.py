@@ -358,7 +358,7 @@ def check_test_images(config: Config) -> CheckResult:
 
 def check_privacy(config: Config) -> Iterator[CheckResult]:
     """The budget that the experiment spends under `privacy`; nothing without `privacy`."""
-    from fedgsca.federation.privacy.accountant import spent_epsilon
+    from fedgsca.federation.privacy import spent_epsilon
 
     rounds = config.train.rounds
     try:

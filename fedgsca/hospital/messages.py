@@ -39,7 +39,7 @@ from fedgsca.errors import (
     WeightsError,
 )
 from fedgsca.federation.base import Reply
-from fedgsca.federation.simulation_metrics import check_metrics
+from fedgsca.federation.local import check_metrics
 from fedgsca.support.json_record import Record
 from fedgsca.support.text import printable
 from fedgsca.support.version import __version__

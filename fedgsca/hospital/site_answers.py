@@ -27,9 +27,9 @@ from pathlib import Path
 from fedgsca.config import SITES_SOURCE, Config, build
 from fedgsca.errors import ClassListError, ConfigError, FedgscaError, RunFolderError, UpdateError
 from fedgsca.federation.base import Reply
+from fedgsca.federation.checkpoint import describe_memory
 from fedgsca.federation.local import SiteRunner
-from fedgsca.federation.privacy.reply_cache import answer_once
-from fedgsca.federation.run_companions import describe_memory
+from fedgsca.federation.privacy import answer_once
 from fedgsca.federation.samples import weights_digest
 from fedgsca.federation.simulation import Experiment, prepare
 from fedgsca.federation.site_rows import keep_samples

@@ -18,7 +18,17 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from fedgsca.config import Config, Tree, build, differences, merge, parse_set, read_toml, unflatten
+from fedgsca.config import (
+    SHORT_NAMES,
+    Config,
+    Tree,
+    build,
+    differences,
+    merge,
+    parse_set,
+    read_toml,
+    unflatten,
+)
 from fedgsca.errors import ConfigError, RunFolderError
 from fedgsca.federation.records import (
     ComparisonVariant,
@@ -153,6 +163,54 @@ class ComparisonPlan:
 def default_methods() -> tuple[str, ...]:
     """FedAvg, the paper's method, and the method that runs where none is named."""
     return tuple(dict.fromkeys((BASELINE, PAPER_METHOD, build({}).method)))
+
+
+@dataclass(frozen=True)
+class PlanRow:
+    """A method with settings of its own under a name of the user's."""
+
+    label: str
+    # has the key `method`
+    tree: Tree
+
+
+def parse_rows(items: Iterable[str]) -> dict[str, PlanRow]:
+    """Rows by the names of their folders, from "FedGSCA literal=fedgsca,preset=paper".
+
+    A key is a short name of a setting, section.key, or an option of the method.
+    """
+    rows: dict[str, PlanRow] = {}
+    for item in items:
+        label, sign, text = item.partition("=")
+        method, *settings = [part.strip() for part in text.split(",")]
+        name = slug(label.strip()).lower()
+        if not sign or not name or not all("=" in part for part in settings):
+            raise ConfigError(
+                "grid.invalid-row",
+                f"--row {item!r} does not have the form NAME=METHOD,KEY=VALUE,...",
+                fix="write for example --row 'FedGSCA literal=fedgsca,preset=paper'",
+            )
+        if name in rows or name in (*load_methods(), CEILING):
+            raise ConfigError(
+                "grid.repeated-row",
+                f"--row {item!r}: there is another row {name}",
+                fix="choose another name",
+            )
+        tree: Tree = {"method": method.lower()}
+        for part in settings:
+            key, _, value = part.partition("=")
+            key = SHORT_NAMES.get(key, key if "." in key else f"{method.lower()}.{key}")
+            tree = merge(tree, parse_set([f"{key}={value}"]))
+        rows[name] = PlanRow(label.strip(), tree)
+    return rows
+
+
+def choose_methods(text: str | None, rows: Mapping[str, PlanRow]) -> tuple[str, ...]:
+    """The methods of --methods, then the rows of --row; without --methods, FedAvg or the usual."""
+    methods = parse_methods(text) if text is not None else default_methods()
+    if text is None and rows:
+        methods = (BASELINE,)
+    return (*methods, *(name for name in rows if name not in methods))
 
 
 def read_tuned(path: Path) -> dict[str, Tree]:

@@ -23,6 +23,12 @@ def head_rounds(config: Config) -> range:
 def compose_method(config: Config) -> Method:
     """The configured method, with evidence heads beside it where something reads them."""
     method = make_method(config.method, config.options, config.train.rounds)
+    if config.aggregation.server != "mean":
+        from fedgsca.methods.parts.server_steps import MethodWithServerSteps
+
+        method = MethodWithServerSteps(
+            method, config.aggregation.server, config.aggregation.server_rate
+        )
     collection_rounds = head_rounds(config)
     if not collection_rounds:
         return method

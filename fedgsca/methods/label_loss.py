@@ -1,9 +1,10 @@
-"""The loss of a given label: cross-entropy or one of three losses that trust labels less.
+"""The loss of a given label: cross-entropy or one of four losses that trust labels less.
 
 `train.loss` chooses it for every method whose objective is a plain cross-entropy; other methods
 have a loss of their own (`Method.takes_loss`). p is the model's probability, y the label:
 
     ce    -log p_y
+    smooth  cross-entropy with (1 - s) onehot(y) + s / C, s = train.smoothing
     sce   alpha (-log p_y) + beta RCE,   RCE = -sum_c p_c log q_c = -log(1e-4) (1 - p_y)
           symmetric cross-entropy (Wang et al., ICCV 2019); log 0 of the one-hot label q is replaced
           by log 1e-4, as in the authors' code
@@ -78,7 +79,8 @@ class LabelLoss:
             return symmetric_cross_entropy(logits, batch.y, hyper.sce_alpha, hyper.sce_beta).mean()
         if hyper.loss == "gce":
             return generalised_cross_entropy(logits, batch.y, hyper.gce_q).mean()
-        loss = F.cross_entropy(logits, batch.y)
+        smoothing = hyper.smoothing if hyper.loss == "smooth" else 0.0
+        loss = F.cross_entropy(logits, batch.y, label_smoothing=smoothing)
         if hyper.loss == "elr":
             p = torch.softmax(logits.float(), dim=1).clamp(_MARGIN, 1.0 - _MARGIN)
             loss = (

@@ -151,6 +151,8 @@ def batches(
         order = draw_balanced(labels, order, site.hyper.class_balance, rng)
     rng = site.rng(round, "augment", epoch)
     size = site.hyper.batch_size
+    if site.hyper.steps is not None:
+        order = order[: site.hyper.steps * size]
     span = size if site.samples.are_images else FEATURE_BATCHES * size
     for start in range(0, len(order), span):
         positions = order[start : start + span]
@@ -201,7 +203,10 @@ class SGD:
         lr: float,
         momentum: float = 0.0,
         weight_decay: float = 0.0,
+        clip: float | None = None,
     ) -> None:
+        """`clip` is the largest norm of the gradient of a step."""
+        self.clip = clip
         self.parameters = [p for p in parameters if p.requires_grad]
         self.lr = lr
         self.momentum = momentum
@@ -226,6 +231,7 @@ class SGD:
 
     def move(self, parameters: list[Tensor], gradients: list[Tensor]) -> None:
         """Move the parameters by their gradients; without a graph (`torch.no_grad`)."""
+        gradients = self._clip(gradients)
         if self.weight_decay:
             gradients = list(torch._foreach_add(gradients, parameters, alpha=self.weight_decay))
         if self.momentum:
@@ -237,14 +243,48 @@ class SGD:
             gradients = self._velocity
         torch._foreach_add_(parameters, gradients, alpha=-self.lr)
 
+    def _clip(self, gradients: list[Tensor]) -> list[Tensor]:
+        """The gradients, all of them shorter by one factor if their norm is above `clip`."""
+        if self.clip is None or not gradients:
+            return gradients
+        norm = torch.stack(torch._foreach_norm(gradients)).norm()
+        return list(torch._foreach_mul(gradients, (self.clip / (norm + 1e-12)).clamp(max=1.0)))
+
+
+class AdamW(SGD):
+    """AdamW (Loshchilov and Hutter, 2019) with the usual constants, 0.9, 0.999 and 1e-8."""
+
+    _first: list[Tensor]
+    _second: list[Tensor]
+    _num_steps = 0
+
+    def move(self, parameters: list[Tensor], gradients: list[Tensor]) -> None:
+        """Move the parameters by their gradients; without a graph (`torch.no_grad`)."""
+        gradients = self._clip(gradients)
+        if not self._num_steps:
+            self._first = [torch.zeros_like(gradient) for gradient in gradients]
+            self._second = [torch.zeros_like(gradient) for gradient in gradients]
+        self._num_steps += 1
+        torch._foreach_mul_(parameters, 1.0 - self.lr * self.weight_decay)
+        torch._foreach_lerp_(self._first, gradients, 0.1)
+        torch._foreach_mul_(self._second, 0.999)
+        torch._foreach_addcmul_(self._second, gradients, gradients, 0.001)
+        scale = (1.0 - 0.999**self._num_steps) ** 0.5
+        roots = torch._foreach_div(torch._foreach_sqrt(self._second), scale)
+        torch._foreach_add_(roots, 1e-8)
+        rate = self.lr / (1.0 - 0.9**self._num_steps)
+        torch._foreach_addcdiv_(parameters, self._first, roots, -rate)
+
 
 def optimiser(site: Site, round: int, parameters: Sequence[nn.Parameter] | None = None) -> SGD:
-    """SGD as the experiment configures it, over all parameters of the site's model or over some."""
+    """The experiment's optimiser, over all parameters of the site's model or over some."""
     site.evaluation = None  # the model is about to change
     hyper = site.hyper
     if parameters is None:
         parameters = list(site.model.parameters())
-    return SGD(parameters, hyper.lr_at(round), hyper.momentum, hyper.weight_decay)
+    kind = AdamW if hyper.optimiser == "adamw" else SGD
+    rate = hyper.lr_at(round)
+    return kind(parameters, rate, hyper.momentum, hyper.weight_decay, hyper.clip)
 
 
 def train(

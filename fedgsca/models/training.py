@@ -3,6 +3,7 @@
     small CNN                  lr 0.02, momentum 0.9, batches of 32
     any other network          lr 0.01, no momentum, batches of 128 (the protocol of the paper)
     head on frozen features    no momentum, no augmentation, and a rate by `head_rate`
+    any of them with adamw     lr 0.001
 
 `train.lr = "auto"` is resolved by `resolve_rate`, once per run; a number that a user sets is used
 as it is. This module needs no torch: configurations are built before it is imported.
@@ -23,6 +24,7 @@ _NETWORK: Mapping[str, Any] = {"momentum": 0.0, "batch_size": 128}
 _HEAD: Mapping[str, Any] = {"momentum": 0.0, "augment": "none", "threads": 1}
 SMALL_CNN_RATE = 0.02
 NETWORK_RATE = 0.01
+ADAMW_RATE = 0.001
 # sum over a run of the steps that a label takes in the model of all sites
 STEP_SUM = 10.0
 # largest rate times squared norm of a feature vector: a short run cannot make up for its length
@@ -44,6 +46,8 @@ def resolve_rate(config: Config, width: int, num_sites: int) -> float:
     train = config.train
     if not isinstance(train.lr, str):
         return train.lr
+    if train.optimiser == "adamw":
+        return ADAMW_RATE
     if config.model.frozen:
         return head_rate(train, width, num_sites)
     return SMALL_CNN_RATE if config.model.name in SMALL_CNNS else NETWORK_RATE

@@ -38,6 +38,7 @@ USES: Mapping[str, str] = {
     "monai": "the networks densenet121 and vit-b16",
     "tensorboard": "--track tensorboard",
     "mlflow": "--track mlflow",
+    "wandb": "--track wandb",
 }
 FOR_DEVELOPERS = ("docs", "dev")
 

@@ -1,6 +1,6 @@
 """Extension points: named implementations that are found by import, so that no list is edited.
 
-A registry knows the package whose modules hold the built-in implementations. It also loads what
+A registry knows the package or module that holds the built-in implementations. It also loads what
 other installed packages offer through an entry point of the same name, and the modules named in
 the environment variable FEDGSCA_PLUGINS (comma separated), which worker processes inherit.
 """
@@ -64,9 +64,9 @@ class Registry(Generic[T]):
         return self._items
 
     def _import_builtin(self) -> None:
-        """Import the modules of the package. Its sub-packages hold shared parts and are skipped."""
+        """Import the module, or the modules of the package; its sub-packages hold shared parts."""
         package = importlib.import_module(self.package)
-        for module in pkgutil.iter_modules(package.__path__):
+        for module in pkgutil.iter_modules(getattr(package, "__path__", ())):
             if not module.ispkg:
                 importlib.import_module(f"{self.package}.{module.name}")
 

@@ -11,9 +11,8 @@ import pytest
 from fedgsca.config import Config
 from fedgsca.errors import RunFolderError
 from fedgsca.federation.base import Reply
-from fedgsca.federation.rewind import rewind
 from fedgsca.federation.rounds import run
-from fedgsca.federation.run_folder import read_rounds
+from fedgsca.federation.run_folder import read_rounds, rewind
 from fedgsca.federation.simulation import prepare
 from fedgsca.hospital.messages import SiteMessage, read_message, terms_of
 from fedgsca.hospital.site_answers import SitePlace, answer, check_memory, record_memory

@@ -12,11 +12,9 @@ from safetensors.numpy import load_file
 
 from fedgsca.config import Config
 from fedgsca.errors import QuorumError
-from fedgsca.federation.participation import draw_sites
 from fedgsca.federation.records import RoundRecord
-from fedgsca.federation.rewind import rewind
-from fedgsca.federation.rounds import run
-from fedgsca.federation.run_folder import read_lines, read_rounds
+from fedgsca.federation.rounds import draw_sites, run
+from fedgsca.federation.run_folder import read_lines, read_rounds, rewind
 from fedgsca.methods.base import load_methods
 from tests.toys import SITES, FaultyEngine, RecordingObserver, outcome, quick_options, toy_config
 

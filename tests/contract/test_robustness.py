@@ -14,10 +14,9 @@ from fedgsca.config import Config
 from fedgsca.errors import ConfigError, RunFolderError
 from fedgsca.federation import checkpoint
 from fedgsca.federation.base import Reply
-from fedgsca.federation.rewind import rewind
-from fedgsca.federation.robust.base import load_rules
+from fedgsca.federation.robust.rules import load_rules
 from fedgsca.federation.rounds import run
-from fedgsca.federation.run_folder import read_result, read_rounds
+from fedgsca.federation.run_folder import read_result, read_rounds, rewind
 from fedgsca.methods.base import load_methods
 from fedgsca.wire import Update
 from tests.contract.test_filters import LIAR, study_config

@@ -12,11 +12,9 @@ import pytest
 
 from fedgsca.config import FederationConfig, load_config
 from fedgsca.errors import ConfigError, UpdateError
-from fedgsca.federation.filters.lateness import check_lateness, late_weight, rebase
-from fedgsca.federation.late_sites import LateSites
-from fedgsca.federation.participation import draw_sites, num_asked
+from fedgsca.federation.filters.lateness import LateSites, check_lateness, late_weight, rebase
 from fedgsca.federation.round_status import StatusObserver, read_status
-from fedgsca.federation.rounds import run
+from fedgsca.federation.rounds import draw_sites, run
 from fedgsca.federation.run_folder import read_rounds
 from fedgsca.hospital.messages import SiteMessage
 from fedgsca.hospital.network import NetworkEngine
@@ -44,7 +42,7 @@ NAMES = [f"site-{i + 1}" for i in range(10)]
 def test_the_number_of_sites_asked(settings: dict[str, Any], expected: int) -> None:
     federation = FederationConfig(**settings)
     assert federation.is_partial
-    assert num_asked(federation, len(NAMES)) == expected
+    assert federation.num_asked(len(NAMES)) == expected
 
 
 def test_every_site_is_drawn_equally_often() -> None:

@@ -259,6 +259,7 @@ def test_compare_json_has_the_documented_form(
         "precision": 62.0,
         "best_f1": 63.0,
         "seconds_per_round": 0.5,
+        "class_recall": {},
         "bytes_up": 10,
         "bytes_down": 20,
     }
@@ -487,7 +488,7 @@ def test_networks_are_rows_with_their_own_ranks_and_ceilings(tmp_path: Path) -> 
     assert rows == [(condition, method) for condition in conditions for method in methods]
     write_tables(tmp_path, result.comparison)
     table = (tmp_path / "compare.md").read_text()
-    assert table.count("| FedProx") == 2
+    assert table.count("| FedProx") == 5  # overview, scores and class recall
     assert (tmp_path / "compare.csv").read_text().startswith("noise,network,method,")
     overview = overview_table(result.comparison)
     assert overview is not None and list(overview.head[1:]) == conditions

@@ -141,7 +141,9 @@ def test_lines_beyond_the_checkpoint_are_still_removed(folder: Path, tmp_path: P
 
 def test_a_checkpoint_names_its_companions(folder: Path) -> None:
     path = max((folder / "checkpoint").iterdir())
-    companions = checkpoint.read_companions(folder / "checkpoint", STOP)
+    newest = checkpoint.read_latest(folder / "checkpoint", CONFIG.fingerprint())
+    assert newest is not None
+    companions = newest.companions
     assert read_metadata(path.read_bytes())["companions"] == companions
     memory = companions["memory"]
     assert isinstance(memory, dict) and memory["store/site-2"] == STOP - 1

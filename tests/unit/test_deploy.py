@@ -31,7 +31,7 @@ import fedgsca
 from fedgsca.cli import execute
 from fedgsca.config import build, merge
 from fedgsca.errors import ConfigError, RunFolderError
-from fedgsca.federation.privacy.accountant import epsilon
+from fedgsca.federation.privacy import epsilon
 from fedgsca.federation.round_status import StatusObserver
 from fedgsca.federation.simulation import prepare
 from fedgsca.hospital import check_connection as connection

@@ -17,10 +17,9 @@ from fedgsca.federation.filters.base import (
     restore_memory,
 )
 from fedgsca.federation.filters.claims import ClaimFilter, describe_aggregation
-from fedgsca.federation.filters.distance import LOW, ROUNDS, DistanceFilter
+from fedgsca.federation.filters.distance import LOW, ROUNDS, SKETCH_SIZE, DistanceFilter, Sketcher
 from fedgsca.federation.filters.form import RepetitionFilter, change_norm
-from fedgsca.federation.robust.base import Rule, RuleSettings, load_rules
-from fedgsca.federation.robust.sketch import SKETCH_SIZE, Sketcher
+from fedgsca.federation.robust.rules import Rule, RuleSettings, load_rules
 from fedgsca.rng import stream
 from fedgsca.wire import Payload, Update
 

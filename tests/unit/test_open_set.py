@@ -13,10 +13,10 @@ import fedgsca
 from fedgsca.cli import execute
 from fedgsca.errors import ConfigError
 from fedgsca.federation.label_noise import make_texture
+from fedgsca.federation.local import measure_decisions
 from fedgsca.federation.rounds import run
 from fedgsca.federation.samples import frozen_features
 from fedgsca.federation.simulation import Experiment, prepare
-from fedgsca.federation.simulation_metrics import measure_decisions
 from fedgsca.noise import NO_CLASS, corrupt, read_site_noise, realised
 from fedgsca.rng import stream
 from tests.toys import outcome, toy_config, toy_images, toy_npz

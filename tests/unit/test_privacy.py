@@ -13,15 +13,16 @@ import pytest
 from fedgsca.config import PrivacyConfig, load_config
 from fedgsca.errors import ConfigError, MissingExtraError, RunFolderError, UpdateError
 from fedgsca.federation.local import open_runner
-from fedgsca.federation.privacy.accountant import epsilon, noise_for
-from fedgsca.federation.privacy.mechanism import (
+from fedgsca.federation.privacy import (
+    answer_once,
     clamp_and_noise_extras,
     clip_and_noise_change,
+    epsilon,
     keyed_normals,
+    noise_for,
     noise_multiplier,
     protect,
 )
-from fedgsca.federation.privacy.reply_cache import answer_once
 from fedgsca.federation.rounds import run
 from fedgsca.federation.run_folder import read_rounds
 from fedgsca.lab.report.html_page import write_report

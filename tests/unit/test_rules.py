@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedgsca.federation.robust.base import RuleSettings, geometric_median, load_rules, make_rule
-from fedgsca.federation.robust.combine import combine_extras, combine_models
+from fedgsca.federation.filters.rule import combine_extras, combine_models
+from fedgsca.federation.robust.rules import RuleSettings, geometric_median, load_rules, make_rule
 from fedgsca.federation.robust.spool import UpdateSpool
 from fedgsca.rng import stream
 from fedgsca.wire import Extra, Update

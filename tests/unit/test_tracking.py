@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -92,12 +93,42 @@ def steps_of_mlflow(folder: Path, name: str) -> list[tuple[int, float]]:
     return sorted((metric.step, metric.value) for metric in history)
 
 
+def steps_of_wandb(folder: Path, name: str) -> list[tuple[int, float]]:
+    """From the file that `wandb sync` sends: a log in blocks of 32 KiB, as LevelDB writes it."""
+    from wandb.proto.wandb_internal_pb2 import Record
+
+    (path,) = (folder / "wandb").glob("offline-run-*/*.wandb")  # sessions before it are gone
+    content, place, data, points = path.read_bytes(), 7, b"", []
+    while place + 7 <= len(content):
+        if 32768 - place % 32768 < 7:  # the rest of a block holds no header
+            place += 32768 - place % 32768
+            continue
+        size, kind = int.from_bytes(content[place + 4 : place + 6], "little"), content[place + 6]
+        data += content[place + 7 : place + 7 + size]
+        place += 7 + size
+        if kind in (1, 4):  # whole, or the last part
+            record = Record()
+            record.ParseFromString(data)
+            data = b""
+            for item in record.history.item:
+                if name in (item.key, *item.nested_key):
+                    points.append((record.history.step.num, float(item.value_json)))
+    return points
+
+
 def steps(folder: Path, kind: str) -> list[tuple[int, float]]:
-    reader = steps_of_tensorboard if kind == "tensorboard" else steps_of_mlflow
-    return reader(folder, "test/f1")
+    if kind != "wandb":
+        reader = steps_of_tensorboard if kind == "tensorboard" else steps_of_mlflow
+        return reader(folder, "test/f1")
+    for _ in range(100):  # a process of its own writes the file
+        points = steps_of_wandb(folder, "test/f1")
+        if points:
+            break
+        time.sleep(0.1)
+    return points
 
 
-KINDS = ["tensorboard", "mlflow"]
+KINDS = ["tensorboard", "mlflow", "wandb"]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -331,7 +362,7 @@ def test_values_are_numbers_with_legal_names() -> None:
 
 @pytest.mark.parametrize(
     ("text", "code"),
-    [("wandb", "track.unknown-tracker"), ("tensorboard:/tmp/x", "track.no-place")],
+    [("neptune", "track.unknown-tracker"), ("tensorboard:/tmp/x", "track.no-place")],
 )
 def test_a_wrong_option_is_reported(text: str, code: str) -> None:
     with pytest.raises(ConfigError) as error:

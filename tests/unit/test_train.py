@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from fedgsca.credal import CredalObjective, Loss
+from fedgsca.errors import ConfigError
 from fedgsca.evidence import MAX_WEIGHT
 from fedgsca.methods import train as training
 from fedgsca.methods.label_loss import LabelLoss
@@ -17,6 +18,7 @@ from fedgsca.methods.site import Samples, Site, weights_of
 from fedgsca.methods.site_store import Store
 from fedgsca.methods.train import (
     SGD,
+    AdamW,
     Batch,
     LogitObjective,
     LogitPass,
@@ -106,6 +108,97 @@ def test_epochs_repeat_with_other_shuffles(site: Site) -> None:
 
 
 # ---- steps ----
+
+
+def test_adamw_is_torch_s_adamw() -> None:
+    own_fit, others = (nn.Linear(4, 3) for _ in range(2))
+    with torch.no_grad():
+        for a, b in zip(own_fit.parameters(), others.parameters(), strict=True):
+            b.copy_(a.copy_(torch.linspace(-1, 1, a.numel()).view_as(a)))
+    members = AdamW(list(own_fit.parameters()), 0.01, weight_decay=0.05)
+    reference = torch.optim.AdamW(others.parameters(), 0.01, weight_decay=0.05)
+    for step in range(5):
+        x = torch.from_numpy(stream(step, "x").normal(size=(6, 4)).astype(np.float32))
+        for model, steps in ((own_fit, members), (others, reference)):
+            steps.zero_grad()
+            model(x).square().sum().backward()
+            steps.step()
+    for a, b in zip(own_fit.parameters(), others.parameters(), strict=True):
+        assert torch.allclose(a, b, atol=1e-6)
+
+
+def test_a_gradient_is_clipped_as_a_whole() -> None:
+    weight = nn.Parameter(torch.zeros(2))
+    steps = SGD([weight], lr=1.0, clip=1.0)
+    for gradient, change in (([3.0, 4.0], [-0.6, -0.8]), ([0.3, 0.4], [-0.3, -0.4])):
+        with torch.no_grad():
+            weight.zero_()
+        weight.grad = torch.tensor(gradient)
+        steps.step()
+        assert torch.allclose(weight, torch.tensor(change), atol=1e-6)
+
+
+@pytest.mark.parametrize("optimiser", ["sgd", "adamw"])
+def test_a_head_is_trained_alike_with_and_without_autograd(optimiser: str) -> None:
+    changes = {"optimiser": optimiser, "clip": 0.5}
+    weights = []
+    for objective in (LabelLoss, None):
+        labels = np.arange(40, dtype=np.int64) % CLASSES
+        inputs = stream(0, "head").normal(size=(40, 8)).astype(np.float32)
+        hyper = toy_config("fedavg", train__lr=0.02, train__batch_size=8).train
+        site = Site(
+            "north",
+            Samples(inputs, labels, CLASSES),
+            hyper.model_copy(update=changes),
+            0,
+            build_head_only(8, CLASSES, seed=0),
+            CPU,
+            Store(Path("nowhere")),
+        )
+        train(site, 0, LabelLoss(site, 0) if objective else cross_entropy)
+        weights.append(weights_of(site.model))
+    assert all(np.allclose(weights[0][name], weights[1][name], atol=1e-5) for name in weights[0])
+
+
+def test_steps_end_a_local_epoch_early(site: Site) -> None:
+    site.hyper = site.hyper.model_copy(update={"steps": 2, "epochs": 3})
+    sizes = [len(batch.rows) for epoch in range(3) for batch in batches(site, 0, epoch=epoch)]
+    assert sizes == [8] * 6
+
+
+@pytest.mark.parametrize(
+    ("schedule", "factors"),
+    [
+        ("steps", [1, 1, 1, 1, 1, 1, 1, 0.1, 0.1, 0.01]),
+        ("constant+warmup3", [0.25, 0.5, 0.75, 1, 1, 1, 1, 1, 1, 1]),
+        ("cosine", [1, 0.976, 0.905, 0.794, 0.655, 0.5, 0.345, 0.206, 0.095, 0.024]),
+        ("cosine+warmup2", [1 / 3, 2 / 3, 1, 0.962, 0.854, 0.691, 0.5, 0.309, 0.146, 0.038]),
+    ],
+)
+def test_the_schedule_of_the_learning_rate(schedule: str, factors: list[float]) -> None:
+    hyper = toy_config("fedavg", train__rounds=10, train__lr=2.0, train__schedule=schedule).train
+    assert [hyper.lr_at(i) for i in range(10)] == pytest.approx([2 * f for f in factors], abs=2e-3)
+
+
+def test_an_unknown_schedule_is_refused() -> None:
+    with pytest.raises(ConfigError) as caught:
+        toy_config("fedavg", train__schedule="cosine+5")
+    assert "train.schedule" in str(caught.value)
+
+
+def test_label_smoothing_is_torch_s(site: Site) -> None:
+    site.hyper = site.hyper.model_copy(update={"loss": "smooth", "smoothing": 0.2})
+    batch = next(batches(site, 0))
+    logits = site.model(batch.x)
+    expected = nn.functional.cross_entropy(logits, batch.y, label_smoothing=0.2)
+    assert torch.equal(LabelLoss(site, 0).of(logits, batch), expected)
+
+
+def test_strong_augmentation_is_reproducible_and_stays_in_range() -> None:
+    images = torch.from_numpy(toy_images(np.arange(6) % CLASSES)).permute(0, 3, 1, 2)
+    first, second = (augment(images, "strong", stream(1, "a")) for _ in range(2))
+    assert torch.equal(first, second) and first.shape == images.shape
+    assert first.min() >= 0 and first.max() <= 255 and not torch.equal(first, images.float())
 
 
 @pytest.mark.parametrize(("momentum", "decay"), [(0.0, 0.0), (0.9, 0.0), (0.9, 1e-2), (0.0, 1e-2)])

@@ -5,7 +5,7 @@ Every round, whatever its rule, records for each site k
     coefficient_k = w_k / (n_k / n)    w from MixingRule.coefficients, n_k images of n in the round
 
 1: the site weighs as much as its images. Near 0: its update is far from those of all others, who
-would not listen to it. The inner products of changes come from sketches (robust/sketch.py), so
+would not listen to it. The inner products of changes come from sketches, so
 updates need not wait for each other.
 
 A site whose coefficient was below LOW in ROUNDS rounds in a row is *distant*: log, report and the
@@ -22,8 +22,8 @@ import numpy as np
 
 from fedgsca.federation.filters.base import RoundContext, UpdateContext, UpdateFilter, numbers_of
 from fedgsca.federation.filters.form import trained_arrays
-from fedgsca.federation.robust.base import Rule
-from fedgsca.federation.robust.sketch import Sketcher
+from fedgsca.federation.robust.rules import Rule
+from fedgsca.rng import stream
 from fedgsca.wire import Arrays, Update
 
 LOW = 0.2  # of a site's share of the images
@@ -96,3 +96,41 @@ class DistanceFilter(UpdateFilter):
     def from_arrays(self, arrays: Arrays) -> None:
         """The inverse of `to_arrays`."""
         self.low_rounds = dict(zip(self.names, arrays["low_rounds"].tolist(), strict=True))
+
+
+# ---- sketches: a few numbers of a change that keep inner products between changes ----
+
+
+SKETCH_SIZE = 1024
+
+
+class Sketcher:
+    """Sketches of changes of one model; the signs are drawn once.
+
+    Blocks of the flattened arrays are added up with random signs (a count sketch whose buckets take
+    turns): inner products have a relative error of about 1/sqrt(SKETCH_SIZE).
+    """
+
+    def __init__(self) -> None:
+        self._signs: dict[str, np.ndarray] = {}
+
+    def sketch(self, arrays: Arrays, reference: Arrays) -> np.ndarray:
+        """(SKETCH_SIZE,) of `arrays` minus the arrays of the same names in `reference`."""
+        total = np.zeros(SKETCH_SIZE)
+        offset = 0
+        for name in sorted(arrays):
+            change = np.subtract(arrays[name], reference[name], dtype=np.float64).ravel()
+            change *= self._signs_of(name, change.size)
+            # an array begins where the one before ended, so that small ones share no bucket
+            end = offset + change.size
+            row = np.zeros(end + -end % SKETCH_SIZE)
+            row[offset:end] = change
+            total += row.reshape(-1, SKETCH_SIZE).sum(axis=0)
+            offset = end % SKETCH_SIZE
+        return total
+
+    def _signs_of(self, name: str, size: int) -> np.ndarray:
+        if name not in self._signs:
+            bits = stream(0, "sketch", name).integers(0, 2, size, dtype=np.int8)
+            self._signs[name] = np.asarray(2 * bits - 1, dtype=np.int8)
+        return self._signs[name]

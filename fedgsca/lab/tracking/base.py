@@ -14,7 +14,8 @@ from fedgsca.support.text import did_you_mean
 
 TENSORBOARD = "tensorboard"
 MLFLOW = "mlflow"
-KINDS = (TENSORBOARD, MLFLOW)
+WANDB = "wandb"
+KINDS = (TENSORBOARD, MLFLOW, WANDB)
 # the folder of TensorBoard's files within a run
 TENSORBOARD_FOLDER = "tensorboard"
 # the folder of MLflow's files beside the runs
@@ -91,11 +92,11 @@ def parse_targets(text: str | None) -> tuple[TrackTarget, ...]:
                 f"unknown tracker {kind!r}",
                 fix=f"{did_you_mean(kind, KINDS)}use one of: {', '.join(KINDS)}",
             )
-        if kind == TENSORBOARD and place:
+        if kind != MLFLOW and place:
             raise ConfigError(
                 "track.no-place",
-                "TensorBoard's files are always in the folder of the run",
-                fix="use --track tensorboard",
+                f"the files of {kind} are always in the folder of the run",
+                fix=f"use --track {kind}",
             )
         targets[kind] = TrackTarget(kind, place.strip() or None)
     return tuple(targets.values())
@@ -108,6 +109,10 @@ def require_packages(targets: Sequence[TrackTarget]) -> None:
             from fedgsca.lab.tracking.tensorboard_tracker import require_tensorboard
 
             require_tensorboard()
+        elif target.kind == WANDB:
+            from fedgsca.lab.tracking.wandb_tracker import require_wandb
+
+            require_wandb()
         else:
             from fedgsca.lab.tracking.mlflow_tracker import require_mlflow
 
@@ -120,6 +125,10 @@ def make_tracker(target: TrackTarget, folder: Path, store: Path) -> Tracker:
         from fedgsca.lab.tracking.tensorboard_tracker import TensorBoardTracker
 
         return TensorBoardTracker(folder / TENSORBOARD_FOLDER)
+    if target.kind == WANDB:
+        from fedgsca.lab.tracking.wandb_tracker import WandbTracker
+
+        return WandbTracker(folder)
     from fedgsca.lab.tracking.mlflow_tracker import MlflowTracker, file_uri
 
     return MlflowTracker(target.place or file_uri(store / MLFLOW_FOLDER), folder)

@@ -1,4 +1,4 @@
-"""Optional clipping and Gaussian noise on what a site sends. Pure functions.
+"""Differential privacy of a site: clipping and noise on what it sends, budget, one answer a round.
 
 The engine calls `protect` where an update leaves a site. The unit of protection is a site as a
 whole: replace all of its images and labels by any others, as many of them, and what it sends in a
@@ -22,12 +22,18 @@ from __future__ import annotations
 import hashlib
 import math
 import secrets
+import warnings
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
-from fedgsca.wire import Arrays, Extra, Payload, Update
+from fedgsca.config import Config
+from fedgsca.errors import ConfigError, MissingExtraError, RunFolderError, UpdateError
+from fedgsca.methods.base import load_methods
+from fedgsca.support.files import file_lock, remove_quietly, write_atomic
+from fedgsca.wire import Arrays, Extra, Payload, Update, encode_payload, pack, read_count, unpack
 
 if TYPE_CHECKING:
     from fedgsca.config import PrivacyConfig
@@ -149,3 +155,137 @@ def clamp_and_noise_extras(
         finish = uploads[name].finish
         protected_extras[name] = result if finish is None else finish(result)
     return protected_extras
+
+
+# ---- the budget of a run; the only place that imports opacus (extra [privacy]) ----
+
+
+# Renyi orders: fine where large budgets have their optimum, far out for small ones
+ORDERS = (
+    [1 + x / 100 for x in range(1, 100)]
+    + [1 + x / 10 for x in range(10, 110)]
+    + [float(x) for x in range(12, 1025, 4)]
+)
+
+
+def epsilon(noise: float, uploads: Mapping[str, Extra], rounds: int, delta: float) -> float:
+    """Upper bound for a site that took part in so many rounds.
+
+    Every round counts in full. With partial participation a site takes part in fewer rounds, but
+    the coordinator knows in which: no credit is taken for the draw.
+    """
+    try:
+        from opacus.accountants import RDPAccountant
+    except ImportError as error:
+        raise MissingExtraError(
+            "extra.privacy-missing",
+            "the privacy accountant is not installed",
+            fix="pip install 'fedgsca[privacy]'",
+        ) from error
+    accountant = RDPAccountant()
+    accountant.history = [(noise_multiplier(noise, uploads), 1.0, rounds)]
+    # it recommends other orders if the best is the first or the last of ours; the bound holds
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return float(accountant.get_epsilon(delta=delta, alphas=ORDERS))
+
+
+def noise_for(target: float, uploads: Mapping[str, Extra], rounds: int, delta: float) -> float:
+    """The smallest noise, rounded up to three digits, that stays within this epsilon."""
+    low, high = 1e-3, 1e6
+    if epsilon(high, uploads, rounds, delta) > target:
+        raise ConfigError(
+            "privacy.unreachable-epsilon",
+            f"no noise reaches epsilon {target:g} at delta {delta:g}",
+            fix="choose a larger epsilon or delta",
+        )
+    while high / low > 1.001:
+        middle = math.sqrt(low * high)
+        if epsilon(middle, uploads, rounds, delta) > target:
+            low = middle
+        else:
+            high = middle
+    step = 10.0 ** (math.floor(math.log10(high)) - 2)
+    return float(f"{math.ceil(high / step) * step:.3g}")
+
+
+def spent_epsilon(config: Config, rounds: int) -> float | None:
+    """Epsilon after so many rounds, at the delta of the configuration; None without a promise.
+
+    Nothing is promised without `privacy`, and by clipping without noise.
+    """
+    privacy = config.privacy
+    if privacy is None or privacy.noise == 0:
+        return None
+    uploads = load_methods()[config.method].uploads
+    return epsilon(privacy.noise, uploads, rounds, privacy.delta)
+
+
+# ---- one answer to each round ----
+# The budget counts one answer per round. Two would cost twice as much; with the same noise, their
+# difference would have none. So an update is stored on the site's disk before it leaves: a repeated
+# request gets it again, and a request with another model for an answered round, or for an earlier
+# round, is refused. A site's private memory (site_store.py) is not led along two paths, either.
+
+
+_KEEP = 2  # updates, as many as the coordinator keeps checkpoints
+
+
+def answer_once(
+    folder: Path, payload: Payload, rounds: int, train: Callable[[], Update | None]
+) -> Update | None:
+    """The update for this payload: the stored one, or a new one by `train`.
+
+    A new one is made only if neither this round nor a later one was answered before. None if
+    `train` makes none; nothing is stored then.
+    """
+    request_digest = hashlib.sha256(encode_payload(payload)).hexdigest()
+    path = folder / f"round-{payload.round:06d}.safetensors"
+    with file_lock(folder / ".lock"):
+        stored_paths = sorted(folder.glob("round-*.safetensors"))
+        if path in stored_paths:
+            return _read_update(path, request_digest)
+        is_earlier = bool(stored_paths) and path < stored_paths[-1]
+        if is_earlier or not 0 <= payload.round < rounds:
+            raise UpdateError(
+                "privacy.round-out-of-order",
+                "under privacy it answers every round of the experiment once, in their order",
+                fix="continue with the next round",
+            )
+        update = train()
+        if update is not None:
+            _write_update(path, update, request_digest)
+            for old_path in stored_paths[: 1 - _KEEP]:
+                remove_quietly(old_path)
+        return update
+
+
+def _write_update(path: Path, update: Update, request_digest: str) -> None:
+    header = {
+        "asked": request_digest,
+        "site": update.site,
+        "num_samples": update.num_samples,
+    }
+    content = pack(header, weights=update.weights, extras=update.extras)
+    write_atomic(path, content, mode=0o600)
+
+
+def _read_update(path: Path, request_digest: str) -> Update:
+    try:
+        header, (weights, extras) = unpack(path.read_bytes(), ("weights", "extras"))
+        is_same_request = header["asked"] == request_digest
+        num_samples = read_count(header["num_samples"], "num_samples")
+        update = Update(str(header["site"]), num_samples, weights, extras)
+    except Exception as error:
+        raise RunFolderError(
+            "privacy.damaged-update",
+            f"the stored update {path} is damaged: {error}",
+            fix="leave it: the site answers the rounds after this one",
+        ) from error
+    if not is_same_request:
+        raise UpdateError(
+            "privacy.round-already-answered",
+            "under privacy it has answered this round for another model",
+            fix="continue with the next round",
+        )
+    return update

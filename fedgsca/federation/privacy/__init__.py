@@ -1,1 +1,0 @@
-"""Clipping and noise on what leaves a site, the privacy accountant, and the cache of updates."""

@@ -1,1 +1,0 @@
-"""One module per aggregation rule. Each registers itself."""
