@@ -91,24 +91,24 @@ def predict_others(
     roots = np.sqrt(weights)[:, None]
     rows = roots * features
     strength = RIDGE * width
-    # H = left right'
+    # H = factor transpose
     if n <= width:
         products = rows @ rows.T
-        left = np.linalg.solve(products + strength * np.eye(n), products)
-        right = np.eye(n)
+        factor = np.linalg.solve(products + strength * np.eye(n), products)
+        transpose = np.eye(n)
     else:
-        left = rows @ np.linalg.inv(rows.T @ rows + strength * np.eye(width))
-        right = rows
+        factor = rows @ np.linalg.inv(rows.T @ rows + strength * np.eye(width))
+        transpose = rows.T
     # of the targets, and of 1: the share of a prediction that is not the mean
     values = roots * np.column_stack([targets, np.ones(n)])
-    residuals = values - left @ (right.T @ values)
+    residuals = values - factor @ (transpose @ values)
     sums = weights @ targets
     means = np.empty_like(targets)
     for members in split_groups(groups):
-        block = np.eye(len(members)) - left[members] @ right[members].T
+        block = np.eye(len(members)) - factor[members] @ transpose[:, members]
         residuals[members] = np.linalg.solve(block, residuals[members])
-        others = sums - weights[members] @ targets[members]
-        means[members] = others / max(weights.sum() - weights[members].sum(), TINY)
+        other_sums = sums - weights[members] @ targets[members]
+        means[members] = other_sums / max(weights.sum() - weights[members].sum(), TINY)
     predictions = (values - residuals) / roots
     return np.asarray(predictions[:, :-1] + (1.0 - predictions[:, -1:]) * means)
 

@@ -99,13 +99,13 @@ class FedCUFIT(Method):
     def local_update(self, payload: Payload, site: Site) -> Update:
         """Choose by the guides as received; train the guides and the model."""
         site.load(payload.weights)
-        everything = np.arange(site.num_samples)
+        all_rows = np.arange(site.num_samples)
         features = evaluate_site(site, features=True).features
         assert features is not None
         shape = (GUIDES, site.num_classes, features.shape[1])
         weights = payload.extras.get("guides", np.zeros(shape, np.float32))
         biases = payload.extras.get("guide_biases", np.zeros(shape[:2], np.float32))
-        rows = [everything] * (GUIDES + 1)
+        rows = [all_rows] * (GUIDES + 1)
         if "guides" in payload.extras:
             for guide in range(GUIDES):
                 agreement = predict(weights[guide], biases[guide], features) == site.labels
@@ -114,13 +114,13 @@ class FedCUFIT(Method):
         for guide in range(GUIDES):
             pair = (weights[guide], biases[guide])
             guides.append(train_guide(*pair, features, rows[guide], site, payload.round))
-        chosen = rows[GUIDES] if len(rows[GUIDES]) >= 2 else everything
-        site.note(clean=np.isin(everything, chosen))
-        train(site, payload.round, cross_entropy, chosen, site.labels[chosen])
+        selection = rows[GUIDES] if len(rows[GUIDES]) >= 2 else all_rows
+        site.note(clean=np.isin(all_rows, selection))
+        train(site, payload.round, cross_entropy, selection, site.labels[selection])
         extras = {
             "guides": np.stack([weight for weight, _ in guides]),
             "guide_biases": np.stack([bias for _, bias in guides]),
-            "selected": np.array(len(chosen)),
+            "selected": np.array(len(selection)),
         }
         return Update(site.name, site.num_samples, site.weights(), extras)
 

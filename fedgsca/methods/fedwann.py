@@ -44,10 +44,10 @@ def reliabilities(features: np.ndarray, labels: np.ndarray, num_classes: int) ->
         votes = np.cumsum(np.eye(num_classes)[labels[nearest]], axis=1)  # (b, largest, C)
         for size in reversed(SIZES):
             tally = votes[:, min(size, largest) - 1]
-            own = tally[np.arange(len(rows)), labels[rows]]
+            own_votes = tally[np.arange(len(rows)), labels[rows]]
             tally[np.arange(len(rows)), labels[rows]] = -1.0
-            weights[rows[own > tally.max(axis=1)]] = SIZES[0] / size
-            tally[np.arange(len(rows)), labels[rows]] = own
+            weights[rows[own_votes > tally.max(axis=1)]] = SIZES[0] / size
+            tally[np.arange(len(rows)), labels[rows]] = own_votes
     return weights
 
 
