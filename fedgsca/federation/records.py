@@ -88,6 +88,8 @@ class RoundRecord(Record):
     distant_sites: tuple[str, ...] | None = field(default=None, metadata=stored_as("distant"))
     # the sites that were asked; None: all of them
     asked_sites: tuple[str, ...] | None = field(default=None, metadata=stored_as("asked"))
+    # sites of `refusals` of which nothing arrived; None: there are none
+    absent_sites: tuple[str, ...] | None = field(default=None, metadata=stored_as("absent"))
     f1: float | None = None
     recall: float | None = None
     precision: float | None = None
@@ -102,6 +104,26 @@ class RoundRecord(Record):
     # is that of the round before; only with held-out images
     expected_f1: float | None = None
     privacy: PrivacyBudget | None = None
+
+    @property
+    def test_set(self) -> tuple[tuple[str, int], ...]:
+        """On whose images the model was tested, with their number; empty: the coordinator's."""
+        return tuple(sorted((self.test_counts or {}).items()))
+
+    @property
+    def refused_sites(self) -> tuple[str, ...]:
+        """Sites whose answer was not used; those of which nothing arrived are not among them."""
+        absent = set(self.absent_sites or ())
+        return tuple(site for site in self.refusals if site not in absent)
+
+
+def comparable_rounds(rounds: Sequence[RoundRecord]) -> list[RoundRecord]:
+    """The rounds with a score on the test images of the last one: scores that can be compared.
+
+    Where the sites test the model, a site that is absent takes its images with it.
+    """
+    scores = [record for record in rounds if record.f1 is not None]
+    return [record for record in scores if record.test_set == scores[-1].test_set]
 
 
 @dataclass(frozen=True)
@@ -398,6 +420,8 @@ class DataSetup(Record):
     shape: tuple[int, ...]  # (n, height, width, channels)
     # the grey value that became white: 16-bit values were divided by it; None: 8-bit images only
     white: int | None
+    # grades from the lowest to the highest, where the classes have an order
+    order: tuple[str, ...] | None = None
     # numbers per image, where the model is a head on the user's own features
     feature_width: int | None = None
 

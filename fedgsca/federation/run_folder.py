@@ -61,6 +61,7 @@ from fedgsca.wire import save_tensors
 if TYPE_CHECKING:
     from filelock import BaseFileLock
 
+LOCK_FILE = ".lock"  # held by the process that runs the experiment
 # without them a file is no result; later versions may add others
 _RESULT_KEYS = ("method", "f1", "rounds")
 _SHOWN_CHANGES = 6  # differences between two experiments that an error lists
@@ -175,7 +176,7 @@ class RunFolder:
 
     def _take_lock(self) -> BaseFileLock:
         try:
-            lock = try_lock(self.path / ".lock")
+            lock = try_lock(self.path / LOCK_FILE)
         except OSError as error:
             raise RunFolderError(
                 "run.cannot-write-folder",
@@ -200,7 +201,7 @@ class RunFolder:
             return
         if not (self.path / "config.toml").exists():  # nothing has begun: leave nothing behind
             with contextlib.suppress(OSError):
-                (self.path / ".lock").unlink()
+                (self.path / LOCK_FILE).unlink()
                 self.path.rmdir()
         self._lock.release()
 
@@ -285,6 +286,7 @@ class RunFolder:
                 name=table.name,
                 fingerprint=table.fingerprint,
                 classes=tuple(table.classes),
+                order=table.order or None,
                 shape=tuple(table.images.shape),
                 white=table.white,
                 feature_width=experiment.feature_width if is_head else None,
@@ -374,7 +376,7 @@ def _minor_version(version: str) -> str:
 
 def _is_foreign(entry: Path) -> bool:
     """Whether a file in a folder without config.toml is not one of ours."""
-    return entry.name != ".lock" and entry.suffix != ".tmp"
+    return entry.name != LOCK_FILE and entry.suffix != ".tmp"
 
 
 def _json_line(tree: Mapping[str, Any]) -> bytes:

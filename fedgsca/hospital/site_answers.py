@@ -33,6 +33,7 @@ from fedgsca.federation.privacy import answer_once
 from fedgsca.federation.samples import weights_digest
 from fedgsca.federation.simulation import Experiment, prepare
 from fedgsca.federation.site_rows import keep_samples
+from fedgsca.hospital.delivery import store_model
 from fedgsca.hospital.messages import (
     EncodedMessage,
     MessageKind,
@@ -130,8 +131,8 @@ def _files_below(root: Path) -> Iterator[Path]:
 # ---- the terms ----
 
 
-def _accept_terms(terms: Terms, settings: SiteSettings) -> Config:
-    """The configuration, if this site can and may run it.
+def _accept_terms(terms: Terms) -> Config:
+    """The configuration, if this site can run it; whether it may was asked before (ledger.py).
 
     The version comes first: another version may not even understand the other terms.
     """
@@ -147,12 +148,6 @@ def _accept_terms(terms: Terms, settings: SiteSettings) -> Config:
             "site.other-configuration",
             "it reads another experiment out of the configuration",
             fix="install the same versions everywhere",
-        )
-    if settings.fingerprint not in (None, terms.fingerprint):
-        raise UpdateError(
-            "site.other-experiment",
-            "it has agreed to another experiment than this one",
-            fix="agree on one configuration, then set its fingerprint in site.toml",
         )
     return config
 
@@ -190,7 +185,7 @@ def _open_runner(config: Config, terms: Terms, place: SitePlace) -> SiteRunner:
         _check_network(config, settings)
     has_own_images = config.data.source == SITES_SOURCE
     if has_own_images:
-        config = _with_own_weights(config, settings)
+        config = with_own_weights(config, settings)
     if config.model.frozen and (weights_digest(config) or "") != terms.backbone:
         raise UpdateError(
             "site.other-backbone",
@@ -214,7 +209,7 @@ def _open_runner(config: Config, terms: Terms, place: SitePlace) -> SiteRunner:
     return SiteRunner(experiment, method, place.folder, is_hospital=place.is_hospital)
 
 
-def _with_own_weights(config: Config, settings: SiteSettings) -> Config:
+def with_own_weights(config: Config, settings: SiteSettings) -> Config:
     """Weights arrive in the payload; only a frozen backbone is read from the site's own disk."""
     weights = None
     if config.model.frozen:
@@ -250,7 +245,7 @@ def _check_same_data(path: Path, signature: str) -> None:
 def _cached_runner(terms_text: str, place: SitePlace) -> SiteRunner:
     """Kept while the process lives: in a site worker for the experiment, else for the run."""
     terms = Terms.from_json(json.loads(terms_text))
-    return _open_runner(_accept_terms(terms, place.settings), terms, place)
+    return _open_runner(_accept_terms(terms), terms, place)
 
 
 # ---- answers ----
@@ -261,6 +256,11 @@ def answer(kind: MessageKind, terms: Terms, payload: Payload, place: SitePlace) 
     name = place.settings.name
     start = time.perf_counter()
     try:
+        if kind == "model":  # it needs none of the site's data
+            store_model(
+                payload, with_own_weights(_accept_terms(terms), place.settings), place.folder
+            )
+            return Reply(name, Update(name, 0, {}))
         terms_text = json.dumps(terms.to_json(), sort_keys=True)
         runner = _cached_runner(terms_text, _shared_place(place))
         return _reply_to(kind, runner, name, payload)

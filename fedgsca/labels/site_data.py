@@ -6,6 +6,7 @@ a hospital of its own.
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -20,6 +21,7 @@ from fedgsca.federation.label_evidence import read_header, sites_with_evidence
 from fedgsca.federation.samples import frozen_features
 from fedgsca.federation.simulation import divide, load_images
 from fedgsca.federation.site_rows import has_truth, read_site_rows, sites_with_rows
+from fedgsca.hospital.ledger import Ledger
 from fedgsca.hospital.site_settings import SiteSettings, read_settings, state_folder
 from fedgsca.labels.audit_table import Audit
 from fedgsca.noise import parse_noise
@@ -312,17 +314,15 @@ def _refuse_comparison(path: Path) -> None:
 
 def _folder_of_site(site: SiteSettings, settings: Path) -> Path:
     state = Path(site.state).expanduser()
-    if site.fingerprint:
-        folder: Path | None = state_folder(site, site.fingerprint)
-    else:
-        folder = _only_experiment(state)
+    experiment = Ledger(site).newest_agreement()
+    folder = state_folder(site, experiment) if experiment else _only_experiment(state)
     if folder is None or not (folder / "evidence").is_dir():
         raise RunFolderError(
             "audit.no-evidence",
             f"{folder or state}, the state folder named in {settings}, contains no evidence about"
             " labels",
-            fix="train first: start this site; or give the folder of an earlier experiment below"
-            " `state`, with --data",
+            fix="start this site while the training runs; or judge its labels without the others:"
+            f" fedgsca audit-folder {shlex.quote(site.data or 'FOLDER')}",
         )
     return folder
 

@@ -7,7 +7,6 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from benchmarks.audit_alone import draw_site_labels
 from benchmarks.rivals import (
     RIVALS,
     log_density,
@@ -19,7 +18,6 @@ from benchmarks.rivals import (
     robust_gaussian,
 )
 from fedgsca.metrics import auroc
-from fedgsca.rng import stream
 
 
 def make_clouds(n: int, seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -98,18 +96,6 @@ def test_a_point_between_two_equal_classes_has_even_chances() -> None:
     share = other_class_share(features, is_first, np.zeros((1, 2, 0)))
     assert share[-1] == pytest.approx(0.5, abs=0.05)
     assert share[0] < 0.01 and share[81] < 0.01
-
-
-@pytest.mark.parametrize("rate", [0.1, 0.3])
-def test_a_reader_errs_on_hard_images(rate: float) -> None:
-    n = 4000
-    hard = np.arange(n) % 2 == 0
-    labels = np.zeros(n, np.int64)
-    probs = np.where(hard[:, None], [[0.6, 0.4, 0.0]], [[0.99, 0.01, 0.0]])
-    given = draw_site_labels(probs, labels, rate, stream(0, "reader"))
-    assert np.mean(given != labels) == pytest.approx(rate, abs=0.03)
-    assert np.mean(given[hard] != 0) > 10 * np.mean(given[~hard] != 0)
-    assert (given < 2).all()
 
 
 def test_rankings_depend_on_the_seed_alone() -> None:

@@ -25,6 +25,7 @@ from fedgsca.federation.records import (
     Setup,
     SiteRecord,
     TimingRecord,
+    comparable_rounds,
     finite,
 )
 from fedgsca.federation.run_folder import read_rounds, read_timing
@@ -166,8 +167,16 @@ class LoadedRun:
 
     @property
     def test_rounds(self) -> list[RoundRecord]:
-        """The rounds in which the global model was tested."""
-        return [record for record in self.metrics if finite(record.f1) is not None]
+        """The rounds in which the global model was tested, on the images of the last of them."""
+        return comparable_rounds(
+            [record for record in self.metrics if finite(record.f1) is not None]
+        )
+
+    @property
+    def num_other_tests(self) -> int:
+        """Rounds that were tested on the images of other sites: their scores are not shown."""
+        num_tested = sum(finite(record.f1) is not None for record in self.metrics)
+        return num_tested - len(self.test_rounds)
 
     @property
     def sites(self) -> list[str]:

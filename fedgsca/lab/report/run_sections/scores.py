@@ -81,6 +81,9 @@ def learning_section(run: LoadedRun) -> PageSection | None:
         f"image is recognised. {_describe_test_labels(run)} "
         "Dotted lines mark steps of the learning rate (lr)."
     )
+    if run.num_other_tests:
+        rounds = plural(run.num_other_tests, "round")
+        intro += f" Not shown: {rounds}, tested on the images of other sites than the last one."
     if _expected_points(run):
         intro += (
             " The expected F1 uses no true label: it is what the evidence about held-out training "
