@@ -124,7 +124,7 @@ def collect(options: argparse.Namespace) -> Results:
 INTRODUCTION = """Every site is judged as if it were alone, on frozen EfficientNet-Lite0 features at
 96 pixels. Cells: AUROC / precision in the first tenth of the list / precision in the first as many
 labels as are wrong, means over sites. `fedgsca` is `fedgsca audit-folder`; the others are those of
-[rivals.py](../rivals.py), and `repeated-cv` is the regression that `fedgsca` takes its opinion from,
+[rivals.py](../rivals.py), and `repeated-cv` is the regression behind `fedgsca`,
 without transition matrix and posterior. No ranking knows which images are of one patient. On five
 pairs of classes the ranks by `aled` correlate with those by its authors' package with 0.93 to 1."""
 
