@@ -446,23 +446,23 @@ def judge_alone(
     features: np.ndarray,
     given: np.ndarray,
     groups: np.ndarray,
-    parts: np.ndarray,
     num_classes: int,
     *,
     checked: CheckedLabels | None = None,
 ) -> Judgement:
     """The judgement of a site about itself, by a ridge regression without the judged group.
 
-    features (n, D) normalised, given (n,), groups (n,): samples of one patient, or copies, are
-    never judged by each other; parts (n,) as in `judge_labels`. The regression learns the given
-    labels first, then its own posterior.
+    features (n, D) normalised, given (n,), groups (n,) int64: samples of one patient, or copies,
+    are never judged by each other. The regression learns the given labels first, then its own
+    posterior.
     """
     targets = np.eye(num_classes)[given]
     kernel = RidgeKernel(features, groups)
     for renewal in range(RIDGE_RENEWALS + 1):
         balanced_targets, weights = head_targets(targets)
         probs = softmax(RIDGE_SLOPE * kernel.leave_one_out(balanced_targets, weights))
-        judgement = judge_labels(probs, given, parts, weights=weights, checked=checked)
+        halves = to_halves(groups)
+        judgement = judge_labels(probs, given, halves, weights=weights, checked=checked)
         if renewal == 0:
             share_explained = judgement.share_explained
         if renewal < RIDGE_RENEWALS:
@@ -568,7 +568,7 @@ def suspicion(posterior: np.ndarray, given: np.ndarray) -> np.ndarray:
 
 
 def to_halves(folds: np.ndarray) -> np.ndarray:
-    """(n,): 0 or 1; folds (n,) stay whole, so copies of an image and patients do, too."""
+    """(n,): 0 or 1; folds or groups (n,) stay whole, so copies of an image and patients do, too."""
     return np.asarray(folds % 2)
 
 

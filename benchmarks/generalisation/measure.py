@@ -16,11 +16,9 @@ from benchmarks.generalisation.plan import Dataset, Setting, make_config
 from benchmarks.generalisation.sources import share_features
 from fedgsca.evidence import (
     SiteEvidence,
-    assign_folds,
     judge_alone,
     layer_normalise,
     number_contents,
-    to_halves,
 )
 from fedgsca.federation.label_evidence import read_evidence
 from fedgsca.federation.rounds import run
@@ -141,7 +139,7 @@ def measure_site(experiment: Experiment, run_folder: Path, name: str) -> SiteRes
     samples = experiment.sites[name]
     wrong = samples.labels != experiment.table.labels[experiment.rows[name]]
     rankings = {"run": judge(read_evidence(run_folder, name), samples.labels, wrong)}
-    rankings["alone"] = judge(evidence_alone(samples, experiment.config.seed), samples.labels, wrong)
+    rankings["alone"] = judge(evidence_alone(samples), samples.labels, wrong)
     if wrong.any() and len(np.unique(samples.labels)) > 1:
         features = layer_normalise(np.asarray(samples.inputs, np.float32))
         probs = out_of_sample_probs(features, samples.labels, samples.num_classes)
@@ -151,15 +149,14 @@ def measure_site(experiment: Experiment, run_folder: Path, name: str) -> SiteRes
     return SiteResult(name, noise, len(wrong), int(wrong.sum()), rankings)
 
 
-def evidence_alone(samples: Samples, seed: int) -> SiteEvidence:
+def evidence_alone(samples: Samples) -> SiteEvidence:
     """What `fedgsca audit-folder` knows: the site alone."""
     features = layer_normalise(np.asarray(samples.inputs, dtype=np.float64))
     contents = [row.tobytes() for row in features]
     if samples.groups is not None:
         contents = [str(group).encode() for group in samples.groups]
-    parts = to_halves(assign_folds(seed, "alone", contents))
     groups = number_contents(contents)
-    judgement = judge_alone(features, samples.labels, groups, parts, samples.num_classes)
+    judgement = judge_alone(features, samples.labels, groups, samples.num_classes)
     return SiteEvidence.of(judgement)
 
 

@@ -18,11 +18,9 @@ from fedgsca.data.table import ImageTable
 from fedgsca.errors import DataError, RunFolderError
 from fedgsca.evidence import (
     SiteEvidence,
-    assign_folds,
     judge_alone,
     layer_normalise,
     number_contents,
-    to_halves,
 )
 from fedgsca.federation.deployment import prepare_site
 from fedgsca.federation.label_evidence import (
@@ -320,7 +318,6 @@ def _write_evidence(
         layer_normalise(features.astype(np.float64)),
         given,
         number_contents(contents),
-        to_halves(assign_folds(config.seed, name, contents)),
         table.num_classes,
         checked=checked,
     )

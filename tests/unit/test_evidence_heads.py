@@ -319,9 +319,7 @@ def test_alone_wrong_labels_are_suspicious() -> None:
     rng = stream(1, "alone")
     truth = np.arange(300) % 3
     given = np.where(rng.random(300) < 0.2, (truth + 1) % 3, truth)
-    judgement = judge_alone(
-        features_of(truth), given, np.arange(300), np.arange(300) % 2, num_classes=3
-    )
+    judgement = judge_alone(features_of(truth), given, np.arange(300), num_classes=3)
     doubt = suspicion(SiteEvidence.of(judgement).posterior(given), given)
     assert (auroc(doubt, given != truth) or 0) > 0.97
     assert abs(doubt.mean() - np.mean(given != truth)) < 0.05

@@ -348,9 +348,7 @@ def _renew_evidence(
     digest = _digest_samples(features, site)
     if alone is None or digest != memory.alone_digest:
         groups = number_contents(_read_contents(site.samples))
-        alone = judge_alone(
-            features, site.labels, groups, parts, site.num_classes, checked=site.checked
-        )
+        alone = judge_alone(features, site.labels, groups, site.num_classes, checked=site.checked)
     evidence = SiteEvidence.of_federation(federation, alone, site.num_sites)
     notes = evidence_arrays(evidence)
     site.note(**{NOTE_PREFIX + name: array for name, array in notes.items()})
