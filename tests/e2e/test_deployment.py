@@ -390,3 +390,5 @@ def check_homecoming(state: Path, out: Path, images: Path) -> None:
     ]
     assert {entry.person for entry in entries} == {"Dr. A"}
     assert entries[-1].sha256 == hashlib.sha256(content).hexdigest()
+    pytest.importorskip("onnxruntime")
+    assert execute(["export", str(folder), "--format", "onnx", "--out", str(folder / "onnx")]) == 0
