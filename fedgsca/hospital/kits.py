@@ -307,6 +307,18 @@ def hospital_files(
     return files, public
 
 
+def _weight_extras(config: Config) -> list[str]:
+    """Extras with the packaged weights that every party needs."""
+    from fedgsca.federation.samples import evidence_config
+    from fedgsca.models.weights import WEIGHT_PACKAGES
+
+    extras = []
+    for one in (config, evidence_config(config)):
+        if one is not None and one.model.weights == "packaged":
+            extras += [file.extra for file in WEIGHT_PACKAGES.get(one.model.name, ())]
+    return list(dict.fromkeys(extras))
+
+
 def _hospital_values(consortium: Consortium, config: Config, hospital: Hospital) -> dict[str, Any]:
     """What the templates of a hospital's files contain."""
     from fedgsca.hospital.site_settings import SiteSettings, state_folder
@@ -413,7 +425,7 @@ def _common_values(
         "control": f"127.0.0.1:{consortium.control_port}",
         "versions": installed_versions(),
         "wheel": f"fedgsca-{__version__}-py3-none-any.whl",
-        "extras": "flower,weights" if config.model.weights == "packaged" else "flower",
+        "extras": ",".join(["flower", *_weight_extras(config)]),
         "method": config.method,
         "aggregation": describe_aggregation(config, [item.name for item in consortium.hospitals]),
         "central": config.federation.test is not None,

@@ -79,21 +79,20 @@ class Terms(Record):
     config: Mapping[str, Any]  # as in config.toml
     fingerprint: str  # of the configuration
     classes: str  # digest of the class list
-    backbone: str  # digest of the weights of a frozen backbone, else empty
+    backbone: str  # digest of the weights behind frozen features, else empty
 
 
 def terms_of(experiment: Experiment) -> Terms:
     """The terms of the coordinator."""
-    from fedgsca.federation.samples import weights_digest
+    from fedgsca.federation.samples import backbone_digest
 
     config = experiment.config
-    backbone = (weights_digest(config) or "") if config.model.frozen else ""
     return Terms(
         version=__version__,
         config=config.to_tree(),
         fingerprint=config.fingerprint(),
         classes=list_digest(experiment.table.classes),
-        backbone=backbone,
+        backbone=backbone_digest(config),
     )
 
 

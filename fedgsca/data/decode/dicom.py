@@ -8,6 +8,7 @@ disk. Messages name types of errors, never the value of a patient element.
 from __future__ import annotations
 
 import logging
+import re
 import warnings
 import zlib
 from collections.abc import Iterator, Sequence
@@ -33,6 +34,7 @@ _IMAGE_TAGS = ("Rows", "Columns", "BitsAllocated", "PhotometricInterpretation")
 _TAGS = [
     "SpecificCharacterSet",
     "PatientID",
+    "StudyInstanceUID",
     "IssuerOfPatientID",
     "NumberOfFrames",
     "SharedFunctionalGroupsSequence",
@@ -69,6 +71,7 @@ _TAGS = [
 ]
 
 
+_PLACEHOLDER = re.compile(r"(anon\w*|unknown|none|removed|x+|0*)", re.IGNORECASE)  # patient ids
 _PIECE = 2**20
 _MAX_DATASET = 2**30  # bytes of a deflated file after inflating
 
@@ -116,12 +119,32 @@ def read_image(path: Path) -> tuple[np.ndarray, str]:
     """(H, W, 3) uint8 and the patient's id, an empty text if there is none."""
     with _hide_values():
         data = _read_dataset(path, pixels=True)
-        pixels = _to_rgb(_decode_pixels(data), data)
-        patient = str(data.get("PatientID") or "").strip()
-        if not patient:
-            return pixels, ""
-        issuer = str(data.get("IssuerOfPatientID") or "").strip()
-        return pixels, f"{issuer}\\{patient}"
+        return _to_rgb(_decode_pixels(data), data), _patient_of(data)
+
+
+def read_patient(path: Path) -> str:
+    """The issuer and id of the patient, with a backslash between them; empty if there is none."""
+    with _hide_values():
+        return _patient_of(_read_dataset(path, pixels=False))
+
+
+def read_uids(path: Path) -> tuple[str, ...]:
+    """The UIDs of an image and of its study; empty for a file that is not DICOM."""
+    if not is_dicom(path):
+        return ()
+    names = ["SOPInstanceUID", "StudyInstanceUID"]
+    with _hide_values():
+        data = _import_pydicom().dcmread(path, stop_before_pixels=True, specific_tags=names)
+        return tuple(str(data[name].value) for name in names if name in data)
+
+
+def _patient_of(data: Dataset) -> str:
+    patient = str(data.get("PatientID") or "").strip()
+    study = str(data.get("StudyInstanceUID") or "").strip()
+    if study and _PLACEHOLDER.fullmatch(patient):
+        return study  # of an anonymised export, the studies tell patients apart
+    issuer = str(data.get("IssuerOfPatientID") or "").strip()
+    return f"{issuer}\\{patient}" if patient else ""
 
 
 def number_patients(patients: Sequence[str]) -> list[int]:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
 
 import numpy as np
 
 from fedgsca.config import flatten
+from fedgsca.federation.changed_samples import SampleChange, read_changes
 from fedgsca.federation.records import GroupStatistics, SiteRecord
 from fedgsca.lab.export.model_json import ExportCheck, ModelDescription
 from fedgsca.lab.export.temperature import GIVEN_LABELS_CAUTION, TemperatureFit, describe_fit
@@ -23,7 +25,7 @@ from fedgsca.lab.report.run_facts import (
 from fedgsca.lab.report.run_reader import LoadedRun, read_run
 from fedgsca.metrics import HEADLINE_ROUNDS, per_class
 from fedgsca.support.markdown import escape_text, markdown_table
-from fedgsca.support.text import one_line
+from fedgsca.support.text import one_line, plural
 from fedgsca.support.version import __version__
 
 TO_FILL = "**TO FILL IN**"
@@ -37,7 +39,7 @@ def model_card(
     sections = [
         _title_section(run),
         _model_section(trained_model, description, check),
-        _data_section(run),
+        _data_section(run, read_changes(trained_model.path)),
         noise_section(run),
         results_section(run, trained_model.rounds),
         calibration_section(run, trained_model.rounds, description.calibration),
@@ -102,7 +104,7 @@ def _describe_check(check: ExportCheck) -> str:
     )
 
 
-def _data_section(run: LoadedRun) -> list[str]:
+def _data_section(run: LoadedRun, changes: Sequence[SampleChange]) -> list[str]:
     data = run.setup.data
     origin = f"{escape_text(one_line(data.name))}, sha256 `{data.fingerprint}`."
     return [
@@ -111,6 +113,7 @@ def _data_section(run: LoadedRun) -> list[str]:
         f"{origin} {count_text(run.setup.test)} test images, not used for training.",
         "",
         *_site_table(run),
+        *(_withdrawal_lines(changes) or _fewer_images(run)),
         "Remove the numbers that a site does not want to publish.",
         "",
         f"- Where the data comes from, and who labelled it: {TO_FILL}",
@@ -118,6 +121,38 @@ def _data_section(run: LoadedRun) -> list[str]:
         f"- Patients (age, sex, devices, centres): {TO_FILL}",
         "",
     ]
+
+
+def _withdrawal_lines(changes: Sequence[SampleChange]) -> list[str]:
+    """That the model was trained with data of patients who have left since."""
+    lines = []
+    for change in changes:
+        if change.num_removed and change.rounds:
+            people = plural(change.patients, "withdrawn patient") if change.patients else "patients"
+            lines.append(
+                f"- **Trained in rounds 1 to {change.rounds} with data of {people}**"
+                f" ({plural(change.num_removed, 'image')}, withdrawn on {change.time[:10]}). Later"
+                " rounds had none of it; nothing subtracts it from the model."
+            )
+    return [*lines, ""] if lines else []
+
+
+def _fewer_images(run: LoadedRun) -> list[str]:
+    """What a coordinator knows of withdrawals: rounds after which a site trains with less."""
+    lines = []
+    for name in run.sites:
+        sizes = []
+        for record in run.metrics:
+            if name in record.sites:
+                sizes.append((record.round + 1, record.sites[name].num_samples or 0))
+        for (rounds, old_size), (_, new_size) in pairwise(sizes):
+            if new_size < old_size:
+                lines.append(
+                    f"- **{name}: trained in rounds 1 to {rounds} with"
+                    f" {plural(old_size - new_size, 'image')} that the site has withdrawn since.**"
+                    " Later rounds had none of them; nothing subtracts them from the model."
+                )
+    return [*lines, ""] if lines else []
 
 
 def _site_table(run: LoadedRun) -> list[str]:
