@@ -9,6 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from fedgsca.hospital.flower import write_app
+from fedgsca.hospital.ledger import Ledger
+from fedgsca.hospital.site_settings import read_settings
 from tests.contract.test_withdrawal import (
     SECRET,
     consortium_config,
@@ -19,10 +22,6 @@ from tests.contract.test_withdrawal import (
 from tests.deployment import BIN, deployment
 
 pytest.importorskip("flwr")
-
-from fedgsca.hospital.flower import write_app
-from fedgsca.hospital.ledger import Ledger
-from fedgsca.hospital.site_settings import read_settings
 
 
 @pytest.mark.slow
