@@ -116,9 +116,11 @@ def serve_superlink(place: SuperLinkPlace) -> None:
 
 def _open_socket(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    both = host == "::" and socket.has_dualstack_ipv6()
+    is_dual = host == "::" and socket.has_dualstack_ipv6()
     try:
-        return socket.create_server((host, port), family=family, backlog=2048, dualstack_ipv6=both)
+        return socket.create_server(
+            (host, port), family=family, backlog=2048, dualstack_ipv6=is_dual
+        )
     except OSError as error:
         raise ConfigError(
             "deploy.port-in-use",
