@@ -194,9 +194,10 @@ def study(source: str, choice: str) -> Row:
     compute.cache_clear()  # for the cost
     features = CHOICES[choice](source)
     milliseconds = 1000 * (time.process_time() - start) / len(features)
-    scores = np.mean([measure(images, features, seed) for seed in SEEDS], axis=0)
+    numbers = np.mean([measure(images, features, seed) for seed in SEEDS], axis=0)
+    f1_wrong, f1_right, area, share = (float(number) for number in numbers)
     name = Path(source).name.partition(".")[0]
-    return Row(name, choice, features.shape[1], *map(float, scores), milliseconds)
+    return Row(name, choice, features.shape[1], f1_wrong, f1_right, area, share, milliseconds)
 
 
 def render(rows: list[Row]) -> str:
