@@ -74,7 +74,7 @@ def run(
         if result is not None:
             return result
         folder.check_version()
-        experiment = experiment or prepare(config)
+        experiment = experiment or prepare(config, folder=out)
         check_agreed_sites(config, experiment.names)
         spent_epsilon(config, 1)  # a missing accountant is noticed before the first round
         method = compose_method(config)

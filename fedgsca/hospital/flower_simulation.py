@@ -108,7 +108,7 @@ def simulate(
     from flwr.simulation import run_simulation
 
     out = out.resolve()
-    experiment = prepare(config)
+    experiment = prepare(config, folder=out)
     names = sorted(experiment.names)
     stop = threading.Event()
     results: list[RunResult | None] = []

@@ -6,6 +6,7 @@
     ended     a person takes this back
     sent      an answer with numbers is about to leave: what, how much, its digest, who allowed it
     received  the final model has arrived
+    withdrawn  patients have left, or images were added: how many, by whom
 
 The node, which alone talks to the coordinator, writes an entry to the disk before the answer
 leaves; what it cannot write down does not leave, and without an agreement nothing does. Only
@@ -50,7 +51,7 @@ class LedgerEntry(Record):
 
     number: int  # from 1
     time: str  # UTC
-    event: str  # agreed, ended, sent or received
+    event: str  # agreed, ended, sent, received or withdrawn
     experiment: str  # fingerprint of the configuration
     person: str  # who agreed or ended; of what was sent: whose agreement allowed it
     version: str  # of fedgsca

@@ -24,9 +24,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from fedgsca.config import SITES_SOURCE, Config, build
+from fedgsca.config import SITES_SOURCE, Config, build, to_toml
 from fedgsca.errors import ClassListError, ConfigError, FedgscaError, RunFolderError, UpdateError
 from fedgsca.federation.base import Reply
+from fedgsca.federation.changed_samples import SIGNATURE
 from fedgsca.federation.checkpoint import describe_memory
 from fedgsca.federation.local import SiteRunner
 from fedgsca.federation.privacy import answer_once
@@ -193,9 +194,10 @@ def _open_runner(config: Config, terms: Terms, place: SitePlace) -> SiteRunner:
             fix="copy the coordinator's weights file to the site",
         )
     if has_own_images:
-        experiment = _own_experiment(config, settings)
+        experiment = open_own_experiment(config, settings, place.folder)
     else:
-        experiment = prepare(config, only=settings.name if place.is_hospital else None)
+        only = settings.name if place.is_hospital else None
+        experiment = prepare(config, only=only, folder=None if place.is_hospital else place.folder)
     if list_digest(experiment.table.classes) != terms.classes:
         raise ClassListError(
             "site.other-classes",
@@ -203,8 +205,10 @@ def _open_runner(config: Config, terms: Terms, place: SitePlace) -> SiteRunner:
             fix="use the same data source, or the same data.classes, everywhere",
         )
     if place.is_hospital:
-        _check_same_data(place.folder / "signature", experiment.signature())
+        _check_same_data(place.folder / SIGNATURE, experiment.signature())
         keep_samples(place.folder, experiment)
+        if not (place.folder / "config.toml").exists():  # for withdrawals between rounds
+            write_atomic(place.folder / "config.toml", to_toml(build(terms.config)).encode())
     method = compose_method(config)
     return SiteRunner(experiment, method, place.folder, is_hospital=place.is_hospital)
 
@@ -218,7 +222,8 @@ def with_own_weights(config: Config, settings: SiteSettings) -> Config:
     return config.model_copy(update={"model": model})
 
 
-def _own_experiment(config: Config, settings: SiteSettings) -> Experiment:
+def open_own_experiment(config: Config, settings: SiteSettings, folder: Path) -> Experiment:
+    """The experiment as this hospital sees it; `folder` is that of its memory."""
     from fedgsca.federation.deployment import prepare_site
 
     if settings.data is None:
@@ -226,7 +231,7 @@ def _own_experiment(config: Config, settings: SiteSettings) -> Experiment:
             "site.no-data", "the settings of the site name no data", fix="set data in site.toml"
         )
     labels = Path(settings.labels) if settings.labels else None
-    return prepare_site(config, settings.name, settings.data, labels, settings.classes)
+    return prepare_site(config, settings.name, settings.data, labels, settings.classes, folder)
 
 
 def _check_same_data(path: Path, signature: str) -> None:
@@ -237,7 +242,9 @@ def _check_same_data(path: Path, signature: str) -> None:
         raise UpdateError(
             "site.data-changed",
             "its images or labels have changed since the run began",
-            fix="restore them, or start a new run with another seed",
+            fix="at the site, `fedgsca withdraw --from site.toml` shows what is gone or new; if"
+            " patients have left, name them there, and the site goes on with the images that"
+            " remain; otherwise restore the data",
         )
 
 

@@ -27,7 +27,7 @@ from pathlib import Path
 
 from fedgsca.errors import ConfigError, RunFolderError
 from fedgsca.hospital.certificates import is_signed_by, sign_as_authority
-from fedgsca.support.files import sha256_file, write_atomic
+from fedgsca.support.files import PUBLIC, sha256_file, write_atomic
 from fedgsca.support.text import one_line
 
 REQUIREMENTS = "requirements.txt"
@@ -93,14 +93,14 @@ def collect_wheels(
         requirement = str(wheel.resolve()) + (f"[{','.join(extras)}]" if extras else "")
         _download(requirement, temporary, constraints, source)
         wheels = list_wheels(temporary)
-        write_atomic(temporary / REQUIREMENTS, _render_requirements(wheels))
-        write_atomic(temporary / BILL, _render_bill(wheels))
+        write_atomic(temporary / REQUIREMENTS, _render_requirements(wheels), mode=PUBLIC)
+        write_atomic(temporary / BILL, _render_bill(wheels), mode=PUBLIC)
         sums = {file.file: file.sha256 for file in wheels}
         sums |= {name: sha256_file(temporary / name) for name in (REQUIREMENTS, BILL)}
         lines = "".join(f"{digest}  {name}\n" for name, digest in sums.items()).encode()
-        write_atomic(temporary / CHECKSUMS, lines)
+        write_atomic(temporary / CHECKSUMS, lines, mode=PUBLIC)
         if key is not None:
-            write_atomic(temporary / SIGNATURE, sign_as_authority(key, lines))
+            write_atomic(temporary / SIGNATURE, sign_as_authority(key, lines), mode=PUBLIC)
         temporary.chmod(0o755)
         temporary.rename(out)
     except BaseException:

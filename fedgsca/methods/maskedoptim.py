@@ -34,7 +34,15 @@ from typing import ClassVar, Literal
 import numpy as np
 from pydantic import Field
 
-from fedgsca.methods.base import Card, Lateness, Method, PublishedOptions, ServerState, register
+from fedgsca.methods.base import (
+    Card,
+    Lateness,
+    Method,
+    PublishedOptions,
+    SampleMemory,
+    ServerState,
+    register,
+)
 from fedgsca.methods.fedelc import FedELC, note_labels
 from fedgsca.methods.parts.averaging import average_models, start_from
 from fedgsca.methods.parts.label_correction import (
@@ -52,7 +60,7 @@ from fedgsca.methods.parts.two_stages import (
     stage_of,
     take_stand,
 )
-from fedgsca.methods.site import Site
+from fedgsca.methods.site import Samples, Site
 from fedgsca.methods.train import train
 from fedgsca.support.lazy_torch import F, Tensor, torch
 from fedgsca.wire import Arrays, Extra, Payload, Update
@@ -194,6 +202,11 @@ class MaskedOptim(Method):
     def broadcast(self, state: ServerState, round: int) -> Payload:
         """The global model, the stage and, after the switch, the rule."""
         return broadcast_stage(state, round, self.options.warmup)
+
+    def new_memory(self, samples: Samples, site: str, seed: int) -> SampleMemory:
+        """Learning a label begins with the given one."""
+        labels = initial_logits(samples.labels, samples.num_classes, self.options.scale)
+        return {**super().new_memory(samples, site, seed), "": {"labels": labels}}
 
     def asks_all_sites(self, state: ServerState) -> bool:
         """The groups are formed from the losses of all sites."""
