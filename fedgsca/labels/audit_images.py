@@ -87,7 +87,7 @@ class AuditImages:
 
     def original(self, row: int) -> np.ndarray:
         """(H, W, 3) uint8: the original image if its file can be read, else the network's input."""
-        from fedgsca.data.decode.image_files import UnreadableImageError, decode_full_size
+        from fedgsca.data.image_files import UnreadableImageError, decode_full_size
 
         network_input = self.array(row)
         path = self._file(row)
@@ -100,7 +100,7 @@ class AuditImages:
 
     def dicom_uids(self, row: int) -> dict[str, str]:
         """Study, series and instance of a DICOM file, by which a viewer opens it; else empty."""
-        from fedgsca.data.decode.dicom import NoImageError, read_uids
+        from fedgsca.data.dicom import NoImageError, read_uids
 
         path = self._file(row)
         try:
