@@ -100,7 +100,7 @@ class AuditImages:
 
     def dicom_uids(self, row: int) -> dict[str, str]:
         """Study, series and instance of a DICOM file, by which a viewer opens it; else empty."""
-        from fedgsca.data.decode.dicom import NoImageError, read_uids
+        from fedgsca.data.dicom import NoImageError, read_uids
 
         path = self._file(row)
         try:
