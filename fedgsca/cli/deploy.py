@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
 
     from fedgsca.hospital.check import CheckResult
-    from fedgsca.hospital.status_view import DeploymentStatus
+    from fedgsca.hospital.run_status import DeploymentStatus
 
 ConsortiumFile = Annotated[Path, typer.Argument(metavar="FILE", help="consortium.toml")]
 Out = Annotated[
@@ -293,7 +293,7 @@ def _read_key(path: Path) -> EllipticCurvePrivateKey:
 @group.command("status")
 def status(run: Run = Path("run"), as_json: Json = False) -> None:
     """At the coordinator: which sites are connected or awaited, rounds done, last F1."""
-    from fedgsca.hospital.status_view import read_deployment_status
+    from fedgsca.hospital.run_status import read_deployment_status
 
     progress = read_deployment_status(run)
     if as_json:

@@ -27,7 +27,6 @@ from fedgsca.federation.deployment import prepare_coordinator
 from fedgsca.federation.filters.claims import describe_aggregation
 from fedgsca.federation.intake import quorum_of
 from fedgsca.federation.records import RunResult
-from fedgsca.federation.round_status import StatusObserver
 from fedgsca.federation.rounds import run
 from fedgsca.federation.run_folder import read_config
 from fedgsca.federation.simulation import Experiment
@@ -45,6 +44,7 @@ from fedgsca.hospital.messages import (
 )
 from fedgsca.hospital.network import NetworkEngine
 from fedgsca.hospital.notify import notify
+from fedgsca.hospital.run_status import StatusObserver
 from fedgsca.hospital.site_contacts import SiteTimeouts
 from fedgsca.wire import Payload
 

@@ -16,8 +16,12 @@ from fedgsca.config import OWN_FEATURES, Config, Tree, load_config, parse_set
 from fedgsca.data.readers.features_npz import FILE_NAME, has_features
 from fedgsca.errors import DataError, RunFolderError
 from fedgsca.evidence import assign_folds
-from fedgsca.federation.label_evidence import read_header, write_header, write_judgement
-from fedgsca.federation.records import EvidenceHeader
+from fedgsca.federation.label_evidence import (
+    EvidenceHeader,
+    read_header,
+    write_header,
+    write_judgement,
+)
 from fedgsca.federation.samples import frozen_features
 from fedgsca.federation.simulation import Division, divide
 from fedgsca.federation.site_rows import SiteRows, write_site_rows

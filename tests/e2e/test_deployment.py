@@ -25,10 +25,10 @@ pytest.importorskip("flwr")
 from fedgsca.config import Config, load_config
 from fedgsca.errors import RunFolderError
 from fedgsca.federation.records import RoundRecord
-from fedgsca.federation.round_status import read_status
 from fedgsca.federation.rounds import run
 from fedgsca.federation.run_folder import read_lines
 from fedgsca.hospital.flower_app import write_app
+from fedgsca.hospital.run_status import read_status
 from tests.deployment import (
     Deployment,
     Process,

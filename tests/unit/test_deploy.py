@@ -32,7 +32,6 @@ from fedgsca.cli import execute
 from fedgsca.config import build, merge
 from fedgsca.errors import ConfigError, RunFolderError
 from fedgsca.federation.privacy import epsilon
-from fedgsca.federation.round_status import StatusObserver
 from fedgsca.federation.simulation import prepare
 from fedgsca.hospital import check_connection as connection
 from fedgsca.hospital.certificates import (
@@ -61,8 +60,8 @@ from fedgsca.hospital.check_kit import (
 from fedgsca.hospital.consortium import read_consortium
 from fedgsca.hospital.kit_files import KEY_FILE, installed_versions
 from fedgsca.hospital.kits import add_hospital, make_kits
+from fedgsca.hospital.run_status import StatusObserver, read_deployment_status
 from fedgsca.hospital.site_settings import SiteSettings, read_settings, state_folder
-from fedgsca.hospital.status_view import read_deployment_status
 
 PLAN = """
 name = "Test"

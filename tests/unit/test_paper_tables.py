@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from fedgsca.errors import ConfigError
-from fedgsca.federation.records import Comparison
 from fedgsca.lab.paper.experiments import DATASETS, EXPERIMENTS, REAL
 from fedgsca.lab.paper.plans import (
     MINI_ROUNDS,
@@ -15,6 +14,7 @@ from fedgsca.lab.paper.plans import (
     warmups,
 )
 from fedgsca.lab.plan import ComparisonPlan, default_methods
+from fedgsca.lab.records import Comparison
 from fedgsca.lab.report.comparison_columns import make_tables
 from fedgsca.lab.report.comparison_rows import compare_rows, rank_agreement
 from fedgsca.methods.base import paper_methods

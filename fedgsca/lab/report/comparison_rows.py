@@ -8,14 +8,14 @@ from pathlib import Path
 from statistics import correlation, fmean, median, stdev
 
 from fedgsca.federation.final_statistics import read_predictions_file
-from fedgsca.federation.records import (
+from fedgsca.federation.records import finite
+from fedgsca.lab.records import (
     NO_VARIANT,
     Comparison,
     ComparisonCell,
     ComparisonVariant,
     PairedDifference,
     PrintedScore,
-    finite,
 )
 from fedgsca.lab.statistic import (
     RunScore,
