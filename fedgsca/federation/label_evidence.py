@@ -19,7 +19,7 @@ import numpy as np
 from fedgsca.errors import RunFolderError
 from fedgsca.evidence import Judgement
 from fedgsca.federation.run_folder import read_config
-from fedgsca.methods.compose import head_rounds
+from fedgsca.methods.base import head_rounds
 from fedgsca.methods.site_store import Store
 from fedgsca.support.files import write_atomic
 from fedgsca.support.json_record import Record

@@ -12,7 +12,7 @@ from typing import Any
 
 from fedgsca.config import OWN_FEATURES, Config, to_toml
 from fedgsca.hospital.consortium import TEMPLATES, Consortium, Hospital
-from fedgsca.methods.compose import head_rounds
+from fedgsca.methods.base import head_rounds
 from fedgsca.support.json_record import Record
 from fedgsca.support.markdown import escape_text
 from fedgsca.support.registry import is_import_path

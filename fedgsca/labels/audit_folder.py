@@ -28,12 +28,7 @@ from fedgsca.federation.site_rows import SiteRows, write_site_rows
 from fedgsca.labels.audit_run import audit_run
 from fedgsca.labels.audit_table import Audit
 from fedgsca.labels.find_issues import check_quota
-from fedgsca.labels.local_evidence import (
-    NUM_EPOCHS,
-    NUM_FOLDS,
-    LocalLabels,
-    collect_local_evidence,
-)
+from fedgsca.labels.local_evidence import NUM_EPOCHS, NUM_FOLDS, LocalLabels, collect_local_evidence
 from fedgsca.methods.site_store import Store
 from fedgsca.support.text import plural
 

@@ -6,13 +6,7 @@ import pytest
 
 from fedgsca.errors import ConfigError
 from fedgsca.lab.paper.experiments import DATASETS, EXPERIMENTS, REAL
-from fedgsca.lab.paper.plans import (
-    MINI_ROUNDS,
-    make_plan,
-    printed_numbers,
-    read_numbers,
-    warmups,
-)
+from fedgsca.lab.paper.plans import MINI_ROUNDS, make_plan, printed_numbers, read_numbers, warmups
 from fedgsca.lab.plan import ComparisonPlan, default_methods
 from fedgsca.lab.records import Comparison
 from fedgsca.lab.report.comparison_columns import make_tables

@@ -17,13 +17,7 @@ from fedgsca.lab.records import (
     PairedDifference,
     PrintedScore,
 )
-from fedgsca.lab.statistic import (
-    RunScore,
-    correct,
-    find_winner,
-    measure_difference,
-    score_run,
-)
+from fedgsca.lab.statistic import RunScore, correct, find_winner, measure_difference, score_run
 from fedgsca.support.text import join_words
 
 BASELINE = "fedavg"
